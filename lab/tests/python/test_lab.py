@@ -1,4 +1,4 @@
-"""Emulated hosts: they reach each other, keep to their rate, and leave nothing behind."""
+"""Emulated hosts reach each other, keep to their rate, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_hosts_talk_and_the_link_counts():
         )
         seconds = float(hosts.run(0, [sys.executable, "-c", send]))
         assert int(job.process.stdout.readline()) == 2_000_000
-        # 2 MB at 100 Mbit/s take 160 ms, less what the bucket lets through at once.
+        # 2 MB at 100 Mbit/s take 160 ms, less the burst that the bucket lets through at once.
         assert seconds > 0.13
         sender, receiver = hosts.counters(0), hosts.counters(1)
         assert 2_000_000 < sender.sent_bytes < 2_200_000
@@ -82,7 +82,7 @@ def test_a_killed_run_is_removed_by_the_next_but_a_living_one_is_not():
         with cluster.Cluster(1):
             assert not namespaces(identity)
         stat = pathlib.Path(f"/proc/{pid}/stat")
-        # Dead, though perhaps not yet collected by its new parent.
+        # The process is dead, but its new parent may not have collected it yet.
         assert not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] in "ZX"
     finally:
         run.kill()

@@ -1,4 +1,4 @@
-"""`herring lab`: runs what it is told to, measures its links, and leaves nothing behind."""
+"""`herring lab` runs commands, measures its links, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_connections_spread_over_the_paths_of_a_spine() -> None:
         cluster.run(0, [sys.executable, "-c", send.replace("{0}", cluster.address(1))])
         assert job.process.wait(20) == 0
         used = [path for path in range(4) if cluster.path_bytes(path) > 20000]
-    # 32 connections over 4 paths: that one gets none has a chance of 4 * 0.75 ** 32 (1 in 2500).
+    # With 32 connections over 4 paths, a path has none with probability 4 * 0.75 ** 32 (1 in 2500).
     assert len(used) >= 3
 
 
@@ -262,7 +262,7 @@ def test_a_terminal_shows_the_time_and_keeps_the_commands_lines(merged: bool) ->
     )
     os.close(theirs)
     shown = b""
-    with contextlib.suppress(OSError):  # its end, on Linux
+    with contextlib.suppress(OSError):  # on Linux, the end of the terminal raises
         while data := os.read(own, 1 << 16):
             shown += data
     os.close(own)

@@ -1,4 +1,4 @@
-"""MPI jobs in the lab: how they are started, and that they run; what is missing is named."""
+"""MPI jobs start and run in the lab, and a missing MPI is named."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ranks(count: int, per_host: int = 1) -> list[mpi.Rank]:
 
 @pytest.fixture
 def launchers(tmp_path, monkeypatch) -> pathlib.Path:
-    """A folder with an ``mpirun`` that says what it is told to, and nothing else on the path."""
+    """A path with nothing but an ``mpirun`` that prints a given text."""
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "sh").symlink_to("/bin/sh")
@@ -90,7 +90,7 @@ def test_ranks_get_their_own_variables_and_hosts(launchers, tmp_path) -> None:
         folder.mkdir()
         argv, env = mpi.launch(name, FakeCluster(), ranks(3, 2), str(folder))
         text = " ".join(argv)
-        # What is the same for all travels in the launcher's environment.
+        # Variables that are equal for all ranks are in the launcher's environment.
         assert env["SIZE"] == "3"
         assert "SIZE=" not in text
         assert "-n 1 env RANK=0 work 0 : " in text
@@ -115,7 +115,7 @@ def test_ranks_on_this_machine_need_no_network(launchers, tmp_path) -> None:
 
 
 def test_the_remote_shell_finds_host_and_command(launchers, tmp_path) -> None:
-    # In place of the tools that enter namespaces: say what they were told.
+    # These replace the tools that enter namespaces, and print their arguments.
     pretend(launchers, "nsenter", "unused")
     (launchers / "nsenter").write_text('#!/bin/sh\necho "$@"\n')
     mpi._write_agent(FakeCluster(), str(tmp_path))
@@ -191,5 +191,5 @@ def test_an_mpi_peer_without_its_launcher_says_so(name) -> None:
         env={**os.environ, "HERRING_SIZE": "2", "HERRING_RANK": "0"},
     )
     assert done.returncode == 3
-    # Either its library is found, and knows one rank only, or it is not without the lab's help.
+    # Without the lab's help, the library is either not found, or found and knows only one rank.
     assert "launcher" in done.stderr or "herring-dl[mpi]" in done.stderr

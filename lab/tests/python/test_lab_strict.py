@@ -1,4 +1,4 @@
-"""Strict links: delay, loss and serialization against the closed form, and what is refused."""
+"""Strict links: delay, loss and serialization match the closed form; wrong values are refused."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ HERRING = [sys.executable, "-m", "herring.launch.cli"]
 
 needs_strict = needs_hosts(strict=True)
 
-# Sends COUNT packets of SIZE bytes of payload one after the other, and prints the least time there
-# and back in seconds, or 'lost N of COUNT'.
+# Sends COUNT packets of SIZE bytes of payload one after the other. Prints the least round trip in
+# seconds, or 'lost N of COUNT'.
 _PING = """
 import socket, sys, time
 address, size, count, patience = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), 2.0
@@ -47,9 +47,9 @@ print("ready", flush=True)
 while True:
     data, peer = own.recvfrom(65536); own.sendto(data, peer)
 """
-# Sends COUNT packets of SIZE bytes at once; the other side waits for COUNT, or until no more come,
-# and prints how many came and the time between the first and the last by the kernel's stamps:
-# Python itself may be held up.
+# Sends COUNT packets of SIZE bytes at once. The other side waits for COUNT packets, or until no
+# more come. It prints how many came, and the time between the first and the last. Times are the
+# kernel's stamps, because Python itself may be delayed.
 _SINK = """
 import socket, struct, sys
 own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); own.bind(("", 7001)); own.settimeout(1.5)
@@ -95,7 +95,7 @@ def _train(hosts: Cluster, size: int, count: int) -> tuple[int, float]:
     return int(got), float(seconds)
 
 
-# Other work on this machine may hold links up, and nothing makes them faster: the least counts.
+# Other work on this machine may delay links, but nothing makes them faster, so the least counts.
 def _seconds_of_train(hosts: Cluster, size: int, count: int) -> float:
     trains = [_train(hosts, size, count) for _ in range(3)]
     assert all(got == count for got, _ in trains)
@@ -109,7 +109,7 @@ def test_a_packet_takes_both_links_and_the_delay_each_way(delay: float, size: in
         _start(hosts, 1, _ECHO)
         expected = 2 * (delay + 2 * 8 * (size + _HEADERS) / 50e6)
         took = _round_trip(hosts, size)
-    # Never sooner than the model; how much later is up to who else computes here.
+    # Packets are never sooner than the model. How much later they are depends on other programs.
     assert expected <= took < expected + 0.003
 
 
@@ -120,7 +120,7 @@ def test_a_train_keeps_to_the_rate_and_overruns_the_queue() -> None:
     with Cluster(2, rate, 0.5, strict=True) as hosts:
         seconds = _seconds_of_train(hosts, size, count)
         assert seconds == pytest.approx((count - 1) * packet, rel=0.1)
-        # 20 packet times deep: what was sent at once, less one that is on its way and the queue.
+        # The queue is 20 packet times deep. It drops all packets but these and the one under way.
         hosts.set_rate(rate, queue_seconds=20 * packet)
         got, _ = _train(hosts, size, count)
         assert 20 <= got < 60
@@ -160,7 +160,7 @@ def test_packets_are_lost_as_often_as_asked() -> None:
     with Cluster(2, loss="10%", strict=True) as hosts:
         got, _ = _train(hosts, 100, 2000)
         lost = hosts.link_report().lost
-    assert got <= 2000 - lost + 20  # ARP is not lost, nor counted as a packet of the train
+    assert got <= 2000 - lost + 20  # ARP packets are not lost, and do not belong to the train
     assert 2000 * 0.05 < lost < 2000 * 0.15
 
 
@@ -254,7 +254,7 @@ def test_what_netem_cannot_do_the_switch_does(monkeypatch) -> None:
 
 @needs_strict
 def test_hosts_reach_each_other_through_the_kernels_devices(monkeypatch) -> None:
-    """What lies around netem; where the kernel has none, other queues stand in its place."""
+    """Tests everything around netem; without netem in the kernel, other queues replace it."""
     with Cluster(1) as hosts:
         real = netem.available(hosts.namespace(0))
     if not real:
@@ -421,12 +421,12 @@ def test_a_signal_leaves_nothing(number: int) -> None:
         identity, switch = job.stdout.readline().split()
         job.send_signal(number)
         assert job.wait(30) != 0
-        # Died with the maker: it is gone, or not yet collected by its new parent.
+        # The switch died with its maker: it is gone, or its new parent has not collected it yet.
         end = time.monotonic() + 20
         while _runs(int(switch)):
             assert time.monotonic() < end, "the switch lives on"
         if number == signal.SIGKILL:
-            with Cluster(1, strict=True):  # the next one removes its namespaces
+            with Cluster(1, strict=True):  # a new cluster removes the namespaces
                 pass
         assert not [name for name in namespaces() if identity in name]
     finally:

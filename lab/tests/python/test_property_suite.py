@@ -1,4 +1,4 @@
-"""A part of both property suites of credit (all of them: make credit-suite)."""
+"""Runs a part of both property suites of credit; `make credit-suite` runs all networks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from herring_lab.simulate import coarse_networks, job_networks, property_suite
 from herring_lab.simulate.verdict import MOST, Verdict, breaches
 
-# What the controller reaches today, less a little. A change of it that loses ground is found here;
-# what it shall reach is what `make credit-suite` asks for.
-LEAST_GOOD, MOST_COLLAPSED = 32, 1  # of 40 of the coarse model
+# A little less than the controller reaches today, so that a change that makes it worse is found.
+# The goal is what `make credit-suite` checks.
+LEAST_GOOD, MOST_COLLAPSED = 32, 1  # of 40 networks of the coarse model
 LEAST_GOOD_JOBS = 3  # of 4 whole jobs
 
 GOOD = Verdict(3, "2 + 2 hosts", 1.0, 1.0, 4, 4, False)

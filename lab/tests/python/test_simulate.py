@@ -1,4 +1,4 @@
-"""What ``herring simulate`` is built from: the catalogue, a step in time, networks, sweeps."""
+"""The parts of ``herring simulate``: catalogue, timeline of a step, networks and sweeps."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def test_layers_known_from_the_papers() -> None:
     assert [each.elements for each in vgg[:6]] == [1000, 4096000, 4096, 16777216, 4096, 102760448]
     assert vgg[5].moment < 0.01
     assert vgg[-1].elements == 3 * 64 * 9
-    # The words' matrix is the output's too: complete only at the end.
+    # The word embedding is also the output matrix, so its gradient is complete only at the end.
     for name, words in (("gpt-2", 50257 * 768), ("t5-large", 32128 * 1024)):
         assert catalogue.gradients(name)[-1] == Gradient(words, 1.0)
-    # That of Llama 2 is not.
+    # In Llama 2 they are different matrices.
     llama = catalogue.gradients("llama-2-7b")
     assert llama[0].elements == llama[-1].elements == 32000 * 4096
-    # 4.1 G multiplications per picture, of which the stem has 0.118 G.
+    # A picture takes 4.1 G multiplications, 0.118 G of them in the stem.
     resnet = catalogue.gradients("resnet-50")
     stem = 3 * 64 * 49 * 112**2
     assert 1 - resnet[-4].moment == pytest.approx(stem / 4.09e9, rel=0.01)
@@ -57,7 +57,7 @@ def test_bert_in_other_sizes_is_like_the_one_that_was_measured() -> None:
     base = bert.gradients(bert.Shape(12, 768))
     known = bert.variables(bert.Shape(12, 768))
     assert len(known) == 5 + 12 * 16 + 9
-    # The paper of BERT says 110 million; the published one with heads, less the words' padding.
+    # The paper of BERT says 110 million. This is the published model with heads, without padding.
     assert sum(variable.elements for variable in known) - 6 * 769 == 110_106_428
     moments = {gradient.variable: gradient.moment for gradient in base}
     layers = [moments[5 + 16 * layer] for layer in range(12)]
@@ -92,11 +92,11 @@ def test_buffers_are_those_of_the_plan() -> None:
     assert sum(each.size for each in buffers) == 4 * 336_232_258
     assert len({each.size for each in buffers[:-1]}) == 1
     assert buffers[-1].ready == pytest.approx(0.45)
-    assert buffers[0].ready > 0.15  # nothing before the backward pass
+    assert buffers[0].ready > 0.15  # no gradients before the backward pass
     # In 16 bits the same buffers take half the bytes.
     narrow = fuse(gradients, "float32", "bfloat16", 64, 64, 0.45, 2 / 3)
     assert [2 * each.size for each in narrow] == [each.size for each in buffers]
-    # A buffer is ready when the gradient that ends it is, not before.
+    # A buffer is ready when its last gradient is ready, not before.
     elements = [each.elements for each in gradients]
     made = _core.fusion_buffers(elements, "float32", 64, 64)
     end = 0
@@ -120,7 +120,7 @@ def test_averaging_is_hidden_but_for_the_last() -> None:
     assert hidden.exposed == pytest.approx(0.11)
     assert hidden.backlog == 0
     assert hidden.network == pytest.approx(0.3)
-    # Slower links: the second waits for the first, the third for both.
+    # With slower links the second buffer waits for the first, and the third for both.
     slow = play(buffers, Stages(0, 5e-3, latency=0.01), 1.0)
     assert slow.seconds == pytest.approx(0.4 + 1.5 + 0.01)
     assert slow.backlog == pytest.approx(0.4)
@@ -129,7 +129,7 @@ def test_averaging_is_hidden_but_for_the_last() -> None:
 def test_a_node_works_before_and_after_the_network() -> None:
     buffers = [Buffer(100, 0.0), Buffer(100, 0.0)]
     found = play(buffers, Stages(2e-3, 1e-3), 0.0)
-    # The first stage takes 0.2 s for each, and the last one too.
+    # The first stage takes 0.2 s for each buffer, and so does the last stage.
     assert found.seconds == pytest.approx(0.2 + 0.2 + 0.1 + 0.2)
     assert found.node == pytest.approx(0.4)
     started = play(buffers, Stages(0, 1e-3, start=0.5), 0.0)
@@ -195,12 +195,12 @@ def test_a_scenario_has_the_hosts_that_a_job_has() -> None:
     assert [(each.count, each.colocated) for each in made.servers] == [(3, False), (8, True)]
     assert [each.colocated for each in Network(8, servers=0).scenario(1, 64).servers] == [True]
     assert [each.count for each in Network(8, servers=8).scenario(1, 64).servers] == [8]
-    # A core for each worker's engine, and for each proxy: one for up to 8 nodes, 16 at most.
+    # Each worker's engine and each proxy has a core; a proxy serves up to 8 nodes, at most 16 run.
     cores = [Network(n, 4, n).server_costs.cores for n in (2, 8, 9, 64, 12500)]
     assert cores == [1, 1, 2, 8, 16]
     assert Network(8, 4, 8, proxies=8).server_costs.cores == 8
     assert Network(8, 4, 8).node_costs.cores == 4
-    assert Network(9, 4, 8).node_costs.cores == 6  # of a colocated server's proxies too
+    assert Network(9, 4, 8).node_costs.cores == 6  # includes the proxies of a colocated server
 
 
 def test_the_slowest_of_more_nodes_is_later() -> None:
@@ -217,7 +217,7 @@ def test_peers_are_the_models_on_the_same_network(name: str) -> None:
     expected = models.time(algorithm, hosts, 1e8, 10e9 / 8 / 1.02, latency)
     assert peer_seconds(name, network, 1e8, 1.02) == pytest.approx(expected)
     assert peer_seconds(name, Network(1, 4), 1e8, 1.02) == 0
-    # Where links are faster than processors, these count.
+    # If links are faster than processors, the processors count.
     fast = Network(16, 1, rate=1e12)
     slower = models.time(algorithm, 16, 1e8, 1e12 / 8, latency)
     assert peer_seconds(name, fast, 1e8, 1.02) > 1.5 * slower

@@ -1,4 +1,4 @@
-"""``herring simulate``: what must hold whatever the coarse model says, and what is refused."""
+"""``herring simulate``: properties that hold whatever the coarse model says, and refused values."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_step_has_what_cannot_be_hidden() -> None:
     network = Network(64, 8, 64, costs=FREE)
     found = answer(LARGE, network)
     assert found.herring is not None
-    # The words' embedding, the last gradient, is known at the end only: 125 MB that nothing hides.
+    # The last gradient, the word embedding, is only known at the end: nothing hides its 125 MB.
     last = 4 * 31260672 / network.bandwidth
     assert found.timeline.exposed > last
     assert found.timeline.exposed < found.herring.seconds
@@ -61,11 +61,11 @@ def test_a_step_has_what_cannot_be_hidden() -> None:
     assert found.efficiency == pytest.approx(0.45 / found.timeline.seconds)
     assert found.limit == pytest.approx(4 * 336_232_258 / 12.5e9)
     assert 0.45 + last < found.limit_step < found.timeline.seconds
-    # Half the bytes: less is exposed.
+    # With half the bytes less is exposed.
     half = answer(dataclasses.replace(LARGE, wire_dtype="bfloat16"), network)
     assert half.job.size * 2 == found.job.size
     assert half.timeline.exposed < 0.8 * found.timeline.exposed
-    # Ten times slower links, and averaging is all there is.
+    # With links that are ten times slower, averaging takes most of the step.
     slow = answer(LARGE, dataclasses.replace(network, rate=10e9, server_rate=10e9))
     assert slow.binds == "link"
     assert slow.timeline.seconds > 1.0
@@ -84,7 +84,7 @@ def test_what_binds_is_named() -> None:
     half = Network(8, 1, 8, rate=10e9, server_rate=5e9, costs=FREE)
     assert answer(ALONE, half).binds == "servers' link"
     assert answer(ALONE, half).limit == pytest.approx(2 * 1e8 / (10e9 / 8))
-    # Nodes that are late make a step longer, by what they are late.
+    # Late nodes lengthen a step by their delay.
     late = answer(LARGE, dataclasses.replace(plain, late=1e-3)).timeline.seconds
     assert late - answer(LARGE, plain).timeline.seconds == pytest.approx(6e-3, rel=1e-6)
 
@@ -129,7 +129,7 @@ def test_servers_are_chosen_by_time_and_by_price(monkeypatch: pytest.MonkeyPatch
     assert cheap.by_time.network.servers == 8
     assert cheap.by_cost is not None
     assert cheap.by_cost.network.servers == 8
-    # A server that costs as much as a node is not worth it where computing hides all.
+    # A server that costs as much as a node is not worth it if computing hides averaging.
     hidden = dataclasses.replace(LARGE, step=1e3)
     dear = best_servers(hidden, network, Prices(10.0, 10.0), quiet)
     assert dear.by_time.network.servers == 0
@@ -144,7 +144,7 @@ def test_servers_are_chosen_by_time_and_by_price(monkeypatch: pytest.MonkeyPatch
 def test_peers_choose_what_suits_them(name: str) -> None:
     network = Network(64, 8, 64)
     step = peer_step(name, LARGE, network, 1.01)
-    # Averaging all after the backward pass is one of their choices.
+    # Averaging everything after the backward pass is one of their choices.
     whole = networks.peer_seconds(name, network, LARGE.size, 1.01)
     inside = 0 if name == "ring" else 2 * LARGE.size / network.node_rate
     assert 0.45 < step <= 0.45 + whole + inside + 1e-9
@@ -200,13 +200,13 @@ def test_a_sweep_writes_a_table_and_a_picture(capsys, tmp_path: pathlib.Path) ->
     for row in rows:
         assert row["step_seconds"] >= 0.1
         assert row["model_limit_step_seconds"] <= row["step_seconds"] * 1.001
-        # Of one worker per node both are the same.
+        # With one worker per node both are the same.
         assert row["model_ring_seconds"] == pytest.approx(row["model_hierarchical_seconds"])
     assert "are models" in out
     picture = tmp_path / "simulate-nodes.svg"
     if picture.exists():
         text = picture.read_text()
-        # Six curves, each once more in the legend: simulated steps must not look measured.
+        # All six curves are dashed, also in the legend: simulated steps must not look measured.
         assert len(re.findall(r"<path [^>]*stroke-dasharray", text)) == 2 * 6
         for word in (
             "dashed lines are models",
@@ -300,9 +300,9 @@ def test_the_papers_tables_are_predicted_from_two_points_of_each_row() -> None:
         assert errors[0] == pytest.approx(0, abs=1e-9)
         assert errors[-1] == pytest.approx(0, abs=1e-9)
         assert max(map(abs, errors)) <= 0.05
-        # No faster than the link where nobody waits.
+        # If nobody waits, the rate is not higher than the link's.
         assert found.rate < 100e9
-        # What is calibrated is what `herring simulate --rate --late` takes.
+        # The fitted numbers are those that `herring simulate --rate --late` takes.
         network = Network(32, 8, 32, rate=found.rate, server_rate=found.rate, late=found.late)
         limit = models.colocated_time(32, 32, paper_tables.SIZE, network.bandwidth)
         assert limit + network.lateness == pytest.approx(found.seconds(32))
@@ -315,9 +315,9 @@ def test_the_papers_tables_side_by_side(capsys, tmp_path: pathlib.Path) -> None:
     assert len(rows) == 12
     assert {row["used_to"] for row in rows if row["nodes"] in (16, 32)} == {"check"}
     assert all(abs(row["off_percent"]) <= 5 for row in rows)
-    # The paper's own formula does not fit all of them.
+    # The paper's own formula does not fit all points.
     assert max(abs(row["linear_off_percent"]) for row in rows) > 5
-    # 13.457 ms: less than colocated servers could take in float32.
+    # 13.457 ms are less than colocated servers could take in float32.
     assert "M/B is 8.00 ms" in out
     assert "14.00 ms" in out
     slopes = json.loads((tmp_path / "paper-tables-slopes.json").read_text())["rows"]

@@ -35,7 +35,7 @@ def test_a_far_server_has_a_window_of_its_own():
 
 
 def test_memory_bounds_the_window_of_a_long_path():
-    # A megabyte on a flow is a small part of what 100 ms hold.
+    # A megabyte per flow is a small part of what a path of 100 ms holds.
     scenario = JobScenario(nodes=2, servers=2, size=50_000_000, rate=1e9, path=PathModel(5e-2))
     bounded = run(dataclasses.replace(scenario, settings={"credit_max": "1MiB"}), rounds=20)
     free = run(scenario, rounds=20)
@@ -45,7 +45,7 @@ def test_memory_bounds_the_window_of_a_long_path():
 
 
 def test_two_sites_share_a_thin_link():
-    # Half of what each of four workers sends crosses it, and half of what they get.
+    # Half of what each of four workers sends, and half of what it receives, crosses this link.
     thin = 100e6
     scenario = dataclasses.replace(BASE, rate=1e9, sites=((thin, PathModel(1e-2)),))
     crosses = 2 * scenario.size * 8 / thin
@@ -57,7 +57,7 @@ def test_a_link_that_gets_slower_and_faster_again_is_followed_within_five_second
     rounds = run(dataclasses.replace(BASE, changes=changes), rounds=90).rounds
     slow = [each.seconds for each in rounds if 11.0 <= each.began < 17.5]
     again = [each.seconds for each in rounds if each.began >= 23.0]
-    # A trial may fall into either.
+    # The controller's trials may fall into either part.
     assert statistics.fmean(slow) < 1.1 * 2 * LIMIT
     assert statistics.fmean(again) < 1.1 * LIMIT
 

@@ -1,4 +1,4 @@
-"""The study: fits, tables and files; and that every experiment runs, on few hosts."""
+"""The study: fits, tables and files; every experiment runs on few hosts."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_variants_keep_the_capacity_and_the_shares_that_notes_promise() -> None:
 @pytest.mark.timeout(300)
 def test_the_quick_study_runs(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("torch")
-    # As where no MPI is installed: skipped with a line. That it runs, test_lab_mpi tests.
+    # Acts as if no MPI were installed, so MPI is skipped with a line; test_lab_mpi runs it.
     done = study("--quick", "--out", str(tmp_path), "--peers", "gloo,nccl")
     assert done.returncode == 0, done.stderr[-2000:]
     rows = json.loads(next(tmp_path.glob("allreduce-*.json")).read_text())["rows"]

@@ -1,4 +1,4 @@
-"""`herring study networks`: data, pace and tables; one short training where the data is there."""
+"""`herring study networks`: data, pace and tables; a short training if the data is installed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_missing_data_names_the_package(monkeypatch, tmp_path: pathlib.Path) -> 
 
 @pytest.fixture
 def collections(tmp_path: pathlib.Path) -> pathlib.Path:
-    """Five collections of texts of 1 to 40 words, each in words of its own."""
+    """Five collections of texts of 1 to 40 words; each collection has words of its own."""
     for number, name in enumerate(networks._CLASSES):
         lines = [" ".join(["abcde"[number] * 3] * (1 + (number + i) % 40)) for i in range(120)]
         (tmp_path / name).write_text("\n%\n".join(lines))
@@ -74,7 +74,7 @@ def test_training_learns_and_notes_its_course(mode: str, collections: pathlib.Pa
         folder=str(collections),
     )
     assert row["rounds"] >= 40
-    assert row["accuracy"] > 0.5  # a fifth by chance
+    assert row["accuracy"] > 0.5  # chance alone gives a fifth
     times = [moment for moment, _ in row["curve"]]
     assert len(times) > 1 and times == sorted(times)
     assert times[-1] <= row["seconds"]

@@ -122,7 +122,7 @@ def test_a_hyperplane_is_found_and_replicas_are_equal(mode: str) -> None:
     """`train` itself fails when replicas differ."""
     how = Regression(dimensions=64, batch=64, rounds=48, step=4, rate=0.3)
     found = hyperplane(mode, 6, how, workers=4)
-    # From 64 at first; the rest is what noise leaves of few points, and late gradients.
+    # The loss starts at 64. Noise of the few points, and late gradients, leave a rest.
     assert 0.9 * found["least"] < found["loss"] < 1.2 * found["least"]
     assert [number for number, _, _ in found["curve"]] == list(range(4, 49, 4))
     times = [seconds for _, seconds, _ in found["curve"]]
@@ -130,7 +130,7 @@ def test_a_hyperplane_is_found_and_replicas_are_equal(mode: str) -> None:
     assert found["curve"][0][2] > found["loss"]
     if mode == "full":
         assert found["contributions"] == 48 * 4
-    else:  # at least the quorum's in each round, at most one of each worker per round
+    else:  # a round has at least the quorum's contributions, and at most one per worker
         assert (2 if mode == "majority" else 1) * 48 <= found["contributions"] <= 48 * 4
 
 
@@ -141,7 +141,7 @@ def test_steps_without_delays_in_the_lab() -> None:
     assert list(rows) == ["full", "full, overlapped", "solo", "majority"]
     assert rows["full"]["of_full_percent"] == pytest.approx(100)
     assert rows["full"]["model_rounds_per_second"] == pytest.approx(20)
-    assert rows["full"]["rounds_per_second"] < 25  # 40 ms are slept in each
+    assert rows["full"]["rounds_per_second"] < 25  # each round sleeps 40 ms
     assert rows["full"]["mean_contributors"] == rows["full, overlapped"]["mean_contributors"] == 2
     assert all(1 <= row["mean_contributors"] <= 2 for row in table.rows)
 

@@ -1,4 +1,4 @@
-"""Pictures of the study: readable for everybody, small, and redrawn from their numbers."""
+"""Pictures of the study are readable for everybody, small, and redrawn from their numbers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from herring_lab.study.hyperplane import MODES, Regression, hyperplane_tables
 
 pytest.importorskip("matplotlib")
 
-_LIMIT = 40_000  # bytes: pictures are kept with the documentation
+_LIMIT = 40_000  # bytes; pictures are stored with the documentation
 _DARK = "#0d1117"
 
 
 def texts(file: pathlib.Path) -> list[str]:
-    """Returns what the picture says."""
+    """Returns the texts of a picture."""
     found = re.findall(r"<text [^>]*>([^<]*)</text>", file.read_text())
     return [text.replace("&#x27;", "'") for text in found]
 
@@ -34,7 +34,7 @@ def dashed(file: pathlib.Path) -> int:
 
 @pytest.fixture
 def measured(monkeypatch) -> list[tuple[Network, Point]]:
-    """Instead of measuring: twice the limit; Gloo's links at 5 ms are late."""
+    """Replaces measuring: returns twice the limit; Gloo's links are late at 5 ms."""
     seen: list[tuple[Network, Point]] = []
 
     def measure(network: Network, point: Point, iterations: int, warmup: int) -> dict[str, float]:
@@ -76,7 +76,7 @@ def test_hosts_are_whole_and_models_are_said_to_be_dashed(measured, tmp_path) ->
     assert "number of workers, one per host" in found
     assert "time of an all-reduce (s)" in found
     assert "dashed lines are models" in found
-    assert dashed(picture) == 4  # two curves, and both again in the legend
+    assert dashed(picture) == 4  # two curves, which are also in the legend
     assert {"Herring", "ring (Herring's)", "ring (Gloo's)", "limit M/B"} <= set(found)
     assert picture.stat().st_size < _LIMIT
 

@@ -32,7 +32,7 @@ def test_costs_are_found_and_settings_predicted(monkeypatch, tmp_path) -> None:
     assert len(table.rows) == 2
     assert all(abs(row["error_percent"]) < 3 for row in table.rows)
     assert "2 of 2 within 5 %" in table.notes[0]
-    # What a user gives to herring simulate is of the order of what is true.
+    # The costs that users give to herring simulate have the order of the true costs.
     (written,) = [path for path in write(table, tmp_path) if path.name == "costs.json"]
     costs, source = load_costs(str(written))
     assert "herring study predictions" in source

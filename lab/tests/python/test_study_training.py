@@ -38,7 +38,7 @@ def test_gradients_come_as_table_ii_says() -> None:
     for gradient, (_, _, microseconds) in zip(seen, bert.TABLE_II):
         behind = (bert.TABLE_II[-1][2] - microseconds) * per_microsecond
         assert 1 - gradient.moment == pytest.approx(behind, abs=1e-9)
-    # The paper: the table shows the last 10 ms; a node does 1143 sequences per second, 512 a step.
+    # The paper's table shows the last 10 ms. A node does 1143 sequences per second, 512 per step.
     backward = 512 / 1143 * (1 - bert.FORWARD_PART)
     assert (1 - seen[0].moment) * backward == pytest.approx(0.010, rel=0.15)
 
@@ -61,7 +61,7 @@ def test_the_schedule_is_late_but_never_early() -> None:
     for (_, moment), (_, own) in zip(schedule, exact):
         assert 0 <= moment - own <= bert.TOGETHER
     assert schedule[-1] == (0, 1)
-    assert schedule[-2][1] < 1  # nothing waits for the word embedding
+    assert schedule[-2][1] < 1  # no gradient waits for the word embedding
 
 
 def test_scaled_gradients_keep_their_proportions() -> None:
@@ -82,7 +82,7 @@ def test_models_of_a_step() -> None:
     assert 4 < herring < ddp < ring
     # Section IV.B: 48 % for Horovod, which does not overlap, on 64 nodes.
     assert 4 / ring == pytest.approx(0.85 / 1.78, abs=0.01)
-    # Where averaging is short, only what comes with the last gradient shows.
+    # If averaging is short, only the bytes of the last gradient lengthen a step.
     brief = training.model_step("herring", 16, 2e6, 1e12, 4)
     assert brief == pytest.approx(4, rel=1e-5)
 
@@ -134,7 +134,7 @@ def test_servers_are_compared_with_their_models(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(training, "measure", measured)
     table = training.cost_check(Scale([2], int(25e6), Network(), 1, lambda *_: None))
     assert [row["servers"] for row in table.rows] == [0, 1, 2, 3, 4]
-    assert table.rows[0]["model_seconds"] == pytest.approx(1.5)  # of a ring
+    assert table.rows[0]["model_seconds"] == pytest.approx(1.5)  # the time of a ring
     assert table.rows[-1]["model_seconds"] == pytest.approx(1.0)
     assert table.rows[-1]["faster_by"] == 3
     assert table.rows[-1]["price_by_none"] == pytest.approx((1 + 4.9 / 31.2) / 3)
@@ -143,19 +143,19 @@ def test_servers_are_compared_with_their_models(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.skipif(not ROOT, reason="needs root, iproute2 and util-linux")
 @pytest.mark.timeout(90)
 def test_steps_in_the_lab() -> None:
-    """The quick study runs the others; here what comes back is looked at."""
+    """Checks the results of a training; the quick study runs the other strategies."""
     pytest.importorskip("torch")
     found = training.measure_training(Network(), "herring", 2, 1e6, 0.1, 2)
-    assert found["wrong"] == 0  # averages of both hosts
+    assert found["wrong"] == 0  # all gradients are averages over both hosts
     assert found["bytes"] == pytest.approx(1e6, rel=0.01)
     assert len(found["step_seconds"]) == 2
-    # Slept, whatever else happens; and who begins a step last is not done with that alone.
+    # A step sleeps for its computing time, and the last worker to begin still has to average.
     assert all(seconds >= 0.1 for seconds in found["last_gradient_seconds"])
     assert all(seconds > 0.1 for seconds in found["step_seconds"])
 
 
 class _Alone:
-    """No averaging; fails to bring the right gradients in the steps given."""
+    """Does not average, and gives wrong gradients in the given steps."""
 
     rank, size = 0, 1
 
@@ -174,7 +174,7 @@ def test_a_worker_times_its_steps_and_checks_the_first_and_the_last() -> None:
     times = worker._train(_Alone(model), model, 2, 3)
     assert len(times.ended) == 4
     steps = worker._steps_of_all([times.ended])
-    # Averaging comes after the last gradient.
+    # Averaging ends after the last gradient.
     assert all(map(float.__gt__, steps, times.produced))
     assert all(seconds >= 0.02 for seconds in times.produced)
     assert len(times.produced) == 3
@@ -186,7 +186,7 @@ def test_a_worker_times_its_steps_and_checks_the_first_and_the_last() -> None:
 
 def test_waiting_for_who_begins_late_counts_once() -> None:
     worker = pytest.importorskip("herring_lab.study.training_worker")
-    # The second worker ends its first step late, so the first waits within its next one: its own
-    # steps take 4, 5 and 4.
+    # The second worker ends its first step late, so the first worker waits in its next step. Its
+    # own steps take 4, 5 and 4.
     ended = [[10.0, 14.0, 19.0, 23.0], [10.5, 15.0, 19.0, 22.5]]
     assert worker._steps_of_all(ended) == [4.5, 4.0, 4.0]

@@ -14,7 +14,7 @@ constexpr double kMbit = 1e6;
 
 struct Network {
   uint64_t hosts = 4;
-  double rate = 200 * kMbit, delay = 50e-6, buffer = 500e3, loss = 0;  // delay: one way
+  double rate = 200 * kMbit, delay = 50e-6, buffer = 500e3, loss = 0;  // delay is one way
   uint32_t mtu = 9000;
 };
 
@@ -50,7 +50,8 @@ double seconds_of(const Scenario& scenario, uint64_t rounds = 5, uint64_t seed =
 
 TEST(Coarse, AWindowIsTurnedAroundOncePerResponse) {
   const Scenario scenario = scenario_of({.delay = 5e-3}, 8192);
-  // One segment: a packet of 8 KiB, 32 bytes of header, 90 of the packet's; four there, four back.
+  // One segment is a packet of 8 KiB, 32 bytes of frame header and 90 of packet headers. Four go
+  // there, and four come back.
   const double set = 4 * 8 * (8192 + 32 + 90) / (200 * kMbit);
   const double response = 10e-3 + 2 * set;
   const double turns = 12'500'000 / 4 / 8192.0;
@@ -67,7 +68,7 @@ TEST(Coarse, AFullLinkIsTheLimit) {
   }
 }
 
-// Medians of the lab's strict links, lab/docs/simulate.md.
+// Compares with medians of the lab's strict links, see lab/docs/simulate.md.
 TEST(Coarse, IsCloseToTheLab) {
   const struct {
     double delay;
@@ -77,7 +78,7 @@ TEST(Coarse, IsCloseToTheLab) {
                  {200e-6, 32, 0.54}, {500e-6, 8, 1.39}, {500e-6, 16, 0.71}, {500e-6, 64, 0.53},
                  {5e-3, 8, 4.86},   {5e-3, 16, 2.44},  {5e-3, 64, 0.91}};
   for (const auto& [delay, window, seconds] : figures) {
-    // More frames in a window can only bring results sooner.
+    // With more frames in a window, results can only come sooner.
     const double model = seconds_of(scenario_of({.delay = delay}, window << 10));
     EXPECT_LT(model, 1.1 * seconds) << delay << " " << window;
     if (window <= 16) {
@@ -199,15 +200,16 @@ TEST(Coarse, IsNeverFasterThanTheLinks) {
   }
 }
 
-// 100,000 workers: what a step costs depends on classes, and steps on time, not on hosts.
+// With 100,000 workers, the cost of a step depends on the number of classes, and the number of
+// steps on time. Neither depends on the number of hosts.
 TEST(Coarse, TwelveThousandNodesTakeNoMoreStepsThanAFew) {
   Network network{.hosts = 12'500, .rate = 100e9, .delay = 25e-6, .buffer = 1e9};
   Scenario scenario = scenario_of(network);
   scenario.hosts[0].workers = 8;
-  scenario.size = 1'300'000'000;  // BERT-large in float32, about
+  scenario.size = 1'300'000'000;  // about that of BERT-large in float32
   scenario.noise = 0.01;
   EXPECT_LT(outcome_of(scenario, 25).steps, 200'000u);
-  // One of them is slow.
+  // One node is slow.
   scenario.hosts.push_back(scenario.hosts[0]);
   scenario.hosts[0].count -= 1;
   scenario.hosts[1].count = 1;

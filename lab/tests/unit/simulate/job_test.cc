@@ -1,4 +1,5 @@
-// Whole jobs in virtual time: the sums are right, the times those of the links, and repeatable.
+// Whole jobs in virtual time: sums are right, times are those of the links, and runs repeat
+// exactly.
 #include "simulate/job.h"
 
 #include <gtest/gtest.h>
@@ -115,7 +116,7 @@ TEST(SimulatedJob, ARoundThatCannotEndIsSaidToHaveNot) {
   EXPECT_NE(next.status().message().find("the job has ended"), std::string::npos);
 }
 
-// With few processors some loops are at work and others wait for one, whenever it ends.
+// With few processors, some loops work and others wait when the simulation ends.
 TEST(SimulatedJob, AJobMayEndInTheMiddle) {
   for (const size_t cores : {0, 1, 3}) {
     for (Nanos at = kMillisecond; at < 200 * kMillisecond; at += 23 * kMillisecond + cores) {

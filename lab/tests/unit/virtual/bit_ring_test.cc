@@ -1,4 +1,4 @@
-// A moving window of bits against a plain set.
+// Compares a moving window of bits with a plain set.
 #include "virtual/bit_ring.h"
 
 #include <gtest/gtest.h>

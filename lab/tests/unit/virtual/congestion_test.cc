@@ -1,4 +1,4 @@
-// The windows of slow start, CUBIC and Reno against their formulas.
+// Compares the windows of slow start, CUBIC and Reno with their formulas.
 #include "virtual/congestion.h"
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ class Transfer {
   void lose() {
     congestion_.begin_reduction();
     congestion_.end_reduction();
-    next_ = first_;  // all has arrived
+    next_ = first_;  // all packets have arrived
   }
   // Sends `packets` a round and waits for them.
   void little(uint64_t packets, int count) {
@@ -71,7 +71,7 @@ class Transfer {
 
 TEST(Congestion, SlowStartDoublesAndRenoAddsOne) {
   Transfer transfer({.control = Control::kReno});
-  transfer.rounds(1);  // nothing was on its way before
+  transfer.rounds(1);  // no packets were under way before
   for (uint32_t window = 10; window <= 640; window *= 2) {
     EXPECT_EQ(transfer.window(), window);
     transfer.rounds(1);
@@ -96,8 +96,8 @@ TEST(Congestion, CubicFollowsItsCurve) {
   const double rise = std::cbrt(greatest * 0.3 / 0.4);  // 9.9 s
   transfer.rounds(1);
   for (int round = 0; round < 150; ++round) {
-    // The window is made for what leaves now and arrives a round trip later; it follows late, as
-    // it only grows where packets arrive.
+    // The window is computed for packets that leave now and arrive a round trip later. It lags
+    // behind, because it only grows when packets arrive.
     const double since = (round + 1) * to_seconds(kRound) - rise;
     EXPECT_NEAR(transfer.window(), 0.4 * since * since * since + greatest, 0.02 * greatest)
         << round;
@@ -135,7 +135,7 @@ TEST(Congestion, CubicIsNotSlowerThanReno) {
 
 TEST(Congestion, AWindowThatIsNotUsedDoesNotGrow) {
   Transfer transfer({.control = Control::kCubic});
-  // In slow start it may be up to twice of what is used.
+  // In slow start the window may be up to twice what is used.
   transfer.little(4, 100);
   EXPECT_EQ(transfer.window(), 10u);
   transfer.little(8, 100);
@@ -147,7 +147,7 @@ TEST(Congestion, AWindowThatIsNotUsedShrinks) {
   Transfer transfer({.control = Control::kReno});
   transfer.rounds(6);
   ASSERT_EQ(transfer.window(), 320u);
-  // Half of what is too much goes each time-out of three rounds.
+  // Half of the excess is given up for each time-out of three rounds.
   transfer.little(10, 12);
   EXPECT_LT(transfer.window(), 60u);
   EXPECT_GE(transfer.window(), 10u);
@@ -178,7 +178,8 @@ TEST(Congestion, ATimeoutLeavesOnePacketAndCanBeUndone) {
   EXPECT_EQ(transfer.congestion().threshold(), Congestion::kNoLimit);
 }
 
-// RFC 6937: while packets arrive, as many leave as the new window is a share of the old one.
+// RFC 6937: for the packets that arrive, packets leave in the ratio of the new window to the old
+// one.
 TEST(Congestion, AReductionIsSpreadOverARoundTrip) {
   Transfer transfer({.control = Control::kReno});
   transfer.rounds(5);

@@ -1,4 +1,4 @@
-// Events come out in the order of time, equal ones in the order in which they went in.
+// Events come out in the order of their times; equal times keep the order in which events went in.
 #include "virtual/event_queue.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// The modelled network against the closed form, in virtual time.
+// Compares the modelled network with the closed form, in virtual time.
 #include "virtual/network.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ constexpr double kRate = 200e6;
 
 Nanos took(uint32_t bytes, double rate) { return std::llround(bytes * 8e9 / rate); }
 
-// `hosts` on one switch, all links alike.
+// `hosts` hosts on one switch, with equal links.
 Network make(size_t hosts, double rate, Nanos queue, PathSettings path, size_t spines = 0) {
   Network network(hosts, spines, 1);
   for (size_t link = 0; link < network.links(); ++link) network.link(link).set({rate, queue});
@@ -28,7 +28,7 @@ Parcel parcel(uint32_t buffer, uint16_t source, uint16_t destination, uint32_t b
   return {.buffer = buffer, .bytes = bytes, .source = source, .destination = destination};
 }
 
-// Everything that is still to come, in order, by steps to where something happens next.
+// Returns all deliveries that are still to come, in order, by stepping from event to event.
 std::vector<Network::Delivery> run(Network& network, std::vector<uint32_t>* dropped) {
   std::vector<Network::Delivery> all;
   while (network.next() != kNever) {
@@ -64,7 +64,7 @@ TEST(Network, ATrainIsPipelinedOverItsTwoLinks) {
 
 TEST(Network, SendersShareAPortAndOneOverrunsIt) {
   // Four hosts send ten packets each to a fifth: 40 arrive within 11 packet times, one leaves per
-  // packet time; whoever would wait more than 8 packet times is dropped.
+  // packet time; a packet that would wait more than 8 packet times is dropped.
   Nanos packet = took(kBytes, kRate);
   auto network = make(5, kRate, 8 * packet, {});
   network.link(network.egress(0)).set({kRate, kSecond});
@@ -139,9 +139,9 @@ TEST(Network, LossIsAsOftenAsAskedAndTheSameEveryTime) {
 }
 
 TEST(Network, JitterIsEvenAndPacketsDoNotOvertake) {
-  // Without a rate nothing but the order keeps packets apart.
+  // Without a rate only the order keeps packets apart.
   auto network = make(3, 0, 0, {.delay = kMillisecond, .jitter = 100 * kMicrosecond});
-  constexpr Nanos kApart = kMillisecond;  // more than the jitter: each is alone
+  constexpr Nanos kApart = kMillisecond;  // more than the jitter, so packets do not meet
   for (uint32_t i = 0; i < 2000; ++i) ASSERT_TRUE(network.enter(parcel(i, 0, 1), i * kApart));
   std::vector<uint32_t> dropped;
   double sum = 0;
@@ -163,13 +163,13 @@ TEST(Network, TwoSitesAreJoinedByAThinLongLink) {
   auto network = make(4, kRate, kSecond, {.delay = 50 * kMicrosecond}, 1);
   for (size_t leaf : {0u, 1u}) network.link(network.spine(0, leaf)).set({kRate / 4, kSecond});
   network.set_spine_path(0, {.delay = 10 * kMillisecond});
-  // Hosts 0 and 2 on one site: the thin link is not between them.
+  // Hosts 0 and 2 are on one site, so the thin link is not between them.
   ASSERT_TRUE(network.enter(parcel(0, 0, 2), 0));
   std::vector<uint32_t> dropped;
   auto near = run(network, &dropped);
   ASSERT_EQ(near.size(), 1u);
   EXPECT_EQ(near[0].due, 2 * took(kBytes, kRate) + 50 * kMicrosecond);
-  // From 0 and 2 to 1 and 3: the thin link decides, whoever sends.
+  // From hosts 0 and 2 to hosts 1 and 3 the thin link decides, whichever host sends.
   Nanos start = kSecond;
   for (uint32_t i = 0; i < 20; ++i) {
     uint16_t source = i % 2 == 0 ? 0 : 2, destination = i % 4 < 2 ? 1 : 3;
@@ -211,7 +211,7 @@ TEST(Network, ARateMayChangeWhilePacketsWait) {
   std::vector<uint32_t> dropped;
   auto all = run(network, &dropped);
   ASSERT_EQ(all.size(), 5u);
-  // Four leave at the old rate, and come to a port of half of it.
+  // Four packets leave at the old rate, and come to a port with half of this rate.
   Nanos packet = took(kBytes, kRate), slow = took(kBytes, kRate / 2);
   for (size_t i = 0; i < 5; ++i) {
     EXPECT_EQ(all[i].due, packet + static_cast<Nanos>(i + 1) * slow);
@@ -222,8 +222,8 @@ TEST(Network, ARateMayChangeWhilePacketsWait) {
   EXPECT_EQ(run(network, &dropped).back().due, kSecond);
 }
 
-// Being called late (never before the end, or only when packets enter) or always in time changes
-// nothing in what is computed.
+// Late calls (only at the end, or only when packets enter) compute the same times as calls that are
+// always in time.
 TEST(Network, TimesDoNotDependOnWhenItIsCalled) {
   std::vector<Nanos> found[3];
   for (size_t way = 0; way < 3; ++way) {

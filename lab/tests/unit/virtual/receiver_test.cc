@@ -1,4 +1,4 @@
-// What a receiver says about what has arrived, and when.
+// What a receiver acknowledges, and when.
 #include "virtual/receiver.h"
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ class Arrivals {
     receiver.acknowledged(with_data, now);
     return ack;
   }
-  // Through the acknowledgements that are sent at once at the start.
+  // Passes the acknowledgements that are sent at once at the start.
   uint64_t begin() {
     uint64_t number = 0;
     for (; number < 16; ++number) {
@@ -63,14 +63,14 @@ TEST(Receiver, AcknowledgesEverySecondPacketOrSoon) {
 TEST(Receiver, WaitsForAnAnswerWhereThereAreAnswers) {
   Arrivals arrivals;
   uint64_t number = arrivals.begin();
-  // What was read whole is acknowledged.
+  // Data that was read completely is acknowledged.
   EXPECT_FALSE(arrivals.take(number++, true));
   EXPECT_TRUE(arrivals.receiver.on_read());
   arrivals.ack(true);
-  // Now it is known that data goes back.
+  // Now the receiver expects that data goes back.
   EXPECT_FALSE(arrivals.take(number++, true));
   EXPECT_FALSE(arrivals.receiver.on_read());
-  // Until it did not come in time once.
+  // It no longer does after data has not come in time once.
   arrivals.now += 40 * kMillisecond;
   arrivals.receiver.on_deadline();
   arrivals.ack();
@@ -96,7 +96,7 @@ TEST(Receiver, ReportsTheLatestRunsFirst) {
   EXPECT_EQ(runs(arrivals.ack()), (Runs{{2, 4}, {12, 14}, {9, 10}}));
   arrivals.take(4);  // joins [2, 4) and [5, 7)
   EXPECT_EQ(runs(arrivals.ack()), (Runs{{2, 7}, {12, 14}, {9, 10}}));
-  arrivals.take(9);  // again: that report takes the room of one
+  arrivals.take(9);  // a second copy, whose report takes the place of a run
   Ack again = arrivals.ack();
   EXPECT_TRUE(again.duplicate);
   EXPECT_EQ(runs(again), (Runs{{2, 7}, {12, 14}}));

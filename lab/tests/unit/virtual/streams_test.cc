@@ -1,4 +1,4 @@
-// Streams over the modelled network against closed forms, in virtual time.
+// Compares streams over the modelled network with closed forms, in virtual time.
 #include "virtual/streams.h"
 
 #include <gtest/gtest.h>
@@ -15,12 +15,12 @@ namespace {
 
 constexpr double kRate = 200e6;
 constexpr uint32_t kFull = 9014;  // bytes of a full packet on the wire
-constexpr uint32_t kEmpty = 66;   // of one without data
+constexpr uint32_t kEmpty = 66;   // bytes of a packet without data
 constexpr uint32_t kSegment = 8948;
 
 Nanos took(uint32_t bytes, double rate) { return std::llround(bytes * 8e9 / rate); }
 
-// `hosts` on one switch, all links alike.
+// `hosts` hosts on one switch, with equal links.
 Network make(size_t hosts, double rate, Nanos queue, PathSettings path, uint64_t seed = 1) {
   Network network(hosts, 0, seed);
   for (size_t link = 0; link < network.links(); ++link) network.link(link).set({rate, queue});
@@ -37,7 +37,7 @@ struct Happened {
   bool operator==(const Happened&) const = default;
 };
 
-// Writes everything down and lets a test react.
+// Records all events and lets a test react.
 class Log : public StreamEvents {
  public:
   void on_received(uint32_t connection, int side, uint64_t total, Nanos now) override {
@@ -110,8 +110,8 @@ TEST(Streams, ATrainWithinTheWindowIsPipelined) {
   EXPECT_EQ(streams.counters().retransmissions, 0u);
 }
 
-// Slow start round by round: without another limit the window doubles, so that after k round trips
-// 10 (2^k - 1) packets have left.
+// In slow start without another limit the window doubles in each round. So 10 (2^k - 1) packets
+// have left after k round trips.
 TEST(Streams, SlowStartDoublesEachRoundTrip) {
   auto network = make(2, 100e9, kSecond, {.delay = 10 * kMillisecond});
   Log log;
@@ -133,7 +133,7 @@ TEST(Streams, SlowStartDoublesEachRoundTrip) {
   EXPECT_EQ(streams.counters().timeouts + streams.counters().retransmissions, 0u);
 }
 
-// Seven packets fit the room that a receiver has at first; a window of ten has to wait for it.
+// A receiver has room for seven packets at first, so a window of ten packets must wait.
 TEST(Streams, AReceiverHasLittleRoomAtFirst) {
   auto network = make(2, 100e9, kSecond, {.delay = 10 * kMillisecond});
   Log log;
@@ -171,7 +171,7 @@ TEST(Streams, AFixedWindowGetsItsShareOfTheRoundTrip) {
   streams.write(connection, 0, kWindow, 0);
   streams.advance(100 * kSecond);
   ASSERT_EQ(answers, kAnswers);
-  // The second packet is acknowledged at once, in front of the answer.
+  // The second packet is acknowledged at once, before the answer.
   const Nanos way =
       kMillisecond + 2 * took(kFull, 10e9) + took(kWindow - kSegment + kEmpty, 10e9);
   EXPECT_EQ(end, 2 * kAnswers * way + (2 * kAnswers - 1) * took(kEmpty, 10e9));
@@ -194,7 +194,7 @@ TEST(Streams, AnswersCarryAcknowledgements) {
   streams.write(connection, 0, kSegment, 0);
   streams.advance(100 * kSecond);
   EXPECT_EQ(log.when(connection, 0, kAnswers * uint64_t{kSegment}), end);
-  // But the first, before it is known that there are answers, and the last.
+  // Exceptions are the first message, before answers are expected, and the last one.
   EXPECT_EQ(streams.counters().acks, 3u);
   EXPECT_EQ(end, 2 * kAnswers * (2 * took(kFull, 10e9) + kMillisecond) + 2 * took(kEmpty, 10e9));
 }
@@ -222,15 +222,15 @@ TEST(Streams, TwoSendersShareAPort) {
   EXPECT_GE(to_seconds(last), limit);
   EXPECT_LE(to_seconds(last), 1.02 * limit);
   EXPECT_GE(to_seconds(first), 0.7 * limit);
-  // It takes losses to share a queue of 20 ms, but few.
+  // Sharing a queue of 20 ms takes losses, but few.
   auto counters = streams.counters();
   EXPECT_GT(counters.retransmissions, 0u);
   EXPECT_LT(counters.retransmissions, counters.packets / 50);
   EXPECT_EQ(counters.timeouts, 0u);
 }
 
-// Ten packets leave at once, of which some are lost. What that costs beyond 11 packet times and the
-// way there, which is what ten take.
+// Ten packets leave at once, and some are lost. Returns the time beyond that of ten packets, which
+// is 11 packet times and the way there.
 struct Losses {
   static constexpr Nanos kWay = 10 * kMillisecond, kRound = 2 * kWay;
   static constexpr double kFast = 10e9;
@@ -256,13 +256,13 @@ TEST(Streams, ALostPacketCostsARoundTrip) {
   path.send(3, false);
   path.send(1, true);
   path.send(6, false);
-  // Three packets behind it tell.
+  // Three later packets reveal the loss.
   EXPECT_NEAR(static_cast<double>(path.cost()), static_cast<double>(Losses::kRound),
               static_cast<double>(4 * took(kFull, Losses::kFast)));
   auto counters = path.streams.counters();
   EXPECT_EQ(counters.retransmissions, 1u);
   EXPECT_EQ(counters.spurious + counters.probes + counters.timeouts, 0u);
-  EXPECT_EQ(path.streams.window(path.connection, 0), 9u);  // 0.7 of ten and the first three
+  EXPECT_EQ(path.streams.window(path.connection, 0), 9u);  // 0.7 of (10 + the first 3)
 }
 
 TEST(Streams, ThreeLostPacketsCostNoMore) {
@@ -279,8 +279,8 @@ TEST(Streams, ALostTailCostsAProbe) {
   Losses path;
   path.send(8, false);
   path.send(2, true);
-  // The eight's last acknowledgement, two round trips and two ticks; the probe is acknowledged,
-  // and what lay before it goes out again.
+  // The last acknowledgement of the eight, two round trips and two ticks. Then the probe is
+  // acknowledged, and the packets before it are sent again.
   const Nanos expected = 4 * Losses::kRound + 8 * kMillisecond;
   EXPECT_NEAR(static_cast<double>(path.cost()), static_cast<double>(expected), 100e3);
   auto counters = path.streams.counters();
@@ -298,7 +298,7 @@ TEST(Streams, ALostProbeCostsATimeout) {
   path.streams.advance(3 * Losses::kRound + 10 * kMillisecond);
   ASSERT_EQ(path.streams.counters().probes, 1u);
   path.network.set_path(0, 1, {.delay = Losses::kWay});
-  // It counts from when the first of the two had left, and begins with one packet.
+  // The time-out counts from the departure of the first of the two, and starts with one packet.
   const Nanos timeout = Losses::kRound + timeout_beyond(Losses::kRound);
   EXPECT_NEAR(static_cast<double>(path.cost()), static_cast<double>(timeout + Losses::kRound),
               100e3);
@@ -307,8 +307,8 @@ TEST(Streams, ALostProbeCostsATimeout) {
   EXPECT_EQ(counters.retransmissions, 3u);
 }
 
-// An acknowledgement that is lost costs nothing while others follow; the last one costs a probe,
-// which the receiver says was needless.
+// A lost acknowledgement costs nothing if others follow. The last one costs a probe, and the
+// receiver reports that the probe was not needed.
 TEST(Streams, ALostAcknowledgementIsMadeUpFor) {
   Losses path;
   path.network.set_path(1, 0, {.delay = Losses::kWay, .loss = 1});
@@ -341,7 +341,7 @@ TEST(Streams, PathInfoTellsTheRoundTrip) {
   streams.advance(now);
   auto info = streams.path_info(connection, 0, now);
   Nanos rtt = 4 * kMillisecond + 2 * took(1066, kRate) + 2 * took(kEmpty, kRate);
-  // Of the connection's opening, with small packets both ways.
+  // The round trip of the connection's opening, with small packets both ways.
   EXPECT_EQ(info.min_rtt, 4 * kMillisecond + 4 * took(kEmpty, kRate));
   EXPECT_NEAR(static_cast<double>(info.rtt), static_cast<double>(rtt), 1e3);
   EXPECT_EQ(info.unacknowledged, 0u);
@@ -394,8 +394,8 @@ TEST(Streams, OnOneHostThereIsNoLink) {
   EXPECT_EQ(log.all, expected);
 }
 
-// What is written arrives once and in order, whatever the network loses; the same seed gives the
-// same times to the nanosecond.
+// All bytes arrive once and in order, whatever the network loses. The same seed gives the same
+// times to the nanosecond.
 TEST(Streams, NothingIsLostOrDoubled) {
   uint64_t retransmissions = 0, timeouts = 0;
   for (uint64_t seed = 1; seed <= 150; ++seed) {
@@ -415,7 +415,7 @@ TEST(Streams, NothingIsLostOrDoubled) {
                                             StreamSettings::Control::kReno,
                                             StreamSettings::Control::kUnlimited),
                             .send_buffer = pick(size_t{1} << 14, size_t{1} << 20)};
-    // Without a window, a queue that is overrun stays so.
+    // Without a window, an overrun queue stays overrun.
     if (settings.control == StreamSettings::Control::kUnlimited) queue = kSecond;
     const size_t spines = pick(0u, 0u, 3u);
     settings.spread_packets = pick(false, true);
@@ -435,7 +435,7 @@ TEST(Streams, NothingIsLostOrDoubled) {
       std::vector<std::array<uint64_t, 2>> left(connections), all(connections);
       auto write = [&](uint32_t connection, int side, Nanos now) {
         uint64_t& rest = left[connection][static_cast<size_t>(side)];
-        // In pieces, the last of which may be refused in part.
+        // Writes pieces, the last of which may be taken only in part.
         while (rest > 0) {
           size_t piece = std::min<uint64_t>(rest, 1 + choices() % 50000);
           size_t taken = streams.write(connection, side, piece, now);
@@ -448,7 +448,7 @@ TEST(Streams, NothingIsLostOrDoubled) {
         if (one.kind == Happened::kWritable) write(one.connection, one.side, one.time);
       };
       for (uint32_t i = 0; i < connections; ++i) {
-        uint16_t a = choices() % hosts, b = choices() % hosts;  // the same one at times
+        uint16_t a = choices() % hosts, b = choices() % hosts;  // sometimes the same host
         ASSERT_EQ(streams.connect(a, b), i);
         for (int side = 0; side < 2; ++side) {
           all[i][side] = left[i][side] = choices() % 400000;

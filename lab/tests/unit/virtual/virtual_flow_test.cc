@@ -1,4 +1,4 @@
-// Flows between the hosts of a simulation, with the same handlers as over TCP.
+// Flows between the hosts of a simulation use the same handlers as over TCP.
 #include "virtual/flow.h"
 
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ struct Hosts {
     client = (*connection)->open(*client_loop, client_handler, {});
     EXPECT_TRUE(run([&] { return server != nullptr; }));
   }
-  // In the client's loop, as all calls to a flow.
+  // In the client's loop, like all calls to a flow.
   void post(EventLoop::Task task) { EXPECT_TRUE(client_loop->post(std::move(task))); }
   Network& network() { return simulation.network(); }
   bool run(const std::function<bool()>& done) {
@@ -61,7 +61,7 @@ TEST(VirtualFlow, CarriesFramesAndSaysWhenItEnds) {
   ASSERT_TRUE(hosts.run([&] { return !hosts.server_handler.closed.empty(); }));
 }
 
-// A flow that goes without a word resets its connection.
+// A flow that is destroyed without finishing resets its connection.
 TEST(VirtualFlow, TellsThatTheOtherSideIsGone) {
   Hosts hosts;
   hosts.post([&] { hosts.client.reset(); });
@@ -69,7 +69,7 @@ TEST(VirtualFlow, TellsThatTheOtherSideIsGone) {
   EXPECT_EQ(hosts.server_handler.closed[0].code(), Code::kPeerLost);
 }
 
-// So it does where nothing arrives any more: TCP gives up after so many time-outs.
+// The connection also ends if nothing arrives any more: TCP gives up after so many time-outs.
 TEST(VirtualFlow, TellsThatNothingArrivesAnyMore) {
   Hosts hosts;
   hosts.network().set_all_paths({.delay = kMillisecond, .loss = 1});
