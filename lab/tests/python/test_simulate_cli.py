@@ -275,7 +275,7 @@ def test_the_catalogue_is_listed(capsys) -> None:
         ("--size 1M --node-price -3 --server-price 1", "--node-price is -3"),
         ("--size 1M --seed -1", "--seed -1: give 0 or more"),
         ("--size 1M --costs /none", "--costs /none: No such file"),
-        ("--size 1M --sweep nodes=2..8 --nodes 4", "--nodes and --sweep nodes=2..8: give one"),
+        ("--size 1M --sweep nodes=2..8 --nodes 4", "--nodes and --sweep nodes=2..8: give only one"),
         ("--size 1M --sweep nodes=0..8:4", "--nodes is 0"),
         ("--size 1M --sweep mtu=1", "write one of nodes"),
     ],

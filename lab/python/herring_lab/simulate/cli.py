@@ -135,7 +135,7 @@ def network_of(options: argparse.Namespace) -> tuple[Network, str]:
     if options.node_rate:
         text = options.node_rate.removesuffix("/s")
         values["node_rate"] = float(_read("--node-rate", parse_size, text))
-    source = "measured on the lab's two, docs/benchmarks.md"
+    source = "measured on a machine with two, see docs/benchmarks.md"
     if options.costs:
         values["costs"], source = load_costs(options.costs)
     servers = nodes if options.servers is None else options.servers

@@ -18,10 +18,10 @@ _BINDS = {
     "node": "what a node does inside, before and after the network",
     "link": "the nodes' links",
     "servers' link": "the servers' links",
-    "processor": "processors that handle frames (more of a server's: --proxies)",
+    "processor": "processors that handle frames (--proxies gives a server more)",
     "latency": "waiting for answers: round trips, or too little outstanding (HERRING_CREDIT_MAX)",
     "loss": "recoveries and time-outs after lost packets",
-    "last gradient": "what is produced last can only be averaged after the backward pass",
+    "last gradient": "the last gradient can only be averaged after the backward pass",
 }
 
 
@@ -186,40 +186,42 @@ def assumptions(answers: Sequence[Answer], source: str, prices: Prices | None) -
         f"virtual time with the library's plan and self-controlled credit, seed {network.seed}",
         "a round's pace is what the controller reaches after some seconds of training; the first "
         "steps of a job are slower",
-        "all links of a kind are equal, nobody else uses them, and the switches between them carry "
-        f"everything; {_bytes(network.buffer)} for each port, packets of {network.mtu} bytes",
+        "all links of a kind are equal, no other traffic uses them, and the switches between them "
+        f"carry everything; a port holds {_bytes(network.buffer)}, a packet {network.mtu} bytes",
     ]
     costs = network.costs
     cores = f"{costs.cores:g} cores" if costs.cores else "a core per worker, and per proxy"
     lines.append(
         f"processors ({source}): {_duration(costs.frame)} per frame, {1e9 * costs.byte:.3g} ns per "
         f"byte, {_duration(costs.wakeup)} per wake-up, {cores}; 'herring simulate --costs FILE' "
-        "takes those of a machine"
+        "reads those of your machine"
     )
     if network.workers > 1:
         lines.append(
-            "inside a node a buffer is brought together and spread at "
+            "inside a node buffers are summed and results are copied back at "
             f"{_bytes(network.node_rate)}/s each way (default: four PCIe links of 12 GB/s, as in "
             "the paper, section III-A)"
         )
     if job.step > 0:
         lines.append(
             f"the backward pass is {job.backward:.3g} of the {job.step:g} s; gradients come in the "
-            "model's order, and when their layers' multiplications are done; the optimizer's time "
-            "is part of --step"
+            "model's order, when their layers' multiplications are done; --step includes the "
+            "optimizer's time"
         )
     if network.late:
         lines.append(
-            f"the slowest of twice as many nodes is {_duration(network.late)} later, on one node "
-            "nobody waits"
+            f"the slowest node is {_duration(network.late)} later each time the node count "
+            "doubles; on one node nobody waits"
         )
     else:
-        lines.append("all workers are equally fast: nobody waits for a slow one (--late)")
+        lines.append(
+            "all workers are equally fast, so none waits for a slow one (--late changes this)"
+        )
     lines.append(
-        f"{', '.join(PEERS)} are models: links, headers, processors and latency as above, but no "
-        "losses and no full buffers, and the tree goes level by level; buffers of 25 MiB, 64 MiB "
-        "or all at once, whichever is best for each; the ring runs over all workers, and "
-        "its hops inside a node are free, the others over nodes (hierarchical: a ring of these)"
+        f"{', '.join(PEERS)} are models with the links, headers, processors and latency from "
+        "above, but without losses and full buffers; the tree works level by level; each averages "
+        "in buffers of 25 MiB, of 64 MiB or all at once, whichever is best; the ring runs over all "
+        "workers, with free hops inside a node, the others over nodes (hierarchical: a ring)"
     )
     if prices:
         lines.append(f"prices per hour: {prices.node:g} a node, {prices.server:g} a server")
