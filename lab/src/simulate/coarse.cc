@@ -58,7 +58,6 @@ class Job {
   struct Group {
     double left = 0;     // mean bytes that a node still needs from one of the servers
     double begins = 0;   // when the first results come
-    double done = 0;     // when the average server has answered everything
     std::deque<Held> held;
     uint64_t stopped = 0;
     double turns = 0;    // turns that each server has made

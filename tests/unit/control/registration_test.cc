@@ -204,7 +204,7 @@ TEST(Registration, BadServerWeightsAreToldToEverybody) {
   WorkerRegistration first = job.worker(0);
   first.settings["server_weights"] = "1,2";
   expect_everywhere(job, {first, job.worker(1)}, Code::kConfiguration,
-                    {"server_weights is '1,2'", "it has 2 numbers", "it needs 1 comma-separated numbers"}, 1);
+                    {"server_weights is '1,2'", "it has 2 numbers", "it needs 1 comma"}, 1);
 }
 
 TEST(Registration, MissingRanksAndServersAreListed) {
