@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from collections.abc import Sequence
+from pathlib import Path
 
 LAYOUTS = {
     "alone": ["-n", "1"],
@@ -17,19 +19,17 @@ LAYOUTS = {
     "uneven-nodes": ["-n", "5", "--nodes", "2", "--servers", "1"],
 }
 
-PREAMBLE = """
+PROGRAMS = Path(__file__).parent / "programs"
+
+# What short scripts find at hand; programs in files import it themselves.
+PREAMBLE = f"""
 import hashlib, os, signal, sys, time
 import numpy as np
 import herring
-
-def raises(kind, text, call, *arguments, **options):
-    try:
-        call(*arguments, **options)
-    except kind as error:
-        assert text in str(error), str(error)
-    else:
-        raise AssertionError(f"no {kind.__name__} for {text}")
+sys.path.append({str(PROGRAMS)!r})
+from support import raises
 """
+
 
 # Every dtype and operator against NumPy; options go to the all-reduce.
 REDUCTIONS = """
@@ -72,15 +72,36 @@ def check_reductions(counts, **options):
 """
 
 
+def program(name: str, *arguments: str, folder: Path = PROGRAMS) -> list[str]:
+    """The words that follow `python` to run `<name>.py` of a folder with `arguments`."""
+    path = folder / f"{name}.py"
+    assert path.is_file(), path
+    return [str(path), *arguments]
+
+
 def run_job(
-    layout: list[str], script: str, timeout: float = 60, grace: float = 1, **environment: str
+    layout: list[str],
+    script: str | Sequence[str],
+    timeout: float = 60,
+    grace: float = 1,
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `script` on every rank of a job laid out by `herring run` options."""
+    """Runs a script on every rank of a job.
+
+    Args:
+      layout: the options of `herring run` that place workers and servers.
+      script: the text of a short script, or what `program` returns.
+      timeout: seconds after which the launcher ends the job.
+      grace: seconds that the other ranks have to end after one has failed.
+      environment: more variables for the script.
+    """
+    if isinstance(script, str):
+        script = ["-c", PREAMBLE + textwrap.dedent(script)]
     return subprocess.run(
         [
             *(sys.executable, "-m", "herring.launch.cli", "run", *layout),
             *("--timeout", str(timeout), "--grace", str(grace), "--"),
-            *(sys.executable, "-c", PREAMBLE + textwrap.dedent(script)),
+            *(sys.executable, *script),
         ],
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         stdin=subprocess.DEVNULL,
@@ -99,13 +120,18 @@ def expect_success(job: subprocess.CompletedProcess[str]) -> str:
 
 
 def seconds_until_known(
-    layout: list[str], script: str, victim: int, survivors: int, **environment: str
+    layout: list[str],
+    script: str | Sequence[str],
+    victim: int,
+    survivors: int,
+    **environment: str,
 ) -> tuple[float, str]:
     """How long the slowest survivor of a killed worker needed to learn of it, and the output.
 
     Args:
       layout: of the job, as options of `herring run`.
-      script: run on every rank; rank `VICTIM` kills itself, the others print "learned in T s".
+      script: run on every rank; rank `VICTIM` kills itself, the others print "learned in T s". It
+        is a text, or what `program` returns without arguments.
       victim: the rank that dies.
       survivors: how many must learn of it.
       environment: more variables for the script.
@@ -118,6 +144,9 @@ end = time.monotonic() + 5
 while len(os.listdir(os.environ["LEARNED"])) < {survivors} and time.monotonic() < end:
     time.sleep(0.01)
 """
+    if not isinstance(script, str):
+        (path,) = script
+        script = f"import runpy\nrunpy.run_path({path!r}, run_name='__main__')"
     with tempfile.TemporaryDirectory() as learned:
         job = run_job(
             layout,

@@ -1,0 +1,20 @@
+"""Rank 1 never flushes: all ranks are told so when the time is over."""
+
+import numpy as np
+
+import herring
+
+herring.init()
+array = np.ones(100, np.float32)
+for _step in range(3 + herring.rank()):
+    herring.allreduce(array, sync="solo", name="a")
+try:
+    if herring.rank() == 1:
+        herring.barrier(timeout=30)
+    herring.flush(array, name="a")
+except herring.TimeoutError as error:
+    text = str(error)
+    assert "'a', round" in text and "s for rank 1 (" in text, text
+    assert "rank 0" not in text and "rank 2" not in text, text
+    assert "flushes" in text, text
+    print("told", flush=True)
