@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs import expect_success, run_job
+from jobs import expect_success, program, run_job
 
 LEAVERS = {
     "one-node": ["-n", "2"],
@@ -106,25 +106,6 @@ def test_a_server_stays_for_what_moves_between_others(series: bool) -> None:
     )
 
 
-TRAINING = """
-import torch
-from herring.torch import DistributedDataParallel
-herring.init()
-torch.manual_seed(0)
-layers = [torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64)][: 2 if BUFFERS else 1]
-net = DistributedDataParallel(torch.nn.Sequential(*layers))
-steps = 0
-try:
-    for step in range(3 if herring.rank() == 0 else 6):
-        net(torch.randn(8, 64)).sum().backward()
-        steps += 1
-except herring.PeerLostError as error:
-    assert "rank 0 (" in str(error) and "left the job" in str(error), error
-    assert "use join() if ranks have different" in str(error), error
-    print("told", flush=True)
-"""
-
-
 @pytest.mark.parametrize(
     ("layout", "buffers"),
     [("one-node", True), ("one-node", False), ("one-dedicated-server", True)],
@@ -132,7 +113,7 @@ except herring.PeerLostError as error:
 )
 def test_uneven_data_in_training_names_who_ran_out_of_it(layout: str, buffers: bool) -> None:
     pytest.importorskip("torch")
-    script = f"BUFFERS = {buffers}\n{TRAINING}"
+    script = program("leaving_training", "buffers" if buffers else "plain")
     output = expect_success(run_job(LEAVERS[layout], script, HERRING_TIMEOUT="600"))
     assert output.count("told") == 1
 
@@ -183,22 +164,7 @@ def test_a_planned_round_ends_although_a_series_of_partial_ones_goes_on() -> Non
     output = expect_success(
         run_job(
             ["-n", "3"],
-            """
-        from herring.partial import PartialReduction
-        herring.init()
-        rank = herring.rank()
-        series = PartialReduction(8, "float32", sync="solo", name="s")
-        plan = herring.PlannedReduction([(100_000, "float32")], name="p")
-        series.allreduce(np.ones(8, np.float32))
-        herring.barrier()
-        if rank < 2:
-            plan.begin()
-            plan.ready(0)
-            raises(herring.PeerLostError, "rank 2 (", plan.wait)
-            print("told", flush=True)
-        else:
-            time.sleep(0.3)  # most likely the others are in the round by then
-    """,
+            program("leaving_planned"),
             HERRING_TIMEOUT="600",
         )
     )
@@ -209,23 +175,7 @@ def test_a_series_that_lost_a_server_ends_nothing_after_its_time_out() -> None:
     output = expect_success(
         run_job(
             ["-n", "3", "--nodes", "3"],
-            """
-        from herring.partial import PartialReduction
-        herring.init()
-        group = herring.new_group([0, 1])
-        series = PartialReduction(300_000, "float32", sync="majority", op="sum")
-        array = np.ones(300_000, np.float32)
-        series.allreduce(array)
-        if herring.rank() < 2:
-            def go_on():
-                while True:
-                    series.allreduce(array)
-            raises(herring.PeerLostError, "rank 2 (", go_on)
-            for _ in range(40):  # longer than anything may wait
-                herring.barrier(group=group)
-                time.sleep(0.1)
-            print("went on", flush=True)
-    """,
+            program("leaving_lost_server"),
             HERRING_TIMEOUT="2",
         )
     )
@@ -253,24 +203,7 @@ def test_what_was_sent_arrives_although_the_sender_leaves_while_it_is_written_to
     output = expect_success(
         run_job(
             ["-n", "2", "--nodes", "2"],
-            """
-        herring.init()
-        there, back = np.full(8_000_000, 7.0, np.float32), np.zeros(60_000_000, np.float32)
-        if herring.rank() == 1:
-            herring.receive_async(back, 0, tag=2)
-            herring.send(there, 0, tag=1)
-            herring.shutdown()
-        else:
-            lost = herring.send_async(back, 1, tag=2)
-            place = np.zeros_like(there)
-            herring.receive(place, 1, tag=1)
-            assert (place == 7).all()
-            try:
-                lost.wait()
-            except herring.PeerLostError as error:
-                assert "rank 1" in str(error), error
-            print("received", flush=True)
-    """,
+            program("leaving_sender"),
             HERRING_TIMEOUT="600",
         )
     )
@@ -283,28 +216,7 @@ def test_messages_between_others_need_nobody_who_has_left(layout: list[str], cal
     output = expect_success(
         run_job(
             layout,
-            f"""
-        herring.init()
-        rank = herring.rank()
-        herring.barrier()
-        if rank < 2:
-            try:
-                while True:
-                    herring.{call}()
-            except herring.PeerLostError as error:
-                assert "rank 2 (" in str(error), error
-            for count in (10, 1_000_000):
-                array = np.full(count, rank, np.float32)
-                if rank == 0:
-                    herring.send(array, 1)
-                else:
-                    herring.receive(array, 0)
-                    assert (array == 0).all()
-            raises(herring.PeerLostError, "rank 2 (", herring.send, array, 2)
-            print("exchanged", flush=True)
-        else:
-            time.sleep(0.3)  # most likely the others wait in their call by then
-    """,
+            program("leaving_messages", call),
             HERRING_TIMEOUT="600",
         )
     )

@@ -1,0 +1,44 @@
+"""Drops a handle and its array while the operation is in flight."""
+
+import gc
+import os
+import time
+import weakref
+
+import numpy as np
+
+import herring
+
+herring.init()
+said = os.environ["SAID"]
+
+
+class Array(np.ndarray):
+    pass
+
+
+array = np.ones(1_000_000, np.float32).view(Array)
+alive = weakref.ref(array)
+if herring.rank() == 0:
+    start = time.monotonic()
+    try:
+        handle = herring.allreduce_async(array, "sum", name="dropped")
+        raise RuntimeError("while it is in flight")
+    except RuntimeError:
+        del handle, array
+    assert time.monotonic() - start < 20
+    gc.collect()
+    assert alive() is not None, "the engine would write into freed memory"
+    open(said, "w").close()
+else:
+    while not os.path.exists(said):
+        time.sleep(0.01)
+    herring.allreduce(array, "sum", name="dropped")
+    assert (array == 2).all()
+herring.barrier()
+herring.allreduce(np.zeros(1))
+if herring.rank() == 0:
+    while alive() is not None:  # let go of when the next operation is submitted
+        herring.allreduce_async(np.zeros(1), name="alone")
+        break
+    assert alive() is None

@@ -1,0 +1,26 @@
+"""A series loses rank 2's server; what does not need it goes on beyond the time-out."""
+
+import time
+
+import numpy as np
+
+import herring
+from herring.partial import PartialReduction
+from support import raises
+
+herring.init()
+group = herring.new_group([0, 1])
+series = PartialReduction(300_000, "float32", sync="majority", op="sum")
+array = np.ones(300_000, np.float32)
+series.allreduce(array)
+if herring.rank() < 2:
+
+    def go_on():
+        while True:
+            series.allreduce(array)
+
+    raises(herring.PeerLostError, "rank 2 (", go_on)
+    for _ in range(40):  # longer than anything may wait
+        herring.barrier(group=group)
+        time.sleep(0.1)
+    print("went on", flush=True)

@@ -1,0 +1,31 @@
+"""Rank 2 leaves while the other ranks wait; messages between those still arrive."""
+
+import sys
+import time
+
+import numpy as np
+
+import herring
+from support import raises
+
+herring.init()
+rank = herring.rank()
+wait = herring.barrier if sys.argv[1] == "barrier" else herring.join
+herring.barrier()
+if rank < 2:
+    try:
+        while True:
+            wait()
+    except herring.PeerLostError as error:
+        assert "rank 2 (" in str(error), error
+    for count in (10, 1_000_000):
+        array = np.full(count, rank, np.float32)
+        if rank == 0:
+            herring.send(array, 1)
+        else:
+            herring.receive(array, 0)
+            assert (array == 0).all()
+    raises(herring.PeerLostError, "rank 2 (", herring.send, array, 2)
+    print("exchanged", flush=True)
+else:
+    time.sleep(0.3)  # most likely the others wait in their call by then

@@ -1,0 +1,23 @@
+"""A planned round while rank 2 leaves, in a job with a series of partial rounds."""
+
+import time
+
+import numpy as np
+
+import herring
+from herring.partial import PartialReduction
+from support import raises
+
+herring.init()
+rank = herring.rank()
+series = PartialReduction(8, "float32", sync="solo", name="s")
+plan = herring.PlannedReduction([(100_000, "float32")], name="p")
+series.allreduce(np.ones(8, np.float32))
+herring.barrier()
+if rank < 2:
+    plan.begin()
+    plan.ready(0)
+    raises(herring.PeerLostError, "rank 2 (", plan.wait)
+    print("told", flush=True)
+else:
+    time.sleep(0.3)  # most likely the others are in the round by then
