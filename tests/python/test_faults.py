@@ -11,59 +11,14 @@ import time
 
 import pytest
 
-from jobs import PREAMBLE, expect_success, run_job, seconds_until_known
+from jobs import PREAMBLE, expect_success, program, run_job, seconds_until_known
 
 pytestmark = pytest.mark.timeout(90)
 SERVED = ["-n", "3", "--nodes", "3", "--servers", "1"]
 
-ERRORS = """
-herring.init()
-rank, size = herring.rank(), herring.size()
-bad = herring.InvalidArgumentError
-raises(bad, "not supported", herring.allreduce, np.zeros(3, np.complex64))
-raises(bad, "not contiguous", herring.allreduce, np.zeros((4, 4), np.float32)[:, ::2])
-frozen = np.zeros(3, np.float32)
-frozen.flags.writeable = False
-raises(bad, "read-only", herring.allreduce, frozen)
-raises(bad, "expected an array", herring.allreduce, [1.0, 2.0])
-raises(bad, "'average' of dtype int32", herring.allreduce, np.zeros(3, np.int32))
-raises(bad, "'median'", herring.allreduce, np.zeros(3, np.float32), "median")
-raises(bad, "root is 7", herring.broadcast, np.zeros(3, np.float32), 7)
-raises(bad, "splits", herring.alltoall, np.zeros(3, np.float32), [1])
-# None of it has harmed the job.
-ok = np.full(3, rank, np.float32)
-herring.allreduce(ok, "sum", name="still fine")
-assert (ok == size * (size - 1) / 2).all()
-
-mine = np.zeros(4 if rank == 1 else 3, np.float32)
-raises(herring.MismatchError, "rank 1: allreduce of float32 [4]",
-       herring.allreduce, mine, name="shape")
-large = np.zeros(100_000, np.float64 if rank == 2 else np.float32)
-raises(herring.MismatchError, "rank 2: allreduce of float64",
-       herring.allreduce, large, name="dtype")
-raises(herring.MismatchError, "ranks 0, 2: allreduce", herring.allreduce, np.zeros(5, np.float32),
-       "sum" if rank == 1 else "average", name="op")
-raises(herring.MismatchError, "ranks disagree about planned operation 'p'",
-       herring.PlannedReduction, [(10 + rank, "float32")], name="p")
-if rank == 0:
-    first = herring.allreduce_async(np.zeros(9, np.float32), name="twice")
-    raises(bad, "'twice' is already in flight",
-           herring.allreduce_async, np.zeros(9, np.float32), name="twice")
-herring.barrier()  # the others come only now, so that the first was in flight
-if rank != 0:
-    first = herring.allreduce_async(np.zeros(9, np.float32), name="twice")
-first.wait()
-# One rank never calls: the others are told who, and go on.
-if rank != 2:
-    raises(herring.TimeoutError, "rank 2 (", herring.allreduce, np.zeros(9, np.float32),
-           name="lonely", timeout=0.3)
-herring.barrier()
-herring.allreduce(ok, "sum", name="fine to the end")
-"""
-
 
 def test_errors_name_what_is_wrong_and_the_job_goes_on() -> None:
-    expect_success(run_job(SERVED, ERRORS))
+    expect_success(run_job(SERVED, program("errors")))
 
 
 def test_shutdown_while_others_wait() -> None:
@@ -88,32 +43,6 @@ def test_shutdown_while_others_wait() -> None:
     assert output.count("told") == 2
 
 
-# The victim kills itself in the middle of traffic; everybody else must learn within 2 s.
-VICTIM = """
-herring.init()
-rank, victim = herring.rank(), int(os.environ["VICTIM"])
-large = np.zeros(2_000_000, np.float32)
-herring.allreduce(large, name="warm")
-if rank == victim:
-    herring.barrier()  # a colocated server dies with it: all must have their results by then
-    handle = herring.allreduce_async(large, name="last")
-    os.kill(os.getpid(), signal.SIGKILL)
-start = time.monotonic()
-try:
-    herring.barrier()
-    while True:
-        herring.allreduce(large, "sum")
-except herring.PeerLostError as error:
-    took = time.monotonic() - start
-    assert f"rank {victim}" in str(error), error
-    print(f"survivor {rank} learned in {took:.2f} s", flush=True)
-try:
-    herring.barrier()
-except herring.PeerLostError:
-    print(f"still failed {rank}", flush=True)
-"""
-
-
 @pytest.mark.parametrize(
     "layout",
     [["-n", "3"], SERVED, ["-n", "3", "--nodes", "3"]],
@@ -123,7 +52,7 @@ except herring.PeerLostError:
 def test_everybody_learns_of_a_killed_worker(layout: list[str], victim: int) -> None:
     # The promise is 2 s; a machine that is busy with other things gets a second chance.
     for _attempt in range(2):
-        slowest, output = seconds_until_known(layout, VICTIM, victim, survivors=2)
+        slowest, output = seconds_until_known(layout, program("killed_worker"), victim, survivors=2)
         assert output.count("still failed") == 2, output[-4000:]
         if slowest < 2:
             return
@@ -133,25 +62,7 @@ def test_everybody_learns_of_a_killed_worker(layout: list[str], victim: int) -> 
 def test_everybody_learns_of_a_killed_server() -> None:
     output = run_job(
         SERVED,
-        """
-        import subprocess
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        herring.init()
-        array = np.zeros(1_000_000, np.float32)
-        herring.allreduce(array, name="warm")
-        if herring.rank() == 0:
-            servers = subprocess.run(["pgrep", "-P", str(os.getppid()), "-f",
-                                      "[s]erver --stay"],
-                                     capture_output=True, text=True).stdout.split()
-            assert len(servers) == 1, servers
-            os.kill(int(servers[0]), signal.SIGKILL)
-        try:
-            while True:
-                herring.allreduce(array)
-        except herring.PeerLostError as error:
-            assert "server 0" in str(error), error
-            print("told", flush=True)
-    """,
+        program("killed_server"),
     ).stdout
     assert output.count("told") == 3, output[-4000:]
 
@@ -160,42 +71,7 @@ def test_garbage_on_every_port_harms_nobody() -> None:
     expect_success(
         run_job(
             ["-n", "2", "--nodes", "2", "--servers", "1"],
-            r"""
-        import random, socket
-        herring.init()
-        ports = set()
-        inodes = set()
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                if int(open(f"/proc/{pid}/stat").read().split()[3]) != os.getppid():
-                    continue
-                for fd in os.listdir(f"/proc/{pid}/fd"):
-                    inodes.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
-            except OSError:
-                continue
-        for line in open("/proc/net/tcp").read().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
-                ports.add(int(fields[1].split(":")[1], 16))
-        assert len(ports) >= 2, ports
-        herring.barrier()
-        rng = random.Random(herring.rank())
-        for port in sorted(ports):
-            for _ in range(30):
-                stranger = socket.create_connection(("127.0.0.1", port), 5)
-                stranger.sendall(rng.choice([b"GET / HTTP/1.0\r\n\r\n",
-                                             b"HRRING\r\n" + rng.randbytes(200),
-                                             rng.randbytes(500)]))
-                stranger.settimeout(0.02)
-                try:
-                    assert len(stranger.recv(4096)) <= 100
-                except OSError:
-                    pass
-                stranger.close()
-        array = np.full(100_000, herring.rank(), np.float32)
-        herring.allreduce(array, "sum")
-        assert (array == 1).all()
-    """,
+            program("garbage"),
         )
     )
 

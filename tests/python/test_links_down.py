@@ -11,25 +11,7 @@ import pytest
 from emulated import needs_hosts
 from herring_lab.emulate import Cluster
 from herring_lab.emulate.runner import Plan, run
-
-WORKER = """
-import sys, time
-import numpy as np
-import herring
-
-herring.init()
-rank, array = herring.rank(), np.ones(200_000, np.float32)
-herring.allreduce(array)
-last = time.monotonic()
-try:
-    while True:
-        herring.allreduce(array, "average")
-        last = time.monotonic()
-        if rank == 0:
-            open(sys.argv[1], "a").close()  # all are at work
-except herring.PeerLostError as error:
-    print("lost", rank, time.monotonic() - last, error, flush=True)
-"""
+from jobs import program
 
 
 @needs_hosts()
@@ -40,7 +22,7 @@ def test_a_link_goes_down(
     host: int, switch: bool, tmp_path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     started = tmp_path / "started"
-    plan = Plan([sys.executable, "-c", WORKER, str(started)], 3, timeout=60, grace=50)
+    plan = Plan([sys.executable, *program("link_down", str(started))], 3, timeout=60, grace=50)
     with Cluster(3) as hosts:
         own = hosts.namespace(host)
         device = ["-n", own, "link", "set", "eth0"]

@@ -16,6 +16,7 @@ from herring.errors import ConfigurationError
 from herring.launch import cli, config, job
 from herring.rendezvous import settings
 from herring.rendezvous.detect import detect, detect_server
+from jobs import program
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = {row["env"]: row for row in map(dict, _core.setting_rows())}
@@ -211,28 +212,6 @@ def test_what_a_launcher_sets_does_not_leak_into_its_job() -> None:
             job.passed_environment({}, [f"{variable}=1"])
 
 
-INIT = """
-import json, os, sys
-import herring
-for name in [name for name in os.environ if name.startswith("HERRING_")]:
-    del os.environ[name]
-found = []
-for variable, option, environment, text in json.load(sys.stdin):
-    try:
-        if option:
-            herring.init(**{option: text})
-        else:
-            os.environ.update({**environment, variable: text})
-            herring.init()
-    except herring.ConfigurationError as error:
-        found.append(str(error))
-    else:
-        found.append("")
-        herring.shutdown()
-    for name in [variable, *environment]:
-        os.environ.pop(name, None)
-print(json.dumps(found))
-"""
 # Of a job of one; what finds others, or means something on this machine only, is not tried here.
 NOT_ALONE = re.compile(
     r"HERRING_(RANK|SIZE|LOCAL_\w+|SERVERS|RENDEZVOUS\w*|SECRET_FILE|INTERFACE|PORTS)"
@@ -258,7 +237,7 @@ def test_init_accepts_what_config_does() -> None:
                 cases.append((variable, row["name"], {}, text))
                 wanted.append((variable, text, False))
     done = subprocess.run(
-        [sys.executable, "-c", INIT],
+        [sys.executable, *program("settings_init")],
         input=json.dumps(cases),
         capture_output=True,
         text=True,

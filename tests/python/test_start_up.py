@@ -17,7 +17,7 @@ from herring.errors import ConfigurationError
 from herring.rendezvous import slurm
 from herring.rendezvous.endpoint import bind, bind_any
 from herring.rendezvous.publication import Wait, in_seconds
-from jobs import expect_success, run_job
+from jobs import expect_success, program, run_job
 
 SECRET = "ab" * 32
 
@@ -197,24 +197,7 @@ def test_ranks_in_different_calls_are_told_early_who_waits_where(layout: list[st
 def test_a_thread_that_comes_late_completes_what_seemed_stuck() -> None:
     job = run_job(
         ["-n", "2", "--nodes", "2"],
-        """
-        import threading
-        herring.init()
-        rank = herring.rank()
-        x, y = np.ones(4, np.float32), np.ones(4, np.float32)
-        def later():
-            time.sleep(3.0)  # longer than it takes to be told
-            herring.allreduce(y, name="a")
-        if rank == 0:
-            herring.allreduce(x, name="a")
-            herring.barrier(name="b")
-        else:
-            thread = threading.Thread(target=later)
-            thread.start()
-            herring.barrier(name="b")
-            thread.join()
-        print("done", rank)
-        """,
+        program("late_thread"),
         HERRING_WARN_AFTER="1",
     )
     expect_success(job)
@@ -231,35 +214,12 @@ def ports(count: int) -> Iterator[range]:
     yield range(first, first + count)
 
 
-LISTENING = """
-import glob
-herring.init()
-x = np.ones(100_000, np.float32)
-for algorithm in ("herring", "ring"):
-    herring.allreduce(x, "average", algorithm=algorithm)
-def listening():
-    inodes = set()
-    for link in glob.glob("/proc/self/fd/*"):
-        try:
-            inodes.add(os.readlink(link))
-        except OSError:
-            pass
-    for name in ("tcp", "tcp6"):
-        for line in open(f"/proc/self/net/{name}").readlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
-                yield int(fields[1].rpartition(":")[2], 16)
-print("ports", *listening())
-herring.barrier()
-"""
-
-
 @pytest.mark.parametrize("servers", ["0", "2"])
 def test_everything_listens_in_the_range(servers: str) -> None:
     with ports(40) as chosen:
         job = run_job(
             ["-n", "4", "--nodes", "2", "--servers", servers],
-            LISTENING,
+            program("listening"),
             HERRING_PORTS=f"{chosen[0]}-{chosen[-1]}",
         )
     expect_success(job)

@@ -1,0 +1,46 @@
+"""Rank 1 closes a plan before all is ready: nobody can finish that round.
+
+Every rank learns why.
+"""
+
+import time
+
+import herring
+from support import raises
+
+herring.init()
+rank = herring.rank()
+plan = herring.PlannedReduction([(400_000, "float32")] * 3, name="p", buffer_bytes=1 << 20)
+start = time.monotonic()
+
+
+def average():
+    plan.begin()
+    for i in range(3):
+        plan.ready(i)
+    plan.wait()
+
+
+if rank == 1:
+    view = plan.arena(0)
+    view[:] = 1
+    plan.begin()
+    plan.ready(1)
+    plan.ready(0)
+    plan.close()
+    view.sum()  # outlives the plan
+    own = herring.empty(1_200_000)
+    own[:] = -1
+    raises(
+        herring.ShutdownError,
+        "'p' was closed inside round 0, before gradients 2 were ready",
+        lambda: [herring.barrier() for _ in range(100)],
+    )
+    assert (own == -1).all()
+    view[:] = 4
+else:
+    raises(herring.PeerLostError, "'p' was closed inside round 0", average)
+    plan.close()
+took = time.monotonic() - start
+assert took < 20, took  # long before HERRING_TIMEOUT
+print("told", flush=True)

@@ -1,0 +1,31 @@
+"""Ranks that come too late for an operation get the error of that call."""
+
+import numpy as np
+
+import herring
+from support import raises
+
+herring.init()
+rank = herring.rank()
+
+
+def loss(value, timeout=None):
+    return herring.allreduce(np.array([value], np.float32), "sum", name="loss", timeout=timeout)[0]
+
+
+assert loss(1.0) == 3
+if rank != 2:
+    raises(herring.TimeoutError, "rank 2 (", loss, 50.0, 0.3)
+herring.barrier()
+if rank == 2:  # too late for the others' second call, whose error it gets
+    raises(herring.TimeoutError, "which did not call it", loss, 50.0)
+assert loss(101.0) == 303
+assert loss(1.0) == 3
+# The same with arrays that are pushed.
+large = np.full(100_000, 1.0, np.float32)
+if rank != 1:
+    raises(herring.TimeoutError, "rank 1 (", herring.allreduce, large.copy(), name="w", timeout=0.3)
+herring.barrier()
+if rank == 1:
+    raises(herring.TimeoutError, "which did not call it", herring.allreduce, large.copy(), name="w")
+assert (herring.allreduce(large * (rank + 1), "sum", name="w") == 6).all()

@@ -1,0 +1,28 @@
+"""A thread of rank 1 completes an operation late; the ranks seem to wait for each other."""
+
+import threading
+import time
+
+import numpy as np
+
+import herring
+
+herring.init()
+rank = herring.rank()
+x, y = np.ones(4, np.float32), np.ones(4, np.float32)
+
+
+def later():
+    time.sleep(3.0)  # longer than it takes to be told
+    herring.allreduce(y, name="a")
+
+
+if rank == 0:
+    herring.allreduce(x, name="a")
+    herring.barrier(name="b")
+else:
+    thread = threading.Thread(target=later)
+    thread.start()
+    herring.barrier(name="b")
+    thread.join()
+print("done", rank)
