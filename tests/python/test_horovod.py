@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ pytest.importorskip("torch")
 
 from batches import herring_run, outcomes
 from horovod_cases import CASES
-from jobs import run_job
+from jobs import program, run_job
 
 LAYOUTS = {"two-nodes": ["-n", "4", "--nodes", "2", "--servers", "1"], "one-node": ["-n", "3"]}
 # Those that care whether numbers are powers of two, or where ranks are.
@@ -38,32 +37,6 @@ def run_all(layout: str) -> dict[str, str]:
 def test_case(layout: str, case: str) -> None:
     if text := run_all(layout)[case]:
         pytest.fail(text, pytrace=False)
-
-
-SCRIPT = """
-import sys
-import horovod
-import horovod.torch as hvd
-import torch
-from horovod.common.exceptions import HorovodInternalError
-from horovod.torch.mpi_ops import allreduce_async_, synchronize
-
-hvd.init()
-total = synchronize(allreduce_async_(torch.ones(1), op=hvd.Sum)).item()
-assert hvd.HorovodInternalError is HorovodInternalError and horovod.__version__
-for name in ("ray", "spark"):
-    try:
-        __import__(f"horovod.{name}")
-    except ImportError as error:
-        assert "is not supported" in str(error), error
-    else:
-        raise AssertionError(name)
-try:
-    from horovod.torch.elastic import run
-except NotImplementedError as error:
-    assert "torchrun" in str(error)
-print("total", total, sys.argv[1:])
-"""
 
 
 @pytest.mark.timeout(100)
@@ -106,11 +79,9 @@ def test_variables_of_horovod() -> None:
 
 
 @pytest.mark.timeout(100)
-def test_as_a_module_alone(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
+def test_as_a_module_alone() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "herring.horovod", str(script), "-x"],
+        [sys.executable, "-m", "herring.horovod", *program("horovod_alone", "-x")],
         capture_output=True,
         text=True,
         timeout=95,
@@ -141,26 +112,8 @@ def test_refused_options(options: list[str], words: list[str]) -> None:
 
 @pytest.mark.timeout(100)
 def test_death() -> None:
-    script = """
-    import torch, herring.horovod.torch as hvd
-    try:
-        hvd.rank()
-    except ValueError as error:
-        assert "init" in str(error)
-    hvd.init(process_sets=[hvd.ProcessSet([0, 1])])
-    both = hvd.add_process_set([0, 2])
-    hvd.allreduce(torch.ones(1))
-    if hvd.rank() == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    handle = hvd.allreduce_async(torch.ones(3), name="lost")
-    raises(hvd.HorovodInternalError, "rank 2", hvd.synchronize, handle)
-    raises(herring.PeerLostError, "rank 2", hvd.allreduce, torch.ones(3))
-    raises(hvd.HorovodInternalError, "rank 2", hvd.allreduce, torch.ones(3))
-    hvd.shutdown()
-    assert both.process_set_id is None
-    print("survived")
-    """
-    job = run_job(["-n", "3", "--keep-going"], textwrap.dedent(script), 80)
+    script = program("horovod_death")
+    job = run_job(["-n", "3", "--keep-going"], script, 80)
     assert job.stdout.count("survived") == 2, job.stdout[-4000:]
 
 
@@ -174,27 +127,8 @@ def test_death() -> None:
 )
 @pytest.mark.timeout(100)
 def test_without_other_frameworks(package: str, modules: list[str]) -> None:
-    code = f"""
-import sys
-sys.modules[{package!r}] = None
-import herring.horovod.aliases
-herring.horovod.aliases.install()
-for name in {modules!r}:
-    try:
-        __import__("horovod." + name)
-    except ImportError as error:
-        assert "pip install " in str(error) and {package!r} in str(error), error
-    else:
-        raise AssertionError(name)
-import horovod.common.util
-try:
-    horovod.common.util.check_extension("horovod.spark")
-except ImportError as error:
-    assert "horovod.tensorflow" in str(error)
-assert not horovod.common.util.extension_available("spark")
-assert horovod.common.util.split_list([1, 2, 3, 4, 5], 3) == [[1, 2], [3, 4], [5]]
-"""
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=90)
+    code = program("horovod_without", package, *modules)
+    subprocess.run([sys.executable, *code], check=True, timeout=90)
 
 
 def test_import_herring_loads_no_torch() -> None:

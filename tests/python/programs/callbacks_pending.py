@@ -1,0 +1,29 @@
+"""Shutdown ends what is in flight: its callbacks are called before it returns."""
+
+import time
+
+import herring
+from callbacks_start import start
+from support import raises
+
+herring.init()
+rank, size = herring.rank(), herring.size()
+
+# Shutdown ends what is in flight: its callbacks are called before it returns.
+herring.barrier()  # nobody is still connecting when the first one leaves
+seen = []
+if rank == 0:
+    for i in range(30):
+
+        def ended(h, i=i):
+            time.sleep(0.01)
+            seen.append((i, type(h.exception()).__name__))
+            raises(herring.ShutdownError, "init", herring.barrier)
+
+        start(f"never {i}").add_done_callback(ended)
+else:
+    time.sleep(0.3)
+if rank == 0:
+    herring.shutdown()
+    assert sorted(seen) == [(i, "ShutdownError") for i in range(30)], seen
+# A callback may end the job itself.

@@ -1,0 +1,27 @@
+"""Shutdown does not wait for ever for a callback that does not end."""
+
+import time
+
+import herring
+from callbacks_start import start
+
+herring.init()
+rank, size = herring.rank(), herring.size()
+
+
+# A callback that does not end is not waited for for ever.
+def sleep(h):
+    time.sleep(60)
+
+
+if rank == 0:
+    h = start("stuck")
+    h.add_done_callback(sleep)
+herring.barrier()
+if rank == 1:
+    h = start("stuck")
+h.wait()
+begin = time.monotonic()
+herring.shutdown()
+spent = time.monotonic() - begin
+assert spent < 20 and (rank == 1 or spent > 5), spent

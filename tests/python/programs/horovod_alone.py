@@ -1,0 +1,25 @@
+"""Imports Horovod by its own names, and prints a sum and its arguments."""
+
+import sys
+
+import horovod
+import horovod.torch as hvd
+import torch
+from horovod.common.exceptions import HorovodInternalError
+from horovod.torch.mpi_ops import allreduce_async_, synchronize
+
+hvd.init()
+total = synchronize(allreduce_async_(torch.ones(1), op=hvd.Sum)).item()
+assert hvd.HorovodInternalError is HorovodInternalError and horovod.__version__
+for name in ("ray", "spark"):
+    try:
+        __import__(f"horovod.{name}")
+    except ImportError as error:
+        assert "is not supported" in str(error), error
+    else:
+        raise AssertionError(name)
+try:
+    from horovod.torch.elastic import run  # noqa: F401
+except NotImplementedError as error:
+    assert "torchrun" in str(error)
+print("total", total, sys.argv[1:])

@@ -1,0 +1,27 @@
+"""Rank 2 dies: operations and process sets of the other ranks fail."""
+
+import os
+import signal
+
+import torch
+
+import herring
+import herring.horovod.torch as hvd
+from support import raises
+
+try:
+    hvd.rank()
+except ValueError as error:
+    assert "init" in str(error)
+hvd.init(process_sets=[hvd.ProcessSet([0, 1])])
+both = hvd.add_process_set([0, 2])
+hvd.allreduce(torch.ones(1))
+if hvd.rank() == 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+handle = hvd.allreduce_async(torch.ones(3), name="lost")
+raises(hvd.HorovodInternalError, "rank 2", hvd.synchronize, handle)
+raises(herring.PeerLostError, "rank 2", hvd.allreduce, torch.ones(3))
+raises(hvd.HorovodInternalError, "rank 2", hvd.allreduce, torch.ones(3))
+hvd.shutdown()
+assert both.process_set_id is None
+print("survived")
