@@ -11,7 +11,7 @@ from herring.parts import install_command
 if importlib.util.find_spec("mxnet") is None:
     pytest.skip("needs mxnet", allow_module_level=True)
 
-from cases import LAYOUTS, check, check_script, jobs, listed, without
+from cases import HERE, LAYOUTS, check, check_script, jobs, listed, without
 
 SCRIPT = "horovod_mxnet_cases.py"
 
@@ -32,22 +32,7 @@ def test_unchanged_script() -> None:
 def test_a_rank_dies() -> None:
     seconds, output = jobs().seconds_until_known(
         ["-n", "3", "--nodes", "3"],
-        """
-        import mxnet as mx
-        import herring.horovod.mxnet as hvd
-        hvd.init()
-        start = time.time()  # the others may learn of it in the step before
-        try:
-            for step in range(1000000):
-                if step == 20:
-                    start = time.time()
-                    if hvd.rank() == int(os.environ["VICTIM"]):
-                        os.kill(os.getpid(), signal.SIGKILL)
-                hvd.allreduce(mx.nd.ones((2, 4)))
-        except hvd.HorovodInternalError as error:
-            assert "rank 1" in str(error)
-            print(f"learned in {time.time() - start:.2f} s", flush=True)
-        """,
+        jobs().program("horovod_mxnet_death", folder=HERE / "programs"),
         victim=1,
         survivors=2,
     )

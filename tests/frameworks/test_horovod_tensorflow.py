@@ -11,7 +11,7 @@ from herring.parts import install_command
 if importlib.util.find_spec("tensorflow") is None:
     pytest.skip("needs tensorflow", allow_module_level=True)
 
-from cases import LAYOUTS, check, check_script, jobs, listed, without
+from cases import HERE, LAYOUTS, check, check_script, jobs, listed, without
 
 GRAPHS = "horovod_tensorflow_graph_cases.py"
 # By script, the cases that care whether numbers are powers of two, or who is where.
@@ -47,32 +47,7 @@ def test_unchanged_script() -> None:
 def test_a_rank_dies() -> None:
     seconds, output = jobs().seconds_until_known(
         ["-n", "3", "--nodes", "3"],
-        """
-        import tensorflow as tf
-        import herring.horovod.tensorflow as hvd
-        hvd.init()
-
-        @tf.function
-        def step():
-            return hvd.allreduce(tf.ones([1000]))
-
-        step()
-        start = time.time()
-        try:
-            for i in range(1000000):
-                if i == 20:
-                    start = time.time()
-                    if hvd.rank() == int(os.environ["VICTIM"]):
-                        os.kill(os.getpid(), signal.SIGKILL)
-                step()
-        except tf.errors.OpError as error:
-            assert "rank 1" in str(error), error
-            try:
-                hvd.allreduce(tf.ones([1]))
-            except hvd.HorovodInternalError as error:
-                assert "rank 1" in str(error), error
-                print(f"learned in {time.time() - start:.2f} s", flush=True)
-        """,
+        jobs().program("horovod_tensorflow_death", folder=HERE / "programs"),
         victim=1,
         survivors=2,
         TF_CPP_MIN_LOG_LEVEL="3",

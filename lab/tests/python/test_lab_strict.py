@@ -16,81 +16,36 @@ from herring_lab.emulate import Cluster, ClusterError, LateLinksError, Path, net
 from herring_lab.emulate.check import check_links
 from herring_lab.emulate.paths import Between, Paths
 from herring_lab.emulate.strict import LinkReport
+from jobs import program
 
 HERRING = [sys.executable, "-m", "herring.launch.cli"]
+PROGRAMS = pathlib.Path(__file__).parent / "programs"
 
 
 needs_strict = needs_hosts(strict=True)
 
-# Sends COUNT packets of SIZE bytes of payload one after the other. Prints the least round trip in
-# seconds, or 'lost N of COUNT'.
-_PING = """
-import socket, sys, time
-address, size, count, patience = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), 2.0
-peer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-peer.connect((address, 7000)); peer.settimeout(patience)
-times, data = [], bytes(size)
-for _ in range(count):
-    start = time.monotonic()
-    peer.send(data)
-    try:
-        peer.recv(65536)
-    except TimeoutError:
-        continue
-    times.append(time.monotonic() - start)
-print(min(times))
-"""
-_ECHO = """
-import socket
-own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); own.bind(("", 7000))
-print("ready", flush=True)
-while True:
-    data, peer = own.recvfrom(65536); own.sendto(data, peer)
-"""
-# Sends COUNT packets of SIZE bytes at once. The other side waits for COUNT packets, or until no
-# more come. It prints how many came, and the time between the first and the last. Times are the
-# kernel's stamps, because Python itself may be delayed.
-_SINK = """
-import socket, struct, sys
-own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); own.bind(("", 7001)); own.settimeout(1.5)
-own.setsockopt(socket.SOL_SOCKET, 33, 1 << 25)  # SO_RCVBUFFORCE
-own.setsockopt(socket.SOL_SOCKET, 35, 1)  # SO_TIMESTAMPNS
-print("ready", flush=True)
-times = []
-try:
-    while len(times) < int(sys.argv[1]):
-        _, stamps, _, _ = own.recvmsg(65536, 128)
-        seconds, nanos = struct.unpack("qq", stamps[0][2])
-        times.append(seconds + nanos * 1e-9)
-except TimeoutError:
-    pass
-print(len(times), times[-1] - times[0], flush=True)
-"""
-_TRAIN = """
-import socket, sys
-peer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-peer.setsockopt(socket.SOL_SOCKET, 32, 1 << 25)  # SO_SNDBUFFORCE
-for _ in range(int(sys.argv[3])):
-    peer.sendto(bytes(int(sys.argv[2])), (sys.argv[1], 7001))
-"""
 _HEADERS = 14 + 20 + 8  # Ethernet, IP, UDP
 
 
-def _start(hosts: Cluster, host: int, code: str, *arguments: str) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-S", "-c", code, *arguments]
+def _python(name: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-S", *program(name, *arguments, folder=PROGRAMS)]
+
+
+def _start(hosts: Cluster, host: int, name: str, *arguments: str) -> subprocess.Popen[str]:
+    argv = _python(name, *arguments)
     job = hosts.popen(host, argv, stdout=subprocess.PIPE, text=True)
     assert job.process.stdout.readline() == "ready\n"
     return job.process
 
 
 def _round_trip(hosts: Cluster, size: int, one: int = 0, other: int = 1, count: int = 20) -> float:
-    argv = [sys.executable, "-S", "-c", _PING, hosts.address(other), str(size), str(count)]
+    argv = _python("udp_ping", hosts.address(other), str(size), str(count))
     return float(hosts.run(one, argv))
 
 
 def _train(hosts: Cluster, size: int, count: int) -> tuple[int, float]:
-    sink = _start(hosts, 1, _SINK, str(count))
-    hosts.run(0, [sys.executable, "-S", "-c", _TRAIN, hosts.address(1), str(size), str(count)])
+    sink = _start(hosts, 1, "udp_sink", str(count))
+    hosts.run(0, _python("udp_train", hosts.address(1), str(size), str(count)))
     got, seconds = sink.stdout.readline().split()
     return int(got), float(seconds)
 
@@ -106,7 +61,7 @@ def _seconds_of_train(hosts: Cluster, size: int, count: int) -> float:
 @pytest.mark.parametrize(("delay", "size"), [(0.0, 8000), (0.005, 8000), (0.005, 10)])
 def test_a_packet_takes_both_links_and_the_delay_each_way(delay: float, size: int) -> None:
     with Cluster(2, 50e6, delay=delay, strict=True) as hosts:
-        _start(hosts, 1, _ECHO)
+        _start(hosts, 1, "udp_echo")
         expected = 2 * (delay + 2 * 8 * (size + _HEADERS) / 50e6)
         took = _round_trip(hosts, size)
     # Packets are never sooner than the model. How much later they are depends on other programs.
@@ -168,7 +123,7 @@ def test_packets_are_lost_as_often_as_asked() -> None:
 def test_a_far_host_and_two_sites() -> None:
     with Cluster(3, 1e9, delay="200us", delays={2: "8ms"}) as hosts:
         for host in (1, 2):
-            _start(hosts, host, _ECHO)
+            _start(hosts, host, "udp_echo")
         assert 0.0004 < _round_trip(hosts, 100, 0, 1) < 0.004
         assert 0.016 < _round_trip(hosts, 100, 0, 2) < 0.020
         assert 0.016 < _round_trip(hosts, 100, 1, 2) < 0.020
@@ -176,7 +131,7 @@ def test_a_far_host_and_two_sites() -> None:
         assert 0.006 < _round_trip(hosts, 100, 0, 2) < 0.010
     with Cluster(3, 1e9, paths=[Path(10e6, delay=0.005)]) as hosts:
         for host in (1, 2):
-            _start(hosts, host, _ECHO)
+            _start(hosts, host, "udp_echo")
         thin = 2 * (0.005 + 8 * (4000 + _HEADERS) / 10e6)
         assert thin < _round_trip(hosts, 4000, 0, 1) < thin + 0.004
         assert _round_trip(hosts, 4000, 0, 2) < 0.005
@@ -197,12 +152,12 @@ def test_a_host_has_its_own_mtu() -> None:
 @needs_strict
 def test_links_that_stood_still_void_what_was_measured() -> None:
     with Cluster(2, delay="50ms") as hosts:
-        _start(hosts, 1, _ECHO)
+        _start(hosts, 1, "udp_echo")
         _round_trip(hosts, 100, count=2)
         assert hosts.require_on_time().kept_up
         sender = hosts.popen(
             0,
-            [sys.executable, "-S", "-c", _PING, hosts.address(1), "100", "40"],
+            _python("udp_ping", hosts.address(1), "100", "40"),
             stdout=subprocess.DEVNULL,
         )
         before = hosts.link_report(reset=True).packets
@@ -265,7 +220,7 @@ def test_hosts_reach_each_other_through_the_kernels_devices(monkeypatch) -> None
     with Cluster(2, 100e6, delay="1ms") as hosts:
         assert hosts.netem
         assert hosts.link_report() is None
-        _start(hosts, 1, _ECHO)
+        _start(hosts, 1, "udp_echo")
         took = _round_trip(hosts, 8000)
         assert took > 0.002 or not real
         show = ["tc", "-n", hosts._switch(0), "-s", "qdisc", "show", "dev", "ifb0"]
