@@ -17,7 +17,7 @@ raises(
 )
 raises(
     herring.InvalidArgumentError,
-    "'average' of dtype int32",
+    "'average' with dtype int32",
     herring.allreduce,
     np.zeros(3, np.int32),
     algorithm="ring",

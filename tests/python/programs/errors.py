@@ -14,7 +14,7 @@ frozen = np.zeros(3, np.float32)
 frozen.flags.writeable = False
 raises(bad, "read-only", herring.allreduce, frozen)
 raises(bad, "expected an array", herring.allreduce, [1.0, 2.0])
-raises(bad, "'average' of dtype int32", herring.allreduce, np.zeros(3, np.int32))
+raises(bad, "'average' with dtype int32", herring.allreduce, np.zeros(3, np.int32))
 raises(bad, "'median'", herring.allreduce, np.zeros(3, np.float32), "median")
 raises(bad, "root is 7", herring.broadcast, np.zeros(3, np.float32), 7)
 raises(bad, "splits", herring.alltoall, np.zeros(3, np.float32), [1])

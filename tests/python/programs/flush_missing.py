@@ -16,5 +16,5 @@ except herring.TimeoutError as error:
     text = str(error)
     assert "'a', round" in text and "s for rank 1 (" in text, text
     assert "rank 0" not in text and "rank 2" not in text, text
-    assert "flushes" in text, text
+    assert "calls flush()" in text, text
     print("told", flush=True)
