@@ -111,6 +111,7 @@ void register_devices(nb::module_& module);
 void register_groups(nb::module_& module);
 void register_jax(nb::module_& module);
 void register_job(nb::module_& module);
+void register_log(nb::module_& module);
 void register_partial(nb::module_& module);
 void register_plan(nb::module_& module);
 void register_planned(nb::module_& module);

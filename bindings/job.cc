@@ -16,7 +16,6 @@
 #include <iterator>
 #include <tuple>
 
-#include "base/log.h"
 #include "bindings.h"
 #include "callbacks.h"
 #include "collective/schedule.h"
@@ -437,7 +436,6 @@ void register_job(nb::module_& module) {
       .def("take", &Callbacks::take);
   module.def("end_starts", [] { process_ends.store(true); });
   module.def("keep_for_ever", [](const nb::object& object) { object.inc_ref(); });
-  module.def("log_error", [](const std::string& text) { log(LogLevel::kError, text); });
   nb::class_<Handle>(module, "Operation")
       .def("wait",
            [](Handle& h, double seconds) {

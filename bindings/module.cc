@@ -37,6 +37,7 @@ NB_MODULE(_core, module) {
   herring::bindings::register_groups(module);
   herring::bindings::register_jax(module);
   herring::bindings::register_job(module);
+  herring::bindings::register_log(module);
   herring::bindings::register_partial(module);
   herring::bindings::register_plan(module);
   herring::bindings::register_planned(module);

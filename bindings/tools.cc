@@ -4,13 +4,13 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include "base/log.h"
 #include "base/reminders.h"
 #include "base/settings.h"
 #include "bindings.h"
 #include "job/dedicated.h"
 #include "job/options.h"
 #include "reduce/reduce.h"
+#include "wire/hello.h"
 
 namespace herring::bindings {
 namespace {
@@ -117,6 +117,7 @@ void run_server(nb::dict options) {
 
 void register_tools(nb::module_& module) {
   using namespace nb::literals;
+  module.attr("PROTOCOL_VERSION") = wire::kProtocolVersion;
   module.def("setting_rows", &setting_rows);
   module.def("settings", &settings);
   module.def("parse_setting", &parse, "name"_a, "text"_a, "shown"_a);
@@ -137,7 +138,6 @@ void register_tools(nb::module_& module) {
              "text"_a);
   module.def("parse_bytes", [](const std::string& text) { return take(parse_bytes(text)); },
              "text"_a);
-  module.def("log_warning", [](const std::string& text) { log(LogLevel::kWarning, text); });
 }
 
 }  // namespace herring::bindings

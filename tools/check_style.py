@@ -31,6 +31,7 @@ PYTHON_ROOMS = (
     "herring.errors",
     "herring.split",
     "herring._core",
+    "herring.logs",
     "herring.version",
     "herring.parts",
     "herring.provenance",

@@ -50,7 +50,8 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Mapping[str, str]], bool]]] = (
     (
         "The job on this host",
         "Set these in the environment of every process of the job, including servers. For\n"
-        "`HERRING_INTERFACE`, see [network and security](network.md).",
+        "`HERRING_INTERFACE`, see [network and security](network.md), for `HERRING_LOG_LEVEL`,\n"
+        "[the log](logging.md).",
         lambda row: row["scope"] == "process",
     ),
     (

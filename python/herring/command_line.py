@@ -9,10 +9,11 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-__all__ = ["EXIT_USAGE", "Parser", "guarded", "integer", "suggestion"]
+__all__ = ["EXIT_USAGE", "Parser", "guarded", "integer", "log_line", "suggestion"]
 
 EXIT_USAGE = 2
 _REWORDED = (
@@ -129,6 +130,19 @@ def integer(text: str) -> int:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
+
+
+def log_line(level: str, command: str, text: str) -> str:
+    """Returns a line of a command's log, in the format of the core's log lines.
+
+    Args:
+        level: ``info``, ``warning`` or ``error``.
+        command: The command that speaks, such as ``herring run``.
+        text: What it says, without a line end.
+    """
+    now = time.time()
+    date = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
+    return f"{date}.{int(now % 1 * 1000):03d} [{command}] {level}: {text}\n"
 
 
 def guarded(command: Callable[[], int]) -> int:

@@ -3,17 +3,58 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <condition_variable>
+#include <cstdio>
+#include <ctime>
 #include <mutex>
+#include <utility>
+
+#include "base/fork_guard.h"
 
 namespace herring {
 namespace {
 
-std::atomic<int> g_level{static_cast<int>(LogLevel::kWarning)};
-std::mutex g_mutex;
+constexpr const char* kLevelNames[] = {"debug", "info", "warning", "error"};
 
-std::string& identity() {
-  static std::string who = "herring";
-  return who;
+std::atomic<int> g_level{static_cast<int>(LogLevel::kWarning)};
+
+// Never destroyed: threads may log while static objects are. The mutex is held inside a ForkSection
+// only, so it is free in a forked child.
+struct Log {
+  std::mutex mutex;
+  std::string who;             // guarded by mutex, as is all of the following
+  bool queues = false;
+  uint32_t generation = 0;     // of the process that opened the queue
+  std::vector<LogLine> queue;
+  Nanos oldest = 0;            // when the first line in the queue came; monotonic
+};
+
+Log& the_log() {
+  static auto* const log = new Log;
+  return *log;
+}
+
+// What the reader of the queue waits for. It cannot wait inside a ForkSection, so a fork may copy
+// this mutex while it is locked: whoever opens a queue in a child makes another one.
+struct Wake {
+  std::mutex mutex;
+  std::condition_variable changed;
+  uint64_t count = 0;  // guarded by mutex
+};
+std::atomic<Wake*> g_wake{nullptr};  // the one of the newest queue; never destroyed
+
+void wake_reader(Wake& wake) {
+  {
+    std::lock_guard lock(wake.mutex);
+    ++wake.count;
+  }
+  wake.changed.notify_all();
+}
+
+Nanos wall_clock_now() {
+  timespec now{};
+  ::clock_gettime(CLOCK_REALTIME, &now);
+  return now.tv_sec * kSecond + now.tv_nsec;
 }
 
 }  // namespace
@@ -21,28 +62,115 @@ std::string& identity() {
 void set_log_level(LogLevel level) { g_level.store(static_cast<int>(level)); }
 
 void set_log_level(const std::string& name) {
-  constexpr const char* kNames[] = {"debug", "info", "warning", "error"};
   for (int i = 0; i < 4; ++i) {
-    if (name == kNames[i]) g_level.store(i);
+    if (name == kLevelNames[i]) g_level.store(i);
   }
 }
 
 void set_log_identity(const std::string& who) {
-  std::lock_guard lock(g_mutex);
-  identity() = who;
+  ForkSection section;
+  std::lock_guard lock(the_log().mutex);
+  the_log().who = who;
 }
 
 bool log_enabled(LogLevel level) { return static_cast<int>(level) >= g_level.load(); }
 
 void log_line(LogLevel level, const std::string& text) {
-  constexpr const char* kNames[] = {"debug", "info", "warning", "error"};
-  std::string line;
+  LogLine line{wall_clock_now(), level, {}, text};
+  std::vector<LogLine> now;  // what goes to stderr
+  bool queued = false;
   {
-    std::lock_guard lock(g_mutex);
-    line = concat("[herring ", identity(), "] ", kNames[static_cast<int>(level)], ": ", text, "\n");
+    ForkSection section;
+    Log& log = the_log();
+    std::lock_guard lock(log.mutex);
+    line.who = log.who;
+    const Nanos at = monotonic_now();
+    if (!log.queues || log.generation != fork_generation()) {
+      now.push_back(std::move(line));
+    } else {
+      const bool stuck = !log.queue.empty() && at - log.oldest > kLogPatience;
+      if (log.queue.empty()) log.oldest = at;
+      log.queue.push_back(std::move(line));
+      if (stuck || log.queue.size() > kMostLogLines) now.swap(log.queue);
+      queued = !log.queue.empty();
+    }
   }
+  if (queued) wake_reader(*g_wake.load());
+  for (const LogLine& one : now) write_log_line(one);
+}
+
+std::string format_log_line(const LogLine& line) {
+  const std::time_t seconds = line.time / kSecond;
+  std::tm parts{};
+  {
+    ForkSection section;  // localtime_r takes a lock of libc's, which must be free in a child
+    ::localtime_r(&seconds, &parts);
+  }
+  char date[32], time[48];
+  std::strftime(date, sizeof date, "%Y-%m-%d %H:%M:%S", &parts);
+  std::snprintf(time, sizeof time, "%s.%03d", date,
+                static_cast<int>(line.time / kMillisecond % 1000));
+  return concat(time, " [herring", line.who.empty() ? "" : " ", line.who, "] ",
+                kLevelNames[static_cast<int>(line.level)], ": ", line.text, "\n");
+}
+
+void write_log_line(const LogLine& line) {
+  const std::string text = format_log_line(line);
   // A single write keeps lines of several processes from interleaving.
-  [[maybe_unused]] ssize_t ignored = ::write(STDERR_FILENO, line.data(), line.size());
+  [[maybe_unused]] ssize_t ignored = ::write(STDERR_FILENO, text.data(), text.size());
+}
+
+void open_log_queue() {
+  ForkSection section;
+  Log& log = the_log();
+  std::lock_guard lock(log.mutex);
+  if (g_wake.load() == nullptr || log.generation != fork_generation()) {
+    g_wake.store(new Wake);
+    log.queue.clear();  // in a child: the parent's lines
+  }
+  log.queues = true;
+  log.generation = fork_generation();
+}
+
+std::vector<LogLine> take_log_lines() {
+  Wake* const wake = g_wake.load();
+  if (wake == nullptr) return {};
+  for (;;) {
+    uint64_t seen;
+    {
+      std::lock_guard lock(wake->mutex);
+      seen = wake->count;
+    }
+    {
+      ForkSection section;
+      Log& log = the_log();
+      std::lock_guard lock(log.mutex);
+      if (!log.queue.empty()) return std::exchange(log.queue, {});
+      if (!log.queues) return {};
+    }
+    std::unique_lock lock(wake->mutex);
+    wake->changed.wait(lock, [&] { return wake->count != seen; });
+  }
+}
+
+void close_log_queue() {
+  {
+    ForkSection section;
+    Log& log = the_log();
+    std::lock_guard lock(log.mutex);
+    if (!std::exchange(log.queues, false) || log.generation != fork_generation()) return;
+  }
+  wake_reader(*g_wake.load());
+}
+
+void flush_log_queue() {
+  std::vector<LogLine> left;
+  {
+    ForkSection section;
+    std::lock_guard lock(the_log().mutex);
+    left.swap(the_log().queue);
+  }
+  for (const LogLine& line : left) write_log_line(line);
 }
 
 }  // namespace herring

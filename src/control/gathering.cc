@@ -5,6 +5,7 @@
 #include <random>
 #include <utility>
 
+#include "base/log.h"
 #include "control/messages.h"
 
 namespace herring::control {
@@ -82,6 +83,7 @@ Status Gathering::on_register(Peer& peer, std::string_view payload) {
       missing_nodes_.erase(peer.server.node);
     }
   }
+  log(LogLevel::kInfo, describe(peer), " joined");
   shorten_deadline(decoded->patience);
   advance();
   return {};
@@ -259,6 +261,9 @@ void Gathering::complete() {
   cluster_.epoch = kFirstEpoch;
   state_ = State::kComplete;
   loop_.cancel(deadline_timer_);
+  log(LogLevel::kInfo, "the job begins: ", cluster_.size, " workers on ", cluster_.nodes,
+      " nodes, ", options_.dedicated_servers, " dedicated servers; all were here after ",
+      in_seconds(loop_.now() - started_));
   outcome_.complete();
   send_cluster(FrameType::kReady, [](const Peer&) { return true; });
 }

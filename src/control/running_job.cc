@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/log.h"
 #include "control/messages.h"
 
 namespace herring::control {
@@ -26,13 +27,14 @@ std::string RunningJob::describe(const Peer& peer) const {
 }
 
 void RunningJob::lose(const Peer& peer, const std::string& how) {
-  losses_.add({peer.kind == Peer::Kind::kServer, false, peer.index,
-               concat(describe(peer), " is lost: ", how)},
-              peers_.size());
+  const std::string text = concat(describe(peer), " is lost: ", how);
+  log(LogLevel::kInfo, text);
+  losses_.add({peer.kind == Peer::Kind::kServer, false, peer.index, text}, peers_.size());
   note_end(peer);
 }
 
 void RunningJob::leave(const Peer& peer) {
+  log(LogLevel::kInfo, describe(peer), " left the job");
   losses_.add({peer.kind == Peer::Kind::kServer, true, peer.index, {}}, peers_.size());
   peer.channel->send(FrameType::kGoodbye);
   note_end(peer);
@@ -40,6 +42,7 @@ void RunningJob::leave(const Peer& peer) {
 
 void RunningJob::abort(const Peer& author, const Status& why) {
   const std::string text = concat(describe(author), ": ", why.message());
+  log(LogLevel::kInfo, "the job is aborted by ", text);
   broadcast(peers_, FrameType::kAbort, encode(Status(why.code(), text)), &author);
 }
 

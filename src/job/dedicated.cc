@@ -64,6 +64,7 @@ Status serve(const std::string& rendezvous, const std::string& secret, const Set
   if (!options.ok()) return options.status();
   const Nanos deadline = monotonic_now() + options->connect_timeout;
   options->waits_since = waits_since == 0 ? monotonic_now() : waits_since;
+  log(LogLevel::kInfo, "waits for its job at ", rendezvous);
   auto started = Serving::start(*options);
   if (!started.ok()) return started.status();
   serving = std::move(*started);
@@ -72,6 +73,8 @@ Status serve(const std::string& rendezvous, const std::string& secret, const Set
   control::Member& member = *serving->member();
   set_log_identity(concat("server ", member.server_index()));
   HERRING_RETURN_IF_ERROR(serving->attach(0));
+  log(LogLevel::kInfo, "serves ", member.cluster().size, " workers on ", member.cluster().nodes,
+      " nodes at ", member.cluster().servers[member.server_index()].address);
 
   End end;
   server::Server& server = serving->server();
@@ -92,6 +95,7 @@ Status serve(const std::string& rendezvous, const std::string& secret, const Set
   const Status why = end.wait();
   member.goodbye();
   server.stop();
+  if (why.ok()) log(LogLevel::kInfo, "the job has ended");
   return why;
 }
 

@@ -165,12 +165,46 @@ Status Job::connect() {
   engine.abort = [member = member_.get()](const std::string& reason) { member->abort(reason); };
   engine_ = std::make_unique<worker::Engine>(cluster, engine, transport::tcp::transport(),
                                              std::move(bus_), std::move(*flows));
+  log_begin(engine, plane.flows);
 
   std::lock_guard lock(news_);
   hears_ = true;
   for (const control::Loss& loss : std::exchange(early_losses_, {})) tell_engine(loss);
   if (!early_abort_.empty()) fail_engine(early_abort_);
   return {};
+}
+
+void Job::log_begin(const worker::EngineOptions& engine, uint32_t flows) {
+  began_ = monotonic_now();
+  const control::Cluster& cluster = member_->cluster();
+  const control::WorkerInfo& me = cluster.workers[options_.rank];
+  const auto dedicated = std::count_if(cluster.servers.begin(), cluster.servers.end(),
+                                       [](const auto& server) { return server.dedicated; });
+  const worker::LinksOptions& links = engine.links;
+  log(LogLevel::kInfo, "joined as rank ", me.rank, " of ", cluster.size, ", local rank ",
+      me.local_rank, " of ", cluster.local_size(me.node), " on node ", me.node, " of ",
+      cluster.nodes, ", from ", me.host, "; servers: ", dedicated, " dedicated, ",
+      cluster.servers.size() - static_cast<size_t>(dedicated), " colocated; transport: TCP, ",
+      flows, " flows to a server, a window of ",
+      links.credit_initial * links.segment_bytes / 1000, " kB for each, which ",
+      links.credit_fixed ? "is fixed" : "adapts", "; node stage: ", engine.node_stage, ", ",
+      engine.node_threads, " threads");
+}
+
+void Job::log_end() {
+  const std::string time = in_seconds(monotonic_now() - began_);
+  const Status failure = engine_->failure();
+  if (!failure.ok()) {
+    return log(LogLevel::kInfo, "leaves the job, which failed: ", failure.message());
+  }
+  const worker::Engine::Counters counters = engine_->counters();
+  uint64_t sent = counters.workers.bytes_sent, received = counters.workers.bytes_received;
+  for (const transport::FlowCounters& server : counters.servers) {
+    sent += server.bytes_sent;
+    received += server.bytes_received;
+  }
+  log(LogLevel::kInfo, "leaves the job after ", time, ": ", sent / 1e6, " MB sent, ",
+      received / 1e6, " MB received");
 }
 
 Status Job::connect_neighbours(Nanos deadline) {
@@ -259,6 +293,7 @@ void Job::abort(const std::string& reason) {
 void Job::shutdown() {
   if (std::exchange(down_, true)) return;
   const bool healthy = engine_ && engine_->failure().ok();
+  if (engine_ && log_enabled(LogLevel::kInfo)) log_end();
   if (engine_) engine_->stop();
   // Skips the goodbye if there is no memory for it: the end must come in any case.
   static_cast<void>(without_exceptions([this] {

@@ -60,6 +60,8 @@ class Job {
   void tell_engine(const control::Loss& loss);
   void fail_engine(const std::string& reason);
   Status cannot_connect();
+  void log_begin(const worker::EngineOptions& engine, uint32_t flows);
+  void log_end();
 
   JobOptions options_;
   std::unique_ptr<LocalBus> bus_;  // until the engine takes it
@@ -75,6 +77,7 @@ class Job {
   std::string early_abort_;
 
   bool down_ = false;
+  Nanos began_ = 0;  // when the engine was there
 };
 
 }  // namespace herring::job

@@ -167,6 +167,8 @@ void DeviceNode::prepare(uint32_t round) {
       const Card card = Card::read(cards, place);
       level_ = std::min(level_, card.magic == kMagic ? static_cast<Level>(card.level) : kHost);
     }
+    log(LogLevel::kInfo, "'", planned_->options().name, "': the node stage of GPU ",
+        device_.index(), " is ", name_of(level_));
     const std::string& wanted = planned_->node_stage();
     if (wanted == "auto" || wanted == name_of(level_)) return;
     log(LogLevel::kWarning, "'", planned_->options().name, "': HERRING_NODE_STAGE is ", wanted,

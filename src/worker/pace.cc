@@ -65,6 +65,10 @@ void Pace::log_progress() {
     log(LogLevel::kDebug, "credit: step ", rungs, " of the ladder moved ",
         controller.rungs().back() / 1e6, " MB/s", path(),
         controller.climbing() ? "" : "; the last");
+    if (!controller.climbing()) {
+      log(LogLevel::kInfo, "the window of a flow settled at ",
+          controller.base() * options.segment_bytes / 1000, " kB");
+    }
   }
   if (const uint32_t trials = controller.trials(); trials != trials_) {
     trials_ = trials;

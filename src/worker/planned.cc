@@ -5,6 +5,7 @@
 
 #include "base/fork_guard.h"
 #include "base/hash.h"
+#include "base/log.h"
 #include "worker/engine_core.h"
 
 namespace herring::worker {
@@ -16,6 +17,7 @@ class Planned::Work : public std::enable_shared_from_this<Work> {
         stream(*this->options.stream) {}
   ~Work();
   Status allocate();
+  void log_choices() const;
 
   // Queues a task for the engine thread. If that thread has ended, the round fails.
   void run(const std::shared_ptr<Round>& round, std::function<void()> task);
@@ -113,6 +115,15 @@ Status Planned::Work::allocate() {
   return {};
 }
 
+void Planned::Work::log_choices() const {
+  size_t bytes = 0;
+  for (const plan::Arena& arena : plan.arenas) bytes += arena.bytes;
+  log(LogLevel::kInfo, "'", options.name, "'", members().suffix(), ": ", plan.gradients.size(),
+      " gradients, ", bytes / 1e6, " MB in ", plan.buffers.size(), " fusion buffers; ",
+      options.narrow ? concat("float32 travels as ", name_of(options.wire))
+                     : std::string("gradients travel in their own dtype"));
+}
+
 void Planned::Work::add_part(char* data, size_t bytes, DType dtype, ReduceOp op, char* staging) {
   const size_t wire_bytes = staging == nullptr ? bytes : bytes / 2;
   const std::vector<double>& weights = options.group->shards().weights;
@@ -179,6 +190,7 @@ Result<std::unique_ptr<Planned>> Planned::create(Engine& face,
 
   auto work = std::make_shared<Work>(engine, std::move(options), std::move(*plan));
   HERRING_RETURN_IF_ERROR(work->allocate());
+  work->log_choices();
   return std::unique_ptr<Planned>(new Planned(std::move(work)));
 }
 

@@ -252,7 +252,7 @@ def test_a_training_that_loses_its_network(cluster: SshCluster) -> None:
         try:
             output, _ = process.communicate(timeout=60)
             assert process.returncode != 0
-            assert "herring run:" in output
+            assert "[herring run]" in output
             # On the host that is cut off too: the ranks there miss their peers.
             assert gone(found)
         finally:

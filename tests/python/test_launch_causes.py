@@ -116,7 +116,7 @@ sys.exit(1)
 """
     done = run("-n", "3", "--keep-going", *python(code))
     assert done.returncode == 1
-    lines = [line for line in done.stderr.splitlines() if not line.startswith("herring run")]
+    lines = [line for line in done.stderr.splitlines() if "[herring run]" not in line]
     order = [line[:3] for line in lines]
     assert len(order) == 66
     assert sum(a != b for a, b in itertools.pairwise(order)) == 2, done.stderr
@@ -140,6 +140,7 @@ def children(*codes: int) -> list[Child]:
     return found
 
 
+IN_RANK = "PeerLostError: server 1 (10.0.0.1:5, in the process of rank 1 (10.0.0.1, pid 9)) is lost"
 LOST = "herring.errors.PeerLostError: 'x' cannot complete: rank {} (127.0.0.1, pid 9) has left"
 
 
@@ -154,6 +155,8 @@ LOST = "herring.errors.PeerLostError: 'x' cannot complete: rank {} (127.0.0.1, p
         ([1, 1], {0: ("RuntimeError: closed", 6.0, True), 1: ("ValueError", 5.0, False)}, 0, 1),
         # Killed, so without a word.
         ([1, -9], {0: (LOST.format(1), 6.0, True)}, 0, 1),
+        # The connection to the server in its process was the first to end.
+        ([1, -9], {0: (IN_RANK, 6.0, True)}, 0, 1),
         # A chain.
         (
             [1, 1, -11],
@@ -193,8 +196,8 @@ herring.allreduce(numpy.ones(1000, numpy.float32), name="x")
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert re.fullmatch(
-        r"herring run: the cause: rank 1 \(process \d+\) failed first, at \d\d:\d\d:\d\d: "
-        r"ValueError: no data",
+        r".* \[herring run\] error: the cause: rank 1 \(process \d+\) failed first, "
+        r"at \d\d:\d\d:\d\d: ValueError: no data",
         last,
     ), done.stderr
 

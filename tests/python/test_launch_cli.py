@@ -13,7 +13,7 @@ from importlib.metadata import version
 import pytest
 
 import herring
-from herring import _core
+from herring import _core, logs
 from herring.errors import ConfigurationError
 from herring.launch import check, cli, config
 
@@ -56,6 +56,7 @@ def core(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     module.setting_rows, module.parse_setting = _core.setting_rows, _core.parse_setting
     monkeypatch.setitem(sys.modules, "herring._core", module)
     monkeypatch.setattr(herring, "_core", module, raising=False)
+    monkeypatch.setattr(logs, "start", lambda _: {})
     return module
 
 

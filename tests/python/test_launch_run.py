@@ -252,11 +252,12 @@ def test_the_first_failure_decides_and_ends_the_others() -> None:
     done = run("-n", "3", *shell("[ $HERRING_RANK = 1 ] && exit 7; exec sleep 1000"))
     assert done.returncode == 7
     assert re.search(
-        r"^herring run: rank 1 \(process \d+\) exited with status 7; stopping the other 2$",
+        r"^[\d-]{10} [\d:.]{12} \[herring run\] error: "
+        r"rank 1 \(process \d+\) exited with status 7; stopping the other 2$",
         done.stderr,
         re.MULTILINE,
     )
-    assert done.stderr.count("herring run:") == 1
+    assert done.stderr.count("[herring run]") == 1
 
 
 def test_death_by_a_signal_is_named() -> None:
@@ -428,7 +429,9 @@ def test_servers_end_once_all_workers_have() -> None:
 def test_a_server_that_fails_ends_the_job() -> None:
     status, output = run_with_servers("exec sleep 1000", "exit 5")
     assert status == 5
-    assert re.search(r"herring run: server [01] \(process \d+\) exited with status 5", output)
+    assert re.search(
+        r"\[herring run\] error: server [01] \(process \d+\) exited with status 5", output
+    )
 
 
 def test_a_server_killed_by_a_signal_ends_the_job() -> None:

@@ -100,7 +100,7 @@ def test_ranks_stand_on_hosts_in_the_given_order(ssh: Path) -> None:
         "[2] 2 4 0 1 here",
         "[3] 3 4 0 1 a",
     ]
-    said = [line for line in done.stderr.splitlines() if not line.startswith("herring run:")]
+    said = [line for line in done.stderr.splitlines() if "[herring run]" not in line]
     assert sorted(said) == [f"[{rank}] e" for rank in range(4)]
 
 
@@ -339,8 +339,10 @@ def test_the_first_failure_decides_and_ends_the_others_everywhere(job: type[Job]
     each = job("-H", "localhost:1,a:1,b:1,c:1", *shell(script))
     status, output = each.end()
     assert status == 7
-    assert re.search(r"herring run: rank 2 \(process \d+ on b\) exited with status 7", output)
-    assert output.count("herring run:") == 1
+    assert re.search(
+        r"\[herring run\] error: rank 2 \(process \d+ on b\) exited with status 7", output
+    )
+    assert output.count("[herring run]") == 1
     assert gone(pids_of(output.splitlines()))
 
 
@@ -369,7 +371,7 @@ def test_a_server_that_dies_ends_the_job(ssh: Path) -> None:
     options = ["-H", "a:1,b:1", "-n", "1", "--servers", "1"]
     done = run(*options, "--", sys.executable, "-c", KILL_THE_SERVER)
     assert done.returncode == 128 + signal.SIGKILL
-    assert re.search(r"herring run: server 0 \(process \d+ on b\) was killed by SIGK", done.stderr)
+    assert re.search(r"\] error: server 0 \(process \d+ on b\) was killed by SIGK", done.stderr)
 
 
 def test_a_process_deaf_to_sigterm_is_killed(ssh: Path) -> None:
@@ -430,7 +432,9 @@ def test_a_connection_that_breaks_ends_the_job(job: type[Job], ssh: Path) -> Non
     os.kill(int(re.search(r"host=b pid=(\d+)", ssh.read_text()).group(1)), signal.SIGKILL)
     status, output = each.end()
     assert status == 255
-    assert re.search(r"herring run: b is lost: its ssh has ended .*; stopping the other 2", output)
+    assert re.search(
+        r"\[herring run\] error: b is lost: its ssh has ended .*; stopping the other 2", output
+    )
     assert gone(pids)
 
 

@@ -14,7 +14,8 @@ __all__ = ["find_cause", "hint"]
 
 # What a process says that has failed because of another one, and whom it names.
 _OF_ANOTHER = re.compile(r"PeerLost|HorovodInternalError")
-_NAMED = re.compile(r"\b(rank|server) (\d+) \(")
+# A colocated server has no process of its own: "server 1 (HOST:PORT, in the process of rank 1 (".
+_NAMED = re.compile(r"\b(?:server \d+ \([^()]*, in the process of )?(rank|server) (\d+) \(")
 _NO_HOROVOD = re.compile(r"ModuleNotFoundError: No module named 'horovod(\.|')")
 
 #: Of a process, by its number: its last words, when they began, and whether nothing followed.

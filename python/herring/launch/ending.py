@@ -30,7 +30,11 @@ class Ending:
     """
 
     def __init__(
-        self, options: RunOptions, children: Children, agents: Agents, say: Callable[[str], None]
+        self,
+        options: RunOptions,
+        children: Children,
+        agents: Agents,
+        say: Callable[[str, str], None],
     ) -> None:
         """Begins nothing yet.
 
@@ -114,7 +118,7 @@ class Ending:
         if self.signal:
             if number == self.signal or now - self._signalled_at > _SAME_STOP_SECONDS:
                 self.kill_all()
-                self._say("second signal, killing all processes")
+                self._say("warning", "second signal, killing all processes")
             return
         self.signal, self._signalled_at = number, now
         # Not to the servers: workers may want to finish a step. First of all: nobody may read what
@@ -123,7 +127,8 @@ class Ending:
         self.begin()
         name = signal.Signals(number).name
         again = "; Ctrl-C again kills at once" if number == signal.SIGINT else ""
-        self._say(f"passing {name} on; what is left in {self._options.grace:g} s is killed{again}")
+        left = f"what is left in {self._options.grace:g} s is killed{again}"
+        self._say("info", f"passing {name} on; {left}")
 
     def kill_all(self) -> None:
         """Kills all processes, everywhere."""
@@ -139,7 +144,7 @@ class Ending:
             return
         running = ", ".join(c.task.name for c in self._children.running()) or "ssh to other hosts"
         limit = f"{self._options.timeout:g} s (--timeout)"
-        self._say(f"still running after {limit}: {running}; stopping the job")
+        self._say("error", f"still running after {limit}: {running}; stopping the job")
         self.status = EXIT_TIMEOUT
         self.stop()
 
@@ -154,6 +159,5 @@ class Ending:
         for child in self._children.running():
             if child.process is not None:
                 child.end(-signal.SIGKILL)
-                self._say(
-                    f"{child.described} does not end although it was killed; leaving it behind"
-                )
+                text = "does not end although it was killed; leaving it behind"
+                self._say("error", f"{child.described} {text}")

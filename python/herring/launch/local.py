@@ -283,7 +283,7 @@ class Launcher:
 
     def _on_output_error(self, error: OSError) -> None:
         """Our own output cannot be written: what a job does unseen is of no use."""
-        self._say(f"standard output: {error.strerror}; stopping the job")
+        self._say("error", f"standard output: {error.strerror}; stopping the job")
         self._ending.decide(1)
         self._ending.stop()
 
@@ -338,7 +338,7 @@ class Launcher:
         for child in there:
             child.end(error.status)
         if not self._ending.begun:
-            self._say(f"{error}{self._ending.consequence()}")
+            self._say("error", f"{error}{self._ending.consequence()}")
             self._ending.after_failure()
         for child in there:
             self._on_end(child)
@@ -353,12 +353,14 @@ class Launcher:
             if child.is_server and workers_ended and code == -signal.SIGTERM:
                 pass  # it was told to, before it had begun
             elif child.is_server and workers_ended:
-                self._say(f"{child.task.name} {how_ended(code)} after all workers had ended")
+                text = f"{child.task.name} {how_ended(code)} after all workers had ended"
+                self._say("warning", text)
             else:
                 self._on_failure(child)
         elif self._options.require_init and child.left_out and not ending.begun:
             ending.decide(EXIT_NOT_JOINED)
-            self._say(f"{child.described} {_NO_INIT} (--require-init){ending.consequence()}")
+            text = f"{child.described} {_NO_INIT} (--require-init){ending.consequence()}"
+            self._say("error", text)
             ending.after_failure()
         elif code and not child.is_server and ending.signal:
             ending.decide(128 + ending.signal)
@@ -369,7 +371,8 @@ class Launcher:
         self._ending.decide(_shell_status(child.code))
         if self._first is None:
             self._first = child, time.time()
-        self._say(f"{child.described} {how_ended(child.code)}{self._ending.consequence()}")
+        text = f"{child.described} {how_ended(child.code)}{self._ending.consequence()}"
+        self._say("error", text)
         self._ending.after_failure()
 
     # Ending.
@@ -403,11 +406,11 @@ class Launcher:
             cause, words = find_cause(first, at, list(self._children), self._streams.last_words)
             said = bool(self._streams.last_words(cause.task.number)[0])
             if len(self._children) > 1 and (said or cause is not first):
-                self._say(f"the cause: {cause.described} failed first, {words}")
+                self._say("error", f"the cause: {cause.described} failed first, {words}")
             if cause.code != -signal.SIGTERM:
                 ending.status = _shell_status(cause.code)
             if text := hint(words):
-                self._say(text)
+                self._say("info", text)
         left_out = [child for child in self._children if child.left_out]
         workers = self._options.workers
         if ending.status or ending.signal or workers < 2 or not left_out:
@@ -418,7 +421,8 @@ class Launcher:
             names = ", ".join(str(child.task.rank) for child in left_out)
             what = f"rank{'s' * (len(left_out) > 1)} {names} {_NO_INIT}"
         whose = "of it" if len(left_out) == 1 else "of them"
-        self._say(f"{what}: Herring has averaged nothing {whose} (--require-init: status 3)")
+        text = f"{what}: Herring has averaged nothing {whose} (--require-init: status 3)"
+        self._say("warning", text)
 
     def _listen_for_joined(self, job: str) -> None:
         self._joined = self._held.enter_context(contextlib.closing(Joined(job)))

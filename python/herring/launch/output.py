@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from herring.command_line import log_line
 from herring.errors import ConfigurationError
 from herring.launch.tracebacks import Tracebacks
 
@@ -202,10 +203,10 @@ class Source:
             while view:
                 view = view[self._copy.write(view) :]
         except OSError as error:  # a training goes on without
-            text = f"herring run: {self._copy.name}: {error.strerror}; nothing more goes there\n"
+            text = f"{self._copy.name}: {error.strerror}; nothing more goes there"
             self._copy.close()
             self._copy = None
-            self._sink.write(text.encode(), None)
+            self._sink.write(log_line("warning", "herring run", text).encode(), None)
 
     def _feed_lines(self, data: bytes) -> None:
         data = self._pending + data

@@ -80,21 +80,24 @@ def run_server(
         ConfigurationError: No rendezvous, no secret, or a setting is wrong.
         HerringError: As the core reports it (rendezvous not reachable, secret wrong, ...).
     """
+    from herring import _core, logs
+
     server = detect_server(os.environ, rendezvous)
+    log_settings = logs.start({})
     since = time.monotonic()  # of the wait for a job
     if stay or ready_file:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with _ready(ready_file):
         if not stay:
-            _serve(server, interface, 0.0)
+            _serve(server, interface, 0.0, log_settings)
             return 0
         while True:
             try:
-                _serve(server, interface, time.monotonic() - since)
+                _serve(server, interface, time.monotonic() - since, log_settings)
             except TimeoutError:  # nobody has come yet
                 continue
             except PeerLostError as error:  # the job has failed; the next may not
-                print(f"herring server: {error}", file=sys.stderr, flush=True)
+                _core.log_error(str(error))
             since = time.monotonic()
 
 
@@ -118,14 +121,24 @@ def _ready(path: str | None) -> Iterator[None]:
             os.unlink(path)
 
 
-def _serve(server: ServerEnvironment, interface: str | None, waited: float) -> None:
-    """Serves one job. `waited`: seconds for which it has been waited for already."""
+def _serve(
+    server: ServerEnvironment, interface: str | None, waited: float, settings: dict[str, str]
+) -> None:
+    """Serves one job.
+
+    Args:
+        server: What the server knows about the job.
+        interface: See `run_server`.
+        waited: Seconds for which the server has waited for the job already.
+        settings: Settings of the core besides those of the environment.
+    """
     from herring import _core
 
     patience, first_reminder, _ = _core.start_up_times({})
     start = time.monotonic()
     meeting = meet_as_server(server, os.environ, patience, first_reminder, waited)
     options: dict[str, object] = {
+        **settings,
         "rendezvous": meeting.address,
         "secret": meeting.secret,
         "waited": waited + time.monotonic() - start,

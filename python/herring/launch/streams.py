@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import BinaryIO
 
+from herring.command_line import log_line
 from herring.launch.frames import kind
 from herring.launch.job import RunOptions, Task
 from herring.launch.output import Sink, Source, open_copies, prefix
@@ -67,10 +68,10 @@ class Streams:
         if self._options.output is not None:
             self._files = open_copies(self._options.output, self._options.workers)
 
-    def say(self, text: str) -> None:
-        """A line of the launcher's own."""
+    def say(self, level: str, text: str) -> None:
+        """Writes a log line of the launcher's own; `level` is as in `log_line`."""
         with contextlib.suppress(BrokenPipeError):
-            self.err.write(f"herring run: {text}\n".encode(), None)
+            self.err.write(log_line(level, "herring run", text).encode(), None)
 
     # Processes.
 

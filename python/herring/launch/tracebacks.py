@@ -31,6 +31,8 @@ _HEADER = re.compile(
 )
 _BETWEEN = (b"During handling of the above exception", b"The above exception was the direct cause")
 _FATAL = b"Fatal Python error: "
+# What the core puts before a line of its log: time, process and level.
+_LOGGED = re.compile(r"^[\d-]{10} [\d:.]{12} \[herring[ \w]*\] \w+: ")
 _TREE = re.compile(rb"\s*[|+](?:-\+-+.*)?[ ]?")
 
 
@@ -42,7 +44,8 @@ class Tracebacks:
         error: The last line of the last traceback, which says what went wrong; or empty.
         error_at: When that traceback began (of `time.time`).
         ends_with_error: Whether nothing came after it.
-        last_line: The last line of all that is not blank, as far as it is complete.
+        last_line: The last line of all that is not blank, as far as it is complete, and without
+            the time, process and level of a log line.
         last_at: When it came.
     """
 
@@ -107,7 +110,7 @@ class Tracebacks:
         for line in reversed(text.splitlines()):
             if line.strip():
                 self.ends_with_error = False
-                self.last_line = _words(_plain(line))
+                self.last_line = _LOGGED.sub("", _words(_plain(line)))
                 self.last_at = time.time()
                 return
 
