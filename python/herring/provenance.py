@@ -6,13 +6,12 @@ import json
 import os
 import platform
 import re
-import subprocess
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from herring.version import version
+from herring.version import commit, version
 
 __all__ = ["provenance", "write_results"]
 
@@ -30,11 +29,11 @@ def provenance(options: Any = None) -> dict[str, Any]:
       commit, None if unknown. ``date``: in UTC. ``host``: its name, ``system``, ``processor``,
       ``cores`` that this process may use, ``memory_bytes`` and ``python``. ``options``.
     """
-    commit, modified = _commit(Path(__file__).resolve().parents[2])
+    digits, modified = commit()
     given = options if isinstance(options, Mapping) else vars(options) if options else {}
     return {
         "version": version(),
-        "commit": commit,
+        "commit": digits,
         "modified": modified,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "host": {
@@ -61,32 +60,6 @@ def write_results(path: str | os.PathLike[str], document: Mapping[str, Any], opt
     partial = Path(f"{os.fspath(path)}.partial")  # a reader may be waiting for the file
     partial.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
     partial.replace(path)
-
-
-def _commit(root: Path) -> tuple[str | None, bool | None]:
-    """Returns the commit, and whether files differ from it.
-
-    A checkout is asked with git; an installed package has both in its version text.
-    """
-    if (root / ".git").exists():
-        git = ["git", "-C", str(root)]
-        try:
-            head = subprocess.run(
-                [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=5
-            )
-            changed = subprocess.run(
-                [*git, "status", "--porcelain", "--untracked-files=no"],
-                capture_output=True,
-                text=True,
-                check=True,
-                timeout=5,
-            )
-        except (OSError, subprocess.SubprocessError):
-            pass  # git is missing, or does not trust the folder
-        else:
-            return head.stdout.strip(), bool(changed.stdout.strip())
-    found = re.search(r"\+g([0-9a-f]+)(\.d\d+)?$", version())
-    return (found[1], found[2] is not None) if found else (None, None)
 
 
 def _processor() -> str:

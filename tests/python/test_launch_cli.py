@@ -5,10 +5,12 @@ command itself is at stake, and used where it must be there.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import types
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -172,7 +174,13 @@ def test_version_and_help() -> None:
         [*HERRING, "--version"], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0
-    assert done.stdout == f"herring {version('herring-dl')}\n"
+    said = re.fullmatch(
+        r"herring (\S+) \(protocol (\d+), commit (\w+)( with changes)?\)\n", done.stdout
+    )
+    assert said is not None, done.stdout
+    assert said[1] == version("herring-dl")
+    header = Path(__file__).parents[2] / "src" / "wire" / "hello.h"
+    assert f"kProtocolVersion = {said[2]};" in header.read_text(encoding="utf-8")
     for name in ("run", "server", "config", "check"):
         done = subprocess.run(
             [*HERRING, name, "--help"], capture_output=True, text=True, timeout=60, check=False

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import herring
-from herring import provenance as module
+from herring import version as module
 from herring.provenance import provenance
 from herring_lab.report import Table, write
 
@@ -45,9 +45,9 @@ def test_the_commit_is_that_of_the_checkout(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("1")
     git("add", "file")
     git("commit", "-q", "-m", "first")
-    assert module._commit(tmp_path) == (git("rev-parse", "HEAD"), False)
+    assert module.commit(tmp_path) == (git("rev-parse", "HEAD"), False)
     (tmp_path / "file").write_text("2")
-    assert module._commit(tmp_path) == (git("rev-parse", "HEAD"), True)
+    assert module.commit(tmp_path) == (git("rev-parse", "HEAD"), True)
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_without_a_checkout_the_version_tells(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, commit: object
 ) -> None:
     monkeypatch.setattr(module, "version", lambda: version)
-    assert module._commit(tmp_path) == commit
+    assert module.commit(tmp_path) == commit
     (tmp_path / ".git").write_text("gitdir: nowhere")  # git fails there
-    assert module._commit(tmp_path) == commit
+    assert module.commit(tmp_path) == commit
 
 
 def test_results_have_it(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from types import ModuleType
 from herring.command_line import EXIT_USAGE, Parser, guarded
 from herring.errors import ConfigurationError, HerringError
 from herring.parts import missing_part
-from herring.version import version
+from herring.version import description, version
 
 __all__ = ["main", "version"]
 
@@ -113,13 +113,15 @@ def _module(name: str) -> ModuleType:
 
 
 class _Version(argparse.Action):
-    """Prints the version, which takes a while to find out."""
+    """Prints version, protocol and commit, which take a while to find out."""
 
     def __init__(self, option_strings: Sequence[str], dest: str) -> None:
-        super().__init__(option_strings, dest, nargs=0, help="show the version and exit")
+        super().__init__(
+            option_strings, dest, nargs=0, help="show version, protocol and commit, and exit"
+        )
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        print(f"herring {version()}")
+        print(description())
         parser.exit()
 
 
