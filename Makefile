@@ -248,7 +248,7 @@ $(STAMPS)/examples: $(STAMPS)/torch pyproject.toml
 
 $(STAMPS)/test: $(STAMPS)/tools pyproject.toml
 	@echo "installing what the tests need into .venv"
-	@$(PIP) hypothesis matplotlib mypy pytest pytest-timeout pytest-xdist
+	@$(PIP) hypothesis matplotlib mypy pytest pytest-timeout pytest-xdist shtab
 	@touch $@
 
 # Installs the last version of CUDA's run-time compiler that supports Volta. It is kept apart from

@@ -43,13 +43,17 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**settings)
         self._given: list[str] = []
 
+    def fill_now(self) -> None:
+        """Adds the options that `fill` describes, unless that has been done."""
+        if self.fill is not None:
+            fill, self.fill = self.fill, None
+            fill(self)
+
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """As of `argparse`, but that nothing may be left: here it is known which command has it."""
-        if self.fill is not None:
-            fill, self.fill = self.fill, None
-            fill(self)
+        self.fill_now()
         self._given = list(sys.argv[1:] if args is None else args)
         found, left = super().parse_known_args(args, namespace)
         if left:
@@ -90,7 +94,7 @@ class Parser(argparse.ArgumentParser):
         if choice:
             value = choice.group(2)
             known = [each.strip(" '\"") for each in choice.group(3).split(",")]
-            what = "a command" if name.isupper() else f"allowed for {name}"
+            what = "a command" if name == "COMMAND" else f"allowed for {name}"
             allowed = ", ".join(known)
             return f"{value!r} is not {what} (there are {allowed}){suggestion(value, known)}"
         if not name.startswith("-") and (slip := self._slip()):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -77,6 +79,7 @@ def test_options_that_are_not_there(
         ("rum -n 2 -- true", ["'rum' is not a command", "kubernetes", "did you mean 'run'?"]),
         ("lab chek", ["herring lab: 'chek' is not a command", "did you mean 'check'?"]),
         ("simulate --dtype float31", ["'float31'", "--dtype", "bfloat16", "'float32'?"]),
+        ("completion fish", ["'fish' is not allowed for SHELL", "bash, zsh"]),
         ("run --timeout soon -- true", ["--timeout 'soon' is not a time", "5m"]),
     ],
 )
@@ -110,7 +113,7 @@ def test_units_are_the_same_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     core = pytest.importorskip("herring._core")
     for text in ("5m", "450ms", "50us", "1h", "0.5", " 3 s "):
         assert parse_seconds(text) == core.parse_seconds(text)
-        parsed = cli._parser().parse_args(["run", "--timeout", text, "--", "true"])
+        parsed = cli.make_parser().parse_args(["run", "--timeout", text, "--", "true"])
         assert parsed.timeout == parse_seconds(text)
     for text in ("64K", "1.5GB", "4MiB", "8192"):
         assert parse_size(text) == core.parse_bytes(text)
@@ -167,6 +170,57 @@ def test_a_reader_that_has_left_gets_no_traceback(command: list[str]) -> None:
     assert done.stderr == ""
     helps = "--help" in command  # argparse writes it without looking
     assert done.returncode in ((0, 128 + signal.SIGPIPE) if helps else (128 + signal.SIGPIPE,))
+
+
+def completed(script: str, words: list[str]) -> list[str]:
+    """What bash offers for the last of `words`."""
+    code = f"""
+source {script}
+COMP_WORDS=({" ".join(map(shlex.quote, words))})
+COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))
+_shtab_herring
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    done = subprocess.run(
+        ["bash", "-c", code], capture_output=True, text=True, timeout=LIMIT, check=True
+    )
+    return done.stdout.split()
+
+
+def test_bash_completes_commands_options_choices_and_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("shtab")
+    assert cli.main(["completion", "bash"]) == 0
+    script = tmp_path / "script"
+    script.write_text(capsys.readouterr().out)
+    hosts = tmp_path / "hosts"
+    hosts.touch()
+    for words, offered in (
+        ("herring chec", "check"),
+        ("herring run --sev", ""),
+        ("herring run --serv", "--servers"),
+        ("herring kubernetes --kind j", "jobset"),
+        (f"herring run --hostfile {tmp_path}/ho", str(hosts)),
+    ):
+        assert completed(str(script), words.split()) == offered.split()
+
+
+def test_zsh_has_a_script_too(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
+    assert cli.main(["completion", "zsh"]) == 0
+    assert capsys.readouterr().out.startswith("#compdef herring\n")
+
+
+def test_completion_without_shtab_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert cli.main(["completion", "bash"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("herring completion: shtab is not installed")
+    assert "pip install " in said.err
 
 
 def test_ctrl_c_ends_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:

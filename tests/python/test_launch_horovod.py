@@ -18,7 +18,7 @@ from launched import HERRING, LIMIT
 
 
 def parsed(*options: str) -> list[str]:
-    return horovodrun.assignments(cli._parser().parse_args(["run", *options, "--", "true"]))
+    return horovodrun.assignments(cli.make_parser().parse_args(["run", *options, "--", "true"]))
 
 
 def test_options_with_a_counterpart_set_it(capsys: pytest.CaptureFixture[str]) -> None:

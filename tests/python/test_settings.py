@@ -182,7 +182,7 @@ def test_options_of_the_command_are_the_tables(
 ) -> None:
     needed = ["--name", "a", "--image", "b"] if command == "kubernetes" else []
     rest = [] if command == "server" else ["--", "true"]
-    parse = cli._parser().parse_args
+    parse = cli.make_parser().parse_args
     for name in COMMANDS[command]:
         row = ROWS[f"HERRING_{name.upper()}"]
         good, bad = edges(row)

@@ -14,13 +14,14 @@ from herring.errors import ConfigurationError, HerringError
 from herring.parts import missing_part
 from herring.version import description, version
 
-__all__ = ["main", "version"]
+__all__ = ["main", "make_parser", "version"]
 
 _COMMANDS = {
     "run": "run a job on this machine, or others",
     "server": "run a dedicated server until its job ends",
     "config": "print every setting with its value, origin and meaning",
     "check": "tell what this machine has, and try a small all-reduce",
+    "completion": "print a script for the shell's completion",
     "kubernetes": "write a manifest of a job with servers",
     "lab": "emulate a cluster on this machine (needs root)",
     "study": "measure algorithms and peers in the lab",
@@ -46,7 +47,7 @@ def _main(arguments: Sequence[str]) -> int:
         arguments = [*arguments[1:], words[arguments[0]]]
     subcommand = f" {arguments[0]}" if arguments and arguments[0] in _COMMANDS else ""
     try:
-        options = _parser().parse_args(arguments)
+        options = make_parser().parse_args(arguments)
         return int(_module(options.subcommand).handle(options))
     except ModuleNotFoundError as error:
         if not (missing := missing_part(error)):
@@ -70,7 +71,8 @@ def _main(arguments: Sequence[str]) -> int:
         return 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
+    """Makes the parser of all commands; each adds its options only when it is used."""
     parser = Parser(
         prog="herring",
         usage="herring [-h] [-V] COMMAND ...",

@@ -1,0 +1,69 @@
+"""`herring completion`: a script with which a shell completes commands, options and file names."""
+
+from __future__ import annotations
+
+import argparse
+
+from herring.command_line import Parser
+from herring.errors import ConfigurationError
+from herring.launch.cli import make_parser
+from herring.parts import install_command, missing_part
+
+__all__ = ["HELP", "add_options", "handle"]
+
+HELP = """\
+bash, for this user, from the next shell on:
+  mkdir -p ~/.local/share/bash-completion/completions
+  herring completion bash > ~/.local/share/bash-completion/completions/herring
+
+zsh, into a folder that is in $fpath before compinit runs:
+  herring completion zsh > ~/.zfunc/_herring
+
+Repeat the command after an update of Herring.
+"""
+
+_FILES = {"FILE", "PATHS"}
+_FOLDERS = {"FOLDER", "DIR"}
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Adds the options of `herring completion`."""
+    command.usage = "herring completion SHELL"
+    command.add_argument("shell", choices=("bash", "zsh"), metavar="SHELL", help="bash or zsh")
+
+
+def handle(options: argparse.Namespace) -> int:
+    """Prints the script; returns the exit status.
+
+    Raises:
+        ConfigurationError: shtab is not installed.
+    """
+    try:
+        import shtab
+    except ModuleNotFoundError:
+        text = f"shtab is not installed, which writes the script: {install_command('completion')}"
+        raise ConfigurationError(text) from None
+
+    parser = make_parser()
+    _fill(parser, shtab.FILE, shtab.DIRECTORY)
+    print(shtab.complete(parser, options.shell))
+    return 0
+
+
+def _fill(parser: argparse.ArgumentParser, file: object, folder: object) -> None:
+    """Adds the options of all commands, and says which of them take a file or a folder."""
+    if isinstance(parser, Parser):
+        parser.fill_now()
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, command in list(action.choices.items()):
+                try:
+                    _fill(command, file, folder)
+                except ModuleNotFoundError as error:
+                    if not missing_part(error):
+                        raise
+                    del action.choices[name]  # a command of a distribution that is not installed
+        elif action.metavar in _FILES:
+            action.complete = file  # type: ignore[attr-defined]
+        elif action.metavar in _FOLDERS:
+            action.complete = folder  # type: ignore[attr-defined]
