@@ -228,7 +228,7 @@ $(STAMPS)/test-system: $(STAMPS)/system
 
 $(STAMPS)/tools: $(STAMPS)/system pyproject.toml
 	@echo "installing build tools into .venv"
-	@$(PIP) 'cmake>=3.25,<5' ninja $(BUILD_NEEDS) numpy rich
+	@$(PIP) 'cmake>=3.25,<5' ninja $(BUILD_NEEDS) numpy psutil rich
 	@touch $@
 
 $(STAMPS)/build: $(STAMPS)/tools $(CORE)
@@ -248,7 +248,8 @@ $(STAMPS)/examples: $(STAMPS)/torch pyproject.toml
 
 $(STAMPS)/test: $(STAMPS)/tools pyproject.toml
 	@echo "installing what the tests need into .venv"
-	@$(PIP) hypothesis matplotlib mypy pytest pytest-timeout pytest-xdist shtab
+	@$(PIP) hypothesis matplotlib mypy pytest pytest-timeout pytest-xdist \
+	  python-hostlist PyYAML shtab
 	@touch $@
 
 # Installs the last version of CUDA's run-time compiler that supports Volta. It is kept apart from

@@ -177,7 +177,7 @@ def main() -> None:
         path = str(environment.folder / "bin")
         compilers = [name for name in COMPILERS if shutil.which(name, path=path)]
         require(not compilers, f"{path} has {compilers}")
-        environment.pip("install", *index, "numpy", "rich", "matplotlib")
+        environment.pip("install", *index, "numpy", "psutil", "rich", "matplotlib")
         before = environment.files()
 
         old = older(only(wheels, "herring_dl-*.whl"), environment.folder)

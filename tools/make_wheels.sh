@@ -27,7 +27,7 @@ for wheel in "$folder"/built/*.whl; do
   PATH="$tools:$PATH" "$tools/auditwheel" show "$wheel"
   PATH="$tools:$PATH" "$tools/auditwheel" repair --wheel-dir "$folder/wheels" "$wheel"
 done
-"${pip[@]}" download --only-binary :all: --dest "$folder/needs" numpy rich matplotlib
+"${pip[@]}" download --only-binary :all: --dest "$folder/needs" numpy psutil rich matplotlib
 ls -l "$folder/wheels"
 
 echo "checking in an environment without a compiler"

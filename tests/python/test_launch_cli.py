@@ -5,6 +5,7 @@ command itself is at stake, and used where it must be there.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -167,6 +168,26 @@ def test_settings_of_the_core() -> None:
     for row in rows.values():
         assert set(row) == {*ROWS[0], "scope", "minimum", "maximum", "choices", "flags"}
         assert row["help"]
+
+
+def test_what_commands_need_is_not_imported_by_training() -> None:
+    code = """
+import sys
+import herring
+herring.init()
+herring.shutdown()
+print(*{"hostlist", "psutil", "rich", "shtab", "yaml"} & set(sys.modules))
+"""
+    alone = {"HERRING_RANK": "0", "HERRING_SIZE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **alone},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
 
 
 def test_version_and_help() -> None:

@@ -161,11 +161,29 @@ def test_the_port_of_torchrun_is_taken() -> None:
 
 
 def test_yaml() -> None:
-    value = {"a": {"b": ["x: y", {"c": 1, "d": [2]}]}, "e": True, "f": "- \"q\" 'é' #\n"}
+    value = {"b": ["x: y", {"d": 1, "c": [2]}], "a": True, "e": "- \"q\" 'é' #\n"}
     assert to_yaml([value, {"g": {}, "h": [[]]}]) == (
-        '---\na:\n  b:\n    - "x: y"\n    - c: 1\n      d:\n        - 2\n'
-        'e: true\nf: "- \\"q\\" \'é\' #\\n"\n---\ng: {}\nh:\n  - []\n'
+        "---\nb:\n- 'x: y'\n- d: 1\n  c:\n  - 2\na: true\n"
+        'e: "- \\"q\\" \'é\' #\\n"\n---\ng: {}\nh:\n- []\n'
     )
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["1e-3", "0o17", "0x1", "017", ".5", "+1", "12:30", "y", "N", "on", "null", "~", "", "-"],
+)
+def test_words_stay_words_in_every_version_of_yaml(word: str) -> None:
+    assert re.search(r"^a: (['\"]).*\1$", to_yaml([{"a": word}]), re.MULTILINE)
+
+
+def test_without_a_writer_of_yaml_the_command_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    assert main(["kubernetes", "--name", "a", "--image", "b", "--", "true"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("herring kubernetes: PyYAML is not installed")
+    assert "pip install " in said
 
 
 def test_the_command_writes_for_its_user_only(tmp_path: Path) -> None:
@@ -193,7 +211,7 @@ def test_the_command_writes_for_its_user_only(tmp_path: Path) -> None:
 def test_words_of_the_command_reach_the_container() -> None:
     options = JobOptions("digits", "trainer", ["echo", "$$ $(HERRING_SERVERS) 🐟"])
     text = to_yaml(manifests(options))
-    assert '- "$$$$ $$(HERRING_SERVERS) 🐟"' in text  # as Kubernetes expands it
+    assert "- $$$$ $$(HERRING_SERVERS) 🐟\n" in text  # as Kubernetes expands it
 
 
 def test_a_name_that_comes_with_its_pod(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,11 +146,10 @@ def _cpu() -> list[Finding]:
 
 
 def _memory() -> list[Finding]:
-    sizes = {}
-    for line in _lines("/proc/meminfo"):
-        name, _, value = line.partition(":")
-        sizes[name] = int(value.split()[0]) * 1024
-    text = f"{_size(sizes.get('MemAvailable', 0))} available of {_size(sizes.get('MemTotal', 0))}"
+    import psutil
+
+    memory = psutil.virtual_memory()
+    text = f"{_size(memory.available)} available of {_size(memory.total)}"
     limit = "".join(_lines("/sys/fs/cgroup/memory.max")).strip()
     if limit.isdigit():
         text += f", limited to {_size(int(limit))} by the control group"
@@ -250,14 +249,18 @@ def _copies() -> list[Finding]:
 
 
 def _network() -> list[Finding]:
+    import psutil
+
     found = []
     reachable = False
+    links = psutil.net_if_stats()
     for each in interfaces():
-        if not each.addresses:
+        if not each.addresses or each.name not in links:
             continue
+        link = links[each.name]
         state = "up" if each.up else "down"
-        speed = f", {each.speed} Mbit/s" if each.speed else ""
-        value = f"{', '.join(each.addresses)} ({state}, MTU {each.mtu}{speed})"
+        speed = f", {link.speed} Mbit/s" if link.speed else ""
+        value = f"{', '.join(each.addresses)} ({state}, MTU {link.mtu}{speed})"
         reachable = reachable or (each.up and each.name != "lo")
         found.append(Finding(f"interface {each.name}", value))
     if not reachable:

@@ -8,7 +8,6 @@ when all workers have. The job's secret is a Secret object, made up anew for eve
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import secrets
@@ -23,6 +22,7 @@ from herring.command_line import integer
 from herring.errors import ConfigurationError
 from herring.launch.hosts import require_range
 from herring.launch.options import add_settings
+from herring.parts import install_command
 from herring.rendezvous.settings import given, named
 
 __all__ = ["HELP", "JobOptions", "add_options", "handle", "manifests", "to_yaml"]
@@ -58,6 +58,8 @@ _READY_FILE = "/tmp/herring-ready"
 _STORE_PORT = 29500  # of torchrun
 _CONNECT_SECONDS = "600"  # a pod may have to wait for a machine and its image
 _JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
+# PyYAML leaves 1e-3, 0o17 and y without quotes, which Kubernetes takes for a number and a boolean.
+_AMBIGUOUS = re.compile(r"[-+.\d]|[yYnN]\Z|.*\n", re.DOTALL)
 _INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 
@@ -177,8 +179,27 @@ def manifests(options: JobOptions) -> list[dict[str, Any]]:
 
 
 def to_yaml(objects: Sequence[dict[str, Any]]) -> str:
-    """The objects as documents of YAML."""
-    return "".join("---\n" + "\n".join(_lines(each)) + "\n" for each in objects)
+    """Returns the objects as documents of YAML, with their keys in the given order.
+
+    Raises:
+        ConfigurationError: PyYAML is not installed.
+    """
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        text = f"PyYAML is not installed, which writes the file: {install_command('kubernetes')}"
+        raise ConfigurationError(text) from None
+
+    class Dumper(yaml.SafeDumper):
+        """Writes a text in quotes where any version of YAML reads something else without them."""
+
+    def represent(dumper: Any, text: str) -> Any:
+        style = '"' if _AMBIGUOUS.match(text) else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    Dumper.add_representer(str, represent)
+    layout = {"sort_keys": False, "explicit_start": True, "allow_unicode": True, "width": 1000}
+    return str(yaml.dump_all(objects, Dumper=Dumper, **layout))
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -383,23 +404,3 @@ def _check_name(option: str, value: str, most: int) -> None:
             f"{option} {value} is not valid: allowed are at most {most} lower-case letters, digits "
             "and hyphens, with a letter first and no hyphen last"
         )
-
-
-def _scalar(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _lines(value: Any) -> list[str]:
-    """A dictionary or list as lines of YAML. Scalars, and what is empty, are written as in JSON."""
-    found = []
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if isinstance(item, (dict, list)) and item:
-                found += [f"{key}:", *(f"  {line}" for line in _lines(item))]
-            else:
-                found.append(f"{key}: {_scalar(item)}")
-        return found
-    for item in value:
-        first, *rest = _lines(item) if isinstance(item, (dict, list)) and item else [_scalar(item)]
-        found += [f"- {first}", *(f"  {line}" for line in rest)]
-    return found

@@ -23,7 +23,6 @@ __all__ = [
 
 _SIOCGIFADDR = 0x8915
 _SIOCGIFFLAGS = 0x8913
-_SIOCGIFMTU = 0x8921
 _IFF_UP = 0x1
 
 
@@ -35,15 +34,11 @@ class Interface:
         name: For example ``eth0``.
         addresses: The IPv4 address first, then IPv6 addresses that are not link-local.
         up: Whether the interface is up.
-        mtu: The largest packet in bytes; 0 if unknown.
-        speed: The nominal rate in Mbit/s, or None if the driver does not tell it.
     """
 
     name: str
     addresses: tuple[str, ...]
     up: bool
-    mtu: int
-    speed: int | None
 
 
 def interfaces() -> list[Interface]:
@@ -57,10 +52,8 @@ def interfaces() -> list[Interface]:
                 addresses.append(socket.inet_ntoa(reply[20:24]))
             addresses += _ipv6_addresses(name)
             flags = _query(sock, _SIOCGIFFLAGS, name)
-            mtu = _query(sock, _SIOCGIFMTU, name)
             up = bool(flags and struct.unpack_from("H", flags, 16)[0] & _IFF_UP)
-            size = struct.unpack_from("i", mtu, 16)[0] if mtu else 0
-            found.append(Interface(name, tuple(addresses), up, size, _speed(name)))
+            found.append(Interface(name, tuple(addresses), up))
     return found
 
 
@@ -206,11 +199,3 @@ def _ipv6_addresses(name: str) -> list[str]:
         if owner == name and scope != "20":  # link-local addresses work only with a scope
             found.append(str(ipaddress.IPv6Address(bytes.fromhex(raw))))
     return found
-
-
-def _speed(name: str) -> int | None:
-    try:
-        value = int(Path(f"/sys/class/net/{name}/speed").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
-    return value if value > 0 else None
