@@ -64,7 +64,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 PACKAGE := $(shell find python/herring lab/python -name '*.py' 2>/dev/null)
 CORE := $(shell find src bindings lab/src lab/bindings -type f 2>/dev/null) CMakeLists.txt lab/CMakeLists.txt pyproject.toml
 
-.PHONY: help run build test test-core test-install test-examples test-python test-frameworks test-clusters test-gpu bench-gpu lint sanitize soak soak-adapters soak-gpus faults credit-suite fuzz wheel check-aarch64 clean distclean
+.PHONY: help run build test test-core test-install test-examples test-python test-frameworks test-clusters test-gpu bench-gpu lint hooks sanitize soak soak-adapters soak-gpus faults credit-suite fuzz wheel check-aarch64 clean distclean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -141,6 +141,10 @@ lint: $(STAMPS)/lint ## check style with ruff and tools/check_style.py
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/python tools/check_style.py
+
+hooks: $(STAMPS)/lint ## run the checks of make lint on what is committed, before every commit (git hook)
+	@$(PIP) pre-commit
+	@$(BIN)/pre-commit install
 
 sanitize: $(STAMPS)/tools $(STAMPS)/test-system ## run the C++ tests under the sanitizers
 	@for kind in address thread; do \
