@@ -1,4 +1,4 @@
-"""What all command lines of Herring have in common: errors in one style, and clean ends."""
+"""What all of Herring's command lines share: one style of errors, and clean exits."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _REWORDED = (
 class Parser(argparse.ArgumentParser):
     """A parser whose errors say what is allowed, and whose options are never abbreviated.
 
-    An abbreviation that is unique today is not once there is another option, and scripts break.
+    An abbreviation that is unique today becomes ambiguous with the next option and breaks scripts.
 
     Attributes:
-        fill: Adds the options; called when this parser is the one that is used. What describes
-            those of `lab`, `study` and `simulate` takes longer to import than a server to start.
+        fill: Adds the options; called only when this parser is used. The modules that describe the
+            options of `lab`, `study` and `simulate` take longer to import than a server to start.
     """
 
     fill: Callable[[argparse.ArgumentParser], None] | None = None
@@ -52,7 +52,10 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """As of `argparse`, but that nothing may be left: here it is known which command has it."""
+        """Parses like `argparse`, but ends with an error if an argument is left over.
+
+        Only here is it known which command the argument was given to.
+        """
         self.fill_now()
         self._given = list(sys.argv[1:] if args is None else args)
         found, left = super().parse_known_args(args, namespace)
@@ -61,7 +64,7 @@ class Parser(argparse.ArgumentParser):
         return found, left
 
     def error(self, message: str) -> NoReturn:
-        """Ends with one line that says what is wrong, and how the command is used."""
+        """Ends the process with a line that says what is wrong, and with the usage."""
         print(f"{self.prog}: {self._reworded(message)}", file=sys.stderr)
         usage = self.format_usage().rstrip()
         if "\n" in usage:
@@ -98,14 +101,14 @@ class Parser(argparse.ArgumentParser):
             allowed = ", ".join(known)
             return f"{value!r} is not {what} (there are {allowed}){suggestion(value, known)}"
         if not name.startswith("-") and (slip := self._slip()):
-            return slip  # what follows an unknown option is taken for an argument
+            return slip  # argparse takes the value of an unknown option for an argument
         for pattern, words in _REWORDED:
             if re.fullmatch(pattern, text):
                 text = re.sub(pattern, words, text)
         return f"{name} {text}"
 
     def _slip(self) -> str:
-        """About an option that is not there, if there is one: the likeliest reason of all."""
+        """Names an option that does not exist, the likeliest reason; empty if there is none."""
         end = self._given.index("--") if "--" in self._given else len(self._given)
         slips = [
             each
@@ -115,7 +118,7 @@ class Parser(argparse.ArgumentParser):
         return self._unknown(slips) if slips else ""
 
     def _as_given(self, names: str) -> str:
-        """Of the names that an option has, the one that was used."""
+        """Returns the name by which the user gave an option that has several."""
         for name in names.split("/"):
             if any(each.partition("=")[0] == name for each in self._given):
                 return name
@@ -123,13 +126,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def suggestion(word: str, known: Sequence[str]) -> str:
-    """``; did you mean 'that'?``, or an empty string where nothing is like `word`."""
+    """Returns ``; did you mean 'that'?``, or an empty string if nothing resembles `word`."""
     like = difflib.get_close_matches(word, known, 1)
     return f"; did you mean {like[0]!r}?" if like else ""
 
 
 def integer(text: str) -> int:
-    """The type of an option that takes an integer."""
+    """Converts the value of an option that takes an integer."""
     try:
         return int(text)
     except ValueError:
@@ -150,7 +153,7 @@ def log_line(level: str, command: str, text: str) -> str:
 
 
 def guarded(command: Callable[[], int]) -> int:
-    """Runs a command to its exit status, where its reader may leave and Ctrl-C may be pressed."""
+    """Runs a command and returns its exit status; handles Ctrl-C and a reader that has left."""
     try:
         try:
             status = command()
@@ -161,7 +164,7 @@ def guarded(command: Callable[[], int]) -> int:
         return status
     except BrokenPipeError:  # as in "herring simulate ... | head"
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            # What is still buffered has nowhere to go, at the interpreter's end neither.
+            # Buffered output has nowhere to go, not even when the interpreter ends.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.stdout.fileno())
             os.close(nowhere)

@@ -1,6 +1,6 @@
-"""Progress of what takes long: on standard error, never among what a command prints.
+"""Progress of long work: on standard error, never mixed with what a command prints.
 
-On a terminal one line is updated in place; elsewhere (a file, a log) each step is a line.
+On a terminal one line is updated in place; in a file or a log each step is a line.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["Progress", "StatusLine", "show_time"]
 
 
 def show_time(seconds: float) -> str:
-    """Returns e.g. ``40 s``, ``12 min`` or ``1 h 05 min``."""
+    """Returns a duration such as ``40 s``, ``12 min`` or ``1 h 05 min``."""
     if seconds < 99.5:
         return f"{max(seconds, 0):.0f} s"
     minutes = round(seconds / 60)
@@ -22,12 +22,12 @@ def show_time(seconds: float) -> str:
 
 
 class StatusLine:
-    """The line at the bottom of a terminal, written over in place; nothing where there is none.
+    """The line at the bottom of a terminal, overwritten in place; silent without a terminal.
 
-    Whoever prints something else calls `clear` before.
+    Code that prints something else must call `clear` first.
 
     Args:
-      stream: where; by default standard error as it is then.
+      stream: where the line goes; by default ``sys.stderr`` at the time of the call.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -36,22 +36,22 @@ class StatusLine:
         self._shown = False
 
     def show(self, text: str) -> None:
-        """Shows a text instead of what was there, cut to the terminal's width."""
+        """Replaces the line by a text, cut to the terminal's width."""
         if self.terminal and self._in_front():
             self._write(f"\r\x1b[2K{text[: self._width()]}")
             self._shown = True
 
     def clear(self) -> None:
-        """Leaves an empty line, if a text was shown."""
+        """Leaves an empty line if a text was shown."""
         if self._shown:
             self._write("\r\x1b[2K")
             self._shown = False
 
     def _in_front(self) -> bool:
-        """A job in the background leaves the terminal to the shell."""
+        """Returns False in a background job, where the terminal belongs to the shell."""
         try:
             return os.tcgetpgrp(self._stream.fileno()) == os.getpgrp()
-        except (OSError, ValueError):  # not the terminal that controls us
+        except (OSError, ValueError):  # the stream is not the controlling terminal
             return True
 
     def _width(self) -> int:
@@ -69,11 +69,11 @@ class StatusLine:
 class Progress:
     """Says which step of how many is under way, and how long the rest may take.
 
-    The rest is taken to last as long per step as what is done.
+    The estimate assumes that the remaining steps take as long as the average step so far.
 
     Args:
       quiet: say nothing.
-      stream: where; by default standard error as it is then.
+      stream: where the lines go; by default ``sys.stderr`` at the time of the call.
     """
 
     def __init__(self, quiet: bool = False, stream: TextIO | None = None) -> None:
@@ -84,16 +84,16 @@ class Progress:
         self._start = 0.0
 
     def begin(self, name: str) -> None:
-        """What the next steps belong to."""
+        """Names the work that the next steps belong to."""
         self._name = f"{name} "
 
     def __call__(self, done: int, total: int, what: str) -> None:
-        """Begins a step.
+        """Reports that a step begins.
 
         Args:
-          done: steps that are over.
-          total: all steps.
-          what: begins now.
+          done: number of finished steps.
+          total: number of all steps.
+          what: the step that begins.
         """
         if self._quiet:
             return
@@ -110,10 +110,10 @@ class Progress:
             print(text, file=self._stream, flush=True)
 
     def say(self, text: str) -> None:
-        """Says something that stays."""
+        """Prints a line that stays."""
         self.clear()
         print(text, file=self._stream, flush=True)
 
     def clear(self) -> None:
-        """Takes the line away: what was under way is over, or something else is to be printed."""
+        """Removes the line: the work is over, or something else will be printed."""
         self._line.clear()

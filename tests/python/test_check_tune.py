@@ -43,7 +43,7 @@ def test_each_stage_is_measured_on_the_stand_in() -> None:
     assert "2 threads per rank (HERRING_NODE_THREADS)" in found["node_stage host"]["value"]
     # The tensors of this test lie in private memory, which their process cannot export.
     assert found["node_stage ipc"]["verdict"] == "note"
-    assert found["node_stage ipc"]["value"] == "not to be had here: staged was used"
+    assert found["node_stage ipc"]["value"] == "not available here: staged was used"
     assert "cannot export its memory" in found["node_stage ipc"]["advice"]
     assert found["node_stage auto"]["value"].startswith("takes staged")
     figures = report["tune"]
@@ -83,8 +83,8 @@ def test_without_a_driver_nothing_is_started() -> None:
 @pytest.mark.parametrize(
     ("devices", "torch", "value", "advice"),
     [
-        ([], True, "not measured: the driver shows no GPU", "CUDA_VISIBLE_DEVICES"),
-        ([GPU, {"stream_memory": False}], True, "streams on GPU 1", "takes no arrays of such"),
+        ([], True, "not measured: the driver reports no GPU", "CUDA_VISIBLE_DEVICES"),
+        ([GPU, {"stream_memory": False}], True, "streams on GPU 1", "cannot use arrays on such"),
         ([GPU], False, "not measured: torch is not installed", "pip install"),
     ],
 )
@@ -141,7 +141,7 @@ def rounds(host: float, staged: float, ipc: float) -> list[Round]:
             "takes staged; HERRING_NODE_STAGE=ipc is set here; host is 100 % faster than staged",
             "host",
         ),
-        ([*rounds(4, 2, 0)[:2], Round("ipc", status=1)], "auto", "not known: ipc has fa", "staged"),
+        ([*rounds(4, 2, 0)[:2], Round("ipc", status=1)], "auto", "not known: ipc failed", "staged"),
     ],
 )
 def test_the_fastest_stage_is_named_where_it_is_worth_it(

@@ -48,12 +48,12 @@ def test_hosts(text: str, expected: list[tuple[str, int, bool]]) -> None:
         ("a.invalid:", ["a.invalid", "'' slots"]),
         ("a.invalid:many", ["'many' slots"]),
         ("a.invalid:-1", ["'-1' slots"]),
-        ("-oProxyCommand=true:1", ["'-oProxyCommand=true' is no host"]),
-        ("-Ffile@host:1", ["'-Ffile@host' is no host"]),
-        ("a b:1", ["'a b' is no host"]),
-        ("$(true):1", ["is no host", "USER@HOST:SLOTS"]),
-        ("2001:db8::1", ["'2001:db8::1' is no host", "[IPV6]:SLOTS"]),
-        ("a.invalid:1,b.invalid:1,a.invalid:1", ["a.invalid stands in two places"]),
+        ("-oProxyCommand=true:1", ["'-oProxyCommand=true' is not a host"]),
+        ("-Ffile@host:1", ["'-Ffile@host' is not a host"]),
+        ("a b:1", ["'a b' is not a host"]),
+        ("$(true):1", ["is not a host", "USER@HOST:SLOTS"]),
+        ("2001:db8::1", ["'2001:db8::1' is not a host", "[IPV6]:SLOTS"]),
+        ("a.invalid:1,b.invalid:1,a.invalid:1", ["a.invalid appears in two places"]),
     ],
 )
 def test_wrong_hosts(text: str, words: list[str]) -> None:
@@ -86,7 +86,7 @@ def test_hostfile(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "word"),
-    [("a.invalid slots=x", "'x' slots"), ("a.invalid more", "no host"), ("\n#\n", "no host")],
+    [("a.invalid slots=x", "'x' slots"), ("a.invalid more", "not a host"), ("\n#\n", "no host")],
 )
 def test_wrong_hostfiles(tmp_path: Path, text: str, word: str) -> None:
     path = tmp_path / "hosts"
@@ -98,7 +98,7 @@ def test_wrong_hostfiles(tmp_path: Path, text: str, word: str) -> None:
 def test_hostfile_that_is_not_there_and_both() -> None:
     with pytest.raises(ConfigurationError, match="--hostfile /nowhere: No such file"):
         read_hosts(None, Path("/nowhere"))
-    with pytest.raises(ConfigurationError, match="give one of them"):
+    with pytest.raises(ConfigurationError, match="give only one of them"):
         read_hosts("a.invalid", Path("/nowhere"))
 
 
@@ -123,7 +123,7 @@ def test_ranks_fill_hosts_in_order_and_servers_take_what_is_left() -> None:
 @pytest.mark.parametrize(
     ("workers", "servers", "word"),
     [
-        (7, 0, "-n 7: the hosts have 6 slots"),
+        (7, 0, "-n 7: the hosts have only 6 slots"),
         (0, 0, "-n 0 is not valid"),
         (-1, 0, "-n -1"),
         (2, -1, "--servers -1"),
@@ -181,7 +181,7 @@ def test_variables_that_travel() -> None:
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("NOT_SET", "-x NOT_SET: it is not set here"),
+        ("NOT_SET", "-x NOT_SET: the variable is not set"),
         ("=a", "NAME or NAME=VALUE"),
         ("a b=c", "NAME or NAME=VALUE"),
         ("HERRING_RANK=1", "-x HERRING_RANK: herring run sets it itself"),

@@ -275,8 +275,8 @@ def test_what_a_shell_reads_stays_one_word(monkeypatch: pytest.MonkeyPatch) -> N
         ("strange", ["strange is not known to ssh", "'ssh strange'"]),
         ("nowhere", ["nowhere has no address", "Could not resolve"]),
         ("silent", ["silent has not answered in 2 s (--start-timeout)"]),
-        ("babbling", ["babbling", "no agent of herring run"]),
-        ("older", ["older: its Herring is of another version"]),
+        ("babbling", ["babbling", "not an agent of herring run"]),
+        ("older", ["older: its Herring has another version"]),
     ],
 )
 def test_a_host_that_cannot_be_reached(ssh: Path, host: str, words: list[str]) -> None:

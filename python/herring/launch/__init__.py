@@ -1,1 +1,1 @@
-"""The `herring` command: it starts jobs, here and on other hosts, and dedicated servers."""
+"""The `herring` command: it starts jobs on this host and on others, and dedicated servers."""

@@ -1,4 +1,4 @@
-"""The agents of a job on its other hosts, all of them together."""
+"""The agents of a job on its other hosts."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from herring.rendezvous.settings import value_of
 
 __all__ = ["Agents", "workers_on"]
 
-_FAR_SECONDS = 5.0  # what they get besides, to end what they run
+_FAR_SECONDS = 5.0  # the additional time that agents have to end their processes
 
 
 def workers_on(options: RunOptions, host: Host | None) -> int:
-    """How many workers a host has; None: this machine."""
+    """Returns the number of workers on a host; None stands for this machine."""
     return sum(
         count
         for each, count in options.layout.workers
@@ -32,7 +32,7 @@ def workers_on(options: RunOptions, host: Host | None) -> int:
 
 
 class Agents:
-    """One for each host other than this machine; there may be none."""
+    """The agents on all hosts other than this machine; there may be none."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class Agents:
         """Starts nothing yet.
 
         Args:
-            options: Of the job.
-            processes: Takes every ssh into care.
-            selector: As of `Connection`.
-            on_frame: As of `Connection`.
-            on_text: As of `Connection`.
+            options: The options of the job.
+            processes: Owns every ssh process.
+            selector: See `Connection`.
+            on_frame: See `Connection`.
+            on_text: See `Connection`.
         """
         self._options = options
         self._processes = processes
@@ -61,21 +61,21 @@ class Agents:
         self._seconds = setting if options.start_timeout is None else options.start_timeout
 
     def reach(self, passed: dict[str, str], horovod: bool, turn: Callable[[float], bool]) -> bool:
-        """Starts them, all at once, and waits until all are ready.
+        """Starts all agents at once, and waits until all are ready.
 
         Args:
             passed: Variables that their processes get.
-            horovod: Whether ``import horovod`` is to find `herring.horovod`.
-            turn: Serves the selector once, until the given time at the latest (of
-                `time.monotonic`); whether the job goes on.
+            horovod: Whether ``import horovod`` finds `herring.horovod`.
+            turn: Serves the selector once, until the given time (`time.monotonic`) at the latest;
+                returns whether the job goes on.
 
         Returns:
             Whether the job goes on.
 
         Raises:
             HostError: A host cannot be reached, or has no Herring.
-            CommandError: The command, or the working directory, is not there on a host.
-            ConfigurationError: There is no working directory here.
+            CommandError: The command or the working directory does not exist on a host.
+            ConfigurationError: This process has no working directory.
         """
         options = self._options
         folder = _working_directory() if options.layout.remote else ""
@@ -94,16 +94,16 @@ class Agents:
         return self._wait_for(lambda each: each.ready is not None, self._all, turn)
 
     def rendezvous(self, turn: Callable[[float], bool]) -> tuple[str, int]:
-        """Lets the agent of rank 0's host listen.
+        """Makes the agent of rank 0's host listen.
 
         Args:
-            turn: As of `reach`.
+            turn: See `reach`.
 
         Returns:
-            HOST:PORT, empty if the job does not go on; and a port there that is kept free.
+            HOST:PORT, empty if the job does not go on; and a port on that host that is kept free.
 
         Raises:
-            HostError: That host is lost.
+            HostError: The host is lost.
         """
         first = self.to(self._options.layout.workers[0][0])
         interface = self._options.interface or value_of(os.environ, "HERRING_INTERFACE")
@@ -112,7 +112,7 @@ class Agents:
         return first.address, first.store_port
 
     def own_address(self) -> str:
-        """Where other hosts reach this machine; loopback if there are none."""
+        """Returns the address at which other hosts reach this one; loopback if there are none."""
         if not self._all:
             return loopback_address()
         interface = self._options.interface or value_of(os.environ, "HERRING_INTERFACE")
@@ -125,37 +125,37 @@ class Agents:
         return own_address(self._all[0].host.name.rpartition("@")[2])
 
     def to(self, host: Host) -> Connection:
-        """The one on `host`."""
+        """Returns the agent's connection on `host`."""
         return next(each for each in self._all if each.host == host)
 
     def of(self, process: Process) -> Connection | None:
-        """The one whose ssh `process` is, or None."""
+        """Returns the connection whose ssh is `process`, or None."""
         return next((each for each in self._all if each.process is process), None)
 
     # Ending.
 
     def next_deadline(self) -> float | None:
-        """When `on_time` has to be called next, if at all."""
+        """Returns when `on_time` must be called next, or None."""
         deadlines = [each.give_up_at for each in self._all if each.give_up_at is not None]
         return min(deadlines, default=None)
 
     def on_time(self, now: float) -> None:
-        """Kills an ssh that has to have ended by now."""
+        """Kills every ssh whose time to end is over."""
         for connection in self._all:
             if connection.give_up_at is not None and now >= connection.give_up_at:
                 connection.give_up_at = None
                 self._processes.signal(connection.process, signal.SIGKILL)
 
     def doubt(self, now: float) -> None:
-        """All processes were killed: a host that does not report that soon is not waited for."""
+        """Limits the wait for hosts to report, after all processes were killed."""
         for connection in self._all:
             connection.give_up_at = connection.give_up_at or now + _FAR_SECONDS
 
     def leave(self, turn: Callable[[float], bool]) -> None:
-        """Lets them end what is left on their hosts, within seconds, and every ssh after them.
+        """Lets the agents end remaining processes within seconds; every ssh then ends, too.
 
         Args:
-            turn: As of `reach`; what it returns does not matter.
+            turn: See `reach`; the returned value is ignored.
         """
         deadline = time.monotonic() + _FAR_SECONDS + LEFTOVER_SECONDS
         for connection in self._all:
@@ -164,7 +164,7 @@ class Agents:
                 self._processes.signal(connection.process, signal.SIGKILL)
         while time.monotonic() < deadline:
             for connection in self._all:
-                # The end of its input must not overtake what was to be said before.
+                # The end of the input must not overtake pending frames.
                 if not connection.closing and not connection.out.pending:
                     connection.close()
             if all(each.lost for each in self._all):
@@ -189,7 +189,7 @@ class Agents:
 
 
 def _working_directory() -> str:
-    """By the name that the shell has for it: links and mounts may end elsewhere on another host."""
+    """Returns the shell's name for it: links may lead elsewhere on another host."""
     try:
         folder = os.getcwd()
         named = os.environ.get("PWD", "")

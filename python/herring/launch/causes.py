@@ -1,4 +1,4 @@
-"""Which process of a failed job was the cause: others die of a peer's death, and may end first."""
+"""Finds the process that made a job fail; processes that fail because of it may end earlier."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from herring.launch.processes import how_ended
 
 __all__ = ["find_cause", "hint"]
 
-# What a process says that has failed because of another one, and whom it names.
+# The error of a process that failed because of another one, and the process that it names.
 _OF_ANOTHER = re.compile(r"PeerLost|HorovodInternalError")
 # A colocated server has no process of its own: "server 1 (HOST:PORT, in the process of rank 1 (".
 _NAMED = re.compile(r"\b(?:server \d+ \([^()]*, in the process of )?(rank|server) (\d+) \(")
 _NO_HOROVOD = re.compile(r"ModuleNotFoundError: No module named 'horovod(\.|')")
 
-#: Of a process, by its number: its last words, when they began, and whether nothing followed.
+#: Maps the number of a process to its last words, when they began, and whether nothing followed.
 LastWords = Callable[[int], "tuple[str, float, bool]"]
 
 
@@ -27,15 +27,15 @@ def find_cause(
 ) -> tuple[Child, str]:
     """Finds the process that failed first.
 
-    A process that has raised an error may take a while to end, and what dies of that may end before
-    it. So of those that failed the one counts whose traceback began first; one that says that it
-    has lost a peer counts less than the peer, if that has failed too.
+    A process that raised an error may take a while to end, and others that fail because of it may
+    end earlier. So the cause is the failed process whose traceback began first. If its error says
+    that it lost another process, and that one failed too, the other one is the cause.
 
     Args:
-        first: The one that was seen to end with a failure first.
-        ended_at: When it was seen (of `time.time`).
+        first: The process whose failure was noticed first.
+        ended_at: When it was noticed, in the time of `time.time`.
         children: All processes.
-        last_words: What they said.
+        last_words: Returns what a process said last.
 
     Returns:
         The process, and the end of a sentence: when it failed, and what it said last.
@@ -45,7 +45,7 @@ def find_cause(
     def failed(child: Child) -> bool:
         _, _, nothing_after = words[child.task.number]
         stopped = child.code in (-signal.SIGTERM, 128 + signal.SIGTERM, -signal.SIGKILL)
-        # One that was stopped by the launcher was about to end if it had just shown a traceback.
+        # A process that the launcher stopped was about to end if it had just shown a traceback.
         return child is first or (child.code != 0 and (not stopped or nothing_after))
 
     def order(child: Child) -> tuple[bool, float, bool]:
@@ -63,7 +63,7 @@ def find_cause(
         if other is None or other.task.number in seen or not other.code:
             break
         if other.code == -signal.SIGTERM and not words[other.task.number][0]:
-            break  # it has left, or was stopped
+            break  # the other process left the job, or was stopped
         found = other
         seen.add(other.task.number)
     moment = time.strftime("%H:%M:%S", time.localtime(at if text else ended_at))
@@ -71,7 +71,7 @@ def find_cause(
 
 
 def hint(text: str) -> str:
-    """What to do about an error that the command line can help with; or empty."""
+    """Returns what to do about an error that an option can help with, or an empty string."""
     if _NO_HOROVOD.search(text):
         return "with 'herring run --horovod' the script's 'import horovod' finds herring.horovod"
     return ""

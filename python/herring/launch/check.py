@@ -1,4 +1,4 @@
-"""`herring check`: what this machine has, and whether a small all-reduce works on it."""
+"""`herring check`: reports what this machine has, and tries a small all-reduce."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from herring.version import version
 
 __all__ = ["Finding", "add_options", "findings", "handle", "trials"]
 
-# A server keeps a descriptor per node and flow, a worker one per server; this leaves room.
+# A server needs a descriptor per node and flow, a worker one per server; this leaves room.
 _ENOUGH_DESCRIPTORS = 1024
 _TRIAL_SECONDS = 60
 _COPIED_BYTES = 64 << 20
@@ -40,20 +40,20 @@ _FLAGS = ("avx2", "f16c", "avx512f", "avx512bw", "avx512_bf16", "asimd", "sve")
 def add_options(command: argparse.ArgumentParser) -> None:
     """Adds the options of `herring check`."""
     command.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    command.add_argument("--no-run", action="store_true", help="do not try an all-reduce")
+    command.add_argument("--no-run", action="store_true", help="do not run an all-reduce")
     command.add_argument(
         "--tune",
         action="store_true",
-        help="also measure each way in which the GPUs of this machine can add gradients "
-        "(HERRING_NODE_STAGE); takes a minute, and needs PyTorch",
+        help="also measure each way of adding gradients on this machine's GPUs "
+        "(HERRING_NODE_STAGE); takes a minute and needs PyTorch",
     )
 
 
 def handle(options: argparse.Namespace) -> int:
-    """Prints the report, as a table or as JSON with its provenance.
+    """Prints the report as a table, or as JSON with its provenance.
 
     Returns:
-        0, or 1 if something failed.
+        The exit status: 0, or 1 if a finding is a failure.
     """
     found = findings()
     document: dict[str, Any] = {}
@@ -76,14 +76,14 @@ def handle(options: argparse.Namespace) -> int:
 
 
 def _shown(found: list[Finding], options: argparse.Namespace) -> list[Finding]:
-    """The same, printed unless the report is JSON."""
+    """Prints the findings unless the report is JSON, and returns them."""
     if not options.json:
         _print(found)
     return found
 
 
 def findings() -> list[Finding]:
-    """Looks at the machine; starts nothing."""
+    """Examines the machine without starting anything."""
     return [
         Finding("herring", version()),
         Finding("python", f"{platform.python_version()} ({sys.executable})"),
@@ -99,7 +99,7 @@ def findings() -> list[Finding]:
 
 
 def trials() -> list[Finding]:
-    """Copies to and from GPUs, and an all-reduce of two workers within a node and between nodes."""
+    """Tries copies to and from GPUs, and all-reduces within a node and between nodes."""
     return [
         *_copies(),
         _trial("all-reduce, one node of 2", "-n", "2"),
@@ -165,7 +165,7 @@ def _memory() -> list[Finding]:
 
 
 def _huge_pages() -> Finding:
-    """Whether the system gives them: servers and workers that are alone on a node ask for them."""
+    """Reports whether servers, and workers alone on a node, get the huge pages they ask for."""
     folder = "/sys/kernel/mm/transparent_hugepage"
     modes = []
     for name in ("enabled", "shmem_enabled"):
@@ -179,7 +179,7 @@ def _huge_pages() -> Finding:
 
 
 def _described() -> tuple[dict[str, Any], str]:
-    """The GPUs that this process sees, or why it sees none."""
+    """Returns the GPUs that this process sees, or the reason why it sees none."""
     try:
         from herring import _core
         from herring.arrays.devices import find_compiler
@@ -208,10 +208,10 @@ def _devices() -> list[Finding]:
         if each["stream_memory"]:
             found.append(Finding(f"GPU {index}", f"{value}, memory operations on streams"))
         else:
-            advice = "without memory operations on streams Herring takes no arrays of this GPU"
+            advice = "without memory operations on streams, Herring cannot use arrays on this GPU"
             found.append(Finding(f"GPU {index}", value, "note", advice))
     if described["compiler"].startswith("none"):
-        advice = "pip install nvidia-cuda-nvrtc; without it processors add what GPUs could"
+        advice = "pip install nvidia-cuda-nvrtc; without it, processors add instead of GPUs"
         found.append(Finding("GPU compiler", described["compiler"], "note", advice))
     else:
         found.append(Finding("GPU compiler", described["compiler"]))
@@ -224,7 +224,7 @@ def _devices() -> list[Finding]:
 
 
 def _copies() -> list[Finding]:
-    """How fast GPUs copy to host memory and back."""
+    """Measures how fast GPUs copy to host memory and back."""
     described, _ = _described()
     found = []
     for index in range(len(described.get("devices", ()))):
@@ -243,7 +243,7 @@ def _copies() -> list[Finding]:
         if rates["pinned"]:
             found.append(Finding(name, f"{value}, in pinned memory"))
         else:
-            advice = "the driver pins no memory here: 'ulimit -l unlimited', in containers "
+            advice = "the driver cannot pin memory: set 'ulimit -l unlimited', in containers "
             found.append(Finding(name, value, "note", f"{advice}--ulimit memlock=-1"))
     return found
 
@@ -264,8 +264,8 @@ def _network() -> list[Finding]:
         reachable = reachable or (each.up and each.name != "lo")
         found.append(Finding(f"interface {each.name}", value))
     if not reachable:
-        advice = "jobs on this machine work; jobs over several hosts need an interface"
-        found.append(Finding("interfaces", "none but loopback", "note", advice))
+        advice = "jobs on this machine work; jobs on several hosts need an interface"
+        found.append(Finding("interfaces", "only loopback", "note", advice))
     found.append(_proxies())
     control = "".join(_lines("/proc/sys/net/ipv4/tcp_congestion_control")).strip()
     receive = "".join(_lines("/proc/sys/net/ipv4/tcp_rmem")).split()
@@ -276,7 +276,7 @@ def _network() -> list[Finding]:
 
 
 def _proxies() -> Finding:
-    """How many threads a server on this machine has by default, and why."""
+    """Reports how many threads a server on this machine has by default, and why."""
     name = "proxies of a server"
     try:
         from herring import _core
@@ -284,8 +284,8 @@ def _proxies() -> Finding:
         address = own_address(interface=value_of(os.environ, "HERRING_INTERFACE"))
         cores, rate, proxies = _core.server_proxies(address)
     except (ImportError, ConfigurationError) as error:
-        return Finding(name, str(error), "note", "without them no job runs here")
-    link = f"a link of {rate / 1e9:g} Gbit/s" if rate else "a link whose rate is not known"
+        return Finding(name, str(error), "note", "no job can run here before this is corrected")
+    link = f"a link of {rate / 1e9:g} Gbit/s" if rate else "a link of unknown rate"
     nodes = ", in jobs of as many nodes" if proxies > 1 else ""
     return Finding(name, f"{proxies}{nodes} ({link} at {address}, {cores} cores)")
 
@@ -306,7 +306,7 @@ def _memlock() -> tuple[int, int]:
 
 
 def _torch() -> Finding:
-    # Importing torch takes seconds; whether it is there and which one can be known without.
+    # Importing torch takes seconds; its version can be found without.
     if importlib.util.find_spec("torch") is None:
         advice = f"only herring.torch needs it: {install_command('torch')}"
         return Finding("torch", "not installed", "note", advice)

@@ -1,4 +1,4 @@
-"""The processes of a job, as its launcher knows them."""
+"""The processes of a job, as the launcher sees them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["Child", "Children"]
 
 @dataclass
 class Child:
-    """A process of the job, here or on another host.
+    """A process of the job, on this host or another one.
 
     Attributes:
-        task: What it does.
-        process: The process, if it is here.
-        connection: To the host where it is, if that is another.
-        pid: Its process id there.
-        ended: Whether it has ended.
-        code: Popen's return code then.
-        joined: Whether it has called ``herring.init()``.
+        task: What the process does.
+        process: The process, if it is on this host.
+        connection: The connection to its host, if that is another one.
+        pid: The process id on its host.
+        ended: Whether the process has ended.
+        code: Popen's return code after the end.
+        joined: Whether the process has called ``herring.init()``.
     """
 
     task: Task
@@ -37,33 +37,33 @@ class Child:
 
     @property
     def is_server(self) -> bool:
-        """Whether it is a dedicated server."""
+        """Whether the process is a dedicated server."""
         return self.task.rank is None
 
     @property
     def described(self) -> str:
-        """For a message: its name, its process id, and its host, if that is another."""
+        """Name, process id and, on another host, the host; for messages."""
         where = f" on {self.connection.host.name}" if self.connection is not None else ""
         return f"{self.task.name} (process {self.pid}{where})"
 
     @property
     def left_out(self) -> bool:
-        """Whether it is a worker that has ended well and never joined."""
+        """Whether the process is a worker that ended with status 0 and never joined."""
         return not self.is_server and self.ended and self.code == 0 and not self.joined
 
     def end(self, code: int) -> None:
-        """Notes that it has ended."""
+        """Records that the process has ended."""
         self.ended, self.code = True, code
 
 
 class Children:
-    """All of them, in the order in which they were started."""
+    """All processes of a job, in the order of their start."""
 
     def __init__(self, processes: Processes) -> None:
-        """There are none yet.
+        """Creates an empty collection.
 
         Args:
-            processes: Those on this machine.
+            processes: The processes on this machine.
         """
         self._processes = processes
         self._by_number: dict[int, Child] = {}
@@ -75,26 +75,26 @@ class Children:
         return len(self._by_number)
 
     def add(self, child: Child) -> None:
-        """Takes one that is started."""
+        """Adds a process that was started."""
         self._by_number[child.task.number] = child
 
     def get(self, number: int) -> Child | None:
-        """The one whose task has this number, or None."""
+        """Returns the process whose task has this number, or None."""
         return self._by_number.get(number)
 
     def running(self, workers_only: bool = False) -> list[Child]:
-        """Those that have not ended."""
+        """Returns the processes that have not ended."""
         return [c for c in self if not c.ended and not (workers_only and c.is_server)]
 
     def note_joined(self, ranks: Iterable[int]) -> None:
-        """These workers have called ``herring.init()``."""
+        """Records that these workers have called ``herring.init()``."""
         for rank in ranks:
             child = self.get(rank)
             if child is not None and not child.is_server:
                 child.joined = True
 
     def signal(self, number: int, workers: bool = True, servers: bool = True) -> None:
-        """Sends a signal to those of a kind, wherever they are."""
+        """Sends a signal to workers, servers or both, on every host."""
         for child in self:
             if not (servers if child.is_server else workers):
                 continue

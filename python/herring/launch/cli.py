@@ -17,15 +17,15 @@ from herring.version import description, version
 __all__ = ["main", "make_parser", "version"]
 
 _COMMANDS = {
-    "run": "run a job on this machine, or others",
+    "run": "run a job on this machine or on several hosts",
     "server": "run a dedicated server until its job ends",
     "config": "print every setting with its value, origin and meaning",
-    "check": "tell what this machine has, and try a small all-reduce",
+    "check": "report what this machine has, and try a small all-reduce",
     "completion": "print a script for the shell's completion",
-    "kubernetes": "write a manifest of a job with servers",
+    "kubernetes": "write a Kubernetes manifest for a job with servers",
     "lab": "emulate a cluster on this machine (needs root)",
-    "study": "measure algorithms and peers in the lab",
-    "simulate": "tell how long steps would take on a network",
+    "study": "measure algorithms and other libraries in the lab",
+    "simulate": "predict how long steps take on a network",
 }
 
 
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: What follows ``herring``; ``sys.argv[1:]`` by default.
 
     Returns:
-        The exit status: 2 for wrong usage or configuration, else what the subcommand gives.
+        The exit status: 2 for wrong usage or configuration, else that of the subcommand.
     """
     return guarded(lambda: _main(sys.argv[1:] if arguments is None else arguments))
 
@@ -77,7 +77,7 @@ def make_parser() -> Parser:
         prog="herring",
         usage="herring [-h] [-V] COMMAND ...",
         description="Averages gradients through parameter servers.",
-        epilog="'herring COMMAND --help' or 'herring help COMMAND' explains each with examples.",
+        epilog="'herring COMMAND --help' or 'herring help COMMAND' explains one, with examples.",
     )
     parser.add_argument("-V", "--version", action=_Version)
     commands = parser.add_subparsers(
@@ -101,9 +101,10 @@ def _fill(name: str, command: argparse.ArgumentParser) -> None:
 
 
 def _module(name: str) -> ModuleType:
-    """The module with the options of a command and what it does.
+    """Imports the module that has a command's options and its code.
 
-    Only that one is imported: some take longer than a server to start, and some may not be there.
+    The other modules are not imported: some take longer than a server to start, and some may not be
+    installed.
     """
     if name == "lab":
         return importlib.import_module("herring_lab.emulate.cli")

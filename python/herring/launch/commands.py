@@ -1,4 +1,4 @@
-"""Commands that run parts of Herring in processes of their own."""
+"""Command lines that run parts of Herring in separate processes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ __all__ = ["module_command"]
 
 
 def module_command(module: str, python: str = sys.executable) -> list[str]:
-    """A command that runs a module as ``python -m`` does, but for where it looks for modules.
+    """Returns a command that runs a module like ``python -m``, but not from the current directory.
 
-    That looks in the current directory first: a folder that others can write to would have their
-    code run with the job's secret, and a user's own ``queue.py`` would take the place of Python's.
+    ``python -m`` searches the current directory first. If other users can write to it, their code
+    would run with the job's secret; and a user's own ``queue.py`` would replace Python's.
 
     Args:
-        module: Its full name.
+        module: The module's full name.
         python: The interpreter.
 
     Returns:
-        Program and arguments; those of the module follow.
+        Program and arguments, to which the caller appends those of the module.
     """
     code = (
         "import sys; sys.path[:] = [path for path in sys.path if path]; import runpy; "

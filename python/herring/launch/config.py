@@ -1,4 +1,4 @@
-"""`herring config`: every setting with its value, origin and meaning."""
+"""`herring config`: prints every setting with its value, origin and meaning."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def settings_rows(names: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The settings of this process.
+    """Returns the settings of this process.
 
     Args:
-        names: Parts of names; only settings that contain one of them, or all if empty.
+        names: Parts of names. Only settings whose name contains one of them are returned, or all
+            settings if there are none.
 
     Returns:
         One dictionary per setting: name, env, type, scope, default, value, origin, help, allowed,
@@ -80,6 +81,6 @@ def handle(options: argparse.Namespace) -> int:
         )
     console = Console()
     if not console.is_terminal:
-        console = Console(width=140)  # a log has no width; tables should not be folded to 80
+        console = Console(width=140)  # a log has no width; do not fold tables to 80
     console.print(table)
     return 0

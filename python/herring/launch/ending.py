@@ -1,4 +1,4 @@
-"""How a job is ended: by a signal, a failure or its time limit, and how long it may take."""
+"""How a job is ended by a signal, a failure or its time limit, and how long that may take."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from herring.launch.job import RunOptions
 
 __all__ = ["EXIT_TIMEOUT", "STOPPING", "Ending"]
 
-EXIT_TIMEOUT = 124  # as timeout(1)
+EXIT_TIMEOUT = 124  # the status that timeout(1) gives
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_SERVER_SECONDS = 2.0  # what servers get to end by themselves once all workers have ended
-_SAME_STOP_SECONDS = 1.0  # two different signals in it are one stop: a session that ends sends both
-_LAST_SECONDS = 10.0  # of a process that was killed, to end: one that waits for a device does not
+_SERVER_SECONDS = 2.0  # the time that servers have to end after the last worker
+_SAME_STOP_SECONDS = 1.0  # two different signals within it count as one, as an ending session sends
+_LAST_SECONDS = 10.0  # wait for killed processes: one that waits for a device does not end
 
 
 class Ending:
-    """Asks what is left of a job to end, and kills it in the end.
+    """Asks the remaining processes of a job to end, and kills those that do not.
 
     Attributes:
-        begun: Whether that has begun.
-        killed: Whether everything was killed.
+        begun: Whether the job is being ended.
+        killed: Whether all processes were killed.
         signal: The first stopping signal that came, or 0.
-        status: The exit status of the command as far as it is known, else None.
+        status: The exit status of the command, or None while it is not known.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class Ending:
         agents: Agents,
         say: Callable[[str, str], None],
     ) -> None:
-        """Begins nothing yet.
+        """Starts the time limit of the job, if there is one.
 
         Args:
-            options: Of the job.
-            children: Its processes.
-            agents: On its other hosts.
-            say: Tells the user.
+            options: The options of the job.
+            children: The processes of the job.
+            agents: The agents on its other hosts.
+            say: Tells the user; called with a level and a text.
         """
         self._options = options
         self._children = children
@@ -52,32 +52,32 @@ class Ending:
         self.signal = 0
         self.status: int | None = None
         self._signalled_at = 0.0
-        self._dismissed = False  # servers were
-        # What is to happen, and when.
+        self._dismissed = False  # whether servers were told to end
+        # What happens next, and when.
         self._at: dict[Callable[[float], None], float] = {}
         if options.timeout is not None:
             self._at[self._time_out] = time.monotonic() + options.timeout
 
     def decide(self, status: int) -> None:
-        """Sets the exit status, unless a failure before this one has."""
+        """Sets the exit status, unless an earlier failure has set it."""
         self.status = self.status or status
 
     def next_deadline(self) -> float | None:
-        """When `on_time` has to be called next, if at all."""
+        """Returns when `on_time` must be called next, or None."""
         return min(self._at.values(), default=None)
 
     def on_time(self, now: float) -> None:
-        """Does what is due."""
+        """Does everything that is due."""
         for act in [act for act, at in self._at.items() if now >= at]:
             if self._at.pop(act, None) is not None:
                 act(now)
 
     def forget_deadlines(self) -> None:
-        """Of all but what was killed."""
+        """Forgets all deadlines except the last one, after which killed processes are given up."""
         self._at = {act: at for act, at in self._at.items() if act == self._give_up}
 
     def begin(self) -> None:
-        """From now on the job has its grace."""
+        """Starts the grace period, after which the job is killed."""
         self.begun = True
         kill_at = self._at.get(self._kill, time.monotonic() + self._options.grace)
         self._at.setdefault(self._stop_all, kill_at)
@@ -89,12 +89,12 @@ class Ending:
         self.begin()
 
     def after_failure(self) -> None:
-        """Ends the others after one has failed, unless they are to go on."""
+        """Stops the other processes after a failure, unless --keep-going was given."""
         if not self._options.keep_going:
             self.stop()
 
     def consequence(self) -> str:
-        """What a failure means for the others: the end of a sentence."""
+        """Returns the end of a sentence: what a failure means for the other processes."""
         left = len(self._children.running())
         if not left:
             return ""
@@ -105,7 +105,7 @@ class Ending:
         )
 
     def dismiss_servers(self) -> None:
-        """All workers have ended. Servers stay for the workers' next job; there is none now."""
+        """Ends the servers after all workers have ended: no further job can come."""
         if self._dismissed or (self.begun and not self.signal):  # they were told to end
             return
         self._dismissed = True
@@ -113,7 +113,7 @@ class Ending:
         self._at[self._stop_all] = time.monotonic() + _SERVER_SECONDS
 
     def on_signal(self, number: int) -> None:
-        """Passes a stopping signal on; kills if it is the second one."""
+        """Passes a stopping signal on; kills all processes if it is the second one."""
         now = time.monotonic()
         if self.signal:
             if number == self.signal or now - self._signalled_at > _SAME_STOP_SECONDS:
@@ -121,8 +121,8 @@ class Ending:
                 self._say("warning", "second signal, killing all processes")
             return
         self.signal, self._signalled_at = number, now
-        # Not to the servers: workers may want to finish a step. First of all: nobody may read what
-        # is said.
+        # Servers do not get the signal, because workers may want to finish a step. The signal comes
+        # before the message, because writing the message may block.
         self._children.signal(number, servers=False)
         self.begin()
         name = signal.Signals(number).name
@@ -137,7 +137,7 @@ class Ending:
             self._at[self._give_up] = time.monotonic() + _LAST_SECONDS
         self._children.signal(signal.SIGKILL)
 
-    # What happens at a deadline.
+    # Actions at deadlines.
 
     def _time_out(self, _: float) -> None:
         if self.begun:

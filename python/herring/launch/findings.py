@@ -1,4 +1,4 @@
-"""What `herring check` reports, and the short jobs that it starts to find out."""
+"""The lines that `herring check` reports, and the short jobs that it starts."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        name: What was looked at.
+        name: What was examined.
         value: What was found.
         verdict: ``ok``, ``note`` (works, with a limit worth knowing) or ``fail``.
-        advice: What to do about it; empty for ``ok``.
+        advice: What the user can do; empty for ``ok``.
     """
 
     name: str
@@ -40,13 +40,13 @@ def run_job(
     """Runs a command on each rank of a job on this machine.
 
     Args:
-        options: Of `herring run`, for the layout.
-        command: What each rank runs.
-        seconds: After which the job is ended.
-        variables: That its environment has besides those of this process.
+        options: Options of `herring run` that give the layout.
+        command: Program and arguments of each rank.
+        seconds: Time limit of the job.
+        variables: Variables that the job's environment has besides those of this process.
 
     Returns:
-        The job's exit status, and in ``stdout`` all that it has printed.
+        The job's exit status, and everything that it printed in ``stdout``.
     """
     herring = module_command("herring.launch.cli")
     limits = ["--timeout", str(seconds), "--grace", "2"]
@@ -63,6 +63,6 @@ def run_job(
 
 
 def last_lines(text: str) -> str:
-    """The last lines of an output that are not blank, for a finding's advice."""
+    """Returns the last lines of an output that are not blank, for a finding's advice."""
     lines = [line for line in text.splitlines() if line.strip()]
     return "\n".join(lines[-_SHOWN_LINES:])

@@ -1,26 +1,25 @@
-"""What `herring run` and its agent on another host tell each other through ssh.
+"""The protocol of `herring run` and its agent on another host, through ssh.
 
-The agent begins with `GREETING`; whatever a login shell has printed before is no part of it. Both
-sides then send frames: kind, number of the process (0 where there is none), length, payload. JSON
-is UTF-8.
+The agent begins with `GREETING`; what a login shell prints before it is ignored. Both sides then
+send frames: kind, number of the process (0 if there is none), length, payload. JSON is UTF-8.
 
 From `herring run`:
     JOB: {"folder", "environment", "command", "horovod", "workers", "grace"}
-    LISTEN: {"interface"}: on the host of rank 0
-    START: {"name", "worker", "listener", "environment"}: the process with this number
+    LISTEN: {"interface"}; only to the host of rank 0
+    START: {"name", "worker", "listener", "environment"} of the process with this number
     SIGNAL: the number of a signal in decimal, for the process with this number
 From the agent:
-    READY: {"client"}: the address from which ssh has come, or empty
-    LISTENING: {"rendezvous", "store_port"}: its address, HOST:PORT, and a port that is kept free
-    STARTED: its process id in decimal
-    OUTPUT, ERRORS: bytes that the process has written to its standard output or error
-    ENDED: its return code as Popen has it, in decimal
-    JOINED: nothing; the rank of this number has called herring.init()
-    FAILED: {"message", "status"}: the agent ends; nothing of the job goes on here
-    BEAT: nothing; that the network is there. A connection that is gone ends with the first that
+    READY: {"client"}: the address from which ssh connected, or empty
+    LISTENING: {"rendezvous", "store_port"}: the address, HOST:PORT, and a port that is kept free
+    STARTED: the process id in decimal
+    OUTPUT, ERRORS: bytes that the process wrote to standard output or standard error
+    ENDED: the return code of Popen, in decimal
+    JOINED: no payload; the rank with this number has called herring.init()
+    FAILED: {"message", "status"}: the agent ends, and with it all of the job on its host
+    BEAT: no payload; shows that the network works. A broken connection ends with the first one that
         TCP cannot deliver
 
-The end of its input tells the agent to end all it has started.
+When its input ends, the agent ends every process that it started.
 """
 
 from __future__ import annotations
@@ -57,9 +56,9 @@ class Frame:
     """One message.
 
     Attributes:
-        kind: Of `kind`.
-        number: Which process it is about.
-        payload: Bytes.
+        kind: One of `kind`.
+        number: The process that the message is about.
+        payload: The content, as bytes.
     """
 
     def __init__(self, kind_: int, number: int, payload: bytes) -> None:
@@ -68,57 +67,57 @@ class Frame:
         self.payload = payload
 
     def content(self) -> dict[str, Any]:
-        """The payload as JSON.
+        """Returns the payload, decoded from JSON.
 
         Raises:
-            HerringError: It is none.
+            HerringError: The payload is not a JSON object.
         """
         try:
             content = json.loads(self.payload)
         except ValueError:
             content = None
         if not isinstance(content, dict):
-            raise HerringError("the other side of ssh sent what is no message of Herring's")
+            raise HerringError("the other side of ssh sent something that is not a JSON object")
         return content
 
     def integer(self) -> int:
-        """The payload as an integer.
+        """Returns the payload as an integer.
 
         Raises:
-            HerringError: It is none.
+            HerringError: The payload is not an integer.
         """
         try:
             return int(self.payload)
         except ValueError:
-            raise HerringError("the other side of ssh sent what is no number") from None
+            raise HerringError("the other side of ssh sent text that is not a number") from None
 
 
 class Inbox:
-    """Makes frames of bytes."""
+    """Splits a stream of bytes into frames."""
 
     def __init__(self, greeting: bytes = b"") -> None:
-        """Creates it.
+        """Creates an empty inbox.
 
         Args:
-            greeting: What comes before the first frame, behind anything else.
+            greeting: The bytes just before the first frame; anything may come before them.
         """
         self._greeting = greeting
         self._data = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames that are complete with `data`.
+        """Yields the frames that `data` completes.
 
         Raises:
-            HerringError: This is no agent's language.
+            HerringError: The bytes do not come from an agent of the same version.
         """
         self._data += data
         if self._greeting:
             at = self._data.find(self._greeting)
             if at < 0 and _OTHER_GREETING.search(self._data):
-                raise HerringError("its Herring is of another version: install the same as here")
+                raise HerringError("its Herring has another version: install the same one as here")
             if at < 0:
                 if len(self._data) > _MAXIMUM_NOISE:
-                    raise HerringError("what ssh started there is no agent of herring run")
+                    raise HerringError("ssh started something that is not an agent of herring run")
                 return
             del self._data[: at + len(self._greeting)]
             self._greeting = b""
@@ -135,14 +134,15 @@ class Inbox:
 
 
 class Outbox:
-    """Sends frames without ever waiting: what the other side does not take yet is kept."""
+    """Sends frames without ever waiting; keeps what the other side does not take yet."""
 
     def __init__(self, fd: int, selector: selectors.BaseSelector) -> None:
-        """Creates it.
+        """Creates an empty outbox.
 
         Args:
-            fd: A pipe or socket; the outbox closes it.
-            selector: Tells when there is room again, with this object as data: call `flush` then.
+            fd: A pipe or socket, which the outbox owns.
+            selector: Tells, with this object as data, when there is room again; the caller then
+                calls `flush`.
         """
         self._fd = fd
         self._selector = selector
@@ -152,12 +152,12 @@ class Outbox:
 
     @property
     def pending(self) -> int:
-        """Bytes that are kept."""
+        """The number of bytes that are kept."""
         return len(self._data)
 
     @property
     def open(self) -> bool:
-        """Whether there is another side."""
+        """Whether the other side can still be reached."""
         return self._fd >= 0
 
     def greet(self) -> None:
@@ -169,8 +169,8 @@ class Outbox:
         """Sends a frame.
 
         Args:
-            kind_: Of `kind`.
-            number: Which process it is about.
+            kind_: One of `kind`.
+            number: The process that the message is about.
             payload: Bytes, an integer, text, or a dictionary for JSON.
         """
         if self._fd < 0:
@@ -183,13 +183,13 @@ class Outbox:
         self.flush()
 
     def flush(self) -> None:
-        """Sends what the other side takes now."""
+        """Sends as much as the other side takes now."""
         try:
             while self._data and self._fd >= 0:
                 del self._data[: os.write(self._fd, self._data[: 1 << 16])]
         except BlockingIOError:
             pass
-        except OSError:  # nobody is there any more; whoever reads from there sees it too
+        except OSError:  # the other side is gone; the reader of its output notices too
             self.close()
             return
         waits = bool(self._data) and self._fd >= 0
@@ -200,7 +200,7 @@ class Outbox:
         self._registered = waits
 
     def close(self) -> None:
-        """The other side sees the end. Harmless to repeat."""
+        """Closes the descriptor, so that the other side sees the end; may be repeated."""
         if self._registered:
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(self._fd)

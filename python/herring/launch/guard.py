@@ -1,9 +1,9 @@
-"""Nothing outlives the launcher, even if it is killed with SIGKILL.
+"""Ends all processes of a job with the launcher, even if it is killed with SIGKILL.
 
-Three nets, each for what slips through the one before. Every child asks the kernel for SIGKILL at
-its parent's death. A small guard process, forked before the first child, sees the launcher's pipe
-close and kills the children's process groups. And the launcher adopts orphaned descendants
-(``PR_SET_CHILD_SUBREAPER``), so that at a regular end it finds those that left their group.
+There are three safeguards, each for what escapes the one before. Every child asks the kernel for
+SIGKILL at its parent's death. A small guard process, forked before the first child, sees the
+launcher's pipe close and kills the children's process groups. The launcher adopts orphaned
+descendants (``PR_SET_CHILD_SUBREAPER``), so that it finds those that left their group.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def child_setup(launcher: int) -> None:
-    """Runs in the child between fork and exec: own process group, death with the launcher.
+    """Makes the child a process group that dies with the launcher; runs between fork and exec.
 
     Args:
         launcher: Process id of the launcher.
     """
     os.setpgid(0, 0)
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != launcher:  # it died before the line above
+    if os.getppid() != launcher:  # the launcher died before the line above
         os._exit(1)
 
 
@@ -39,7 +39,7 @@ def adopt_orphans() -> None:
 
 
 def adopted(known: set[int]) -> list[int]:
-    """Living children of this process that are not in `known` (process ids)."""
+    """Returns the process ids of living children of this process that are not in `known`."""
     found = []
     own = str(os.getpid())
     for entry in Path("/proc").iterdir():
@@ -54,7 +54,7 @@ def adopted(known: set[int]) -> list[int]:
 
 
 def kill_group(group: int, number: int) -> bool:
-    """Signals a process group; whether there was anyone in it."""
+    """Signals a process group; returns whether it had any processes."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):
@@ -77,34 +77,34 @@ class Guard:
         os.close(read)
 
     def add(self, group: int) -> None:
-        """Takes a process group into care."""
+        """Adds a process group to those that the guard kills."""
         self._tell(f"+{group}\n")
 
     def remove(self, group: int) -> None:
-        """The group has ended; its number may be used by others soon."""
+        """Removes a group that has ended, because its number may be reused soon."""
         self._tell(f"-{group}\n")
 
     def dismiss(self) -> None:
-        """All groups have ended: the guard goes home."""
+        """Ends the guard, after all groups have ended."""
         self._tell("q\n")
         os.close(self._write)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
 
     def _tell(self, line: str) -> None:
-        with contextlib.suppress(BrokenPipeError):  # someone killed the guard
+        with contextlib.suppress(BrokenPipeError):  # the guard was killed
             os.write(self._write, line.encode())
 
 
 def _watch(read: int) -> None:
-    # Off the terminal and deaf, or Ctrl-C would end the guard before its case arises.
+    # In a session of its own and without signals: else Ctrl-C would end the guard too early.
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     signal.set_wakeup_fd(-1)
     if read != 0:
         os.dup2(read, 0)
-    # Our copies of the launcher's output would keep its reader waiting.
+    # Copies of the launcher's output would keep the reader of the output waiting.
     os.closerange(1, 1 << 16)
     groups: set[int] = set()
     rest = b""

@@ -1,4 +1,4 @@
-"""Horovod's variables and what they are here: a setting of Herring's, or nothing, and why."""
+"""Horovod's environment variables: the setting that replaces each, or why there is none."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def _bytes(text: str) -> str:
     return f"{value:.0f}" if value else ""
 
 
-#: The setting, how its value is made (empty: as Herring has it), and what is allowed.
+#: The setting, the conversion of its value (empty: Herring's default), and what is allowed.
 _TAKEN: dict[str, tuple[str, Callable[[str], str], str]] = {
-    "HOROVOD_FUSION_THRESHOLD": ("buffer_bytes", _bytes, "bytes; 0: as Herring chooses"),
+    "HOROVOD_FUSION_THRESHOLD": ("buffer_bytes", _bytes, "bytes; 0: Herring chooses"),
     "HOROVOD_STALL_CHECK_TIME_SECONDS": ("warn_after", _seconds, "seconds"),
-    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": ("timeout", _seconds, "seconds; 0: as Herring has it"),
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": ("timeout", _seconds, "seconds; 0: Herring's default"),
     "HOROVOD_GLOO_TIMEOUT_SECONDS": ("connect_timeout", _seconds, "seconds"),
     "HOROVOD_GLOO_IFACE": ("interface", str.strip, "the name of an interface"),
     "HOROVOD_LOG_LEVEL": (
@@ -60,19 +60,19 @@ _TAKEN: dict[str, tuple[str, Callable[[str], str], str]] = {
     ),
 }
 
-#: Those without a counterpart, and why.
+#: Variables without a counterpart, and why.
 WITHOUT = {
     "HOROVOD_CYCLE_TIME": "nothing is negotiated in cycles",
     "HOROVOD_CACHE_CAPACITY": "nothing is negotiated, so no answers are kept",
     "HOROVOD_AUTOTUNE": "Herring finds out buffers and credit by itself",
     "HOROVOD_AUTOTUNE_LOG": "Herring finds out buffers and credit by itself",
-    "HOROVOD_HIERARCHICAL_ALLREDUCE": "workers of a node are always brought together first",
-    "HOROVOD_HIERARCHICAL_ALLGATHER": "workers of a node are always brought together first",
-    "HOROVOD_TORUS_ALLREDUCE": "there is no torus",
+    "HOROVOD_HIERARCHICAL_ALLREDUCE": "gradients are always added within a node first",
+    "HOROVOD_HIERARCHICAL_ALLGATHER": "workers of a node always share memory",
+    "HOROVOD_TORUS_ALLREDUCE": "there is no torus algorithm",
     "HOROVOD_NUM_NCCL_STREAMS": "NCCL is not used",
     "HOROVOD_THREAD_AFFINITY": "threads are not pinned",
-    "HOROVOD_TIMELINE_MARK_CYCLES": "there are no cycles to be marked",
-    "HOROVOD_LOG_TIMESTAMP": "log lines have no times",
+    "HOROVOD_TIMELINE_MARK_CYCLES": "there are no cycles to mark",
+    "HOROVOD_LOG_TIMESTAMP": "log lines always have times",
     "HOROVOD_MPI_THREADS_DISABLE": "MPI is not used",
     "HOROVOD_CPU_OPERATIONS": "the transport is Herring's own",
     "HOROVOD_CONTROLLER": "the transport is Herring's own",
@@ -80,22 +80,22 @@ WITHOUT = {
     "HOROVOD_DISABLE_GROUP_FUSION": "gradients share fusion buffers anyway",
 }
 
-#: Those that `herring run` hands on to other hosts.
+#: Variables that `herring run` passes on to other hosts.
 TRAVELLING = frozenset([*_TAKEN, *WITHOUT, TIMELINE])
 
 
 def setting_of(variable: str, text: str) -> tuple[str, str]:
-    """What a variable of Horovod's is here.
+    """Returns the setting that corresponds to one of Horovod's variables.
 
     Args:
-        variable: One of those that have a counterpart.
-        text: Its value.
+        variable: A variable that has a counterpart.
+        text: The variable's value.
 
     Returns:
-        Name and value of the setting; the value is empty where Herring's own holds.
+        Name and value of the setting; an empty value stands for Herring's default.
 
     Raises:
-        ConfigurationError: It has no such value.
+        ConfigurationError: The variable cannot have this value.
     """
     name, read, allowed = _TAKEN[variable]
     try:
@@ -105,16 +105,16 @@ def setting_of(variable: str, text: str) -> tuple[str, str]:
 
 
 def read_variables(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """What the environment asks for in Horovod's words.
+    """Reads Horovod's variables from the environment.
 
     Args:
-        environ: Usually ``os.environ``. Variables of Herring's own come first.
+        environ: Usually ``os.environ``. Herring's own variables take precedence.
 
     Returns:
-        Settings as of `herring.init`, and a line for each variable that has no meaning.
+        Settings for `herring.init`, and a line for each variable that has no meaning here.
 
     Raises:
-        ConfigurationError: As of `setting_of`.
+        ConfigurationError: A variable has a value that is not allowed.
     """
     settings = {}
     for variable in _TAKEN:

@@ -1,4 +1,4 @@
-"""Options of horovodrun that `herring run` takes."""
+"""Options of horovodrun that `herring run` accepts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from herring.launch.options import add_settings
 
 __all__ = ["add_options", "assignments"]
 
-# Those that have a counterpart: Horovod's variable, and what its value is made of.
+# Options with a counterpart: Horovod's variable, and the conversion of the value.
 _TAKEN: dict[str, tuple[str, Callable[[str], str]]] = {
     "--fusion-threshold-mb": ("HOROVOD_FUSION_THRESHOLD", lambda text: str(float(text) * 2**20)),
     "--log-level": ("HOROVOD_LOG_LEVEL", str),
@@ -24,7 +24,7 @@ _TAKEN: dict[str, tuple[str, Callable[[str], str]]] = {
     "--no-stall-check": ("HOROVOD_STALL_CHECK_DISABLE", str),
 }
 _OWN = "the transport is Herring's own"
-# Without a counterpart, by the number of their values; and why.
+# Options without a counterpart, by the number of their values, and why.
 _IGNORED = {
     0: {
         **dict.fromkeys(("--gloo", "--mpi", "--tcp"), _OWN),
@@ -60,9 +60,9 @@ _REFUSED = {
     "--max-np": "a job keeps the workers it has started with; save checkpoints, and start it again",
     "--min-num-proc": "a job keeps the workers it has started with",
     "--max-num-proc": "a job keeps the workers it has started with",
-    "--slots-per-host": "say them behind each host: -H host1:4,host2:4",
-    "--config-file": "give the options themselves; settings are HERRING_* variables",
-    "--check-build": "'herring check' tells what is there",
+    "--slots-per-host": "put the slots after each host: -H host1:4,host2:4",
+    "--config-file": "give the options on the command line; settings are HERRING_* variables",
+    "--check-build": "'herring check' reports what is installed",
     "--host-discovery-script": "the hosts of a job do not change",
 }
 
@@ -77,7 +77,7 @@ class _Refuse(argparse.Action):
 
 
 class _Ignore(argparse.Action):
-    """Takes an option and says that it has no meaning, and why."""
+    """Accepts an option and says why it has no meaning."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: object, values: object, text: str = ""
@@ -88,12 +88,12 @@ class _Ignore(argparse.Action):
 
 
 class _Take(argparse.Action):
-    """Sets what the option is here, for all workers and servers."""
+    """Makes the corresponding setting, for all workers and servers."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: Any, values: object, text: str = ""
     ) -> None:
-        """Appends to ``namespace.horovod_settings``, in the form of -x."""
+        """Appends ``NAME=VALUE`` to ``namespace.horovod_settings``."""
         given = "1" if self.nargs == 0 else str(values)
         variable, convert = _TAKEN[text]
         try:
@@ -102,29 +102,29 @@ class _Take(argparse.Action):
             allowed = str(error).partition("allowed is ")[2] or "a number"
             parser.error(f"{text} {given!r} is not valid: allowed is {allowed}")
         if value:
-            # A list of this command line's own: a default would be shared.
+            # A new list: parsers would share a list that is the default.
             before = getattr(namespace, "horovod_settings", ())
             namespace.horovod_settings = [*before, f"HERRING_{name.upper()}={value}"]
 
 
 def add_options(run: argparse.ArgumentParser) -> None:
-    """Adds them to the parser of `herring run`."""
-    options = run.add_argument_group("as horovodrun has them")
+    """Adds the options to the parser of `herring run`."""
+    options = run.add_argument_group("options of horovodrun")
     add_settings(options, "connect_timeout", "as_horovod")
     options.add_argument(
         "--output-filename",
         metavar="FOLDER",
         type=Path,
-        help="keep what each rank prints in FOLDER/rank.N/stdout and stderr as well",
+        help="also write what each rank prints to FOLDER/rank.N/stdout and stderr",
     )
     options.add_argument(
         "--timeline-filename",
         metavar="FILE",
-        help="a timeline of the calls of herring.horovod, written by rank 0 (HOROVOD_TIMELINE)",
+        help="timeline of the calls of herring.horovod, which rank 0 writes (HOROVOD_TIMELINE)",
     )
     for count, found in _IGNORED.items():
         for name in found:
-            number = None if count else 0  # argparse makes a list of one value if it is told 1
+            number = None if count else 0  # with 1, argparse would make a list of the value
             options.add_argument(name, nargs=number, action=_Ignore, help=argparse.SUPPRESS)
     for name in _TAKEN:
         number = 0 if name == "--no-stall-check" else None
@@ -134,7 +134,7 @@ def add_options(run: argparse.ArgumentParser) -> None:
 
 
 def assignments(options: argparse.Namespace) -> list[str]:
-    """What the options set, in the form of -x; what -x itself names comes after it."""
+    """Returns what the options set as ``NAME=VALUE``, before the variables that -x names."""
     found = list(getattr(options, "horovod_settings", ()))
     if options.timeline_filename is not None:
         found.append(f"{TIMELINE}={options.timeline_filename}")

@@ -1,4 +1,4 @@
-"""The hosts of `herring run -H host1:4,host2:4`, and which ranks and servers stand on them."""
+"""The hosts of `herring run -H host1:4,host2:4`, and the ranks and servers that they run."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ __all__ = [
     "require_range",
 ]
 
-_MOST_ON_ONE_MACHINE = 1024  # more processes are a slip, and would stop the machine
-# What ssh takes; nothing that it could take for an option.
+_MOST_ON_ONE_MACHINE = 1024  # more processes are a mistake, and would stall the machine
+# Names that ssh accepts, but nothing that it could take for an option.
 _NAME = re.compile(
     r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?"
     r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*|[0-9A-Fa-f:.]+(?:%\w+)?)"
@@ -38,9 +38,9 @@ class Host:
     """A host of the list.
 
     Attributes:
-        name: As ssh takes it: a name or address, perhaps with ``user@`` in front.
-        slots: How many workers it takes.
-        local: Whether it is this machine, where no ssh is needed.
+        name: A name or an address, perhaps with ``user@`` before it, in the form that ssh takes.
+        slots: The number of workers that the host can run.
+        local: Whether the host is this machine, where no ssh is needed.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Layout:
     """Where the processes of a job run.
 
     Attributes:
-        workers: For each host that has any, in the order of the list: the host, and how many.
+        workers: Each host that has workers, in the order of the list, with their number.
         servers: The host of each dedicated server.
     """
 
@@ -65,7 +65,7 @@ class Layout:
 
     @property
     def remote(self) -> tuple[Host, ...]:
-        """The hosts other than this machine, each once, in the order of the list."""
+        """The hosts other than this machine, without duplicates, in the order of the list."""
         found = dict.fromkeys([host for host, _ in self.workers] + list(self.servers))
         return tuple(host for host in found if not host.local)
 
@@ -82,14 +82,14 @@ def add_options(run: argparse.ArgumentParser) -> None:
         "-H",
         "--hosts",
         metavar="HOST:SLOTS,...",
-        help="hosts and how many workers each takes, for ranks in this order: host1:4,host2:4",
+        help="hosts, each with its number of workers, in the order of ranks: host1:4,host2:4",
     )
     options.add_argument(
         "-hostfile",
         "--hostfile",
         metavar="FILE",
         type=Path,
-        help="the same in a file, a host in a line: host1 slots=4",
+        help="file with a host per line, such as: host1 slots=4",
     )
     options.add_argument(
         "-x",
@@ -97,37 +97,37 @@ def add_options(run: argparse.ArgumentParser) -> None:
         metavar="NAME[=VALUE]",
         action="append",
         default=[],
-        help="a variable for all workers and servers; repeat it for more",
+        help="a variable for all workers and servers; may be repeated",
     )
     options.add_argument(
-        "-p", "--ssh-port", metavar="PORT", type=integer, help="where sshd listens on the hosts"
+        "-p", "--ssh-port", metavar="PORT", type=integer, help="port of sshd on the hosts"
     )
     options.add_argument(
-        "-i", "--ssh-identity-file", metavar="FILE", type=Path, help="the private key for ssh"
+        "-i", "--ssh-identity-file", metavar="FILE", type=Path, help="private key for ssh"
     )
     add_settings(options, "ssh")
     options.add_argument(
         "--remote-python",
         metavar="FILE",
-        help="the Python that has Herring on the other hosts (default: the path of this one)",
+        help="Python that has Herring on the other hosts (default: the path of this Python)",
     )
     add_settings(options, "interface")
 
 
 def read_hosts(hosts: str | None, hostfile: Path | None) -> tuple[Host, ...]:
-    """The hosts of -H or --hostfile; none if neither was given.
+    """Reads the hosts of -H or --hostfile; returns none if neither is given.
 
     Args:
-        hosts: For example ``host1:4,user@host2:4,[fd00::3]:4``; without a number 1 slot.
-        hostfile: A file with a line ``host1 slots=4`` or ``host1:4`` for each; ``#`` begins a
-            comment, and what follows the slots has no meaning.
+        hosts: For example ``host1:4,user@host2:4,[fd00::3]:4``. A host without a number has 1 slot.
+        hostfile: A file with a line ``host1 slots=4`` or ``host1:4`` for each host. ``#`` begins a
+            comment; text after the slots is ignored.
 
     Raises:
-        ConfigurationError: Both are given, the file cannot be read, an item is no host, or one
-            stands in two places.
+        ConfigurationError: Both are given, the file cannot be read, an item is not a host, or a
+            host appears in two places.
     """
     if hosts is not None and hostfile is not None:
-        raise ConfigurationError("--hosts and --hostfile: give one of them")
+        raise ConfigurationError("--hosts and --hostfile: give only one of them")
     if hosts is not None:
         where = "-H"
         items = [_item(item.strip(), where) for item in hosts.split(",") if item.strip()]
@@ -137,18 +137,18 @@ def read_hosts(hosts: str | None, hostfile: Path | None) -> tuple[Host, ...]:
     else:
         return ()
     if not items:
-        raise ConfigurationError(f"{where}: no host in it; allowed are host1:4,host2:4")
+        raise ConfigurationError(f"{where}: there is no host in it; write host1:4,host2:4")
     return _merged(items, where)
 
 
 def lay_out(hosts: tuple[Host, ...], workers: int | None, servers: int) -> Layout:
-    """Places ranks by host in the order of the list, and servers on hosts that are left.
+    """Places ranks on hosts in the order of the list, and servers on the remaining hosts.
 
     Args:
-        hosts: From `read_hosts`; none stands for this machine, which takes any number.
-        workers: -n, or None: all slots (1 without hosts).
-        servers: Number of dedicated servers. They stand on hosts without a worker (there are some
-            where -n is smaller than the slots), in turn; else on all hosts in turn.
+        hosts: The result of `read_hosts`; an empty one stands for this machine, without a limit.
+        workers: The number of -n, or None for all slots (1 without hosts).
+        servers: Number of dedicated servers. Hosts without a worker, which exist if -n is smaller
+            than the number of slots, take servers in turn; if there are none, all hosts do.
 
     Raises:
         ConfigurationError: A number is out of range, or there are fewer slots than workers.
@@ -165,7 +165,7 @@ def lay_out(hosts: tuple[Host, ...], workers: int | None, servers: int) -> Layou
     if not hosts:
         return Layout(((THIS_MACHINE, workers),), (THIS_MACHINE,) * servers)
     if workers > slots:
-        raise ConfigurationError(f"-n {workers}: the hosts have {slots} slots; give them more")
+        raise ConfigurationError(f"-n {workers}: the hosts have only {slots} slots; add slots")
     placed = []
     left = workers
     for host in hosts:
@@ -178,10 +178,10 @@ def lay_out(hosts: tuple[Host, ...], workers: int | None, servers: int) -> Layou
 
 
 def require_range(name: str, value: int, least: int, most: int) -> None:
-    """Refuses the value of an option.
+    """Checks the value of an option.
 
     Raises:
-        ConfigurationError: It is not from `least` to `most`.
+        ConfigurationError: The value is not from `least` to `most`.
     """
     if not least <= value <= most:
         raise ConfigurationError(
@@ -225,13 +225,13 @@ def _host(name: str, slots: str | None, where: str) -> Host:
 
 def _bad(text: str, where: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{where}: {text!r} is no host; allowed is HOST, HOST:SLOTS, USER@HOST:SLOTS or "
+        f"{where}: {text!r} is not a host; allowed is HOST, HOST:SLOTS, USER@HOST:SLOTS or "
         "[IPV6]:SLOTS"
     )
 
 
 def _merged(items: list[Host], where: str) -> tuple[Host, ...]:
-    """The same with neighbours of one host made one, as ranks of a host stand in a block."""
+    """Merges adjacent items of one host, because the ranks of a host must be consecutive."""
     found: list[Host] = []
     for item in items:
         last = found[-1] if found else None
@@ -239,8 +239,8 @@ def _merged(items: list[Host], where: str) -> tuple[Host, ...]:
             found[-1] = replace(last, slots=last.slots + item.slots)
         elif any(host.name == item.name or (host.local and item.local) for host in found):
             raise ConfigurationError(
-                f"{where}: {item.name} stands in two places; name it once, with all of its slots, "
-                "as the ranks of a host follow each other"
+                f"{where}: {item.name} appears in two places; name it once, with all of its slots, "
+                "because the ranks of a host are consecutive"
             )
         else:
             found.append(item)
@@ -248,7 +248,7 @@ def _merged(items: list[Host], where: str) -> tuple[Host, ...]:
 
 
 def _is_this_machine(name: str) -> bool:
-    if "@" in name:  # another user, perhaps
+    if "@" in name:  # perhaps another user
         return False
     own = socket.gethostname()
     if name in ("localhost", "127.0.0.1", "::1", own, own.partition(".")[0], socket.getfqdn()):

@@ -1,4 +1,4 @@
-"""What `herring run` was asked for, and what each process of the job is started with."""
+"""The options of `herring run`, and the environment of each process of the job."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ __all__ = [
     "tasks",
 ]
 
-EXIT_NOT_EXECUTABLE = 126  # as the shell
+EXIT_NOT_EXECUTABLE = 126  # the status that a shell gives
 EXIT_NOT_FOUND = 127
-EXIT_NO_HOST = 255  # as ssh
+EXIT_NO_HOST = 255  # the status that ssh gives
 _OF_A_HOST = {"HERRING_HOST_ID", "HERRING_INTERFACE"}
-# As torchrun has them, for scripts that were written for it.
+# Variables of torchrun, for scripts that were written for it.
 _PLACE_FOR_TORCH = {
     "RANK",
     "WORLD_SIZE",
@@ -49,8 +49,8 @@ _PLACE_FOR_TORCH = {
     "GROUP_RANK",
     "GROUP_WORLD_SIZE",
 }
-_STORE_OF_TORCH = {"MASTER_ADDR", "MASTER_PORT"}  # -x may choose another place
-# What a program needs to be found and to find its libraries, where all hosts are set up alike.
+_STORE_OF_TORCH = {"MASTER_ADDR", "MASTER_PORT"}  # -x may choose another address
+# Variables by which a program and its libraries are found, if all hosts are set up alike.
 _BASICS = {
     "PATH",
     "LD_LIBRARY_PATH",
@@ -73,9 +73,9 @@ class SshOptions:
 
     Attributes:
         command: The program, and options that come before all others.
-        port: Where sshd listens, or None: as ssh is configured.
+        port: The port of sshd, or None for the one in ssh's configuration.
         identity: The file with the private key, or None.
-        python: The Python there that has Herring.
+        python: The Python on the other hosts that has Herring.
     """
 
     command: Sequence[str] = ("ssh",)
@@ -86,14 +86,14 @@ class SshOptions:
 
 @dataclass(frozen=True)
 class Task:
-    """A process of the job that is to be started.
+    """A process of the job before its start.
 
     Attributes:
         name: ``rank 3`` or ``server 0``.
-        host: Where.
-        rank: Of a worker; None for a server.
-        number: Tells it from the others: the rank, and for servers what follows.
-        environment: What it gets besides what its machine has.
+        host: The host that runs the process.
+        rank: The rank of a worker; None for a server.
+        number: Identifies the process in the job: the rank, or for servers the numbers after ranks.
+        environment: Variables that the process gets besides those of its machine.
     """
 
     name: str
@@ -105,24 +105,24 @@ class Task:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What `herring run` was asked for.
+    """The options of `herring run`.
 
     Attributes:
         command: Program and arguments of each worker.
-        layout: Which host runs how many workers and servers.
-        nodes: Number of nodes to pretend on one host, 1 to `workers`; ranks stand in blocks.
+        layout: How many workers and servers each host runs.
+        nodes: Number of nodes to simulate on one host, 1 to `workers`, of consecutive ranks each.
         timeout: Seconds after which the job is ended, or None.
         grace: Seconds between SIGTERM and SIGKILL.
-        prefix: Whether output lines carry the rank.
-        keep_going: Whether the others go on after a worker has failed.
-        require_init: Whether a worker that ends without having called ``herring.init()`` failed.
-        start_timeout: Seconds within which all must meet, or None: the setting.
+        prefix: Whether output lines begin with the rank.
+        keep_going: Whether the other workers continue after one has failed.
+        require_init: Whether ending without having called ``herring.init()`` is a failure.
+        start_timeout: Seconds within which all processes must meet, or None for the setting.
         output: Folder that gets a copy of what each rank prints, or None.
-        horovod: Whether ``import horovod`` is to find `herring.horovod`.
-        interface: Interface or address that all processes on several hosts use, or None.
+        horovod: Whether ``import horovod`` finds `herring.horovod` in the workers.
+        interface: Interface or address that processes on several hosts use, or None.
         assignments: Variables of -x: ``NAME`` or ``NAME=VALUE``.
         ssh: How other hosts are reached.
-        server_command: What runs as a server; `herring server` by default.
+        server_command: Program and arguments of a server; `herring server` by default.
     """
 
     command: Sequence[str]
@@ -152,14 +152,14 @@ class RunOptions:
         return len(self.layout.servers)
 
     def check(self) -> None:
-        """Refuses what cannot work.
+        """Checks the options before anything starts.
 
         Raises:
             ConfigurationError: Names the option, its value and what is allowed.
         """
         if not self.command:
             raise ConfigurationError(
-                "no command to run: put it behind '--', as in 'herring run -n 2 -- python train.py'"
+                "no command to run: put it after '--', as in 'herring run -n 2 -- python train.py'"
             )
         if not 1 <= self.nodes <= self.workers:
             raise ConfigurationError(
@@ -183,18 +183,18 @@ class RunOptions:
     def _check_ssh(self) -> None:
         if not self.ssh.command or shutil.which(self.ssh.command[0]) is None:
             raise ConfigurationError(
-                f"--ssh-command {shlex.join(self.ssh.command)}: no such program, and other hosts "
-                "are reached by it: install ssh (Debian: openssh-client)"
+                f"--ssh-command {shlex.join(self.ssh.command)}: no such program; other hosts are "
+                "reached through it: install ssh (Debian: openssh-client)"
             )
         if self.ssh.identity is not None and not self.ssh.identity.is_file():
             raise ConfigurationError(f"-i {self.ssh.identity}: no such file")
 
 
 class CommandError(ConfigurationError):
-    """The command cannot be started, or not on some host.
+    """The command cannot be started on this host or on another one.
 
     Attributes:
-        status: The exit status a shell would give.
+        status: The exit status that a shell would give.
     """
 
     def __init__(self, message: str, status: int) -> None:
@@ -203,15 +203,15 @@ class CommandError(ConfigurationError):
 
 
 def resolve_command(command: Sequence[str]) -> list[str]:
-    """Finds the program, before anything is started.
+    """Finds the program before anything is started.
 
     Raises:
-        CommandError: There is no such program; carries the shell's exit status.
+        CommandError: There is no such program; the error has the exit status of a shell.
     """
     program = command[0]
     found = shutil.which(program)
     if program in ("python", "python3") and sys.prefix != sys.base_prefix:
-        # Called by path from a virtual environment that is not active: surely its Python is meant.
+        # `herring` was called by path from an inactive virtual environment: use that one's Python.
         active = os.environ.get("VIRTUAL_ENV")
         if not active or not Path(active, "bin", program).exists():
             found = sys.executable
@@ -220,17 +220,17 @@ def resolve_command(command: Sequence[str]) -> list[str]:
     if Path(program).is_file():
         hint = ": start it with its interpreter"
         if program.endswith(".py"):
-            hint = f": put 'python' in front of it ('-- python {program}')"
+            hint = f": put 'python' before it ('-- python {program}')"
         raise CommandError(f"{program} is not executable{hint}", EXIT_NOT_EXECUTABLE)
     raise CommandError(f"{program}: no such program", EXIT_NOT_FOUND)
 
 
 def own_environment(environ: Mapping[str, str], several: bool = False) -> dict[str, str]:
-    """`environ` without variables of a job around this one, which must not leak in.
+    """Returns `environ` without the variables of an enclosing job, which must not leak in.
 
     Args:
         environ: Usually ``os.environ``.
-        several: Whether the job has several hosts: what names this one, and its interface, stays.
+        several: Whether the job has several hosts. If so, this host's name and interface stay.
     """
     dropped = variables_of("launcher") | _PLACE_FOR_TORCH | _STORE_OF_TORCH
     if not several:
@@ -238,15 +238,15 @@ def own_environment(environ: Mapping[str, str], several: bool = False) -> dict[s
     return {
         name: value
         for name, value in environ.items()
-        # A torchrun around this job serves no store for it.
+        # An enclosing torchrun does not serve a store for this job.
         if name not in dropped and not name.startswith("TORCHELASTIC_")
     }
 
 
 def job_variables(options: RunOptions, rendezvous: str) -> dict[str, str]:
-    """What is the same for all processes of a new job that meets at `rendezvous` (HOST:PORT).
+    """Returns the variables that all processes of a new job share; it meets at `rendezvous`.
 
-    The job's name and secret are made up anew with every call.
+    Every call makes a new name and a new secret for the job. `rendezvous` is HOST:PORT.
     """
     variables = {
         "HERRING_RENDEZVOUS": rendezvous,
@@ -262,18 +262,18 @@ def job_variables(options: RunOptions, rendezvous: str) -> dict[str, str]:
 
 
 def machine_defaults(environment: dict[str, str], workers: int, horovod: bool) -> None:
-    """Adds what follows from the machine that it is for, which is this one.
+    """Adds the variables that depend on the machine, which must be this one.
 
     Args:
-        environment: Of all processes of the job on this machine; changed in place.
+        environment: The environment of all processes of the job here; changed in place.
         workers: Number of workers on this machine.
-        horovod: Whether ``import horovod`` is to find `herring.horovod`.
+        horovod: Whether ``import horovod`` finds `herring.horovod`.
     """
     if horovod:
         folder = str(Path(__file__).resolve().parents[1] / "horovod" / "stand_in")
         paths = [folder, *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
-    environment.setdefault("PYTHONUNBUFFERED", "1")  # lines appear when they are printed
+    environment.setdefault("PYTHONUNBUFFERED", "1")  # so that lines appear when they are printed
     if workers > 1:
         share = max(1, len(os.sched_getaffinity(0)) // workers)
         environment.setdefault("OMP_NUM_THREADS", str(share))
@@ -282,17 +282,18 @@ def machine_defaults(environment: dict[str, str], workers: int, horovod: bool) -
 def passed_environment(
     environ: Mapping[str, str], assignments: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """What processes on other hosts get of this environment, and what -x sets everywhere.
+    """Selects the variables that other hosts get, and those that -x sets everywhere.
 
     Args:
         environ: Usually ``os.environ``.
         assignments: Values of -x: ``NAME`` or ``NAME=VALUE``.
 
     Returns:
-        Variables that travel to other hosts, those of -x among them; and those of -x alone.
+        Variables that other hosts get, including those of -x; and those of -x alone.
 
     Raises:
-        ConfigurationError: -x names no variable, one that is not set, or one of the job's own.
+        ConfigurationError: The text of -x is not a variable, or names a variable that is not set or
+            that belongs to the job.
     """
     of_the_job = variables_of("launcher")
     chosen = {}
@@ -301,9 +302,9 @@ def passed_environment(
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise ConfigurationError(f"-x {text}: allowed is NAME or NAME=VALUE")
         if name in of_the_job | _PLACE_FOR_TORCH:
-            raise ConfigurationError(f"-x {name}: herring run sets it itself; leave it out")
+            raise ConfigurationError(f"-x {name}: herring run sets it itself; leave -x {name} out")
         if not given and name not in environ:
-            raise ConfigurationError(f"-x {name}: it is not set here; give -x {name}=VALUE")
+            raise ConfigurationError(f"-x {name}: the variable is not set; give -x {name}=VALUE")
         chosen[name] = value if given else environ[name]
     never = of_the_job | {"HERRING_HOST_ID"}
     passed = {
@@ -315,17 +316,17 @@ def passed_environment(
 
 
 def as_horovod(options: RunOptions) -> bool:
-    """Whether ``import horovod`` is to find `herring.horovod`."""
+    """Whether ``import horovod`` finds `herring.horovod` in the workers."""
     return options.horovod or value_of(os.environ, "HERRING_AS_HOROVOD")
 
 
 def store_variables(rendezvous: str, port: int, chosen: Mapping[str, str]) -> dict[str, str]:
-    """Where rank 0 opens the store of torch.distributed, if the script asks for one.
+    """Returns the address at which rank 0 opens a torch.distributed store if the script wants one.
 
     Args:
         rendezvous: HOST:PORT of the job; the store is on the same host.
-        port: A port there that is kept free for it.
-        chosen: Variables of -x, which may name another place.
+        port: A port on that host that is kept free for the store.
+        chosen: Variables of -x, which may name another address.
     """
     host = rendezvous.rpartition(":")[0].strip("[]")
     place = {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
@@ -333,15 +334,15 @@ def store_variables(rendezvous: str, port: int, chosen: Mapping[str, str]) -> di
 
 
 def tasks(options: RunOptions, job: Mapping[str, str], store: Mapping[str, str]) -> Iterator[Task]:
-    """All processes of a job: servers, then workers by rank, who stand in blocks on the nodes.
+    """Yields all processes of a job: servers, then workers by rank, in blocks on the nodes.
 
     Args:
-        options: What was asked for.
-        job: From `job_variables`.
-        store: From `store_variables`; for workers alone.
+        options: The options of `herring run`.
+        job: The result of `job_variables`.
+        store: The result of `store_variables`; only workers get it.
     """
     for index, host in enumerate(options.layout.servers):
-        # A host of its own, as it would be in earnest.
+        # Each server counts as a host of its own, as it would be in a real cluster.
         environment = {**job, "HERRING_HOST_ID": f"{job['HERRING_JOB']}-server-{index}"}
         yield Task(f"server {index}", host, None, options.workers + index, environment)
     blocks = options.layout.workers
@@ -367,7 +368,7 @@ def tasks(options: RunOptions, job: Mapping[str, str], store: Mapping[str, str])
             }
             if options.nodes > 1:
                 environment["HERRING_HOST_ID"] = f"{job['HERRING_JOB']}-node-{node}"
-            if as_horovod(options):  # scripts read them before they call init()
+            if as_horovod(options):  # scripts read these before they call init()
                 for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"):
                     environment[f"HOROVOD_{name}"] = environment[f"HERRING_{name}"]
                 environment["HOROVOD_CROSS_RANK"] = str(node)

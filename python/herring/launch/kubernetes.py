@@ -1,8 +1,8 @@
 """`herring kubernetes`: manifests of a job with servers, for JobSet or for Kubeflow Trainer.
 
-The servers are a replicated job of their own. They are ready before the workers are created, which
-so need not wait for images with accelerators idle, and they end with them: the job has succeeded
-when all workers have. The job's secret is a Secret object, made up anew for every manifest.
+The servers are a replicated job of their own. They are ready before the workers are created, so no
+accelerator idles while server images load. They end with the workers: the job succeeds when all
+workers have. The job's secret is a Secret object, which is new in every manifest.
 """
 
 from __future__ import annotations
@@ -31,32 +31,34 @@ HELP = """\
 examples:
   herring kubernetes --name digits --image registry.example/trainer --workers 4 --servers 2 \\
       -o digits.yaml -- python train.py
-      a JobSet: four pods with a worker each, two with a server; 'kubectl apply -f digits.yaml'
+      a JobSet of four pods with a worker each and two with a server each; start it with
+      'kubectl apply -f digits.yaml'
 
   herring kubernetes --name digits --image registry.example/trainer --workers 2 --per-pod 8 \\
       --gpus 8 --servers 2 -o digits.yaml -- python train.py
-      two pods of eight workers and eight GPUs, by torchrun, which must be in the image
+      two pods of eight workers and eight GPUs each; torchrun, which the image must have, starts the
+      workers
 
   herring kubernetes --kind runtime --name herring-torch --image registry.example/trainer \\
       --workers 2 --servers 2 -o runtime.yaml -- python train.py
       a TrainingRuntime of Kubeflow Trainer, for TrainJobs of this shape
 
-The manifest holds the job's secret: keep the file to yourself (-o makes it with mode 0600), or give
---secret the name of a Secret that is there already, with the key 'secret' (at least 32 hexadecimal
-digits). JobSet must be 0.8 or newer, Kubeflow Trainer 2.0 or newer.
+The manifest holds the job's secret: do not share the file (-o writes it with mode 0600), or let
+--secret name an existing Secret with the key 'secret' (at least 32 hexadecimal digits). JobSet must
+be 0.8 or newer, Kubeflow Trainer 2.0 or newer.
 """
 
-# Option, what stands for its value, least, most, and what it means.
+# Option, placeholder for its value, minimum, maximum, meaning.
 _NUMBERS = (
     ("--workers", "N", 1, 4096, "pods with workers"),
-    ("--per-pod", "M", 1, 64, "workers in each of them; more than one need torchrun"),
+    ("--per-pod", "M", 1, 64, "workers in each of these pods; more than one need torchrun"),
     ("--gpus", "G", 0, 64, "GPUs of each worker pod"),
-    ("--port", "PORT", 1024, 65535, "where rank 0 listens"),
-    ("--restarts", "R", 0, 1000, "starts of the whole job after a failure"),
+    ("--port", "PORT", 1024, 65535, "port on which rank 0 listens"),
+    ("--restarts", "R", 0, 1000, "number of times the whole job is restarted after a failure"),
 )
 _READY_FILE = "/tmp/herring-ready"
-_STORE_PORT = 29500  # of torchrun
-_CONNECT_SECONDS = "600"  # a pod may have to wait for a machine and its image
+_STORE_PORT = 29500  # the port of torchrun's store
+_CONNECT_SECONDS = "600"  # a pod may have to wait for a machine and for its image
 _JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 # PyYAML leaves 1e-3, 0o17 and y without quotes, which Kubernetes takes for a number and a boolean.
 _AMBIGUOUS = re.compile(r"[-+.\d]|[yYnN]\Z|.*\n", re.DOTALL)
@@ -65,21 +67,21 @@ _INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 @dataclass(frozen=True)
 class JobOptions:
-    """What a manifest is made from.
+    """The options from which a manifest is made.
 
     Attributes:
-        name: Of the JobSet or the TrainingRuntime.
-        image: With Herring and the script in it.
-        command: What each worker runs.
+        name: Name of the JobSet or the TrainingRuntime.
+        image: Container image with Herring and the script.
+        command: Program and arguments of each worker.
         kind: ``jobset`` or ``runtime``.
-        workers: Pods with workers.
-        per_pod: Workers in each of them.
-        servers: Pods with a dedicated server each; with none, workers hold colocated ones.
+        workers: Number of pods with workers.
+        per_pod: Workers in each of these pods.
+        servers: Number of pods with a dedicated server; if 0, the workers have colocated servers.
         gpus: GPUs of a worker pod.
-        namespace: Where it goes, or None: where ``kubectl`` puts it.
-        secret: Name of a Secret that exists, or None: one is made.
-        port: Where rank 0 listens.
-        ports: Where everything else listens, as of ``HERRING_PORTS``, or None: anywhere.
+        namespace: Namespace of the job, or None for the one that ``kubectl`` uses.
+        secret: Name of an existing Secret, or None to make one.
+        port: Port on which rank 0 listens.
+        ports: Range in which everything else listens (``HERRING_PORTS``), or None for any port.
         restarts: How often the whole job is started again after a failure.
     """
 
@@ -98,12 +100,12 @@ class JobOptions:
     restarts: int = 0
 
     def check(self) -> None:
-        """Refuses what cannot work.
+        """Checks the options.
 
         Raises:
             ConfigurationError: Names the option, its value and what is allowed.
         """
-        # Names of pods and hosts are made from it, and end at 63 characters.
+        # Names of pods and hosts are made from the name, and are limited to 63 characters.
         _check_name("--name", self.name, 40)
         for option, value in (("--namespace", self.namespace), ("--secret", self.secret)):
             if value is not None:
@@ -114,7 +116,7 @@ class JobOptions:
             )
         if not self.command:
             raise ConfigurationError(
-                "no command to run: put it behind '--', as in '-- python train.py'"
+                "no command to run: put it after '--', as in '-- python train.py'"
             )
         for option, _, least, most, _ in _NUMBERS:
             require_range(option, getattr(self, _field_of(option)), least, most)
@@ -123,21 +125,22 @@ class JobOptions:
             named("ports").parse(self.ports, "--ports")
         if self.port == _STORE_PORT and (self.per_pod > 1 or self.kind == "runtime"):
             raise ConfigurationError(
-                f"--port {self.port} is not valid: torchrun listens there; allowed is another one"
+                f"--port {self.port} is taken, because torchrun listens there; choose another port"
             )
 
 
 def manifests(options: JobOptions) -> list[dict[str, Any]]:
-    """The objects of the job, in the order in which they are to be made.
+    """Returns the objects of the job, in the order in which Kubernetes must create them.
 
     Args:
         options: What the user asked for.
 
     Returns:
-        A Secret, if none was named, and the JobSet or TrainingRuntime, as of their JSON.
+        A Secret, if the options do not name one, and the JobSet or TrainingRuntime; as dictionaries
+        in the form of Kubernetes' JSON.
 
     Raises:
-        ConfigurationError: As of `JobOptions.check`.
+        ConfigurationError: An option has a value that is not allowed.
     """
     options.check()
     objects = []
@@ -168,8 +171,8 @@ def manifests(options: JobOptions) -> list[dict[str, Any]]:
             "kind": "TrainingRuntime",
             "metadata": {**metadata, "labels": {"trainer.kubeflow.org/framework": "torch"}},
             "spec": {
-                # How many workers a pod has, versions of Trainer want said in different places; all
-                # take it from torchrun's own option.
+                # Versions of Trainer expect the workers per pod in different places, but all accept
+                # torchrun's own option.
                 "mlPolicy": {"numNodes": options.workers, "torch": {}},
                 "template": {"spec": spec},
             },
@@ -205,22 +208,22 @@ def to_yaml(objects: Sequence[dict[str, Any]]) -> str:
 def add_options(command: argparse.ArgumentParser) -> None:
     """Adds the options of `herring kubernetes`."""
     command.usage = "herring kubernetes --name NAME --image IMAGE [options] -- COMMAND [ARG ...]"
-    command.add_argument("--name", required=True, help="of the job, and so of its pods")
-    command.add_argument("--image", required=True, help="with Herring and the script in it")
+    command.add_argument("--name", required=True, help="job name, also the prefix of pod names")
+    command.add_argument("--image", required=True, help="image with Herring and the script")
     command.add_argument(
         "--kind",
         choices=("jobset", "runtime"),
         default="jobset",
-        help="a JobSet (default), or a TrainingRuntime of Kubeflow Trainer",
+        help="jobset (default), or runtime: a TrainingRuntime of Kubeflow Trainer",
     )
     for option, letter, _, _, text in _NUMBERS:
         default = getattr(JobOptions, _field_of(option))
         text = f"{text} (default: {default})"
         command.add_argument(option, type=integer, metavar=letter, default=default, help=text)
     add_settings(command, "servers", "ports")
-    command.add_argument("--namespace", help="where the job goes")
-    command.add_argument("--secret", metavar="NAME", help="a Secret that is there already")
-    command.add_argument("-o", "--output", metavar="FILE", help="instead of standard output")
+    command.add_argument("--namespace", help="namespace of the job")
+    command.add_argument("--secret", metavar="NAME", help="name of an existing Secret")
+    command.add_argument("-o", "--output", metavar="FILE", help="manifest file (default: stdout)")
     command.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what each worker runs"
     )
@@ -249,7 +252,7 @@ def handle(options: argparse.Namespace) -> int:
 
 
 def _write(path: Path, text: str) -> None:
-    """Writes to a device or pipe, or a file that only its owner can read: it holds the secret."""
+    """Writes to a device or pipe, or to a file that only its owner can read, for the secret."""
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
         return
@@ -265,7 +268,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _jobset_spec(options: JobOptions) -> dict[str, Any]:
-    # Kubeflow Trainer looks for its own words; the name of a TrainJob is its JobSet's.
+    # Kubeflow Trainer expects its own words; a TrainJob and its JobSet have the same name.
     worker = "worker" if options.kind == "jobset" else "node"
     workers = {
         "name": worker,
@@ -297,18 +300,18 @@ def _job(pods: int, container: dict[str, Any]) -> dict[str, Any]:
             "parallelism": pods,
             "completions": pods,
             "completionMode": "Indexed",
-            "backoffLimit": 0,  # a process that is lost cannot come back into its job
+            "backoffLimit": 0,  # a lost process cannot return to its job
             "template": {"spec": {"restartPolicy": "Never", "containers": [container]}},
         }
     }
 
 
 def _worker_container(options: JobOptions, worker: str) -> dict[str, Any]:
-    # Kubernetes would make "$" of "$$", and the values of variables of "$(NAME)".
+    # Kubernetes turns "$$" into "$" and "$(NAME)" into the value of a variable.
     command = [word.replace("$", "$$") for word in options.command]
     environment = _environment(options, worker)
     if options.kind == "runtime":
-        # How many nodes there are, and which one this is, Trainer says by torchrun's variables.
+        # Trainer sets the number of nodes, and the rank of this one, in torchrun's variables.
         processes = f"--nproc-per-node={options.per_pod}"
         command = ["torchrun", processes, "--no-python", *command]
     elif options.per_pod == 1:
@@ -333,7 +336,7 @@ def _worker_container(options: JobOptions, worker: str) -> dict[str, Any]:
         "env": environment,
     }
     if options.ports:
-        # A range has no place here, and none is needed: it is for people and policies to read.
+        # For people and policies to read. Kubernetes does not need it, and cannot have a range.
         container["ports"] = [{"name": "rendezvous", "containerPort": options.port}]
     if options.gpus:
         container["resources"] = {"limits": {"nvidia.com/gpu": str(options.gpus)}}
@@ -354,7 +357,7 @@ def _server_container(options: JobOptions, worker: str) -> dict[str, Any]:
 
 
 def _environment(options: JobOptions, worker: str) -> list[dict[str, Any]]:
-    """What workers and servers share."""
+    """Returns the variables that workers and servers share."""
     environment: list[dict[str, Any]] = []
     name = options.name
     if options.kind == "runtime":
@@ -375,7 +378,7 @@ def _environment(options: JobOptions, worker: str) -> list[dict[str, Any]]:
 
 
 def _first_host(options: JobOptions, worker: str) -> str:
-    """The name of rank 0's pod, as JobSet gives it."""
+    """Returns the host name that JobSet gives to rank 0's pod."""
     name = "$(JOBSET_NAME)" if options.kind == "runtime" else options.name
     return f"{name}-{worker}-0-0.{name}"
 

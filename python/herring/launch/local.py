@@ -1,9 +1,8 @@
-"""`herring run`: starts a whole job on this machine and others, and looks after it.
+"""`herring run`: starts a whole job on this machine and others, and supervises it.
 
-One thread, one loop: it waits for output, for signals (through a wake-up descriptor), for what
-agents on other hosts say and for the next deadline. The rendezvous' port is bound before anything
-starts, and rank 0 inherits the listening socket: there is no moment in which somebody else could
-take the port.
+One thread runs one loop, which waits for output, for signals (through a wake-up descriptor), for
+frames of agents on other hosts, and for the next deadline. The rendezvous' port is bound before
+anything starts, and rank 0 inherits the listening socket, so nobody else can take the port.
 """
 
 from __future__ import annotations
@@ -55,14 +54,14 @@ def run(options: RunOptions) -> int:
     """Runs a job to its end.
 
     Returns:
-        The exit status for the shell: 0 if all workers ended with 0, else that of the first one
+        The exit status for the shell: 0 if all workers ended with 0, else that of the first worker
         that failed (128 + signal if a signal ended it), or 124 after `RunOptions.timeout`.
 
     Raises:
-        ConfigurationError: An option is out of range, or the command cannot be found. Nothing has
-            been started then.
-        HostError: A host cannot be reached, or has no Herring. No worker has been started then.
-        CommandError: The command cannot be started. Nothing of the job is left.
+        ConfigurationError: An option is out of range, or the command cannot be found. Nothing was
+            started.
+        HostError: A host cannot be reached, or has no Herring. No worker was started.
+        CommandError: The command cannot be started. No process of the job is left.
     """
     options.check()
     passed, chosen = passed_environment(os.environ, options.assignments)
@@ -82,13 +81,13 @@ class Launcher:
         passed: dict[str, str],
         chosen: dict[str, str],
     ) -> None:
-        """Prepares it.
+        """Prepares the job; starts nothing.
 
         Args:
-            options: What was asked for.
-            command: Program and arguments, as they are started on this machine.
+            options: The options of `herring run`.
+            command: Program and arguments of the workers on this machine.
             passed: Variables that other hosts get.
-            chosen: Those of them that this machine gets as well.
+            chosen: The variables among them that this machine gets, too.
         """
         self._options = options
         self._command = list(command)
@@ -102,16 +101,16 @@ class Launcher:
         )
         self._say = self._streams.say
         self._joined: Joined | None = None
-        self._waits = False  # for a reader
-        self._held = contextlib.ExitStack()  # until the end
-        self._first: tuple[Child, float] | None = None  # that failed, and when (of time.time)
+        self._waits = False  # whether the launcher waits for the reader of its output
+        self._held = contextlib.ExitStack()  # what is held until the end
+        self._first: tuple[Child, float] | None = None  # that failed, and when (time.time)
         self._agents = Agents(
             *(options, self._processes, self._selector, self._on_frame, self._on_text)
         )
         self._ending = Ending(options, self._children, self._agents, self._say)
 
     def run(self) -> int:
-        """Starts everything, waits, cleans up; see `run`."""
+        """Runs the job to its end; see the function of this name."""
         self._wake, wake_write = socket.socketpair()
         for end in (self._wake, wake_write):
             end.setblocking(False)
@@ -127,7 +126,7 @@ class Launcher:
             self._sweep()
             self._conclude()
         except BrokenPipeError:
-            # Our reader has gone (as in "herring run ... | head"); so must the job.
+            # The reader of the output is gone, as in "herring run ... | head": end the job, too.
             self._ending.decide(128 + signal.SIGPIPE)
         finally:
             self._ending.begun = True
@@ -161,7 +160,7 @@ class Launcher:
                 rendezvous, store_port = self._agents.rendezvous(self._turn_if_going_on)
                 if not rendezvous:
                     return
-            self._streams.open_copies()  # before anything runs that would be in vain
+            self._streams.open_copies()  # before anything starts in vain
             machine_defaults(base, workers_on(options, None), as_horovod(options))
             store = store_variables(rendezvous, store_port, self._chosen)
             job = job_variables(options, rendezvous)
@@ -198,8 +197,8 @@ class Launcher:
             environment["HERRING_RENDEZVOUS_FD"] = str(listener.fileno())
             keep = (listener.fileno(),)
             if not os.isatty(0):
-                # A file or pipe is rank 0's to read. A terminal is not: a process group in the
-                # background that reads from it is stopped.
+                # Rank 0 reads a file or a pipe, but not a terminal: a background process group that
+                # reads from a terminal is stopped.
                 stdin = None
             out, err, terminal = self._streams.open_terminal()
         try:
@@ -251,7 +250,7 @@ class Launcher:
             self._streams.resize()
             self._children.signal(number, servers=False)
         elif number == signal.SIGTSTP:
-            # Ctrl-Z reaches only us; the job must stop and go on with us.
+            # Ctrl-Z reaches only the launcher; the job must stop and continue with it.
             self._children.signal(signal.SIGSTOP)
             os.kill(os.getpid(), signal.SIGSTOP)
             self._children.signal(signal.SIGCONT)
@@ -261,9 +260,9 @@ class Launcher:
             self._ending.on_signal(number)
 
     def _wait_for_reader(self, fd: int) -> bool:
-        """Waits until our output is read again; see `Sink`. Signals and deadlines are served."""
+        """Waits until the output is read again, and serves signals and deadlines; see `Sink`."""
         if self._waits:
-            return False  # what is said meanwhile
+            return False  # drop what the launcher says meanwhile
         self._waits = True
         try:
             while not self._ending.killed:
@@ -282,7 +281,7 @@ class Launcher:
             self._waits = False
 
     def _on_output_error(self, error: OSError) -> None:
-        """Our own output cannot be written: what a job does unseen is of no use."""
+        """Stops the job when standard output cannot be written."""
         self._say("error", f"standard output: {error.strerror}; stopping the job")
         self._ending.decide(1)
         self._ending.stop()
@@ -298,7 +297,7 @@ class Launcher:
                 self._on_loss(connection)
 
     def _on_frame(self, connection: Connection, frame: Frame) -> None:
-        """What the agent on another host says about a process there."""
+        """Handles a frame of an agent about a process on its host."""
         if frame.kind == kind.JOINED:
             self._children.note_joined([frame.number])
             return
@@ -318,14 +317,14 @@ class Launcher:
             self._on_end(child)
 
     def _on_text(self, connection: Connection, data: bytes) -> None:
-        """What ssh, or the agent, has to say by itself."""
+        """Shows what ssh or the agent itself prints."""
         self._streams.feed_note(connection.host.name, data)
 
     def _on_loss(self, connection: Connection) -> None:
-        """An ssh has ended."""
+        """Handles the end of an ssh."""
         connection.lost = True
         connection.give_up_at = None
-        # What it has said before is still to be read.
+        # What ssh printed before its end must still be read.
         self._streams.drain_pipes(connection.process.popen.stdout, connection.process.popen.stderr)
         if connection.closing:
             return
@@ -351,7 +350,7 @@ class Launcher:
         workers_ended = not self._children.running(workers_only=True)
         if code and not ending.begun:
             if child.is_server and workers_ended and code == -signal.SIGTERM:
-                pass  # it was told to, before it had begun
+                pass  # the server was told to end before it had begun
             elif child.is_server and workers_ended:
                 text = f"{child.task.name} {how_ended(code)} after all workers had ended"
                 self._say("warning", text)
@@ -378,7 +377,7 @@ class Launcher:
     # Ending.
 
     def _sweep(self, gentle: bool = True) -> None:
-        """Ends what is left of the job and shows what is left of its output."""
+        """Ends the remaining processes of the job and shows the rest of their output."""
         self._ending.forget_deadlines()
         if not gentle:
             self._children.signal(signal.SIGKILL)
@@ -393,13 +392,13 @@ class Launcher:
         self._processes.forget()
 
     def _turn_at_the_end(self, until: float) -> bool:
-        """As `_turn`; of an end that is not gentle nothing is told."""
+        """Runs one turn of the loop; while the job is being ended, errors are not reported."""
         with contextlib.suppress(*((HerringError, BrokenPipeError) if self._ending.begun else ())):
             self._turn(until)
         return True
 
     def _conclude(self) -> None:
-        """Says at the end what may have been lost among the output of many."""
+        """Repeats at the end what may have been lost among the output of many processes."""
         ending = self._ending
         if self._first is not None and ending.status != EXIT_TIMEOUT and not ending.signal:
             first, at = self._first
@@ -435,5 +434,5 @@ def _shell_status(code: int) -> int:
 
 
 def _is_read(key: selectors.SelectorKey) -> bool:
-    """Whether it is output of a process, or of an ssh."""
+    """Returns whether a key belongs to the output of a process or an ssh."""
     return key.data is not None and not isinstance(key.data, (Outbox, Joined))

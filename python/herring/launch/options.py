@@ -1,4 +1,4 @@
-"""Options of the command that are settings: their names, help and limits are the table's."""
+"""Options of the command that are settings: names, help and limits come from the table."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["add_settings"]
 def add_settings(parser: argparse._ActionsContainer, *names: str) -> None:
     """Adds options that set settings.
 
-    What is not given is None, and the variable holds. The numbers that a launcher sets itself have
-    their default instead: a variable of theirs belongs to another job.
+    An option that is not given is None, and its environment variable decides. Numbers that a
+    launcher sets itself have their default instead: their variables belong to another job.
 
     Args:
-        parser: Gets the options; it is a parser or a group.
-        names: Of the settings, in the order of the help.
+        parser: The parser or the group that gets the options.
+        names: Names of the settings, in the order of the help.
     """
     for name in names:
         row = named(name)

@@ -1,8 +1,8 @@
 """Merges the output of several processes into one terminal or file.
 
-Lines of different processes never mix, and each gets the prefix of its process. On a terminal one
-process (rank 0) is *live*: what it writes appears at once, so that its progress bar moves; lines of
-the others are put above the line it is working on.
+Lines of different processes never mix, and each begins with the prefix of its process. On a
+terminal one process, rank 0, is *live*: its output appears at once, so that its progress bar moves,
+and lines of the others are inserted above its unfinished line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from herring.launch.tracebacks import Tracebacks
 
 __all__ = ["Sink", "Source", "open_copies", "open_standard_descriptors", "prefix"]
 
-# Cyan, yellow, green, magenta, blue, red: readable on dark and light backgrounds.
+# Cyan, yellow, green, magenta, blue and red are readable on dark and light backgrounds.
 _COLOURS = (36, 33, 32, 35, 34, 31)
 _MAXIMUM_LINE = 1 << 20
 _TOKEN = re.compile(
@@ -35,32 +35,32 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
-# A "\r" at the very end waits for the next bytes: a "\n" may belong to it.
+# A "\r" at the very end does not count yet: the next byte may be a "\n" that belongs to it.
 _LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 
 
 def prefix(label: str, index: int, colour: bool) -> bytes:
-    """``[label] ``, in a colour that depends on `index` if `colour` is set."""
+    """Returns ``[label] ``; if `colour` is set, in a colour that depends on `index`."""
     if not colour:
         return f"[{label}] ".encode()
-    # 39 restores the foreground only: a bold line of the program stays bold.
+    # 39 restores only the foreground, so a bold line of the program stays bold.
     return f"\x1b[{_COLOURS[index % len(_COLOURS)]}m[{label}]\x1b[39m ".encode()
 
 
 def open_standard_descriptors() -> None:
-    """Opens those of 0, 1 and 2 that are closed on nothing: else they become other files."""
+    """Opens closed descriptors among 0, 1 and 2 as /dev/null, so that no file gets the number."""
     for fd in range(3):
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
 
 
 def open_copies(folder: Path, workers: int) -> dict[int, tuple[BinaryIO, BinaryIO]]:
-    """Opens the files for what each rank prints: ``rank.N/stdout`` and ``stderr``.
+    """Opens the files ``rank.N/stdout`` and ``rank.N/stderr`` for the output of each rank.
 
     Raises:
-        ConfigurationError: One of them cannot be written.
+        ConfigurationError: A file cannot be written.
     """
     found: dict[int, tuple[BinaryIO, BinaryIO]] = {}
     digits = len(str(workers - 1))
@@ -81,10 +81,11 @@ class Sink:
 
     Attributes:
         fd: The descriptor.
-        terminal: Whether it is one.
-        wait: Called with the descriptor when it takes nothing, as its reader has stopped reading:
-            returns when it does again, or False, for what is to be written to be dropped.
-        on_error: Called once when it can never be written to again; what follows is dropped.
+        terminal: Whether the descriptor is a terminal.
+        wait: Called with the descriptor when its reader has stopped reading. Returns True when the
+            descriptor takes data again, or False if the data are to be dropped.
+        on_error: Called once when the descriptor can never be written again; later data are
+            dropped.
     """
 
     def __init__(
@@ -103,18 +104,18 @@ class Sink:
             self._file = stat.S_ISREG(os.fstat(fd).st_mode)
         except OSError:
             self._file = False
-        self._owner: Source | None = None  # of an unfinished line
+        self._owner: Source | None = None  # the source of the unfinished line
         self._unfinished = b""
 
     def write(self, data: bytes, source: Source | None, unfinished: bytes = b"") -> None:
-        """Writes whole lines, or (`unfinished` says which) what begins or goes on with one.
+        """Writes whole lines, or data that end with the unfinished line `unfinished`.
 
         Raises:
-            BrokenPipeError: Nobody reads any more.
+            BrokenPipeError: The reader is gone.
         """
         other = self._owner is not None and self._owner is not source
         if other and self.terminal:
-            # Step aside: erase the unfinished line, write ours, put it back below.
+            # Erase the unfinished line, write the new lines, and repeat the unfinished line below.
             data = b"\r\x1b[2K" + data + self._unfinished
         else:
             if other:
@@ -128,7 +129,7 @@ class Sink:
                     if not self.wait(self.fd):
                         return
                     continue
-                # What can be written to takes as much as this without waiting.
+                # A descriptor that is writable takes up to PIPE_BUF bytes without blocking.
                 view = view[os.write(self.fd, view if self._file else view[: select.PIPE_BUF]) :]
             except BlockingIOError:
                 continue
@@ -136,15 +137,15 @@ class Sink:
                 raise
             except OSError as error:
                 self._dead = True
-                if error.errno != errno.EIO:  # of a terminal that was closed SIGHUP tells
+                if error.errno != errno.EIO:  # SIGHUP tells of a terminal that was closed
                     self.on_error(error)
 
 
 class Source:
-    """Bytes from one descriptor of one process, on their way to a sink.
+    """The output of one descriptor of one process, on its way to a sink.
 
     Attributes:
-        tracebacks: Holds them until they are whole; what it holds is shown by `release`.
+        tracebacks: Holds tracebacks until they are complete; `release` shows what it holds.
     """
 
     def __init__(
@@ -153,10 +154,10 @@ class Source:
         """Creates the source.
 
         Args:
-            sink: Where lines go.
+            sink: The sink that gets the lines.
             mark: Prefix of each line; may be empty.
-            live: Show unfinished lines at once (for one source of a terminal).
-            copy: A file, without a buffer, that gets the bytes as they are, or None.
+            live: Whether unfinished lines are shown at once; for one source of a terminal.
+            copy: An unbuffered file that gets the bytes unchanged, or None.
         """
         self.tracebacks = Tracebacks()
         self._sink = sink
@@ -164,18 +165,18 @@ class Source:
         self._live = live
         self._copy = copy
         self._pending = b""
-        self._line = b""  # live: what stands in the current line of the terminal
+        self._line = b""  # live: the present content of the terminal's line
         self._at_start = True
         self._marked = False
 
     def feed(self, data: bytes) -> None:
-        """Takes what the process wrote."""
+        """Takes bytes that the process wrote."""
         if self._copy is not None:
             self._write_copy(data)
         self._show(self.tracebacks.feed(data))
 
     def release(self) -> None:
-        """Shows what has been held."""
+        """Shows what is held."""
         self._show(self.tracebacks.release())
 
     def _show(self, data: bytes) -> None:
@@ -185,7 +186,7 @@ class Source:
             self._feed_lines(data)
 
     def finish(self) -> None:
-        """The process has closed its end: shows an unfinished line."""
+        """Shows the unfinished line, after the process has closed its end."""
         self.release()
         if self._copy is not None:
             self._copy.close()
@@ -202,7 +203,7 @@ class Source:
         try:
             while view:
                 view = view[self._copy.write(view) :]
-        except OSError as error:  # a training goes on without
+        except OSError as error:  # the training goes on without the copy
             text = f"{self._copy.name}: {error.strerror}; nothing more goes there"
             self._copy.close()
             self._copy = None
@@ -220,7 +221,7 @@ class Source:
                 shown.append(self._mark + text + b"\n")
                 unfinished = b""
             elif text and not self._sink.terminal:
-                # A progress bar into a file: every state, as without us.
+                # A progress bar in a file keeps every state, as without the launcher.
                 unfinished = self._mark + text + b"\r"
                 shown.append(unfinished)
             # On a terminal only the last state counts; the bar itself belongs to the live source.
@@ -237,7 +238,7 @@ class Source:
         end = 0
         for match in _TOKEN.finditer(data):
             if match.start() != end:
-                break  # an escape sequence that is not complete yet
+                break  # an incomplete escape sequence
             token, end = match.group(), match.end()
             shown.append(self._live_token(token))
         self._pending = data[end:]
@@ -258,7 +259,7 @@ class Source:
                 self._line += token
             self._at_start = True
             return token
-        # Erasing and moving at the start of a line come before the prefix, all else after it.
+        # At the start of a line, erasing and moving come before the prefix, all else after it.
         if self._at_start and not (token.startswith(b"\x1b") and not token.endswith(b"m")):
             token = self._mark + token
             self._line, self._at_start, self._marked = b"", False, True

@@ -1,4 +1,4 @@
-"""The processes that `herring run`, or its agent on another host, has started on this machine."""
+"""The processes that `herring run`, or its agent on another host, starts on this machine."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Process:
 
     Attributes:
         popen: The process.
-        group: Its process group; 0 once nobody is left in it.
-        ended: Whether it has ended; others of its group may go on.
+        group: The number of its process group; 0 when the group is empty.
+        ended: Whether the process has ended; others in its group may still run.
     """
 
     popen: subprocess.Popen[bytes]
@@ -34,20 +34,20 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self.popen.pid
 
     @property
     def code(self) -> int:
-        """Popen's return code, once it has ended."""
+        """Popen's return code, once the process has ended."""
         return int(self.popen.returncode)
 
 
 class Processes:
-    """All of them, each the first of a process group of its own. They end with this process."""
+    """All started processes, each the leader of a process group; they end with this process."""
 
     def __init__(self) -> None:
-        """To be made before anything is started, in a process with one thread."""
+        """Starts the guard; this process must have one thread and no children yet."""
         guard.adopt_orphans()
         self._guard = guard.Guard()
         self._all: list[Process] = []
@@ -66,16 +66,16 @@ class Processes:
         """Starts a command.
 
         Args:
-            name: How to call it in a message.
+            name: The name of the process in messages.
             command: Program and arguments.
-            environment: All of its environment, or None: this process's own.
-            keep: Descriptors that it inherits.
-            stdin: As of Popen.
-            out: As of Popen.
-            err: As of Popen.
+            environment: The whole environment, or None for that of this process.
+            keep: Descriptors that the process inherits.
+            stdin: The argument `stdin` of Popen.
+            out: The argument `stdout` of Popen.
+            err: The argument `stderr` of Popen.
 
         Raises:
-            CommandError: The system refuses.
+            CommandError: The system cannot start the process.
         """
         launcher = os.getpid()
         try:
@@ -103,11 +103,11 @@ class Processes:
     def signal(self, process: Process, number: int) -> None:
         """Signals a process and its group."""
         if process.group:
-            # Also where the first process has ended: it may have left others in its group.
+            # The first process may have ended and left others in its group.
             guard.kill_group(process.group, number)
 
     def reap(self) -> list[Process]:
-        """Those that have ended since the last call, the most likely cause of a failure first."""
+        """Returns the processes that ended since the last call, the likeliest culprit first."""
         ended = []
         while True:
             # Look first: only Popen may collect its own child.
@@ -125,16 +125,16 @@ class Processes:
             process.ended = True
             ended.append(process)
             if not guard.kill_group(process.group, 0):
-                # Nobody is left in the group: its number may go to somebody else.
+                # The group is empty, and the kernel may reuse its number.
                 self._guard.remove(process.group)
                 process.group = 0
-        # Deaths seen at once come in no order. A crash is more likely the cause than an exit.
+        # Deaths that are seen together have no order. A crash is a likelier cause than an exit.
         return sorted(ended, key=lambda process: process.code >= 0)
 
     def end_leftovers(self, number: int, seconds: float) -> None:
-        """Signals every process that is left, and waits for up to `seconds`.
+        """Signals every remaining process, and waits for up to `seconds`.
 
-        Those may be processes started here, members of their groups, or orphans that left these.
+        These are processes started here, members of their groups, and orphans that left a group.
         """
         deadline = time.monotonic() + seconds
         signalled: set[int] = set()
@@ -156,41 +156,41 @@ class Processes:
             time.sleep(0.005)
 
     def forget(self) -> None:
-        """All that could be done about their groups has been done."""
+        """Stops guarding the groups, after everything possible was done to end them."""
         for process in self._all:
             if process.group:
                 self._guard.remove(process.group)
                 process.group = 0
 
     def close(self) -> None:
-        """To be called at the end, when nothing is left."""
+        """Ends the guard; to be called when no process is left."""
         self._guard.dismiss()
 
 
 def signals_to_loop(numbers: Sequence[int], stopping: Sequence[int]) -> dict[int, object]:
-    """Lets the wake-up descriptor alone tell of these signals.
+    """Installs empty handlers, so that only the wake-up descriptor reports these signals.
 
     Args:
-        numbers: Which.
-        stopping: Of these, the ones that stay ignored if they were.
+        numbers: The signals.
+        stopping: Those of them that stay ignored if they were ignored before.
 
     Returns:
-        The handlers of before.
+        The previous handlers.
     """
-    # Whoever started us may have blocked them, and those that we start would inherit that.
+    # The parent may have blocked the signals, and children would inherit that.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
     old: dict[int, object] = {}
     for number in numbers:
         before = signal.getsignal(number)
         if before is signal.SIG_IGN and number in stopping:
-            continue  # nohup, or a job in the background of a script
+            continue  # nohup, or a background job of a script
         old[number] = before if before is not None else signal.SIG_DFL
         signal.signal(number, lambda *_: None)
     return old
 
 
 def how_ended(code: int) -> str:
-    """In words how a process with Popen's return code `code` has ended."""
+    """Describes how a process with Popen's return code `code` ended."""
     if code >= 0:
         return f"exited with status {code}"
     try:

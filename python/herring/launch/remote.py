@@ -1,9 +1,9 @@
-"""The agent of `herring run` on another host: starts processes there, and ends them.
+"""The agent of `herring run` on another host, which starts and ends processes there.
 
-It is started by ssh, learns all it has to know from its standard input (`herring.launch.frames`),
-and decides nothing: output and ends of processes are reported, signals are passed on. When its
-input ends, because the job has ended, the launcher was killed or the connection broke, it ends all
-that is left, within seconds.
+ssh starts the agent, which learns everything from its standard input (`herring.launch.frames`) and
+decides nothing: it reports output and ends of processes, and passes signals on. Its input ends when
+the job has ended, the launcher was killed or the connection broke. The agent then ends all
+remaining processes within seconds.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ __all__ = ["Agent", "main"]
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _BEAT_SECONDS = 10.0
-_LAST_READS = 4  # of a pipe whose process has ended; others may write to it without an end
-_KEPT_BYTES = 1 << 20  # of output that ssh does not take; processes wait then
-_LAST_SECONDS = 1.0  # to hand over what was printed last
+_LAST_READS = 4  # of a pipe whose process has ended; other writers may never stop
+_KEPT_BYTES = 1 << 20  # of output that ssh does not take; beyond it, processes wait
+_LAST_SECONDS = 1.0  # the time to hand over the last output
 
 
 class Agent:
@@ -53,7 +53,7 @@ class Agent:
         self._grace = LEFTOVER_SECONDS
         self._running: dict[int, Process] = {}
         self._pipes: dict[IO[bytes], _Pipe] = {}
-        self._waiting = False  # whether pipes are not read at present
+        self._waiting = False  # whether reading pipes is suspended
         self._listener: socket.socket | None = None
         self._store: socket.socket | None = None  # keeps its port free
         self._joined: Joined | None = None
@@ -62,10 +62,10 @@ class Agent:
         self._beat_at = time.monotonic() + _BEAT_SECONDS
 
     def run(self) -> int:
-        """Serves until the input ends; then ends everything.
+        """Serves until the input ends, then ends all processes.
 
         Returns:
-            0, for the shell.
+            The exit status for the shell: 0.
         """
         self._processes = Processes()
         wake, wake_write = socket.socketpair()
@@ -74,7 +74,7 @@ class Agent:
         signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
         signals_to_loop((*_STOPPING, signal.SIGCHLD), ())
         self._selector.register(wake, selectors.EVENT_READ, wake)
-        # Nothing else may write there.
+        # Only frames may be written to the original standard output.
         self._outbox = Outbox(os.dup(1), self._selector)
         os.dup2(2, 1)
         os.set_blocking(0, False)
@@ -135,7 +135,7 @@ class Agent:
             self._outbox.send(kind.JOINED, rank)
 
     def _report_last(self, number: int) -> None:
-        """Before a process is reported to have ended, what it has done and said."""
+        """Reports what a process did and printed, before its end is reported."""
         self._report_joined()
         for pipe in list(self._pipes.values()):
             if pipe.number == number:
@@ -165,10 +165,10 @@ class Agent:
     def _on_signals(self, wake: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError):
             if any(number in _STOPPING for number in wake.recv(4096)):
-                self._end()  # the machine shuts down, or somebody ends this process by hand
+                self._end()  # the machine shuts down, or a user ends this process
 
     def _end(self) -> None:
-        """Asks all processes to end, and soon makes them."""
+        """Asks all processes to end, and kills them after the grace period."""
         if self._ending:
             return
         self._ending = True
@@ -180,7 +180,7 @@ class Agent:
         for process in self._running.values():
             self._processes.signal(process, number)
 
-    # What the launcher wants.
+    # Requests of the launcher.
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.kind == kind.JOB:
@@ -201,8 +201,8 @@ class Agent:
             os.chdir(folder)
         except OSError as error:
             raise ConfigurationError(
-                f"the working directory {folder} cannot be entered ({error.strerror}): it has to "
-                "be there on every host"
+                f"the working directory {folder} cannot be entered ({error.strerror}): it must "
+                "exist on every host"
             ) from None
         environment = own_environment(os.environ, several=True)
         environment.update({**job["environment"], "PWD": folder})
@@ -218,7 +218,7 @@ class Agent:
 
     def _listen(self, frame: Frame) -> None:
         interface = str(frame.content()["interface"])
-        # Where the launcher reaches this host, others do, unless the two are one machine.
+        # Other hosts reach this one at the address that the launcher uses, unless that is local.
         _, address = _ends()
         if interface or not is_reachable_address(address):
             address = own_address(interface=interface or value_of(os.environ, "HERRING_INTERFACE"))
@@ -272,7 +272,7 @@ class Agent:
     # Output.
 
     def _forward(self, pipe: _Pipe) -> bool:
-        """Moves one piece of output; whether there was any."""
+        """Moves one piece of output; returns whether there was any."""
         try:
             data = os.read(pipe.stream.fileno(), 1 << 16)
         except BlockingIOError:
@@ -287,7 +287,7 @@ class Agent:
         return False
 
     def _regulate(self) -> None:
-        """Lets processes wait while ssh does not take what they print."""
+        """Makes processes wait while ssh does not take their output."""
         wait = self._outbox.pending > _KEPT_BYTES
         if wait == self._waiting:
             return
@@ -299,7 +299,7 @@ class Agent:
                 self._selector.register(stream, selectors.EVENT_READ, pipe)
 
     def _drain(self) -> None:
-        """Hands over what was printed last."""
+        """Hands over the last output."""
         deadline = time.monotonic() + _LAST_SECONDS
         while self._outbox.open and time.monotonic() < deadline:
             if self._outbox.pending:
@@ -312,18 +312,18 @@ class Agent:
 
 
 def _ends() -> tuple[str, str]:
-    """The addresses of ssh's two ends, the launcher's and this host's; empty if sshd says none."""
+    """Returns the addresses of the launcher and this host in the ssh connection; or empty ones."""
     words = os.environ.get("SSH_CONNECTION", "").split()
     return (words[0], words[2]) if len(words) == 4 else ("", "")
 
 
 class _Pipe:
-    """Output of a process.
+    """A pipe with the output of a process.
 
     Attributes:
-        stream: Its reading end.
-        kind: Of the frames it goes into.
-        number: Of the process.
+        stream: The reading end.
+        kind: The kind of the frames that carry the output.
+        number: The number of the process.
     """
 
     def __init__(self, stream: IO[bytes], kind_: int, number: int) -> None:
@@ -333,7 +333,7 @@ class _Pipe:
 
 
 def main() -> int:
-    """Runs the agent; it is of no use by hand."""
+    """Runs the agent; only `herring run` starts it."""
     if sys.stdin.isatty():
         print("herring.launch.remote: started by 'herring run -H', not by hand", file=sys.stderr)
         return 2

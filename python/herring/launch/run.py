@@ -1,4 +1,4 @@
-"""`herring run`: its options, and what they ask for."""
+"""`herring run`: its options, and the job that they describe."""
 
 from __future__ import annotations
 
@@ -25,36 +25,37 @@ examples:
       four workers on this machine; their sums go through shared memory
 
   herring run -n 4 --nodes 2 --servers 2 -- python train.py
-      the same script as on a cluster: two pretended nodes of two workers, and two dedicated
+      the same script as if on a cluster: two simulated nodes of two workers each, and two dedicated
       servers that average between them
 
   herring run -n 8 --nodes 8 --timeout 600 -- python -m herring.bench allreduce
-      eight nodes of one worker; without --servers each node starts a colocated server
+      eight nodes of one worker each; without --servers each node starts a colocated server
 
   herring run -H host1:4,host2:4 -- python train.py
-      eight workers on two hosts, by ssh; on each there is this Python with Herring, and this
-      working directory. 'ssh host1 true' has to work without a password
+      eight workers on two hosts, by ssh. Each host needs this Python with Herring, and this working
+      directory; 'ssh host1 true' must work without a password
 
   herring run -n 8 -H host1:4,host2:4,host3,host4 --servers 2 -- python train.py
-      the same with dedicated servers on the hosts that are left, host3 and host4
+      the same, with dedicated servers on the remaining hosts, host3 and host4
 
 what the workers get:
-  HERRING_RANK, HERRING_SIZE, HERRING_LOCAL_RANK, HERRING_LOCAL_SIZE, HERRING_RENDEZVOUS and a
-  secret of their own; and what torchrun sets (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
-  GROUP_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), so that its scripts run as they are.
+  HERRING_RANK, HERRING_SIZE, HERRING_LOCAL_RANK, HERRING_LOCAL_SIZE, HERRING_RENDEZVOUS and a new
+  secret; and the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
+  GROUP_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), so that scripts for it run unchanged.
   PYTHONUNBUFFERED=1 and OMP_NUM_THREADS (this machine's cores divided by the workers) are set
-  unless you set them. Rank 0 reads this command's input if that is no terminal and rank 0 runs on
-  this machine. Other hosts get, besides what is set there, the working directory, PATH,
+  unless you set them. Rank 0 reads this command's input if the input is not a terminal and rank 0
+  runs on this machine. Other hosts get, besides what is set there, the working directory, PATH,
   LD_LIBRARY_PATH, PYTHONPATH, PYTHONHOME, VIRTUAL_ENV, CONDA_*, PYTHONUNBUFFERED, OMP_NUM_THREADS,
-  HERRING_* and what -x names. The job's secret goes through ssh's input: it is in no command line.
+  HERRING_* and what -x names. The job's secret goes through ssh's input, never into a command line.
 
 how it ends:
-  With 0 once all workers have ended with 0. If one fails, it is named, the others are stopped, and
-  its exit status is this command's; where several fail, the last line names the one that failed
-  first (128 + signal if a signal ended it; 124 after --timeout; 3 with --require-init; 255
-  if a host cannot be reached or is lost, which --start-timeout bounds at the start).
-  Ctrl-C, SIGTERM and SIGHUP are passed on to the workers; Ctrl-C again kills. Whatever the workers
-  started ends with the job, on every host, also if this command or its ssh is killed.
+  The exit status is 0 if all workers end with 0. If a worker fails, this command names it, stops
+  the others, and exits with its status; if several fail, the last line names the one that failed
+  first. The status is 128 + signal if a signal ended the worker, 124 after --timeout, 3 with
+  --require-init, and 255 if a host cannot be reached (within --start-timeout) or is lost.
+  Ctrl-C, SIGTERM and SIGHUP are passed on to the workers; a second Ctrl-C kills them. Everything
+  that the workers started ends with the job, on every host, even if this command or its ssh is
+  killed.
 """
 
 
@@ -62,13 +63,13 @@ def add_options(command: argparse.ArgumentParser) -> None:
     """Adds the options of `herring run`."""
     command.usage = "herring run [-n N] [-H HOSTS] [--servers S] [options] -- COMMAND [ARG ...]"
     add_settings(command, "size")
-    command.set_defaults(size=None)  # with -H all slots
+    command.set_defaults(size=None)  # with -H: all slots
     command.add_argument(
         "--nodes",
         type=integer,
         default=RunOptions.nodes,
         metavar="K",
-        help="pretend that the workers of one machine stand on K nodes (default 1), in blocks",
+        help="treat the workers of this machine as K nodes (default 1) of consecutive ranks",
     )
     add_settings(command, "servers")
     command.add_argument(
@@ -79,23 +80,23 @@ def add_options(command: argparse.ArgumentParser) -> None:
         type=_time,
         default=RunOptions.grace,
         metavar="TIME",
-        help="time between asking processes to end and killing them (default 10s)",
+        help="time between SIGTERM and SIGKILL when the job is stopped (default 10s)",
     )
     command.add_argument(
-        "--no-prefix", action="store_true", help="do not put the rank in front of output lines"
+        "--no-prefix", action="store_true", help="do not prefix output lines with the rank"
     )
     command.add_argument(
-        "--keep-going", action="store_true", help="let the others go on after a worker has failed"
+        "--keep-going", action="store_true", help="let the other workers go on after one has failed"
     )
     command.add_argument(
         "--require-init",
         action="store_true",
-        help="a worker that ends without having called herring.init() has failed: status 3",
+        help="fail with status 3 if a worker ends without having called herring.init()",
     )
     hosts.add_options(command)
     horovodrun.add_options(command)
     command.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what to run"
+        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what each worker runs"
     )
 
 

@@ -1,4 +1,4 @@
-"""`herring server`: a dedicated server, until its job ends, or for job after job."""
+"""`herring server`: runs a dedicated server for one job, or for one job after another."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from herring.rendezvous.meet import meet_as_server
 __all__ = ["add_options", "handle", "run_server"]
 
 HELP = """\
-example, two hosts with a worker each and a third with the server:
+example: a worker on each of two hosts, and a server on a third
   openssl rand -hex 32 > secret            # once; copy it to every host, mode 0600
   export HERRING_RENDEZVOUS=host1:29600 HERRING_SECRET_FILE=secret HERRING_SERVERS=1
   host1$ HERRING_RANK=0 HERRING_SIZE=2 python train.py
   host2$ HERRING_RANK=1 HERRING_SIZE=2 python train.py
   host3$ herring server
 
-Beside the workers under Slurm, or in their line of mpirun on one host, the server finds the job
-without these variables (docs/launching.md).
+Under Slurm, or in the workers' mpirun command on one host, the server finds the job without these
+variables (docs/launching.md).
 
-The server ends with the job; with --stay it waits for the next one at the same rendezvous (a
-notebook, or a script that calls init and shutdown more than once). With more servers, start one on
-each further host.
+The server ends with the job. With --stay it waits for the next job at the same rendezvous, as a
+notebook needs, or a script that calls init and shutdown more than once. For more servers, start one
+on each further host.
 """
 
 
@@ -42,17 +42,17 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--stay",
         action="store_true",
-        help="serve job after job at this rendezvous, until SIGTERM or Ctrl-C",
+        help="serve one job after another at this rendezvous, until SIGTERM or Ctrl-C",
     )
     command.add_argument(
         "--ready-file",
         metavar="FILE",
-        help="make FILE once the server waits for its job, and remove it at the end",
+        help="create FILE when the server waits for its job, and remove it at the end",
     )
 
 
 def handle(options: argparse.Namespace) -> int:
-    """Serves; returns the exit status."""
+    """Runs the server; returns the exit status."""
     return run_server(options.rendezvous, options.interface, options.stay, options.ready_file)
 
 
@@ -65,26 +65,26 @@ def run_server(
     """Registers at the rendezvous and serves until all workers have left.
 
     Args:
-        rendezvous: ``HOST:PORT``; by default ``HERRING_RENDEZVOUS``, else what Slurm or mpirun
-            tell, who started the server beside the workers.
+        rendezvous: ``HOST:PORT``; by default ``HERRING_RENDEZVOUS``, else the address that follows
+            from Slurm's or mpirun's variables, if they started the server with the workers.
         interface: Interface name or address to serve on; ``HERRING_INTERFACE`` by default.
-        stay: Serve the next job at this rendezvous then, and so on, until SIGTERM or Ctrl-C; wait
-            for each as long as it takes.
-        ready_file: Made once the server waits for its job, for whoever watches over it (a
-            readiness probe); removed at the end.
+        stay: Serve one job after another at this rendezvous, until SIGTERM or Ctrl-C, and wait for
+            each without a time limit.
+        ready_file: File that exists while the server runs, from the moment when it waits for its
+            job: for a readiness probe.
 
     Returns:
         0 when the job has ended.
 
     Raises:
-        ConfigurationError: No rendezvous, no secret, or a setting is wrong.
-        HerringError: As the core reports it (rendezvous not reachable, secret wrong, ...).
+        ConfigurationError: The rendezvous or the secret is missing, or a setting is wrong.
+        HerringError: The core failed, for example because the rendezvous cannot be reached.
     """
     from herring import _core, logs
 
     server = detect_server(os.environ, rendezvous)
     log_settings = logs.start({})
-    since = time.monotonic()  # of the wait for a job
+    since = time.monotonic()  # when the wait for a job began
     if stay or ready_file:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with _ready(ready_file):
@@ -94,17 +94,17 @@ def run_server(
         while True:
             try:
                 _serve(server, interface, time.monotonic() - since, log_settings)
-            except TimeoutError:  # nobody has come yet
+            except TimeoutError:  # no worker has come yet
                 continue
-            except PeerLostError as error:  # the job has failed; the next may not
+            except PeerLostError as error:  # this job failed; the next one may not
                 _core.log_error(str(error))
             since = time.monotonic()
 
 
 @contextlib.contextmanager
 def _ready(path: str | None) -> Iterator[None]:
-    """The file is there meanwhile."""
-    importlib.import_module("herring._core")  # without which the server is not ready
+    """Keeps the file in place while the server runs."""
+    importlib.import_module("herring._core")  # the server is not ready without it
     if path is None:
         yield
         return

@@ -1,6 +1,6 @@
 """Other hosts of a job: an ssh to each, with an agent (`herring.launch.remote`) at its other end.
 
-The job's secret and everything else the agent has to know go through ssh's standard input, never
+The job's secret and everything else that the agent must know go through ssh's standard input, never
 into a command line.
 """
 
@@ -24,34 +24,34 @@ from herring.launch.processes import Process, Processes
 __all__ = ["Connection", "HostError", "ssh_command"]
 
 _TAIL_BYTES = 4096
-_LAST_SECONDS = 5.0  # for ssh to end once the agent has
-# What the agent's interpreter needs before it can be told anything.
+_LAST_SECONDS = 5.0  # the time in which ssh must end after the agent
+# Variables that the agent's interpreter needs before the agent can read its input.
 _TO_FIND_HERRING = ("PYTHONPATH", "LD_LIBRARY_PATH")
 
 
 class HostError(CommandError):
-    """A host cannot be reached, or has no Herring; its status is 255, as that of ssh."""
+    """A host cannot be reached, or has no Herring; the status is 255, like that of ssh."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, EXIT_NO_HOST)
 
 
 def ssh_command(host: Host, options: SshOptions, seconds: float) -> list[str]:
-    """The command that starts the agent on a host; it never asks for anything.
+    """Returns the command that starts the agent on a host; ssh never prompts for anything.
 
     Args:
-        host: Which.
-        options: How it is reached.
+        host: The host.
+        options: How other hosts are reached.
         seconds: How long a connection may take.
     """
     command = [*options.command, "-T"]
     settings = {
         "BatchMode": "yes",
         "ConnectTimeout": max(1, round(seconds)),
-        # A network that is gone is noticed within half a minute.
+        # ssh notices within half a minute that the network is gone.
         "ServerAliveInterval": 10,
         "ServerAliveCountMax": 3,
-        "ControlMaster": "no",  # what stays behind for later connections would end with the job
+        "ControlMaster": "no",  # a master left for later connections would end with the job
     }
     for name, value in settings.items():
         command += ["-o", f"{name}={value}"]
@@ -70,14 +70,14 @@ class Connection:
     """An ssh and the agent at its other end.
 
     Attributes:
-        host: Which.
-        process: The ssh.
-        ready: What the agent has said of itself, once it has.
-        address: Where the rendezvous is, once the agent of rank 0's host has said so.
-        store_port: A port there that the agent keeps free, for a store of torch's.
+        host: The host.
+        process: The ssh process.
+        ready: What the agent reported about itself; None until then.
+        address: Address of the rendezvous, once the agent of rank 0's host has reported it.
+        store_port: A port on that host that the agent keeps free for a torch.distributed store.
         closing: Whether the agent has been told to end.
         lost: Whether ssh has ended.
-        give_up_at: When ssh is killed if it has not ended by then, or None.
+        give_up_at: When ssh is killed unless it has ended, or None.
     """
 
     def __init__(
@@ -93,13 +93,13 @@ class Connection:
         """Starts ssh.
 
         Args:
-            host: Which.
-            options: How it is reached.
+            host: The host.
+            options: How other hosts are reached.
             seconds: How long a connection may take.
-            processes: Takes the ssh into care.
-            selector: Reads and writes: keys have `feed` and `finish`, or `flush`.
-            on_frame: Gets what the agent says.
-            on_text: Gets what ssh and the agent write to their standard error once it is ready.
+            processes: Owns the ssh process.
+            selector: Watches the pipes; its keys have `feed` and `finish`, or `flush`.
+            on_frame: Gets the agent's frames.
+            on_text: Gets what ssh and the agent write to standard error after the agent is ready.
         """
         self.host = host
         self.ready: dict[str, Any] | None = None
@@ -127,10 +127,10 @@ class Connection:
             selector.register(stream, selectors.EVENT_READ, reader)
 
     def feed(self, data: bytes) -> None:
-        """Takes bytes of the agent.
+        """Takes bytes that the agent sent.
 
         Raises:
-            HostError: They are no agent's.
+            HostError: The bytes are not an agent's.
         """
         try:
             frames = list(self._inbox.feed(data))
@@ -146,23 +146,23 @@ class Connection:
                 self._on_frame(self, frame)
 
     def finish(self) -> None:
-        """The agent has closed its end: ssh has to follow."""
+        """Handles the end of the agent's output: ssh must end soon."""
         if self.give_up_at is None:
             self.give_up_at = time.monotonic() + _LAST_SECONDS
 
     def close(self) -> None:
-        """Tells the agent to end what is left."""
+        """Tells the agent to end the processes that are left."""
         self.closing = True
         self.out.close()
 
     def hear(self, data: bytes) -> None:
-        """Takes what ssh or the agent has written to its standard error."""
+        """Takes what ssh or the agent wrote to standard error."""
         self._text = (self._text + data)[-_TAIL_BYTES:]
         if self.ready is not None:
             self._on_text(self, data)
 
     def explain(self) -> HostError:
-        """Why ssh has ended before its time, and what to do."""
+        """Returns an error that says why ssh ended too early, and what the user can do."""
         name, status = self.host.name, self.process.code
         text = self._text.decode(errors="replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -173,7 +173,7 @@ class Connection:
         for words, advice in (
             (
                 ("Permission denied", "Too many authentication failures"),
-                "refuses the login: let it in without a password (ssh-copy-id), or give the "
+                "refuses the login: allow a login without a password (ssh-copy-id), or give the "
                 "private key (-i FILE)",
             ),
             (
@@ -182,7 +182,7 @@ class Connection:
             ),
             (
                 ("Could not resolve hostname", "Name or service not known"),
-                "has no address: give the name that ssh takes, or the address",
+                "has no address: give a name that ssh knows, or the address",
             ),
             (
                 ("Connection refused", "timed out", "No route to host", "unreachable"),
@@ -194,7 +194,7 @@ class Connection:
         if "No module named" in text or status in (126, 127):
             return HostError(
                 f"{name} has no Herring at {python}, or another version of it ({last}): install "
-                "it there as here, or say which Python has it (--remote-python)"
+                "the same version there, or name the Python that has it (--remote-python)"
             )
         return HostError(
             f"{name}: ssh has ended with status {status} ({last}): does 'ssh -o BatchMode=yes "
@@ -202,7 +202,7 @@ class Connection:
         )
 
     def explain_silence(self, seconds: float) -> HostError:
-        """Why there is no waiting for this host any longer."""
+        """Returns an error that says how long this host has not answered, and what to check."""
         return HostError(
             f"{self.host.name} has not answered in {seconds:g} s (--start-timeout): is it up, does "
             f"'ssh -o BatchMode=yes {self.host.name} true' work?"
@@ -210,7 +210,7 @@ class Connection:
 
 
 class _Text:
-    """The reader of an ssh's standard error."""
+    """Reads the standard error of an ssh."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -219,4 +219,4 @@ class _Text:
         self._connection.hear(data)
 
     def finish(self) -> None:
-        """Nothing: ssh itself is waited for."""
+        """Does nothing: the launcher waits for the ssh process itself."""

@@ -1,4 +1,4 @@
-"""What all processes of a job print, on its way to this command's output."""
+"""Carries what all processes of a job print to this command's output."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["Streams"]
 
 _DRAIN_SECONDS = 0.5
 _NO_FILES = (None, None)
-_LAST_READS = 4  # of a pipe whose writer has ended; others may write to it without an end
+_LAST_READS = 4  # of a pipe whose process has ended; other writers may never stop
 
 
 class Streams:
-    """All of them.
+    """The output of all processes.
 
     Attributes:
-        out: Where standard output goes.
-        err: Where standard error goes.
+        out: The sink of standard output.
+        err: The sink of standard error.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class Streams:
         """Opens nothing yet.
 
         Args:
-            options: What was asked for.
-            selector: Reads, with a `Source` as data: call `read` then.
-            wait: As of `Sink`.
-            on_error: As of `Sink`, for standard output.
+            options: The options of the job.
+            selector: Watches the pipes, with a `Source` as data; the caller then calls `read`.
+            wait: See the attribute of `Sink`.
+            on_error: See the attribute of `Sink`; for standard output only.
         """
         self._options = options
         self._selector = selector
@@ -54,29 +54,29 @@ class Streams:
         if all(terminals) and os.fstat(1).st_rdev == os.fstat(2).st_rdev:
             self.err = self.out  # one screen has one unfinished line
         self._colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        self._terminal = -1  # our side of rank 0's pseudo-terminal
-        self._files: dict[int, tuple[BinaryIO, BinaryIO]] = {}  # by rank; what goes there too
+        self._terminal = -1  # the launcher's side of rank 0's pseudo-terminal
+        self._files: dict[int, tuple[BinaryIO, BinaryIO]] = {}  # by rank: copies of its output
         self._sources: dict[tuple[int, int], Source] = {}  # by process and kind
-        self._notes: dict[str, Source] = {}  # what ssh says, by host
+        self._notes: dict[str, Source] = {}  # what ssh prints, by host
 
     def open_copies(self) -> None:
-        """Opens the files that get a copy.
+        """Opens the files that get copies of the output.
 
         Raises:
-            ConfigurationError: One of them cannot be written.
+            ConfigurationError: A file cannot be written.
         """
         if self._options.output is not None:
             self._files = open_copies(self._options.output, self._options.workers)
 
     def say(self, level: str, text: str) -> None:
-        """Writes a log line of the launcher's own; `level` is as in `log_line`."""
+        """Writes a line of the launcher's log; see `log_line` for the levels."""
         with contextlib.suppress(BrokenPipeError):
             self.err.write(log_line(level, "herring run", text).encode(), None)
 
     # Processes.
 
     def add(self, task: Task) -> None:
-        """Expects output of a process on another host; see `feed`."""
+        """Prepares for the output of a process on another host, which `feed` takes."""
         copies = self._files.get(-1 if task.rank is None else task.rank, _NO_FILES)
         mark = self._mark(task)
         self._sources[task.number, kind.OUTPUT] = Source(self.out, mark, copy=copies[0])
@@ -93,11 +93,11 @@ class Streams:
                 )
 
     def open_terminal(self) -> tuple[int, int, int]:
-        """Opens a pseudo-terminal for rank 0, if a person watches.
+        """Opens a pseudo-terminal for rank 0, if the launcher's output is a terminal.
 
         Returns:
-            What its standard output and error are for Popen; and the descriptor to close once it
-            has been started, or -1.
+            Rank 0's standard output and standard error for Popen, and the descriptor to close after
+            the start of rank 0, or -1.
         """
         pipe = subprocess.PIPE
         if not (self.out.terminal or self.err.terminal):
@@ -110,7 +110,7 @@ class Streams:
         )
 
     def connect_terminal(self, task: Task) -> None:
-        """Reads the pseudo-terminal of rank 0, after `connect`."""
+        """Reads the pseudo-terminal of rank 0; to be called after `connect`."""
         kind_ = kind.OUTPUT if self.out.terminal else kind.ERRORS
         sink = self.out if self.out.terminal else self.err
         copies = self._files.get(task.number, _NO_FILES)
@@ -120,29 +120,29 @@ class Streams:
         self._selector.register(self._terminal, selectors.EVENT_READ, source)
 
     def feed(self, number: int, kind_: int, data: bytes) -> None:
-        """Takes output of a process on another host."""
+        """Takes output of a process that runs on another host."""
         self._sources[number, kind_].feed(data)
 
     def feed_note(self, host: str, data: bytes) -> None:
-        """Takes what ssh, or the agent, has to say by itself."""
+        """Takes what ssh or the agent itself prints."""
         if host not in self._notes:
             self._notes[host] = Source(self.err, self._prefix(host, 0))
         self._notes[host].feed(data)
 
     def resize(self) -> None:
-        """The terminal that a person watches has another size."""
+        """Adapts rank 0's pseudo-terminal to the new size of the real one."""
         if self._terminal >= 0:
             resize(self._terminal, *self._screen())
 
     # Reading.
 
     def read(self, key: selectors.SelectorKey) -> bool:
-        """Moves one piece of output; whether there was any."""
+        """Moves one piece of output; returns whether there was any."""
         try:
             data = os.read(key.fd, 1 << 16)
         except BlockingIOError:
             return False
-        except OSError:  # EIO: the pseudo-terminal has no other side any more
+        except OSError:  # EIO: the other side of the pseudo-terminal is closed
             data = b""
         if data:
             key.data.feed(data)
@@ -157,18 +157,18 @@ class Streams:
         return False
 
     def next_deadline(self) -> float | None:
-        """When `on_time` has to be called next, if at all."""
+        """Returns when `on_time` must be called next, or None."""
         deadlines = [source.tracebacks.due for source in self._sources.values()]
         return min((each for each in deadlines if each is not None), default=None)
 
     def on_time(self, now: float) -> None:
-        """Shows what has been held for long enough."""
+        """Shows tracebacks that have been held long enough."""
         for source in self._sources.values():
             if source.tracebacks.due is not None and now >= source.tracebacks.due:
                 source.release()
 
     def finish_process(self, number: int) -> None:
-        """A process has ended: shows what it had written."""
+        """Shows the rest of what a process wrote, after it has ended."""
         mine = [source for (owner, _), source in self._sources.items() if owner == number]
         for key in list(self._selector.get_map().values()):
             if key.data in mine:
@@ -179,12 +179,12 @@ class Streams:
             source.release()
 
     def last_words(self, number: int) -> tuple[str, float, bool]:
-        """What a process said in the end.
+        """Returns what a process printed last.
 
         Returns:
-            The last line of its last traceback, when that began (of `time.time`), and whether
-            nothing came after it; without a traceback the last line of its standard error, when it
-            came, and False.
+            The last line of its last traceback, when the traceback began (`time.time`), and whether
+            nothing came after it. Without a traceback: the last line of its standard error, when
+            the line came, and False.
         """
         found = [
             source.tracebacks
@@ -200,22 +200,22 @@ class Streams:
         return source.tracebacks.last_line, source.tracebacks.last_at, False
 
     def drain_pipes(self, *pipes: object) -> None:
-        """Reads what is left in pipes whose writer has ended."""
+        """Reads the rest of pipes whose writer has ended."""
         for pipe in pipes:
             for key in list(self._selector.get_map().values()):
                 while key.fileobj is pipe and self.read(key):
                     pass
 
     def drain(self, is_read: Callable[[selectors.SelectorKey], bool]) -> None:
-        """Shows what is left of all output.
+        """Shows the rest of all output.
 
         Args:
-            is_read: Whether a key is of output that `read` takes.
+            is_read: Returns whether a key belongs to output that `read` takes.
         """
         deadline = time.monotonic() + _DRAIN_SECONDS
         while time.monotonic() < deadline:
             keys = [key for key, _ in self._selector.select(0) if is_read(key)]
-            moved = [self.read(key) for key in keys]  # all of them, so that none starves
+            moved = [self.read(key) for key in keys]  # read all, so that no pipe starves
             if not any(moved):
                 break
         for key in list(self._selector.get_map().values()):
@@ -238,5 +238,5 @@ class Streams:
         return prefix(label, number, self._colour and self.out.terminal)
 
     def _screen(self) -> tuple[int, int]:
-        """A terminal that a person watches, and the columns of it that prefixes take."""
+        """Returns the descriptor of the real terminal, and how many columns prefixes take."""
         return (1 if self.out.terminal else 2), (4 if self._options.prefix else 0)

@@ -1,4 +1,4 @@
-"""The pseudo-terminal that rank 0 writes to when a person watches."""
+"""The pseudo-terminal that rank 0 writes to when the output is a terminal."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def open_terminal(like: int, less: int) -> tuple[int, int]:
     """Opens a pseudo-terminal.
 
     Args:
-        like: The terminal whose size it gets.
-        less: So many columns less.
+        like: The terminal whose size the new one gets.
+        less: The number of columns to subtract.
 
     Returns:
-        Our side, which does not block, and that of the process.
+        The launcher's side, which does not block, and the side of the process.
     """
     ours, inner = os.openpty()
     attributes = termios.tcgetattr(inner)
@@ -32,7 +32,7 @@ def open_terminal(like: int, less: int) -> tuple[int, int]:
 
 
 def resize(ours: int, like: int, less: int) -> None:
-    """Gives a pseudo-terminal the size of another terminal, unless that is gone."""
+    """Gives a pseudo-terminal the size of another terminal, unless that terminal is gone."""
     with contextlib.suppress(OSError):
         size = os.get_terminal_size(like)
         packed = struct.pack("HHHH", size.lines, max(20, size.columns - less), 0, 0)

@@ -1,7 +1,7 @@
-"""Keeps what belongs together in a rank's output together, and remembers its last words.
+"""Keeps the tracebacks in a rank's output in one piece, and remembers the rank's last words.
 
-Python writes a traceback in dozens of small pieces. Those of several ranks, which often fail
-together, would come out line by line in turn.
+Python writes a traceback in dozens of small pieces. Several ranks often fail together, and their
+tracebacks would otherwise be interleaved line by line.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import time
 
 __all__ = ["Tracebacks"]
 
-_QUIET_SECONDS = 0.1  # after what looks like the end: another traceback may follow
-_STALLED_SECONDS = 2.0  # inside: the process may not get a processor
+_QUIET_SECONDS = 0.1  # after the apparent end: another traceback may follow
+_STALLED_SECONDS = 2.0  # inside a traceback: the process may not get a processor
 _LONGEST_SECONDS = 5.0
 _LARGEST = 1 << 20
-_LINE_START = 200  # bytes of a line in which a traceback must begin
+_LINE_START = 200  # a traceback must begin within this number of bytes of a line
 _SIGN = b"(most recent call "
 _HEADER = re.compile(
     rb"""
@@ -31,22 +31,22 @@ _HEADER = re.compile(
 )
 _BETWEEN = (b"During handling of the above exception", b"The above exception was the direct cause")
 _FATAL = b"Fatal Python error: "
-# What the core puts before a line of its log: time, process and level.
+# The core puts time, process and level before a line of its log.
 _LOGGED = re.compile(r"^[\d-]{10} [\d:.]{12} \[herring[ \w]*\] \w+: ")
 _TREE = re.compile(rb"\s*[|+](?:-\+-+.*)?[ ]?")
 
 
 class Tracebacks:
-    """A stage in the way of one stream.
+    """Holds the tracebacks in one stream until they are complete.
 
     Attributes:
-        due: When `release` has to be called (of `time.monotonic`), or None: nothing is held.
+        due: When `release` must be called (`time.monotonic`), or None if nothing is held.
         error: The last line of the last traceback, which says what went wrong; or empty.
-        error_at: When that traceback began (of `time.time`).
-        ends_with_error: Whether nothing came after it.
-        last_line: The last line of all that is not blank, as far as it is complete, and without
-            the time, process and level of a log line.
-        last_at: When it came.
+        error_at: When that traceback began (`time.time`).
+        ends_with_error: Whether nothing came after that traceback.
+        last_line: The last line that is not blank, as far as it is complete, and without the time,
+            process and level of a log line.
+        last_at: When the last line came (`time.time`).
     """
 
     def __init__(self) -> None:
@@ -56,16 +56,16 @@ class Tracebacks:
         self.ends_with_error = False
         self.last_line = ""
         self.last_at = 0.0
-        self._line = b""  # the beginning of the line that is not complete, while nothing is held
+        self._line = b""  # the start of the incomplete line, while nothing is held
         self._held = bytearray()
         self._began = 0.0
         self._began_at = 0.0
 
     def feed(self, data: bytes) -> bytes:
-        """Takes what the process wrote; returns what can be shown now."""
+        """Takes what the process wrote, and returns what can be shown now."""
         shown = b""
         if self.due is None:
-            # A header may come in two pieces.
+            # A header may arrive in two pieces.
             text = self._line + data if len(self._line) < _LINE_START else data
             match = _HEADER.search(text) if _SIGN in text or _FATAL in text else None
             if match is None:
@@ -76,7 +76,7 @@ class Tracebacks:
             begin = max(0, match.start() - (len(text) - len(data)))
             shown, data = data[:begin], data[begin:]
             self._note(text[: match.start()])
-            self._line = text[match.start() : len(text) - len(data)]  # shown already
+            self._line = text[match.start() : len(text) - len(data)]  # already shown
             self._began, self._began_at = time.monotonic(), time.time()
         self._held += data
         now = time.monotonic()
@@ -87,7 +87,7 @@ class Tracebacks:
         return shown
 
     def release(self) -> bytes:
-        """What is held; to be called at `due`, and at the end of the stream."""
+        """Returns what is held; to be called at `due` and at the end of the stream."""
         if self.due is None:
             return b""
         data = bytes(self._held)
@@ -99,7 +99,7 @@ class Tracebacks:
         return data
 
     def _goes_on(self) -> bool:
-        """Whether a traceback certainly has not ended."""
+        """Returns whether the traceback is certainly incomplete."""
         text = bytes(self._line + self._held[-4096:])
         if not text.endswith(b"\n"):
             return True
@@ -115,7 +115,7 @@ class Tracebacks:
                 return
 
     def _note_error(self, text: bytes) -> None:
-        """Finds the line that says what went wrong: the first behind the last frames."""
+        """Finds the line that says what went wrong: the first one after the last frames."""
         expected = False
         for line in map(_plain, text.splitlines()):
             if line.endswith(b"(most recent call last):"):
@@ -131,7 +131,7 @@ class Tracebacks:
 
 
 def _plain(line: bytes) -> bytes:
-    """Without what torch, and exception groups, put before it."""
+    """Removes what torch and exception groups put before a line."""
     match = re.match(rb"\[rank\d+\]:[ ]?", line)
     if match:
         line = line[match.end() :]

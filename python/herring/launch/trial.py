@@ -1,4 +1,4 @@
-"""What `herring check` runs on each rank: one all-reduce whose result is known."""
+"""The program that `herring check` runs on each rank: an all-reduce with a known result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ELEMENTS = 100_000
 
 
 def main() -> int:
-    """Averages ranks plus a ramp; 0 if the result is right to the bit."""
+    """Averages the ranks plus a ramp; returns 0 if every bit of the result is right."""
     herring.init()
     ramp = np.arange(ELEMENTS, dtype=np.float32) % 1024
     array = ramp + np.float32(herring.rank())

@@ -1,7 +1,7 @@
-"""`herring check --tune`: which way of adding gradients is the fastest between this machine's GPUs.
+"""`herring check --tune`: finds the fastest way of adding gradients on this machine's GPUs.
 
-A job for each way (the setting node_stage) measures planned rounds with the loop of the benchmark,
-`herring.bench`, which also compares results with the exact ones.
+For each way (the setting node_stage), a job measures planned rounds with the benchmark
+`herring.bench`, which also compares the results with exact ones.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from herring.rendezvous.settings import value_of
 
 __all__ = ["Round", "judge", "tune"]
 
-_STAGES = ("host", "staged", "ipc")  # "auto" takes the last of them that works
+_STAGES = ("host", "staged", "ipc")  # "auto" takes the last one that works
 _BYTES = 64_000_000
 _MOST_RANKS = 8
-_JOB_SECONDS = 120  # of which loading torch with CUDA on all ranks may take most
-_WARMUP = 5  # the first two rounds of a plan are the host's
+_JOB_SECONDS = 120  # loading torch with CUDA on all ranks may take most of it
+_WARMUP = 5  # the host adds in the first two rounds of a plan
 _ITERATIONS = 20
 _WORTH_IT = 1.05
 _NAME = "GPU rounds"
 _MOST_REASONS = 3
-# What a rank logs that does not change over to the stage that was asked for.
+# Log lines of ranks that cannot use the requested stage.
 _REASONS = {
     "host": re.compile(r"processors add for (GPU \d+: .*)"),
     "staged": re.compile(r"(GPU \d+) reaches its neighbours through host memory(: .*)"),
@@ -44,13 +44,13 @@ _MISSING = re.compile(r"ConfigurationError: --device cuda: (.*)")
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """What the job of one stage has found.
+    """The result of the job for one stage.
 
     Attributes:
-        stage: That was asked for.
-        added: The stage that was really used after the first rounds; empty: the job has failed.
-        seconds: Of the median round, on its slowest rank.
-        why: Lines that say why it was another stage, or why the job has failed.
+        stage: The requested stage.
+        added: The stage that was used after the first rounds; empty if the job failed.
+        seconds: Time of the median round, on its slowest rank.
+        why: Lines that say why another stage was used, or why the job failed.
         status: The exit status of the job.
     """
 
@@ -62,11 +62,11 @@ class Round:
 
     @property
     def available(self) -> bool:
-        """Whether the stage that was asked for was used."""
+        """Whether the requested stage was used."""
         return self.added == self.stage
 
     def to_json(self) -> dict[str, Any]:
-        """As an entry of ``stages``; a stage that is not to be had has no times."""
+        """Returns an entry of ``stages`` in JSON; an unavailable stage has no times."""
         return {
             "stage": self.stage,
             "available": self.available,
@@ -78,14 +78,14 @@ class Round:
 
 
 def tune(described: Mapping[str, Any], why: str) -> tuple[list[Finding], dict[str, Any] | None]:
-    """Measures each stage in a job of its own, one after the other.
+    """Measures each stage in a separate job, one after the other.
 
     Args:
-        described: The GPUs, as ``_core.describe_devices`` has them; empty: there are none.
-        why: There are none.
+        described: The result of ``_core.describe_devices``; empty if there are no GPUs.
+        why: The reason why there are no GPUs.
 
     Returns:
-        Lines of the report, and the figures for JSON; None: nothing was measured.
+        Lines of the report, and the figures for JSON, or None if nothing was measured.
     """
     if missing := _missing(described, why):
         return [missing], None
@@ -100,7 +100,7 @@ def tune(described: Mapping[str, Any], why: str) -> tuple[list[Finding], dict[st
     for stage in _STAGES:
         rounds.append(_measure(stage, ranks))
         if not rounds[0].added:
-            return [_failed(rounds[0])], None  # the others need what this one needs
+            return [_failed(rounds[0])], None  # the other stages need at least what this one needs
     found = judge(rounds, ranks, gpus, threads, asked)
     figures = {
         "bytes": _BYTES,
@@ -116,14 +116,14 @@ def tune(described: Mapping[str, Any], why: str) -> tuple[list[Finding], dict[st
 def judge(
     rounds: Sequence[Round], ranks: int, gpus: int, threads: int, asked: str
 ) -> list[Finding]:
-    """Makes the table, and says which stage to ask for.
+    """Makes the table, and recommends a stage.
 
     Args:
-        rounds: Of all stages, in their order; the first has not failed.
-        ranks: That have measured, on the first of the GPUs.
-        gpus: How many the machine has.
-        threads: Of each rank that have added in the first stage.
-        asked: The value of HERRING_NODE_STAGE outside of these jobs.
+        rounds: The results of all stages, in their order; the first one did not fail.
+        ranks: Number of ranks that measured, on the first GPUs.
+        gpus: Number of GPUs in the machine.
+        threads: Threads with which each rank added in the first stage.
+        asked: The value of HERRING_NODE_STAGE outside these jobs.
     """
     shared = ", which share GPU 0" if gpus < ranks else f" on {ranks} of {gpus} GPUs"
     layout = f"planned rounds of {_BYTES // 10**6} MB, {ranks} ranks{shared}"
@@ -133,9 +133,9 @@ def judge(
     name = "node_stage auto"
     variable = f"set HERRING_NODE_STAGE={fastest.stage} in the environment of all ranks"
     if not last.added:
-        # It asks for the same as the last one does, and would fail in the same way.
-        text = f"not known: {last.stage} has failed"
-        return [*found, Finding(name, text, "fail", f"until that is settled, {variable}")]
+        # "auto" would try the last stage, too, and fail in the same way.
+        text = f"not known: {last.stage} failed"
+        return [*found, Finding(name, text, "fail", f"until that is solved, {variable}")]
     text = f"takes {last.added}"
     used = last.added
     if asked != "auto":
@@ -150,18 +150,18 @@ def judge(
 
 
 def _missing(described: Mapping[str, Any], why: str) -> Finding | None:
-    """What has to be there first; None: nothing that can be known before a job runs."""
-    advice = "needs a GPU, its driver, and CUDA_VISIBLE_DEVICES that does not hide it"
+    """Returns a finding about what is missing, or None if a job can be tried."""
+    advice = "needs a GPU and its driver, and a CUDA_VISIBLE_DEVICES that does not hide the GPU"
     if not described:
         return Finding(_NAME, f"not measured: no GPU ({why})", "fail", f"--tune {advice}")
     if not described["devices"]:
-        return Finding(_NAME, "not measured: the driver shows no GPU", "fail", f"--tune {advice}")
+        return Finding(_NAME, "not measured: the driver reports no GPU", "fail", f"--tune {advice}")
     unusable = [
         str(index) for index, one in enumerate(described["devices"]) if not one["stream_memory"]
     ]
     if unusable:
         text = f"not measured: no memory operations on streams on GPU {', '.join(unusable)}"
-        advice = "Herring takes no arrays of such a GPU; CUDA_VISIBLE_DEVICES can leave it out"
+        advice = "Herring cannot use arrays on such a GPU; CUDA_VISIBLE_DEVICES can exclude it"
         return Finding(_NAME, text, "fail", advice)
     if importlib.util.find_spec("torch") is None:
         advice = f"PyTorch holds the arrays on GPUs: {install_command('torch')}"
@@ -176,8 +176,8 @@ def _node_threads(ranks: int) -> int:
 
 
 def _measure(stage: str, ranks: int) -> Round:
-    """Runs the job of a stage."""
-    variables = {"HERRING_NODE_STAGE": stage, "HERRING_LOG_LEVEL": "info"}  # which says why not
+    """Runs the job for a stage."""
+    variables = {"HERRING_NODE_STAGE": stage, "HERRING_LOG_LEVEL": "info"}  # says why not
     with tempfile.TemporaryDirectory(prefix="herring-tune-") as folder:
         file = Path(folder) / "planned.json"
         command = [*module_command("herring.bench"), "planned", "--device", "cuda", "--check"]
@@ -193,13 +193,13 @@ def _measure(stage: str, ranks: int) -> Round:
 
 
 def _cause(said: str) -> str:
-    """Why a job has failed, from what it has printed."""
+    """Returns why a job failed, from what it printed."""
     missing = _MISSING.search(said)
     return missing[1] if missing else last_lines(said)
 
 
 def _reasons(said: str, added: str) -> str:
-    """Why a rank uses a lesser stage, from what a job has logged; a line for each reason."""
+    """Returns why ranks use a lesser stage, from what the job logged; a line for each reason."""
     found = ("".join(match.groups()) for match in _REASONS[added].finditer(said))
     return "\n".join(list(dict.fromkeys(found))[:_MOST_REASONS])
 
@@ -209,12 +209,12 @@ def _failed(one: Round) -> Finding:
 
 
 def _line(one: Round, threads: int) -> Finding:
-    """A row of the table."""
+    """Returns a row of the table."""
     if not one.added:
         return _failed(one)
     name = f"node_stage {one.stage}"
     if not one.available:
-        return Finding(name, f"not to be had here: {one.added} was used", "note", one.why)
+        return Finding(name, f"not available here: {one.added} was used", "note", one.why)
     text = f"{1e3 * one.seconds:9.3f} ms {_BYTES / one.seconds / 1e9:8.2f} GB/s per rank"
     if one.stage == "host":
         plural = "" if threads == 1 else "s"
