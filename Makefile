@@ -64,7 +64,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 PACKAGE := $(shell find python/herring lab/python -name '*.py' 2>/dev/null)
 CORE := $(shell find src bindings lab/src lab/bindings -type f 2>/dev/null) CMakeLists.txt lab/CMakeLists.txt pyproject.toml
 
-.PHONY: help run build test test-core test-install test-examples test-python test-frameworks test-clusters test-gpu bench-gpu lint hooks sanitize soak soak-adapters soak-gpus faults credit-suite fuzz wheel check-aarch64 clean distclean
+.PHONY: help run build docs test test-core test-docs test-install test-examples test-python test-frameworks test-clusters test-gpu bench-gpu lint hooks sanitize soak soak-adapters soak-gpus faults credit-suite fuzz wheel check-aarch64 clean distclean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -75,9 +75,13 @@ run: $(STAMPS)/build $(STAMPS)/examples ## train a small network on 2 emulated n
 
 build: $(STAMPS)/build ## build the package and install it into .venv (editable)
 
-test: $(STAMPS)/test $(STAMPS)/examples $(STAMPS)/test-system ## run all tests: C++, installation, an example of each framework, Python
+docs: $(STAMPS)/build $(STAMPS)/docs ## build the documentation as a site: build/site/index.html
+	@$(BIN)/python tools/make_site.py
+
+test: $(STAMPS)/test $(STAMPS)/examples $(STAMPS)/test-system ## run all tests: C++, the site, installation, an example of each framework, Python
 	@status=0; \
 	$(MAKE) --no-print-directory test-core || status=1; \
+	$(MAKE) --no-print-directory test-docs || status=1; \
 	$(MAKE) --no-print-directory test-install || status=1; \
 	$(MAKE) --no-print-directory test-examples || status=1; \
 	$(MAKE) --no-print-directory test-python || status=1; \
@@ -91,6 +95,8 @@ test-core: $(STAMPS)/build $(STAMPS)/test-system
 	  || { grep -vE '^ *[0-9]+/[0-9]+ Test .* Passed' build/ctest.log; \
 	       echo "C++ tests: FAILED (all of it: build/ctest.log)"; exit 1; }
 	@sed -nE 's/^100% tests passed.* out of ([0-9]+)$$/C++ tests: \1 passed/p' build/ctest.log
+
+test-docs: docs
 
 test-install: build/wheel/stamp $(STAMPS)/test
 	@$(BIN)/python -m pytest -q tests/install
@@ -254,6 +260,12 @@ $(STAMPS)/test: $(STAMPS)/tools pyproject.toml
 	@echo "installing what the tests need into .venv"
 	@$(PIP) hypothesis matplotlib mypy pytest pytest-timeout pytest-xdist \
 	  python-hostlist PyYAML shtab
+	@touch $@
+
+# The site is built without a network. Sphinx and its packages must fit each other; pip chooses them.
+$(STAMPS)/docs: $(STAMPS)/tools
+	@echo "installing what the site needs into .venv"
+	@$(PIP) 'sphinx>=7.4,<10' 'myst-nb>=1.1,<2' furo sphinx-copybutton 'griffe>=1,<3'
 	@touch $@
 
 # Installs the last version of CUDA's run-time compiler that supports Volta. It is kept apart from
