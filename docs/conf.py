@@ -12,7 +12,7 @@ from datetime import date
 project = "Herring"
 author = "The Herring contributors"
 copyright = f"{date.today().year}, {author}"
-version = release = os.environ.get("HERRING_VERSION", "")
+version = release = os.environ.get("SITE_VERSION", "")
 
 extensions = ["myst_nb", "sphinx_copybutton"]
 root_doc = "index"
@@ -27,6 +27,7 @@ highlight_language = "none"
 
 # Notebooks are kept without outputs and are executed by every build.
 nb_execution_mode = "force"
+nb_execution_in_temp = True
 nb_execution_timeout = 60
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True

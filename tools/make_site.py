@@ -3,8 +3,8 @@
 Usage: python tools/make_site.py [--output FOLDER] (with what `make docs` installs). The pages are
 copied to a folder of their own first. There, a link to a file of the repository leads to the page
 of the site that has it, or else to a copy of the file. Then the pages of the API reference are
-written, and Sphinx runs with warnings as errors. At last the result is checked: every public name is
-in the reference, and no page loads anything from elsewhere.
+written, and Sphinx runs with warnings as errors. At last the result is checked: every public name
+is in the reference, and no page loads anything from elsewhere.
 """
 
 from __future__ import annotations
@@ -170,14 +170,18 @@ def build(site: Path) -> None:
     # A notebook runs the commands of this Python's environment, without settings of this shell.
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HERRING_")}
     clean["PATH"] = f"{Path(sys.executable).parent}:{clean['PATH']}"
-    clean["HERRING_VERSION"] = __version__
+    clean["SITE_VERSION"] = __version__
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-E", "-b", "html"]
     done = subprocess.run(
         [*command, "-d", str(STAGED.parent / "site-trees"), str(STAGED), str(site)],
         env=clean,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         check=False,
     )
     if done.returncode:
+        print(done.stdout, file=sys.stderr)
         raise SiteError("Sphinx has warned; its messages name files in build/site-source")
     check(site, names)
 
