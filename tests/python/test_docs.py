@@ -55,6 +55,9 @@ def test_settings_page_is_current() -> None:
     assert done.returncode == 0, done.stderr
 
 
+# Names that look like settings of Herring and are something else.
+NOT_SETTINGS = {"HERRING_"}
+
 QUOTES = ROOT / "tools" / "make_quotes.py"
 
 
@@ -67,8 +70,7 @@ def test_quoted_outputs_are_current() -> None:
         timeout=110,
     )
     assert done.returncode == 0, done.stderr
-    for page in ("README.md", "lab/docs/simulate.md"):
-        assert "<!-- output of the block above" in source(page), page
+    assert "<!-- output of the block above" in source("lab/docs/simulate.md")
 
 
 def test_a_quoted_output_that_is_stale_or_cannot_be_checked_is_found(tmp_path: Path) -> None:
@@ -121,11 +123,55 @@ def test_protocol_page_has_the_version() -> None:
     assert f"protocol version {version.group(1)}" in source("docs/protocol.md")
 
 
-def test_readme_lists_every_figure() -> None:
-    figures = re.findall(r"^\| `([\w-]+)` \|", source("docs/benchmarks.md"), re.MULTILINE)
+def test_every_figure_has_its_measurement() -> None:
+    page = source("docs/benchmarks.md")
+    figures = re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE)
     assert figures
     for figure in figures:
-        assert f"figures.py {figure}`" in source("README.md"), figure
+        assert f"figures.py {figure}`" in page, figure
+
+
+def test_the_readme_stays_short() -> None:
+    assert len(source("README.md").splitlines()) <= 120
+
+
+def test_compatibility_page_is_current() -> None:
+    tool = ROOT / "tools" / "make_compatibility_doc.py"
+    done = subprocess.run(
+        [sys.executable, str(tool), "--check"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_troubleshooting_quotes_messages_that_exist() -> None:
+    quoted = re.findall(r"^\| `([^`]+)` \|", source("docs/troubleshooting.md"), re.MULTILINE)
+    assert quoted
+    texts = []
+    for folder, endings in (("src", (".cc", ".h")), ("bindings", (".cc",)), ("python", (".py",))):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in endings:
+                texts.append(path.read_text(encoding="utf-8"))
+    # Neighbouring literals are one text.
+    sources = re.sub(r"\"\s*f?\"", "", "\n".join(texts))
+    missing = [text for text in quoted if text not in sources]
+    assert not missing, f"no message says {missing}; docs/troubleshooting.md quotes them"
+
+
+def test_every_example_is_in_the_gallery() -> None:
+    page = source("docs/examples.md")
+    for example in (ROOT / "examples").glob("*.py"):
+        assert f"(../examples/{example.name})" in page, example.name
+
+
+def test_settings_that_pages_name_exist() -> None:
+    known = set(re.findall(r"`(HERRING_\w+)`", source("docs/settings.md")))
+    assert "HERRING_TIMEOUT" in known
+    for page in PAGES:
+        if page.name == "CHANGELOG.md":
+            continue
+        named = set(re.findall(r"\bHERRING_[A-Z_]+\b", page.read_text(encoding="utf-8")))
+        unknown = named - known - NOT_SETTINGS
+        assert not unknown, f"{page.name} names {sorted(unknown)}"
 
 
 def anchors(page: Path) -> set[str]:

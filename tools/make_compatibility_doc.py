@@ -1,0 +1,151 @@
+"""Writes docs/compatibility.md from what tests install: the Makefile and pyproject.toml.
+
+Usage: python tools/make_compatibility_doc.py [--check]. With --check nothing is written; the status
+is 1 if the page is not current.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "compatibility.md"
+COMMAND = "python tools/make_compatibility_doc.py"
+
+# Names as people write them; packages that are no framework of their own are left out.
+NAMES = {
+    "torch": "PyTorch",
+    "jax": "JAX",
+    "tensorflow-cpu": "TensorFlow",
+    "keras": "Keras",
+    "mxnet": "MXNet",
+    "accelerate": "Accelerate",
+    "lightning": "Lightning",
+    "transformers": "Transformers",
+    "ray": "Ray Train",
+    "distributed": "Dask",
+    "pyspark": "Spark",
+}
+# The extra of pyproject.toml that has a framework's lowest version.
+EXTRAS = {"tensorflow-cpu": "tensorflow"}
+
+PAGE_TEXT = """\
+<!-- Written by {command} from the Makefile and pyproject.toml. Do not edit. -->
+
+# Compatibility
+
+## Systems
+
+Herring runs on little-endian Linux with Python {oldest} to {newest}. It is tested on Debian 12 for
+x86-64. `make check-aarch64` compiles the core for aarch64, where it was not run. A build needs g++ 12
+or newer and OpenSSL 3. Processes of one job must speak the same protocol
+version ([versions](protocol.md#versions)).
+
+## Frameworks
+
+`make test` and `make test-frameworks` install these versions. Versions in between should work.
+
+| framework | tested | lowest allowed | page |
+|---|---|---|---|
+{rows}
+
+Scripts for Horovod meet the API of Horovod {horovod}: [from Horovod](horovod.md).
+
+## Launchers
+
+`make test-clusters` and `make test` start jobs under these ([launching](launching.md#tested)):
+
+| launcher | tested |
+|---|---|
+| torchrun | of PyTorch {torch} |
+| Slurm | 22.05 |
+| OpenSSH (`herring run -H`) | 9.2 |
+| Open MPI | 4.1 |
+| MPICH | 4.0 |
+| Kubernetes | manifests against the published schemas only; JobSet 0.8 or newer |
+
+## GPUs
+
+CUDA 11.7 or later, loaded when the first array of a GPU comes. An NVIDIA H100 and an H200 were tested,
+one GPU each: [what was measured](gpu-report.md). Machines with several GPUs were not tried.
+"""
+GUIDES = {
+    "torch": "[PyTorch](pytorch.md), [backend](torch-distributed.md)",
+    "jax": "[JAX](jax.md)",
+    "tensorflow-cpu": "[TensorFlow](tensorflow.md)",
+    "keras": "[Keras](tensorflow.md)",
+    "mxnet": "[MXNet](mxnet.md), legacy",
+    "accelerate": "[frameworks](torch-distributed.md#frameworks)",
+    "lightning": "[frameworks](torch-distributed.md#frameworks)",
+    "transformers": "[frameworks](torch-distributed.md#frameworks)",
+    "ray": "[Ray Train](torch-distributed.md#ray-train)",
+    "distributed": "[Dask](launching.md#dask)",
+    "pyspark": "[Spark](launching.md#spark)",
+}
+
+
+def tested(makefile: str) -> dict[str, str]:
+    """The versions that the Makefile installs, by package."""
+    versions = {"torch": _only(r"^TORCH_VERSION := (\S+)$", makefile)}
+    for line in re.findall(r"^NEEDS_\w+ := (.*)$", makefile, re.MULTILINE):
+        for package, version in re.findall(r"([\w-]+)(?:\[\w+\])?==(\S+)", line):
+            versions.setdefault(package, version)
+    return versions
+
+
+def lowest(project: str) -> dict[str, str]:
+    """The versions that the extras of pyproject.toml ask for, by package."""
+    extras = _only(r"^\[project.optional-dependencies\]\n(.*?)\n\n", project)
+    return dict(re.findall(r'"([\w-]+)(?:\[\w+\])?[>=]=([\d.]+)"', extras))
+
+
+def _only(pattern: str, text: str) -> str:
+    found = re.search(pattern, text, re.MULTILINE | re.DOTALL)
+    if found is None:
+        raise SystemExit(f"{COMMAND}: nothing fits {pattern}")
+    return found[1]
+
+
+def page() -> str:
+    """The page as it must be."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    horovod = (ROOT / "python" / "herring" / "horovod" / "__init__.py").read_text(encoding="utf-8")
+    versions, least = tested(makefile), lowest(project)
+    pythons = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
+    rows = []
+    for package, name in NAMES.items():
+        # Keras comes with TensorFlow, as the newest that pip finds.
+        version = versions.get(package, "the newest")
+        need = least.get(EXTRAS.get(package, package), "")
+        rows.append(f"| {name} | {version} | {need} | {GUIDES[package]} |")
+    return PAGE_TEXT.format(
+        command="tools/make_compatibility_doc.py",
+        oldest=pythons[0],
+        newest=pythons[-1],
+        rows="\n".join(rows),
+        torch=versions["torch"],
+        horovod=_only(r'^__version__ = "(.*?)"', horovod),
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Writes or checks the page."""
+    parser = argparse.ArgumentParser(description="Writes docs/compatibility.md.")
+    parser.add_argument("--check", action="store_true", help="write nothing, compare")
+    options = parser.parse_args(arguments)
+    text = page()
+    if not options.check:
+        PAGE.write_text(text, encoding="utf-8")
+    elif not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != text:
+        print(f"{PAGE.relative_to(ROOT)} is not current: run '{COMMAND}'", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
