@@ -143,10 +143,11 @@ bench-gpu: build-gpu/site ## measure gradient averaging on a GPU, on a machine w
 test-clusters: $(STAMPS)/build $(STAMPS)/test ## test jobs under real launchers (see tests/clusters/README.md)
 	@$(BIN)/python -m pytest -q tests/clusters
 
-lint: $(STAMPS)/lint ## check style with ruff and tools/check_style.py
+lint: $(STAMPS)/lint ## check style with ruff and the rules of this house, and the sentences of pages
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/python tools/check_style.py
+	@$(BIN)/python tools/check_prose.py
 
 hooks: $(STAMPS)/lint ## run the checks of make lint on what is committed, before every commit (git hook)
 	@$(PIP) pre-commit
@@ -285,7 +286,7 @@ $(STAMPS)/cross: $(STAMPS)/system
 	@touch $@
 
 $(STAMPS)/lint: $(STAMPS)/system pyproject.toml
-	@$(PIP) ruff
+	@$(PIP) ruff proselint
 	@touch $@
 
 COMPILED := -C build-dir=build -C cmake.build-type=RelWithDebInfo \

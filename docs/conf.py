@@ -28,7 +28,7 @@ highlight_language = "none"
 # Notebooks are kept without outputs and are executed by every build.
 nb_execution_mode = "force"
 nb_execution_in_temp = True
-nb_execution_timeout = 60
+nb_execution_timeout = 120
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_merge_streams = True

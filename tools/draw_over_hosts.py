@@ -1,9 +1,9 @@
 """Draws docs/pictures/over-hosts.svg: the time of an all-reduce over the number of hosts.
 
 Usage: python tools/draw_over_hosts.py (needs matplotlib). The numbers are in over-hosts.csv beside
-the picture: seconds for 6.25 MB of float32 on emulated links of 200 Mbit/s, from the table "Over the
-number of hosts" of the study. Its row of 16 hosts is left out, because there two processors were the
-limit, and not the links.
+the picture: seconds for 6.25 MB of float32 on emulated links of 200 Mbit/s. They come from the
+table "Over the number of hosts" of the study. Its column of 16 hosts is left out: there two
+processors were the limit, not the links.
 """
 
 from __future__ import annotations
@@ -27,16 +27,11 @@ LIBRARIES = {
 STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "herring",
-    **{
-        name: INK
-        for name in (
-            "text.color",
-            "axes.edgecolor",
-            "axes.labelcolor",
-            "xtick.color",
-            "ytick.color",
-        )
-    },
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
 }
 
 

@@ -41,9 +41,9 @@ PAGE_TEXT = """\
 ## Systems
 
 Herring runs on little-endian Linux with Python {oldest} to {newest}. It is tested on Debian 12 for
-x86-64. `make check-aarch64` compiles the core for aarch64, where it was not run. A build needs g++ 12
-or newer and OpenSSL 3. Processes of one job must speak the same protocol
-version ([versions](protocol.md#versions)).
+x86-64. `make check-aarch64` compiles the core for aarch64, where it was not run. A build needs
+g++ 12 or newer and OpenSSL 3. Processes of one job must speak the same protocol version
+([versions](protocol.md#versions)).
 
 ## Frameworks
 
@@ -70,8 +70,9 @@ Scripts for Horovod meet the API of Horovod {horovod}: [from Horovod](horovod.md
 
 ## GPUs
 
-CUDA 11.7 or later, loaded when the first array of a GPU comes. An NVIDIA H100 and an H200 were tested,
-one GPU each: [what was measured](gpu-report.md). Machines with several GPUs were not tried.
+CUDA 11.7 or later is loaded when the first array of a GPU comes. An NVIDIA H100 and an H200 were
+tested, one GPU each ([what was measured](gpu-report.md)). Machines with several GPUs were not
+tried.
 """
 GUIDES = {
     "torch": "[PyTorch](pytorch.md), [backend](torch-distributed.md)",

@@ -88,13 +88,17 @@ def link(page: Path, target: str) -> str:
 
 def linked(page: Path, text: str) -> str:
     """The Markdown of a page with its links as the copy has them; code is left alone."""
-    parts = re.split(r"(^```.*?^```$|^~~~.*?^~~~$|`[^`\n]+`(?!\]))", text, flags=re.M | re.S)
-    for index in range(0, len(parts), 2):
-        parts[index] = _LINK.sub(
-            lambda found: found["before"] + link(page, found["target"]) + found["after"],
-            parts[index],
-        )
-    return "".join(parts)
+    code: list[str] = []
+
+    def hidden(found: re.Match[str]) -> str:
+        code.append(found[0])
+        return f"\0{len(code) - 1}\0"
+
+    text = re.sub(r"^```.*?^```$|^~~~.*?^~~~$|`[^`\n]+`", hidden, text, flags=re.M | re.S)
+    text = _LINK.sub(
+        lambda found: found["before"] + link(page, found["target"]) + found["after"], text
+    )
+    return re.sub("\0(\\d+)\0", lambda found: code[int(found[1])], text)
 
 
 def stage_page(page: Path) -> None:
