@@ -25,13 +25,8 @@ myst_heading_anchors = 4
 # A block without a language is a command line or an output.
 highlight_language = "none"
 
-# Notebooks are kept without outputs and are executed by every build.
-nb_execution_mode = "force"
-nb_execution_in_temp = True
-nb_execution_timeout = 120
-nb_execution_raise_on_error = True
-nb_execution_show_tb = True
-nb_merge_streams = True
+# Notebooks are kept without outputs; tools/make_site.py executes their copies.
+nb_execution_mode = "off"
 
 # `name` in a docstring is a link where there is such a name.
 default_role = "py:obj"
@@ -39,6 +34,8 @@ add_module_names = False
 suppress_warnings = ["ref.python"]  # a name of several modules leads to the first of them
 python_maximum_signature_line_length = 88
 python_use_unqualified_type_names = True
+
+pygments_dark_style = "github-dark"
 
 html_theme = "furo"
 html_title = "Herring"

@@ -53,6 +53,9 @@ MODULES = tuple(module for _, modules in PAGES.values() for module in modules)
 _SECTION = re.compile(
     r"(Args|Arguments|Attributes|Example|Examples|Note|Notes|Raises|Returns|Warns|Yields):$"
 )
+# What has no docstring of its own.
+_OTHERS = {"__version__": "The version of Herring, as a text."}
+_PAGE = re.compile(r"(?<![`\w/])docs/([\w-]+)\.md\b(?!`)")
 _NAPOLEON = Config(napoleon_use_rtype=False, napoleon_use_ivar=True)
 
 
@@ -112,13 +115,13 @@ class Reference:
         elif _source(full).is_file():
             yield from _directive("data", name, f"The module ``{full}``.")
         elif found is None:
-            yield from _directive("data", name, "")
+            yield from _directive("data", name, _OTHERS.get(name, ""))
         elif found.is_class:
             yield from self._class(found, name)
         elif found.is_function:
             yield from _directive("function", name + _signature(found), _docstring(found))
         else:
-            yield from _directive("data", name, _docstring(found))
+            yield from _directive("data", name, _docstring(found) or _OTHERS.get(name, ""))
 
     def _class(self, found: griffe.Class, title: str) -> Iterator[str]:
         made = found.members.get("__init__")
@@ -265,7 +268,8 @@ def _text(docstring: str) -> str:
             parts[-1] += f"\n\n{paragraph}"
             continue
         parts.append(paragraph)
-    return str(GoogleDocstring("\n\n".join(parts), _NAPOLEON))
+    text = _PAGE.sub(r":doc:`/\1`", "\n\n".join(parts))
+    return str(GoogleDocstring(text, _NAPOLEON))
 
 
 def _docstring(found: griffe.Object) -> str:

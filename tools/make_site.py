@@ -2,25 +2,29 @@
 
 Usage: python tools/make_site.py [--output FOLDER] (with what `make docs` installs). The pages are
 copied to a folder of their own first. There, a link to a file of the repository leads to the page
-of the site that has it, or else to a copy of the file. Then the pages of the API reference are
-written, and Sphinx runs with warnings as errors. At last the result is checked: every public name
-is in the reference, and no page loads anything from elsewhere.
+of the site that has it, or else to a copy of the file. Notebooks are executed, and the pages of the
+API reference are written. Then Sphinx runs with warnings as errors. At last the result is checked:
+every public name is in the reference, and no page loads anything from elsewhere.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import make_reference
+import nbclient
+import nbformat
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -117,6 +121,34 @@ def stage_page(page: Path) -> None:
     copy.write_text(text, encoding="utf-8")
 
 
+def environment() -> dict[str, str]:
+    """This environment with its Python's programs first, and without settings of this shell."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("HERRING_")}
+    return {**clean, "PATH": f"{Path(sys.executable).parent}:{clean['PATH']}"}
+
+
+def execute(copy: Path) -> None:
+    """Executes the copy of a notebook, in a folder of its own, and keeps the outputs in it.
+
+    Raises:
+      SiteError: a cell has failed.
+    """
+    notebook = nbformat.read(copy, as_version=4)
+    with tempfile.TemporaryDirectory(prefix="herring-notebook-") as folder:
+        client = nbclient.NotebookClient(
+            notebook,
+            timeout=120,  # seconds that a cell may take
+            kernel_name="python3",
+            coalesce_streams=True,
+            resources={"metadata": {"path": folder}},
+        )
+        try:
+            client.execute(env=environment(), stderr=subprocess.DEVNULL)
+        except (nbclient.exceptions.CellExecutionError, nbclient.exceptions.CellTimeoutError) as e:
+            raise SiteError(f"{copy.relative_to(STAGED)}: {e}") from None
+    nbformat.write(notebook, copy)
+
+
 def sources() -> Iterator[Path]:
     """All pages of the site that lie in the repository."""
     for folder, _, names in os.walk(DOCS):
@@ -168,17 +200,15 @@ def build(site: Path) -> None:
       SiteError: a link leads nowhere, Sphinx has warned, or the site is not whole.
     """
     names = stage()
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(execute, sorted(STAGED.rglob("*.ipynb"))))
     from herring import __version__
 
     shutil.rmtree(site, ignore_errors=True)
-    # A notebook runs the commands of this Python's environment, without settings of this shell.
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("HERRING_")}
-    clean["PATH"] = f"{Path(sys.executable).parent}:{clean['PATH']}"
-    clean["SITE_VERSION"] = __version__
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-E", "-b", "html"]
     done = subprocess.run(
         [*command, "-d", str(STAGED.parent / "site-trees"), str(STAGED), str(site)],
-        env=clean,
+        env={**environment(), "SITE_VERSION": __version__},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
