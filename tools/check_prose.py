@@ -39,14 +39,14 @@ WORDS = {
     r"\b(?:utilize|utilise|leverage)s?\b": "'use'",
     r"\bin order to\b": "'to'",
 }
-# Pages of the lab, and one that is written from the table of settings.
-SKIPPED = {"lab.md", "study.md", "simulate.md", "settings.md"}
+# The page that is written from the table of settings.
+SKIPPED = {"settings.md"}
 
 
 def pages() -> list[Path]:
     """Returns all pages that are checked."""
-    found = [Path(name) for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
-    return found + [path for path in sorted(Path("docs").rglob("*.md")) if path.name not in SKIPPED]
+    found = [*Path().glob("*.md"), *Path("docs").rglob("*.md"), *Path("lab").rglob("*.md")]
+    return [path for path in sorted(found) if path.name not in SKIPPED]
 
 
 def texts(page: str) -> Iterator[tuple[int, str, bool]]:

@@ -31,11 +31,16 @@ DOCS = ROOT / "docs"
 STAGED = ROOT / "build" / "site-source"
 
 # The lab's pages lie apart from the others. This is the only place that says where.
-LAB_DOCS = ROOT / "docs"
-LAB_PAGES = ("lab", "study", "simulate")
+LAB_DOCS = ROOT / "lab" / "docs"
+LAB_PAGES = ("lab", "study", "simulate", "streams")
 
 # Pages of the site that lie elsewhere in the repository.
-PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+PAGES = {
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security-policy.md",
+    "lab/README.md": "laboratory.md",
+}
 # README.md is for those who have the repository before them. Its sections are pages of the site.
 README = {"": "index.md", "install": "install.md", "papers": "papers.md"}
 

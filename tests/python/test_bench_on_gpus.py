@@ -15,9 +15,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("herring_lab.competitors")
 
 from gpus import FOLDER, TORCH_ENVIRONMENT  # noqa: E402
-from herring.bench import cli, peers  # noqa: E402
+from herring.bench import cli  # noqa: E402
 from herring.bench.gpus import Gpu, GpuArrays  # noqa: E402
 from herring.errors import ConfigurationError  # noqa: E402
+from herring_lab import competitors  # noqa: E402
 
 STANDIN = pytest.mark.skipif(
     not (FOLDER / "libcuda.so.1").exists(), reason="make test builds the stand-in"
@@ -124,7 +125,7 @@ def require_in_threads(gpus: list[str], folder: Path) -> list[str]:
     def require(rank: int) -> str:
         store = torch.distributed.FileStore(str(folder / "store"), len(gpus))
         try:
-            peers.require_own_gpus(store, rank, len(gpus), gpus[rank])
+            competitors.require_own_gpus(store, rank, len(gpus), gpus[rank])
         except ConfigurationError as error:
             return str(error)
         return ""
