@@ -35,6 +35,10 @@ void register_log(nb::module_& module) {
   module.def("log_error", [](const std::string& text) { log(LogLevel::kError, text); }, "text"_a);
   module.def("open_log_queue", &open_log_queue);
   module.def("take_log_lines", &log_lines);
+  module.def("wait_for_log_reader", [](double seconds) {
+    GilReleased release;
+    return wait_for_log_reader(from_seconds(seconds));
+  }, "seconds"_a);
   module.def("close_log_queue", &close_log_queue);
   module.def("flush_log_queue", &flush_log_queue);
   module.def("write_log_line",

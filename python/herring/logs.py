@@ -17,12 +17,13 @@ from typing import Any
 
 from herring import _core
 
-__all__ = ["start"]
+__all__ = ["settle", "start"]
 
 _LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
 _NAMES = ("debug", "info", "warning", "error")
 _VARIABLE = "HERRING_LOG_LEVEL"
 _PATIENCE = 5.0  # seconds for which the end of the process waits for handlers
+_SETTLING = 1.0  # seconds for which the end of a job waits for handlers
 
 _logger = logging.getLogger("herring")
 _thread: threading.Thread | None = None
@@ -50,6 +51,12 @@ def start(settings: Mapping[str, Any]) -> dict[str, str]:
     least = _logger.getEffectiveLevel()
     names = (name for level, name in zip(_LEVELS, _NAMES) if least <= level)
     return {"log_level": next(names, _NAMES[-1])}
+
+
+def settle() -> None:
+    """Waits for a moment until handlers have got all lines, for a program that may end abruptly."""
+    if _thread is not None and _thread is not threading.current_thread():
+        _core.wait_for_log_reader(_SETTLING)
 
 
 def _start_thread() -> None:

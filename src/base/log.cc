@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <ctime>
@@ -27,6 +28,7 @@ struct Log {
   uint32_t generation = 0;     // of the process that opened the queue
   std::vector<LogLine> queue;
   Nanos oldest = 0;            // when the first line in the queue came; monotonic
+  bool reading = false;        // the reader has lines that it may not have handed on yet
 };
 
 Log& the_log() {
@@ -127,6 +129,7 @@ void open_log_queue() {
   if (g_wake.load() == nullptr || log.generation != fork_generation()) {
     g_wake.store(new Wake);
     log.queue.clear();  // in a child: the parent's lines
+    log.reading = false;
   }
   log.queues = true;
   log.generation = fork_generation();
@@ -135,6 +138,13 @@ void open_log_queue() {
 std::vector<LogLine> take_log_lines() {
   Wake* const wake = g_wake.load();
   if (wake == nullptr) return {};
+  bool read = false;
+  {
+    ForkSection section;
+    std::lock_guard lock(the_log().mutex);
+    read = std::exchange(the_log().reading, false);
+  }
+  if (read) wake_reader(*wake);  // wakes wait_for_log_reader() too
   for (;;) {
     uint64_t seen;
     {
@@ -145,11 +155,40 @@ std::vector<LogLine> take_log_lines() {
       ForkSection section;
       Log& log = the_log();
       std::lock_guard lock(log.mutex);
-      if (!log.queue.empty()) return std::exchange(log.queue, {});
+      if (!log.queue.empty()) {
+        log.reading = true;
+        return std::exchange(log.queue, {});
+      }
       if (!log.queues) return {};
     }
     std::unique_lock lock(wake->mutex);
     wake->changed.wait(lock, [&] { return wake->count != seen; });
+  }
+}
+
+bool wait_for_log_reader(Nanos patience) {
+  Wake* const wake = g_wake.load();
+  if (wake == nullptr) return true;
+  const Nanos deadline = monotonic_now() + patience;
+  for (;;) {
+    uint64_t seen;
+    {
+      std::lock_guard lock(wake->mutex);
+      seen = wake->count;
+    }
+    {
+      ForkSection section;
+      Log& log = the_log();
+      std::lock_guard lock(log.mutex);
+      if (log.generation != fork_generation()) return true;
+      if (log.queue.empty() && !log.reading) return true;
+    }
+    const Nanos left = deadline - monotonic_now();
+    std::unique_lock lock(wake->mutex);
+    if (!wake->changed.wait_for(lock, std::chrono::nanoseconds(left),
+                                [&] { return wake->count != seen; })) {
+      return false;
+    }
   }
 }
 

@@ -48,6 +48,9 @@ inline constexpr Nanos kLogPatience = 10 * kSecond;
 void open_log_queue();
 // Waits for lines and returns all of them; empty when the queue is closed and nothing is left.
 std::vector<LogLine> take_log_lines();
+// Waits until the reader has handed on all lines, which it shows by its next call of
+// take_log_lines(). Returns false if that takes longer than `patience`.
+bool wait_for_log_reader(Nanos patience);
 // Later lines go to stderr. What the queue holds can still be taken.
 void close_log_queue();
 // Writes to stderr what the queue still holds.

@@ -48,6 +48,11 @@ def test_a_job_is_silent_by_default() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_the_end_of_a_job_is_logged_although_the_process_ends_abruptly() -> None:
+    done = run(f"{JOB}import os\nos._exit(0)\n", HERRING_LOG_LEVEL="info")
+    assert "leaves the job" in done.stderr
+
+
 CONFIGURED = """
 import logging, sys
 logging.basicConfig(stream=sys.stdout, format="%(levelname)s|%(name)s|%(message)s"{level})

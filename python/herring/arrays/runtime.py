@@ -238,6 +238,7 @@ def shutdown() -> None:
     if leaving is not None:
         with not_waited_for():
             leaving.shutdown()
+        logs.settle()
 
 
 def _at_exit() -> None:

@@ -45,6 +45,20 @@ TEST_F(LogTest, ALineHasTimeProcessAndLevel) {
       << said;
 }
 
+TEST_F(LogTest, OneCanWaitUntilTheReaderHasHandedLinesOn) {
+  EXPECT_TRUE(wait_for_log_reader(0));
+  open_log_queue();
+  EXPECT_TRUE(wait_for_log_reader(0));
+  log(LogLevel::kInfo, "one");
+  EXPECT_FALSE(wait_for_log_reader(0));
+  EXPECT_EQ(take_log_lines().size(), 1u);
+  EXPECT_FALSE(wait_for_log_reader(kMillisecond)) << "the reader still has the line";
+  std::future<std::vector<LogLine>> next = std::async(std::launch::async, take_log_lines);
+  EXPECT_TRUE(wait_for_log_reader(30 * kSecond));
+  close_log_queue();
+  EXPECT_TRUE(next.get().empty());
+}
+
 TEST_F(LogTest, AQueueKeepsLinesInOrderForItsReader) {
   open_log_queue();
   testing::internal::CaptureStderr();
