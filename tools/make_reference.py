@@ -20,7 +20,8 @@ import griffe
 from sphinx.ext.napoleon import Config, GoogleDocstring
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / "python"
+# Where the packages lie, by name.
+PACKAGES = {"herring": ROOT / "python", "herring_lab": ROOT / "lab" / "python"}
 
 # Pages, and the public modules on each of them in the order in which they are described.
 PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -47,6 +48,10 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     "models": ("herring.models: cost models", ("herring.models",)),
+    "lab": (
+        "herring_lab: the laboratory",
+        ("herring_lab.emulate", "herring_lab.simulate.job", "herring_lab.simulate.coarse"),
+    ),
 }
 MODULES = tuple(module for _, modules in PAGES.values() for module in modules)
 
@@ -63,9 +68,9 @@ class Reference:
     """All public names of the package, by module."""
 
     def __init__(self) -> None:
-        """Parses the package."""
-        loader = griffe.GriffeLoader(search_paths=[PACKAGE])
-        self._package = loader.load("herring")
+        """Parses the packages."""
+        loader = griffe.GriffeLoader(search_paths=list(PACKAGES.values()))
+        self._packages = {name: loader.load(name) for name in PACKAGES}
         loader.resolve_aliases(implicit=True, external=False)
         self._described: dict[str, str] = {}  # where an object is defined -> its public name
 
@@ -75,7 +80,7 @@ class Reference:
 
     def module(self, module: str) -> Iterator[str]:
         """The lines that describe a module."""
-        page = self._package if module == "herring" else self._package[_inside(module)]
+        page = self._module(module)
         yield from (module, "-" * len(module), "", f".. py:module:: {module}", "")
         if page.docstring:
             yield from (*_text(page.docstring.value).splitlines(), "")
@@ -91,6 +96,10 @@ class Reference:
             for name in names:
                 kind = self._kind(self._find(module, name))
                 yield from _directive(kind, name, f"See :py:obj:`{other}.{name}`.")
+
+    def _module(self, name: str) -> griffe.Object:
+        package, _, rest = name.partition(".")
+        return self._packages[package][rest] if rest else self._packages[package]
 
     def _other(self, module: str, name: str) -> str:
         """The public name under which an object was described already; empty if it was not."""
@@ -149,7 +158,7 @@ class Reference:
         """The object behind a name, where the package defines it."""
         current = module
         for _ in range(20):
-            here = self._package if current == "herring" else self._package[_inside(current)]
+            here = self._module(current)
             if name not in here.members:
                 current = _where(current, name)
                 if not current:
@@ -163,12 +172,8 @@ class Reference:
         return None
 
 
-def _inside(module: str) -> str:
-    return module.partition(".")[2]
-
-
 def _source(module: str) -> Path:
-    path = PACKAGE / Path(*module.split("."))
+    path = PACKAGES[module.partition(".")[0]] / Path(*module.split("."))
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
@@ -211,7 +216,11 @@ def public_names(module: str) -> list[str]:
 def _where(module: str, name: str) -> str:
     """The module from which a name comes that is not written out: a star, or a lazy import."""
     for node in ast.walk(ast.parse(_source(module).read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("herring"):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.split(".")[0] in PACKAGES
+        ):
             for alias in node.names:
                 if alias.name == name or (alias.name == "*" and name in public_names(node.module)):
                     return node.module
