@@ -141,6 +141,14 @@ struct FutureSetError {
   Error* error;  // the runtime's from now on
 };
 
+// Of a program on a device: the stream in which it runs there.
+struct StreamGet {
+  size_t struct_size;
+  Extension* extensions;
+  void* context;
+  void* stream;  // out
+};
+
 // What the runtime offers: functions that are not called here are pointers without a type.
 struct Api {
   size_t struct_size;
@@ -152,7 +160,7 @@ struct Api {
   void* error_get_message;
   void (*error_destroy)(ErrorDestroy*);
   void* handler_register;
-  void* stream_get;
+  Error* (*stream_get)(StreamGet*);
   void* type_register;
   void* context_get;
   void* state_set;

@@ -185,11 +185,15 @@ void Copier::settle_out() {
   if (check().ok()) watcher_.settle(is_out_);
 }
 
-Status Copier::join(Stream consumer) {
-  HERRING_RETURN_IF_ERROR(device_.check_not_capturing(consumer));
+Status Copier::join(Stream consumer) { return join(back_, consumer); }
+
+Status Copier::join_out(Stream producer) { return join(out_, producer); }
+
+Status Copier::join(Stream stream, Stream follower) {
+  HERRING_RETURN_IF_ERROR(device_.check_not_capturing(follower));
   std::lock_guard lock(mutex_);
-  HERRING_RETURN_IF_ERROR(device_.record(returned_, back_));
-  return device_.wait(consumer, returned_);
+  HERRING_RETURN_IF_ERROR(device_.record(returned_, stream));
+  return device_.wait(follower, returned_);
 }
 
 Status Copier::combine_when(Flag flag, uint32_t value, const Sum& sum, Watcher::Then then) {

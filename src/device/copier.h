@@ -59,6 +59,9 @@ class Copier {
   Status when_back(Watcher::Then then);
   // What is queued in `consumer` from now on comes after all that was to come back.
   Status join(Stream consumer);
+  // What is queued in `producer` from now on comes after the copies out that are queued now: it may
+  // overwrite what they read.
+  Status join_out(Stream producer);
   // Copies back come after all that is queued in `consumer` now; with `out_too` those out as well.
   Status follow(Stream consumer, bool out_too = false);
   // Waits until what was to be copied out is there, and that was told.
@@ -103,6 +106,7 @@ class Copier {
   bool is_idle();
   // Of what was queued before something failed, nothing reaches the host's memory any more.
   Status give_up(Stream stream, const Status& why);
+  Status join(Stream stream, Stream follower);
 
   Device& device_;
   Watcher& watcher_;

@@ -69,6 +69,19 @@ class Operation : public Future,
   const std::shared_ptr<Future>& taken_back() const { return taken_back_; }
   // Complete, its results are still to be taken back.
   bool comes_back() const { return on_device() && sums_ == nullptr; }
+  // Bytes on a device.
+  struct Place {
+    device::Address address = 0;
+    size_t bytes = 0;
+  };
+  // Of a list on a device, started and perhaps not complete yet: queues that its results are copied
+  // to `places`, one for each array, when the operation is complete. The copies come after what is
+  // queued in `stream` now, and before what is queued there later. Nothing waits on the host. If
+  // the operation fails, the places get bytes of 0xff, which are NaN in floats; `failed` is called
+  // before that. `then` is called when the device has the results, or is lost. Neither may block
+  // its thread. An error: neither is called. On threads that may call the device's driver; once.
+  Status return_to(std::vector<Place> places, device::Stream stream,
+                   std::function<void()> failed, device::Watcher::Then then);
   // Of a call on a device: an error that it is in, which the operation then fails with. On threads
   // that may call its driver.
   Status check_device();
@@ -87,6 +100,12 @@ class Operation : public Future,
   Status bring_out(device::Watcher::Then then);
   Status queue_back(const std::vector<device::Stream>& streams);
   std::vector<device::Copy> device_copies();
+  struct Return;
+  Result<std::shared_ptr<Return>> plan_return(const std::vector<Place>& places);
+  Status queue_return(const std::shared_ptr<Return>& returned, device::Stream stream,
+                      device::Watcher::Then then);
+  void fill(Return& returned, const std::function<void()>& failed);  // once complete
+  void end_return();                   // the device copies nothing from the staging any more
   size_t bytes() const;                // of all bundles
   char* place_result(size_t bytes);    // null: no memory
   Status unpack();                     // of a list, where its results go
@@ -110,7 +129,9 @@ class Operation : public Future,
   std::shared_ptr<Future> taken_back_;  // null: it was not asked for
   bool absent_ = false;                // of others: this rank has joined and adds nothing
   Status failed_;                      // of a join: why, though others' operations go on
+  std::mutex staging_mutex_;
   char* staging_ = nullptr;            // in the shared heap, for arrays that are not
+  bool returns_ = false;               // the staging is copied to a device; see return_to()
   // Copied when all parts are done: of the staging, to where the result belongs.
   struct Copy {
     char* to = nullptr;

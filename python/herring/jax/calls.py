@@ -23,11 +23,10 @@ from herring.arrays.groups import Group
 from herring.errors import HerringError, InvalidArgumentError
 from herring.jax.keys import is_traced
 from herring.jax.order import TOKEN
-from herring.rendezvous.settings import value_of
+from herring.jax.platforms import FINISH, START, implementation
 
 __all__ = ["Call", "execute", "implementation"]
 
-_START, _FINISH = "herring_start", "herring_finish"
 _LONGEST_END = 10.0  # seconds that programs have to end, when Python does
 _NUMBERS = {int: np.int64, float: np.float64}
 
@@ -68,18 +67,6 @@ class Call(NamedTuple):
         }
 
 
-def implementation() -> str:
-    """How programs call: by the "ffi" handler, or by a "callback" of Python.
-
-    Raises:
-      ConfigurationError: ``HERRING_JAX_IMPL`` is neither, nor "auto".
-    """
-    chosen: str = value_of(os.environ, "HERRING_JAX_IMPL")
-    if chosen != "auto":
-        return chosen
-    return "ffi" if jax.default_backend() == "cpu" else "callback"
-
-
 def execute(
     call: Call, token: Any, leaves: Sequence[Any], results: Sequence[jax.ShapeDtypeStruct]
 ) -> tuple[Any, ...]:
@@ -115,6 +102,7 @@ def execute(
         found = collective(token, *leaves)
         if not is_traced(found):
             jax.block_until_ready(found)
+            _core.jax.check()  # an operation on a GPU fails after its program
     except jax.errors.JaxRuntimeError as error:
         raise _error_of(error) from None
     return tuple(found)
@@ -143,10 +131,10 @@ def _traced(
                 if in_place and (array.shape, array.dtype) == (result.shape, result.dtype)
             }
             start = jax.ffi.ffi_call(
-                _START, (TOKEN, *results), has_side_effect=True, input_output_aliases=aliases
+                START, (TOKEN, *results), has_side_effect=True, input_output_aliases=aliases
             )
             finish = jax.ffi.ffi_call(
-                _FINISH,
+                FINISH,
                 results,
                 has_side_effect=True,
                 input_output_aliases={i: i for i in range(len(results))},
@@ -209,12 +197,10 @@ def _finish_programs() -> None:
     last.start()
     with contextlib.suppress(Exception):  # whoever wants results gets their errors
         jax.effects_barrier()
+    _core.jax.settle(_LONGEST_END)
     last.cancel()
 
 
-# Programs outlive jobs: which one their calls go to is known natively.
-for _target, _handler in zip((_START, _FINISH), _core.jax.handlers()):
-    jax.ffi.register_ffi_target(_target, _handler, platform="cpu")
 atexit.register(_finish_programs)  # behind runtime's own, so it is called before that
 runtime.learn_job.append(_core.jax.attach)
 runtime.forget_job.append(_core.jax.detach)
