@@ -14,6 +14,7 @@ from herring.arrays.gradients import Averager, GradientRounds, Source
 from herring.arrays.grouped import grouped_allgather
 from herring.arrays.groups import Group
 from herring.errors import InvalidArgumentError
+from herring.tensorflow.copies import say_copies
 from herring.tensorflow.graphs import name_of_use
 from herring.tensorflow.ops import read, update
 from herring.tensorflow.xla import refuse_xla
@@ -101,6 +102,7 @@ class TensorAverager(Averager):
         if not tf.executing_eagerly():
             refuse_xla(self.name)
         use = self.name if tf.executing_eagerly() else name_of_use(self.name)
+        say_copies("herring.tensorflow, averages of gradients", gradients)
         result: list[Any] = list(gradients)
         slices = [
             i

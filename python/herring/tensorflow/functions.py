@@ -14,6 +14,7 @@ from herring.arrays.gradients import fresh
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.values import broadcast_values
 from herring.errors import InvalidArgumentError
+from herring.tensorflow.copies import say_copies
 from herring.tensorflow.graphs import name_in_graph, name_of_use
 from herring.tensorflow.ops import update
 from herring.tensorflow.xla import refuse_xla
@@ -32,6 +33,7 @@ def _ready(kind: str, tensor: Any, name: str | None, group: Group | None) -> tup
             "allgather_object"
         )
     scope_of(group)
+    say_copies(f"herring.tensorflow.{kind}", [tensor])
     if tf.executing_eagerly():
         return tensor, name or name_of_next(f"tensorflow.{kind}", group)
     name = name_of_use(name) if name else name_in_graph(f"tensorflow.{kind}", tensor)
@@ -143,6 +145,7 @@ def broadcast_variables(
             "the first step, from Python"
         )
     listed = list(variables)
+    say_copies("herring.tensorflow.broadcast_variables", listed)
     values = [np.asarray(variable.numpy()) for variable in listed]
     name = name or name_of_next("broadcast_variables", group)
     for variable, value in zip(listed, broadcast_values(values, root, name=name, group=group)):

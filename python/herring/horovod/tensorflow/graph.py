@@ -15,6 +15,7 @@ from herring.horovod.common.host import Starter
 from herring.horovod.common.process_sets import ProcessSet
 from herring.horovod.tensorflow.errors import tensorflow_errors
 from herring.horovod.tensorflow.ordering import note_start, note_wait
+from herring.tensorflow.copies import say_copies
 from herring.tensorflow.graphs import name_of_use
 from herring.tensorflow.xla import refuse_xla
 
@@ -74,6 +75,7 @@ def run(
         function inside a graph of tf.compat.v1. From a graph TensorFlow raises its own
         errors, with the text of Herring's.
     """
+    say_copies(f"hvd.{kind}", tensors)
     if tf.executing_eagerly():
         starter = Starter(name, process_set)
         with tensorflow_errors():
