@@ -223,7 +223,7 @@ Status KeyedCalls::finish(const Key& key, std::vector<worker::Operation::Place> 
     returning_[key].push_back(operation);
   }
   Status queued = operation->return_to(
-      std::move(places), stream,
+      std::move(places), {stream},
       [this, key, operation] { note_failure(key, *operation, operation->status()); },
       [this, key, operation](const Status& there) {
         note_failure(key, *operation, there);

@@ -129,13 +129,13 @@ Status Operation::queue_back(const std::vector<device::Stream>& streams) {
   return {};
 }
 
-Status Operation::return_to(std::vector<Place> places, device::Stream stream,
+Status Operation::return_to(std::vector<Place> places, const std::vector<device::Stream>& streams,
                             std::function<void()> failed, device::Watcher::Then then) {
   if (done()) HERRING_RETURN_IF_ERROR(status());
   auto planned = plan_return(places);
   if (!planned.ok()) return planned.status();
   const std::shared_ptr<Return> returned = std::move(*planned);
-  if (Status queued = queue_return(returned, stream, std::move(then)); !queued.ok()) {
+  if (Status queued = queue_return(returned, streams, std::move(then)); !queued.ok()) {
     returned->flag.set(returned->value);  // no stream waits for it any more
     if (copier()->await_idle(monotonic_now() + kDevicePatience)) {
       end_return();
@@ -189,12 +189,13 @@ Result<std::shared_ptr<Operation::Return>> Operation::plan_return(
   return returned;
 }
 
-Status Operation::queue_return(const std::shared_ptr<Return>& returned, device::Stream stream,
+Status Operation::queue_return(const std::shared_ptr<Return>& returned,
+                               const std::vector<device::Stream>& streams,
                                device::Watcher::Then then) {
   device::Copier& copier = *call_.copier;
-  HERRING_RETURN_IF_ERROR(copier.follow(stream));
+  for (const device::Stream stream : streams) HERRING_RETURN_IF_ERROR(copier.follow(stream));
   HERRING_RETURN_IF_ERROR(copier.back_when(returned->flag, returned->value, returned->copies));
-  HERRING_RETURN_IF_ERROR(copier.join(stream));
+  for (const device::Stream stream : streams) HERRING_RETURN_IF_ERROR(copier.join(stream));
   return copier.when_back([self = shared_from_this(), returned,
                            then = std::move(then)](const Status& there) {
     // The flag of a device that is lost is never used again.

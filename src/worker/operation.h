@@ -76,11 +76,11 @@ class Operation : public Future,
   };
   // Of a list on a device, started and perhaps not complete yet: queues that its results are copied
   // to `places`, one for each array, when the operation is complete. The copies come after what is
-  // queued in `stream` now, and before what is queued there later. Nothing waits on the host. If
+  // queued in the streams now, and before what is queued there later. Nothing waits on the host. If
   // the operation fails, the places get bytes of 0xff, which are NaN in floats; `failed` is called
   // before that. `then` is called when the device has the results, or is lost. Neither may block
   // its thread. An error: neither is called. On threads that may call the device's driver; once.
-  Status return_to(std::vector<Place> places, device::Stream stream,
+  Status return_to(std::vector<Place> places, const std::vector<device::Stream>& streams,
                    std::function<void()> failed, device::Watcher::Then then);
   // Of a call on a device: an error that it is in, which the operation then fails with. On threads
   // that may call its driver.
@@ -102,8 +102,8 @@ class Operation : public Future,
   std::vector<device::Copy> device_copies();
   struct Return;
   Result<std::shared_ptr<Return>> plan_return(const std::vector<Place>& places);
-  Status queue_return(const std::shared_ptr<Return>& returned, device::Stream stream,
-                      device::Watcher::Then then);
+  Status queue_return(const std::shared_ptr<Return>& returned,
+                      const std::vector<device::Stream>& streams, device::Watcher::Then then);
   void fill(Return& returned, const std::function<void()>& failed);  // once complete
   void end_return();                   // the device copies nothing from the staging any more
   size_t bytes() const;                // of all bundles

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from gpu_scripts import COLLECTIVES, GPUS, ROUNDS
+from gpu_scripts import COLLECTIVES, GATHERS, GPUS, ROUNDS
 from gpus import ENVIRONMENT, FOLDER
 from jobs import LAYOUTS, expect_success, run_job
 
@@ -25,9 +25,11 @@ pytestmark = [
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("stage", ["auto", "host"])
-@pytest.mark.parametrize("script", [COLLECTIVES, ROUNDS], ids=["collectives", "rounds"])
+@pytest.mark.parametrize(
+    "script", [COLLECTIVES, GATHERS, ROUNDS], ids=["collectives", "gathers", "rounds"]
+)
 def test_right_under_jitter(script: str, layout: str, stage: str) -> None:
-    if script == COLLECTIVES and stage == "host":
+    if script != ROUNDS and stage == "host":
         pytest.skip("only planned rounds have a choice")
     expect_success(run_job(LAYOUTS[layout], script, HERRING_NODE_STAGE=stage, **ENVIRONMENT))
 

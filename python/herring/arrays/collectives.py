@@ -157,6 +157,7 @@ def submit(
     agreement: str = "",
     listed: bool = False,
     into: Any = None,
+    anywhere: bool = False,
     check: Callable[[], dict[str, Any]] = dict,
     **options: Any,
 ) -> _core.Operation:
@@ -172,6 +173,8 @@ def submit(
       agreement: what all ranks must give alike beside what the core sees, in words.
       listed: `array` is a list, of which all arrays have their results at once, or none.
       into: an array for the result, if it has as many bytes.
+      anywhere: arrays of a list may lie on a GPU; `return_to` of the operation brings its results
+        there. All-reduces and broadcasts take arrays of a GPU anyway.
       check: called before anything is started; returns more options.
       options: of the kind.
 
@@ -190,6 +193,7 @@ def submit(
             agreement=agreement,
             listed=listed,
             into=into,
+            anywhere=anywhere,
             **options_of(kind, options, scope_of(group).size, group),
         )
     if kind in _IN_PLACE:

@@ -18,6 +18,7 @@ from herring.arrays.handles import call_later
 from herring.errors import HerringError, ShutdownError, TimeoutError
 from herring.torch import devices
 from herring.torch.backend.outside import outside_graphs
+from herring.torch.backend.tensors import copy_back
 from herring.torch.promises import Promise
 
 __all__ = ["JoinedWork", "LocalWork", "OperationWork", "Operations", "Owner", "Then", "back_to"]
@@ -57,11 +58,26 @@ class Owner:
             work.done(HerringError(why))
 
 
-def back_to(taken: Any) -> Then:
-    """Brings the result of one operation to the tensors on a GPU that the core has taken."""
+def back_to(
+    taken: Any, there: bool, dense: torch.Tensor | None = None, target: torch.Tensor | None = None
+) -> Then | None:
+    """Brings the result of one operation in place to where it belongs; None: it is there.
+
+    Args:
+      taken: what the core was given.
+      there: whether that lies on a GPU.
+      dense: the tensor that the core was given; None: it is the caller's own.
+      target: the caller's own.
+    """
+    copies = dense is not None and target is not None and dense.data_ptr() != target.data_ptr()
+    if not there and not copies:
+        return None
 
     def then(operations: Operations) -> None:
-        take_back(operations[0], taken, 0.0)
+        if there:
+            take_back(operations[0], taken, 0.0)
+        if dense is not None and target is not None:
+            copy_back(target, dense)
 
     return then
 
