@@ -4,6 +4,8 @@
 #include <chrono>
 #include <thread>
 
+#include "base/log.h"
+
 namespace herring::device {
 namespace {
 
@@ -59,7 +61,11 @@ Status Copier::open() {
 
 Copier::~Copier() {
   const bool open = is_back_.word != nullptr;
-  const Status lost = open ? drain() : Status();
+  const Status lost = open ? drain(monotonic_now() + kPatience) : Status();
+  if (lost.code() == Code::kTimeout) {
+    log(LogLevel::kWarning, lost.message(), "; its streams are left to the driver");
+    return;
+  }
   for (const Stream stream : {out_, back_, sums_stream_, results_}) {
     if (stream != 0) device_.destroy_stream(stream);
   }
@@ -180,9 +186,10 @@ Status Copier::follow(Stream consumer, bool out_too) {
   return device_.wait(back_, consumed_);
 }
 
-void Copier::settle_out() {
-  static_cast<void>(device_.synchronize(out_));
-  if (check().ok()) watcher_.settle(is_out_);
+bool Copier::settle_out(Nanos deadline) {
+  const Result<bool> idle = idle_by(deadline, {out_});
+  if (idle.ok() && *idle) watcher_.settle(is_out_);
+  return !idle.ok() || *idle;
 }
 
 Status Copier::join(Stream consumer) { return join(back_, consumer); }
@@ -216,36 +223,32 @@ Status Copier::queue_sum(Flag flag, uint32_t value, const Sum& sum) {
   return device_.write_word(is_combined_.address, sums_ + 1, results_);
 }
 
-Status Copier::drain() {
-  std::vector<Stream> streams;
+Status Copier::drain(Nanos deadline) {
+  const Result<bool> idle = idle_by(deadline, all_streams());
+  if (!idle.ok()) return idle.status();
+  if (!*idle) {
+    return {Code::kTimeout, concat("GPU ", device_.index(), " has not come to copies that were "
+                                   "queued: a kernel before them does not end, or waits for "
+                                   "another rank")};
+  }
   std::vector<Flag> flags;
   {
     std::lock_guard lock(mutex_);
-    streams = this->streams();
     flags = flags_in_use();
   }
-  Status failed;
-  for (const Stream stream : streams) {
-    if (Status through = device_.synchronize(stream); !through.ok()) failed = through;
-  }
-  HERRING_RETURN_IF_ERROR(check());
   for (const Flag& flag : flags) watcher_.settle(flag);
-  return failed;
+  return {};
 }
 
 Status Copier::check() {
   Status lost;
-  std::vector<Flag> flags;
   {
     std::lock_guard lock(mutex_);
-    flags = flags_in_use();
     for (const Stream stream : streams()) {
       if (auto idle = device_.idle(stream); !idle.ok() && lost.ok()) lost = idle.status();
     }
   }
-  if (lost.ok()) return lost;
-  for (const Flag& flag : flags) watcher_.give_up(flag, lost);
-  return lost;
+  return lost.ok() ? lost : lose(lost);
 }
 
 bool Copier::is_idle() {
@@ -261,15 +264,35 @@ void Copier::while_idle(const std::function<void()>& call) {
 }
 
 bool Copier::await_idle(Nanos deadline) {
+  const Result<bool> idle = idle_by(deadline, all_streams());
+  return !idle.ok() || *idle;
+}
+
+Result<bool> Copier::idle_by(Nanos deadline, const std::vector<Stream>& streams) {
   for (auto rest = std::chrono::microseconds(50);; rest = std::min(2 * rest, kLongestRest)) {
-    if (!check().ok()) return true;
-    {
-      std::lock_guard lock(mutex_);
-      if (is_idle()) return true;
+    Result<bool> idle = true;
+    for (const Stream stream : streams) {
+      if (idle.ok() && *idle) idle = device_.idle(stream);
     }
-    if (monotonic_now() >= deadline) return false;
+    if (!idle.ok()) return lose(idle.status());
+    if (*idle || monotonic_now() >= deadline) return *idle;
     std::this_thread::sleep_for(rest);
   }
+}
+
+Status Copier::lose(const Status& why) {
+  std::vector<Flag> flags;
+  {
+    std::lock_guard lock(mutex_);
+    flags = flags_in_use();
+  }
+  for (const Flag& flag : flags) watcher_.give_up(flag, why);
+  return why;
+}
+
+std::vector<Stream> Copier::all_streams() {
+  std::lock_guard lock(mutex_);
+  return streams();
 }
 
 }  // namespace herring::device

@@ -34,7 +34,8 @@ class Copier {
  public:
   // Both outlive it, and whatever waits for one of the flags.
   static Result<std::shared_ptr<Copier>> create(Flags& flags, Watcher& watcher);
-  // Waits as drain().
+  // Waits for copies as drain() does, for kPatience. If some are still on their way then, the
+  // driver keeps its streams, and its flags are never used again; that is logged.
   ~Copier();
   Copier(const Copier&) = delete;
   Copier& operator=(const Copier&) = delete;
@@ -64,8 +65,9 @@ class Copier {
   Status join_out(Stream producer);
   // Copies back come after all that is queued in `consumer` now; with `out_too` those out as well.
   Status follow(Stream consumer, bool out_too = false);
-  // Waits until what was to be copied out is there, and that was told.
-  void settle_out();
+  // Waits until what was to be copied out is there, and that was told, but no longer. False: it is
+  // not there.
+  bool settle_out(Nanos deadline);
 
   // Once the flag has the value, copies in, combines, copies out and calls `then` on the watcher's
   // thread: in streams of their own, where each of the three follows what came before it. Until
@@ -78,9 +80,13 @@ class Copier {
   };
   Status combine_when(Flag flag, uint32_t value, const Sum& sum, Watcher::Then then);
 
-  // Waits until no copy is on its way, and all was told. What back_when() waits for must come by
-  // itself. An error that the device is in.
-  Status drain();
+  // How long the end of something waits for its device.
+  static constexpr Nanos kPatience = 5 * kSecond;
+
+  // Waits until no copy is on its way, and all was told, but no longer. What back_when() waits for
+  // must come by itself. kTimeout: copies are still on their way, so the memory at both their ends
+  // must stay. kDevice: an error that the device is in; nothing is on its way any more.
+  Status drain(Nanos deadline);
   // Waits until no copy is on its way, but no longer. An error of the device counts as none.
   bool await_idle(Nanos deadline);
   // An error that the device is in, without waiting for it. What is expected is then told of it.
@@ -97,6 +103,7 @@ class Copier {
   Status open();
   Status open_sums();
   std::vector<Stream> streams() const;
+  std::vector<Stream> all_streams();  // without the lock
   std::vector<Flag> flags_in_use() const;
   Status queue_out(const std::vector<Stream>& producers, const std::vector<Copy>& copies);
   Status queue_out(const std::vector<Copy>& copies, Stream stream);
@@ -104,6 +111,10 @@ class Copier {
   Status queue_sum(Flag flag, uint32_t value, const Sum& sum);
   // With the lock.
   bool is_idle();
+  // Whether nothing is queued any more in the streams, when that is so or at the deadline. An error
+  // that the device is in: what is expected is told of it.
+  Result<bool> idle_by(Nanos deadline, const std::vector<Stream>& streams);
+  Status lose(const Status& why);
   // Of what was queued before something failed, nothing reaches the host's memory any more.
   Status give_up(Stream stream, const Status& why);
   Status join(Stream stream, Stream follower);

@@ -16,7 +16,6 @@
 namespace herring::device {
 namespace {
 
-constexpr Nanos kPatience = 5 * kSecond;
 // Whether streams are idle, where a kernel has to be loaded.
 constexpr int kLooks = 10;
 constexpr auto kBetweenLooks = std::chrono::microseconds(200);
@@ -93,7 +92,9 @@ class Copiers {
     std::lock_guard lock(mutex_);
     auto device = of(**all, copier.device().index());
     if (!device.ok()) return device.status();
-    HERRING_RETURN_IF_ERROR(copier.drain());
+    const Status idle = copier.drain(monotonic_now() + Copier::kPatience);
+    if (idle.code() == Code::kTimeout) return Kernel{0};
+    HERRING_RETURN_IF_ERROR(idle);
     auto relay = Relay::create((*device)->flags, Watcher::shared());
     if (!relay.ok()) return relay.status();
     return ready(**device, **relay, dtype, op);
@@ -108,12 +109,10 @@ class Copiers {
   void drain() {
     if (generation_ != fork_generation()) return;  // what is on its way is the parent's
     std::lock_guard lock(mutex_);
-    const Nanos deadline = monotonic_now() + kPatience;
+    const Nanos deadline = monotonic_now() + Copier::kPatience;
     for (const auto& [index, device] : devices_) {
       if (device->shared == nullptr) continue;
-      if (device->shared->await_idle(deadline)) {
-        static_cast<void>(device->shared->drain());
-      } else {
+      if (device->shared->drain(deadline).code() == Code::kTimeout) {
         log(LogLevel::kWarning, "GPU ", index, " has not come to copies of calls that have ended; "
             "it is not waited for any longer");
       }

@@ -26,8 +26,9 @@ struct Taken {
 inline constexpr size_t kMostRelays = 2;  // of a device; its streams share a few queues
 Result<Taken> take_relay(int device, DType dtype, ReduceOp op);
 
-// A kernel that is loaded; 0 where it would have to be while streams wait for other ranks. What the
-// copier has queued waits for none of them. kConfiguration: there is no compiler for it.
+// A kernel that is loaded; 0 where it would have to be loaded while streams wait for other ranks,
+// or before what the copier has queued is through, which waits for none of them. kConfiguration:
+// there is no compiler for it.
 Result<Kernel> ready_kernel(Copier& copier, DType dtype, ReduceOp op);
 
 // Unmaps what was left to be, if that waits for nothing now.

@@ -12,7 +12,6 @@ namespace herring::worker {
 namespace {
 
 constexpr size_t kResultAlignment = 64;  // in host memory
-constexpr Nanos kDevicePatience = 5 * kSecond;  // with a device whose driver has refused a call
 
 size_t aligned(size_t bytes) {
   return (bytes + kResultAlignment - 1) / kResultAlignment * kResultAlignment;
@@ -137,7 +136,7 @@ Status Operation::return_to(std::vector<Place> places, const std::vector<device:
   const std::shared_ptr<Return> returned = std::move(*planned);
   if (Status queued = queue_return(returned, streams, std::move(then)); !queued.ok()) {
     returned->flag.set(returned->value);  // no stream waits for it any more
-    if (copier()->await_idle(monotonic_now() + kDevicePatience)) {
+    if (copier()->await_idle(monotonic_now() + device::Copier::kPatience)) {
       end_return();
       copier()->flags().give_back(returned->flag);
     } else {

@@ -94,6 +94,8 @@ class Planned {
   std::shared_ptr<SharedHeap> shared_heap() const;
   // Which part of a fusion buffer the rank at that place among the members here combines.
   plan::Range slice(uint32_t buffer, uint32_t place) const;
+  // Of the job's operations.
+  Nanos timeout() const;
   // Ends the job, which cannot go on without what this rank was to bring.
   void fail(const Status& why);
   // The running round's future; kInvalidArgument names gradients that are not ready.
