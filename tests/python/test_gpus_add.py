@@ -105,6 +105,35 @@ herring.shutdown()
     assert "processors add for GPU 0: memory for copies cannot be pinned" in said, said
 
 
+# One rank that cannot load its kernels has processors add on all of them, with the right sums.
+@pytest.mark.parametrize("function", ["cuModuleLoadData", "cuLaunchKernel", "cuMemAlloc"])
+def test_ranks_fall_back_together_where_one_cannot_load_its_kernels(function: str) -> None:
+    script = """
+plan = herring.PlannedReduction([(300_000, "float32")] * 2, name="p", op="sum", device=0)
+arena = GpuArray(np.zeros(plan.arenas[0][1] // 4, np.float32))
+plan.place([arena])
+for step in range(6):
+    if step == 1 and rank == 1:
+        driver.fail(os.environ["FUNCTION"].encode(), 1, 719, False)
+    plan.begin()
+    arena.fill(rank + step, 1000)
+    plan.ready_all([1, 0])
+    plan.wait()
+    assert plan.node_stage == "host", (rank, step)
+    assert (arena.get()[:600_000] == sum(r + step for r in range(size))).all()
+assert rank != 1 or driver.failed() == os.environ["FUNCTION"].encode(), driver.failed()
+plan.close()
+herring.shutdown()
+"""
+    said = expect_success(
+        run_job(
+            ["-n", "3"], GPUS + script, HERRING_LOG_LEVEL="info", FUNCTION=function, GPUS="1",
+            **ENVIRONMENT,
+        )
+    )  # fmt: skip
+    assert "'p': processors add for GPU 0: GPU 0: " in said, said
+
+
 # Likewise rounds in which GPUs add: in each of the first three all is there by then.
 @pytest.mark.parametrize("stage", ["ipc", "staged"])
 @pytest.mark.parametrize("moment", ["made", "begun", "some out", "all out"])

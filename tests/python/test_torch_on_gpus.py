@@ -144,6 +144,50 @@ def test_parameters_that_have_left_the_gpu_of_their_plan_are_named() -> None:
     expect_success(run_job(["-n", "2"], MOVED, **TORCH_ENVIRONMENT))
 
 
+LEFT = """
+import torch
+import herring.torch
+
+herring.init()
+rank = herring.rank()
+model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+other = torch.nn.Linear(2, 1)
+ddp = herring.torch.DistributedDataParallel(model, name="m")
+behind = herring.torch.DistributedDataParallel(other, name="behind")
+
+def step():
+    model.zero_grad()
+    other.zero_grad()
+    behind(ddp(torch.ones(1, 4))).sum().backward()
+
+for _ in range(2):
+    step()
+layout = ddp._reducer._layout
+there = layout._devices[layout.names.index("1.weight")]
+if rank == 1:  # as if it had come from there; here there is one device only
+    layout._devices[layout.names.index("1.weight")] = torch.device("cuda", 1)
+begun = time.monotonic()
+why = "parameter '1.weight' lay on cuda:1 when 'm' was made and lies on cpu now; move the model"
+raises(herring.InvalidArgumentError, why if rank == 1 else "m round 3: rank 1 refused it: " + why,
+       step)
+assert time.monotonic() - begun < 5
+assert all(p.grad is None for p in model.parameters())
+layout._devices[layout.names.index("1.weight")] = there
+step()
+assert all(p.grad is not None for p in (*model.parameters(), *other.parameters()))
+ddp.close()
+behind.close()
+herring.shutdown()
+"""
+
+
+# Several wrappers end their rounds in one order on all ranks, whoever refuses.
+@STANDIN
+@pytest.mark.timeout(100)
+def test_a_round_that_one_rank_refuses_is_an_error_on_all_ranks() -> None:
+    expect_success(run_job(["-n", "3"], LEFT, HERRING_TIMEOUT="20", **TORCH_ENVIRONMENT))
+
+
 # What FSDP and DTensor call: bytes that leave the GPU and come back by the core's copies.
 BACKEND_BYTES = """
 import torch

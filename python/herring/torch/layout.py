@@ -162,6 +162,8 @@ class Layout:
     def prepare(self) -> None:
         """Before a round: moves gradients out of the arena.
 
+        The caller tells the other ranks of an error, which wait for this one in the round.
+
         Raises:
           InvalidArgumentError: a parameter has another dtype than when the plan was made, or has
             left the GPU on which the plan was made.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from herring.errors import InvalidArgumentError
+from herring.errors import HerringError, InvalidArgumentError
 from herring.torch.devices import Streams
 from herring.torch.layout import FLAGS, Layout
 from herring.torch.ownership import runs_last
@@ -24,13 +24,15 @@ class Round:
     Attributes:
       layout: of the gradients.
       active: whether this rank contributes.
-      failing: whether its backward pass has raised.
+      failing: whether its backward pass has raised, or this rank refuses the round.
+      refusal: why this rank cannot take part; None: it can. Nothing of its gradients is sent then.
     """
 
-    def __init__(self, layout: Layout, active: bool) -> None:
+    def __init__(self, layout: Layout, active: bool, refusal: HerringError | None = None) -> None:
         self.layout = layout
         self.active = active
-        self.failing = False
+        self.failing = refusal is not None
+        self.refusal = refusal
         self._again: set[int] = set()  # grown after they were sent
         self._state = bytearray(len(layout.parameters))
         for index in layout.deferred | layout.sparse:
@@ -45,6 +47,8 @@ class Round:
     def produced(self, index: int) -> None:
         """Autograd has added to the gradient of a parameter."""
         state, layout = self._state, self.layout
+        if self.refusal is not None:
+            return
         if state[index] == _MISSING:
             state[index] = _PRODUCED
             self._waiting.append(index)
