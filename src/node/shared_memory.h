@@ -75,8 +75,9 @@ class SharedRegion {
 
 // Allocates from shared regions: herring.empty arrays, arenas, staging. Small blocks share a
 // region, large ones have one each. Freed regions are kept for reuse up to a cap, because fresh
-// pages cost more than the sum that goes through them. Thread-safe; a fork leaves it usable in the
-// child.
+// pages cost more than the sum that goes through them. A new region for devices takes the place of
+// kept ones of about its size, so that pinned memory does not grow where sizes change from one plan
+// to the next. Thread-safe; a fork leaves it usable in the child.
 class SharedHeap {
  public:
   static constexpr size_t kAlignment = 64;
@@ -139,12 +140,15 @@ class SharedHeap {
     std::unordered_map<size_t, size_t> blocks;  // handed out: offset -> bytes
   };
   using Entries = std::map<uintptr_t, Entry>;  // by address
+  using Regions = std::vector<std::shared_ptr<SharedRegion>>;
 
   Entries::iterator entry_of(uintptr_t address);
   Entries::const_iterator entry_of(uintptr_t address) const;
   Result<Entries::iterator> add_region(size_t bytes, Use use);
   Result<void*> allocate_small(size_t bytes, Use use);
-  Result<void*> allocate_large(size_t bytes, Use use);
+  // Moves kept regions whose place a new one takes to `evicted`.
+  Result<void*> allocate_large(size_t bytes, Use use, Regions& evicted);
+  void replace(size_t bytes, Use use, Regions& evicted);
   // Keeps a region in which nothing is handed out any more, and evicts the oldest ones above the
   // cap; the caller drops the result after the lock is let go.
   std::vector<std::shared_ptr<SharedRegion>> keep(Entries::iterator entry);

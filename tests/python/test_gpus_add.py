@@ -64,6 +64,33 @@ herring.shutdown()
     )
 
 
+@pytest.mark.parametrize("stage", ["host", "staged"])
+def test_plans_that_come_and_go_do_not_pin_ever_more_memory(stage: str) -> None:
+    script = """
+pinned = []
+for number in range(50):
+    sizes = [(600_000 + 9000 * number, "float32"), (300_000 - 1000 * number, "float64")]
+    plan = herring.PlannedReduction(sizes, name=f"p{number}", op="sum", device=rank % gpus)
+    arenas = [GpuArray(np.zeros(n // np.dtype(d).itemsize, d), rank % gpus) for d, n in plan.arenas]
+    plan.place(arenas)
+    for step in range(4):
+        plan.begin()
+        for arena in arenas:
+            arena.store(np.full(arena.shape, rank + step))
+        plan.ready_all([0, 1])
+        plan.wait()
+    for arena in arenas:
+        assert (arena.get()[:1000] == sum(r + 3 for r in range(size))).all()
+    plan.close()
+    pinned.append(driver.registrations())
+assert max(pinned[3:]) <= pinned[2] + 2, pinned
+herring.shutdown()
+"""
+    expect_success(
+        run_job(["-n", "2"], GPUS + script, JITTER="0", HERRING_NODE_STAGE=stage, **ENVIRONMENT)
+    )
+
+
 # Its arena's memory may be in use for long; what copied to it goes when it is closed.
 def test_a_plan_that_closes_destroys_its_streams_whoever_has_its_arena() -> None:
     script = """
