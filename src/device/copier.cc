@@ -9,7 +9,7 @@
 namespace herring::device {
 namespace {
 
-// So that a stream's other copies, and those of other streams, get their turn.
+// Copies are cut into pieces, so that other copies get their turn.
 constexpr size_t kPiece = size_t{4} << 20;
 constexpr auto kLongestRest = std::chrono::microseconds(2000);
 
@@ -31,7 +31,7 @@ Result<std::shared_ptr<Copier>> Copier::create(Flags& flags, Watcher& watcher) {
                   concat("GPU ", device.index(), " (", device.properties().name,
                          ") has no memory operations on streams"));
   }
-  // Before anything is queued: what has been could not be taken back.
+  // The thread is started before anything is queued, because queued work cannot be taken back.
   watcher.start();
   std::shared_ptr<Copier> copier(new Copier(flags, watcher));
   HERRING_RETURN_IF_ERROR(copier->open());
@@ -54,7 +54,7 @@ Status Copier::open() {
     if (!taken.ok()) return taken.status();
     *flag = *taken;
   }
-  outs_ = is_out_.word->load();  // where whoever had them before has left them
+  outs_ = is_out_.word->load();  // flags keep the value of their previous user
   backs_ = is_back_.word->load();
   return {};
 }
@@ -72,13 +72,13 @@ Copier::~Copier() {
   for (const Event event : {produced_, consumed_, returned_, combined_}) {
     if (event != 0) device_.destroy_event(event);
   }
-  // One that is lost may still write to its flags.
+  // A device that is lost may still write to its flags, so nobody else gets them.
   for (const Flag& flag : {is_out_, is_back_, is_combined_}) {
     if (flag.word != nullptr && lost.ok()) flags_.give_back(flag);
   }
 }
 
-// With the lock.
+// The caller holds the lock.
 Status Copier::open_sums() {
   if (is_combined_.word != nullptr) return {};
   for (Stream* stream : {&sums_stream_, &results_}) {
@@ -211,7 +211,7 @@ Status Copier::combine_when(Flag flag, uint32_t value, const Sum& sum, Watcher::
   return queued;
 }
 
-// Of two sums one may be copied in while the other is copied out.
+// A separate stream for results lets one sum be copied in while another is copied out.
 Status Copier::queue_sum(Flag flag, uint32_t value, const Sum& sum) {
   HERRING_RETURN_IF_ERROR(device_.wait_word(flag.address, value, sums_stream_));
   HERRING_RETURN_IF_ERROR(queue_back(sum.in, sums_stream_));
