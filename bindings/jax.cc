@@ -13,6 +13,7 @@
 #include <optional>
 #include <string_view>
 #include <tuple>
+#include <utility>
 
 #include "bindings.h"
 #include "keyed.h"
@@ -250,6 +251,77 @@ xla::Error* finish(xla::CallFrame* frame) {
   return nullptr;
 }
 
+// Where a program on a device runs.
+struct OnDevice {
+  int device = 0;
+  device::Stream stream = 0;
+};
+
+// `array`: one that the program gives to this call. Null: `where` is set.
+xla::Error* look(const xla::CallFrame& frame, const xla::Operands& arrays, OnDevice& where) {
+  const xla::Api& api = *frame.api;
+  xla::StreamGet get{sizeof(xla::StreamGet), nullptr, frame.context, nullptr};
+  if (xla::Error* const error = api.stream_get(&get); error != nullptr) return error;
+  where.stream = reinterpret_cast<device::Stream>(get.stream);
+  const auto pointer = [&]() -> Result<device::Pointer> {
+    if (arrays.size == 0 || arrays.types[0] != xla::Operands::kBuffer) {
+      return defect("a program's call has no array");
+    }
+    const auto* const array = static_cast<const xla::Array*>(arrays.values[0]);
+    auto platform = device::platform();
+    if (!platform.ok()) return platform.status();
+    return (*platform)->query(reinterpret_cast<device::Address>(array->data));
+  }();
+  if (!pointer.ok()) return error_of(api, pointer.status());
+  if (pointer->kind != device::Kind::kDevice && pointer->kind != device::Kind::kManaged) {
+    return error_of(api, {Code::kInvalidArgument,
+                          "an array of a program on a GPU does not lie in the memory of a GPU"});
+  }
+  where.device = pointer->device;
+  return nullptr;
+}
+
+// As start(), of arrays on a device. Results that take the place of what they are made of keep
+// that until finish_on_device() has them; other arrays may be overwritten by what comes next.
+xla::Error* start_on_device(xla::CallFrame* frame) {
+  if (answers(*frame)) return nullptr;
+  OnDevice where;
+  if (xla::Error* const error = look(*frame, frame->arguments, where); error) return error;
+  auto call = call_of(*frame);
+  if (!call.ok()) return error_of(*frame->api, call.status());
+  if (frame->results.size <= static_cast<int64_t>(call->call.buffers.size())) {
+    return error_of(*frame->api, defect("a program's call has fewer results than arrays"));
+  }
+  bool overwrites = false;
+  for (size_t i = 0; i < call->call.buffers.size(); ++i) {
+    worker::Buffer& buffer = call->call.buffers[i];
+    buffer.on_device = reinterpret_cast<device::Address>(std::exchange(buffer.send, nullptr));
+    const auto* const place = static_cast<const xla::Array*>(frame->results.values[i + 1]);
+    overwrites |= reinterpret_cast<device::Address>(place->data) != buffer.on_device;
+  }
+  const Status status = KeyedCalls::instance().start(std::move(*call), where.device, where.stream,
+                                                     overwrites);
+  return status.ok() ? nullptr : error_of(*frame->api, status);
+}
+
+// As finish(), of arrays on a device. It returns when all is queued: the program's stream goes on
+// when the results are there.
+xla::Error* finish_on_device(xla::CallFrame* frame) {
+  if (answers(*frame)) return nullptr;
+  OnDevice where;
+  if (xla::Error* const error = look(*frame, frame->results, where); error) return error;
+  Attributes attributes(frame->attributes);
+  const KeyedCalls::Key key(attributes.number<int64_t>("group"), attributes.text("key"));
+  std::vector<worker::Operation::Place> places;
+  const auto arrays = buffers_of(frame->results, 0, wire::Broadcast{});
+  if (!arrays.ok()) return error_of(*frame->api, arrays.status());
+  for (const worker::Buffer& one : *arrays) {
+    places.push_back({reinterpret_cast<device::Address>(one.send), one.array.bytes()});
+  }
+  const Status status = KeyedCalls::instance().finish(key, std::move(places), where.stream);
+  return status.ok() ? nullptr : error_of(*frame->api, status);
+}
+
 // Bytes, dtype, bytes of an element, shape.
 using Described = std::tuple<nb::object, std::string, size_t, std::vector<uint64_t>>;
 
@@ -319,6 +391,20 @@ void register_jax(nb::module_& module) {
   jax.def("handlers", [] {
     return std::make_tuple(nb::capsule(reinterpret_cast<void*>(&start)),
                            nb::capsule(reinterpret_cast<void*>(&finish)));
+  });
+  jax.def("device_handlers", [] {
+    return std::make_tuple(nb::capsule(reinterpret_cast<void*>(&start_on_device)),
+                           nb::capsule(reinterpret_cast<void*>(&finish_on_device)));
+  });
+  jax.def("settle", [](double seconds) { KeyedCalls::instance().settle(from_seconds(seconds)); },
+          "seconds"_a, Release());
+  jax.def("check", [] {
+    Status failed;
+    {
+      GilReleased release;
+      failed = KeyedCalls::instance().take_failure();
+    }
+    check(failed);
   });
   jax.def("attach", [](job::Job& job) { KeyedCalls::instance().attach(job); }, "job"_a,
           Release());

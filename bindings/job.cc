@@ -180,11 +180,13 @@ std::string place_of(const ArrayView& view) {
   return view.copier() ? concat("on GPU ", view.copier()->device().index()) : "in host memory";
 }
 
-// `arrays`: a list if `listed`; otherwise an array, or None if the kind takes none.
+// `arrays`: a list if `listed`; otherwise an array, or None if the kind takes none. `anywhere`: the
+// results of a list are taken by return_to(), so its arrays may be on a GPU.
 std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object arrays,
                                const std::string& name, double timeout, bool waits,
                                nb::handle group, nb::object into, bool listed,
-                               const std::string& agreement, nb::kwargs options) {
+                               const std::string& agreement, bool anywhere,
+                               nb::kwargs options) {
   worker::Call call;
   call.group = group_of(group);
   call.what = parse_kind(kind);
@@ -202,11 +204,11 @@ std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object arr
   const bool in_place = wire::is<wire::AllReduce>(call.what) ||
                         wire::is<wire::Broadcast>(call.what) ||
                         wire::is<wire::Receive>(call.what);
-  const bool anywhere = wire::is<wire::AllReduce>(call.what) ||
-                        wire::is<wire::Broadcast>(call.what);
+  const bool takes_devices = in_place && !wire::is<wire::Receive>(call.what);
   const auto add = [&](nb::handle array, const std::string& before) {
-    handle->views.push_back(anywhere ? ArrayView::anywhere(array, in_place, before)
-                                     : std::make_shared<ArrayView>(array, in_place, before));
+    handle->views.push_back(takes_devices || (listed && anywhere)
+                                ? ArrayView::anywhere(array, in_place, before)
+                                : std::make_shared<ArrayView>(array, in_place, before));
     const ArrayView& view = *handle->views.back();
     if (call.buffers.empty()) {
       call.copier = view.copier();
@@ -364,6 +366,42 @@ void take_back(Handle& handle, const std::vector<device::Stream>& streams, doubl
        [&operation] { return operation.check_device(); });
 }
 
+// Of a list on a device, complete: its results go to arrays there. With `waits` the host waits for
+// that; else the streams of their library do, and until then their memory must stay.
+void return_to(Handle& handle, const nb::list& outputs, bool waits, double seconds) {
+  Operation& operation = *handle.operation;
+  check(operation.status());
+  std::vector<Operation::Place> places;
+  std::vector<device::Stream> streams;
+  for (size_t i = 0; i < nb::len(outputs); ++i) {
+    const auto view = ArrayView::anywhere(outputs[i], true);
+    const size_t bytes = view->array().bytes();
+    const uint64_t expected =
+        i < handle.views.size()
+            ? operation.result_rows()[i] * handle.views[i]->array().row_bytes()
+            : 0;
+    if (view->copier() != operation.copier() || bytes != expected) {
+      raise({Code::kMismatch, concat("result ", i, " of ", handle.what, " has ", expected,
+                                     " bytes, and the array for it has ", bytes, " ",
+                                     place_of(*view))});
+    }
+    if (std::find(streams.begin(), streams.end(), view->stream()) == streams.end()) {
+      streams.push_back(view->stream());
+    }
+    places.push_back({reinterpret_cast<device::Address>(view->data()), bytes});
+  }
+  const auto there = std::make_shared<worker::Future>(operation.loop_of());
+  Status queued;
+  {
+    GilReleased release;
+    queued = operation.return_to(std::move(places), streams, [] {},
+                                 [there](const Status& status) { there->set(status); });
+  }
+  check(queued);
+  if (!waits) return;
+  wait(*there, seconds, handle.what, [&operation] { return operation.check_device(); });
+}
+
 void shut_down(Job& job) {
   {
     GilReleased release;
@@ -445,6 +483,8 @@ void register_job(nb::module_& module) {
            nb::arg("seconds") = 0.0)
       .def_prop_ro("comes_back", [](const Handle& h) { return h.operation->comes_back(); })
       .def("take_back", &take_back, nb::arg("streams"), nb::arg("seconds") = 0.0)
+      .def("return_to", &return_to, nb::arg("outputs"), nb::arg("waits"),
+           nb::arg("seconds") = 0.0)
       .def("done", [](const Handle& h) { return h.operation->done(); })
       .def("callbacks", [](const Handle& h) { return callbacks_of(*h.operation); })
       .def("call_when_done",
@@ -471,7 +511,7 @@ void register_job(nb::module_& module) {
                   "settings"_a)
       .def("submit", &submit, "kind"_a, "arrays"_a.none(), "name"_a, "timeout"_a = 0.0,
            "waits"_a = false, "group"_a = nb::none(), "into"_a.none() = nb::none(),
-           "listed"_a = false, "agreement"_a = "", "options"_a)
+           "listed"_a = false, "agreement"_a = "", "anywhere"_a = false, "options"_a)
       .def("form_group", &form_group, "ranks"_a, "name"_a, "timeout"_a = 0.0)
       .def("destroy_group",
            [](Job& job, nb::handle group) {

@@ -1,9 +1,18 @@
 #include "keyed.h"
 
+#include <chrono>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "bindings.h"
+#include "device/copiers.h"
 #include "plan/split.h"
 
 namespace herring::bindings {
 namespace {
+
+// The most executions of one place of a program whose results a device may not have yet.
+constexpr size_t kMostAhead = 2;
 
 // Returns the size of the results in bytes, as a program compiled for `rank` of `size` ranks
 // expects it.
@@ -15,6 +24,10 @@ uint64_t result_bytes(const worker::Call& call, uint32_t rank, uint32_t size) {
                  : one.array.bytes();
   }
   return wire::is<wire::AllGather>(call.what) ? bytes * size : bytes;
+}
+
+Status has_ended(const KeyedCalls::Key& key) {
+  return {Code::kShutdown, concat("the job in which '", key.second, "' was started has ended")};
 }
 
 uint64_t bytes_of(const std::vector<wire::Array>& arrays) {
@@ -36,6 +49,7 @@ void KeyedCalls::attach(job::Job& job) {
   groups_.clear();
   std::lock_guard calls(mutex_);
   executions_.clear();
+  failure_ = {};
 }
 
 void KeyedCalls::detach() {
@@ -102,14 +116,18 @@ Status KeyedCalls::start(KeyedCall call) {
   const wire::Collective what = call.call.what;
   call.call.group = group;
   call.call.list = true;
-  Status status = call.refusal.empty() ? enter(key) : Status(Code::kInvalidArgument, call.refusal);
+  const Status failure = call.failure;
+  Status status = !failure.ok()          ? failure
+                  : call.refusal.empty() ? enter(key)
+                                         : Status(Code::kInvalidArgument, call.refusal);
   if (status.ok()) {
     status = submit(key, call);
     if (status.ok()) return status;
     std::lock_guard calls(mutex_);
     running_.erase(key);
   }
-  if (status.code() == Code::kInvalidArgument || status.code() == Code::kInternal) {
+  if (!failure.ok() || status.code() == Code::kInvalidArgument ||
+      status.code() == Code::kInternal) {
     job_->engine().refuse(group, what, name, status.message());
   }
   return status;
@@ -129,19 +147,17 @@ Status KeyedCalls::submit(const Key& key, KeyedCall& call) {
   return {};
 }
 
+std::shared_ptr<worker::Operation> KeyedCalls::claim(const Key& key) {
+  std::lock_guard calls(mutex_);
+  const auto found = running_.find(key);
+  if (found == running_.end() || std::exchange(found->second.claimed, true)) return nullptr;
+  return found->second.operation;
+}
+
 void KeyedCalls::finish(const Key& key, std::vector<char*> places, Done done) {
-  std::shared_ptr<worker::Operation> operation;
-  {
-    std::lock_guard calls(mutex_);
-    const auto found = running_.find(key);
-    if (found != running_.end() && !std::exchange(found->second.claimed, true)) {
-      operation = found->second.operation;
-    }
-  }
+  const std::shared_ptr<worker::Operation> operation = claim(key);
   if (operation == nullptr) {
-    return Continuations::shared().put([key = key.second, done = std::move(done)] {
-      done({Code::kShutdown, concat("the job in which '", key, "' was started has ended")});
-    });
+    return Continuations::shared().put([key, done = std::move(done)] { done(has_ended(key)); });
   }
   worker::Future& future = *operation;
   future.then(worker::Where::kThread, [this, key, operation = std::move(operation),
@@ -154,6 +170,106 @@ void KeyedCalls::finish(const Key& key, std::vector<char*> places, Done done) {
     }
     done(status);
   });
+}
+
+Result<std::shared_ptr<device::Copier>> KeyedCalls::copier_of(int device) {
+  std::lock_guard lock(copiers_mutex_);
+  std::shared_ptr<device::Copier>& copier = copiers_[device];
+  if (copier == nullptr) {
+    auto made = device::own_copier(device);
+    if (!made.ok()) return made.status();
+    copier = *made;
+  }
+  return copier;
+}
+
+Status KeyedCalls::start(KeyedCall call, int device, device::Stream stream, bool overwrites) {
+  const Key key(call.group, call.key);
+  auto copier = copier_of(device);
+  call.failure = await_returns(key, kMostAhead - 1);
+  if (call.failure.ok()) call.failure = take_failure();
+  if (call.failure.ok()) call.failure = copier.status();
+  if (call.failure.ok()) {
+    call.call.copier = *copier;
+    call.call.streams = {stream};
+  }
+  HERRING_RETURN_IF_ERROR(start(std::move(call)));
+  return overwrites ? (*copier)->join_out(stream) : Status();
+}
+
+Status KeyedCalls::await_returns(const Key& key, size_t most) {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    const auto found = returning_.find(key);
+    if (found == returning_.end() || found->second.size() <= most) return {};
+    const std::shared_ptr<worker::Operation> first = found->second.front();
+    // The device may never come to what has failed.
+    if (first->done() && !first->status().ok()) return first->status();
+    changed_.wait_for(lock, std::chrono::milliseconds(100));
+    lock.unlock();
+    static_cast<void>(first->check_device());
+    lock.lock();
+  }
+}
+
+Status KeyedCalls::finish(const Key& key, std::vector<worker::Operation::Place> places,
+                          device::Stream stream) {
+  HERRING_RETURN_IF_ERROR(take_failure());
+  const std::shared_ptr<worker::Operation> operation = claim(key);
+  if (operation == nullptr) return has_ended(key);
+  {
+    // The host may come to the next execution before the device has come to this one.
+    std::lock_guard lock(mutex_);
+    running_.erase(key);
+    returning_[key].push_back(operation);
+  }
+  Status queued = operation->return_to(
+      std::move(places), {stream},
+      [this, key, operation] { note_failure(key, *operation, operation->status()); },
+      [this, key, operation](const Status& there) {
+        note_failure(key, *operation, there);
+        returned(key, operation);
+      });
+  if (!queued.ok()) {
+    returned(key, operation);
+    return queued;
+  }
+  return {};
+}
+
+void KeyedCalls::note_failure(const Key& key, const worker::Operation& operation,
+                              const Status& why) {
+  if (why.ok()) return;
+  log(LogLevel::kError, "'", key.second, "': the results on GPU ",
+      operation.copier()->device().index(), " are undefined (NaN in floats): ",
+      class_of(why.code()), ": ", why.message());
+  std::lock_guard lock(mutex_);
+  if (failure_.ok()) failure_ = why;
+}
+
+void KeyedCalls::returned(const Key& key, const std::shared_ptr<worker::Operation>& operation) {
+  std::lock_guard lock(mutex_);
+  const auto found = returning_.find(key);
+  std::erase(found->second, operation);
+  if (found->second.empty()) returning_.erase(found);
+  changed_.notify_all();
+}
+
+Status KeyedCalls::take_failure() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(failure_, {});
+}
+
+void KeyedCalls::settle(Nanos patience) {
+  const Nanos deadline = monotonic_now() + patience;
+  std::unique_lock lock(mutex_);
+  while (!returning_.empty() && monotonic_now() < deadline) {
+    const std::shared_ptr<worker::Operation> first = returning_.begin()->second.front();
+    changed_.wait_for(lock, std::chrono::milliseconds(100));
+    lock.unlock();
+    static_cast<void>(first->check_device());
+    lock.lock();
+  }
 }
 
 }  // namespace herring::bindings

@@ -3,7 +3,9 @@
 // in whatever order the program's runtime executes its keys.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -13,7 +15,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/status.h"
+#include "device/copier.h"
 #include "job/job.h"
 
 namespace herring::bindings {
@@ -23,12 +27,18 @@ struct KeyedCall {
   int64_t group = 0;            // number from KeyedCalls::add_group; 0: all ranks
   worker::Call call;            // of a list, without its name and group
   std::string refusal;          // not empty: this rank refuses the call and tells all ranks why
+  Status failure;               // with a refusal: what start() returns
   std::vector<wire::Array> results;
 };
 
 // A call has two parts. start() takes the inputs and returns; finish() takes the results. So if a
 // program starts its calls in the same order on all ranks, no call waits for another. This holds
 // even if the runtime does one thing after the other.
+//
+// Arrays on a device take the same two steps, in the order of the stream in which the program runs.
+// The program's kernels run while bytes move, and the host waits for nothing. So an operation may
+// fail after its results were promised. Its results are then NaN (see Operation::return_to()), the
+// failure is logged, and the next call on a device returns it.
 class KeyedCalls {
  public:
   // Called once, on a thread that may block.
@@ -54,6 +64,19 @@ class KeyedCalls {
   // until `done` is called. Any thread, without the GIL.
   void finish(const Key& key, std::vector<char*> places, Done done);
 
+  // The same two for arrays on a device. Threads that may call its driver, without the GIL. The
+  // call's buffers lie there, and `stream` makes them. With `overwrites`, what is queued in the
+  // stream from now on may overwrite them. May wait until an earlier execution of this key has its
+  // results, so that a host that runs ahead of its device does not take ever more memory.
+  Status start(KeyedCall call, int device, device::Stream stream, bool overwrites);
+  // The places are in use until what is queued in `stream` now is through.
+  Status finish(const Key& key, std::vector<worker::Operation::Place> places,
+                device::Stream stream);
+  // Waits until the results of all executions are on their devices, but no longer than this.
+  void settle(Nanos patience);
+  // Why results on a device are not there, if nobody was told; once.
+  Status take_failure();
+
  private:
   struct Executions {
     uint32_t joins = 0;  // of the group, at the time of counting
@@ -71,6 +94,13 @@ class KeyedCalls {
   std::string next_name(const Key& key, const worker::Group& group);
   // Returns an error if the last execution is still in flight.
   Status enter(const Key& key);
+  std::shared_ptr<worker::Operation> claim(const Key& key);
+  // The device's, which all calls of programs share.
+  Result<std::shared_ptr<device::Copier>> copier_of(int device);
+  // Waits until at most so many executions of the key are on their way back to a device.
+  Status await_returns(const Key& key, size_t most);
+  void returned(const Key& key, const std::shared_ptr<worker::Operation>& operation);
+  void note_failure(const Key& key, const worker::Operation& operation, const Status& why);
   Status submit(const Key& key, KeyedCall& call);
 
   std::shared_mutex attached_;      // held shared while a call is started
@@ -81,6 +111,13 @@ class KeyedCalls {
   std::mutex mutex_;  // guards what follows
   std::map<Key, Executions> executions_;
   std::map<Key, Running> running_;
+  std::condition_variable changed_;
+  // Operations whose results are on their way back to a device, the first one first.
+  std::map<Key, std::deque<std::shared_ptr<worker::Operation>>> returning_;
+  Status failure_;
+
+  std::mutex copiers_mutex_;
+  std::map<int, std::shared_ptr<device::Copier>> copiers_;  // by device; guarded by copiers_mutex_
 };
 
 }  // namespace herring::bindings

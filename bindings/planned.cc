@@ -46,11 +46,14 @@ struct PlanHandle {
 
   ~PlanHandle() {
     const bool shared = rounds && rounds->may_be_written();
+    bool through = true;
     {
       GilReleased release;  // copies may still be on their way
+      if (rounds) through = rounds->end();
       rounds.reset();
     }
-    keep_for_a_while(shared ? std::move(arenas) : Arenas());
+    if (!through) static_cast<void>(new Arenas(std::move(arenas)));  // the GPU may still use them
+    keep_for_a_while(shared && through ? std::move(arenas) : Arenas());
   }
   PlanHandle(nb::object job) : job(std::move(job)) {}
   PlanHandle(PlanHandle&&) = default;

@@ -141,6 +141,14 @@ struct FutureSetError {
   Error* error;  // owned by the runtime from now on
 };
 
+// Asks for the stream in which a program runs on its device.
+struct StreamGet {
+  size_t struct_size;
+  Extension* extensions;
+  void* context;
+  void* stream;  // out
+};
+
 // The functions of the runtime. Functions that are not called here are untyped pointers.
 struct Api {
   size_t struct_size;
@@ -152,7 +160,7 @@ struct Api {
   void* error_get_message;
   void (*error_destroy)(ErrorDestroy*);
   void* handler_register;
-  void* stream_get;
+  Error* (*stream_get)(StreamGet*);
   void* type_register;
   void* context_get;
   void* state_set;

@@ -1,5 +1,6 @@
-// What a kernel of a device combines, as reduce::combine() does on the host: as many bits, in the
-// same tree, in any of its dtypes. Both structs lie in memory as in cuda/kernels.cu.
+// What one kernel of a device combines. The kernel computes what reduce::combine() computes on the
+// host: the same tree, the same bits, in any of its dtypes. cuda/kernels.cu has both structs with
+// the same memory layout.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +10,8 @@ namespace herring::device {
 
 inline constexpr size_t kMostSources = 8;  // reduce::kTreeGroup
 
-// What is known only when the kernel begins. A cache line, so that those of two kernels do not
-// disturb each other.
+// The parameters that are known only when the kernel begins. The struct fills a cache line, so that
+// the commands of two kernels do not disturb each other.
 struct alignas(64) Command {
   uint32_t stop = 0;       // not 0: the kernel touches nothing
   uint32_t active = 0;     // bit i: source i counts; none: the targets get zeros

@@ -4,10 +4,12 @@
 #include <chrono>
 #include <thread>
 
+#include "base/log.h"
+
 namespace herring::device {
 namespace {
 
-// So that a stream's other copies, and those of other streams, get their turn.
+// Copies are cut into pieces, so that other copies get their turn.
 constexpr size_t kPiece = size_t{4} << 20;
 constexpr auto kLongestRest = std::chrono::microseconds(2000);
 
@@ -29,7 +31,7 @@ Result<std::shared_ptr<Copier>> Copier::create(Flags& flags, Watcher& watcher) {
                   concat("GPU ", device.index(), " (", device.properties().name,
                          ") has no memory operations on streams"));
   }
-  // Before anything is queued: what has been could not be taken back.
+  // The thread is started before anything is queued, because queued work cannot be taken back.
   watcher.start();
   std::shared_ptr<Copier> copier(new Copier(flags, watcher));
   HERRING_RETURN_IF_ERROR(copier->open());
@@ -52,27 +54,31 @@ Status Copier::open() {
     if (!taken.ok()) return taken.status();
     *flag = *taken;
   }
-  outs_ = is_out_.word->load();  // where whoever had them before has left them
+  outs_ = is_out_.word->load();  // flags keep the value of their previous user
   backs_ = is_back_.word->load();
   return {};
 }
 
 Copier::~Copier() {
   const bool open = is_back_.word != nullptr;
-  const Status lost = open ? drain() : Status();
+  const Status lost = open ? drain(monotonic_now() + kPatience) : Status();
+  if (lost.code() == Code::kTimeout) {
+    log(LogLevel::kWarning, lost.message(), "; its streams are left to the driver");
+    return;
+  }
   for (const Stream stream : {out_, back_, sums_stream_, results_}) {
     if (stream != 0) device_.destroy_stream(stream);
   }
   for (const Event event : {produced_, consumed_, returned_, combined_}) {
     if (event != 0) device_.destroy_event(event);
   }
-  // One that is lost may still write to its flags.
+  // A device that is lost may still write to its flags, so nobody else gets them.
   for (const Flag& flag : {is_out_, is_back_, is_combined_}) {
     if (flag.word != nullptr && lost.ok()) flags_.give_back(flag);
   }
 }
 
-// With the lock.
+// The caller holds the lock.
 Status Copier::open_sums() {
   if (is_combined_.word != nullptr) return {};
   for (Stream* stream : {&sums_stream_, &results_}) {
@@ -180,16 +186,21 @@ Status Copier::follow(Stream consumer, bool out_too) {
   return device_.wait(back_, consumed_);
 }
 
-void Copier::settle_out() {
-  static_cast<void>(device_.synchronize(out_));
-  if (check().ok()) watcher_.settle(is_out_);
+bool Copier::settle_out(Nanos deadline) {
+  const Result<bool> idle = idle_by(deadline, {out_});
+  if (idle.ok() && *idle) watcher_.settle(is_out_);
+  return !idle.ok() || *idle;
 }
 
-Status Copier::join(Stream consumer) {
-  HERRING_RETURN_IF_ERROR(device_.check_not_capturing(consumer));
+Status Copier::join(Stream consumer) { return join(back_, consumer); }
+
+Status Copier::join_out(Stream producer) { return join(out_, producer); }
+
+Status Copier::join(Stream stream, Stream follower) {
+  HERRING_RETURN_IF_ERROR(device_.check_not_capturing(follower));
   std::lock_guard lock(mutex_);
-  HERRING_RETURN_IF_ERROR(device_.record(returned_, back_));
-  return device_.wait(consumer, returned_);
+  HERRING_RETURN_IF_ERROR(device_.record(returned_, stream));
+  return device_.wait(follower, returned_);
 }
 
 Status Copier::combine_when(Flag flag, uint32_t value, const Sum& sum, Watcher::Then then) {
@@ -200,7 +211,7 @@ Status Copier::combine_when(Flag flag, uint32_t value, const Sum& sum, Watcher::
   return queued;
 }
 
-// Of two sums one may be copied in while the other is copied out.
+// A separate stream for results lets one sum be copied in while another is copied out.
 Status Copier::queue_sum(Flag flag, uint32_t value, const Sum& sum) {
   HERRING_RETURN_IF_ERROR(device_.wait_word(flag.address, value, sums_stream_));
   HERRING_RETURN_IF_ERROR(queue_back(sum.in, sums_stream_));
@@ -212,36 +223,32 @@ Status Copier::queue_sum(Flag flag, uint32_t value, const Sum& sum) {
   return device_.write_word(is_combined_.address, sums_ + 1, results_);
 }
 
-Status Copier::drain() {
-  std::vector<Stream> streams;
+Status Copier::drain(Nanos deadline) {
+  const Result<bool> idle = idle_by(deadline, all_streams());
+  if (!idle.ok()) return idle.status();
+  if (!*idle) {
+    return {Code::kTimeout, concat("GPU ", device_.index(), " has not come to copies that were "
+                                   "queued: a kernel before them does not end, or waits for "
+                                   "another rank")};
+  }
   std::vector<Flag> flags;
   {
     std::lock_guard lock(mutex_);
-    streams = this->streams();
     flags = flags_in_use();
   }
-  Status failed;
-  for (const Stream stream : streams) {
-    if (Status through = device_.synchronize(stream); !through.ok()) failed = through;
-  }
-  HERRING_RETURN_IF_ERROR(check());
   for (const Flag& flag : flags) watcher_.settle(flag);
-  return failed;
+  return {};
 }
 
 Status Copier::check() {
   Status lost;
-  std::vector<Flag> flags;
   {
     std::lock_guard lock(mutex_);
-    flags = flags_in_use();
     for (const Stream stream : streams()) {
       if (auto idle = device_.idle(stream); !idle.ok() && lost.ok()) lost = idle.status();
     }
   }
-  if (lost.ok()) return lost;
-  for (const Flag& flag : flags) watcher_.give_up(flag, lost);
-  return lost;
+  return lost.ok() ? lost : lose(lost);
 }
 
 bool Copier::is_idle() {
@@ -257,15 +264,35 @@ void Copier::while_idle(const std::function<void()>& call) {
 }
 
 bool Copier::await_idle(Nanos deadline) {
+  const Result<bool> idle = idle_by(deadline, all_streams());
+  return !idle.ok() || *idle;
+}
+
+Result<bool> Copier::idle_by(Nanos deadline, const std::vector<Stream>& streams) {
   for (auto rest = std::chrono::microseconds(50);; rest = std::min(2 * rest, kLongestRest)) {
-    if (!check().ok()) return true;
-    {
-      std::lock_guard lock(mutex_);
-      if (is_idle()) return true;
+    Result<bool> idle = true;
+    for (const Stream stream : streams) {
+      if (idle.ok() && *idle) idle = device_.idle(stream);
     }
-    if (monotonic_now() >= deadline) return false;
+    if (!idle.ok()) return lose(idle.status());
+    if (*idle || monotonic_now() >= deadline) return *idle;
     std::this_thread::sleep_for(rest);
   }
+}
+
+Status Copier::lose(const Status& why) {
+  std::vector<Flag> flags;
+  {
+    std::lock_guard lock(mutex_);
+    flags = flags_in_use();
+  }
+  for (const Flag& flag : flags) watcher_.give_up(flag, why);
+  return why;
+}
+
+std::vector<Stream> Copier::all_streams() {
+  std::lock_guard lock(mutex_);
+  return streams();
 }
 
 }  // namespace herring::device

@@ -1,9 +1,9 @@
-// The way of bytes out of a device and back: queued by threads of the user's, made by the device's
-// copy engines, and heard of by flags. So nobody waits for a device but other streams of its.
+// How bytes leave a device and come back. User threads queue the copies, the device's copy engines
+// make them, and flags tell when they are done. So only streams of the device wait for the device.
 //
-// The copies out of all calls follow one another in one stream, those back in another; the two
-// directions of the link are busy at the same time. What waits for a flag holds up what comes back
-// later: so whatever may be in another order on another rank has a copier of its own.
+// All copies out share one stream, and all copies back share another, so that both directions of
+// the link are busy at the same time. A copy back that waits for a flag holds up the copies back
+// behind it. So callers whose order may differ between ranks need a copier each.
 #pragma once
 
 #include <cstddef>
@@ -21,52 +21,58 @@
 
 namespace herring::device {
 
-// Bytes at both ends of a copy.
+// The two ends of a copy.
 struct Copy {
   Address device = 0;
   char* host = nullptr;
   size_t bytes = 0;
 };
 
-// Calls are made by threads of the user's. kDevice: what the driver says; then all that was queued
-// is through.
+// User threads make these calls. A kDevice error carries the driver's message; everything that was
+// queued is then through.
 class Copier {
  public:
-  // Both outlive it, and whatever waits for one of the flags.
+  // `flags` and `watcher` must outlive the copier, and whatever waits for one of the flags.
   static Result<std::shared_ptr<Copier>> create(Flags& flags, Watcher& watcher);
-  // Waits as drain().
+  // Waits for copies as drain() does, for kPatience. If some are still on their way then, the
+  // driver keeps its streams, and its flags are never used again; that is logged.
   ~Copier();
   Copier(const Copier&) = delete;
   Copier& operator=(const Copier&) = delete;
 
   Device& device() const { return device_; }
   Flags& flags() { return flags_; }
-  // Where host memory for its copies is best: a NUMA node; -1: anywhere.
+  // The NUMA node on which host memory for the copies should lie; -1: any.
   int memory_node() const { return memory_node_; }
-  // For producers that can be made to wait themselves: what they have put before this.
+  // The stream of the copies out, for producers that can make this stream wait for them themselves.
   Stream out_stream() const { return out_; }
 
-  // Copies out what the producers have made when all is through that is queued there now, then
-  // calls `then` on the watcher's thread. Until then both ends stay.
+  // Copies out when everything that is queued in the `producers` streams now is through, then calls
+  // `then` on the watcher's thread. Until then the memory at both ends must stay.
   Status out(const std::vector<Stream>& producers, const std::vector<Copy>& copies,
              Watcher::Then then);
-  // Copies back at once.
+  // Copies back without waiting for a flag.
   Status back(const std::vector<Copy>& copies);
-  // Copies back once the flag has the value; until then it also holds up what comes back later.
+  // Copies back when the flag has reached the value. Until then later copies back wait, too.
   Status back_when(Flag flag, uint32_t value, const std::vector<Copy>& copies);
-  // Calls `then` on the watcher's thread when all that was to come back until now is there; so long
-  // the memory that it comes from stays.
+  // Calls `then` on the watcher's thread when all copies back that are queued now are done. Until
+  // then their host memory must stay.
   Status when_back(Watcher::Then then);
-  // What is queued in `consumer` from now on comes after all that was to come back.
+  // Makes what is queued in `consumer` from now on wait for all copies back that are queued now.
   Status join(Stream consumer);
-  // Copies back come after all that is queued in `consumer` now; with `out_too` those out as well.
+  // Makes what is queued in `producer` from now on wait for all copies out that are queued now, so
+  // that it may overwrite what they read.
+  Status join_out(Stream producer);
+  // Makes later copies back wait for all that is queued in `consumer` now, and with `out_too` later
+  // copies out as well.
   Status follow(Stream consumer, bool out_too = false);
-  // Waits until what was to be copied out is there, and that was told.
-  void settle_out();
+  // Waits until the copies out that are queued are done and their callbacks have returned, but not
+  // beyond the deadline. Returns false if they are not.
+  bool settle_out(Nanos deadline);
 
-  // Once the flag has the value, copies in, combines, copies out and calls `then` on the watcher's
-  // thread: in streams of their own, where each of the three follows what came before it. Until
-  // then the flag holds up what is to be combined later, and all of it stays where it is.
+  // When the flag has reached the value, copies in, combines, copies out, and calls `then` on the
+  // watcher's thread. Each of the three steps has a stream of its own. Until the flag has the
+  // value, later sums wait. All memory must stay until `then` is called.
   struct Sum {
     std::vector<Copy> in, out;
     Kernel kernel = 0;
@@ -75,16 +81,23 @@ class Copier {
   };
   Status combine_when(Flag flag, uint32_t value, const Sum& sum, Watcher::Then then);
 
-  // Waits until no copy is on its way, and all was told. What back_when() waits for must come by
-  // itself. An error that the device is in.
-  Status drain();
-  // Waits until no copy is on its way, but no longer. An error of the device counts as none.
+  // How long an object that ends waits for its device.
+  static constexpr Nanos kPatience = 5 * kSecond;
+
+  // Waits until no copy is under way and all callbacks have returned, but not beyond the deadline.
+  // The flags of back_when() must be set by others. Returns kTimeout if copies are still under way:
+  // the memory at both their ends must then stay. Returns kDevice if the device is in an error:
+  // nothing is under way any more.
+  Status drain(Nanos deadline);
+  // Waits until no copy is under way, but not beyond the deadline. Returns whether that is so; a
+  // device in an error has no copies under way.
   bool await_idle(Nanos deadline);
-  // An error that the device is in, without waiting for it. What is expected is then told of it.
+  // Returns an error that the device is in, without waiting. All expected callbacks are then called
+  // with the error.
   Status check();
 
-  // Calls it if no copy is on its way, and none begins meanwhile. An error of the device counts as
-  // one that is.
+  // Runs `call` if no copy is under way, and holds up new ones meanwhile. A device in an error
+  // counts as busy.
   void while_idle(const std::function<void()>& call);
 
  private:
@@ -94,15 +107,22 @@ class Copier {
   Status open();
   Status open_sums();
   std::vector<Stream> streams() const;
+  std::vector<Stream> all_streams();  // takes the lock
   std::vector<Flag> flags_in_use() const;
   Status queue_out(const std::vector<Stream>& producers, const std::vector<Copy>& copies);
   Status queue_out(const std::vector<Copy>& copies, Stream stream);
   Status queue_back(const std::vector<Copy>& copies, Stream stream);
   Status queue_sum(Flag flag, uint32_t value, const Sum& sum);
-  // With the lock.
+  // The caller holds the lock.
   bool is_idle();
-  // Of what was queued before something failed, nothing reaches the host's memory any more.
+  // Waits until the streams are empty, but not beyond the deadline, and returns whether they are.
+  // Returns an error that the device is in, after telling it to all expected callbacks.
+  Result<bool> idle_by(Nanos deadline, const std::vector<Stream>& streams);
+  Status lose(const Status& why);
+  // Waits until nothing that was queued in the stream before the failure reaches host memory any
+  // more.
   Status give_up(Stream stream, const Status& why);
+  Status join(Stream stream, Stream follower);
 
   Device& device_;
   Watcher& watcher_;
@@ -110,10 +130,10 @@ class Copier {
   const int memory_node_;
   std::mutex mutex_;  // guards what follows, and the order of what is queued
   Stream out_ = 0, back_ = 0;
-  Stream sums_stream_ = 0, results_ = 0;  // made when they are needed
+  Stream sums_stream_ = 0, results_ = 0;  // created at the first sum
   Event combined_ = 0;
   Event produced_ = 0, consumed_ = 0, returned_ = 0;
-  // They count the calls of out(), when_back() and combine_when().
+  // The values of these flags count the calls of out(), when_back() and combine_when().
   Flag is_out_, is_back_, is_combined_;
   uint32_t outs_ = 0, backs_ = 0, sums_ = 0;
 };

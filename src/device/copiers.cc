@@ -16,8 +16,8 @@
 namespace herring::device {
 namespace {
 
-constexpr Nanos kPatience = 5 * kSecond;
-// Whether streams are idle, where a kernel has to be loaded.
+// How often, and at which interval, it is checked whether streams are idle before a kernel is
+// loaded.
 constexpr int kLooks = 10;
 constexpr auto kBetweenLooks = std::chrono::microseconds(200);
 
@@ -27,7 +27,7 @@ struct OfDevice {
   std::shared_ptr<Copier> shared;
   std::vector<std::weak_ptr<Copier>> own;
   std::vector<std::shared_ptr<Relay>> relays;
-  std::map<std::pair<DType, ReduceOp>, Kernel> kernels;  // that were tried
+  std::map<std::pair<DType, ReduceOp>, Kernel> kernels;  // that have run once
 };
 
 class Copiers {
@@ -38,7 +38,7 @@ class Copiers {
   }
 
   Result<std::shared_ptr<Copier>> shared(int index) {
-    auto all = platform();  // before the lock, which a forked child may never get
+    auto all = platform();  // before locking: in a forked child the lock may be held for ever
     if (!all.ok()) return all.status();
     std::lock_guard lock(mutex_);
     auto device = of(**all, index);
@@ -70,7 +70,7 @@ class Copiers {
     auto found = of(**all, index);
     if (!found.ok()) return found.status();
     OfDevice& device = **found;
-    // What is lost goes when nobody has it any more.
+    // A lost relay is dropped when nobody uses it any more.
     std::erase_if(device.relays, [](const auto& one) { return one->is_lost(); });
     std::shared_ptr<Relay> relay;
     for (const auto& one : device.relays) {
@@ -93,7 +93,9 @@ class Copiers {
     std::lock_guard lock(mutex_);
     auto device = of(**all, copier.device().index());
     if (!device.ok()) return device.status();
-    HERRING_RETURN_IF_ERROR(copier.drain());
+    const Status idle = copier.drain(monotonic_now() + Copier::kPatience);
+    if (idle.code() == Code::kTimeout) return Kernel{0};
+    HERRING_RETURN_IF_ERROR(idle);
     auto relay = Relay::create((*device)->flags, Watcher::shared());
     if (!relay.ok()) return relay.status();
     return ready(**device, **relay, dtype, op);
@@ -106,14 +108,12 @@ class Copiers {
   }
 
   void drain() {
-    if (generation_ != fork_generation()) return;  // what is on its way is the parent's
+    if (generation_ != fork_generation()) return;  // copies under way belong to the parent
     std::lock_guard lock(mutex_);
-    const Nanos deadline = monotonic_now() + kPatience;
+    const Nanos deadline = monotonic_now() + Copier::kPatience;
     for (const auto& [index, device] : devices_) {
       if (device->shared == nullptr) continue;
-      if (device->shared->await_idle(deadline)) {
-        static_cast<void>(device->shared->drain());
-      } else {
+      if (device->shared->drain(deadline).code() == Code::kTimeout) {
         log(LogLevel::kWarning, "GPU ", index, " has not come to copies of calls that have ended; "
             "it is not waited for any longer");
       }
@@ -130,11 +130,12 @@ class Copiers {
     return one.get();
   }
 
-  // 0: not now.
+  // Returns 0 if the kernel cannot be loaded now.
   Result<Kernel> ready(OfDevice& device, Relay& relay, DType dtype, ReduceOp op) {
     if (op == ReduceOp::kAverage) op = ReduceOp::kSum;  // the same kernel
     for (int i = 0; i < kLooks && !device.kernels.contains({dtype, op}); ++i) {
-      // A stream whose last word has been seen is idle for its driver a moment later.
+      // After a stream's last word is visible, the driver needs a moment to report the stream as
+      // idle.
       if (i > 0) std::this_thread::sleep_for(kBetweenLooks);
       Status loaded;
       while_nobody_waits([&] { loaded = load(device, relay, dtype, op); });
@@ -152,7 +153,7 @@ class Copiers {
     return {};
   }
 
-  // If that waits for nothing.
+  // Unmaps only if that waits for nothing.
   void unmap() {
     if (!any_to_unmap()) return;
     std::vector<std::shared_ptr<Copier>> shared;
@@ -162,7 +163,7 @@ class Copiers {
     while_nobody_waits([&] { while_all_idle(shared, 0, unmap_left); });
   }
 
-  // If no stream of ours waits for other ranks; none begins to meanwhile.
+  // Runs `call` if no stream of this process waits for other ranks; none begins to wait meanwhile.
   void while_nobody_waits(const std::function<void()>& call) {
     std::vector<std::shared_ptr<Copier>> copiers;
     std::vector<std::shared_ptr<Relay>> relays;
@@ -171,7 +172,7 @@ class Copiers {
       for (const auto& one : device->own) {
         if (auto copier = one.lock()) copiers.push_back(std::move(copier));
       }
-      // Nobody else begins anything with one that nobody has.
+      // A relay that nobody holds cannot be used by anybody else.
       for (const auto& one : device->relays) {
         if (one.use_count() > 1) relays.push_back(one);
       }

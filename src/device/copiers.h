@@ -1,5 +1,5 @@
-// The copiers and relays of this process. Flags, the thread that watches them, and what says who
-// copies, are never destroyed: a driver may end before they would be.
+// The copiers and relays of this process. The flags, the thread that watches them, and the list of
+// copiers are never destroyed, because a driver may end before static objects do.
 #pragma once
 
 #include <memory>
@@ -9,31 +9,33 @@
 
 namespace herring::device {
 
-// For calls that wait for nobody on the device. One for all that this process does there. On a
-// thread that may call the driver; so is all that follows.
+// Returns the copier that all calls of this process share which wait for no other rank on the
+// device. This function and all that follow run on a thread that may call the driver.
 Result<std::shared_ptr<Copier>> shared_copier(int device);
-// For copies that wait for other ranks, in an order of their own.
+// Returns a new copier, for copies that wait for other ranks in an order of their own.
 Result<std::shared_ptr<Copier>> own_copier(int device);
 
-// A relay for one array at a time, and the kernel that takes its sums, which is loaded.
+// A relay for one array at a time, and the loaded kernel that computes its sums.
 struct Taken {
-  std::shared_ptr<Relay> relay;  // null: not now
+  std::shared_ptr<Relay> relay;  // null: none is available now
   Kernel kernel = 0;
 };
-// The caller lets go of the relay when it is through. Null where kMostRelays are taken, or where
-// the kernel would have to be loaded while streams wait for other ranks: a driver may load nothing
-// before all streams are idle. kConfiguration: there is no compiler for the kernel.
-inline constexpr size_t kMostRelays = 2;  // of a device; its streams share a few queues
+// Returns a relay, which the caller drops when the relay is through. The relay is null if
+// kMostRelays are taken, or if the kernel would have to be loaded while streams wait for other
+// ranks: a driver may load nothing before all streams are idle. Returns kConfiguration if there is
+// no compiler for the kernel.
+inline constexpr size_t kMostRelays = 2;  // per device, whose streams share few queues
 Result<Taken> take_relay(int device, DType dtype, ReduceOp op);
 
-// A kernel that is loaded; 0 where it would have to be while streams wait for other ranks. What the
-// copier has queued waits for none of them. kConfiguration: there is no compiler for it.
+// Returns a loaded kernel. Returns 0 if the kernel would have to be loaded while streams wait for
+// other ranks, or before what the copier has queued is through. What the copier has queued must not
+// wait for other ranks. Returns kConfiguration if there is no compiler for the kernel.
 Result<Kernel> ready_kernel(Copier& copier, DType dtype, ReduceOp op);
 
-// Unmaps what was left to be, if that waits for nothing now.
+// Unmaps the memory that was left to be unmapped, if unmapping would not wait for anything now.
 void unmap_if_idle();
-// Waits until nothing is on its way any more in any of the shared ones: for some seconds, for a
-// device may never come to it. What is on its way keeps the memory at both its ends.
+// Waits until no shared copier has copies under way, for at most Copier::kPatience, because a
+// device may hang. The copies keep the memory at both their ends.
 void drain_shared_copiers();
 
 }  // namespace herring::device

@@ -10,7 +10,7 @@ Result<Platform*> platform() {
     uint32_t generation = fork_generation();
     Result<std::unique_ptr<Platform>> platform = cuda::load();
   };
-  // Never destroyed: the driver itself may end before it.
+  // Never destroyed, because the driver may end before static objects do.
   static auto* const loaded = new Loaded;
   if (!loaded->platform.ok()) return loaded->platform.status();
   if (loaded->generation != fork_generation()) {

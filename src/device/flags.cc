@@ -34,7 +34,8 @@ Result<Flag> Flags::take() {
     if (page == MAP_FAILED) {
       return Status(Code::kInternal, concat("no memory for flags: ", std::strerror(errno)));
     }
-    // A forked child would make the page a copy, of which the device knows nothing.
+    // Without this a fork would turn the page into copies, and the device would keep using one of
+    // them only.
     ::madvise(page, bytes, MADV_DONTFORK);
     place_near(near_node(device_.properties()), page, bytes);
     Status known = platform_.register_host(page, bytes);

@@ -1,5 +1,5 @@
-// Words in host memory by which a stream of a device and the threads that move bytes tell each
-// other how far they are, a cache line each.
+// Words in host memory through which a stream of a device and the threads that move bytes tell each
+// other their progress. Each word has a cache line of its own.
 #pragma once
 
 #include <atomic>
@@ -12,34 +12,35 @@
 
 namespace herring::device {
 
-// Whether a word that only grows, and may have come round, has reached a value. Devices compare
-// alike.
+// Returns whether a word that only grows, and may wrap around, has reached a value. Devices compare
+// in the same way.
 inline bool reached(uint32_t word, uint32_t value) {
   return static_cast<int32_t>(word - value) >= 0;
 }
 
 struct Flag {
   std::atomic<uint32_t>* word = nullptr;
-  Address address = 0;  // as the device sees it
+  Address address = 0;  // under which the device sees the word
 
   bool has(uint32_t value) const { return reached(word->load(std::memory_order_acquire), value); }
   void set(uint32_t value) const { word->store(value, std::memory_order_release); }
 };
 
-// Gives out flags of one device. They start at 0, or where whoever had them before has left them.
+// Hands out the flags of one device. A flag starts at 0, or at the value that its previous user has
+// left.
 class Flags {
  public:
   Flags(Platform& platform, Device& device) : platform_(platform), device_(device) {}
-  // On a thread that may call the driver, when no stream waits for a flag any more.
+  // Must run on a thread that may call the driver, when no stream waits for a flag any more.
   ~Flags();
   Flags(const Flags&) = delete;
   Flags& operator=(const Flags&) = delete;
 
   Device& device() const { return device_; }
 
-  // On a thread that may call the driver.
+  // Must run on a thread that may call the driver.
   Result<Flag> take();
-  // Any thread.
+  // Any thread may call this.
   void give_back(Flag flag);
 
  private:

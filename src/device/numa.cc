@@ -20,7 +20,7 @@ constexpr int kPreferred = 1;  // MPOL_PREFERRED of linux/mempolicy.h
 constexpr int kMostNodes = 1024;
 constexpr size_t kWordBits = sizeof(unsigned long) * CHAR_BIT;
 
-// Of this process; as cpusets have it.
+// Returns the nodes that cpusets allow this process to use.
 std::vector<int> allowed_nodes() {
   std::ifstream status("/proc/self/status");
   constexpr std::string_view kField = "Mems_allowed_list:";
@@ -72,7 +72,7 @@ std::optional<MemoryPolicy> policy_for(int node, const std::vector<int>& allowed
 }
 
 int apply(const MemoryPolicy& policy, void* memory, size_t bytes) {
-  // The kernel reads one bit less than it is told.
+  // The kernel reads one bit less than it is told to.
   const unsigned long bits = policy.nodes.size() * kWordBits + 1;
   return ::syscall(SYS_mbind, memory, bytes, policy.mode, policy.nodes.data(), bits, 0u) == 0
              ? 0

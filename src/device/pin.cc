@@ -72,7 +72,7 @@ void unmap_left() {
   }
   if (now.empty()) return;
   auto devices = platform();
-  if (!devices.ok()) return;  // in a forked child: it all stays mapped there
+  if (!devices.ok()) return;  // in a forked child everything stays mapped
   for (const auto& unmap : now) unmap(**devices);
 }
 

@@ -1,6 +1,6 @@
-// Host memory that devices know, so that their copy engines reach it. It is unmapped only after
-// they have let go of it, which some thread sees to that may call their driver; whoever frees the
-// memory may not.
+// Host memory that is registered with devices, so that their copy engines reach it. The memory must
+// be unregistered before it is unmapped, by a thread that may call the driver. The thread that
+// frees the memory may be another one.
 #pragma once
 
 #include <cstddef>
@@ -15,12 +15,13 @@ namespace herring::device {
 
 class Pin {
  public:
-  // Whole pages. Once; later calls do nothing. Where the driver refuses, it is logged, once, and
-  // what follows works without. On a thread that may call the driver.
+  // Registers whole pages. Only the first call has an effect. If the driver refuses, this is logged
+  // once per process, and copies work without registration. Must run on a thread that may call the
+  // driver.
   void set(char* memory, size_t bytes);
   bool is_set() const;
-  // Takes over the mapping of memory that set() was called for; false: it has nothing to do with
-  // any device. Any thread.
+  // Takes over the mapping of the memory that set() was called for. Returns false if no device
+  // knows the memory, so that the caller unmaps it. Any thread may call this.
   bool unmap_later(char* memory, size_t bytes);
 
  private:
@@ -28,16 +29,16 @@ class Pin {
 
   mutable std::mutex mutex_;
   State state_ = State::kNone;  // guarded by mutex_
-  uint32_t generation_ = 0;     // the fork that it was set in
+  uint32_t generation_ = 0;     // fork_generation() at the registration
 };
 
-// Leaves something to be done by some thread that may call the driver, while devices are idle:
-// unmapping does wait for that, so no stream may wait then for what this thread is to do. Any
-// thread.
+// Leaves `unmap` to a thread that may call the driver, to be run while devices are idle. Unmapping
+// waits for the devices, so no stream may then wait for anything that this thread is to do. Any
+// thread may call this.
 void leave_to_unmap(std::function<void(Platform&)> unmap);
-// Whether anything was left. Any thread.
+// Returns whether anything was left. Any thread may call this.
 bool any_to_unmap();
-// Does it.
+// Runs what was left.
 void unmap_left();
 
 }  // namespace herring::device

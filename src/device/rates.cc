@@ -12,9 +12,9 @@
 namespace herring::device {
 namespace {
 
-constexpr int kTimes = 5;  // the best counts
+constexpr int kTimes = 5;  // the fastest try counts
 
-// One way, and the memory at both its ends.
+// One direction, with the memory at both ends.
 class Way {
  public:
   Way(Platform& platform, Device& device, size_t bytes)
@@ -42,7 +42,7 @@ class Way {
     }
     host_ = static_cast<char*>(host);
     place_near(near_node(device_.properties()), host_, bytes_);
-    std::memset(host_, 0, bytes_);  // no page comes into being while copies are timed
+    std::memset(host_, 0, bytes_);  // touches all pages before copies are timed
     pinned_ = platform_.register_host(host_, bytes_).ok();
     return {};
   }
@@ -61,7 +61,7 @@ class Way {
   bool pinned_ = false;
 };
 
-// Bytes a second of the fastest try.
+// Returns the bytes per second of the fastest try.
 template <typename Copies>
 Status measure(double& rate, size_t bytes, const Copies& copies) {
   for (int i = 0; i < kTimes; ++i) {

@@ -1,4 +1,4 @@
-// How fast a device's copy engines are, for reports.
+// Measures how fast a device's copy engines are, for reports.
 #pragma once
 
 #include <cstddef>
@@ -8,11 +8,12 @@
 namespace herring::device {
 
 struct Rates {
-  double out = 0, in = 0, both = 0;  // bytes a second; both: out and in together, at once
-  bool pinned = false;               // the host's memory was known to the device
+  double out = 0, in = 0, both = 0;  // bytes per second; both: the sum of both directions at once
+  bool pinned = false;               // the host memory was registered with the device
 };
 
-// Copies some times so many bytes each way. It waits for the device, and needs memory at both ends.
+// Copies `bytes` bytes several times each way. Waits for the device, and needs the memory at both
+// ends.
 Result<Rates> measure_rates(Platform& platform, Device& device, size_t bytes);
 
 }  // namespace herring::device

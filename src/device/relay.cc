@@ -11,8 +11,8 @@
 namespace herring::device {
 namespace {
 
-// A kernel that reads host memory is as fast as the link, and needs few of the device's processors
-// for that: some 100 kB have to be on their way, 16 bytes per thread.
+// A kernel that reads host memory is limited by the link. About 100 kB must be in flight, at 16
+// bytes per thread, so few of the device's multiprocessors suffice.
 constexpr uint32_t kMostBlocks = 32;
 constexpr uint64_t kElementsPerBlock = Device::kThreads * 4;
 
@@ -44,7 +44,7 @@ Status Relay::open() {
     if (!taken.ok()) return taken.status();
     *flag = *taken;
   }
-  first_out_ = outs_.word->load();  // where whoever had them before has left them
+  first_out_ = outs_.word->load();  // flags keep the value of their previous user
   first_in_ = ins_.word->load();
   first_arrived_ = arrived_.word->load();
   return {};
@@ -61,7 +61,7 @@ Relay::~Relay() {
   for (Flag& line : commands_) {
     if (line.word != nullptr) line.word = new (line.word) std::atomic<uint32_t>(0);
   }
-  // One that is lost may still write to its flags.
+  // A device that is lost may still write to its flags, so nobody else gets them.
   for (const Flag& flag : {outs_, ins_, arrived_, commands_[0], commands_[1]}) {
     if (flag.word != nullptr && !lost_.load()) flags_.give_back(flag);
   }
@@ -108,7 +108,7 @@ Status Relay::queue_pieces(const std::vector<Stream>& producers, Kernel kernel,
     HERRING_RETURN_IF_ERROR(device_.wait(ins_stream_, event_));
   }
   uint32_t outs = 0, ins = 0;
-  bool follows = true;  // the copies all sums that are queued
+  bool follows = true;  // whether copies out wait for all sums that are queued
   for (const Piece& piece : pieces) {
     if (piece.out) {
       if (!std::exchange(follows, true)) {
@@ -129,14 +129,15 @@ Status Relay::queue_pieces(const std::vector<Stream>& producers, Kernel kernel,
     ++ins;
     HERRING_RETURN_IF_ERROR(
         device_.wait_word(arrived_.address, first_arrived_ + ins, ins_stream_));
-    // Blocks that read the same word of the host's memory would do so one after the other.
+    // Blocks that read the same word of host memory would do so one after the other, so the command
+    // is copied to the device first.
     HERRING_RETURN_IF_ERROR(device_.copy_in(command_, reinterpret_cast<const char*>(line.word),
                                             sizeof(Command), ins_stream_));
     HERRING_RETURN_IF_ERROR(device_.combine(kernel, sum, blocks, ins_stream_));
     HERRING_RETURN_IF_ERROR(device_.write_word(ins_.address, first_in_ + ins, ins_stream_));
     follows = false;
   }
-  // One word that says that both streams are through.
+  // A last word tells that both streams are through.
   HERRING_RETURN_IF_ERROR(device_.record(event_, outs_stream_));
   HERRING_RETURN_IF_ERROR(device_.wait(ins_stream_, event_));
   return device_.write_word(ins_.address, first_in_ + all_ins_ + 1, ins_stream_);
@@ -146,7 +147,7 @@ bool Relay::through() const {
   return !queued_.load() || lost_.load() || ins() == all_ins_ + 1;
 }
 
-// Never back: it may have been stopped meanwhile.
+// The word never goes back, because stop() may have set it meanwhile.
 void Relay::arrived(uint32_t ins) {
   const uint32_t value = first_arrived_ + ins;
   uint32_t word = arrived_.word->load(std::memory_order_relaxed);

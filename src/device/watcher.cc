@@ -12,7 +12,7 @@
 namespace herring::device {
 namespace {
 
-// A copy of 2 MB takes some 80 us at 25 GB/s.
+// A copy of 2 MB takes about 80 us at 25 GB/s.
 constexpr auto kShortest = std::chrono::microseconds(20), kLongest = std::chrono::microseconds(500);
 
 }  // namespace

@@ -1,6 +1,6 @@
-// The thread that sees what devices write into host memory, and calls what was to follow. It calls
-// no driver. While nothing is expected it sleeps; else it looks, and sleeps longer and longer in
-// between while nothing comes.
+// The thread that sees what devices write into host memory, and then calls the expected callbacks.
+// It never calls a driver. It sleeps while nothing is expected. Otherwise it polls, at longer and
+// longer intervals while nothing happens.
 #pragma once
 
 #include <chrono>
@@ -22,24 +22,26 @@ class Watcher {
  public:
   using Then = std::function<void(const Status&)>;
 
-  // The process's; never destroyed.
+  // The watcher of this process, which is never destroyed.
   static Watcher& shared();
 
   Watcher() = default;
-  // What is expected still is called with kShutdown.
+  // Calls all callbacks that are still expected with kShutdown.
   ~Watcher();
   Watcher(const Watcher&) = delete;
   Watcher& operator=(const Watcher&) = delete;
 
-  // Starts the thread, unless it runs. std::system_error if there is none to be had.
+  // Starts the thread unless it runs. Throws std::system_error if the system has no thread left.
   void start();
-  // Calls `then` once the flag has the value, on the thread of this, which it must not block. Of
-  // one flag, in the order of the values, in which they must be given.
+  // Calls `then` on the watcher's thread, which it must not block, once the flag has reached the
+  // value. The values of one flag must be given in ascending order, and their callbacks are called
+  // in that order.
   void expect(const Flag& flag, uint32_t value, Then then);
-  // Calls all that is expected of a flag now, with why it does not come.
+  // Calls all expected callbacks of a flag now, with the reason why its values will not come.
   void give_up(const Flag& flag, const Status& why);
 
-  // Waits until all that is expected of a flag has come, and was told. Not on the thread of this.
+  // Waits until all expected values of a flag have come and their callbacks have returned. Must not
+  // run on the watcher's thread.
   void settle(const Flag& flag);
 
   uint64_t looks() const { return looks_.load(std::memory_order_relaxed); }
@@ -55,7 +57,8 @@ class Watcher {
   };
 
   void run();
-  // Those that have come; true if there are any. With the lock.
+  // Moves the callbacks whose values have come to `come`, and returns whether there are any. The
+  // caller holds the lock.
   bool collect(std::deque<Then>& come);
 
   std::mutex mutex_;

@@ -138,7 +138,25 @@ Result<void*> SharedHeap::allocate_small(size_t bytes, Use use) {
   return take(entry, entry.holes.begin());
 }
 
-Result<void*> SharedHeap::allocate_large(size_t bytes, Use use) {
+void SharedHeap::replace(size_t bytes, Use use, Regions& evicted) {
+  for (size_t replaced = 0; replaced < bytes;) {
+    auto oldest = entries_.end();
+    for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
+      const Entry& candidate = entry->second;
+      const size_t size = candidate.region->bytes();
+      if (!candidate.cached || candidate.slab || candidate.use != use) continue;
+      if (size < bytes / 2 || size / 2 > bytes) continue;
+      if (oldest == entries_.end() || candidate.cached_at < oldest->second.cached_at) {
+        oldest = entry;
+      }
+    }
+    if (oldest == entries_.end()) return;
+    replaced += oldest->second.region->bytes();
+    evicted.push_back(evict(oldest));
+  }
+}
+
+Result<void*> SharedHeap::allocate_large(size_t bytes, Use use, Regions& evicted) {
   // Takes the smallest cached region that fits and wastes at most a quarter.
   auto best = entries_.end();
   for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
@@ -149,6 +167,7 @@ Result<void*> SharedHeap::allocate_large(size_t bytes, Use use) {
     if (best == entries_.end() || size < best->second.region->bytes()) best = entry;
   }
   if (best == entries_.end()) {
+    if (use.by_devices) replace(bytes, use, evicted);
     auto added = add_region(bytes, use);
     if (!added.ok()) return added.status();
     best = *added;
@@ -166,11 +185,12 @@ Result<void*> SharedHeap::allocate(size_t bytes, Use use) {
   }
   bytes = round_up(bytes == 0 ? 1 : bytes, kAlignment);
   std::shared_ptr<SharedRegion> for_devices;  // pinned after the lock is released
+  Regions evicted;                            // unmapped after the lock is released
   const Result<void*> block = [&] {
     ForkSection section;
     std::lock_guard lock(mutex_);
     Result<void*> found =
-        bytes >= kLargeBytes ? allocate_large(bytes, use) : allocate_small(bytes, use);
+        bytes >= kLargeBytes ? allocate_large(bytes, use, evicted) : allocate_small(bytes, use);
     if (!found.ok()) return found;
     allocated_ += bytes;
     if (use.by_devices) {

@@ -78,8 +78,9 @@ class SharedRegion {
 
 // Allocates from shared regions: for herring.empty arrays, arenas and staging memory. Small blocks
 // share a region; large ones have their own. Freed regions are kept for reuse up to a limit,
-// because fresh pages cost more than the sum over their contents. Thread-safe; usable in a child
-// after fork.
+// because fresh pages cost more than the sum over their contents. A new region for devices takes
+// the place of kept regions of about its size, so that pinned memory does not grow if sizes change
+// from one plan to the next. Thread-safe; usable in a child after fork.
 class SharedHeap {
  public:
   static constexpr size_t kAlignment = 64;
@@ -143,12 +144,15 @@ class SharedHeap {
     std::unordered_map<size_t, size_t> blocks;  // handed out: offset -> bytes
   };
   using Entries = std::map<uintptr_t, Entry>;  // by address
+  using Regions = std::vector<std::shared_ptr<SharedRegion>>;
 
   Entries::iterator entry_of(uintptr_t address);
   Entries::const_iterator entry_of(uintptr_t address) const;
   Result<Entries::iterator> add_region(size_t bytes, Use use);
   Result<void*> allocate_small(size_t bytes, Use use);
-  Result<void*> allocate_large(size_t bytes, Use use);
+  // Moves kept regions whose place a new one takes to `evicted`.
+  Result<void*> allocate_large(size_t bytes, Use use, Regions& evicted);
+  void replace(size_t bytes, Use use, Regions& evicted);
   // Caches a region without allocated blocks, and evicts the oldest ones above the limit. The
   // caller must destroy the result after it has released the lock.
   std::vector<std::shared_ptr<SharedRegion>> keep(Entries::iterator entry);

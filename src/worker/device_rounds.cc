@@ -1,8 +1,12 @@
 #include "worker/device_rounds.h"
 
 #include <algorithm>
+#include <string>
+#include <tuple>
 #include <utility>
 
+#include "base/clock.h"
+#include "base/log.h"
 #include "device/copiers.h"
 
 namespace herring::worker {
@@ -42,7 +46,10 @@ bool DeviceRounds::may_be_written() const {
   return node_->level() == DeviceNode::kIpc && round && !(round->done() && round->status().ok());
 }
 
-DeviceRounds::~DeviceRounds() {
+DeviceRounds::~DeviceRounds() { static_cast<void>(end()); }
+
+bool DeviceRounds::end() {
+  if (std::exchange(ended_, true)) return true;
   const std::shared_ptr<Future> round = planned_ ? planned_->round() : nullptr;
   const auto wait_for_round = [&round] {
     while (round && !round->done() && round->loop().here()) {
@@ -52,16 +59,21 @@ DeviceRounds::~DeviceRounds() {
   // A round goes on if all its gradients are on their way. If this device adds in the node, wait
   // until it has.
   if (planned_ && std::find(out_.begin(), out_.end(), false) == out_.end()) {
-    copier_->settle_out();
-    if (node_->level() != DeviceNode::kHost && !planned_->lacks_note()) wait_for_round();
+    const bool out = copier_->settle_out(monotonic_now() + planned_->timeout());
+    if (out && node_->level() != DeviceNode::kHost && !planned_->lacks_note()) wait_for_round();
   }
   // If the round has failed, other ranks may go on, and the node stage waits for adders here.
-  if (round && round->done() && !round->status().ok()) static_cast<void>(copier_->drain());
+  bool hangs = false;
+  if (round && round->done() && !round->status().ok()) {
+    const Status idle = copier_->drain(monotonic_now() + device::Copier::kPatience);
+    hangs = idle.code() == Code::kTimeout;
+  }
   {
     std::lock_guard lock(alive_->mutex);
     alive_->rounds = nullptr;
   }
   // The arenas live until all copies are done.
+  const std::string name = planned_ ? planned_->options().name : std::string();
   std::vector<std::shared_ptr<char>> arenas;
   for (size_t i = 0; planned_ && i < planned_->plan().arenas.size(); ++i) {
     arenas.push_back(planned_->arena(i));
@@ -69,16 +81,24 @@ DeviceRounds::~DeviceRounds() {
   if (planned_) node_->part_with_arenas();
   planned_.reset();
   wait_for_round();
-  const Status lost = copier_->drain();
+  const Nanos patience = hangs ? 0 : device::Copier::kPatience;
+  const Status lost = copier_->drain(monotonic_now() + patience);
+  if (lost.code() == Code::kTimeout) {
+    log(LogLevel::kWarning, "'", name, "': ", lost.message(),
+        "; the memory of the plan is kept for ever, as the GPU may still use it");
+    static_cast<void>(new auto(std::tuple(copier_, flags_, node_, std::move(arenas))));
+    return false;
+  }
   if (lost.ok()) {
     node_->let_go();
     device::unmap_if_idle();
   }
   // The engine may set the flags of a failed round once more, so do not give them back: nobody else
   // may use them.
-  if (!lost.ok() || (round && (!round->done() || !round->status().ok()))) return;
+  if (!lost.ok() || (round && (!round->done() || !round->status().ok()))) return true;
   for (const device::Flag& flag : flags_->of_buffers) copier_->flags().give_back(flag);
   node_->give_back_flags();
+  return true;
 }
 
 Status DeviceRounds::place(std::vector<device::Address> arenas) {

@@ -24,8 +24,14 @@ class DeviceRounds {
                                                       const std::vector<plan::Gradient>& gradients,
                                                       PlannedOptions options,
                                                       std::shared_ptr<device::Copier> copier);
-  // Waits until none of its copies is on its way. Inside a round, the job fails as with ~Planned().
+  // Calls end().
   ~DeviceRounds();
+  // Ends it, after which nothing else may be called. Waits until no copy of it is on its way: for
+  // the job's time-out, where gradients of the running round are, and for Copier::kPatience
+  // otherwise. False: the device has not come to its copies. What it may still touch in the host's
+  // memory is kept for ever, which is logged; the caller keeps the arenas on the device. Inside a
+  // round the job fails, as with ~Planned().
+  bool end();
 
   Planned& planned() { return *planned_; }
   const std::shared_ptr<device::Copier>& copier() const { return copier_; }
@@ -92,6 +98,7 @@ class DeviceRounds {
   const std::shared_ptr<Alive> alive_;
   std::unique_ptr<Planned> planned_;
   std::vector<device::Address> arenas_;
+  bool ended_ = false;
 
   std::mutex mutex_;  // guards what follows, and the order in which work is queued
   std::vector<bool> out_;          // gradients that are being copied out, or have been

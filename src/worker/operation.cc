@@ -1,11 +1,40 @@
 #include "worker/operation.h"
 
 #include <algorithm>
+#include <cstring>
 #include <new>
 
+#include "base/clock.h"
+#include "base/log.h"
 #include "worker/named.h"
 
 namespace herring::worker {
+namespace {
+
+constexpr size_t kResultAlignment = 64;  // in host memory
+
+size_t aligned(size_t bytes) {
+  return (bytes + kResultAlignment - 1) / kResultAlignment * kResultAlignment;
+}
+
+}  // namespace
+
+// Results on their way to a device.
+struct Operation::Return {
+  explicit Return(std::shared_ptr<SharedHeap> heap) : heap(std::move(heap)) {}
+  ~Return() {
+    if (memory != nullptr) heap->free(memory);
+  }
+  Return(const Return&) = delete;
+  Return& operator=(const Return&) = delete;
+
+  const std::shared_ptr<SharedHeap> heap;
+  device::Flag flag;                 // the copies begin when it has the value
+  uint32_t value = 0;
+  std::vector<device::Copy> copies;
+  char* memory = nullptr;            // null: the copies come from the staging
+  std::vector<char*> results;        // in the memory, by array
+};
 
 Operation::Operation(NamedOperations& owner, Call call, std::shared_ptr<transport::EventLoop> loop,
                      std::shared_ptr<SharedHeap> heap)
@@ -99,9 +128,104 @@ Status Operation::queue_back(const std::vector<device::Stream>& streams) {
   return {};
 }
 
+Status Operation::return_to(std::vector<Place> places, const std::vector<device::Stream>& streams,
+                            std::function<void()> failed, device::Watcher::Then then) {
+  if (done()) HERRING_RETURN_IF_ERROR(status());
+  auto planned = plan_return(places);
+  if (!planned.ok()) return planned.status();
+  const std::shared_ptr<Return> returned = std::move(*planned);
+  if (Status queued = queue_return(returned, streams, std::move(then)); !queued.ok()) {
+    returned->flag.set(returned->value);  // no stream waits for it any more
+    if (copier()->await_idle(monotonic_now() + device::Copier::kPatience)) {
+      end_return();
+      copier()->flags().give_back(returned->flag);
+    } else {
+      log(LogLevel::kWarning, "'", call_.name, "': GPU ", copier()->device().index(),
+          " may still read the memory of its results, which is kept for ever");
+      static_cast<void>(new std::pair(shared_from_this(), returned));
+    }
+    return queued;
+  }
+  const auto fills = [self = shared_from_this(), returned, failed = std::move(failed)] {
+    self->fill(*returned, failed);
+  };
+  Future::then(returned->memory == nullptr ? Where::kEngine : Where::kThread, fills);
+  return {};
+}
+
+Result<std::shared_ptr<Operation::Return>> Operation::plan_return(
+    const std::vector<Place>& places) {
+  const bool moved =
+      wire::is<wire::AllReduce>(call_.what) || wire::is<wire::Broadcast>(call_.what);
+  auto returned = std::make_shared<Return>(heap_);
+  auto flag = copier()->flags().take();
+  if (!flag.ok()) return flag.status();
+  returned->flag = *flag;
+  returned->value = flag->word->load() + 1;
+  if (moved) {
+    std::lock_guard lock(staging_mutex_);
+    returns_ = staging_ != nullptr;  // null: it has just failed
+    if (returns_) {
+      list_->pack(staging_, [&](char* staged, uint32_t i, size_t first, size_t bytes) {
+        returned->copies.push_back({places[i].address + first, staged, bytes});
+      });
+      return returned;
+    }
+  }
+  size_t bytes = 0;
+  for (const Place& place : places) bytes += aligned(place.bytes);
+  auto memory = heap_->allocate(bytes, Use::devices_at(copier()->memory_node()));
+  if (!memory.ok()) {
+    copier()->flags().give_back(*flag);
+    return memory.status();
+  }
+  char* at = returned->memory = static_cast<char*>(*memory);
+  for (const Place& place : places) {
+    returned->results.push_back(at);
+    returned->copies.push_back({place.address, at, place.bytes});
+    at += aligned(place.bytes);
+  }
+  return returned;
+}
+
+Status Operation::queue_return(const std::shared_ptr<Return>& returned,
+                               const std::vector<device::Stream>& streams,
+                               device::Watcher::Then then) {
+  device::Copier& copier = *call_.copier;
+  for (const device::Stream stream : streams) HERRING_RETURN_IF_ERROR(copier.follow(stream));
+  HERRING_RETURN_IF_ERROR(copier.back_when(returned->flag, returned->value, returned->copies));
+  for (const device::Stream stream : streams) HERRING_RETURN_IF_ERROR(copier.join(stream));
+  return copier.when_back([self = shared_from_this(), returned,
+                           then = std::move(then)](const Status& there) {
+    // The flag of a device that is lost is never used again.
+    if (there.ok()) self->copier()->flags().give_back(returned->flag);
+    self->end_return();
+    then(there);
+  });
+}
+
+void Operation::fill(Return& returned, const std::function<void()>& failed) {
+  if (!status().ok()) failed();
+  if (status().ok() && returned.memory != nullptr) take(returned.results);
+  for (const device::Copy& copy : returned.copies) {
+    if (!status().ok()) std::memset(copy.host, 0xff, copy.bytes);
+  }
+  returned.flag.set(returned.value);
+}
+
+void Operation::end_return() {
+  {
+    std::lock_guard lock(staging_mutex_);
+    returns_ = false;
+  }
+  drop_staging();
+}
+
 Operation::~Operation() { drop_staging(); }
 
 void Operation::drop_staging() {
+  std::lock_guard lock(staging_mutex_);
+  if (returns_) return;
   if (char* const staging = std::exchange(staging_, nullptr)) heap_->free(staging);
 }
 

@@ -70,6 +70,20 @@ class Operation : public Future,
   const std::shared_ptr<Future>& taken_back() const { return taken_back_; }
   // Returns whether results must be taken back once the operation is complete.
   bool comes_back() const { return on_device() && sums_ == nullptr; }
+  // Bytes on a device.
+  struct Place {
+    device::Address address = 0;
+    size_t bytes = 0;
+  };
+  // Queues the copies of the results of a started list to `places` on a device, one for each array.
+  // The list need not be complete yet. The copies run when it is complete, after the work queued in
+  // the streams so far and before later work; nothing waits on the host. If the operation fails,
+  // `failed` is called, and the places then get bytes of 0xff, which are NaN in floats. `then` is
+  // called when the device has the results, or is lost. Neither function may block its thread. If
+  // this returns an error, neither is called. Must be called once at most, and must run on a thread
+  // that may call the device's driver.
+  Status return_to(std::vector<Place> places, const std::vector<device::Stream>& streams,
+                   std::function<void()> failed, device::Watcher::Then then);
   // Returns an error of the device, which the operation then fails with. Must run on a thread that
   // may call the driver.
   Status check_device();
@@ -89,6 +103,12 @@ class Operation : public Future,
   Status bring_out(device::Watcher::Then then);
   Status queue_back(const std::vector<device::Stream>& streams);
   std::vector<device::Copy> device_copies();
+  struct Return;
+  Result<std::shared_ptr<Return>> plan_return(const std::vector<Place>& places);
+  Status queue_return(const std::shared_ptr<Return>& returned,
+                      const std::vector<device::Stream>& streams, device::Watcher::Then then);
+  void fill(Return& returned, const std::function<void()>& failed);  // once complete
+  void end_return();                   // the device copies nothing from the staging any more
   size_t bytes() const;                // of all bundles
   char* place_result(size_t bytes);    // null if there is no memory
   Status unpack();                     // of a list: copies results to where they go
@@ -112,7 +132,9 @@ class Operation : public Future,
   std::shared_ptr<Future> taken_back_;  // null if take_back() was not called
   bool absent_ = false;                // an operation of others: this rank has joined
   Status failed_;                      // error of a join, while others' operations go on
+  std::mutex staging_mutex_;
   char* staging_ = nullptr;            // in the shared heap, for arrays outside it
+  bool returns_ = false;               // the staging is copied to a device; see return_to()
   // A copy from the staging memory to the result, done when all parts are done.
   struct Copy {
     char* to = nullptr;

@@ -211,6 +211,8 @@ Planned::~Planned() {
   }));
 }
 
+Nanos Planned::timeout() const { return work_->engine.timeout_ms(0) * kMillisecond; }
+
 uint64_t Planned::signature() const {
   Fnv1a hash;
   const PlannedOptions& options = work_->options;

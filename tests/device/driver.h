@@ -192,28 +192,26 @@ class Driver {
     return failure;
   }
 
-  // The block that an address lies in.
-  std::map<uintptr_t, Block>::iterator block_of(uintptr_t address) {
-    auto next = blocks.upper_bound(address);
-    if (next == blocks.begin()) return blocks.end();
-    const auto found = std::prev(next);
-    return address - found->first < found->second.bytes ? found : blocks.end();
+  // The block that some bytes lie in. Blocks that were adopted may lie inside others.
+  std::map<uintptr_t, Block>::iterator block_of(uintptr_t address, size_t bytes = 1) {
+    for (auto next = blocks.upper_bound(address); next != blocks.begin();) {
+      --next;
+      if (address + bytes <= next->first + next->second.bytes) return next;
+    }
+    return blocks.end();
   }
   // Where the bytes of an address of a device are; null: it has none there.
   char* bytes_at(uint64_t address, size_t bytes) {
     std::lock_guard lock(mutex);
-    const auto block = block_of(address);
-    if (block == blocks.end() || address + bytes > block->first + block->second.bytes) {
-      return nullptr;
-    }
+    const auto block = block_of(address, bytes);
+    if (block == blocks.end()) return nullptr;
     return block->second.memory + (address - block->first);
   }
   bool is_registered(const void* memory, size_t bytes) {
     std::lock_guard lock(mutex);
     const auto address = reinterpret_cast<uintptr_t>(memory);
-    const auto block = block_of(address);
-    return block != blocks.end() && block->second.device < 0 &&
-           address + bytes <= block->first + block->second.bytes;
+    const auto block = block_of(address, bytes);
+    return block != blocks.end() && block->second.device < 0;
   }
 };
 

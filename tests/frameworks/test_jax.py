@@ -527,3 +527,52 @@ else:
     raise AssertionError
 """
     subprocess.run([sys.executable, "-c", script], timeout=60, check=True)
+
+
+def test_programs_for_gpus_have_the_calls_of_the_native_handler() -> None:
+    script = """
+herring.init()
+
+def program(x):
+    return hj.allreduce(x), hj.allgather(x), hj.reduce_scatter(x), hj.broadcast(x)
+
+lowered = jax.jit(program).trace(jnp.ones((4, 3))).lower(lowering_platforms=("cuda",))
+text = lowered.as_text()
+assert text.count("@herring_start") == 4 and text.count("@herring_finish") == 4, text
+from jaxlib import xla_client
+registered = xla_client._custom_callback["CUDA"]  # what a plugin for GPUs takes
+assert {name for name, *_ in registered} >= {"herring_start", "herring_finish"}
+herring.shutdown()
+"""
+    run(["-n", "1"], script)
+
+
+# There is no GPU here: devices that say so stand for one.
+def test_where_the_handler_cannot_be_used_is_said_once() -> None:
+    script = """
+import types
+from herring.errors import ConfigurationError
+from herring.jax import platforms
+
+class Device:
+    platform, local_hardware_id = "gpu", 0
+    client = types.SimpleNamespace(platform_version=os.environ["VERSION"])
+
+platforms.jax = types.SimpleNamespace(
+    default_backend=lambda: os.environ["BACKEND"], local_devices=lambda: [Device()])
+os.environ["HERRING_JAX_IMPL"] = "auto"
+assert [platforms.implementation() for _ in range(3)] == ["callback"] * 3
+os.environ["HERRING_JAX_IMPL"] = "callback"
+assert platforms.implementation() == "callback"
+os.environ["HERRING_JAX_IMPL"] = "ffi"
+raises(ConfigurationError, "HERRING_JAX_IMPL is ffi, which cannot be used here: ",
+       platforms.implementation)
+"""
+    for backend, version, why in (
+        ("gpu", "cuda 12080", "no CUDA driver: "),
+        ("gpu", "rocm 60000", "there is no handler for gpu devices"),
+        ("tpu", "", "there is no handler for gpu devices"),
+    ):
+        said = run(["-n", "1"], script, BACKEND=backend, VERSION=version)
+        line = f"herring.jax: XLA copies arrays of the {backend} to host memory for every call"
+        assert said.count(line) == 1 and why in said, said

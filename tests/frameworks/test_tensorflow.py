@@ -132,3 +132,54 @@ def test_herring_imports_no_framework() -> None:
         "assert not {'tensorflow', 'keras', 'mxnet', 'torch', 'jax'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.timeout(200)
+def test_copies_of_a_gpus_tensors_are_said_once_for_each_operation() -> None:
+    """There is no GPU here: tensors that say so stand for one's."""
+    code = """
+        import types
+        import tensorflow as tf
+        import herring.tensorflow as ht
+        from herring.horovod import tensorflow as hvd
+        from herring.tensorflow import copies
+
+        def on(device, **more):
+            return types.SimpleNamespace(device=device, **more)
+
+        gpu = on("/job:localhost/replica:0/task:0/device:GPU:1")
+        cpu = tf.constant([1.0])
+        assert copies._gpu_of([None, cpu, gpu]) == "GPU:1"
+        assert copies._gpu_of([types.SimpleNamespace(value=gpu)]) == "GPU:1"  # Keras'
+        assert copies._gpu_of([None, cpu, tf.Variable(1.0), tf.IndexedSlices(cpu, [0])]) == ""
+        assert copies._gpu_of([on("")]) == ""
+        copies._gpus = lambda: ["GPU:0"]  # TensorFlow will place it
+        assert copies._gpu_of([on("")]) == "GPU:0" and copies._gpu_of([cpu]) == ""
+        copies._gpu_of = lambda tensors: "GPU:0"
+
+        ht.init()
+        v = tf.Variable([1.0, 2.0])
+        def step():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(v * v)
+            return ht.DistributedGradientTape(tape).gradient(loss, [v])
+        for _ in range(3):
+            step()
+            tf.function(step)()
+            for call in (ht.allreduce, ht.broadcast, ht.allgather, hvd.allreduce):
+                call(cpu)
+            ht.broadcast_variables([v])
+        ht.shutdown()
+    """
+    said = jobs().expect_success(
+        jobs().run_job(["-n", "2"], code, timeout=120, TF_CPP_MIN_LOG_LEVEL="3")
+    )
+    for what in (
+        "herring.tensorflow.allreduce",
+        "herring.tensorflow.broadcast",
+        "herring.tensorflow.allgather",
+        "herring.tensorflow.broadcast_variables",
+        "herring.tensorflow, averages of gradients",
+        "hvd.allreduce",
+    ):
+        assert said.count(f"{what}: tensors on GPU:0 are copied to host memory") == 2, said

@@ -17,7 +17,7 @@ if not torch.cuda.is_available():
 sys.path.append(str(Path(__file__).resolve().parents[1] / "python"))  # behind this folder
 
 from butterfly_scripts import BITS, MANY  # noqa: E402
-from gpu_scripts import COLLECTIVES, ROUNDS, STAGES  # noqa: E402
+from gpu_scripts import COLLECTIVES, GATHERS, ROUNDS, STAGES  # noqa: E402
 from gpus import ENVIRONMENT  # noqa: E402
 from jobs import expect_success, run_job  # noqa: E402
 
@@ -204,6 +204,7 @@ dist.destroy_process_group()
 
 SCRIPTS = {
     "collectives": COLLECTIVES,
+    "gathers": GATHERS,
     "rounds": ROUNDS,
     "training": TRAINING,
     "horovod": HOROVOD,

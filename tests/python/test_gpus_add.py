@@ -64,6 +64,33 @@ herring.shutdown()
     )
 
 
+@pytest.mark.parametrize("stage", ["host", "staged"])
+def test_plans_that_come_and_go_do_not_pin_ever_more_memory(stage: str) -> None:
+    script = """
+pinned = []
+for number in range(50):
+    sizes = [(600_000 + 9000 * number, "float32"), (300_000 - 1000 * number, "float64")]
+    plan = herring.PlannedReduction(sizes, name=f"p{number}", op="sum", device=rank % gpus)
+    arenas = [GpuArray(np.zeros(n // np.dtype(d).itemsize, d), rank % gpus) for d, n in plan.arenas]
+    plan.place(arenas)
+    for step in range(4):
+        plan.begin()
+        for arena in arenas:
+            arena.store(np.full(arena.shape, rank + step))
+        plan.ready_all([0, 1])
+        plan.wait()
+    for arena in arenas:
+        assert (arena.get()[:1000] == sum(r + 3 for r in range(size))).all()
+    plan.close()
+    pinned.append(driver.registrations())
+assert max(pinned[3:]) <= pinned[2] + 2, pinned
+herring.shutdown()
+"""
+    expect_success(
+        run_job(["-n", "2"], GPUS + script, JITTER="0", HERRING_NODE_STAGE=stage, **ENVIRONMENT)
+    )
+
+
 # Its arena's memory may be in use for long; what copied to it goes when it is closed.
 def test_a_plan_that_closes_destroys_its_streams_whoever_has_its_arena() -> None:
     script = """
@@ -103,6 +130,35 @@ herring.shutdown()
         run_job(["-n", "2"], GPUS + script, HERRING_LOG_LEVEL="info", **ENVIRONMENT)
     )
     assert "processors add for GPU 0: memory for copies cannot be pinned" in said, said
+
+
+# One rank that cannot load its kernels has processors add on all of them, with the right sums.
+@pytest.mark.parametrize("function", ["cuModuleLoadData", "cuLaunchKernel", "cuMemAlloc"])
+def test_ranks_fall_back_together_where_one_cannot_load_its_kernels(function: str) -> None:
+    script = """
+plan = herring.PlannedReduction([(300_000, "float32")] * 2, name="p", op="sum", device=0)
+arena = GpuArray(np.zeros(plan.arenas[0][1] // 4, np.float32))
+plan.place([arena])
+for step in range(6):
+    if step == 1 and rank == 1:
+        driver.fail(os.environ["FUNCTION"].encode(), 1, 719, False)
+    plan.begin()
+    arena.fill(rank + step, 1000)
+    plan.ready_all([1, 0])
+    plan.wait()
+    assert plan.node_stage == "host", (rank, step)
+    assert (arena.get()[:600_000] == sum(r + step for r in range(size))).all()
+assert rank != 1 or driver.failed() == os.environ["FUNCTION"].encode(), driver.failed()
+plan.close()
+herring.shutdown()
+"""
+    said = expect_success(
+        run_job(
+            ["-n", "3"], GPUS + script, HERRING_LOG_LEVEL="info", FUNCTION=function, GPUS="1",
+            **ENVIRONMENT,
+        )
+    )  # fmt: skip
+    assert "'p': processors add for GPU 0: GPU 0: " in said, said
 
 
 # Likewise rounds in which GPUs add: in each of the first three all is there by then.

@@ -144,6 +144,103 @@ def test_parameters_that_have_left_the_gpu_of_their_plan_are_named() -> None:
     expect_success(run_job(["-n", "2"], MOVED, **TORCH_ENVIRONMENT))
 
 
+LEFT = """
+import torch
+import herring.torch
+
+herring.init()
+rank = herring.rank()
+model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+other = torch.nn.Linear(2, 1)
+ddp = herring.torch.DistributedDataParallel(model, name="m")
+behind = herring.torch.DistributedDataParallel(other, name="behind")
+
+def step():
+    model.zero_grad()
+    other.zero_grad()
+    behind(ddp(torch.ones(1, 4))).sum().backward()
+
+for _ in range(2):
+    step()
+layout = ddp._reducer._layout
+there = layout._devices[layout.names.index("1.weight")]
+if rank == 1:  # as if it had come from there; here there is one device only
+    layout._devices[layout.names.index("1.weight")] = torch.device("cuda", 1)
+begun = time.monotonic()
+why = "parameter '1.weight' was on cuda:1 when 'm' was made and is on cpu now; move the model"
+raises(herring.InvalidArgumentError, why if rank == 1 else "m round 3: rank 1 refused it: " + why,
+       step)
+assert time.monotonic() - begun < 5
+assert all(p.grad is None for p in model.parameters())
+layout._devices[layout.names.index("1.weight")] = there
+step()
+assert all(p.grad is not None for p in (*model.parameters(), *other.parameters()))
+ddp.close()
+behind.close()
+herring.shutdown()
+"""
+
+
+# Several wrappers end their rounds in one order on all ranks, whoever refuses.
+@STANDIN
+@pytest.mark.timeout(100)
+def test_a_round_that_one_rank_refuses_is_an_error_on_all_ranks() -> None:
+    expect_success(run_job(["-n", "3"], LEFT, HERRING_TIMEOUT="20", **TORCH_ENVIRONMENT))
+
+
+# What FSDP and DTensor call: bytes that leave the GPU and come back by the core's copies.
+BACKEND_BYTES = """
+import torch
+import torch.distributed as dist
+from gpus import Driver
+
+dist.init_process_group("herring", init_method="herring://")
+driver, rank, size = Driver(), dist.get_rank(), dist.get_world_size()
+N = 50_000
+
+def moved(call, *arguments, out, back, **options):
+    before, waits = driver.bytes(), driver.calls(b"cuStreamSynchronize")
+    call(*arguments, **options)
+    after = driver.bytes()
+    found = after[0] - before[0], after[1] - before[1]
+    assert found == (4 * out, 4 * back), (call, before, after)
+    assert after[2] == 0 and driver.calls(b"cuStreamSynchronize") == waits
+
+mine = torch.full((N,), rank + 1.0)
+gathered = torch.zeros(size * N)
+moved(dist.all_gather_into_tensor, gathered, mine, out=N, back=size * N)
+assert (gathered.view(size, N) == torch.arange(1.0, size + 1)[:, None]).all()
+blocks = [torch.zeros(N) for _ in range(size)]
+moved(dist.all_gather, blocks, mine, out=N, back=size * N)
+assert all((one == r + 1).all() for r, one in enumerate(blocks))
+part = torch.zeros(N)
+moved(dist.reduce_scatter_tensor, part, gathered * (rank + 1), out=size * N, back=N)
+assert (part == (rank + 1) * sum(range(size + 1))).all()
+strided = mine.view(100, -1).t()
+moved(dist.broadcast, strided, 1, out=N if rank == 1 else 0, back=N)
+assert (strided == 2).all() and not strided.is_contiguous()
+strided.fill_(1)
+moved(dist.all_reduce, strided, out=N, back=N)
+assert (strided == size).all()
+short = torch.zeros(N + (rank == 1))
+try:
+    dist.all_gather([torch.zeros(N) for _ in range(size)], short)
+except herring.MismatchError as error:
+    assert "rank 1 has sent" in str(error), error
+else:
+    raise AssertionError("no error")
+moved(dist.gather, mine, blocks if rank == 0 else None, out=0, back=0)
+dist.destroy_process_group()
+"""
+
+
+@STANDIN
+@pytest.mark.timeout(100)
+def test_gathers_and_scatters_of_the_backend_leave_tensors_on_the_gpu() -> None:
+    expect_success(run_job(["-n", "3"], BACKEND_BYTES, **TORCH_ENVIRONMENT))
+    expect_success(run_job(["-n", "2", "--nodes", "2"], BACKEND_BYTES, **TORCH_ENVIRONMENT))
+
+
 SEVERAL = """
 import torch
 import torch.distributed as dist

@@ -98,6 +98,27 @@ def test_tensors_elsewhere_refused():
         tensors.on_host(torch.zeros(2, device="meta"), "allreduce")
 
 
+class OnGpu(torch.Tensor):
+    """A tensor of the CPU that says otherwise."""
+
+    device = torch.device("cuda", 0)  # type: ignore[assignment]
+
+
+def test_each_operation_that_copies_from_a_gpu_says_so_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *given, pin_memory, **more: empty(*given, **more))
+    tensor = torch.ones(2).as_subclass(OnGpu)
+    with pytest.warns(UserWarning) as said:
+        for operation in ("gather", "scatter") * 3:
+            assert tensors.on_host(tensor, operation).device.type == "cpu"
+    assert [str(one.message).split(" copies CUDA tensors to pinned")[0] for one in said] == [
+        "herring.torch: gather",
+        "herring.torch: scatter",
+    ]
+
+
 def test_descriptions_show_what_must_agree():
     assert tensors.describe("w", torch.zeros(2, 3)) == "w float32 [2, 3]"
     assert tensors.describe("w", torch.zeros(2, 3).t()) == "w float32 [3, 2] strides [1, 3]"

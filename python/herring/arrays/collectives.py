@@ -165,6 +165,7 @@ def submit(
     agreement: str = "",
     listed: bool = False,
     into: Any = None,
+    anywhere: bool = False,
     check: Callable[[], dict[str, Any]] = dict,
     **options: Any,
 ) -> _core.Operation:
@@ -182,6 +183,8 @@ def submit(
       agreement: What all ranks must give alike besides what the core compares, in words.
       listed: Whether `array` is a list, whose arrays get their results all at once or not at all.
       into: An array for the result, used if it has as many bytes.
+      anywhere: Whether arrays of a list may be on a GPU; `return_to` of the operation brings its
+        results there. All-reduces and broadcasts take arrays on a GPU anyway.
       check: A function called before anything is started; it returns more options.
       options: The options of this kind.
 
@@ -200,6 +203,7 @@ def submit(
             agreement=agreement,
             listed=listed,
             into=into,
+            anywhere=anywhere,
             **options_of(kind, options, scope_of(group).size, group),
         )
     if kind in _IN_PLACE:

@@ -16,7 +16,7 @@ from typing import Any
 
 from herring import _core
 
-__all__ = ["find_compiler", "stream_of", "take_back"]
+__all__ = ["find_compiler", "return_to", "stream_of", "take_back"]
 
 
 @functools.cache
@@ -59,3 +59,20 @@ def take_back(operation: _core.Operation, array: Any, seconds: float) -> None:
     """
     streams = {stream_of(one) for one in (array if isinstance(array, list) else [array])}
     operation.take_back([] if None in streams else list(streams), seconds)
+
+
+def return_to(operation: _core.Operation, arrays: list[Any]) -> None:
+    """Brings the results of a complete operation on a list to other arrays of its GPU.
+
+    What their library queues from now on comes after that. If it does not tell its stream, the host
+    waits for the results instead.
+
+    Args:
+      operation: of a list on a GPU, submitted with `anywhere`.
+      arrays: one for each result, with as many bytes.
+
+    Raises:
+      MismatchError: an array has another number of bytes.
+      DeviceError: the GPU or its driver has failed.
+    """
+    operation.return_to(arrays, waits=any(stream_of(one) is None for one in arrays))

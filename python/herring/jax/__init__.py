@@ -10,7 +10,7 @@
         gradients = herring.jax.allreduce(jax.grad(loss)(parameters, batch))
         ...
 
-One process per device. See docs/jax.md.
+Each process has one device. See docs/jax.md.
 """
 
 try:

@@ -1,4 +1,4 @@
-"""One collective on a list of arrays, as XLA calls it: a native handler, or a Python callback."""
+"""Collectives on lists of arrays, as XLA calls them: by a native handler or a Python callback."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ from herring.arrays.groups import Group
 from herring.errors import HerringError, InvalidArgumentError
 from herring.jax.keys import is_traced
 from herring.jax.order import TOKEN
-from herring.rendezvous.settings import value_of
+from herring.jax.platforms import FINISH, START, implementation
 
 __all__ = ["Call", "execute", "implementation"]
 
-_START, _FINISH = "herring_start", "herring_finish"
-_LONGEST_END = 10.0  # seconds that programs have to end, when Python does
+_LONGEST_END = 10.0  # seconds that programs have to end when Python ends
 _NUMBERS = {int: np.int64, float: np.float64}
 
 
 class Call(NamedTuple):
-    """What a call site says of itself; hashable, since programs are cached by it.
+    """The description of a call site; hashable, because programs are cached by it.
 
-    With ``in_place`` results take the place of what they are made of, so that a backward pass makes
-    gradients where their averages will be; arguments of the program are copied then. With a
-    ``refusal`` this rank does not make the call: its text is what all ranks get.
+    With ``in_place`` the results overwrite the arrays that they are made of, so that a backward
+    pass makes gradients where their averages will be. XLA then copies arrays that are arguments of
+    the program. With a ``refusal`` this rank does not make the call, and all ranks get its text.
     """
 
     kind: str
@@ -52,7 +51,7 @@ class Call(NamedTuple):
     refusal: str = ""
 
     def attributes(self, leaves: Sequence[Any]) -> dict[str, Any]:
-        """By the names that the core knows them by."""
+        """Returns the attributes of the call, by the names that the core uses."""
         group = 0 if self.group is None else _core.jax.add_group(self.group.members())
         return {
             "kind": self.kind,
@@ -68,35 +67,23 @@ class Call(NamedTuple):
         }
 
 
-def implementation() -> str:
-    """How programs call: by the "ffi" handler, or by a "callback" of Python.
-
-    Raises:
-      ConfigurationError: ``HERRING_JAX_IMPL`` is neither, nor "auto".
-    """
-    chosen: str = value_of(os.environ, "HERRING_JAX_IMPL")
-    if chosen != "auto":
-        return chosen
-    return "ffi" if jax.default_backend() == "cpu" else "callback"
-
-
 def execute(
     call: Call, token: Any, leaves: Sequence[Any], results: Sequence[jax.ShapeDtypeStruct]
 ) -> tuple[Any, ...]:
-    """Makes the call a part of the program that is traced; outside of one, waits for its results.
+    """Adds the call to the program that is traced, or outside of a program waits for its results.
 
     Args:
-      call: which.
-      token: of the call that is to be started before, see `herring.jax.order`.
+      call: describes the call.
+      token: the token of the call that must be started before; see `herring.jax.order`.
       leaves: arrays with at least one element each.
-      results: shapes and dtypes of what comes out, one for each of `leaves`.
+      results: the shapes and dtypes of the results, one for each of `leaves`.
 
     Returns:
       A token, and an array for each of `results`.
 
     Raises:
       InvalidArgumentError: this process has several devices.
-      HerringError: outside of a program: the operation failed.
+      HerringError: the operation failed. Inside a program, the program raises later.
     """
     devices = jax.local_device_count()
     if devices > 1:
@@ -115,6 +102,7 @@ def execute(
         found = collective(token, *leaves)
         if not is_traced(found):
             jax.block_until_ready(found)
+            _core.jax.check()  # an operation on a GPU fails after its program
     except jax.errors.JaxRuntimeError as error:
         raise _error_of(error) from None
     return tuple(found)
@@ -127,7 +115,7 @@ def _traced(
     attributes: tuple[tuple[str, Any], ...],
     results: tuple[jax.ShapeDtypeStruct, ...],
 ) -> Callable[..., Any]:
-    """What takes a token and arrays, returns as many, and is two calls of XLA's."""
+    """Returns a function of a token and arrays that makes XLA's calls, or that of a callback."""
     given = dict(attributes)
 
     @jax.custom_batching.custom_vmap
@@ -143,17 +131,17 @@ def _traced(
                 if in_place and (array.shape, array.dtype) == (result.shape, result.dtype)
             }
             start = jax.ffi.ffi_call(
-                _START, (TOKEN, *results), has_side_effect=True, input_output_aliases=aliases
+                START, (TOKEN, *results), has_side_effect=True, input_output_aliases=aliases
             )
             finish = jax.ffi.ffi_call(
-                _FINISH,
+                FINISH,
                 results,
                 has_side_effect=True,
                 input_output_aliases={i: i for i in range(len(results))},
             )
             token, *places = start(token, *arrays, **typed)
             return (token, *finish(*places, key=typed["key"], group=typed["group"]))
-        # In order: each waits in a thread, of which there are few.
+        # The calls are ordered, because each waits in a thread, and there are few threads.
         found = io_callback(_Callback(given, results), results, *arrays, ordered=True)
         return (token, *found)
 
@@ -168,7 +156,7 @@ def _traced(
 
 
 class _Callback:
-    """What Python does instead of the native handler."""
+    """A collective in Python, instead of the native handler."""
 
     def __init__(self, attributes: dict[str, Any], results: Sequence[jax.ShapeDtypeStruct]) -> None:
         self._attributes = attributes
@@ -186,13 +174,13 @@ class _Callback:
 
 
 def _described(array: np.ndarray) -> tuple[np.ndarray, str, int, tuple[int, ...]]:
-    """Its bytes, dtype, those of one element, and its shape; NumPy need not export its dtype."""
+    """Returns bytes, dtype, item size and shape, since NumPy cannot export every dtype."""
     return array.reshape(-1).view(np.uint8), str(array.dtype), array.dtype.itemsize, array.shape
 
 
 def _error_of(error: Exception) -> Exception:
-    """What Herring has raised inside of XLA."""
-    text = str(error).partition("\n----")[0]  # what JAX says about its own frames
+    """Returns the error that Herring raised inside XLA, or `error` if it was not Herring's."""
+    text = str(error).partition("\n----")[0]  # without JAX's text about its own frames
     found = re.search(r"(?:^|herring\.)(\w+Error): (.*)", text, re.DOTALL | re.MULTILINE)
     kind = getattr(herring.errors, found[1], None) if found else None
     if not (isinstance(kind, type) and issubclass(kind, HerringError)):
@@ -201,21 +189,19 @@ def _error_of(error: Exception) -> Exception:
 
 
 def _finish_programs() -> None:
-    """At the end of Python, before the job ends: other ranks may need what programs still call."""
+    """Waits for programs before the job ends, because other ranks may need their calls."""
     if hasattr(sys, "last_value"):
-        return  # it ends because of an error, and others may not come
+        return  # Python ends because of an error, so other ranks may not come
     last = threading.Timer(_LONGEST_END, runtime.shutdown)
     last.daemon = True
     last.start()
-    with contextlib.suppress(Exception):  # whoever wants results gets their errors
+    with contextlib.suppress(Exception):  # errors belong to whoever uses the results
         jax.effects_barrier()
+    _core.jax.settle(_LONGEST_END)
     last.cancel()
 
 
-# Programs outlive jobs: which one their calls go to is known natively.
-for _target, _handler in zip((_START, _FINISH), _core.jax.handlers()):
-    jax.ffi.register_ffi_target(_target, _handler, platform="cpu")
-atexit.register(_finish_programs)  # behind runtime's own, so it is called before that
+atexit.register(_finish_programs)  # registered after the runtime's, so it runs before that
 runtime.learn_job.append(_core.jax.attach)
 runtime.forget_job.append(_core.jax.detach)
 os.register_at_fork(after_in_child=_core.jax.forget)

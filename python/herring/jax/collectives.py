@@ -1,8 +1,8 @@
 """Collectives on pytrees, inside compiled programs and outside of them.
 
-They are values of the program as any other: nothing is done in place, and what does not depend on a
-result goes on while that is on its way. A call is known by its place in the program, or by its
-``name``: all ranks trace the same calls. Outside of a program a call returns when it is complete.
+Results are new values of the program, and computations that do not need a result go on while its
+call is under way. A call is identified by its place in the program, or by its ``name``, so all
+ranks must trace the same calls. Outside of a program a call returns when it is complete.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["allgather", "allreduce", "broadcast", "reduce_leaves", "reduce_scatt
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 _REDUCIBLE = (*_FLOATS, "int8", "int16", "int32", "int64", "uint8", "bool")
 _OPS = ("average", "sum", "min", "max", "product")
-# Leaves of one dtype go together as far as this, a larger one by itself; the first are on their way
+# Leaves of one dtype travel together up to this size, a larger leaf alone. The first are under way
 # while the backward pass still computes the others.
 _BUCKET_BYTES = 4 << 20
 
@@ -45,20 +45,20 @@ def allreduce(
 ) -> Any:
     """Reduces every leaf of `tree` over all ranks, element by element.
 
-    Leaves of a dtype go together in operations of up to 4 MiB. "sum" and "average" can be
-    differentiated (reverse mode): the gradient is reduced likewise, which is that of the sum of all
-    ranks' losses.
+    Leaves of one dtype travel together in operations of up to 4 MiB. "sum" and "average" can be
+    differentiated in reverse mode: the gradient, that of the sum of all ranks' losses, is reduced
+    with the same operator.
 
     Args:
       tree: a pytree of arrays: float32, float64, float16, bfloat16, int8, int16, int32, int64,
-        uint8 or bool. Equal structure, shapes and dtypes on all ranks. Empty leaves stay.
+        uint8 or bool. Structure, shapes and dtypes must be equal on all ranks. Empty leaves are
+        not sent.
       op: "average" (floats only), "sum", "min", "max" or "product".
-      name: identifies the call across ranks; None: its place in the program does.
+      name: identifies the call across ranks; None: the place of the call identifies it.
       prescale: multiplies every rank's values first (floats only).
       postscale: multiplies the result (floats only).
-      timeout: seconds until the operation fails, as of `herring.allreduce`; None:
-        ``HERRING_TIMEOUT``.
-      group: a `herring.Group`: those who take part; None: all ranks.
+      timeout: seconds until the operation fails; None: ``HERRING_TIMEOUT``.
+      group: the `herring.Group` that takes part; None: all ranks.
 
     Returns:
       A tree of the same structure, shapes and dtypes, equal on all ranks.
@@ -67,9 +67,9 @@ def allreduce(
       InvalidArgumentError: a dtype, `op` or another value is not supported; under `jax.vmap`;
         several devices in this process.
       ShutdownError: `herring.init` was not called.
-      HerringError: outside of a program the operation failed. A program raises
-        `jax.errors.JaxRuntimeError` with the name and text of that error where its results are
-        used.
+      HerringError: the operation failed outside of a program. A program raises
+        `jax.errors.JaxRuntimeError` with the name and text of the error where its results are used,
+        or on a GPU possibly at a later call (docs/jax.md).
     """
     leaves, treedef = _leaves_of("allreduce", tree)
     found = reduce_leaves(
@@ -89,20 +89,21 @@ def reduce_leaves(
     group: Group | None = None,
     refusal: str = "",
 ) -> list[Any]:
-    """As `allreduce`, of a list of arrays.
+    """Reduces every array of a list over all ranks, element by element.
 
     Args:
-      leaves: the arrays.
-      op: as of `allreduce`.
-      name: as of `allreduce`.
-      prescale: as of `allreduce`.
-      postscale: as of `allreduce`.
-      timeout: as of `allreduce`.
-      group: as of `allreduce`.
-      refusal: not "": this rank refuses the call, for all, whose InvalidArgumentError says why.
+      leaves: arrays of the dtypes of `allreduce`; empty ones are not sent.
+      op: "average" (floats only), "sum", "min", "max" or "product".
+      name: identifies the call across ranks; None: the place of the call identifies it.
+      prescale: multiplies every rank's values first (floats only).
+      postscale: multiplies the result (floats only).
+      timeout: seconds until the operation fails; None: ``HERRING_TIMEOUT``.
+      group: the `herring.Group` that takes part; None: all ranks.
+      refusal: why this rank refuses the call; all ranks raise InvalidArgumentError with this text.
+        "": it does not refuse.
 
     Returns:
-      A list of arrays of the same shapes and dtypes.
+      A list of arrays of the same shapes and dtypes, equal on all ranks.
     """
     _check_reduction("allreduce", leaves, op, prescale, postscale)
     return _in_calls(
@@ -119,21 +120,21 @@ def broadcast(
     timeout: float | None = None,
     group: Group | None = None,
 ) -> Any:
-    """Returns on every rank what `tree` is on rank `root`.
+    """Returns on every rank the `tree` of rank `root`.
 
     Args:
-      tree: a pytree of arrays of any dtype (keys as `jax.random.key_data`); equal structure, shapes
-        and dtypes on all ranks.
-      root: a rank, inside the group if there is one.
-      name: as of `allreduce`.
-      timeout: as of `allreduce`.
-      group: as of `allreduce`.
+      tree: a pytree of arrays of any dtype; random keys must be passed as `jax.random.key_data`.
+        Structure, shapes and dtypes must be equal on all ranks.
+      root: a rank; its index inside the group if there is a group.
+      name: identifies the call across ranks; None: the place of the call identifies it.
+      timeout: seconds until the operation fails; None: ``HERRING_TIMEOUT``.
+      group: the `herring.Group` that takes part; None: all ranks.
 
     Returns:
       A tree of the same structure, shapes and dtypes.
 
     Raises:
-      InvalidArgumentError, ShutdownError, HerringError: as `allreduce`.
+      InvalidArgumentError, ShutdownError, HerringError: for the same reasons as in `allreduce`.
     """
     leaves, treedef = _leaves_of("broadcast", tree)
     root, size = operator.index(root), scope_of(group).size
@@ -155,17 +156,18 @@ def allgather(
     """Concatenates each leaf over all ranks along its first dimension, in rank order.
 
     Args:
-      tree: a pytree of arrays of any dtype with at least one dimension; equal structure, shapes and
-        dtypes on all ranks, first dimensions too: a program's shapes are known before it runs.
-      name: as of `allreduce`.
-      timeout: as of `allreduce`.
-      group: as of `allreduce`.
+      tree: a pytree of arrays of any dtype with at least one dimension. Structure, shapes (the
+        first dimension too) and dtypes must be equal on all ranks, because a program's shapes are
+        fixed when it is compiled.
+      name: identifies the call across ranks; None: the place of the call identifies it.
+      timeout: seconds until the operation fails; None: ``HERRING_TIMEOUT``.
+      group: the `herring.Group` that takes part; None: all ranks.
 
     Returns:
-      A tree of the same structure, with leaves of shape [size * N, ...].
+      A tree of the same structure; a leaf of shape [N, ...] becomes one of shape [size * N, ...].
 
     Raises:
-      InvalidArgumentError, ShutdownError, HerringError: as `allreduce`.
+      InvalidArgumentError, ShutdownError, HerringError: for the same reasons as in `allreduce`.
     """
     leaves, treedef = _leaves_of("allgather", tree, rows=True)
     size = scope_of(group).size
@@ -186,24 +188,25 @@ def reduce_scatter(
     timeout: float | None = None,
     group: Group | None = None,
 ) -> Any:
-    """Reduces each leaf over all ranks and leaves each rank one part of its first dimension.
+    """Reduces each leaf over all ranks and gives each rank its part of the first dimension.
 
     Args:
-      tree: a pytree of arrays of the dtypes of `allreduce` with at least one dimension; equal
-        structure, shapes and dtypes on all ranks.
-      op: as of `allreduce`.
-      name: as of `allreduce`.
-      prescale: as of `allreduce`.
-      postscale: as of `allreduce`.
-      timeout: as of `allreduce`.
-      group: as of `allreduce`.
+      tree: a pytree of arrays of the dtypes of `allreduce` with at least one dimension. Structure,
+        shapes and dtypes must be equal on all ranks.
+      op: "average" (floats only), "sum", "min", "max" or "product".
+      name: identifies the call across ranks; None: the place of the call identifies it.
+      prescale: multiplies every rank's values first (floats only).
+      postscale: multiplies the result (floats only).
+      timeout: seconds until the operation fails; None: ``HERRING_TIMEOUT``.
+      group: the `herring.Group` that takes part; None: all ranks.
 
     Returns:
-      A tree of the same structure with this rank's rows: of N rows and P ranks the first ``N % P``
-      ranks have one more than the others. Its shapes, and so the program, may differ by rank.
+      A tree of the same structure with this rank's rows. If N rows are divided among P ranks, the
+      first ``N % P`` ranks get one row more than the others. So the shapes, and the compiled
+      program, may differ between ranks.
 
     Raises:
-      InvalidArgumentError, ShutdownError, HerringError: as `allreduce`.
+      InvalidArgumentError, ShutdownError, HerringError: for the same reasons as in `allreduce`.
     """
     leaves, treedef = _leaves_of("reduce_scatter", tree, rows=True)
     _check_reduction("reduce_scatter", leaves, op, prescale, postscale)
@@ -223,7 +226,7 @@ def _leaves_of(kind: str, tree: Any, rows: bool = False) -> tuple[list[Any], Any
     try:
         leaves = [jnp.asarray(leaf) for leaf in leaves]
     except TypeError as error:
-        raise InvalidArgumentError(f"{kind}: a leaf is no array ({error})") from None
+        raise InvalidArgumentError(f"{kind}: a leaf is not an array ({error})") from None
     for leaf in leaves:
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
             raise InvalidArgumentError(
@@ -255,9 +258,9 @@ def _check_reduction(
 
 
 def _buckets(leaves: Sequence[Any]) -> list[list[int]]:
-    """Places of leaves that go together: of one dtype, in order, up to a size.
+    """Groups the indices of leaves that travel together: one dtype, in order, up to a size.
 
-    The last leaves first: backward passes produce gradients in that order.
+    The last leaves come first, because backward passes produce gradients in that order.
     """
     buckets: list[list[int]] = []
     open_ones: dict[str, tuple[list[int], int]] = {}
@@ -290,7 +293,7 @@ def _in_calls(
     shapes: Sequence[tuple[int, ...]] | None = None,
     **options: Any,
 ) -> list[Any]:
-    """Calls one operation per bucket; a leaf without elements is not sent."""
+    """Calls one operation for each bucket; leaves without elements are not sent."""
     if timeout is not None and not timeout > 0:
         raise InvalidArgumentError(f"timeout is {timeout}; it must be more than 0 seconds, or None")
     scope_of(group)

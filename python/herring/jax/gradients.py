@@ -1,4 +1,4 @@
-"""Gradients that are averaged over all ranks first, for optax (Flax uses it)."""
+"""A gradient transformation for optax (which Flax uses) that averages over all ranks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ __all__ = ["distributed_gradients"]
 def distributed_gradients(
     op: str = "average", *, name: str | None = None, group: Group | None = None
 ) -> Any:
-    """A gradient transformation of optax that reduces gradients over all ranks.
+    """Returns a gradient transformation of optax that reduces gradients over all ranks.
 
-    ``optax.chain(herring.jax.distributed_gradients(), optax.adam(1e-3))``: first in the chain, so
-    that all ranks update alike. It has no state.
+    It must be the first in the chain, so that all ranks update alike:
+    ``optax.chain(herring.jax.distributed_gradients(), optax.adam(1e-3))``. It has no state.
 
     Args:
-      op: as of `herring.jax.allreduce`.
-      name: likewise; needed where ranks call ``update`` in different places.
-      group: likewise.
+      op: "average" (floats only), "sum", "min", "max" or "product".
+      name: identifies the operation across ranks; needed if ranks call ``update`` in different
+        places. None: the place of the call identifies it.
+      group: the `herring.Group` that takes part; None: all ranks.
 
     Returns:
       An ``optax.GradientTransformation``.

@@ -1,10 +1,10 @@
-"""Keys: what a collective of a compiled program is called, the same on all ranks.
+"""Keys: the names of the collectives of a compiled program, which are the same on all ranks.
 
-XLA executes what does not depend on each other in any order, so an operation is known by its place
-in the program, and natively by how often that was executed. A key says the kind, where it is called
-(or the name that it was given), how often that place was passed before in the same trace, and
-roughly what it is called with. Ranks trace the same program, but not equally often (a last batch
-may be smaller): nothing is counted beyond one trace.
+XLA may run independent operations in a different order on each rank. So a key names each call's
+place in the program, and native code counts how often that place was executed. A key has the kind,
+the place of the call (or the name that it was given), how often the trace has passed the place
+before, and the dtypes and dimensions of the arrays. Ranks trace the same program, but not equally
+often, since a last batch may be smaller. So nothing is counted beyond one trace.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from herring.jax.order import programs_of, traces
 
 __all__ = ["is_traced", "key_of"]
 
-_LIBRARIES = ("herring", "jax", "optax", "flax", "keras")  # whose frames are no place of a call
+_LIBRARIES = ("herring", "jax", "optax", "flax", "keras")  # not places of a call
 _LONGEST = 200  # characters of a name
 
 _passed: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()  # by trace
 
 
 def _place() -> str:
-    """File and line that call: the innermost of the user's."""
+    """Returns file and line of the innermost user frame."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
@@ -43,12 +43,12 @@ def _place() -> str:
 
 
 def key_of(kind: str, name: str | None, leaves: Sequence[Any]) -> str:
-    """The key of this call.
+    """Returns the key of this call.
 
     Args:
-      kind: of the collective.
-      name: that was given; None: the place of the call.
-      leaves: arrays, or what has a dtype and dimensions.
+      kind: the kind of the collective, such as "allreduce".
+      name: the name that the user gave; None: the place of the call is used.
+      leaves: arrays, or other objects with a dtype and dimensions.
 
     Raises:
       InvalidArgumentError: `name` is empty or too long.
@@ -58,15 +58,15 @@ def key_of(kind: str, name: str | None, leaves: Sequence[Any]) -> str:
             f"the name of an operation has {len(name)} characters; 1 to {_LONGEST} are allowed"
         )
     around = [trace for trace in traces() if hasattr(trace, "parent_trace")]
-    # Sizes are left out: ranks that disagree about them are told so when their calls meet.
+    # Sizes are left out, so that ranks whose sizes differ meet, and get an error that says so.
     kinds = [(str(leaf.dtype), leaf.ndim) for leaf in leaves]
     rough = zlib.crc32(repr(kinds).encode()) or 1
-    # Outside of a program calls have the order of their caller.
+    # Calls outside of programs meet in the order in which they are made.
     where = name or (_place() if around else "eager")
     base = f"jax.{kind}.{where}.{rough:08x}"
     if not around:
         return base
-    # A compiled function inside of another may come from a cache, where nothing is counted.
+    # An inner compiled function may come from a cache, and then nothing is counted.
     if (depth := len(programs_of(around))) > 1:
         base += f"@{depth}"
     counts = _passed.setdefault(around[-1], Counter())
@@ -76,5 +76,5 @@ def key_of(kind: str, name: str | None, leaves: Sequence[Any]) -> str:
 
 
 def is_traced(leaves: Sequence[Any]) -> bool:
-    """Whether these are values of a program that is being made."""
+    """Returns whether some leaf is a value of a program that is being traced."""
     return any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)

@@ -1,11 +1,11 @@
-"""The order in which a program starts its calls: that in which it was traced.
+"""Makes a program start its calls in the order in which they were traced.
 
-XLA executes a small program one step after the other, in an order that depends on shapes. If it did
-not start one call before another was complete, ranks with other shapes (a smaller last batch) could
-wait for each other. So the start of each call takes a token that the one before has made.
+XLA executes a small program step by step, in an order that depends on shapes. If a call started
+only after another one was complete, ranks with other shapes (a smaller last batch) could wait for
+each other. So the start of each call takes a token that the start of the previous call has made.
 
-Tokens belong to the trace of one program: calls in a loop's body, or in a compiled function that
-another one calls, are ordered among themselves.
+Tokens belong to the trace of one program. Calls in the body of a loop, or in an inner compiled
+function, are ordered among themselves only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FIRST = np.zeros(TOKEN.shape, TOKEN.dtype)
 
 
 class _Started(threading.local):
-    """By the thread that traces: programs that are being traced, each with its last token."""
+    """The programs that this thread is tracing, each with its last token."""
 
     def __init__(self) -> None:
         self.stack: list[tuple[Any, Any]] = []
@@ -33,7 +33,7 @@ _started = _Started()
 
 
 def traces() -> list[Any]:
-    """JAX's traces from the innermost on: of derivatives, loops, programs."""
+    """Returns JAX's traces (of derivatives, loops and programs), the innermost first."""
     try:
         from jax.extend.core import get_opaque_trace_state
     except ImportError:
@@ -48,26 +48,26 @@ def traces() -> list[Any]:
 
 
 def programs_of(found: list[Any]) -> list[Any]:
-    """Those of `traces` that are of programs."""
+    """Returns the traces of programs among those of `traces`."""
     return [trace for trace in found if type(trace).__name__ == "DynamicJaxprTrace"]
 
 
 def last_token() -> Any:
-    """What the last call of the program that is being traced has made; a first one if none has."""
+    """Returns the last token of the program that is being traced, or a first one."""
     programs = programs_of(traces())
     stack = _started.stack
     while stack and not any(stack[-1][0] is program for program in programs):
-        stack.pop()  # traced to its end
+        stack.pop()  # its trace has ended
     return stack[-1][1] if stack and stack[-1][0] is programs[0] else _FIRST
 
 
 def note_token(token: Any) -> None:
-    """Makes it the last one of the program that is being traced."""
+    """Makes `token` the last one of the program that is being traced."""
     programs = programs_of(traces())
-    if not programs or jax.config.jax_check_tracer_leaks:  # which a kept token would be
+    if not programs or jax.config.jax_check_tracer_leaks:  # a kept token counts as a leak
         return
     program, stack = programs[0], _started.stack
-    while hasattr(token, "primal"):  # of a derivative that is being made
+    while hasattr(token, "primal"):  # the token belongs to a derivative
         token = token.primal
     if getattr(token, "_trace", None) is not program:
         return

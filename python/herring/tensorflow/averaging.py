@@ -1,4 +1,4 @@
-"""Averages lists of gradients, in graphs and eagerly."""
+"""Averages lists of gradients over all ranks, in graphs and eagerly."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from herring.arrays.gradients import Averager, GradientRounds, Source
 from herring.arrays.grouped import grouped_allgather
 from herring.arrays.groups import Group
 from herring.errors import InvalidArgumentError
+from herring.tensorflow.copies import say_copies
 from herring.tensorflow.graphs import name_of_use
 from herring.tensorflow.ops import read, update
 from herring.tensorflow.xla import refuse_xla
 
 __all__ = ["TensorAverager"]
 
-# In a graph gradients are handed over in batches of at least so many bytes: each costs a call of
-# Python, and the first of them are on their way while the backward pass still computes the others.
+# A graph hands over gradients in batches of at least this many bytes. Each batch costs a call of
+# Python, and the first batches are under way while the backward pass still computes the others.
 _BATCH_BYTES = 1 << 20
 
 
 class TensorAverager(Averager):
     """Averages the gradients of one optimizer, or of one list of variables.
 
-    Lists with other variables, shapes or dtypes are planned when they are first seen; a function
-    that is traced again finds the plan of its list. Nothing depends on the order in which
-    TensorFlow executes a graph: a gradient is known by its place in the list. The plan has
-    gradients in the order in which the backward pass of the first rank has produced them, or added
-    them to the graph, when the list was first seen.
+    A list with other variables, shapes or dtypes is planned when it is first seen. A function that
+    is traced again finds the plan of its list. The order in which TensorFlow executes a graph does
+    not matter, because a gradient is identified by its place in the list. The plan has the order in
+    which the first rank's backward pass produced the gradients, or added them to the graph, when
+    the list was first seen.
 
-    In a graph of tf.compat.v1 each call has a plan of its own, as TensorFlow executes two calls in
-    any order there.
+    In a graph of tf.compat.v1 each call has its own plan, because TensorFlow may execute two calls
+    in any order there.
     """
 
     def __init__(
@@ -48,16 +49,16 @@ class TensorAverager(Averager):
         sparse: str = "densify",
         group: Group | None = None,
     ) -> None:
-        """Plans nothing yet.
+        """Creates an averager; plans are made at the first call.
 
         Args:
-          name: of its operations; the same on all ranks, different for each averager.
+          name: the name of the operations; the same on all ranks, different for each averager.
           op: "average" or "sum".
           wire_dtype: "float16" or "bfloat16": float32 gradients travel between nodes in it.
           buffer_bytes: size of a fusion buffer; 0: chosen by the plan.
-          sparse: "densify" makes tensors of tf.IndexedSlices; "gather" concatenates the slices of
-            all ranks.
-          group: those who take part; None: all ranks.
+          sparse: "densify" converts tf.IndexedSlices to dense tensors; "gather" concatenates the
+            slices of all ranks.
+          group: the `herring.Group` that takes part; None: all ranks.
 
         Raises:
           InvalidArgumentError: `sparse` or `op` is unknown.
@@ -70,14 +71,14 @@ class TensorAverager(Averager):
 
     @tf.autograph.experimental.do_not_convert
     def average(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Averages over all ranks (collective).
+        """Averages gradients over all ranks (collective).
 
         Args:
-          gradients: per variable a tensor, tf.IndexedSlices or None.
-          variables: tf.Variable, keras.Variable or tensors; their order is the same on all ranks.
+          gradients: for each variable a tensor, tf.IndexedSlices or None.
+          variables: tf.Variable, keras.Variable or tensors, in the same order on all ranks.
 
         Returns:
-          Per variable the average, or None where no rank had a gradient in the first call.
+          For each variable the average, or None if no rank had a gradient in the first call.
 
         Raises:
           InvalidArgumentError: compiled by XLA, inside tf.distribute, or a gradient that cannot
@@ -101,6 +102,7 @@ class TensorAverager(Averager):
         if not tf.executing_eagerly():
             refuse_xla(self.name)
         use = self.name if tf.executing_eagerly() else name_of_use(self.name)
+        say_copies("herring.tensorflow, averages of gradients", gradients)
         result: list[Any] = list(gradients)
         slices = [
             i
@@ -174,11 +176,11 @@ def _source(variable: Any) -> Source:
 
 
 def _order(gradients: Sequence[Any]) -> list[int]:
-    """Places of gradients in the order in which they were made.
+    """Returns the indices of gradients in the order in which they were made.
 
-    TensorFlow numbers eager tensors as they are made. A graph lists its operations as the backward
-    pass has added them, each after those whose results it needs. Of gradients that one operation
-    has made, the last of the list comes first.
+    TensorFlow numbers eager tensors as they are made. A graph lists its operations in the order in
+    which the backward pass added them. Among the gradients of one operation, the last in the list
+    comes first.
     """
     made = {
         i: one.values if isinstance(one, tf.IndexedSlices) else tf.convert_to_tensor(one)
@@ -190,15 +192,15 @@ def _order(gradients: Sequence[Any]) -> list[int]:
     else:
         operations = tf.compat.v1.get_default_graph().get_operations()
         places = {operation.name: place for place, operation in enumerate(operations)}
-        age = {i: places.get(one.op.name, -1) for i, one in made.items()}  # -1: from outside
+        age = {i: places.get(one.op.name, -1) for i, one in made.items()}  # -1: not in the graph
     return sorted(made, key=lambda i: (age[i], -i))
 
 
 def _host(tensor: tf.Tensor) -> np.ndarray:
-    """An eager tensor's content, without a copy where that is possible."""
+    """Returns an eager tensor's content, without a copy if that is possible."""
     try:
         return np.asarray(memoryview(tensor))
-    except (TypeError, BufferError, ValueError):  # on a GPU; bfloat16
+    except (TypeError, BufferError, ValueError):  # the tensor is on a GPU, or bfloat16
         return tensor.numpy()
 
 
@@ -208,7 +210,7 @@ def _run_eagerly(rounds: GradientRounds, tensors: dict[int, tf.Tensor]) -> list[
 
 
 def _batches(rounds: GradientRounds, tensors: dict[int, tf.Tensor]) -> list[list[int]]:
-    """Cuts the list, in the order of the plan; what has no place in it comes last."""
+    """Cuts the gradients into batches, in the order of the plan; others come last."""
     batches: list[list[int]] = []
     left = 0
     more = sorted(tensors.keys() - set(rounds.order), reverse=True)
@@ -223,7 +225,7 @@ def _batches(rounds: GradientRounds, tensors: dict[int, tf.Tensor]) -> list[list
 
 
 def _add_to_graph(rounds: GradientRounds, tensors: dict[int, tf.Tensor]) -> list[tf.Tensor]:
-    """Adds an operation per batch that hands it over, and one that waits for all averages."""
+    """Adds one operation for each batch, and one that waits for all averages."""
     done = [
         read(functools.partial(rounds.put, batch), [tensors[i] for i in batch])
         for batch in _batches(rounds, tensors)

@@ -14,6 +14,7 @@ from herring.arrays.gradients import fresh
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.values import broadcast_values
 from herring.errors import InvalidArgumentError
+from herring.tensorflow.copies import say_copies
 from herring.tensorflow.graphs import name_in_graph, name_of_use
 from herring.tensorflow.ops import update
 from herring.tensorflow.xla import refuse_xla
@@ -32,6 +33,7 @@ def _ready(kind: str, tensor: Any, name: str | None, group: Group | None) -> tup
             "allgather_object"
         )
     scope_of(group)
+    say_copies(f"herring.tensorflow.{kind}", [tensor])
     if tf.executing_eagerly():
         return tensor, name or name_of_next(f"tensorflow.{kind}", group)
     name = name_of_use(name) if name else name_in_graph(f"tensorflow.{kind}", tensor)
@@ -55,18 +57,21 @@ def allreduce(
     """Reduces a tensor over all ranks, element by element; no gradient flows through it.
 
     Args:
-      tensor: any shape; dtypes of `herring.allreduce` but bfloat16. Alike on all ranks.
+      tensor: any shape; any dtype of `herring.allreduce` except bfloat16. Shape and dtype must be
+        equal on all ranks.
       op: "average" (floats only), "sum", "min", "max" or "product".
-      name: identifies the operation; None: eager calls are numbered, those of a graph are known by
-        the names of function and tensor.
-      group: those who take part; None: all ranks.
+      name: identifies the operation; None: eager calls are numbered, and calls of a graph are
+        identified by the names of function and tensor.
+      group: the `herring.Group` that takes part; None: all ranks.
 
     Returns:
       A new tensor.
 
     Raises:
-      InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `herring.allreduce`;
-        from a graph TensorFlow raises tf.errors.UnknownError with their text.
+      InvalidArgumentError: a value or the dtype is not supported.
+      MismatchError: shape, dtype or `op` differ between ranks.
+      PeerLostError, TimeoutError: a rank is gone, or has not called in time. From a graph
+        TensorFlow raises tf.errors.UnknownError with the text of these errors.
     """
     tensor, name = _ready("allreduce", tensor, name, group)
     return _in_place(tensor, lambda array: herring.allreduce(array, op, name=name, group=group))
@@ -76,19 +81,21 @@ def allreduce(
 def broadcast(
     tensor: Any, root: int = 0, *, name: str | None = None, group: Group | None = None
 ) -> tf.Tensor:
-    """The tensor of rank `root`.
+    """Returns the tensor of rank `root` on all ranks.
 
     Args:
-      tensor: any shape and dtype of `allreduce`; alike on all ranks.
-      root: a rank, inside the group if there is one.
-      name: as of `allreduce`.
-      group: those who take part; None: all ranks.
+      tensor: any shape; any dtype of `allreduce`. Shape and dtype must be equal on all ranks.
+      root: a rank; its index inside the group if there is a group.
+      name: identifies the operation; None: eager calls are numbered, and calls of a graph are
+        identified by the names of function and tensor.
+      group: the `herring.Group` that takes part; None: all ranks.
 
     Returns:
       A new tensor.
 
     Raises:
-      InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
+      InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: for the same reasons as in
+        `allreduce`.
     """
     tensor, name = _ready("broadcast", tensor, name, group)
     return _in_place(tensor, lambda array: herring.broadcast(array, root, name=name, group=group))
@@ -99,15 +106,17 @@ def allgather(tensor: Any, *, name: str | None = None, group: Group | None = Non
     """Concatenates tensors of all ranks along the first dimension, in rank order.
 
     Args:
-      tensor: at least one dimension, the first of which may differ between ranks.
-      name: as of `allreduce`.
-      group: those who take part; None: all ranks.
+      tensor: [n, ...]; n may differ between ranks.
+      name: identifies the operation; None: eager calls are numbered, and calls of a graph are
+        identified by the names of function and tensor.
+      group: the `herring.Group` that takes part; None: all ranks.
 
     Returns:
-      A new tensor.
+      A new tensor [sum of n, ...].
 
     Raises:
-      InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as `allreduce`.
+      InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: for the same reasons as in
+        `allreduce`.
     """
     tensor, name = _ready("allgather", tensor, name, group)
 
@@ -127,15 +136,16 @@ def broadcast_variables(
     """Overwrites variables with those of rank `root` (collective; not inside a tf.function).
 
     Args:
-      variables: tf.Variable or keras.Variable, any dtype but strings; alike on all ranks, in order.
-      root: the rank whose values all get, inside the group if there is one.
-      name: identifies the operation; None: numbered.
-      group: those who take part; None: all ranks.
+      variables: tf.Variable or keras.Variable of any dtype except strings. Their order, shapes and
+        dtypes must be equal on all ranks.
+      root: the rank whose values all ranks get; its index inside the group if there is a group.
+      name: identifies the operation; None: calls are numbered.
+      group: the `herring.Group` that takes part; None: all ranks.
 
     Raises:
       InvalidArgumentError: called while a function is traced.
       MismatchError: shapes or dtypes differ between ranks.
-      PeerLostError, TimeoutError: as `allreduce`.
+      PeerLostError, TimeoutError: a rank is gone, or has not called in time.
     """
     if not tf.executing_eagerly():
         raise InvalidArgumentError(
@@ -143,6 +153,7 @@ def broadcast_variables(
             "the first step, from Python"
         )
     listed = list(variables)
+    say_copies("herring.tensorflow.broadcast_variables", listed)
     values = [np.asarray(variable.numpy()) for variable in listed]
     name = name or name_of_next("broadcast_variables", group)
     for variable, value in zip(listed, broadcast_values(values, root, name=name, group=group)):

@@ -1,9 +1,9 @@
-"""Which operations of a graph are the same on all ranks.
+"""Names the operations of a graph alike on all ranks.
 
-TensorFlow executes what has an effect in a `tf.function` in the order in which it was traced. It
-executes a graph of `tf.compat.v1` in any order, on each rank in another. So operations there are
-told apart by what they are called in the graph, and what may be executed several times in one run
-is refused.
+TensorFlow executes the stateful operations of a `tf.function` in the order in which they were
+traced. It executes a graph of `tf.compat.v1` in any order, which may differ between ranks. So
+operations in such a graph are identified by their names in the graph, and operations that one run
+may execute several times are refused.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ _passed: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()  # by graph
 
 
 def has_no_order() -> bool:
-    """Whether the graph that is being built is one of `tf.compat.v1`, run by a Session."""
+    """Returns whether the graph that is being built is a `tf.compat.v1` graph for a Session."""
     return not tf.compat.v1.executing_eagerly_outside_functions()
 
 
 def name_of_use(name: str) -> str:
-    """Tells apart the operations of one name in a graph of `tf.compat.v1`.
+    """Returns a name that tells apart the operations of one name in a graph of `tf.compat.v1`.
 
-    Ranks build the same graph in the same order.
+    All ranks must build the same graph in the same order.
 
     Args:
-      name: of an operation that is being added to the graph that is being built.
+      name: the name of an operation that is being added to the graph.
 
     Returns:
-      In a tf.function the name. In a graph of `tf.compat.v1` the name with the number of its use.
+      In a tf.function `name` itself. In a graph of `tf.compat.v1` `name` with the
+      number of its use.
 
     Raises:
       InvalidArgumentError: the operation is in a function or a loop in such a graph, where it may
@@ -64,10 +65,10 @@ def name_of_use(name: str) -> str:
 
 
 def name_in_graph(kind: str, tensor: tf.Tensor) -> str:
-    """Names an operation by its place in the graph that is being built.
+    """Returns a name for an operation, made of its place in the graph that is being built.
 
-    Nothing is counted beyond one trace, as a rank may trace again alone. The n-th execution meets
-    the others' n-th.
+    Nothing is counted beyond one trace, because a rank may trace again alone. The n-th execution
+    meets the n-th execution on the other ranks.
     """
     graph = tensor.graph
     while isinstance(getattr(graph, "outer_graph", None), FuncGraph):

@@ -1,8 +1,8 @@
-"""Functions of Python as operations of TensorFlow that work on the memory of tensors.
+"""TensorFlow operations that call Python functions with the memory of tensors.
 
-`read` hands over tensors to a function; `update` has a function write results into them. Of
-`tf.numpy_function`, which goes where the library with the operations cannot be loaded, results are
-new arrays.
+`read` passes tensors to a function, and `update` lets a function write results into them. Where the
+library with the operations cannot be loaded, `tf.numpy_function` is used, whose results are new
+arrays.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from herring.rendezvous.settings import value_of
 
 __all__ = ["read", "update"]
 
-# What a function gets: an array per tensor, writable in an update.
+# A function gets one array for each tensor, which is writable in an update.
 Function = Callable[[list[np.ndarray]], None]
 
 _functions: dict[
     int, Function
-] = {}  # as long as graphs with them may run: as TensorFlow keeps its own
+] = {}  # never removed, because graphs may run them at any time; TensorFlow keeps its own, too
 _numbers = itertools.count()
 
 
 class _Array(ctypes.Structure):
-    """`Array` of bindings/tensorflow/ops.cc."""
+    """The struct `Array` of bindings/tensorflow/ops.cc."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -66,7 +66,7 @@ def _view(array: _Array) -> np.ndarray:
 def _call(number: int, count: int, arrays: Any, text: int, room: int) -> int:
     try:
         _functions[number]([_view(arrays[i]) for i in range(count)])
-    except BaseException as error:  # an exception must not leave a callback
+    except BaseException as error:  # no exception may leave a C callback
         said = f"{type(error).__name__}: {error}".encode()[: room - 1] + b"\0"
         ctypes.memmove(text, said, len(said))
         return 1
@@ -75,7 +75,7 @@ def _call(number: int, count: int, arrays: Any, text: int, room: int) -> int:
 
 @functools.cache
 def _operations() -> Any:
-    """The module with both operations, or None."""
+    """Returns the module with the operations, or None if it cannot be loaded."""
     chosen = value_of(os.environ, "HERRING_TENSORFLOW_IMPL")
     library = importlib.util.find_spec("herring.tensorflow._ops")
     if chosen == "function" or library is None or library.origin is None:
@@ -96,7 +96,7 @@ def _operations() -> Any:
 
 @functools.cache
 def _asynchronous() -> bool:
-    """Whether the callback of an asynchronous operation is what the native code takes it for."""
+    """Returns whether TensorFlow's callback type is the one that the native code expects."""
     header = Path(tf.sysconfig.get_include(), "tensorflow", "core", "framework", "op_kernel.h")
     try:
         return "typedef std::function<void()> DoneCallback;" in header.read_text()
@@ -116,12 +116,12 @@ def read(function: Function, tensors: Sequence[tf.Tensor]) -> tf.Operation | tf.
     Stateful operations of a graph are executed in the order in which they were added.
 
     Args:
-      function: gets the tensors' memory as arrays, valid during the call only; it may raise, which
-        TensorFlow says as tf.errors.UnknownError with the name and text of the error.
-      tensors: not strings.
+      function: gets the tensors' memory as arrays, which are valid during the call only. If it
+        raises, TensorFlow raises tf.errors.UnknownError with the name and text of the error.
+      tensors: tensors of any dtype but strings.
 
     Returns:
-      What other operations can be made to wait for.
+      An operation or a tensor, for control dependencies.
     """
     operations = _operations()
     if operations is not None:
@@ -140,13 +140,13 @@ def update(
     """Adds to a graph an operation that has a function write into tensors, or copies of them.
 
     Args:
-      function: as of `read`; the arrays are writable.
-      tensors: which dtypes and shapes the results have. A tensor that nothing else in the graph
-        needs gives its memory.
-      copies: whether the arrays begin with the tensors' content; else it is undefined.
+      function: gets writable arrays, which are valid during the call only; it may raise.
+      tensors: their dtypes and shapes are those of the results. The result uses the memory of its
+        tensor if nothing else in the graph needs the tensor.
+      copies: whether the arrays begin with the tensors' content; otherwise it is undefined.
 
     Returns:
-      The results.
+      The results, one tensor for each of `tensors`.
     """
     if not tensors:
         read(function, [])  # it is called all the same

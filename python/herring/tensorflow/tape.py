@@ -18,7 +18,7 @@ __all__ = ["DistributedGradientTape"]
 
 
 class _KnownList(dict):
-    """The averagers of one list of variables, by options."""
+    """The averagers for one list of variables, by options."""
 
     def __init__(self, variables: Sequence[Any]) -> None:
         super().__init__()
@@ -33,8 +33,8 @@ class _KnownList(dict):
         )
 
 
-# Tapes come and go with each step; what lists of variables they have seen stays, as long as the
-# variables do: a rank that joins takes part in rounds of the lists that all ranks still have. Lists
+# A tape lives for one step. The lists of variables that tapes have seen are kept as long as the
+# variables live, because a rank that joins takes part in the rounds of all lists that remain. Lists
 # are numbered in the order in which they are first seen.
 _lists: list[_KnownList] = []
 _named: dict[tuple[Any, ...], Any] = {}
@@ -43,7 +43,7 @@ forget_job.append(_named.clear)
 
 
 def _forget(_: object) -> None:
-    """Drops lists of which a variable is gone."""
+    """Drops the lists one of whose variables is gone."""
     _lists[:] = [known for known in _lists if known.alive()]
 
 
@@ -72,23 +72,24 @@ class DistributedGradientTape(tf.GradientTape):
         persistent: bool = False,
         watch_accessed_variables: bool = True,
     ) -> None:
-        """Takes over what the tape has recorded.
+        """Takes over the recording of another tape, or begins a new one.
 
         Args:
-          tape: a tf.GradientTape; None: a new one.
+          tape: a tf.GradientTape whose recording is used; None: a new tape.
           op: "average" or "sum".
           wire_dtype: "float16" or "bfloat16": float32 gradients travel between nodes in it.
           buffer_bytes: size of a fusion buffer; 0: chosen by the plan.
-          sparse: "densify" makes tensors of tf.IndexedSlices; "gather" concatenates the slices of
-            all ranks.
-          name: of its operations. None: lists of variables are numbered in the order in which they
-            are first seen, so ranks must begin with the same; then any order goes.
-          group: those who take part; None: all ranks.
-          persistent: of a new tape.
-          watch_accessed_variables: of a new tape.
+          sparse: "densify" converts tf.IndexedSlices to dense tensors; "gather" concatenates the
+            slices of all ranks.
+          name: the name of the operations. None: lists of variables are numbered in the order in
+            which they are first seen. All ranks must then see new lists in the same order; later
+            steps may use known lists in any order.
+          group: the `herring.Group` that takes part; None: all ranks.
+          persistent: an option of tf.GradientTape, for a new tape.
+          watch_accessed_variables: an option of tf.GradientTape, for a new tape.
 
         Raises:
-          InvalidArgumentError: not a tape, or an unknown option.
+          InvalidArgumentError: `tape` is not a tf.GradientTape, or an option is unknown.
           ShutdownError: `herring.init` was not called.
         """
         super().__init__(persistent, watch_accessed_variables)
@@ -114,19 +115,24 @@ class DistributedGradientTape(tf.GradientTape):
         output_gradients: Any = None,
         unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """As tf.GradientTape.gradient, averaged over all ranks (collective).
+        """Computes gradients and averages them over all ranks (collective).
 
         Args:
-          target: what is differentiated.
-          sources: a nested structure of variables or tensors; alike on all ranks, in shapes, dtypes
-            and order.
-          output_gradients: as of tf.GradientTape.
-          unconnected_gradients: as of tf.GradientTape. With NONE a variable that has a gradient
-            on other ranks only gets the average with zeros.
+          target: the tensor or structure of tensors that is differentiated.
+          sources: a nested structure of variables or tensors. Shapes, dtypes and order must be
+            equal on all ranks.
+          output_gradients: the option of tf.GradientTape.gradient.
+          unconnected_gradients: the option of tf.GradientTape.gradient. With NONE, a variable that
+            has a gradient on other ranks only contributes zeros to the average.
+
+        Returns:
+          Averages in the structure of `sources`.
 
         Raises:
-          InvalidArgumentError, MismatchError, PeerLostError, TimeoutError: as
-            `TensorAverager.average`.
+          InvalidArgumentError: inside tf.distribute, compiled by XLA, or a gradient that cannot be
+            averaged.
+          MismatchError: the variables differ between ranks.
+          PeerLostError, TimeoutError: a rank is gone, or has not called in time.
         """
         variables = tf.nest.flatten(sources)
         gradients = super().gradient(target, variables, output_gradients, unconnected_gradients)
@@ -155,7 +161,7 @@ class DistributedGradientTape(tf.GradientTape):
             return self._new_averager(self._next_name())
 
         if any(not _is_variable(variable) for variable in variables):
-            # Tensors are new in each step: what tells such lists apart is what is in them.
+            # Tensors are new in each step, so such lists are told apart by dtypes and shapes.
             shapes = tuple((str(v.dtype), tuple(v.shape)) for v in variables)
             return _found(_named, (shapes, *options), make)
         for known in list(_lists):

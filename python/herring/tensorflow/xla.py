@@ -1,4 +1,4 @@
-"""Finds out whether what is being traced will be compiled by XLA, which has no host functions."""
+"""Refuses functions that XLA will compile, because XLA cannot call functions of the host."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ XLA_ADVICE = (
 
 
 def refuse_xla(name: str) -> None:
-    """Raises InvalidArgumentError if a function that is now traced is to be compiled by XLA.
+    """Raises InvalidArgumentError if XLA will compile a function that is being traced.
 
-    Without it TensorFlow says "Detected unsupported operations" when the function is first run.
+    Without this check TensorFlow says "Detected unsupported operations" at the first run.
     """
-    # tf.function and Keras' trainer both keep what they were asked for under this name; there is
-    # no public way to ask during tracing.
+    # Both tf.function and Keras' trainer keep the user's choice in this attribute; there is no
+    # public way to ask during tracing.
     frame = sys._getframe(1)
     while frame is not None:
         if getattr(frame.f_locals.get("self"), "_jit_compile", None) is True:

@@ -164,6 +164,8 @@ class Layout:
     def prepare(self) -> None:
         """Moves gradients out of the arena before a round.
 
+        The caller tells the other ranks of an error, which wait for this one in the round.
+
         Raises:
           InvalidArgumentError: A parameter's dtype has changed since the plan was made, or it has
             left the GPU on which the plan was made.

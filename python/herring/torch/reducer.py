@@ -200,8 +200,12 @@ class GradientReducer(Pausable, EndsWithPass):
         return any(p.requires_grad for p in self._frozen)
 
     def _begin(self) -> None:
-        self._layout.prepare()
-        self._round = Round(self._layout, active=True)
+        refusal = None
+        try:
+            self._layout.prepare()
+        except InvalidArgumentError as error:
+            refusal = error  # raised at the end of the round, where the other ranks hear of it
+        self._round = Round(self._layout, active=True, refusal=refusal)
 
     # -- at the end of the backward pass --------------------------------------------------------
 
@@ -294,12 +298,22 @@ class GradientReducer(Pausable, EndsWithPass):
 
     def _raise_failure(self, ended: Round) -> None:
         group = self._options.group
-        failing = herring.allgather_object(ended.failing, name=f"{self.name}.failed", group=group)
+        mine = ended.failing, str(ended.refusal or "")
+        told = herring.allgather_object(mine, name=f"{self.name}.failed", group=group)
         for parameter in self.parameters:
             parameter.grad = None
+        if ended.refusal is not None:
+            raise ended.refusal
         if ended.failing or not ended.active:
             return
-        culprits = job_ranks((rank for rank, flag in enumerate(failing) if flag), group)
+        refused = [(rank, why) for rank, (_, why) in enumerate(told) if why]
+        if refused:
+            who = ranks_text(job_ranks((rank for rank, _ in refused), group))
+            raise InvalidArgumentError(
+                f"{self.name} round {self.rounds}: {who} refused it: {refused[0][1]}. This step "
+                "has no gradients, and they were cleared on all ranks"
+            )
+        culprits = job_ranks((rank for rank, (flag, _) in enumerate(told) if flag), group)
         raise HerringError(
             f"{self.name} round {self.rounds}: {ranks_text(culprits)} did not finish the backward "
             "pass (it raised there); this step has no gradients, and they were cleared on all "

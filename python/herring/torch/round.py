@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from herring.errors import InvalidArgumentError
+from herring.errors import HerringError, InvalidArgumentError
 from herring.torch.devices import Streams
 from herring.torch.layout import FLAGS, Layout
 from herring.torch.ownership import runs_last
@@ -24,13 +24,15 @@ class Round:
     Attributes:
       layout: The layout of the gradients.
       active: Whether this rank contributes.
-      failing: Whether this rank's backward pass has raised.
+      failing: Whether this rank's backward pass has raised, or this rank refuses the round.
+      refusal: Why this rank cannot take part; None if it can. None of its gradients are sent then.
     """
 
-    def __init__(self, layout: Layout, active: bool) -> None:
+    def __init__(self, layout: Layout, active: bool, refusal: HerringError | None = None) -> None:
         self.layout = layout
         self.active = active
-        self.failing = False
+        self.failing = refusal is not None
+        self.refusal = refusal
         self._again: set[int] = set()  # gradients that have grown after they were sent
         self._state = bytearray(len(layout.parameters))
         for index in layout.deferred | layout.sparse:
@@ -45,6 +47,8 @@ class Round:
     def produced(self, index: int) -> None:
         """Handles that autograd has added to the gradient of parameter `index`."""
         state, layout = self._state, self.layout
+        if self.refusal is not None:
+            return
         if state[index] == _MISSING:
             state[index] = _PRODUCED
             self._waiting.append(index)

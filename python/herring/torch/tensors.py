@@ -73,8 +73,12 @@ def require_dense(tensor: torch.Tensor, operation: str) -> torch.Tensor:
 def on_host(tensor: torch.Tensor, operation: str) -> torch.Tensor:
     """Returns `tensor` itself if it is on the CPU, else a copy on the CPU.
 
-    CUDA tensors go through pinned host memory, with one warning per process. The copy is complete
-    on return.
+    CUDA tensors go through pinned host memory, with one warning for each operation. The copy is
+    complete on return.
+
+    Args:
+      tensor: any.
+      operation: what it is copied for, as its user knows it.
 
     Raises:
       InvalidArgumentError: The tensor is on a device whose tensors cannot be copied to the host.
@@ -87,9 +91,10 @@ def on_host(tensor: torch.Tensor, operation: str) -> torch.Tensor:
             "CPU first"
         )
     warn_once(
-        "cuda",
-        "herring.torch: CUDA tensors are staged through pinned host memory; this costs two copies "
-        "over PCIe per operation",
+        f"cuda {operation}",
+        f"herring.torch: {operation} copies CUDA tensors to pinned host memory and back, and the "
+        "host waits for both copies; docs/gpus.md lists the operations that take them where they "
+        "lie",
     )
     staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     staged.copy_(tensor)

@@ -14,7 +14,7 @@ namespace {
 using Program = struct ProgramState*;
 using Outcome = int;  // nvrtcResult
 
-// The newest first; of CUDA 11 all have the name of 11.2.
+// Library names, the newest first. All releases of CUDA 11 use the name of 11.2.
 constexpr const char* kLibraries[] = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2"};
 constexpr const char* kOldestText = "--gpu-architecture=compute_75";
 
@@ -59,7 +59,7 @@ std::vector<std::string>& folders() {
   return *all;
 }
 
-// One that a framework has loaded, if any; it is never unloaded.
+// Returns the library if a framework has loaded it. Such a library is never unloaded.
 void* find_library() {
   for (const char* name : kLibraries) {
     if (void* const loaded = ::dlopen(name, RTLD_NOW | RTLD_NOLOAD)) return loaded;
@@ -69,7 +69,7 @@ void* find_library() {
     std::lock_guard lock(folders_mutex());
     for (const std::string& folder : folders()) places.push_back(folder + "/");
   }
-  places.emplace_back();  // where the system looks
+  places.emplace_back();  // the system's search path
   for (const char* variable : {"CUDA_HOME", "CUDA_PATH"}) {
     if (const char* home = std::getenv(variable)) places.push_back(concat(home, "/lib64/"));
   }
@@ -96,7 +96,7 @@ Result<Nvrtc> load() {
   return nvrtc;
 }
 
-// Looked for again where there was none: folders may have been added.
+// If no compiler was found before, searches again, because folders may have been added.
 Result<const Nvrtc*> nvrtc() {
   static auto* const mutex = new std::mutex;
   static const Nvrtc* loaded = nullptr;
@@ -206,7 +206,7 @@ Result<std::string> compile_combination(int major, int minor, DType dtype, Reduc
         machine.compile(concat("--gpu-architecture=sm_", major, minor), dtype, op);
     if (outcome == 0) return machine.take((*found)->code_size, (*found)->code);
   }
-  // A GPU that the compiler does not know yet.
+  // The compiler does not know this GPU yet.
   Compilation text(**found);
   const Outcome outcome = text.compile(kOldestText, dtype, op);
   if (outcome != 0) return text.failed(outcome);

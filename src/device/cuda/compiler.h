@@ -1,5 +1,5 @@
-// CUDA's run-time compiler (NVRTC), loaded when the first kernel is needed. PyTorch, CuPy and JAX
-// bring it; nothing of it is needed to build or to install.
+// CUDA's run-time compiler (NVRTC), which is loaded when the first kernel is needed. PyTorch, CuPy
+// and JAX bring it. Building and installing Herring needs nothing of it.
 #pragma once
 
 #include <string>
@@ -11,14 +11,15 @@ namespace herring::device::cuda {
 
 inline constexpr const char* kCombine = "herring_combine";
 
-// Code of kernels.cu for one dtype and operator, for a GPU of that compute capability: machine
-// code, or where the compiler is older than the GPU, text that the driver translates.
-// kConfiguration: there is no compiler, or what it says.
+// Compiles kernels.cu for one dtype and operator, and for a GPU of the given compute capability.
+// Returns machine code, or, if the compiler is older than the GPU, text that the driver translates.
+// Returns kConfiguration if there is no compiler, or with the compiler's message.
 Result<std::string> compile_combination(int major, int minor, DType dtype, ReduceOp op);
 
-// Looks for the compiler's library in this folder, too. Before the first kernel.
+// Adds a folder in which the compiler's library is searched. Must be called before the first
+// kernel.
 void add_compiler_folder(const std::string& folder);
-// "NVRTC 13.0"; kConfiguration: why there is none.
+// Returns a text such as "NVRTC 13.0", or kConfiguration with the reason why there is no compiler.
 Result<std::string> compiler_version();
 
 }  // namespace herring::device::cuda

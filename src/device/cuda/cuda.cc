@@ -17,11 +17,11 @@ namespace {
 StreamHandle stream_of(Stream stream) { return reinterpret_cast<StreamHandle>(stream); }
 EventHandle event_of(Event event) { return reinterpret_cast<EventHandle>(event); }
 
-// Returns what the driver says of a call, if it fails.
+// Returns the driver's error if a call fails.
 #define HERRING_CUDA(call, ...) \
   HERRING_RETURN_IF_ERROR(driver_.check(driver_.call(__VA_ARGS__), symbol_of_##call, who_))
 
-// The symbols by member, for messages.
+// The name of each function's symbol by member, for messages.
 #define HERRING_NAME(member, symbol, version, arguments) \
   [[maybe_unused]] constexpr const char* symbol_of_##member = symbol;
 HERRING_CUDA_FUNCTIONS(HERRING_NAME)
@@ -172,7 +172,7 @@ class CudaDevice : public Device {
     auto code = compile_combination(properties_.major, properties_.minor, dtype, op);
     if (!code.ok()) return code.status();
     HERRING_RETURN_IF_ERROR(within([&]() -> Status {
-      Module module = nullptr;  // stays loaded
+      Module module = nullptr;  // is never unloaded
       Function function = nullptr;
       HERRING_CUDA(load_module, &module, code->data());
       HERRING_CUDA(find_function, &function, module, kCombine);
@@ -205,7 +205,7 @@ class CudaDevice : public Device {
     }));
     return exported;
   }
-  // An allocation is mapped once, however many arenas lie in it.
+  // An allocation is mapped only once, even if several arenas lie in it.
   Result<Address> import_memory(const Exported& memory) override {
     std::lock_guard lock(imports_mutex_);
     Import& import = imports_[memory.handle];
@@ -235,7 +235,7 @@ class CudaDevice : public Device {
     imports_.erase(import);
   }
 
-  // Makes `call` while the primary context is the thread's current one.
+  // Runs `call` while the primary context is current on this thread.
   template <typename Call>
   Status within(Call&& call) {
     thread_local const CudaDevice* current = nullptr;
@@ -258,7 +258,7 @@ class CudaDevice : public Device {
   DeviceNumber number_ = 0;
   Properties properties_;
   std::mutex mutex_;
-  Context context_ = nullptr;  // set once; kept to the end, as frameworks keep it
+  Context context_ = nullptr;  // set once and never released, as frameworks do
   std::mutex kernels_mutex_;
   std::map<std::pair<DType, ReduceOp>, Kernel> kernels_;  // guarded by kernels_mutex_
   struct Import {
@@ -280,7 +280,7 @@ Status CudaDevice::look() {
   const auto read = [&](Attribute attribute, int otherwise) {
     int value = 0;
     const Answer result = driver_.device_attribute(&value, attribute, number_);
-    return result == kSuccess ? value : otherwise;  // a driver that does not know it yet
+    return result == kSuccess ? value : otherwise;  // an older driver does not know the attribute
   };
   properties_.major = read(kCapabilityMajor, 0);
   properties_.minor = read(kCapabilityMinor, 0);
@@ -332,7 +332,7 @@ class CudaPlatform : public Platform {
     int ordinal = -1;
     int attributes[] = {kMemoryType, kIsManaged, kDeviceOrdinal};
     void* values[] = {&type, &managed, &ordinal};
-    // It succeeds for what the driver does not know, and leaves zeros.
+    // For an address that the driver does not know, the call succeeds and leaves zeros.
     HERRING_RETURN_IF_ERROR(on_a_device([&]() -> Status {
       HERRING_CUDA(pointer_attributes, std::size(attributes), attributes, values, address);
       return {};
@@ -365,8 +365,8 @@ class CudaPlatform : public Platform {
   }
 
  private:
-  // What belongs to no device still needs a context. One that a framework has made, if any: the
-  // first of a process takes memory and time.
+  // Calls that belong to no device need a context, too. A context that a framework has created is
+  // used if there is one, because the first context of a process takes memory and time.
   template <typename Call>
   Status on_a_device(Call&& call) {
     for (const auto& device : devices_) {

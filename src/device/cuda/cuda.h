@@ -1,5 +1,5 @@
-// Devices of CUDA's. Streams, events and memory belong to the primary context of a device, as those
-// of the frameworks do; no other context is ever made.
+// CUDA devices. Streams, events and memory belong to the primary context of a device, as those of
+// frameworks do. Herring never creates another context.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace herring::device::cuda {
 
-// The library's name is looked for where the system looks for libraries.
+// Loads the driver. The system's search path decides where `library` is found.
 Result<std::unique_ptr<Platform>> load(const std::string& library = "libcuda.so.1");
 
 }  // namespace herring::device::cuda

@@ -5,9 +5,10 @@
 namespace herring::device::cuda {
 namespace {
 
-constexpr const char* kOldest = "11.7";  // of whose functions the newest here are
+constexpr const char* kOldest = "11.7";  // the CUDA version that has all functions used here
 
-// Of an address by name and version: CUDA 11.3 has the first form, 12.0 the second.
+// The two forms of the function that finds addresses by name and version: CUDA 11.3 has the first,
+// CUDA 12.0 the second.
 using FindFirst = Answer (*)(const char*, void**, int, uint64_t);
 using FindSecond = Answer (*)(const char*, void**, int, uint64_t, int*);
 
@@ -18,7 +19,7 @@ Result<Driver> Driver::load(const std::string& library) {
   if (handle == nullptr) {
     return Status(Code::kConfiguration, concat("no CUDA driver: ", ::dlerror()));
   }
-  // Never unloaded: streams of the user's may be in it to the end.
+  // The library is never unloaded, because user streams may use it until the process ends.
   const auto first = reinterpret_cast<FindFirst>(::dlsym(handle, "cuGetProcAddress"));
   const auto second = reinterpret_cast<FindSecond>(::dlsym(handle, "cuGetProcAddress_v2"));
   if (first == nullptr && second == nullptr) {

@@ -1,6 +1,7 @@
-// CUDA's driver API, as far as it is used here, by its functions' addresses: the library is loaded
-// when the first device is asked for, and nothing of CUDA's is needed to build. Types and numbers
-// are those of the documented interface; a test compares them with cuda.h where that is there.
+// The part of CUDA's driver API that is used here, by the addresses of its functions. The library
+// is loaded when the first device is asked for, and building Herring needs nothing of CUDA. Types
+// and numbers follow the documented interface; a test compares them with cuda.h if that is
+// installed.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +31,7 @@ enum Attribute : int {
   kUnifiedAddressing = 41,
   kCapabilityMajor = 75,
   kCapabilityMinor = 76,
-  kStreamMemoryFirst = 92,   // of the first version of these functions
+  kStreamMemoryFirst = 92,   // for the first version of these functions
   kStreamMemory64 = 122,
   kHostNumaNode = 134,
 };
@@ -47,7 +48,7 @@ constexpr unsigned kRegisterPortable = 1, kRegisterMapped = 2;
 constexpr unsigned kLazyPeerAccess = 1;
 constexpr unsigned kWaitUntilReached = 0, kWriteAfterAll = 0;
 
-// Member, name in the library, version of CUDA whose form of it is meant, arguments.
+// Member, name in the library, CUDA version whose form of the function is used, arguments.
 #define HERRING_CUDA_FUNCTIONS(X)                                                              \
   X(error_name, "cuGetErrorName", 6000, (Answer, const char**))                                \
   X(error_text, "cuGetErrorString", 6000, (Answer, const char**))                              \
@@ -101,10 +102,10 @@ struct Driver {
   HERRING_CUDA_FUNCTIONS(HERRING_DECLARE)
 #undef HERRING_DECLARE
 
-  // kConfiguration: there is no such library, or it lacks a function.
+  // Returns kConfiguration if the library is missing, or lacks a function.
   static Result<Driver> load(const std::string& library);
 
-  // OK, or kDevice: "<who>: <function> failed: <what the driver says>".
+  // Returns OK, or kDevice with "<who>: <function> failed: <the driver's message>".
   Status check(Answer result, const char* function, const std::string& who) const;
 };
 

@@ -20,14 +20,14 @@ static_assert(sizeof(U16) == 2 && sizeof(U32) == 4 && sizeof(U64) == 8, "widths"
 
 constexpr int kMostSources = 8;  // reduce::kTreeGroup
 
-// What is read when the kernel begins: device::Command.
+// The layout of device::Command, which is read when the kernel begins.
 struct Command {
-  U32 stop;      // not 0: nothing is touched
+  U32 stop;      // not 0: the kernel touches nothing
   U32 active;    // bit i: source i counts
   double divisor;
 };
 
-// device::Combination.
+// The layout of device::Combination.
 struct Combination {
   U64 sources[kMostSources];
   U64 targets[kMostSources];
@@ -52,7 +52,7 @@ HERRING_INLINE double canonical(double v) {
   return v != v ? bits_of<double>(0x7ff8000000000000ull) : v;
 }
 
-// Element types: Bits lie in memory, sums are taken in Accumulator.
+// Element types. Memory holds Bits; sums are computed in Accumulator.
 struct Float32 {
   typedef U32 Bits;
   typedef float Accumulator;
@@ -75,7 +75,7 @@ struct Float16 {
   static constexpr bool kFloat = true;
   static HERRING_INLINE float load(Bits half) {
     const U32 magnitude = (half & 0x7fffu) << 13;
-    // The exponent's bias differs by 112; a multiplication also normalizes subnormals.
+    // The exponent biases differ by 112. A multiplication corrects that, and normalizes subnormals.
     const U32 finite = bits_of<U32>(bits_of<float>(magnitude) * 0x1p112f);
     const U32 result = magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : finite;
     return bits_of<float>(result | (half & 0x8000u) << 16);
@@ -84,7 +84,7 @@ struct Float16 {
   static HERRING_INLINE Bits store(float v) {
     const U32 bits = bits_of<U32>(v), magnitude = bits & 0x7fffffffu;
     const U32 normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-    // 0.5 has the spacing of half's subnormals, so the addition rounds at the right place.
+    // 0.5 has the spacing of half's subnormals, so the addition rounds at the right bit.
     const U32 subnormal = bits_of<U32>(bits_of<float>(magnitude) + 0.5f) - 0x3f000000u;
     U32 result = magnitude < 0x38800000u ? subnormal : normal;
     if (magnitude >= 0x47800000u) result = 0x7c00u;
@@ -105,7 +105,7 @@ struct BFloat16 {
   }
 };
 
-// Sums and products wrap; of the order of signed ones, Signed tells.
+// Sums and products wrap around. Signed tells how values are compared.
 template <typename Unsigned, typename Order>
 struct Integer {
   typedef Unsigned Bits;
@@ -137,7 +137,7 @@ struct Product {
   template <typename T>
   static HERRING_INLINE typename T::Accumulator apply(typename T::Accumulator a,
                                                       typename T::Accumulator b) {
-    // In unsigned int at least: shorter ones are widened to int, which may overflow.
+    // Computes in unsigned int at least: shorter types would be widened to int, which may overflow.
     return static_cast<typename T::Accumulator>(1u * a * b);
   }
 };
@@ -150,7 +150,7 @@ HERRING_INLINE float Product::apply<Float16>(float a, float b) { return a * b; }
 template <>
 HERRING_INLINE float Product::apply<BFloat16>(float a, float b) { return a * b; }
 
-// Of floats: NaN wins, and -0 counts as less than +0.
+// Floats: a NaN wins, and -0 counts as less than +0.
 template <bool kLess>
 HERRING_INLINE float extreme(float a, float b) {
   if (a != a) return a;
@@ -158,7 +158,7 @@ HERRING_INLINE float extreme(float a, float b) {
     const U32 x = bits_of<U32>(a), y = bits_of<U32>(b);
     return bits_of<float>(kLess ? x | y : x & y);
   }
-  return (kLess ? a < b : a > b) ? a : b;  // b where that is NaN
+  return (kLess ? a < b : a > b) ? a : b;  // a NaN in b gives b
 }
 template <bool kLess>
 HERRING_INLINE double extreme(double a, double b) {
@@ -213,7 +213,8 @@ struct And {
   }
 };
 
-// The factors, in the type that they are applied in. Floats are always scaled: 1 changes no bit.
+// The factors, in the type in which they are applied. Floats are always scaled, because a factor of
+// 1 changes no bit.
 template <typename T, bool kFloat = T::kFloat>
 struct Factors {
   typedef typename T::Accumulator Value;
@@ -233,8 +234,8 @@ struct Factors<T, false> {
   HERRING_INLINE Value after(Value v) const { return v; }
 };
 
-// The sources' elements at one position in the fixed tree: an aligned power of two on the left, the
-// rest on the right.
+// Combines the sources' elements at one position in the fixed tree: an aligned power of two on the
+// left, the rest on the right.
 template <typename T, typename Operator, int kFirst, int kCount>
 struct Tree {
   static constexpr int kLeft = kCount > 4 ? 4 : kCount > 2 ? 2 : 1;
@@ -257,7 +258,7 @@ struct alignas(16) Words {
   U64 word[2];
 };
 
-// 16 bytes, or one element.
+// A unit of 16 bytes, or of one element.
 template <typename T, typename Unit>
 struct Lanes {
   static constexpr int kLanes = sizeof(Unit) / sizeof(typename T::Bits);
@@ -307,7 +308,8 @@ HERRING_INLINE void combine_all(const Combination& what, const U64* sources, dou
                                              what.elements - offset / sizeof(Bits), offset);
 }
 
-// Elements first, first + step, ... (in units) of the combination, of which `command` says more.
+// Computes the units first, first + step, ... of the combination. `command` has the parameters that
+// are known only now.
 template <typename T, typename Operator>
 HERRING_INLINE void combine(const Combination& what, const Command& command, U64 first, U64 step) {
   if (command.stop != 0) return;

@@ -249,10 +249,34 @@ TEST_F(CopierTest, NothingIsUnmappedWhileAStreamWaits) {
   copier->while_idle([&] { ++calls; });
   EXPECT_EQ(calls, 1);
   flag.set(first + 1);
-  EXPECT_TRUE(copier->drain().ok());
+  EXPECT_TRUE(copier->drain(monotonic_now() + kSecond).ok());
   copier->while_idle([&] { ++calls; });
   EXPECT_EQ(calls, 2);
   flags.give_back(flag);
+}
+
+TEST_F(CopierTest, OneThatHangsIsLeftToItsDriver) {
+  const Address device = floats_on_device(1000);
+  const Pages host(4000);
+  std::fill_n(host.floats(), 1000, 3.0f);
+  const Flag flag = *flags.take();
+  const uint32_t first = flag.word->load();
+  ASSERT_TRUE(copier->back_when(flag, first + 1, {{device, host.data(), 4000}}).ok());
+  EXPECT_EQ(copier->drain(monotonic_now() + 50 * kMillisecond).code(), Code::kTimeout);
+  EXPECT_FALSE(copier->await_idle(monotonic_now() + 50 * kMillisecond));
+  EXPECT_TRUE(copier->settle_out(monotonic_now() + kSecond)) << "nothing goes out";
+  const uint64_t destroyed = STANDIN(standin_calls)("cuStreamDestroy");
+  const Nanos start = monotonic_now();
+  copier.reset();
+  const Nanos waited = monotonic_now() - start;
+  EXPECT_GE(waited, Copier::kPatience);
+  EXPECT_LT(waited, Copier::kPatience + 2 * kSecond);
+  EXPECT_EQ(STANDIN(standin_calls)("cuStreamDestroy"), destroyed);
+  flag.set(first + 1);  // the device goes on, and its copy is still made
+  STANDIN(standin_synchronize)(0);
+  std::vector<float> found(1000);
+  STANDIN(standin_peek)(found.data(), device, 4000);
+  EXPECT_EQ(found, std::vector<float>(1000, 3.0f));
 }
 
 TEST_F(CopierTest, OneThatWaitsHoldsUpNoOther) {

@@ -210,7 +210,7 @@ TEST(TakeRelay, AsManyAsThereAreAndNoKernelWhileAStreamWaits) {
   EXPECT_NE(take_relay(0, DType::kFloat32, ReduceOp::kSum)->relay, nullptr) << "it is loaded";
   EXPECT_EQ(take_relay(0, DType::kInt8, ReduceOp::kMax)->relay, nullptr);
   flag.set(first + 1);
-  ASSERT_TRUE(copier->drain().ok());
+  ASSERT_TRUE(copier->drain(monotonic_now() + kSecond).ok());
   EXPECT_NE(take_relay(0, DType::kInt8, ReduceOp::kMax)->relay, nullptr);
   copier->flags().give_back(flag);
 }

@@ -230,6 +230,24 @@ TEST(SharedHeap, ReusesAndEvictsTheOldest) {
 }
 
 // Neighbours may still write to what was handed out before: nobody else gets it.
+// Whether or not there is a driver here that pins it.
+TEST(SharedHeap, ARegionForDevicesTakesThePlaceOfKeptOnesOfAboutItsSize) {
+  SharedHeap heap;
+  const auto take_and_free = [&heap](size_t bytes, Use use) {
+    auto block = heap.allocate(bytes, use);
+    ASSERT_TRUE(block.ok());
+    EXPECT_TRUE(heap.free(*block));
+  };
+  for (size_t i = 0; i < 50; ++i) {
+    take_and_free((8 << 20) + (i << 16), Use::kDevices);
+    EXPECT_EQ(heap.usage().regions, 1u);
+  }
+  take_and_free(64 << 20, Use::kDevices);  // of another size
+  EXPECT_EQ(heap.usage().regions, 2u);
+  for (size_t i = 0; i < 3; ++i) take_and_free((16 << 20) + (i << 16), Use::kHost);
+  EXPECT_EQ(heap.usage().regions, 5u);
+}
+
 TEST(SharedHeap, NothingIsHandedOutAgainOnceAllIsRetired) {
   SharedHeap heap;
   const auto take = [&](size_t bytes) {

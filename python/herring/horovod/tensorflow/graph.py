@@ -15,6 +15,7 @@ from herring.horovod.common.host import Starter
 from herring.horovod.common.process_sets import ProcessSet
 from herring.horovod.tensorflow.errors import tensorflow_errors
 from herring.horovod.tensorflow.ordering import note_start, note_wait
+from herring.tensorflow.copies import say_copies
 from herring.tensorflow.graphs import name_of_use
 from herring.tensorflow.xla import refuse_xla
 
@@ -76,6 +77,7 @@ def run(
         inside a graph of tf.compat.v1. When a graph runs, TensorFlow raises its own errors, which
         contain Herring's message.
     """
+    say_copies(f"hvd.{kind}", tensors)
     if tf.executing_eagerly():
         starter = Starter(name, process_set)
         with tensorflow_errors():

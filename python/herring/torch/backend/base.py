@@ -21,6 +21,7 @@ from herring.arrays.collectives import submit
 from herring.arrays.names import next_name
 from herring.errors import HerringError, InvalidArgumentError
 from herring.torch.backend.face import add_face
+from herring.torch.backend.listed import given
 from herring.torch.backend.messages import Messages
 from herring.torch.backend.others import other_backend
 from herring.torch.backend.outside import outside_graphs
@@ -231,6 +232,19 @@ class BaseProcessGroup(dist.ProcessGroup):
         waits = not option(options, "asyncOp", True)
         limit = limit_of(option(options, "timeout", None), self._limit)
         return submit(kind, tensor, name, limit, self._group, waits=waits, agreement=about, **more)
+
+    def _start_list(
+        self,
+        kind: str,
+        flat: torch.Tensor,
+        name: str,
+        options: Any,
+        about: str,
+        **more: Any,
+    ) -> Any:
+        """Starts an operation on the list of one tensor, which may lie on a GPU."""
+        more |= {"listed": True, "anywhere": True}
+        return self._start(kind, given(flat), name, options, about, **more)
 
     def _work(
         self,

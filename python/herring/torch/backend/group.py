@@ -13,10 +13,19 @@ from herring.arrays.collectives import submit
 from herring.errors import InvalidArgumentError, MismatchError
 from herring.torch import devices
 from herring.torch.backend.base import routed
+from herring.torch.backend.listed import gathered_bytes, result_of
 from herring.torch.backend.reducing import ReducingProcessGroup
 from herring.torch.backend.reductions import movable, place_for, typed
-from herring.torch.backend.tensors import as_dense, copy_back, limit_of, list_of, option, stays
-from herring.torch.backend.works import JoinedWork, Operations, Then, back_to
+from herring.torch.backend.tensors import (
+    as_dense,
+    copy_back,
+    dense_there,
+    exchanges_lists,
+    limit_of,
+    list_of,
+    option,
+)
+from herring.torch.backend.works import JoinedWork, Operations, back_to
 
 __all__ = ["HerringProcessGroup"]
 
@@ -34,14 +43,13 @@ class HerringProcessGroup(ReducingProcessGroup):
         works = []
         for tensor in list_of(tensors):
             with self._call("broadcast") as name:
-                there = stays(tensor)
-                host = tensor.data if there else as_dense(tensor)
+                host = dense_there(tensor, "broadcast")
+            there = devices.gpu_of(host) is not None
             taken = devices.exported(movable(host)) if there else movable(host)
             operation = self._start("broadcast", taken, name, opts, root=root)
-            then: Then | None = back_to(taken) if there else None
-            if host.data_ptr() != tensor.data_ptr():
-                then = functools.partial(_take, tensor, host)
-            works.append(self._work(opts, [operation], [tensor], then))
+            works.append(
+                self._work(opts, [operation], [tensor], back_to(taken, there, host, tensor))
+            )
         return self._joined(works)
 
     @routed
@@ -61,10 +69,14 @@ class HerringProcessGroup(ReducingProcessGroup):
         for blocks, tensor in zip(lists, list_of(inputs)):
             with self._call("allgather") as name:
                 self._require_one_each(blocks, "allgather")
-                flat = movable(as_dense(tensor))
+                flat = movable(dense_there(tensor, "all_gather"))
             about = f"all_gather of {tensor.dtype}"
-            operation = self._start("allgather", flat, name, opts, about)
-            then = self._spread(blocks)
+            if exchanges_lists(tensor):
+                operation = self._start_list("allgather", flat, name, opts, about)
+                then = self._spread_list(flat, blocks)
+            else:
+                operation = self._start("allgather", flat, name, opts, about)
+                then = self._spread(blocks)
             works.append(self._work(opts, [operation], list(blocks), then))
         return self._joined(works)
 
@@ -95,20 +107,17 @@ class HerringProcessGroup(ReducingProcessGroup):
                     f"must have {self.size()} times the {input.numel()} of the input, of "
                     f"{input.dtype}"
                 )
-            host = as_dense(input)
+            host = dense_there(input, "all_gather_into_tensor")
+        about = f"all_gather of {input.dtype}"
+        if exchanges_lists(input):
+            return self._gathered_list(output, movable(host), name, opts, about)
         if self._gathers_in_place(output, host):
             return self._gathered_in_place(output, host, name, opts)
         into = place_for(output, host) if self._blocks.same else None
-        about = f"all_gather of {input.dtype}"
         operation = self._start("allgather", movable(host), name, opts, about, into=into)
 
         def then(operations: Operations) -> None:
-            counts = operations[0].counts
-            if len(set(counts)) > 1:
-                raise MismatchError(
-                    f"{name}: ranks gave {list(counts)} elements; all_gather_into_tensor needs "
-                    "the same number from each"
-                )
+            _require_same(name, operations[0].counts)
             if operations[0].placed:
                 return
             found = typed(operations[0].result(), output.dtype)
@@ -117,6 +126,21 @@ class HerringProcessGroup(ReducingProcessGroup):
         return self._work(opts, [operation], [output], then)
 
     _allgather_base = all_gather_single
+
+    def _gathered_list(
+        self, output: torch.Tensor, flat: torch.Tensor, name: str, opts: Any, about: str
+    ) -> Any:
+        operation = self._start_list("allgather", flat, name, opts, about)
+
+        def then(operations: Operations) -> None:
+            sizes = gathered_bytes(operations[0])
+            _require_same(name, [size // flat.element_size() for size in sizes])
+            target = output.data if self._blocks.same and output.is_contiguous() else None
+            into = None if target is None else movable(target)
+            found = result_of(operations[0], flat, flat.numel() * self.size(), into)
+            copy_back(output, self._blocks.sorted(found.view(output.dtype)))
+
+        return self._work(opts, [operation], [output], then)
 
     def _gathers_in_place(self, output: torch.Tensor, host: torch.Tensor) -> bool:
         """Returns whether parts are gathered in place; all ranks decide alike."""
@@ -161,7 +185,7 @@ class HerringProcessGroup(ReducingProcessGroup):
             if self.rank() == root:
                 blocks = list(outputs[0] if isinstance(outputs[0], (list, tuple)) else outputs)
                 self._require_one_each(blocks, "gather")
-            flat = movable(as_dense(tensor))
+            flat = movable(as_dense(tensor, "gather"))
             splits = self._all_to(root, flat)
         about = f"gather of {tensor.dtype} to rank {root}"
         operation = self._start("alltoall", flat, name, opts, about, splits=splits)
@@ -178,7 +202,7 @@ class HerringProcessGroup(ReducingProcessGroup):
                     f"gather: the output has {output.numel()} elements; it must have {self.size()} "
                     f"times the {input.numel()} of the input"
                 )
-            flat = movable(as_dense(input))
+            flat = movable(as_dense(input, "gather_single"))
             splits = self._all_to(root, flat)
         about = f"gather of {input.dtype} to rank {root}"
         operation = self._start("alltoall", flat, name, opts, about, splits=splits)
@@ -209,7 +233,9 @@ class HerringProcessGroup(ReducingProcessGroup):
             if self.rank() == root:
                 blocks = inputs[0] if isinstance(inputs[0], (list, tuple)) else inputs
                 self._require_one_each(blocks, "scatter")
-                flat, splits = self._blocks.joined([movable(as_dense(one)) for one in blocks])
+                flat, splits = self._blocks.joined(
+                    [movable(as_dense(one, "scatter")) for one in blocks], "scatter"
+                )
         operation = self._start("alltoall", flat, name, opts, about, splits=splits)
 
         def then(operations: Operations) -> None:
@@ -223,7 +249,9 @@ class HerringProcessGroup(ReducingProcessGroup):
         with self._call("alltoall") as name:
             self._require_one_each(inputs, "alltoall")
             self._require_one_each(outputs, "alltoall")
-            flat, splits = self._blocks.joined([movable(as_dense(one)) for one in inputs])
+            flat, splits = self._blocks.joined(
+                [movable(as_dense(one, "all_to_all")) for one in inputs], "all_to_all"
+            )
         about = f"all_to_all of {inputs[0].dtype}"
         operation = self._start("alltoall", flat, name, opts, about, splits=splits)
         return self._work(opts, [operation], list(outputs), self._spread(outputs))
@@ -245,12 +273,12 @@ class HerringProcessGroup(ReducingProcessGroup):
           The work; its output is `output`.
         """
         with self._call("alltoall") as name:
-            host = as_dense(input)
+            host = as_dense(input, "all_to_all_single")
             pieces = [movable(one) for one in self._parts(host, input_splits, "input")]
             if self._blocks.same:
                 flat, splits = movable(host), [piece.numel() for piece in pieces]
             else:
-                flat, splits = self._blocks.joined(pieces)
+                flat, splits = self._blocks.joined(pieces, "all_to_all_single")
             target = output if output.is_contiguous() else torch.empty_like(output).contiguous()
             parts = self._parts(target, output_splits, "output")
         into = place_for(target, flat) if self._blocks.same else None
@@ -323,29 +351,64 @@ class HerringProcessGroup(ReducingProcessGroup):
             )
         return list(tensor.split(splits)) if tensor.dim() else [tensor]
 
+    def _spread_list(
+        self, flat: torch.Tensor, outputs: Sequence[torch.Tensor]
+    ) -> Callable[[Operations], None]:
+        """As `_spread`, of the list of `flat`."""
+
+        def then(operations: Operations) -> None:
+            sizes = gathered_bytes(operations[0])
+            for rank in self._blocks.order:
+                _require_bytes(rank, sizes[self._places[rank]], outputs[rank], outputs)
+            total = sum(sizes) // flat.element_size()
+            data, at = result_of(operations[0], flat, total).view(torch.uint8), 0
+            for rank in self._blocks.order:
+                bytes_ = sizes[self._places[rank]]
+                copy_back(outputs[rank], data[at : at + bytes_].view(outputs[rank].dtype))
+                at += bytes_
+
+        return then
+
     def _spread(self, outputs: Sequence[torch.Tensor]) -> Callable[[Operations], None]:
         """Returns a function that copies the data received from each rank to its place."""
 
         def then(operations: Operations) -> None:
             placed, at = operations[0].placed, 0
-            kinds = [output.element_size() for output in outputs]
-            total = sum(kind * output.numel() for kind, output in zip(kinds, outputs))
+            total = _bytes_of(outputs)
             data = None if placed else typed(operations[0].result(), torch.uint8)
             size = total if data is None else data.numel()
             width = size // max(sum(operations[0].counts), 1)
             for rank in self._blocks.order:  # the order of the data
                 bytes_ = int(operations[0].counts[self._places[rank]]) * width
                 output = outputs[rank]
-                if bytes_ != output.numel() * output.element_size():
-                    raise MismatchError(
-                        f"rank {rank} sent {bytes_} bytes, but the tensor for them has "
-                        f"{output.numel()} elements of {output.dtype} (of {total} bytes in all)"
-                    )
+                _require_bytes(rank, bytes_, output, outputs)
                 if data is not None:
                     copy_back(output, data[at : at + bytes_].view(output.dtype))
                 at += bytes_
 
         return then
+
+
+def _bytes_of(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(one.element_size() * one.numel() for one in tensors)
+
+
+def _require_bytes(
+    rank: int, sent: int, output: torch.Tensor, outputs: Sequence[torch.Tensor]
+) -> None:
+    if sent != _bytes_of([output]):
+        raise MismatchError(
+            f"rank {rank} sent {sent} bytes, but the tensor for them has {output.numel()} "
+            f"elements of {output.dtype} (of {_bytes_of(outputs)} bytes in all)"
+        )
+
+
+def _require_same(name: str, counts: Sequence[int]) -> None:
+    if len(set(counts)) > 1:
+        raise MismatchError(
+            f"{name}: ranks gave {list(counts)} elements; all_gather_into_tensor needs the same "
+            "number from each"
+        )
 
 
 def _take(tensor: torch.Tensor, host: torch.Tensor, _: Operations) -> None:

@@ -57,7 +57,7 @@ class Messages:
         self._check(to, "send")
         if to == self._rank:
             return self._to_myself("send", "receive", tensor, tag, limit)
-        host = movable(as_dense(tensor))
+        host = movable(as_dense(tensor, "send"))
         place = self._places[to]
         seconds = limit.total_seconds()
         handle = send_async(host, place, tag, timeout=seconds, group=self._group)
@@ -69,7 +69,7 @@ class Messages:
             self._check(source, "recv")
             if source == self._rank:
                 return self._to_myself("receive", "send", tensor, tag, limit)
-        host = as_dense(tensor)
+        host = as_dense(tensor, "recv")
         place = None if source is None else self._places[source]
         seconds = limit.total_seconds()
         handle = receive_async(movable(host), place, tag, timeout=seconds, group=self._group)
@@ -120,7 +120,7 @@ class Messages:
                 f"with {target.numel()} of {target.dtype}"
             )
         else:
-            copy_back(target, as_dense(source))
+            copy_back(target, as_dense(source, "send"))
         its_work.done(error)
         work.done(error)
         return work

@@ -11,6 +11,7 @@ from herring.errors import InvalidArgumentError
 from herring.split import even_parts
 from herring.torch import devices
 from herring.torch.backend.base import BaseProcessGroup, routed
+from herring.torch.backend.listed import result_of
 from herring.torch.backend.reductions import (
     Reduction,
     divided,
@@ -20,7 +21,16 @@ from herring.torch.backend.reductions import (
     typed,
 )
 from herring.torch.backend.sparse import SparseSum
-from herring.torch.backend.tensors import as_dense, copy_back, list_of, operator_of, packs, stays
+from herring.torch.backend.tensors import (
+    as_dense,
+    copy_back,
+    dense_there,
+    exchanges_lists,
+    list_of,
+    operator_of,
+    packs,
+    stays,
+)
 from herring.torch.backend.works import JoinedWork, Operations, back_to
 
 __all__ = ["ReducingProcessGroup"]
@@ -59,8 +69,10 @@ class ReducingProcessGroup(BaseProcessGroup):
             return self._work(opts, [operation], outputs, steps.finish)
         with self._call("allreduce") as name:
             reduction = reduction_of(operator_of(opts), tensor.dtype, self.size())
-            there = stays(tensor) and reduction.fold is None and reduction.divisor == 1
-            host = tensor.data if there else as_dense(tensor)
+            plain = reduction.fold is None and reduction.divisor == 1
+            what = f"all_reduce of {tensor.dtype}, {operator_of(opts)}"
+            host = (dense_there if plain else as_dense)(tensor, what)
+            there = plain and devices.gpu_of(host) is not None
         if reduction.fold is not None:
             return self._folded(reduction, host, tensor, outputs, name, opts)
         wire = reduction.wire(host)
@@ -74,10 +86,8 @@ class ReducingProcessGroup(BaseProcessGroup):
             op=reduction.op,
             prescale=reduction.prescale,
         )
-        if there:
-            return self._work(opts, [operation], outputs, back_to(taken))
-        if host.data_ptr() == tensor.data_ptr() and reduction.divisor == 1:
-            return self._work(opts, [operation], outputs)
+        if plain:
+            return self._work(opts, [operation], outputs, back_to(taken, there, host, tensor))
 
         def then(_: Operations) -> None:
             copy_back(tensor, divided(host, reduction.divisor))
@@ -125,7 +135,10 @@ class ReducingProcessGroup(BaseProcessGroup):
             with self._call("allreduce") as name:
                 reduction = reduction_of(operator_of(opts), pack[0].dtype, self.size())
                 there = all(map(stays, pack)) and devices.common_gpu(pack) is not None
-                hosts = [tensor.data if there else as_dense(tensor) for tensor in pack]
+                hosts = [
+                    tensor.data if there else as_dense(tensor, "all_reduce_coalesced")
+                    for tensor in pack
+                ]
             if reduction.fold is not None or reduction.divisor != 1:
                 works += [self._allreduce(tensor, [tensor], opts) for tensor in pack]
                 continue
@@ -140,7 +153,7 @@ class ReducingProcessGroup(BaseProcessGroup):
                 for tensor, host in zip(pack, hosts):
                     copy_back(tensor, host)
 
-            then = back_to(taken) if there else spread
+            then = back_to(taken, there) or spread
             works.append(self._work(opts, [operation], pack, then))
         return works[0] if len(works) == 1 else JoinedWork(self._owner, works)
 
@@ -151,7 +164,7 @@ class ReducingProcessGroup(BaseProcessGroup):
         root = self._root(opts)
         with self._call("reduce_scatter") as name:
             reduction = reduction_of(operator_of(opts), tensor.dtype, self.size())
-            host = as_dense(tensor)
+            host = as_dense(tensor, "reduce")
         if reduction.about:
             reduction = reduction._replace(about=f"{reduction.about} to rank {root}")
         return self._scattered(
@@ -221,7 +234,7 @@ class ReducingProcessGroup(BaseProcessGroup):
             reduction = reduction_of(operator_of(opts), output.dtype, self.size())
             self._require_one_each(blocks, "reduce_scatter")
             self._require_size(blocks[self.rank()], output, "reduce_scatter")
-            host, counts = self._blocks.joined(blocks)
+            host, counts = self._blocks.joined(blocks, "reduce_scatter")
         return self._scattered(reduction, host, counts, output, [output], name, opts)
 
     @routed
@@ -235,8 +248,29 @@ class ReducingProcessGroup(BaseProcessGroup):
                     f"must have {self.size()} times the {output.numel()} of the output, of "
                     f"{output.dtype}"
                 )
-            host, counts = self._blocks.equal(as_dense(input).reshape(-1))
+            plain = reduction.fold is None and reduction.divisor == 1
+            listed = plain and exchanges_lists(input)
+            what = "reduce_scatter_tensor" if plain else f"reduce_scatter_tensor of {input.dtype}"
+            dense = (dense_there if listed else as_dense)(input, what)
+            host, counts = self._blocks.equal(dense.reshape(-1))
+        if listed:
+            return self._scattered_list(reduction, host, output, name, opts)
         return self._scattered(reduction, host, counts, output, [output], name, opts)
+
+    def _scattered_list(
+        self, reduction: Reduction, dense: torch.Tensor, output: torch.Tensor, name: str, opts: Any
+    ) -> Any:
+        flat = reduction.wire(dense).reshape(-1)
+        more = {"op": reduction.op, "prescale": reduction.prescale}
+        operation = self._start_list("reduce_scatter", flat, name, opts, reduction.about, **more)
+
+        def then(operations: Operations) -> None:
+            target = output.data if output.is_contiguous() else None
+            into = None if target is None else reduction.wire(target).reshape(-1)
+            found = result_of(operations[0], flat, flat.numel() // self.size(), into)
+            copy_back(output, found.view(output.dtype))
+
+        return self._work(opts, [operation], [output], then)
 
     _reduce_scatter_base = reduce_scatter_single
 

@@ -36,8 +36,8 @@ class SparseSum:
         own = tensor.detach().coalesce()
         self._dimensions = own.sparse_dim()
         # The shape is [entries, sparse dimensions], so that the ranks' entries can be concatenated.
-        self.indices = as_dense(own.indices().t()).reshape(-1)
-        self.values = movable(as_dense(own.values()))
+        self.indices = as_dense(own.indices().t(), "all_reduce of sparse tensors").reshape(-1)
+        self.values = movable(as_dense(own.values(), "all_reduce of sparse tensors"))
         average = "average" if self._divisor > 1 else "sum"
         self.about = f"{average} of sparse {tensor.dtype} {list(tensor.shape)}"
 

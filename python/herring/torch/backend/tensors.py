@@ -17,6 +17,8 @@ __all__ = [
     "Blocks",
     "as_dense",
     "copy_back",
+    "dense_there",
+    "exchanges_lists",
     "first_tensor",
     "limit_of",
     "list_of",
@@ -65,10 +67,14 @@ def limit_of(given: timedelta | None, default: timedelta) -> float:
     return max(default.total_seconds(), 1e-3)
 
 
-def as_dense(tensor: torch.Tensor) -> torch.Tensor:
+def as_dense(tensor: torch.Tensor, operation: str) -> torch.Tensor:
     """Returns the values of a tensor in contiguous host memory, its own or a copy's.
 
     Autograd does not see changes, as with every backend of torch.
+
+    Args:
+      tensor: any.
+      operation: what it is for; the warning about a copy from a GPU names it.
 
     Raises:
       InvalidArgumentError: The tensor is sparse, or is on a device whose tensors cannot be copied
@@ -78,7 +84,22 @@ def as_dense(tensor: torch.Tensor) -> torch.Tensor:
         raise InvalidArgumentError(
             f"the tensor has the layout {tensor.layout}; only all_reduce takes sparse tensors (COO)"
         )
-    return on_host(tensor.data.resolve_conj().resolve_neg(), "herring").contiguous()
+    return on_host(tensor.data.resolve_conj().resolve_neg(), operation).contiguous()
+
+
+def exchanges_lists(tensor: torch.Tensor) -> bool:
+    """Whether ranks gather and scatter a tensor as a list of one, which the core takes from GPUs.
+
+    All ranks decide alike, whether or not the core takes tensors from each of their GPUs.
+    """
+    return tensor.is_cuda or devices.gpu_of(tensor) is not None
+
+
+def dense_there(tensor: torch.Tensor, operation: str) -> torch.Tensor:
+    """As `as_dense`, but a tensor stays on a GPU from which the core takes tensors."""
+    if tensor.layout != torch.strided or devices.gpu_of(tensor) is None:
+        return as_dense(tensor, operation)
+    return tensor.data.resolve_conj().resolve_neg().contiguous()
 
 
 def stays(tensor: torch.Tensor) -> bool:
@@ -110,9 +131,11 @@ class Blocks:
         self._places = list(places)
         self.same = self.order == self._places
 
-    def joined(self, blocks: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
+    def joined(
+        self, blocks: Sequence[torch.Tensor], operation: str
+    ) -> tuple[torch.Tensor, list[int]]:
         """Returns the blocks one after the other, flat, and the number of elements of each."""
-        parts = [as_dense(blocks[rank]).reshape(-1) for rank in self.order]
+        parts = [as_dense(blocks[rank], operation).reshape(-1) for rank in self.order]
         return torch.cat(parts), [part.numel() for part in parts]
 
     def equal(self, flat: torch.Tensor) -> tuple[torch.Tensor, list[int]]:

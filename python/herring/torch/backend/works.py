@@ -18,6 +18,7 @@ from herring.arrays.handles import call_later
 from herring.errors import HerringError, ShutdownError, TimeoutError
 from herring.torch import devices
 from herring.torch.backend.outside import outside_graphs
+from herring.torch.backend.tensors import copy_back
 from herring.torch.promises import Promise
 
 __all__ = ["JoinedWork", "LocalWork", "OperationWork", "Operations", "Owner", "Then", "back_to"]
@@ -57,11 +58,29 @@ class Owner:
             work.done(HerringError(why))
 
 
-def back_to(taken: Any) -> Then:
-    """Returns a function that brings an operation's result to the GPU tensors that it took."""
+def back_to(
+    taken: Any, there: bool, dense: torch.Tensor | None = None, target: torch.Tensor | None = None
+) -> Then | None:
+    """Returns a function that brings the result of an operation in place to where it belongs.
+
+    Args:
+      taken: The array that the core was given.
+      there: Whether that array is on a GPU.
+      dense: The tensor that the core was given; None means the caller's own tensor.
+      target: The caller's own tensor.
+
+    Returns:
+      The function, or None if the result is where it belongs already.
+    """
+    copies = dense is not None and target is not None and dense.data_ptr() != target.data_ptr()
+    if not there and not copies:
+        return None
 
     def then(operations: Operations) -> None:
-        take_back(operations[0], taken, 0.0)
+        if there:
+            take_back(operations[0], taken, 0.0)
+        if dense is not None and target is not None:
+            copy_back(target, dense)
 
     return then
 
