@@ -128,6 +128,37 @@ def test_a_server_that_stays_does_not_begin_again_with_its_reminders(free_port: 
     assert waited == sorted(waited) and waited[2] >= 1.0, lines
 
 
+def test_a_server_between_two_jobs_does_not_complain(free_port: int) -> None:
+    common = {
+        **clean(),
+        "HERRING_SECRET": SECRET,
+        "HERRING_RENDEZVOUS": f"127.0.0.1:{free_port}",
+        "HERRING_WARN_AFTER": "0.1",
+    }
+    server = subprocess.Popen(
+        [sys.executable, *SERVER, "--stay"], env=common, stderr=subprocess.PIPE, text=True
+    )
+    worker = "import herring; herring.init(); herring.barrier(); herring.shutdown()"
+    place = {"HERRING_RANK": "0", "HERRING_SIZE": "1", "HERRING_SERVERS": "1"}
+    try:
+        assert server.stderr is not None
+        for number in range(3):  # each takes longer to start than a reminder
+            subprocess.run([sys.executable, "-c", worker], env={**common, **place}, check=True)
+            if number == 0:  # for the first job it may complain, and does
+                assert "has waited" in server.stderr.readline()
+                os.set_blocking(server.stderr.fileno(), False)
+                with contextlib.suppress(BlockingIOError):
+                    os.read(server.stderr.fileno(), 1 << 16)
+                os.set_blocking(server.stderr.fileno(), True)
+        server.terminate()
+        text = server.stderr.read()
+    finally:
+        server.kill()
+        server.wait(30)
+        server.stderr.close()
+    assert "has waited" not in text, text
+
+
 def test_reminders_of_waits_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     from herring import _core
 

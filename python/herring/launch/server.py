@@ -19,6 +19,10 @@ from herring.rendezvous.meet import meet_as_server
 
 __all__ = ["add_options", "handle", "run_server"]
 
+# Seconds "waited" between two jobs: a server that has served one job may wait for the next one for
+# as long as it likes, so no reminder is due for years.
+_IDLE = -1e8
+
 HELP = """\
 example: a worker on each of two hosts, and a server on a third
   openssl rand -hex 32 > secret            # once; copy it to every host, mode 0600
@@ -91,14 +95,16 @@ def run_server(
         if not stay:
             _serve(server, interface, 0.0, log_settings)
             return 0
+        served = False
         while True:
+            waited = _IDLE if served else time.monotonic() - since
             try:
-                _serve(server, interface, time.monotonic() - since, log_settings)
+                _serve(server, interface, waited, log_settings)
             except TimeoutError:  # no worker has come yet
                 continue
             except PeerLostError as error:  # this job failed; the next one may not
                 _core.log_error(str(error))
-            since = time.monotonic()
+            served = True
 
 
 @contextlib.contextmanager

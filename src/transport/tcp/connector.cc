@@ -124,8 +124,10 @@ class Attempts {
       }
       // The error has the time of all attempts, not only of the last one.
       failure_ = slow ? Status(Code::kTimeout,
-                               concat(wanted_[i].address.to_string(), " did not complete the hello "
-                                      "in ", in_seconds(monotonic_now() - start_)))
+                               concat(wanted_[i].address.to_string(), " accepts connections "
+                                      "but did not complete the hello in ",
+                                      in_seconds(monotonic_now() - start_),
+                                      "; its process may still be starting"))
                       : result.status();
       waiting_.loop.stop();
       return;
@@ -178,8 +180,9 @@ Connector::Connector(DescriptorLoop& loop, Result<GuardedFd> fd, std::string nam
   loop_.add(fd_.get(), kForWriting, this);
   timer_ = loop_.call_after(patience, [this, patience] {
     timer_ = 0;
-    finish(Status(Code::kTimeout, concat(name_, " did not complete the hello in ",
-                                         in_seconds(patience))));
+    finish(Status(Code::kTimeout, concat(name_, " accepts connections but did not complete the hello in ",
+                                         in_seconds(patience),
+                                         "; its process may still be starting")));
   });
 }
 
