@@ -42,7 +42,11 @@ def test_options_with_a_counterpart_set_it(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize(
-    "options", [["--cycle-time-ms", "5"], ["--gloo"], ["--autotune"], ["--mpi-args", "x"]]
+    "options",
+    [
+        *(["--cycle-time-ms", "5"], ["--gloo"], ["--autotune"], ["--mpi-args", "x"], ["--jsrun"]),
+        *(["--stall-check"], ["--prefix-output-with-timestamp"], ["--no-log-hide-timestamp"]),
+    ],
 )
 def test_options_without_one_are_named(
     options: list[str], capsys: pytest.CaptureFixture[str]
@@ -60,6 +64,8 @@ def test_options_without_one_are_named(
         (["--fusion-threshold-mb", "x"], ["--fusion-threshold-mb 'x'", "a number"]),
         (["--stall-check-warning-time-seconds", "-3"], ["'-3' is not valid", "seconds"]),
         (["--min-np", "2"], ["--min-np is not supported", "keeps the workers"]),
+        (["--elastic-timeout", "5"], ["--elastic-timeout is not supported", "keeps the workers"]),
+        (["--version"], ["--version is not supported", "'herring --version'"]),
     ],
 )
 def test_wrong_values_are_named(

@@ -27,7 +27,13 @@ _OWN = "the transport is Herring's own"
 # Options without a counterpart, by the number of their values, and why.
 _IGNORED = {
     0: {
-        **dict.fromkeys(("--gloo", "--mpi", "--tcp"), _OWN),
+        **dict.fromkeys(("--gloo", "--mpi", "--tcp", "--jsrun"), _OWN),
+        **dict.fromkeys(("--mpi-threads-disable", "--no-mpi-threads-disable"), _OWN),
+        "--stall-check": "waits are always watched (HERRING_WARN_AFTER)",
+        "--prefix-output-with-timestamp": "lines of the log have the time, other lines the rank",
+        **dict.fromkeys(
+            ("--log-hide-timestamp", "--no-log-hide-timestamp"), WITHOUT["HOROVOD_LOG_TIMESTAMP"]
+        ),
         "--verbose": "HERRING_LOG_LEVEL says what is logged",
         "--disable-cache": WITHOUT["HOROVOD_CACHE_CAPACITY"],
         "--log-with-timestamp": WITHOUT["HOROVOD_LOG_TIMESTAMP"],
@@ -60,9 +66,14 @@ _REFUSED = {
     "--max-np": "a job keeps the workers it has started with; save checkpoints, and start it again",
     "--min-num-proc": "a job keeps the workers it has started with",
     "--max-num-proc": "a job keeps the workers it has started with",
+    "--elastic-timeout": "a job keeps the workers it has started with",
+    "--reset-limit": "a job keeps the workers it has started with",
+    "--blacklist-cooldown-range": "the hosts of a job do not change",
     "--slots-per-host": "put the slots after each host: -H host1:4,host2:4",
     "--config-file": "give the options on the command line; settings are HERRING_* variables",
     "--check-build": "'herring check' reports what is installed",
+    "-cb": "'herring check' reports what is installed",
+    "--version": "'herring --version' prints it",
     "--host-discovery-script": "the hosts of a job do not change",
 }
 
