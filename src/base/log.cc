@@ -53,6 +53,11 @@ void wake_reader(Wake& wake) {
   wake.changed.notify_all();
 }
 
+uint64_t count_of(Wake& wake) {
+  std::lock_guard lock(wake.mutex);
+  return wake.count;
+}
+
 Nanos wall_clock_now() {
   timespec now{};
   ::clock_gettime(CLOCK_REALTIME, &now);
@@ -146,11 +151,7 @@ std::vector<LogLine> take_log_lines() {
   }
   if (read) wake_reader(*wake);  // wakes wait_for_log_reader() too
   for (;;) {
-    uint64_t seen;
-    {
-      std::lock_guard lock(wake->mutex);
-      seen = wake->count;
-    }
+    const uint64_t seen = count_of(*wake);
     {
       ForkSection section;
       Log& log = the_log();
@@ -171,11 +172,7 @@ bool wait_for_log_reader(Nanos patience) {
   if (wake == nullptr) return true;
   const Nanos deadline = monotonic_now() + patience;
   for (;;) {
-    uint64_t seen;
-    {
-      std::lock_guard lock(wake->mutex);
-      seen = wake->count;
-    }
+    const uint64_t seen = count_of(*wake);
     {
       ForkSection section;
       Log& log = the_log();

@@ -275,30 +275,17 @@ Result<RoundInfo> Partial::take(char* out) {
   return info;
 }
 
-uint32_t Partial::ready() {
+template <typename T>
+T Partial::locked(T (partial::Ledger::*value)() const) {
   std::lock_guard lock(mutex_);
-  return ledger_.ready();
+  return (ledger_.*value)();
 }
 
-uint64_t Partial::produced() {
-  std::lock_guard lock(mutex_);
-  return ledger_.produced();
-}
-
-uint64_t Partial::counted() {
-  std::lock_guard lock(mutex_);
-  return ledger_.counted();
-}
-
-uint32_t Partial::taken() {
-  std::lock_guard lock(mutex_);
-  return ledger_.taken();
-}
-
-size_t Partial::blocks() {
-  std::lock_guard lock(mutex_);
-  return ledger_.blocks();
-}
+uint32_t Partial::ready() { return locked(&partial::Ledger::ready); }
+uint64_t Partial::produced() { return locked(&partial::Ledger::produced); }
+uint64_t Partial::counted() { return locked(&partial::Ledger::counted); }
+uint32_t Partial::taken() { return locked(&partial::Ledger::taken); }
+size_t Partial::blocks() { return locked(&partial::Ledger::blocks); }
 
 Status Partial::failure() {
   std::lock_guard lock(mutex_);

@@ -84,6 +84,9 @@ class Partial : public TransferOwner, public std::enable_shared_from_this<Partia
   Status launch(uint64_t upto, const char* send);
   void complete();
   void announce(const partial::Join& join, std::string payload);
+  // Returns a value of the ledger, with the lock held.
+  template <typename T>
+  T locked(T (partial::Ledger::*value)() const);
 
   EngineCore& engine_;
   const PartialOptions options_;

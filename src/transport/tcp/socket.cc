@@ -141,6 +141,17 @@ Result<GuardedFd> try_to_listen(const Address& address, int backlog, int& error)
   return Status(Code::kConfiguration, "");  // the caller says what the error means
 }
 
+// Returns what `call` says about a socket. `code` is the code of its error, `name` the call's name.
+Result<Address> address_by(int (*call)(int, sockaddr*, socklen_t*), int fd, Code code,
+                           const char* name) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof(storage);
+  if (call(fd, reinterpret_cast<sockaddr*>(&storage), &length) != 0) {
+    return Status(code, concat(name, ": ", strerror(errno)));
+  }
+  return from_sockaddr(storage, length);
+}
+
 }  // namespace
 
 Status finish_connecting(int fd) {
@@ -255,21 +266,11 @@ Result<GuardedFd> adopt_listener(int fd) {
 }
 
 Result<Address> local_address(int fd) {
-  sockaddr_storage storage{};
-  socklen_t length = sizeof(storage);
-  if (getsockname(fd, reinterpret_cast<sockaddr*>(&storage), &length) != 0) {
-    return Status(Code::kInternal, concat("getsockname: ", strerror(errno)));
-  }
-  return from_sockaddr(storage, length);
+  return address_by(getsockname, fd, Code::kInternal, "getsockname");
 }
 
 Result<Address> peer_address(int fd) {
-  sockaddr_storage storage{};
-  socklen_t length = sizeof(storage);
-  if (getpeername(fd, reinterpret_cast<sockaddr*>(&storage), &length) != 0) {
-    return Status(Code::kPeerLost, concat("getpeername: ", strerror(errno)));
-  }
-  return from_sockaddr(storage, length);
+  return address_by(getpeername, fd, Code::kPeerLost, "getpeername");
 }
 
 Result<GuardedFd> connect_to(const Address& address, const std::string& source, Nanos deadline) {
