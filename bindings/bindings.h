@@ -35,6 +35,14 @@ T take(Result<T> result) {
   return std::move(*result);
 }
 
+// Returns a dictionary with the given names: dict_of("sent"_a = 3, "received"_a = 4).
+template <typename... Entries>
+nb::dict dict_of(const Entries&... entries) {
+  nb::dict result;
+  ((result[entries.name_] = entries.value), ...);
+  return result;
+}
+
 // A contiguous array owned by Python, accessed through the buffer protocol or DLPack.
 class ArrayView {
  public:

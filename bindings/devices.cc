@@ -14,45 +14,38 @@ device::Platform& platform() {
 }
 
 nb::dict describe_devices() {
+  using namespace nb::literals;
   device::Platform& all = platform();
   nb::list devices;
   for (int i = 0; i < all.count(); ++i) {
     const device::Properties& properties = all.properties(i);
-    nb::dict one;
-    one["name"] = properties.name;
-    one["bus"] = properties.bus;
-    one["memory"] = properties.memory;
-    one["capability"] = nb::make_tuple(properties.major, properties.minor);
-    one["numa_node"] = properties.numa_node;
-    one["stream_memory"] = properties.stream_memory;
     nb::list peers;
     for (int peer = 0; peer < all.count(); ++peer) {
       if (peer != i && all.can_access(i, peer)) peers.append(peer);
     }
-    one["peers"] = peers;
-    devices.append(one);
+    devices.append(dict_of(
+        "name"_a = properties.name, "bus"_a = properties.bus, "memory"_a = properties.memory,
+        "capability"_a = nb::make_tuple(properties.major, properties.minor),
+        "numa_node"_a = properties.numa_node, "stream_memory"_a = properties.stream_memory,
+        "peers"_a = peers));
   }
-  nb::dict found;
-  found["driver"] = all.version();
   const auto compiler = device::cuda::compiler_version();
-  found["compiler"] =
-      compiler.ok() ? *compiler : concat("none (", compiler.status().message(), ")");
-  found["devices"] = devices;
-  return found;
+  return dict_of("driver"_a = all.version(),
+                 "compiler"_a = compiler.ok()
+                                    ? *compiler
+                                    : concat("none (", compiler.status().message(), ")"),
+                 "devices"_a = devices);
 }
 
 nb::dict measure_copies(int index, size_t bytes) {
+  using namespace nb::literals;
   device::Platform& all = platform();
   const device::Rates rates = take(without_gil([&]() -> Result<device::Rates> {
     auto one = all.device(index);
     return one.ok() ? device::measure_rates(all, **one, bytes) : one.status();
   }));
-  nb::dict found;
-  found["out"] = rates.out;
-  found["in"] = rates.in;
-  found["both"] = rates.both;
-  found["pinned"] = rates.pinned;
-  return found;
+  return dict_of("out"_a = rates.out, "in"_a = rates.in, "both"_a = rates.both,
+                 "pinned"_a = rates.pinned);
 }
 
 }  // namespace

@@ -433,6 +433,7 @@ nb::object empty(nb::object job_object, size_t bytes) {
 }
 
 nb::dict stats(Job& job) {
+  using namespace nb::literals;
   worker::Engine::Counters counters;
   {
     GilReleased release;
@@ -442,28 +443,19 @@ nb::dict stats(Job& job) {
   nb::list servers;
   for (size_t i = 0; i < counters.servers.size(); ++i) {
     const auto& one = counters.servers[i];
-    nb::dict server;
-    server["name"] = job.cluster().describe_server(static_cast<uint32_t>(i));
-    server["dedicated"] = job.cluster().servers[i].dedicated;
-    server["weight"] = job.cluster().servers[i].weight;
-    server["bytes_sent"] = one.bytes_sent;
-    server["bytes_received"] = one.bytes_received;
-    servers.append(server);
+    servers.append(dict_of("name"_a = job.cluster().describe_server(static_cast<uint32_t>(i)),
+                           "dedicated"_a = job.cluster().servers[i].dedicated,
+                           "weight"_a = job.cluster().servers[i].weight,
+                           "bytes_sent"_a = one.bytes_sent,
+                           "bytes_received"_a = one.bytes_received));
     sent += one.bytes_sent;
     received += one.bytes_received;
   }
-  nb::dict all;
-  all["bytes_sent"] = sent;
-  all["bytes_received"] = received;
-  all["servers"] = servers;
-  nb::dict workers;
-  workers["bytes_sent"] = counters.workers.bytes_sent;
-  workers["bytes_received"] = counters.workers.bytes_received;
-  all["workers"] = workers;
-  all["credit_bytes"] = counters.credit_bytes;
-  all["wakeups"] = counters.wakeups;
-  all["gpu_sums"] = counters.device_sums;
-  return all;
+  const nb::dict workers = dict_of("bytes_sent"_a = counters.workers.bytes_sent,
+                                   "bytes_received"_a = counters.workers.bytes_received);
+  return dict_of("bytes_sent"_a = sent, "bytes_received"_a = received, "servers"_a = servers,
+                 "workers"_a = workers, "credit_bytes"_a = counters.credit_bytes,
+                 "wakeups"_a = counters.wakeups, "gpu_sums"_a = counters.device_sums);
 }
 
 }  // namespace

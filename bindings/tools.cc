@@ -17,22 +17,17 @@ namespace {
 
 // Returns the table of settings, independent of the environment.
 nb::list setting_rows() {
+  using namespace nb::literals;
   nb::list rows;
   for (const SettingSpec& spec : setting_specs()) {
-    nb::dict row;
-    row["name"] = std::string(spec.name);
-    row["env"] = environment_name(spec.name);
-    row["type"] = name_of(spec.type);
-    row["scope"] = name_of(spec.scope);
-    row["minimum"] = spec.limits.minimum;
-    row["maximum"] = spec.limits.maximum;
-    row["choices"] = std::vector<std::string>(spec.limits.choices.begin(),
-                                              spec.limits.choices.end());
-    row["default"] = std::string(spec.default_text);
-    row["flags"] = std::string(spec.flags);
-    row["help"] = std::string(spec.help);
-    row["allowed"] = allowed_values(spec);
-    rows.append(row);
+    const std::vector<std::string> choices(spec.limits.choices.begin(), spec.limits.choices.end());
+    rows.append(dict_of(
+        "name"_a = std::string(spec.name), "env"_a = environment_name(spec.name),
+        "type"_a = name_of(spec.type), "scope"_a = name_of(spec.scope),
+        "minimum"_a = spec.limits.minimum, "maximum"_a = spec.limits.maximum,
+        "choices"_a = choices, "default"_a = std::string(spec.default_text),
+        "flags"_a = std::string(spec.flags), "help"_a = std::string(spec.help),
+        "allowed"_a = allowed_values(spec)));
   }
   return rows;
 }

@@ -99,6 +99,7 @@ simulate::Scenario scenario_of(nb::dict from) {
 }
 
 nb::dict simulate_coarse(nb::dict from, uint64_t rounds, uint64_t seed, double least) {
+  using namespace nb::literals;
   const simulate::Scenario scenario = scenario_of(from);
   const simulate::Outcome outcome =
       take(without_gil([&] { return simulate::run(scenario, rounds, seed, least); }));
@@ -107,12 +108,8 @@ nb::dict simulate_coarse(nb::dict from, uint64_t rounds, uint64_t seed, double l
     all.append(nb::make_tuple(round.seconds, round.goodput, round.window,
                               simulate::name_of(round.bound), round.losses, round.timeouts));
   }
-  nb::dict result;
-  result["rounds"] = all;
-  result["limit"] = outcome.limit;
-  result["wire_limit"] = outcome.wire_limit;
-  result["steps"] = outcome.steps;
-  return result;
+  return dict_of("rounds"_a = all, "limit"_a = outcome.limit,
+                 "wire_limit"_a = outcome.wire_limit, "steps"_a = outcome.steps);
 }
 
 }  // namespace

@@ -54,6 +54,7 @@ nb::dict simulate_job(uint32_t nodes, uint32_t servers, size_t size, uint32_t ro
                       std::map<std::string, std::string> settings, uint32_t mtu, size_t cores,
                       bool shared_cores, const std::map<std::string, double>& costs, double pause,
                       bool data, uint64_t seed, double patience) {
+  using namespace nb::literals;
   simulate::JobOptions options;
   options.nodes = nodes;
   options.dedicated_servers = servers;
@@ -104,14 +105,9 @@ nb::dict simulate_job(uint32_t nodes, uint32_t servers, size_t size, uint32_t ro
     drops += simulation.network().link(i).counters().drops;
   }
   const auto counted = simulation.streams().counters();
-  nb::dict result;
-  result["rounds"] = times;
-  result["packets"] = counted.packets;
-  result["retransmissions"] = counted.retransmissions;
-  result["timeouts"] = counted.timeouts;
-  result["drops"] = drops;
-  result["events"] = simulation.events();
-  return result;
+  return dict_of("rounds"_a = times, "packets"_a = counted.packets,
+                 "retransmissions"_a = counted.retransmissions, "timeouts"_a = counted.timeouts,
+                 "drops"_a = drops, "events"_a = simulation.events());
 }
 
 }  // namespace
