@@ -97,10 +97,7 @@ void VirtualLoop::begin_iteration() {
   handling_.clear();
   run_tasks();
   run_timers();
-  running_ = false;
-  if (!ended_) {
-    simulation_.push(simulation_.now() + static_cast<Nanos>(cost_), number_, ++ticket_);
-  }
+  end_half();
 }
 
 void VirtualLoop::end_iteration() {
@@ -108,9 +105,13 @@ void VirtualLoop::end_iteration() {
   running_ = true;
   cost_ = 0;
   run_deferred();
-  running_ = false;
   // The processor is busy until everything is sent. What is ready by then is for the next
   // iteration.
+  end_half();
+}
+
+void VirtualLoop::end_half() {
+  running_ = false;
   if (!ended_) {
     simulation_.push(simulation_.now() + static_cast<Nanos>(cost_), number_, ++ticket_);
   }

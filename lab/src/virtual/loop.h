@@ -46,6 +46,8 @@ class VirtualLoop final : public EventLoop {
   void on_event(uint64_t ticket);
   void begin_iteration();
   void end_iteration();
+  // Ends the work of half an iteration; the next event comes when its cost has passed.
+  void end_half();
   void rest();
 
   Simulation& simulation_;

@@ -53,14 +53,7 @@ size_t Streams::write(uint32_t connection, int side, size_t bytes, Nanos now) {
   if (from.gone || from.sender.finishing()) return 0;
   const size_t taken = from.sender.write(bytes);
   from.wants_room |= taken < bytes;
-  if (taken == 0) return 0;
-  if (connections_[connection].local) {
-    locals_.push_back({now + settings_.loopback_delay, from.sender.written(), connection,
-                       static_cast<uint8_t>(side), false});
-  } else {
-    pump(connection, side, now);
-    schedule(connection, side);
-  }
+  if (taken > 0) send_written(connection, side, false, now);
   return taken;
 }
 
@@ -68,9 +61,13 @@ void Streams::finish(uint32_t connection, int side, Nanos now) {
   End& from = end(connection, side);
   if (from.gone || from.sender.finishing()) return;
   from.sender.finish();
+  send_written(connection, side, true, now);
+}
+
+void Streams::send_written(uint32_t connection, int side, bool last, Nanos now) {
   if (connections_[connection].local) {
-    locals_.push_back({now + settings_.loopback_delay, from.sender.written(), connection,
-                       static_cast<uint8_t>(side), true});
+    locals_.push_back({now + settings_.loopback_delay, end(connection, side).sender.written(),
+                       connection, static_cast<uint8_t>(side), last});
   } else {
     pump(connection, side, now);
     schedule(connection, side);

@@ -109,6 +109,8 @@ class Streams {
   const End& end(uint32_t connection, int side) const {
     return connections_[connection].ends[static_cast<size_t>(side)];
   }
+  // Sends what `side` has written, as far as possible. `last`: the side has finished.
+  void send_written(uint32_t connection, int side, bool last, Nanos now);
   void pump(uint32_t id, int side, Nanos now);
   void send(uint32_t id, int side, const Segment* segment, bool reset, Nanos now);
   void arrive(uint32_t place, Nanos now);

@@ -15,9 +15,19 @@ from herring_lab.emulate.limits import MAXIMUM_SPINES, loss_of, seconds_of
 from herring_lab.emulate.paths import Where
 from herring_lab.emulate.strict import Path
 
-__all__ = ["add_network", "network_of"]
+__all__ = ["add_network", "add_queue", "network_of"]
 
 _Value = TypeVar("_Value")
+
+
+def add_queue(parser: argparse._ActionsContainer) -> None:
+    """Adds the option of the queue to a parser, or to a group of its options."""
+    parser.add_argument(
+        "--queue",
+        default="20ms",
+        metavar="TIME",
+        help="most time a packet may wait in a queue (default 20ms)",
+    )
 
 
 def add_network(command: argparse.ArgumentParser) -> None:
@@ -28,12 +38,7 @@ def add_network(command: argparse.ArgumentParser) -> None:
         metavar="RATE",
         help="rate of each link, each way, as in 200mbit (default: no limit)",
     )
-    network.add_argument(
-        "--queue",
-        default="20ms",
-        metavar="TIME",
-        help="most time a packet may wait in a queue (default 20ms)",
-    )
+    add_queue(network)
     network.add_argument(
         "--mtu",
         action="append",

@@ -152,18 +152,22 @@ def _bert(shape: bert.Shape) -> list[Gradient]:
     return [Gradient(known[g.variable].elements, g.moment) for g in bert.gradients(shape)]
 
 
+def _blocks(count: int, width: int) -> list[Layer]:
+    """Returns blocks that normalize before attention and before the feed-forward network."""
+    block = [
+        Layer([width, width]),
+        _dense(width, 3 * width),
+        _dense(width, width),
+        Layer([width, width]),
+        _dense(width, 4 * width),
+        _dense(4 * width, width),
+    ]
+    return block * count
+
+
 def _gpt2(blocks: int, width: int) -> list[Gradient]:
     words = 50257 * width
-    layers = [Layer([words, 1024 * width])]
-    for _ in range(blocks):
-        layers += [
-            Layer([width, width]),
-            _dense(width, 3 * width),
-            _dense(width, width),
-            Layer([width, width]),
-            _dense(width, 4 * width),
-            _dense(4 * width, width),
-        ]
+    layers = [Layer([words, 1024 * width]), *_blocks(blocks, width)]
     # The output matrix is the word embedding.
     return scaled([*layers, Layer([width, width]), Layer([], words)])
 
@@ -190,15 +194,7 @@ def _vit(blocks: int, width: int, patch: int) -> list[Gradient]:
     patches = (224 // patch) ** 2
     embed = 3 * patch * patch * width
     layers = [Layer([width]), Layer([(patches + 1) * width]), Layer([embed, width], embed)]
-    for _ in range(blocks):
-        layers += [
-            Layer([width, width]),
-            _dense(width, 3 * width),
-            _dense(width, width),
-            Layer([width, width]),
-            _dense(width, 4 * width),
-            _dense(4 * width, width),
-        ]
+    layers += _blocks(blocks, width)
     # Only one of all tokens goes through the head.
     head = Layer([width * 1000, 1000], width * 1000 / (patches + 1))
     return scaled([*layers, Layer([width, width]), head])

@@ -17,6 +17,7 @@ from herring.units import argument, parse_rate, parse_seconds, parse_size
 from herring_lab.competitors import ALGORITHMS, PEERS, missing
 from herring_lab.emulate.cluster import ClusterError
 from herring_lab.emulate.limits import require_queue, require_rate
+from herring_lab.emulate.options import add_queue
 from herring_lab.report import Table, draw, markdown, read, write
 from herring_lab.study.bench import Network
 from herring_lab.study.comparisons import COMPARISONS
@@ -127,12 +128,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rate", default="200mbit", metavar="RATE", help="rate of each link (default 200mbit)"
     )
-    parser.add_argument(
-        "--queue",
-        default="20ms",
-        metavar="TIME",
-        help="most time a packet may wait in a queue (default 20ms)",
-    )
+    add_queue(parser)
     parser.add_argument(
         "--iterations", type=integer, metavar="N", help="timed iterations per point (default 7)"
     )

@@ -26,6 +26,7 @@ DELAYS = (50e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3)
 LOSSES = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 _LOSS_DELAY = 500e-6  # one-way delay of the paths that lose packets, in seconds
 _WARMUP = 5
+_Setting = tuple[float, str, int, Network]  # place on the axis, words, workers, links
 _NAMES = {
     "herring": "Herring",
     "ring": "ring (Herring's)",
@@ -47,12 +48,7 @@ def over_delay(scale: Scale, size: int) -> Table:
     """Times an all-reduce over the delay between hosts, on strict links."""
     chart = _chart("one_way_ms", "delay between hosts, one way (ms)", ["model_limit"], "log")
     settings = [
-        (
-            1e3 * delay,
-            f"{show_delay(delay)} one way",
-            _workers(scale),
-            _strict(scale.network, delay, 0.0),
-        )
+        _strict(scale, 1e3 * delay, f"{show_delay(delay)} one way", delay, 0.0)
         for delay in _some(scale, DELAYS)
     ]
     title = f"{size / 1e6:.4g} MB, {_on_strict_links(scale)}"
@@ -63,12 +59,7 @@ def over_loss(scale: Scale, size: int) -> Table:
     """Times an all-reduce over the share of lost packets, on strict links."""
     chart = _chart("loss_percent", "packets lost at random (%)", ["model_limit"], "symlog")
     settings = [
-        (
-            100 * loss,
-            f"{100 * loss:g} % lost",
-            _workers(scale),
-            _strict(scale.network, _LOSS_DELAY, loss),
-        )
+        _strict(scale, 100 * loss, f"{100 * loss:g} % lost", _LOSS_DELAY, loss)
         for loss in _some(scale, LOSSES)
     ]
     title = f"{size / 1e6:.4g} MB, {_on_strict_links(scale)}, {show_delay(_LOSS_DELAY)} one way"
@@ -83,10 +74,10 @@ def _compare(
     size: int,
     name: str,
     title: str,
-    settings: Sequence[tuple[float, str, int, Network]],
+    settings: Sequence[_Setting],
     chart: Chart,
 ) -> Table:
-    """Measures all kinds at each setting: (place on the axis, words, workers, links)."""
+    """Measures all kinds at each setting."""
     warmup = 1 if scale.quick else _WARMUP
     reason = missing("gloo")
     cases = [Case("herring", scale.runs), Case("ring", scale.runs, algorithm="ring")]
@@ -95,16 +86,8 @@ def _compare(
     begin = counted(scale.report, len(settings) * len(cases) * scale.runs)
     rows, void = [], []
     for place, where, workers, network in settings:
-        times = measure_cases(
-            network,
-            cases,
-            workers,
-            size,
-            scale.iterations,
-            warmup,
-            begin,
-            where,
-        )
+        count = scale.iterations
+        times = measure_cases(network, cases, workers, size, count, warmup, begin, where)
         rows.append(_row(chart, place, workers, size, network, columns, times))
         void += times.void
     notes = [
@@ -147,8 +130,10 @@ def _chart(x: str, x_name: str, model: list[str], x_scale: str = "linear") -> Ch
     return Chart(x, y, x_name, "time of an all-reduce (s)", x_scale=x_scale, names=_NAMES)
 
 
-def _strict(network: Network, delay: float, loss: float) -> Network:
-    return dataclasses.replace(network, delay=delay, loss=loss, strict=True)
+def _strict(scale: Scale, place: float, where: str, delay: float, loss: float) -> _Setting:
+    """Returns a setting on strict links."""
+    network = dataclasses.replace(scale.network, delay=delay, loss=loss, strict=True)
+    return place, where, _workers(scale), network
 
 
 def _some(scale: Scale, values: Sequence[float]) -> Sequence[float]:

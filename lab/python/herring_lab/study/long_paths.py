@@ -42,16 +42,8 @@ def long_paths(scale: Scale, size: int) -> Table:
     rows, void = [], []
     for delay, loss in settings:
         network = dataclasses.replace(scale.network, delay=delay, loss=loss, strict=True)
-        times = measure_cases(
-            network,
-            cases,
-            workers,
-            size,
-            scale.iterations,
-            warmup,
-            begin,
-            f"{show_delay(delay)}, {100 * loss:g} % lost",
-        )
+        count, where = scale.iterations, f"{show_delay(delay)}, {100 * loss:g} % lost"
+        times = measure_cases(network, cases, workers, size, count, warmup, begin, where)
         rows.append(_row(delay, loss, size / network.bandwidth, cases, times))
         void += times.void
     title = (
