@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
+from typing import Any
 
-__all__ = ["LAB", "install_command", "missing_part"]
+from herring.errors import ConfigurationError
+
+__all__ = ["LAB", "import_optional", "install_command", "missing_part"]
 
 #: The package of the distribution herring-dl-lab.
 LAB = "herring_lab"
@@ -20,6 +24,25 @@ def missing_part(error: ModuleNotFoundError) -> str:
     if name.partition(".")[0] != LAB:
         return ""
     return f"Herring's laboratory is not installed: pip install ./lab {_COPY}"
+
+
+def import_optional(module: str, name: str, purpose: str, extra: str) -> Any:
+    """Imports a package that Herring needs for one purpose only.
+
+    Args:
+      module: The package, as Python imports it.
+      name: The package's name in the error.
+      purpose: What the package does, after "which".
+      extra: The extra in pyproject.toml that contains the package.
+
+    Raises:
+      ConfigurationError: The package is not installed; the error says how to install it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        text = f"{name} is not installed, which {purpose}: {install_command(extra)}"
+        raise ConfigurationError(text) from None
 
 
 def install_command(extra: str) -> str:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import selectors
 import signal
 import time
 from collections.abc import Callable
 
 from herring.errors import ConfigurationError
-from herring.launch.frames import Frame, kind
+from herring.launch.frames import kind
 from herring.launch.hosts import Host
 from herring.launch.job import RunOptions
 from herring.launch.processes import LEFTOVER_SECONDS, Process, Processes
-from herring.launch.ssh import Connection
+from herring.launch.ssh import Connection, Listeners
 from herring.rendezvous.network import is_reachable_address, loopback_address, own_address
 from herring.rendezvous.settings import value_of
 
@@ -34,28 +33,17 @@ def workers_on(options: RunOptions, host: Host | None) -> int:
 class Agents:
     """The agents on all hosts other than this machine; there may be none."""
 
-    def __init__(
-        self,
-        options: RunOptions,
-        processes: Processes,
-        selector: selectors.BaseSelector,
-        on_frame: Callable[[Connection, Frame], None],
-        on_text: Callable[[Connection, bytes], None],
-    ) -> None:
+    def __init__(self, options: RunOptions, processes: Processes, listeners: Listeners) -> None:
         """Starts nothing yet.
 
         Args:
             options: The options of the job.
             processes: Owns every ssh process.
-            selector: See `Connection`.
-            on_frame: See `Connection`.
-            on_text: See `Connection`.
+            listeners: Handle the data that agents send.
         """
         self._options = options
         self._processes = processes
-        self._start = lambda host, seconds: Connection(
-            host, options.ssh, seconds, processes, selector, on_frame, on_text
-        )
+        self._listeners = listeners
         self._all: list[Connection] = []
         setting: float = value_of(os.environ, "HERRING_CONNECT_TIMEOUT")
         self._seconds = setting if options.start_timeout is None else options.start_timeout
@@ -80,7 +68,9 @@ class Agents:
         options = self._options
         folder = _working_directory() if options.layout.remote else ""
         for host in options.layout.remote:
-            connection = self._start(host, self._seconds)
+            connection = Connection(
+                host, options.ssh, self._seconds, self._processes, self._listeners
+            )
             self._all.append(connection)
             job = {
                 "folder": folder,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 
 from herring.command_line import Parser
-from herring.errors import ConfigurationError
 from herring.launch.cli import make_parser
-from herring.parts import install_command, missing_part
+from herring.parts import import_optional, missing_part
 
 __all__ = ["HELP", "add_options", "handle"]
 
@@ -38,12 +37,7 @@ def handle(options: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: shtab is not installed.
     """
-    try:
-        import shtab
-    except ModuleNotFoundError:
-        text = f"shtab is not installed, which writes the script: {install_command('completion')}"
-        raise ConfigurationError(text) from None
-
+    shtab = import_optional("shtab", "shtab", "writes the script", "completion")
     parser = make_parser()
     _fill(parser, shtab.FILE, shtab.DIRECTORY)
     print(shtab.complete(parser, options.shell))

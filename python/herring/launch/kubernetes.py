@@ -22,7 +22,7 @@ from herring.command_line import integer
 from herring.errors import ConfigurationError
 from herring.launch.hosts import require_range
 from herring.launch.options import add_settings
-from herring.parts import install_command
+from herring.parts import import_optional
 from herring.rendezvous.settings import given, named
 
 __all__ = ["HELP", "JobOptions", "add_options", "handle", "manifests", "to_yaml"]
@@ -187,11 +187,7 @@ def to_yaml(objects: Sequence[dict[str, Any]]) -> str:
     Raises:
         ConfigurationError: PyYAML is not installed.
     """
-    try:
-        import yaml
-    except ModuleNotFoundError:
-        text = f"PyYAML is not installed, which writes the file: {install_command('kubernetes')}"
-        raise ConfigurationError(text) from None
+    yaml = import_optional("yaml", "PyYAML", "writes the file", "kubernetes")
 
     class Dumper(yaml.SafeDumper):
         """Writes a text in quotes where any version of YAML reads something else without them."""

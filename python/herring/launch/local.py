@@ -37,7 +37,7 @@ from herring.launch.job import (
     tasks,
 )
 from herring.launch.processes import LEFTOVER_SECONDS, Processes, how_ended, signals_to_loop
-from herring.launch.ssh import Connection
+from herring.launch.ssh import Connection, Listeners
 from herring.launch.streams import Streams
 from herring.rendezvous.endpoint import bind_any, reserve
 from herring.rendezvous.joined import Joined
@@ -104,9 +104,8 @@ class Launcher:
         self._waits = False  # whether the launcher waits for the reader of its output
         self._held = contextlib.ExitStack()  # what is held until the end
         self._first: tuple[Child, float] | None = None  # that failed, and when (time.time)
-        self._agents = Agents(
-            *(options, self._processes, self._selector, self._on_frame, self._on_text)
-        )
+        listeners = Listeners(self._selector, self._on_frame, self._on_text)
+        self._agents = Agents(options, self._processes, listeners)
         self._ending = Ending(options, self._children, self._agents, self._say)
 
     def run(self) -> int:

@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from herring.errors import HerringError
@@ -21,7 +22,7 @@ from herring.launch.hosts import Host
 from herring.launch.job import EXIT_NO_HOST, CommandError, SshOptions
 from herring.launch.processes import Process, Processes
 
-__all__ = ["Connection", "HostError", "ssh_command"]
+__all__ = ["Connection", "HostError", "Listeners", "ssh_command"]
 
 _TAIL_BYTES = 4096
 _LAST_SECONDS = 5.0  # the time in which ssh must end after the agent
@@ -66,6 +67,21 @@ def ssh_command(host: Host, options: SshOptions, seconds: float) -> list[str]:
     return [*command, host.name, f"exec {shlex.join(agent)}"]
 
 
+@dataclass(frozen=True)
+class Listeners:
+    """What handles the data that connections receive.
+
+    Attributes:
+        selector: Watches the pipes; its keys have `feed` and `finish`, or `flush`.
+        on_frame: Gets the agents' frames.
+        on_text: Gets what ssh and the agent write to standard error after the agent is ready.
+    """
+
+    selector: selectors.BaseSelector
+    on_frame: Callable[[Connection, Frame], None]
+    on_text: Callable[[Connection, bytes], None]
+
+
 class Connection:
     """An ssh and the agent at its other end.
 
@@ -86,9 +102,7 @@ class Connection:
         options: SshOptions,
         seconds: float,
         processes: Processes,
-        selector: selectors.BaseSelector,
-        on_frame: Callable[[Connection, Frame], None],
-        on_text: Callable[[Connection, bytes], None],
+        listeners: Listeners,
     ) -> None:
         """Starts ssh.
 
@@ -97,9 +111,7 @@ class Connection:
             options: How other hosts are reached.
             seconds: How long a connection may take.
             processes: Owns the ssh process.
-            selector: Watches the pipes; its keys have `feed` and `finish`, or `flush`.
-            on_frame: Gets the agent's frames.
-            on_text: Gets what ssh and the agent write to standard error after the agent is ready.
+            listeners: Handle the data that arrives.
         """
         self.host = host
         self.ready: dict[str, Any] | None = None
@@ -109,8 +121,7 @@ class Connection:
         self.lost = False
         self.give_up_at: float | None = None
         self._options = options
-        self._on_frame = on_frame
-        self._on_text = on_text
+        self._listeners = listeners
         self._inbox = Inbox(GREETING)
         self._text = b""
         pipe = subprocess.PIPE
@@ -120,11 +131,11 @@ class Connection:
         )
         popen = self.process.popen
         assert popen.stdin is not None and popen.stdout is not None and popen.stderr is not None
-        self.out = Outbox(os.dup(popen.stdin.fileno()), selector)
+        self.out = Outbox(os.dup(popen.stdin.fileno()), listeners.selector)
         popen.stdin.close()
         for stream, reader in ((popen.stdout, self), (popen.stderr, _Text(self))):
             os.set_blocking(stream.fileno(), False)
-            selector.register(stream, selectors.EVENT_READ, reader)
+            listeners.selector.register(stream, selectors.EVENT_READ, reader)
 
     def feed(self, data: bytes) -> None:
         """Takes bytes that the agent sent.
@@ -143,7 +154,7 @@ class Connection:
                 place = frame.content()
                 self.address, self.store_port = str(place["rendezvous"]), int(place["store_port"])
             elif frame.kind != kind.BEAT:
-                self._on_frame(self, frame)
+                self._listeners.on_frame(self, frame)
 
     def finish(self) -> None:
         """Handles the end of the agent's output: ssh must end soon."""
@@ -159,7 +170,7 @@ class Connection:
         """Takes what ssh or the agent wrote to standard error."""
         self._text = (self._text + data)[-_TAIL_BYTES:]
         if self.ready is not None:
-            self._on_text(self, data)
+            self._listeners.on_text(self, data)
 
     def explain(self) -> HostError:
         """Returns an error that says why ssh ended too early, and what the user can do."""
