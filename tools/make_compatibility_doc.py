@@ -10,9 +10,9 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from written_page import ROOT, write_or_check
+
 PAGE = ROOT / "docs" / "compatibility.md"
 COMMAND = "python tools/make_compatibility_doc.py"
 
@@ -139,13 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Writes docs/compatibility.md.")
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
     options = parser.parse_args(arguments)
-    text = page()
-    if not options.check:
-        PAGE.write_text(text, encoding="utf-8")
-    elif not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != text:
-        print(f"{PAGE.relative_to(ROOT)} is not current: run '{COMMAND}'", file=sys.stderr)
-        return 1
-    return 0
+    return write_or_check(PAGE, page(), COMMAND, options.check)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from written_page import ROOT, write_or_check
+
 PAGE = ROOT / "docs" / "settings.md"
 COMMAND = "python tools/make_settings_doc.py"
 
@@ -137,13 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     from herring import _core
 
-    text = page(_core.setting_rows())
-    if not options.check:
-        PAGE.write_text(text, encoding="utf-8")
-    elif not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != text:
-        print(f"{PAGE.relative_to(ROOT)} is not current: run '{COMMAND}'", file=sys.stderr)
-        return 1
-    return 0
+    return write_or_check(PAGE, page(_core.setting_rows()), COMMAND, options.check)
 
 
 if __name__ == "__main__":
