@@ -1,4 +1,4 @@
-"""Messages between two ranks: tags, any source, order, both sizes, and what goes wrong."""
+"""Tests messages between two ranks: tags, any source, order, small and large sizes, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cost models against numbers worked out by hand, and against each other."""
+"""Compares the cost models with numbers computed by hand, and with each other."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import pytest
 from herring import models
 from herring.errors import InvalidArgumentError
 
-M, B = 25e6, 25e6  # M/B is one second
+M, B = 25e6, 25e6  # M divided by B is one second.
 
 
 def test_equations_of_the_study() -> None:
-    # Eight servers in all, as in the study's example: seven workers and the parameter server.
+    # The study's example has eight servers: seven workers and one parameter server.
     assert models.parameter_server_time(8, M, B, 0.001) == pytest.approx(14.014)
     assert models.tree_time(8, M, B, 0.001) == pytest.approx(6.006)
     assert models.ring_time(8, M, B, 0.001) == pytest.approx(1.75 + 0.014)
     assert models.butterfly_time(8, M, B, 0.001) == pytest.approx(1.75 + 0.006)
-    # The study's testbed: 53 MB over 16 servers, 6 GB/s, 2.5 us.
+    # The study's testbed averages 53 MB over 16 servers at 6 GB/s and 2.5 us.
     assert models.butterfly_time(16, 53e6, 6e9, 2.5e-6) == pytest.approx(0.016582, rel=1e-3)
 
 
@@ -29,7 +29,7 @@ def test_other_numbers_than_powers_of_two() -> None:
 def test_herring() -> None:
     assert models.herring_time(8, M, B, 0.001, 0.002) == pytest.approx(1.010)
     assert models.time("herring", 8, M, B) == pytest.approx(1.0)
-    # From a ring's time without dedicated servers to M/B with as many as nodes.
+    # The time falls from a ring's, without dedicated servers, to M/B, with one for each node.
     for n in (2, 3, 8, 16):
         assert models.colocated_time(n, 0, M, B) == pytest.approx(models.ring_time(n, M, B))
         assert models.colocated_time(n, n, M, B) == pytest.approx(1.0)
@@ -45,7 +45,7 @@ def test_herring() -> None:
 def test_bytes_bound_the_time(algorithm: str, hosts: int) -> None:
     wire = models.wire(algorithm, hosts, M)
     seconds = models.time(algorithm, hosts, M, B)
-    # No link can be faster; those that are busy in one direction at a time take twice as long.
+    # The busiest link bounds the time. Links used in one direction at a time need up to twice it.
     one_way = algorithm in ("server", "tree") or (
         algorithm == "butterfly" and hosts & (hosts - 1) != 0
     )

@@ -1,4 +1,4 @@
-"""Several threads of a rank add what the ranks of a node share: right, alike, and gone in time."""
+"""Threads of a rank sum a node's arrays correctly, with equal bits, and leave nothing behind."""
 
 from __future__ import annotations
 

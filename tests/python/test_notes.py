@@ -1,4 +1,4 @@
-"""Notes of planned rounds: what every rank says in a round arrives at all ranks, and only there."""
+"""Notes of planned rounds: each rank's note reaches all ranks in the same round and no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orders, numbers of calls, streams and sizes that no author of a program thought of."""
+"""Tests orders, numbers of calls, streams and sizes that the author of a program may not expect."""
 
 from __future__ import annotations
 

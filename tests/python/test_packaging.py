@@ -1,4 +1,4 @@
-"""What is installed with what: the parts of the lab, and what is said where they are missing."""
+"""Tests which parts each package installs, and the messages when the laboratory is missing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from herring.parts import LAB, install_command, missing_part
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# As where only herring-dl is installed: the parts of the lab cannot be found.
+# Makes the laboratory's parts impossible to import, as if only herring-dl were installed.
 WITHOUT_LAB = f"""
 import sys
 
@@ -98,7 +98,7 @@ def test_messages_and_pages_name_nothing_that_no_index_has():
 
 def test_all_say_the_same_version():
     assert herring.__version__ == metadata.version("herring-dl")
-    for file in ("pyproject.toml", "lab/pyproject.toml", "CMakeLists.txt"):  # from a tag alone
+    for file in ("pyproject.toml", "lab/pyproject.toml", "CMakeLists.txt"):  # Versions come from tags.
         text = (ROOT / file).read_text(encoding="utf-8")
         assert not re.search(r"^version = |^project\(.* VERSION ", text, re.MULTILINE), file
     fallbacks = {

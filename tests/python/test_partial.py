@@ -1,4 +1,4 @@
-"""Partial all-reduces in real jobs: same bytes for all, nothing lost, nobody dead waited for."""
+"""Partial all-reduces in real jobs: equal bytes for all, no lost data, no wait for a dead rank."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def test_without_staleness_it_is_the_full_all_reduce_bit_for_bit() -> None:
 
 
 def test_a_recorded_list_of_contributors_gives_the_same_bits() -> None:
-    # Contributions are functions of rank and number; what the list says is summed once more, in
-    # the order of ranks, each rank's own contributions first.
+    # Contributions are functions of rank and number. The program sums the listed ones again in the
+    # order of ranks, each rank's own contributions first.
     expect_success(
         run_job(
             ["-n", "5"],

@@ -1,4 +1,4 @@
-"""Progress: one line that moves on a terminal, plain lines elsewhere, silence where asked for."""
+"""Progress is one changing line on a terminal, plain lines elsewhere, and nothing if quiet."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from herring.progress import Progress, StatusLine, show_time
 
 
 class Terminal:
-    """A pseudo-terminal: what is written to `stream` can be read."""
+    """A pseudo-terminal whose `read` returns everything that was written to `stream`."""
 
     def __init__(self) -> None:
         self._own, theirs = pty.openpty()
         self.stream = os.fdopen(theirs, "w")
 
     def read(self) -> str:
-        """Closes it and returns everything."""
+        """Closes the stream and returns everything that was written to it."""
         self.stream.close()
         found = b""
-        with contextlib.suppress(OSError):  # its end, on Linux
+        with contextlib.suppress(OSError):  # Linux reports the end as an error.
             while data := os.read(self._own, 1 << 16):
                 found += data
         return found.decode().replace("\r\n", "\n")

@@ -1,4 +1,4 @@
-"""What results in JSON say about where they come from."""
+"""Tests what JSON results say about where they come from."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_without_a_checkout_the_version_tells(
 ) -> None:
     monkeypatch.setattr(module, "version", lambda: version)
     assert module.commit(tmp_path) == commit
-    (tmp_path / ".git").write_text("gitdir: nowhere")  # git fails there
+    (tmp_path / ".git").write_text("gitdir: nowhere")  # git fails in this folder.
     assert module.commit(tmp_path) == commit
 
 

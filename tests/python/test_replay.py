@@ -1,4 +1,4 @@
-"""Recorded rounds are repeated bit for bit, whatever the delays; what cannot be is named."""
+"""Recorded rounds are repeated bit for bit, whatever the delays; errors name what cannot be."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_replay_gives_the_same_bits(tmp_path: pathlib.Path) -> None:
         path = tmp_path / f"{name}.json"
         script = program("replay_training_twice")
         expect_success(run_job(layout, script, RECORDING=str(path)))
-        # It is whole, and a later job repeats it as well.
+        # The recording is complete, and a later job can repeat it too.
         later = """
         from herring.arrays.partial.replay import read
         from replay_training import train

@@ -1,4 +1,4 @@
-"""Files that the repository's host and contributors' tools read."""
+"""Checks files that the repository's host and contributors' tools read."""
 
 from __future__ import annotations
 

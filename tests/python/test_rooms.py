@@ -1,4 +1,4 @@
-"""The style check finds every import, and every include, that leads to a room further down."""
+"""The style check finds every import and include that breaks the order of modules."""
 
 from __future__ import annotations
 

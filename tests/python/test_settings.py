@@ -1,4 +1,4 @@
-"""Docs, `herring config`, the command's options and init() accept the same values of settings."""
+"""The docs, `herring config`, the command line and init() accept the same values of settings."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from jobs import program
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = {row["env"]: row for row in map(dict, _core.setting_rows())}
-OUTSIDE = ("launcher", "environment")  # scopes of what init() does not take
+OUTSIDE = ("launcher", "environment")  # Scopes of the settings that init() does not accept.
 SECRET = "ab" * 32
-# What a value needs beside it in order to be possible at all.
+# Other variables that must be set so that a variable's value is valid.
 COMPANIONS = {
     "HERRING_RANK": {"HERRING_SIZE": "1048576", "HERRING_RENDEZVOUS": "h:1"},
     "HERRING_SIZE": {"HERRING_RANK": "0", "HERRING_RENDEZVOUS": "h:1"},
@@ -59,7 +59,7 @@ FORMS = {
 
 
 def edges(row: dict) -> tuple[list[str], list[str]]:
-    """Values at the edges of what a setting accepts: the last that are, the first that are not."""
+    """Returns values at the edges of what a setting accepts: the last valid, the first invalid."""
     kind, least, most = row["type"], row["minimum"], row["maximum"]
     if kind == "int":
         return [f"{least:.0f}", f"{most:.0f}", f"+{most:.0f}"], [
@@ -107,7 +107,7 @@ def test_edges_are_the_same_for_all(variable: str, monkeypatch: pytest.MonkeyPat
         if variable not in ("HERRING_SECRET", "HERRING_SECRET_FILE"):
             environment = {**environment, "HERRING_SECRET": SECRET}
         if variable in ("HERRING_SSH", "HERRING_AS_HOROVOD") or variable.endswith("_IMPL"):
-            continue  # who reads them asks `settings`
+            continue  # `detect` does not read these; their readers call `settings`.
         refused = refuses(detect, environment)
         assert (refused == "") == allowed, (text[:50], refused)
         if not allowed:
@@ -134,7 +134,7 @@ def test_a_server_reads_them_alike() -> None:
         ("HERRING_TIMEOUT", "5m", 300.0),
         ("HERRING_SIMD", "AVX2", "avx2"),
         ("HERRING_JOB", " a ", "a"),
-        ("HERRING_HOST_ID", "\udcff", "\udcff"),  # a byte that is no UTF-8
+        ("HERRING_HOST_ID", "\udcff", "\udcff"),  # a byte that is not valid UTF-8
     ],
 )
 def test_a_value_has_the_type_of_its_row(variable: str, text: str, value: object) -> None:
@@ -212,7 +212,8 @@ def test_what_a_launcher_sets_does_not_leak_into_its_job() -> None:
             job.passed_environment({}, [f"{variable}=1"])
 
 
-# Of a job of one; what finds others, or means something on this machine only, is not tried here.
+# Settings that are not tested in a job of one process: they find other processes or depend on the
+# machine.
 NOT_ALONE = re.compile(
     r"HERRING_(RANK|SIZE|LOCAL_\w+|SERVERS|RENDEZVOUS\w*|SECRET_FILE|INTERFACE|PORTS)"
 )
@@ -226,7 +227,7 @@ def test_init_accepts_what_config_does() -> None:
         good, bad = edges(row)
         for text, allowed in [*((t, True) for t in good), *((t, False) for t in bad)]:
             if variable in ("HERRING_SERVER_WEIGHTS", "HERRING_SERVER_MEMORY") and allowed:
-                continue  # is about servers that are not there
+                continue  # These settings concern servers, and this job has none.
             companions = COMPANIONS.get(variable, {})
             cases.append((variable, "", companions, text))
             wanted.append((variable, text, allowed))
@@ -256,7 +257,7 @@ def test_init_accepts_what_config_does() -> None:
 def test_every_variable_that_is_read_is_a_setting() -> None:
     known = {*ROWS, "HERRING_"}
     others = {
-        # Of the build (CMake), of tests and tools, of the laboratory.
+        # Variables of the build (CMake), of tests and tools, and of the laboratory.
         "HERRING_RETURN_IF_ERROR",
     }
     found: dict[str, str] = {}

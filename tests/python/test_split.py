@@ -1,4 +1,4 @@
-"""The even split of items over parts."""
+"""Tests the even split of items over parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What processes say while they wait for one another, and where they listen."""
+"""Tests what processes report while they wait for each other, and where they listen."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SERVER = ["-m", "herring.launch.cli", "server"]
 
 
 def says(output: str) -> list[str]:
-    """What was waited for, line by line, without the error at the end."""
+    """Returns the warnings about waiting, line by line, without the error at the end."""
     return re.findall(r"warning: (.*has waited .*)", output)
 
 
@@ -82,7 +82,7 @@ def test_who_does_not_find_rank_zero_says_so_again_and_again(who: str, free_port
         HERRING_CONNECT_TIMEOUT="4",
         HERRING_WARN_AFTER="0.2",
     )
-    lines = says(output)  # after 0.2, 0.6, 1.4 and 3 s; fewer on a busy machine
+    lines = says(output)  # after 0.2, 0.6, 1.4 and 3 s; a busy machine may print fewer
     assert 2 <= len(lines) <= 4, output
     for line in lines:
         assert f"for rank 0 at the rendezvous 127.0.0.1:{free_port}: " in line
@@ -124,7 +124,7 @@ def test_a_server_that_stays_does_not_begin_again_with_its_reminders(free_port: 
         server.wait(30)
         server.stderr.close()
     waited = [float(re.search(r"has waited ([\d.]+) s", line)[1]) for line in lines]
-    # Three calls of half a second each, and more; in each of its own it would say 0.2 s.
+    # The server waits in several calls of 0.5 s. If each call began again, all would report 0.2 s.
     assert waited == sorted(waited) and waited[2] >= 1.0, lines
 
 
@@ -142,9 +142,9 @@ def test_a_server_between_two_jobs_does_not_complain(free_port: int) -> None:
     place = {"HERRING_RANK": "0", "HERRING_SIZE": "1", "HERRING_SERVERS": "1"}
     try:
         assert server.stderr is not None
-        for number in range(3):  # each takes longer to start than a reminder
+        for number in range(3):  # A worker takes longer to start than the interval of reminders.
             subprocess.run([sys.executable, "-c", worker], env={**common, **place}, check=True)
-            if number == 0:  # for the first job it may complain, and does
+            if number == 0:  # Before the first job, the server may complain, and does.
                 assert "has waited" in server.stderr.readline()
                 os.set_blocking(server.stderr.fileno(), False)
                 with contextlib.suppress(BlockingIOError):
@@ -187,7 +187,7 @@ def test_durations_in_messages() -> None:
 
 
 def test_rank_zero_with_a_foreign_address_says_so(free_port: int) -> None:
-    # 192.0.2.0/24 is nobody's.
+    # 192.0.2.0/24 is reserved for documentation, so no machine has this address.
     output = run(
         INIT,
         HERRING_RANK="0",
@@ -213,14 +213,14 @@ herring.barrier(name="end")
 
 @pytest.mark.parametrize("layout", [["-n", "2"], ["-n", "2", "--nodes", "2", "--servers", "3"]])
 def test_ranks_in_different_calls_are_told_early_who_waits_where(layout: list[str]) -> None:
-    # The calls' names have different owners where there are several servers.
+    # With several servers, the names of the calls have different owners.
     job = run_job(layout, DIFFERENT, HERRING_WARN_AFTER="1")
     expect_success(job)
     for rank, other, name in ((0, 1, "allgather"), (1, 0, "allreduce")):
         pattern = rf"\[herring rank {rank}\] warning: \w+ '\S+' has waited .* for rank {other} "
         lines = [line for line in job.stdout.splitlines() if re.search(pattern, line)]
         assert any(f"rank {other} waits in {name} '" in line for line in lines), job.stdout
-    # And the time-outs say it too.
+    # The time-out errors name the other rank's call too.
     assert re.search(r"0 error .*did not call it; rank 1 waits in allgather '", job.stdout)
     assert re.search(r"1 error .*did not call it; rank 0 waits in allreduce '", job.stdout)
 
@@ -238,7 +238,7 @@ def test_a_thread_that_comes_late_completes_what_seemed_stuck() -> None:
 
 @contextlib.contextmanager
 def ports(count: int) -> Iterator[range]:
-    """A range that is free but for what others take meanwhile."""
+    """Yields a range of ports that is probably free: other processes may take some meanwhile."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         first = min(probe.getsockname()[1], 65536 - count)
@@ -256,7 +256,7 @@ def test_everything_listens_in_the_range(servers: str) -> None:
     expect_success(job)
     found = [int(port) for port in re.findall(r"\d+", " ".join(
         re.findall(r"ports (.*)", job.stdout)))]  # fmt: skip
-    assert len(found) >= 4  # a mesh each, and the rendezvous
+    assert len(found) >= 4  # Each rank listens for its mesh, and rank 0 for the rendezvous.
     assert all(port in chosen for port in found), (found, chosen)
 
 

@@ -1,4 +1,4 @@
-"""System calls that fail: success or a typed error on every rank; `make faults` tries all cases."""
+"""If a system call fails, every rank succeeds or gets a typed error (`make faults`: all cases)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory is detached before it is freed: closing, freeing and leaving at any moment harm nobody."""
+"""Memory is detached before it is freed, so closing, freeing and leaving are safe at any time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_leaving_with_operations_in_flight(layout: list[str], how: str) -> None:
         assert job.stdout.count("left") == int(layout[1]), job.stdout[-4000:]
 
 
-# Each buffer of these plans is one segment, which one local rank of a node pushes for all.
+# Each fusion buffer of these plans is one segment, which one local rank pushes for its node.
 CONTRIBUTORS = """
 herring.init()
 rank, size = herring.rank(), herring.size()
@@ -61,7 +61,7 @@ def test_all_ranks_know_the_contributors_of_a_small_buffer(servers: str) -> None
 
 
 def test_daemon_threads_may_wait_when_the_interpreter_ends() -> None:
-    """Their waits end while Python does: a thread that then asked for the GIL ended the process."""
+    """Waits end while Python finalizes; a thread that then asked for the GIL killed the process."""
     for _ in range(3):
         expect_success(
             run_job(

@@ -1,4 +1,4 @@
-"""herring.torch in real jobs: every case of `torch_cases`, on several layouts."""
+"""Tests herring.torch in real jobs: every case of `torch_cases`, on several layouts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LAYOUTS = {
     "dedicated-servers": ["-n", "4", "--nodes", "2", "--servers", "2"],
     "colocated-servers": ["-n", "3", "--nodes", "3"],
 }
-# Compiling takes half of the time, and does not care where ranks are.
+# Compiling takes half of the time and does not depend on the layout, so one layout is enough.
 ANYWHERE = [case for case in CASES if "compiled" in case]
 
 

@@ -1,4 +1,4 @@
-"""The torch.distributed backend "herring" in real jobs: every case of `backend_cases`."""
+"""Tests the torch.distributed backend "herring" in real jobs: every case of `backend_cases`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STARTS = {
         *("-m", "backend_cases", "--init", "herring://"),
     ],
 }
-# Those whose way through the core depends on where ranks are.
+# Cases whose path through the core depends on the layout of ranks.
 ACROSS_NODES = [
     "forked_children",
     "every_front",
@@ -89,7 +89,7 @@ SCRIPT = """
 @pytest.mark.parametrize("status", [0, 3])
 @pytest.mark.timeout(100)
 def test_script_in_a_group(tmp_path: Path, status: int) -> None:
-    """`python -m herring.torch`: torchrun's variables are there under every launcher."""
+    """`python -m herring.torch` sets torchrun's variables under every launcher."""
     path = tmp_path / "script.py"
     path.write_text(textwrap.dedent(SCRIPT))
     job = subprocess.run(
@@ -107,7 +107,7 @@ def test_script_in_a_group(tmp_path: Path, status: int) -> None:
 @pytest.mark.parametrize("arguments", ["()", "('nccl',)", "('gloo', 'env://')", "('herring',)"])
 @pytest.mark.timeout(100)
 def test_script_begins_its_own_group(tmp_path: Path, arguments: str) -> None:
-    """Under `python -m herring.torch` it goes on with the one that is there."""
+    """Under `python -m herring.torch`, a script that begins a group gets the existing group."""
     job = subprocess.run(
         [*herring_run("-n", "2"), "-m", "herring.torch", *program("backend_own_group")],
         env={**os.environ, "ARGUMENTS": arguments, "FOLDER": str(tmp_path)},

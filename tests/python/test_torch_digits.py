@@ -1,4 +1,4 @@
-"""The example, as a newcomer runs it."""
+"""Runs the example as a new user would."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_wrong_options_are_named():
 
 
 def test_a_batch_that_cannot_be_is_named():
-    result = digits("--batch", "5000", "--no-progress")  # alone: a job of one worker
+    result = digits("--batch", "5000", "--no-progress")  # without a launcher: one worker
     assert result.returncode == 1
     assert "use a smaller --batch" in result.stderr
 

@@ -1,4 +1,4 @@
-"""herring.torch with groups of ranks, in jobs of four workers."""
+"""Tests herring.torch with groups of ranks, in jobs of four workers."""
 
 from __future__ import annotations
 

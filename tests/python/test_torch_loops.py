@@ -1,4 +1,4 @@
-"""Training loops in real jobs, with Herring and with torch's own DDP: equal in the end."""
+"""Training loops in real jobs end with equal results under Herring and under torch's own DDP."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ LAYOUTS = {
     "two-workers": ["-n", "2"],
     "two-nodes": ["-n", "4", "--nodes", "2", "--servers", "1"],
 }
-# What is slow to start runs on one node only; so does the loop in bfloat16, which Gloo adds in
-# bfloat16 and Herring in float32: the same for two workers only.
+# Loops that start slowly run on one node only. So does the loop in bfloat16: Gloo sums in bfloat16
+# and Herring in float32, which gives equal results for two workers only.
 ONE_NODE_ONLY = {"checkpointed_compiled", "compiled_wrapper", "half_parameters"}
 
 
@@ -33,7 +33,7 @@ def run_all(layout: str) -> dict[str, str]:
         name_in=lambda line: json.loads(line)["loop"],
         seconds=170,
         GLOO_SOCKET_IFNAME="lo",
-        # Small, so that small models too have several fusion buffers and segments.
+        # Small segments, so that small models also have several fusion buffers and segments.
         HERRING_SEGMENT_BYTES="1024",
         HERRING_TIMEOUT="60",
     )

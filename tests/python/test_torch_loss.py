@@ -1,4 +1,4 @@
-"""A worker is killed while the processes that load its data live on."""
+"""A worker is killed while its data-loading processes live on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Endless(torch.utils.data.Dataset):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if index > 40 and os.environ["HERRING_RANK"] == "1":
-            time.sleep(3600)  # a loader in the middle of something when its parent dies
+            time.sleep(3600)  # The loader is busy when its parent dies.
         return torch.full((16,), float(index % 7))
 
 
@@ -37,7 +37,7 @@ def alive(pid: int) -> bool:
 
 
 def worker(directory: Path) -> None:
-    """Trains until rank 1 kills itself; notes when the others hear of it."""
+    """Trains until rank 1 kills itself; the other ranks record when they learn of it."""
     import herring.torch as herring
 
     torch.set_num_threads(1)
@@ -63,8 +63,8 @@ def worker(directory: Path) -> None:
             "loaders": [alive(pid) for pid in killed["loaders"]],
         }
         (directory / str(rank)).write_text(json.dumps(note))
-        herring.shutdown()  # as at the end of any program: rank 0 still has to tell the others
-        os._exit(0)  # does not wait for loaders that are asleep
+        herring.shutdown()  # Like any program at its end: rank 0 still has to tell others.
+        os._exit(0)  # Does not wait for sleeping loaders.
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -87,7 +87,7 @@ def test_survivors_hear_of_it_at_once(layout: str, tmp_path: Path) -> None:
         assert note.exists(), f"rank {rank} has not raised PeerLostError\n{job.stdout[-4000:]}"
         heard = json.loads(note.read_text())
         assert heard["loaders"] == [True, True], "the loaders should have outlived their parent"
-        # Where rank 1 hosted a server, the loss of that may be what is noticed first.
+        # If rank 1 hosted a server, the loss of that server may be noticed first.
         assert re.search(r"rank 1\b|node 1\b", heard["message"]), heard["message"]
         assert heard["after"] < 2.0, heard
 

@@ -1,4 +1,4 @@
-"""Cases of torch's adapters with all tensors on a GPU: on the stand-in's."""
+"""Runs the cases of torch's adapters with all tensors on a GPU of the stand-in driver."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from batches import herring_run, outcomes
 from gpus import FOLDER, TORCH_ENVIRONMENT
 from jobs import expect_success, run_job
 
-# What a tensor counts is not to be seen there; and compiling does not care where tensors are.
+# Version counters of tensors cannot be seen there, and compiling does not depend on the device.
 WRAPPERS = [
     case for case in torch_cases.CASES if "compiled" not in case and case != "modified_in_place"
 ]
@@ -56,7 +56,7 @@ def test_case(cases: str, case: str) -> None:
         pytest.fail(text, pytrace=False)
 
 
-# Each call, how many of its bytes leave the GPU, and how many come back by the core's copies.
+# Checks for each call how many bytes the core copies from the GPU, and how many it copies back.
 HOROVOD_BYTES = """
 import torch
 import herring.horovod.torch as hvd
@@ -181,14 +181,14 @@ herring.shutdown()
 """
 
 
-# Several wrappers end their rounds in one order on all ranks, whoever refuses.
+# All ranks end the rounds of several wrappers in the same order, whichever rank refuses.
 @STANDIN
 @pytest.mark.timeout(100)
 def test_a_round_that_one_rank_refuses_is_an_error_on_all_ranks() -> None:
     expect_success(run_job(["-n", "3"], LEFT, HERRING_TIMEOUT="20", **TORCH_ENVIRONMENT))
 
 
-# What FSDP and DTensor call: bytes that leave the GPU and come back by the core's copies.
+# Checks for the calls of FSDP and DTensor how many bytes the core copies from and to the GPU.
 BACKEND_BYTES = """
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Parts of herring.torch that need no job."""
+"""Tests parts of herring.torch that need no job."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_tensors_elsewhere_refused():
 
 
 class OnGpu(torch.Tensor):
-    """A tensor of the CPU that says otherwise."""
+    """A tensor in CPU memory that claims to be on a GPU."""
 
     device = torch.device("cuda", 0)  # type: ignore[assignment]
 
@@ -122,7 +122,7 @@ def test_each_operation_that_copies_from_a_gpu_says_so_once(
 def test_descriptions_show_what_must_agree():
     assert tensors.describe("w", torch.zeros(2, 3)) == "w float32 [2, 3]"
     assert tensors.describe("w", torch.zeros(2, 3).t()) == "w float32 [3, 2] strides [1, 3]"
-    # Gaps are no part of the layout in which gradients travel.
+    # Gaps between elements are not part of the layout in which gradients are sent.
     assert tensors.describe("w", torch.zeros(4, 4)[:, :2]) == "w float32 [4, 2]"
     frozen = torch.nn.Parameter(torch.zeros(1, dtype=torch.bfloat16), requires_grad=False)
     assert tensors.describe("w", frozen) == "w bfloat16 [1] frozen"
@@ -172,7 +172,7 @@ def test_optimizer_state_is_taken_apart_and_put_together():
 
 
 class Complete:
-    """An operation that is complete."""
+    """An operation that is already complete."""
 
     counts = ()
 
@@ -184,7 +184,7 @@ class Complete:
 
 
 class Handover:
-    """A lock whose first owner goes on only when the second has had it too."""
+    """A lock whose first owner continues only after a second owner has released it too."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -232,7 +232,7 @@ def test_a_work_is_finished_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_work_writes_behind_what_was_queued_for_its_outputs(monkeypatch) -> None:
-    # On a GPU: another thread, with other streams, may be what copies the result there.
+    # On a GPU, another thread with other streams may copy the result to the outputs.
     happened = []
 
     class Moment:

@@ -1,4 +1,4 @@
-"""Wrong options of `herring lab` and `herring study`: named, with what is allowed, and in time."""
+"""Wrong options of `herring lab` and `herring study` give early errors that name valid values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from herring_lab.emulate import cluster
 _RUN = ["lab", "run", "--no-check"]
 _COMMAND = ["--", "true"]
 
-#: Options of a network, and words that the message must have.
+#: Wrong options of a network, and words that the message must contain.
 NETWORKS = [
     (["--rate", "fast"], ["'fast' is not a rate", "200mbit"]),
     (["--rate", ""], ["'' is not a rate"]),
@@ -61,7 +61,7 @@ NETWORKS = [
     (["--no-netem"], ["--no-netem", "--strict"]),
 ]
 
-#: Options of a lab's job.
+#: Wrong options of a job in the laboratory, and words that the message must contain.
 JOBS = [
     (["lab", "run"], ["no command", "'--'"]),
     ([*_RUN, "--", "no-such-program-here"], ["no such program"]),
@@ -77,7 +77,7 @@ JOBS = [
     (["lab", "check", "--workers", "2", "--loss", "2"], ["'2' is not a share"]),
 ]
 
-#: Options of a study.
+#: Wrong options of a study, and words that the message must contain.
 STUDIES = [
     (["all-reduce"], ["'all-reduce' is not one of", "line-rate, allreduce"]),
     (["--hosts", "1,2"], ["'1,2'", "2 to 100"]),
@@ -118,7 +118,7 @@ def test_each_is_named_before_anything_is_made(
     monkeypatch.setattr(cluster, "take_id", lambda: pytest.fail("hosts are being made"))
     try:
         status = main(arguments)
-    except SystemExit as error:  # argparse
+    except SystemExit as error:  # raised by argparse
         status = int(str(error))
     said = capsys.readouterr()
     assert status in (2, 127), said.err

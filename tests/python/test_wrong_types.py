@@ -1,4 +1,4 @@
-"""Values of wrong types in every public function: an error of Herring's own, in words."""
+"""Every public function answers values of wrong types with a clear error of Herring's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jobs import expect_success, program, run_job
 def test_wrong_types_are_refused_in_words(functions: str) -> None:
     if functions == "torch":
         pytest.importorskip("torch")
-    # No second rank: what it would have to call follows from values that are wrong.
+    # The job has one rank: which calls a second rank must make would depend on the wrong values.
     job = run_job(["-n", "1"], program(f"wrong_values_{functions}"), 150, HERRING_LOG_LEVEL="error")
     assert "all in words" in expect_success(job), job.stdout[-6000:]
 
