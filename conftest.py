@@ -1,9 +1,9 @@
-"""What all tests share."""
+"""Resets the signals that tests rely on, for all tests."""
 
 import signal
 
-# A shell's background jobs, and nohup, ignore some of these, and what tests start would inherit
-# that: they send them, and mean it.
+# Background jobs of a shell and nohup ignore some of these signals. The processes that tests start
+# would inherit that, but tests send them these signals.
 for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
     if signal.getsignal(_number) == signal.SIG_IGN:
         _default = signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL

@@ -1,7 +1,7 @@
 """A Slurm cluster on this machine: munged, slurmctld, and a slurmd in each network namespace.
 
-Nothing of the system's own Slurm or munge is used or changed: configuration, sockets, keys and
-state lie in a folder of the cluster's. Its nodes have names that nothing resolves.
+The cluster neither uses nor changes the system's own Slurm and munge: its configuration, sockets,
+keys and state are in its own folder. No resolver knows the names of its nodes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["SlurmCluster", "why_no_slurm"]
 
 _TOOLS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "sinfo")
 _START_SECONDS = 20.0
-_CONTROLLER = 0  # the host of slurmctld, munged and of whoever submits
+_CONTROLLER = 0  # the host of slurmctld and munged, from which jobs are submitted
 _CONF = """\
 ClusterName=herringtest
 SlurmctldHost={first}({address})
@@ -58,7 +58,7 @@ PartitionName=all Nodes={names} Default=YES MaxTime=10 State=UP OverSubscribe=FO
 
 
 def why_no_slurm() -> str | None:
-    """Returns why there can be no such cluster here; None: there can."""
+    """Returns why a Slurm cluster cannot run here; None if it can."""
     if os.geteuid() != 0:
         return "needs root"
     for tool in (*_TOOLS, "ip", "tc", "nsenter", "setpriv"):
@@ -71,13 +71,13 @@ def why_no_slurm() -> str | None:
 
 
 class SlurmCluster:
-    """`nodes` emulated hosts, each with a slurmd. Use it as a context manager.
+    """A context manager for `nodes` emulated hosts, each with a slurmd.
 
     Args:
-        folder: where it keeps what it needs; must exist. Others may enter it, to reach munged.
-        nodes: how many; they are called ``herring-node1`` and so on.
-        cpus: of each node, pretended.
-        prefix: of the nodes' names.
+        folder: an existing folder for the cluster's files, which other users may enter for munged.
+        nodes: the number of nodes; by default they are called ``herring-node1`` and so on.
+        cpus: the number of CPUs that each node claims to have.
+        prefix: what the nodes' names begin with.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class SlurmCluster:
         self.close()
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Variables to submit with: this process's own without what would join another job."""
+        """Returns this process's variables without those of another job, for submitting."""
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -123,7 +123,7 @@ class SlurmCluster:
     def submit(
         self, argv: Sequence[str], more: Mapping[str, str] | None = None, timeout: float = 60.0
     ) -> subprocess.CompletedProcess[str]:
-        """Runs srun, sbatch, scontrol and the like on the first host, to their end."""
+        """Runs srun, sbatch, scontrol or a similar command on the first host to its end."""
         return subprocess.run(
             self._on(_CONTROLLER, argv),
             env=self.environment(more),
@@ -138,7 +138,7 @@ class SlurmCluster:
     def on_node(
         self, node: int, argv: Sequence[str], more: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a command on a node, past Slurm."""
+        """Runs a command on a node without Slurm."""
         return subprocess.run(
             self._on(node, argv),
             env=self.environment(more),
@@ -168,19 +168,19 @@ class SlurmCluster:
         return done.returncode, printed + done.stderr
 
     def log(self) -> str:
-        """The daemons' last lines, for a message."""
+        """Returns the last lines of the daemons' logs, for a message."""
         return "\n".join(
             f"== {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-15:])
             for path in sorted(self.folder.glob("*.log"))
         )
 
     def close(self) -> None:
-        """Ends all of it. Harmless to repeat."""
+        """Ends the cluster. Further calls do nothing."""
         self.hosts.close()
         self._output.close()
 
     def _on(self, node: int, argv: Sequence[str]) -> list[str]:
-        # `ip netns exec` would mount another /sys, which slurmd does not survive.
+        # `ip netns exec` would mount another /sys, with which slurmd fails.
         return ["nsenter", f"--net=/run/netns/{self.hosts.namespace(node)}", *argv]
 
     def _start(self, cpus: int) -> None:
@@ -207,7 +207,7 @@ class SlurmCluster:
             _CONTROLLER,
             "munged",
             "--foreground",
-            "--force",  # the folder is below one that others may write to
+            "--force",  # other users may write to a parent of the folder
             f"--key-file={key}",
             f"--socket={self.socket}",
             f"--pid-file={self.folder}/munged.pid",

@@ -1,7 +1,7 @@
-"""Hosts with a real sshd on this machine: one in each network namespace.
+"""Emulates hosts on this machine, with a real sshd in each network namespace.
 
-Nothing of the system's own ssh is used or changed: configuration, keys and known hosts lie in a
-folder of the cluster's. Its hosts have names that only the cluster's configuration of ssh knows.
+The cluster neither uses nor changes the system's own ssh: its configuration, keys and known hosts
+are in its own folder. Only its configuration of ssh knows the names of its hosts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from herring_lab.emulate import Cluster
 __all__ = ["SshCluster", "gone", "why_no_sshd"]
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-_SEPARATION = pathlib.Path("/run/sshd")  # an empty folder that sshd insists on
+_SEPARATION = pathlib.Path("/run/sshd")  # an empty folder that sshd requires
 _LAUNCHER = 0  # the host on which `herring run` is started
 _START_SECONDS = 20.0
 _DAEMON = """\
@@ -51,7 +51,7 @@ Host *
 
 
 def why_no_sshd() -> str | None:
-    """Returns why there can be no such hosts here; None: there can."""
+    """Returns why hosts with sshd cannot run here; None if they can."""
     if os.geteuid() != 0:
         return "needs root"
     if SSHD is None:
@@ -63,7 +63,7 @@ def why_no_sshd() -> str | None:
 
 
 def gone(pids: Sequence[int], seconds: float = 60.0) -> bool:
-    """Whether all processes end within the limit."""
+    """Returns whether all processes end within `seconds`."""
     deadline = time.monotonic() + seconds
     while any(_is_alive(pid) for pid in pids):
         if time.monotonic() > deadline:
@@ -80,11 +80,11 @@ def _is_alive(pid: int) -> bool:
 
 
 class SshCluster:
-    """`size` emulated hosts, each with an sshd. Use it as a context manager.
+    """A context manager for `size` emulated hosts, each with an sshd.
 
     Args:
-        folder: where it keeps what it needs; must exist.
-        size: how many hosts; they are called ``herring-host0`` and so on.
+        folder: an existing folder for the cluster's files.
+        size: the number of hosts; they are called ``herring-host0`` and so on.
     """
 
     def __init__(self, folder: pathlib.Path, size: int = 4) -> None:
@@ -110,11 +110,11 @@ class SshCluster:
         self.close()
 
     def address(self, number: int) -> str:
-        """A host's address."""
+        """Returns a host's address."""
         return self.hosts.address(number)
 
     def ssh(self, name: str = "ssh_config") -> str:
-        """What to call ssh by, with a configuration of the cluster's."""
+        """Returns the ssh command with one of the cluster's configurations."""
         return f"ssh -F {self.folder / name}"
 
     def start(
@@ -153,7 +153,7 @@ class SshCluster:
         return process.returncode, output
 
     def sessions(self, number: int) -> list[int]:
-        """The processes of a host's sshd that serve connections."""
+        """Returns the IDs of the processes of a host's sshd that serve connections."""
         listening = self._daemons[number].process.pid
         found = []
         for entry in pathlib.Path("/proc").glob("[0-9]*"):
@@ -164,23 +164,23 @@ class SshCluster:
         return found
 
     def kill_sessions(self, number: int) -> None:
-        """Kills them."""
+        """Kills the processes that `sessions` returns."""
         for pid in self.sessions(number):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def set_link(self, number: int, up: bool) -> None:
-        """Pulls the cable of a host out of the switch, or puts it back."""
+        """Disconnects a host from the switch, or connects it again."""
         switch = self.hosts.namespace(number).rpartition("-")[0] + "-sw0"
         where = ["ip", "-n", switch, "link", "set", f"p{number}"]
         subprocess.run([*where, "up" if up else "down"], check=True, timeout=10)
 
     def log(self) -> str:
-        """What the daemons have written."""
+        """Returns what the daemons have logged."""
         return (self.folder / "sshd.log").read_text(errors="replace")
 
     def close(self) -> None:
-        """Ends all of it. Harmless to repeat."""
+        """Ends the cluster. Further calls do nothing."""
         for number in range(len(getattr(self, "_daemons", []))):
             self.kill_sessions(number)
         self.hosts.close()
@@ -190,7 +190,7 @@ class SshCluster:
                 _SEPARATION.rmdir()
 
     def _free_port(self) -> int:
-        # Its namespaces have no listeners yet: what is free here is free there.
+        # The hosts' namespaces have no listeners yet, so a port that is free here is free there.
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             return int(probe.getsockname()[1])
@@ -216,7 +216,7 @@ class SshCluster:
                 hosts=hosts, port=self.port, folder=self.folder, key=key, known=known
             )
             (self.folder / name).write_text(text)
-        # Without port and key, for the options that give them.
+        # This configuration has a wrong port and key, for tests of the options that set them.
         bare = _CLIENT.format(
             hosts=hosts, port=1, folder=self.folder, key="other_key", known="known"
         )

@@ -1,4 +1,4 @@
-"""Asks the gate at HERRING_RENDEZVOUS: as several kinds of strangers, and as a member."""
+"""Sends requests to the gate at HERRING_RENDEZVOUS: from kinds of strangers, and from a member."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOST = slurm.node_address(NAME, os.environ)
 
 
 def answer(line: bytes) -> bytes:
-    """What the gate sends back."""
+    """Sends a line to the gate and returns its answer, empty if there is none."""
     deadline = time.monotonic() + 30
     while True:
         try:
@@ -39,18 +39,18 @@ def answer(line: bytes) -> bytes:
 
 
 def question(job: str) -> bytes:
-    """What a member sends."""
+    """Returns the request that a member of `job` sends."""
     content = {"ask": job, "nonce": "00" * 16}
     return munge.encode(json.dumps(content).encode(), SOCKET)
 
 
 def shown(received: bytes) -> str:
-    """A word for it."""
+    """Returns words for an answer of the gate."""
     return "an answer" if received else "nothing"
 
 
 def main() -> None:
-    """Prints who got what."""
+    """Sends all requests and prints which of them got an answer."""
     job = f"herring/{slurm.job_id(os.environ)}"
     used = question(f"{job}#0")
     print(f"this user, another job: {shown(answer(question('herring/999999#0')))}")

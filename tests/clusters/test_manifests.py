@@ -1,4 +1,4 @@
-"""What `herring kubernetes` writes against the published schemas."""
+"""Checks what `herring kubernetes` writes against the published schemas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ yaml = pytest.importorskip("yaml")
 
 
 def cases() -> list[JobOptions]:
-    """Every shape."""
+    """Returns options for every shape of job."""
     common = {
         "name": "digits",
         "image": "registry.example/trainer:1",
@@ -39,7 +39,7 @@ def test_schemas(options: JobOptions) -> None:
     job = objects[-1]
     is_jobset = options.kind == "jobset"
     model = models.JobsetV1alpha2JobSet if is_jobset else models.TrainerV1alpha1TrainingRuntime
-    # A misspelt field is no error to the model, but it does not come back.
+    # The model does not reject a misspelt field, but it does not return the field either.
     assert_within(job, model.from_dict(job).to_dict())
     spec = job["spec"] if is_jobset else job["spec"]["template"]["spec"]
     for replicated in spec["replicatedJobs"]:
@@ -53,7 +53,7 @@ def test_schemas(options: JobOptions) -> None:
 
 
 def assert_within(written: object, read: object) -> None:
-    """Whether all that was written has been read."""
+    """Asserts that everything in `written` is also in `read`."""
     if isinstance(written, dict):
         assert isinstance(read, dict)
         for name, value in written.items():

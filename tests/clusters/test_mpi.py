@@ -1,4 +1,4 @@
-"""Workers and servers in one line of mpirun, on this host."""
+"""Tests workers and servers in one command line of mpirun, on this host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZE = {"mpirun.openmpi": ["-x", "HERRING_SIZE=4"], "mpiexec.hydra": ["-env", "H
 def run(
     launcher: list[str], *parts: list[str], more: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `parts` in one line, separated by colons."""
+    """Runs `parts` in one command line of the launcher, separated by colons."""
     if not shutil.which(launcher[0]):
         pytest.skip(f"{launcher[0]} is not installed")
     line = [word for part in parts for word in [":", *part]][1:]
@@ -42,7 +42,7 @@ def run(
 
 
 def check(done: subprocess.CompletedProcess[str], size: int, servers: int) -> None:
-    """Whether `size` workers have met so many servers."""
+    """Asserts that `size` workers have met `servers` servers."""
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.findall(r"rank (\d+)/(\d+) local \d+/(\d+) .* dedicated (\d+)", done.stdout)
     expected = [(str(rank), str(size), str(size), str(servers)) for rank in range(size)]

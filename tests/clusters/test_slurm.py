@@ -1,4 +1,4 @@
-"""Jobs under a real Slurm, on emulated hosts whose names nothing resolves."""
+"""Tests jobs under a real Slurm, on emulated hosts whose names nothing resolves."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ STRANGER = str(pathlib.Path(__file__).with_name("stranger.py"))
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SlurmCluster]:
-    # Not pytest's folder, which other users cannot enter: they have to reach munged's socket.
+    # Other users cannot enter pytest's folder, but must be able to reach munged's socket.
     with tempfile.TemporaryDirectory(prefix="herring-slurm-") as folder:
         with SlurmCluster(pathlib.Path(folder)) as running:
             yield running
 
 
 def joined(output: str) -> list[tuple[int, int, str]]:
-    """(rank, local size, the rest) of every line of a worker's, by rank."""
+    """Returns (rank, local size, the rest) of every line that a worker printed, by rank."""
     found = re.findall(r"rank (\d+)/\d+ local \d+/(\d+) (node .*)", output)
     return sorted((int(rank), int(local), rest) for rank, local, rest in found)
 
 
 def check(output: str, local_sizes: list[int], dedicated: int = 0) -> None:
-    """Whether ranks on nodes of these sizes have joined one job with so many servers."""
+    """Asserts that ranks on nodes of these sizes joined one job with `dedicated` servers."""
     nodes = len(local_sizes)
     expected = [
         (size, f"node {node}/{nodes} dedicated {dedicated}")
@@ -250,7 +250,7 @@ def test_one_rank_with_a_secret_and_one_without(cluster: SlurmCluster) -> None:
 
 
 def test_without_munge(cluster: SlurmCluster) -> None:
-    # As where Slurm has an authentication of its own: scontrol names no socket of munged's.
+    # Without scontrol in PATH, as with Slurm's own authentication, no socket of munged is found.
     done = cluster.submit(["srun", "-N2", "-n2", "env", "PATH=/nonexistent", *WORKER])
     assert done.returncode != 0
     assert "MUNGE cannot hand out the job's secret: munged does not answer" in done.stderr
@@ -258,7 +258,7 @@ def test_without_munge(cluster: SlurmCluster) -> None:
 
 
 def test_strangers_get_nothing(cluster: SlurmCluster) -> None:
-    # Rank 0 waits for a second task, which lets strangers try first. They know all that is public.
+    # Rank 0 waits for a second task, which lets strangers try first. They know all public facts.
     script = f"""
     export HERRING_RENDEZVOUS=herring-node1:29777
     srun --overlap -N2 -n2 sh -c '

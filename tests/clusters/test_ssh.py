@@ -1,4 +1,4 @@
-"""`herring run -H` by a real ssh to emulated hosts, and what may go wrong on the way."""
+"""Tests `herring run -H` with a real ssh to emulated hosts, and what may go wrong on the way."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ pytestmark = [
 ]
 
 WORKER = ["--", sys.executable, str(pathlib.Path(__file__).with_name("worker.py"))]
-# Prints the ids of two processes, one of them on other hosts out of its group, and waits.
+# Prints the IDs of two processes and waits. For ranks above 0, one is in a session of its own.
 SCRIPT = "$([ $HERRING_RANK = 0 ] || echo setsid) sleep 1000 & echo pid=$! pid=$$; exec sleep 1000"
 WAIT = ["--", "bash", "-c", SCRIPT]
-# Trains, so to speak, until it is ended.
+# Runs all-reduces until it is ended.
 LOOP = """
 import herring, numpy as np, os
 herring.init()
@@ -45,7 +45,7 @@ def cluster() -> Iterator[SshCluster]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """Shared memory is as before."""
+    """Checks that a test leaves no shared memory behind."""
     before = set(os.listdir("/dev/shm"))
     yield
     deadline = time.monotonic() + 20
@@ -54,7 +54,7 @@ def nothing_is_left() -> Iterator[None]:
 
 
 def check(output: str, local_sizes: list[int], dedicated: int = 0) -> None:
-    """Whether ranks on nodes of these sizes have joined one job with so many servers."""
+    """Asserts that ranks on nodes of these sizes joined one job with `dedicated` servers."""
     found = re.findall(r"^\[\d+\] rank (\d+)/\d+ local \d+/(\d+) (node .*)", output, re.MULTILINE)
     nodes = len(local_sizes)
     places = [(node, size) for node, size in enumerate(local_sizes) for _ in range(size)]
@@ -65,7 +65,7 @@ def check(output: str, local_sizes: list[int], dedicated: int = 0) -> None:
 
 
 def pids(process: subprocess.Popen[str], count: int) -> list[int]:
-    """The next `count` process ids that a job prints."""
+    """Returns the next `count` process IDs that a job prints."""
     found: list[int] = []
     while len(found) < count:
         line = process.stdout.readline()
@@ -106,7 +106,7 @@ def test_hostfile_port_key_interface_and_output(cluster: SshCluster) -> None:
     status, output = cluster.run(
         *("--hostfile", str(path), "-p", str(cluster.port), "--network-interface", "eth0"),
         *("-i", str(cluster.folder / "user_key"), "--output-filename", "printed", *WORKER),
-        # Its port and key are wrong.
+        # The port and key in this configuration are wrong.
         ssh=cluster.ssh("ssh_config_bare"),
     )
     assert status == 0, output
@@ -123,7 +123,7 @@ def test_much_output(cluster: SshCluster) -> None:
     assert set(output.splitlines()) == {f"[{rank}] {'x' * 60}" for rank in range(2)}
 
 
-# Hosts that cannot take part: one line that names the host, and nothing has begun.
+# If a host cannot take part, one line names the host, and nothing is started.
 
 
 @pytest.mark.parametrize(
@@ -165,14 +165,14 @@ def test_a_host_that_cannot_take_part(
         assert word in output, output
 
 
-# How it ends. Every job has ranks on this host and two others.
+# These tests end jobs in several ways. Every job has ranks on this host and two others.
 
 HOSTS = ["-H", "localhost:1,herring-host1:2,herring-host2:1", "--grace", "2"]
 
 
 @pytest.fixture
 def waiting(cluster: SshCluster) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """A job that waits, and its processes."""
+    """Yields a job that waits, and the IDs of its processes."""
     process = cluster.start(*HOSTS, *WAIT)
     yield process, pids(process, 8)
     process.kill()
@@ -253,11 +253,11 @@ def test_a_training_that_loses_its_network(cluster: SshCluster) -> None:
             output, _ = process.communicate(timeout=60)
             assert process.returncode != 0
             assert "[herring run]" in output
-            # On the host that is cut off too: the ranks there miss their peers.
+            # Ranks on the disconnected host end too, because they lose the other ranks.
             assert gone(found)
         finally:
             cluster.set_link(2, up=True)
-        # And what served it there goes when the network is back.
+        # The processes of sshd that served the job end when the network is back.
         assert gone(cluster.sessions(2))
     finally:
         process.kill()

@@ -1,4 +1,4 @@
-"""A worker for tests under launchers: a few all-reduces, checked, and who took part."""
+"""A worker for tests under launchers: checks a few all-reduces and prints who took part."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import herring
 
 
 def main() -> None:
-    """Joins as often as the first argument says, and prints one line each time."""
+    """Joins a job as often as the first argument says, and prints one line each time."""
     for _ in range(int(sys.argv[1]) if len(sys.argv) > 1 else 1):
         herring.init()
         rank, size = herring.rank(), herring.size()

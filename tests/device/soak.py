@@ -1,9 +1,9 @@
-"""Runs jobs on GPUs that do not exist, many times, in layouts and with jitter that a seed picks.
+"""Runs many jobs on the stand-in for CUDA's driver; a seed chooses each layout and jitter.
 
     python tests/device/soak.py --runs 1000 --first 1
 
-Each is a job of `gpu_scripts.py` or `butterfly_scripts.py` in `tests/python`. The first that is
-wrong or hangs ends it.
+Each run is a job of `gpu_scripts.py` or `butterfly_scripts.py` in `tests/python`. The first job
+that fails or hangs ends the program.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SCRIPTS = {
 
 
 def layout_of(choice: random.Random) -> list[str]:
-    """Options of `herring run` for 2 to 8 workers."""
+    """Returns options of `herring run` for 2 to 8 workers."""
     size = choice.randint(2, 8)
     nodes = choice.randint(1, min(size, 4))
     servers = choice.choice((0, 0, 1, 2)) if nodes > 1 else 0

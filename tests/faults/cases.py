@@ -1,15 +1,16 @@
-"""Lets system calls fail one at a time, and checks that every rank ends with success or an error.
+"""Makes system calls fail one at a time, and checks that every rank succeeds or gets an error.
 
 Usage: python tests/faults/cases.py LIBRARY [--sample N] [--only TEXT] ...
 
-LIBRARY is built from tests/faults/inject.cc. First each layout runs undisturbed, which counts the
-calls of every process in every phase. A case then is one process, one phase, one call, the n-th of
-it, and one error: once, or from then on, as with a limit. Processes are forked from this one, so
-that a case takes milliseconds rather than the start of an interpreter.
+LIBRARY is built from tests/faults/inject.cc. Each layout first runs without faults, to count the
+calls of every process in every phase. A case is one process, one phase, one system call, the number
+n of the call that fails, and one error. The error comes once, or for all later calls too, as with a
+limit. Processes are forked from this one, so that a case needs milliseconds and not the
+start of an interpreter.
 
-A case is right if every process ends within the connect time-out and 5 s, by itself, with status 0;
-if every operation had the right bits or raised a HerringError; if no signal stays blocked, nobody
-spins, and nothing is left in the file system.
+A case passes if every process ends by itself within the connect time-out and 5 s, with status 0.
+Every operation must return the right bits or raise a HerringError. No signal may stay blocked, no
+process may use too much processor time, and no file may be left behind.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[2]
 CONNECT_TIMEOUT = 3.0
-PATIENCE = 5.0  # after the connect time-out
+PATIENCE = 5.0  # seconds after the connect time-out
 MOST_CPU = 1.2  # seconds; a process takes 0.1 to 0.3 without faults
-LAYOUTS = {"node": 2, "nodes": 2, "served": 3}  # processes; of a job of two ranks
+LAYOUTS = {"node": 2, "nodes": 2, "served": 3}  # number of processes; two are ranks
 RANKS = 2
-MOST_LINES = 60  # of the output of a process whose end was wrong
-HEAD = 7  # of a record, in numbers of 32 bits: phase, call, in_phase, nth, error, onwards, failed
+MOST_LINES = 60  # lines shown of a failed process's output
+HEAD = 7  # int32s of a record's head: phase, call, in_phase, nth, error, onwards, failed
 
 ONCE: dict[str, tuple[str, ...]] = {
     "socket": ("EMFILE", "ENOBUFS"),
@@ -93,7 +94,7 @@ ONWARDS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One fault. `leaves`: the job is left by `shutdown`, not by the end of the process."""
+    """One fault. With `leaves`, `shutdown` leaves the job; otherwise the process's end does."""
 
     layout: str
     leaves: bool
@@ -114,7 +115,7 @@ class Case:
 
 
 def parse_case(text: str) -> Case:
-    """The case that `str` has written."""
+    """Returns the case whose `str` is `text`."""
     layout, leaves, role, phase, call, nth, error, how = text.split("/")
     return Case(
         layout, leaves == "leave", int(role), int(phase), call, int(nth), error, how == "on"
@@ -122,16 +123,16 @@ def parse_case(text: str) -> Case:
 
 
 def is_nanobinds(output: Path) -> bool:
-    """Whether the allocation whose stack was printed is of nanobind's, not of Herring's.
+    """Returns whether nanobind, not Herring, made the failed allocation whose stack was printed.
 
-    What nanobind needs for Python's objects is Python's memory, and it ends the process if there is
-    none, in functions that let no exception through.
+    If nanobind cannot allocate memory for Python's objects, it ends the process: its functions let
+    no exception through.
     """
     failed, _, _ = output.read_text(errors="replace").partition("has failed; aborted")
     frame = re.search(r"/(_core\.[^/(]*)\(\+(0x[0-9a-f]+)\)", failed)
     if frame is None:
         return False
-    # What is installed has no symbols; it was made from this.
+    # The installed module has no symbols; it was made from the file in build/bindings.
     built, address = ROOT / "build/bindings" / frame[1], int(frame[2], 16) - 1
     lines = subprocess.run(
         ["addr2line", "-i", "-e", built, hex(address)],
@@ -139,12 +140,12 @@ def is_nanobinds(output: Path) -> bool:
         text=True,
         check=True,
     ).stdout.splitlines()
-    own = [line for line in lines if "/c++/" not in line]  # without the standard library's
+    own = [line for line in lines if "/c++/" not in line]  # without frames of the standard library
     return bool(own) and "/nanobind/" in own[0]
 
 
 class Library:
-    """The preloaded library, and the records that it shares with processes."""
+    """The preloaded library and the records that it shares with processes."""
 
     def __init__(self) -> None:
         own = ctypes.CDLL(None)
@@ -159,7 +160,7 @@ class Library:
         self.bytes = own.herring_faults_bytes()
 
     def record(self, case: Case | None) -> mmap.mmap:
-        """Of a process; None: nothing fails."""
+        """Creates the record of a process; if `case` is None, no call fails."""
         made = mmap.mmap(-1, self.bytes)
         call = -1 if case is None else self.calls.index(case.call)
         if case is None:
@@ -172,14 +173,14 @@ class Library:
         return made
 
     def use(self, record: mmap.mmap) -> None:
-        """From here on this process counts there, and fails as it says."""
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(record))  # to the very end of the process
+        """From now on, counts this process's calls in `record`, and makes calls fail as it says."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(record))  # until the process ends
         address = ctypes.addressof(ctypes.c_char.from_buffer(record))
         if not self._own.herring_faults_use(address, b"/herring/_core."):
             raise RuntimeError("the extension module of herring is not loaded")
 
     def counts(self, record: mmap.mmap) -> dict[tuple[int, str], int]:
-        """Calls by phase and name."""
+        """Returns the number of calls by phase and name."""
         numbers = struct.unpack(f"{self.bytes // 4}i", record[: self.bytes])[HEAD:]
         width = len(self.calls)
         return {
@@ -192,29 +193,29 @@ class Library:
 
 @dataclass
 class Run:
-    """A job whose processes run, or have ended."""
+    """A job whose processes are running or have ended."""
 
     case: Case | None
     records: list[mmap.mmap]
     folder: Path
-    pids: dict[int, int] = field(default_factory=dict)  # that have not ended, and their roles
+    pids: dict[int, int] = field(default_factory=dict)  # running processes and their roles
     began: float = field(default_factory=time.monotonic)
     wrong: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     def failed(self) -> int:
-        """How many calls have failed."""
+        """Returns how many calls have failed."""
         return sum(struct.unpack("7i", record[:28])[6] for record in self.records)
 
 
 def live(
     library: Library, run: Run, layout: str, leaves: bool, role: int, listener: socket.socket
 ) -> NoReturn:
-    """In the forked process: what it does until its end, which is the interpreter's."""
+    """Runs in the forked process, up to the end of its interpreter."""
     import scenario
 
     record = run.records[role]
-    # A server does not know the job's phases, so rank 0 tells it.
+    # A server does not know the job's phases, so rank 0 also writes them to the servers' records.
     shown = [record, *run.records[RANKS:]] if role == 0 else [record]
 
     def enter(phase: int) -> None:
@@ -254,7 +255,7 @@ def begin(library: Library, case: Case | None, layout: str, leaves: bool) -> Run
 
 
 def watch(run: Run) -> bool:
-    """Looks after the processes; True once all have ended."""
+    """Collects ended processes, kills late ones, and returns True once all have ended."""
     run.seconds = time.monotonic() - run.began
     for pid, role in list(run.pids.items()):
         found, status, usage = os.wait4(pid, os.WNOHANG)
@@ -277,7 +278,7 @@ def watch(run: Run) -> bool:
 
 
 def wrong_end(run: Run, role: int, status: int, cpu: float) -> list[str]:
-    """What is wrong with how a process has ended."""
+    """Returns what is wrong with the end of a process."""
     wrong = []
     if os.WIFSIGNALED(status):
         if os.WTERMSIG(status) == signal.SIGABRT and is_nanobinds(run.folder / f"output.{role}"):
@@ -301,7 +302,7 @@ def wrong_end(run: Run, role: int, status: int, cpu: float) -> list[str]:
 
 
 def report(run: Run) -> str:
-    """All that is known of a run."""
+    """Returns all that is known about a run."""
     lines = [f"{run.case}: {run.seconds:.1f} s; " + "; ".join(run.wrong)]
     for role in range(len(run.records)):
         for kind in ("result", "output"):
@@ -312,13 +313,13 @@ def report(run: Run) -> str:
 
 
 def chosen(count: int) -> list[int]:
-    """Which of so many calls are to fail."""
+    """Returns which of `count` calls are made to fail, counted from 1."""
     few = {1, 2, 3, 4, count // 4, count // 2, 3 * count // 4, count - 1, count}
     return sorted(n for n in few if 1 <= n <= count)
 
 
 def all_cases(library: Library) -> list[Case]:
-    """Of all layouts, after counting."""
+    """Counts the calls of each layout and returns the cases of all layouts."""
     cases: list[Case] = []
     for layout, processes in LAYOUTS.items():
         for leaves in (True, False):
@@ -331,7 +332,7 @@ def all_cases(library: Library) -> list[Case]:
             for role in range(processes):
                 for (phase, call), count in library.counts(run.records[role]).items():
                     if leaves != (phase < 3):
-                        continue  # the end is looked at where nothing was left before
+                        continue  # Test the end of a process only if `shutdown` was not called.
                     nths = chosen(count)
                     for error in ONCE.get(call, ()):
                         cases += [
@@ -346,7 +347,7 @@ def all_cases(library: Library) -> list[Case]:
 
 
 def spread(cases: list[Case], number: int, seed: int) -> list[Case]:
-    """So many of them, of all calls and phases alike."""
+    """Returns `number` cases, spread evenly over calls and phases."""
     shuffled = random.Random(seed).sample(cases, len(cases))
     kinds: Counter[tuple[str, int]] = Counter()
     order = []
@@ -358,7 +359,7 @@ def spread(cases: list[Case], number: int, seed: int) -> list[Case]:
 
 
 def run_all(library: Library, cases: list[Case], parallel: int, verbose: bool) -> list[Run]:
-    """Runs them; returns those that went wrong. Cases whose call did not come are left out."""
+    """Runs the cases; returns the failed runs. Cases whose call was not made do not count."""
     waiting, running, wrong, reached = list(reversed(cases)), [], [], 0
     calls: Counter[str] = Counter()
     while waiting or running:
@@ -385,7 +386,7 @@ def run_all(library: Library, cases: list[Case], parallel: int, verbose: bool) -
 
 
 def main() -> None:
-    """As the usage says."""
+    """Runs the cases that the command line chooses."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("library", type=Path)
     parser.add_argument("--sample", type=int, default=0, help="so many cases of all kinds alike")
@@ -399,7 +400,7 @@ def main() -> None:
     if os.environ.get("LD_PRELOAD") != library_path:
         os.environ.update(LD_PRELOAD=library_path, OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")
         os.execv(sys.executable, [sys.executable, *sys.argv])
-    import scenario  # noqa: F401 - loaded once, for all processes that are forked
+    import scenario  # noqa: F401 - loaded once, for all forked processes
 
     from herring import _core  # noqa: F401
 

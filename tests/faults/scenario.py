@@ -1,4 +1,4 @@
-"""What a process does while one of its system calls fails: a whole life in a job, in phases."""
+"""The phases of a process in a job, from start to end, while one of its system calls fails."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PHASES = ("start", "run", "leave", "end")
 
 
 def signal_mask() -> list[str]:
-    """Signals that are blocked in this thread, or in one that it starts."""
+    """Returns the signals that are blocked in this thread, or in a thread that it starts."""
     blocked = set(signal.pthread_sigmask(signal.SIG_BLOCK, []))
     thread = threading.Thread(
         target=lambda: blocked.update(signal.pthread_sigmask(signal.SIG_BLOCK, []))
@@ -31,7 +31,7 @@ def _expect(array: Any, value: float) -> None:
 
 
 def operations() -> None:
-    """One of each kind, small and large, with values that are known."""
+    """Runs one operation of each kind, small and large, and checks the results."""
     rank, size = herring.rank(), herring.size()
     total = size * (size - 1) / 2
     for count in (5, 300_000):
@@ -57,14 +57,15 @@ def operations() -> None:
 
 
 def live(enter: Callable[[int], None], leaves: bool) -> dict[str, Any]:
-    """A worker's life until the interpreter ends.
+    """Runs a worker up to the end of the interpreter.
 
     Args:
-        enter: called with the number of each phase that begins.
-        leaves: calls `herring.shutdown`; else it is left to the end of the process.
+        enter: called with the number of each phase at its start.
+        leaves: whether to call `herring.shutdown`; otherwise the end of the process does.
 
     Returns:
-        ``errors``: phase, class, whether it is typed, and text of each; ``blocked`` signals.
+        ``errors``: for each error, its phase, class, whether it is a HerringError, and text.
+        ``blocked``: the blocked signals.
     """
     errors: list[tuple[str, str, bool, str]] = []
 
@@ -88,7 +89,7 @@ def live(enter: Callable[[int], None], leaves: bool) -> dict[str, Any]:
 
 
 def serve() -> dict[str, Any]:
-    """As `live`, of a dedicated server."""
+    """Runs a dedicated server; returns the same keys as `live`."""
     errors = []
     try:
         run_server()
@@ -99,14 +100,15 @@ def serve() -> dict[str, Any]:
 
 
 def environment(role: int, size: int, layout: str, port: int, listener: int) -> dict[str, str]:
-    """Of process `role` of a job; `size` and above are servers.
+    """Returns the environment variables of one process of a job.
 
     Args:
-        role: a rank, or the number of ranks and more.
+        role: the process's rank if it is below `size`; otherwise the process is a server.
         size: number of ranks.
-        layout: "node" (all on one), "nodes", or "served" (nodes, and a dedicated server).
-        port: of the rendezvous.
-        listener: descriptor of rank 0 that listens there.
+        layout: "node" (all ranks on one node), "nodes" (one node each), or "served" (one node each,
+            and a dedicated server).
+        port: port of the rendezvous.
+        listener: rank 0's descriptor of the socket that listens at this port.
     """
     values = {
         "HERRING_SIZE": str(size),

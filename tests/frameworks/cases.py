@@ -1,4 +1,4 @@
-"""Runs the cases of one framework as a job, each test asking for one of them."""
+"""Runs the cases of one framework as a single job, for tests that each check one case."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAYOUTS = {"one-node": ["-n", "2"], "two-nodes": ["-n", "2", "--nodes", "2", "--
 
 @functools.cache
 def jobs() -> ModuleType:
-    """tests/python/jobs.py."""
+    """Returns the module tests/python/jobs.py."""
     spec = importlib.util.spec_from_file_location("jobs", HERE.parent / "python" / "jobs.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -31,7 +31,7 @@ def jobs() -> ModuleType:
 
 
 def listed(script: str) -> list[str]:
-    """The cases in a script, without importing its framework here."""
+    """Returns the names of the cases in a script, without importing the script's framework."""
     return re.findall(r"^def test_(\w+)", (HERE / script).read_text(), re.MULTILINE)
 
 
@@ -44,7 +44,7 @@ def run(
     timeout: float = 400,
     **environment: str,
 ) -> tuple[list[str], int, str]:
-    """Runs cases (none: all) on every rank; those that passed, the exit status, the output."""
+    """Runs cases (all by default) on every rank; returns those that passed, exit status, output."""
     code = f"""
         import runpy
         sys.argv = [{script!r}, *{list(cases)!r}]
@@ -72,19 +72,19 @@ def check(
     cases: tuple[str, ...] = (),
     **environment: str,
 ) -> None:
-    """Fails unless a case passes; all of them are run as one job, which saves most of the time.
+    """Fails unless a case passes; all cases run as one job, which saves most of the time.
 
     Args:
-      script: with the cases.
-      layout: of the job.
-      case: the one that is looked at.
-      backend: of Keras.
-      cases: those of the script that are run in this layout; none: all.
-      environment: more variables of the job.
+      script: file name of the script with the cases.
+      layout: name of the job's layout.
+      case: the case to check.
+      backend: backend of Keras, if any.
+      cases: the script's cases to run in this layout; all by default.
+      environment: additional environment variables of the job.
     """
     passed, status, output = run(script, layout, cases, backend, **environment)
     if case not in passed and len(passed) < [*(cases or listed(script))].index(case):
-        # Another failed before.
+        # An earlier case failed, so run this one alone.
         passed, status, output = run(script, layout, (case,), backend, **environment)
     if case not in passed:
         pytest.fail(f"exit status {status}\n{output[-6000:]}", pytrace=False)
@@ -93,7 +93,7 @@ def check(
 def check_example(
     name: str, arguments: Sequence[str], text: str, backend: str = "", nodes: int = 2
 ) -> str:
-    """Runs an example, a rank on each node; returns its output, which must hold `text`."""
+    """Runs an example, with one rank per node; returns its output, which must contain `text`."""
     path = HERE.parents[1] / "examples" / name
     code = f"""
         import runpy
@@ -114,7 +114,7 @@ def check_example(
 
 
 def check_script(name: str, text: str, **environment: str) -> str:
-    """Runs a script that knows Horovod only; returns its output, which must hold `text`."""
+    """Runs a script that only knows Horovod; returns its output, which must contain `text`."""
     path = HERE / "scripts" / name
     command = [*(sys.executable, "-m", "herring.launch.cli"), "run", "-np", "2", "--horovod"]
     done = subprocess.run(
@@ -133,7 +133,7 @@ def check_script(name: str, text: str, **environment: str) -> str:
 
 
 def check_losses(name: str, text: str) -> None:
-    """Fails unless the losses an example prints are those of a single process on whole batches."""
+    """Fails unless an example's losses equal those of a single process on whole batches."""
     together, alone = (
         [float(loss) for loss in re.findall(r"loss (\S+)", check_example(name, [], text, nodes=n))]
         for n in (2, 1)
@@ -145,7 +145,7 @@ def check_losses(name: str, text: str) -> None:
 
 
 def without(package: str, module: str) -> str:
-    """What importing `module` says where `package` is not installed."""
+    """Returns the error output of importing `module` if `package` is not installed."""
     code = f"import sys; sys.modules[{package!r}] = None; import herring; import {module}"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -160,7 +160,7 @@ def without(package: str, module: str) -> str:
 
 
 def example(name: str, *options: str, timeout: float = 200) -> dict[str, Any]:
-    """Runs a script of examples/; what it says in JSON in its last line of output."""
+    """Runs a script of examples/; returns the JSON in its last line of output."""
     done = subprocess.run(
         [sys.executable, str(HERE.parents[1] / "examples" / name), *options],
         env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -1,7 +1,7 @@
-"""Tests of adapters that need a framework: `make test-frameworks` has an environment for each."""
+"""Sets up tests of framework adapters; `make test-frameworks` has an environment for each."""
 
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "python")]  # cases.py, jobs.py
+sys.path[:0] = [str(HERE), str(HERE.parent / "python")]  # for cases.py and jobs.py

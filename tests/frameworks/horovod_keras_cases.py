@@ -1,4 +1,4 @@
-"""What a job of Horovod's API for Keras does, on any backend; run by test_horovod_keras.py."""
+"""Cases of Horovod's API for Keras on any backend, which test_horovod_keras.py runs."""
 
 import os
 import sys
@@ -64,7 +64,7 @@ def test_passes(rank, size):
             found, _ = trained(optimizer, *part, run_eagerly=eager)
             assert same_everywhere(values(found))
             assert close(values(found), values(reference), 1e-4)
-            # Keras itself counts steps, Horovod passes.
+            # On TensorFlow, `iterations` counts passes, as Horovod does; Keras itself counts steps.
             assert int(optimizer.iterations) == (8 if TENSORFLOW else 4)
     if TENSORFLOW:
         scaled = keras.optimizers.LossScaleOptimizer(SGD(0.1))
@@ -183,7 +183,7 @@ def test_callbacks(rank, size):
 
 
 def test_embedding(rank, size):
-    """Of which TensorFlow has slices as gradients."""
+    """The gradients of an embedding are slices in TensorFlow."""
     rows = np.arange(24, dtype=np.int32).reshape(12, 2) % 5
     targets = np.linspace(0, 1, 12, dtype=np.float32).reshape(12, 1)
     each = 12 // size

@@ -1,4 +1,4 @@
-"""What a job of Horovod's API for MXNet does; run on every rank by test_horovod_mxnet.py."""
+"""Cases of Horovod's API for MXNet, which test_horovod_mxnet.py runs on every rank."""
 
 import sys
 import warnings
@@ -36,7 +36,7 @@ def test_every_dtype(rank, size):
         assert found.dtype == np.dtype(dtype) and (found.asnumpy() == total).all()
         assert (hvd.allreduce(x).asnumpy() == average).all() and (x.asnumpy() == rank + 1).all()
         scaled = hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0)
-        cut = 4 * sum((r + 1) // 2 for r in range(size))  # of integers, before the sum
+        cut = 4 * sum((r + 1) // 2 for r in range(size))  # integers are cut before the sum
         assert (scaled.asnumpy() == (2 * total if dtype.startswith("float") else cut)).all()
         assert hvd.allreduce_(x, op=hvd.Max) is x and (x.asnumpy() == size).all()
         rows = mx.nd.full((rank + 1, 2), rank, dtype=dtype)

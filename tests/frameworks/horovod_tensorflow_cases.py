@@ -1,4 +1,4 @@
-"""What a job of Horovod's API for TensorFlow does; run by test_horovod_tensorflow.py."""
+"""Cases of Horovod's API for TensorFlow, which test_horovod_tensorflow.py runs."""
 
 import os
 import pickle
@@ -37,7 +37,7 @@ def close(left, right, tolerance=1e-5):
 
 
 def both(function):
-    """Calls it eagerly and twice as a graph."""
+    """Returns the results of one eager call of `function` and two calls as a graph."""
     graph = tf.function(function, reduce_retracing=False)
     return [function(), graph(), graph()]
 
@@ -76,7 +76,7 @@ def test_every_dtype(rank, size):
             group, wholes, parts = found[8:]
             assert all(one.dtype == dtype for one in (summed, mean, scaled, most, every, part))
             assert (value(summed) == total).all() and (value(mean) == average).all()
-            cut = 4 * sum((r + 1) // 2 for r in range(size))  # of integers, before the sum
+            cut = 4 * sum((r + 1) // 2 for r in range(size))  # integers are cut first
             assert (value(scaled) == (2 * total if dtype.is_floating else cut)).all()
             assert (value(most) == size).all()
             expected = np.concatenate([np.full((r, 2), r) for r in range(size)])
@@ -118,7 +118,7 @@ def test_shapes_and_options(rank, size):
         assert found[8].numpy() == size + 10 * rank + 100 * hvd.local_size()
         assert found[9].numpy() == 1
     assert hvd.grouped_allreduce([]) == hvd.grouped_allgather([]) == []
-    assert hvd.allreduce(tf.constant([200], tf.uint8)).numpy() == 200  # the sum does not wrap
+    assert hvd.allreduce(tf.constant([200], tf.uint8)).numpy() == 200  # The sum does not overflow.
     assert not hvd.mpi_built() and hvd.nccl_built() == 0 and hvd.is_homogeneous()
     raises(ValueError, "hvd.Average", hvd.allreduce, tf.ones(1), average=True, op=hvd.Sum)
     for text in ("broadcast_variables", "TensorFlow 2"):
@@ -253,7 +253,7 @@ def test_gradients(rank, size):
 
 def test_any_order_in_a_graph(rank, size):
     x = tf.Variable(1.0)
-    numbers = list(range(20))  # more than TensorFlow has threads
+    numbers = list(range(20))  # more calls than TensorFlow has threads
 
     @tf.function
     def step():

@@ -1,4 +1,4 @@
-"""Graphs of tf.compat.v1, which a Session runs in any order; run by test_horovod_tensorflow.py."""
+"""Cases of tf.compat.v1 graphs, which a Session runs in any order (test_horovod_tensorflow.py)."""
 
 import os
 import sys
@@ -16,11 +16,11 @@ from horovod_tensorflow_cases import raises
 
 
 def test_graphs_without_order(rank, size):
-    """TensorFlow executes a graph of tf.compat.v1 in any order: here each rank in another."""
+    """TensorFlow executes a graph of tf.compat.v1 in any order, here another order on rank 0."""
     v1 = tf.compat.v1
 
     def late(x, place):
-        """Lets tensors through in ascending order of their places on rank 0, else descending."""
+        """Delays `x`: rank 0 gets tensors in ascending order of `place`, others in descending."""
         turn = place if rank == 0 else 3 - place
         return tf.reshape(tf.numpy_function(lambda x: pause(turn, x), [x], x.dtype), x.shape)
 
@@ -40,7 +40,7 @@ def test_graphs_without_order(rank, size):
             first, second = session.run(gradients)
             assert (first == np.tile([size, 2.0 * size], size)).all(), first
             assert (second == np.tile([10.0 * size, 20.0 * size], size)).all(), second
-        # Of one name, and of one input.
+        # Several operations have the same name, or the same input.
         values = [late(tf.fill([2], float(i)), i) for i in range(4)]
         named = [hvd.allreduce(one, op=hvd.Sum, name="same") for one in values]
         gathered = [hvd.allgather(values[i]) for i in (0, 0, 3)]
@@ -50,7 +50,7 @@ def test_graphs_without_order(rank, size):
             assert [one.tolist() for one in wholes] == [[i] * 2 * size for i in (0.0, 0.0, 3.0)]
         plain = [herring.tensorflow.allreduce(one, "sum", name="same") for one in values]
         assert [one[0] for one in session.run(plain)] == [i * size for i in range(4)]
-        # An averager twice.
+        # One averager is used several times in a graph.
         averager = herring.tensorflow.TensorAverager("in a graph", sparse="gather")
         rows = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([rank]), [size, 2])
         averages = [
@@ -62,14 +62,14 @@ def test_graphs_without_order(rank, size):
             assert [one[0] for one, _ in found] == [0.0, 1.0, 2.0, 3.0], found
             assert all(rows.tolist() == list(range(size)) for _, rows in found)
         wide = tf.ones([3])
-        (back,) = v1.gradients(hvd.broadcast(wide, 0), wide)  # nobody needs it but the root
+        (back,) = v1.gradients(hvd.broadcast(wide, 0), wide)  # Only the root gets a gradient.
         assert (session.run(back) == (rank == 0)).all()
         v, w = (v1.get_variable(n, initializer=float(rank + 1), use_resource=True) for n in "vw")
         session.run(v1.global_variables_initializer())
         whole, (in_place,) = hvd.broadcast_variables([v], 1), hvd.broadcast_([w], 0)
         session.run(whole)
         assert session.run(in_place) == session.run(w) == 1 and session.run(v) == 2
-        # What has no order at all is refused.
+        # Operations that have no defined order are refused.
         function = tf.function(hvd.allreduce)
         raises(ValueError, "inside a function", function, x)
         raises(ValueError, "inside a function", tf.function(herring.tensorflow.allreduce), x)

@@ -1,4 +1,4 @@
-"""Training over Horovod's API for TensorFlow; run by test_horovod_tensorflow.py."""
+"""Cases of training over Horovod's API for TensorFlow, which test_horovod_tensorflow.py runs."""
 
 import os
 import sys
@@ -30,7 +30,7 @@ def loss_of(v, x):
 
 
 class Own(hvd.Compression.fp16):
-    """A compressor of the user's own."""
+    """A compressor that the user defines."""
 
 
 def test_tapes(rank, size):

@@ -1,4 +1,4 @@
-"""What tests of Keras share: a model, data, and a reference without Herring."""
+"""Test cases of Keras, with a model, data, and a reference without Herring."""
 
 import os
 import sys
@@ -21,7 +21,7 @@ def data(seed=0):
 
 
 def mine(x, y, batch, rank, size):
-    """This rank's part of each global batch of `batch` rows."""
+    """Returns this rank's part of each global batch of `batch` rows, and the size of the part."""
     each = batch // size
     rows = [b + rank * each + i for b in range(0, len(x), batch) for i in range(each)]
     return x[rows], y[rows], each
@@ -92,7 +92,7 @@ def test_eager_equals_one_process(rank, size):
 
 def test_steps_per_execution(rank, size):
     if keras.backend.backend() == "torch":
-        return  # which has 1 only
+        return  # supports only one step per execution
     x, y = data()
     part = mine(x, y, 12, rank, size)
     reference, _ = trained(keras.optimizers.SGD(0.1), x, y, 12)
@@ -163,7 +163,7 @@ def test_checkpoint(rank, size):
     again = herring.load_model(path)
     assert herring.is_distributed(again.optimizer)
     assert all((a == b).all() for a, b in zip(values(again), values(model)))
-    for one in (again, model):  # go on from there
+    for one in (again, model):  # Both continue from the same state.
         one.fit(part[0], part[1], batch_size=part[2], shuffle=False, verbose=0)
     assert same_everywhere(values(again)) and close(values(again), values(model), 1e-6)
 
@@ -178,7 +178,7 @@ def test_mixed_float16(rank, size):
         )
         optimizer = herring.DistributedOptimizer(scaled)
         bad = part[0].copy()
-        bad[-1] = np.where(rank == size - 1, np.inf, bad[-1])  # the last batch, on one rank
+        bad[-1] = np.where(rank == size - 1, np.inf, bad[-1])  # in one rank's last batch
         model, _ = trained(optimizer, bad, part[1], part[2], epochs=1, loss="mse")
         assert model.optimizer is optimizer
         assert same_everywhere(values(model))
@@ -192,7 +192,7 @@ def test_mixed_float16(rank, size):
 
 
 class TwoHeads(keras.Model):
-    """Uses its second head on rank 0 only, and its third nowhere."""
+    """A model that uses its second head only if `both`, as rank 0 does, and its third never."""
 
     def __init__(self, both):
         super().__init__()
@@ -221,12 +221,12 @@ def test_missing_gradients(rank, size):
     after = values(model)
     assert same_everywhere(after)
     assert (after[1] != before[1]).any()
-    if keras.backend.backend() != "jax":  # which has zeros for it
+    if keras.backend.backend() != "jax":  # JAX's gradient for it is zero.
         assert (after[2] == before[2]).all()
 
 
 def test_ways_on_jax(rank, size):
-    """By the handler, by a callback, and by that too where only some ranks can do more."""
+    """Averages by the handler, and by a callback, also if only some ranks can use the handler."""
     if keras.backend.backend() != "jax":
         return
     x, y = data()
@@ -248,26 +248,26 @@ def test_ways_on_jax(rank, size):
 
 def test_gradients_applied_by_hand(rank, size):
     if keras.backend.backend() == "tensorflow":
-        return  # test_tensorflow.py
+        return  # tested in test_tensorflow.py
     variables = [keras.Variable(np.ones(3, np.float32), name=name) for name in "abc"]
     optimizer = herring.DistributedOptimizer(keras.optimizers.SGD(1.0))
     gradient = keras.ops.ones(3)
-    for _ in range(2):  # "b" has a gradient on rank 0 only, "c" on none
+    for _ in range(2):  # "b" has a gradient on rank 0 only, "c" on no rank.
         optimizer.apply([gradient * (rank + 1), gradient if rank == 0 else None, None], variables)
     found = [keras.ops.convert_to_numpy(one.value)[0] for one in variables]
     assert np.allclose(found, [1 - (size + 1), 1 - 2 / size, 1]), found
-    for ranks in (range(size), [0], [size - 1]):  # with a gradient for "c": all are told
+    for ranks in (range(size), [0], [size - 1]):  # A new gradient for "c" fails on all.
         later = [gradient, None, gradient if rank in ranks else None]
         raises(herring.InvalidArgumentError, "in the first step", optimizer.apply, later, variables)
         before = keras.ops.convert_to_numpy(variables[0].value)[0]
-        optimizer.apply([gradient * (rank + 1), None, None], variables)  # goes on in step
+        optimizer.apply([gradient * (rank + 1), None, None], variables)  # Ranks stay in step.
         after = keras.ops.convert_to_numpy(variables[0].value)[0]
         assert np.isclose(before - after, (size + 1) / 2), (before, after)
 
 
 def test_an_optimizer_of_another_job(rank, size):
     if keras.backend.backend() == "tensorflow":
-        return  # functions of the first job are compiled
+        return  # Functions compiled in the first job remain.
     variable = keras.Variable(np.ones(3, np.float32))
     optimizer = herring.DistributedOptimizer(keras.optimizers.SGD(1.0))
     optimizer.apply([keras.ops.ones(3)], [variable])
@@ -299,7 +299,7 @@ def test_two_optimizers_and_groups(rank, size):
             function(optimizer, model, part[0])
         for _ in range(3):
             for i in (0, 1):
-                steps[i]((first, second)[i], both[i], part[0][: 4 + i])  # traced again
+                steps[i]((first, second)[i], both[i], part[0][: 4 + i])  # Retraces the function.
         assert same_everywhere([v for model in both for v in values(model)])
     mine_alone, _ = trained(third, *part)
     reference, _ = trained(keras.optimizers.SGD(0.1), *part)

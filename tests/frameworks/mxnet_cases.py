@@ -1,4 +1,4 @@
-"""What a job of MXNet does; run on every rank by test_mxnet.py."""
+"""Cases of MXNet, which test_mxnet.py runs on every rank."""
 
 import sys
 
@@ -75,7 +75,7 @@ def test_equals_one_process(rank, size):
 
 
 class Crossed(mx.gluon.HybridBlock):
-    """Uses its layers in another order than it lists them, the shared one twice."""
+    """A block that uses its layers in another order than it lists them, and one layer twice."""
 
     def __init__(self):
         super().__init__(prefix="crossed_")
@@ -94,7 +94,7 @@ def test_order_of_gradients(rank, size):
         net.unused.weight.grad_req = "null"
         if hybrid:
             net.hybridize()
-        if rank == 1:  # its order does not count
+        if rank == 1:  # Only rank 0's order counts.
             net(mx.nd.ones((1, 6)))
         herring.broadcast_parameters(net.collect_params())
         trainer = herring.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
@@ -117,7 +117,7 @@ def test_kvstore(rank, size):
     train(reference, trainer, batches(0, 1), None)
     for store in (herring.KVStore(), "dist_herring"):
         net = network(seed=1 if rank == 0 else 5)
-        herring.broadcast_parameters(net.collect_params())  # a store does it after a first pass
+        herring.broadcast_parameters(net.collect_params())  # a store does so after one pass
         trainer = mx.gluon.Trainer(net.collect_params(), "sgd", options, kvstore=store)
         train(net, trainer, batches(rank, size), 24)
         assert same_everywhere(values(net)) and close(values(net), values(reference))

@@ -1,4 +1,4 @@
-"""What a job of TensorFlow does; run on every rank by test_tensorflow.py."""
+"""Cases of TensorFlow, which test_tensorflow.py runs on every rank."""
 
 import os
 import sys
@@ -61,7 +61,7 @@ def test_tape_equals_one_process(rank, size):
     for run in (step, graph, step):
         found = run(mine)
         assert same_everywhere(found) and close(found, expected)
-    for rows in (1, 2, 3):  # traced again, also on one rank only
+    for rows in (1, 2, 3):  # Retraces the function, also on one rank only.
         graph(mine[: rows if rank == 0 else 1])
     assert close(graph(mine), expected)
 
@@ -224,7 +224,7 @@ def test_memory_of_results(rank, size):
         return result, mine if keeps else None
 
     kept = ops._asynchronous
-    for asynchronous in (lambda: False, kept):  # the first: TensorFlow's callbacks are not known
+    for asynchronous in (lambda: False, kept):  # first without TensorFlow's callbacks
         ops._asynchronous = asynchronous
         call = tf.function(step)
         for x in (tf.ones([1000]), tf.ones([0, 3]), tf.ones([])):
@@ -256,7 +256,7 @@ def test_memory_of_results(rank, size):
     assert close(averages, again, 0) and same_everywhere(averages)
     with tf.GradientTape() as tape:
         loss = loss_of(v, mine)
-    assert close(own, tape.gradient(loss, v))  # what somebody else needs was not overwritten
+    assert close(own, tape.gradient(loss, v))  # Gradients used elsewhere were not overwritten.
 
 
 def test_order_of_gradients(rank, size):
@@ -272,7 +272,7 @@ def test_order_of_gradients(rank, size):
         assert all(np.allclose(a, (size - 1) / 2 + i + step) for i, a in enumerate(found))
         assert all(a.ctypes.data % 64 == 0 for a in found)
     if rank == 0:
-        rounds.put([0], [np.ones(1, np.float32)])  # and then its step is interrupted
+        rounds.put([0], [np.ones(1, np.float32)])  # Rank 0 then interrupts its step.
         raises(herring.HerringError, "gave up", rounds.put, [0], [np.ones(1, np.float32)])
     else:
         raises(herring.HerringError, "rank 0 gave up", rounds.finish, ["float32"] * 20)
@@ -280,11 +280,11 @@ def test_order_of_gradients(rank, size):
 
 
 def test_recorded_order(rank, size):
-    """The plan has gradients as the first rank's backward pass produces them."""
+    """The plan has the gradients in the order in which rank 0's backward pass produces them."""
     shapes = [(2, 2), (3, 3), (4, 4), (5, 5)]
 
     def loss_of(v):
-        # Rank 0 uses them in the order 2, 0, 3; the others in another one.
+        # Rank 0 uses the variables in the order 2, 0, 3, and the other ranks in another order.
         order = (2, 0, 3) if rank == 0 else (3, 2, 0, 1)
         x = tf.constant(1.0)
         for i in order:

@@ -1,4 +1,4 @@
-"""Accelerate over Herring: the script is unchanged, and ends as under Gloo."""
+"""Runs an unchanged script of Accelerate over Herring: it ends as under Gloo."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_mixed_precision() -> None:
 
 @pytest.mark.timeout(250)
 def test_one_line() -> None:
-    """`init_process_group` before `Accelerator()`."""
+    """The script calls `init_process_group` before `Accelerator()`."""
     compare(TORCHRUN, SCRIPT, BACKEND="herring")
 
 

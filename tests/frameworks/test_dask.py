@@ -1,4 +1,4 @@
-"""examples/dask_digits.py: workers and servers as tasks of Dask."""
+"""Tests examples/dask_digits.py: workers and servers are tasks of Dask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""herring.horovod.keras in real jobs: every case of horovod_keras_cases.py on each backend."""
+"""Runs every case of horovod_keras_cases.py in real jobs on each backend."""
 
 from __future__ import annotations
 

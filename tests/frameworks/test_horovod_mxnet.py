@@ -1,4 +1,4 @@
-"""herring.horovod.mxnet in real jobs: every case of horovod_mxnet_cases.py, and a script."""
+"""Tests herring.horovod.mxnet: every case of horovod_mxnet_cases.py in real jobs, and a script."""
 
 from __future__ import annotations
 

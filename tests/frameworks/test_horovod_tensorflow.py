@@ -1,4 +1,4 @@
-"""herring.horovod.tensorflow in real jobs: every case of three scripts, and more."""
+"""Tests herring.horovod.tensorflow in real jobs: every case of three scripts, and more."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if importlib.util.find_spec("tensorflow") is None:
 from cases import HERE, LAYOUTS, check, check_script, jobs, listed, without
 
 GRAPHS = "horovod_tensorflow_graph_cases.py"
-# By script, the cases that care whether numbers are powers of two, or who is where.
+# Cases by script that depend on the number of ranks being a power of two, or on the layout.
 OF_THREE = {
     "horovod_tensorflow_cases.py": ("every_dtype", "adasum", "gradients"),
     "horovod_tensorflow_training_cases.py": ("joins", "sync_batch_norm"),

@@ -1,4 +1,4 @@
-"""herring.jax in real jobs: collectives in compiled programs, by handler and by callback."""
+"""Tests herring.jax in real jobs: collectives in compiled programs, by handler and by callback."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ for _ in range(3):
 
 @pytest.mark.parametrize("count", [4, 1 << 18])
 def test_order_of_execution_does_not_matter(count: int) -> None:
-    """It depends on shapes, and on the order of a program's results."""
+    """XLA's order of execution depends on shapes and on the order of a program's results."""
     script = f"""
 herring.init(timeout=60)
 r, many, count = rank(), 16, {count}
@@ -208,8 +208,8 @@ for rows in (32, 100, 500, 7):  # in the last batch of one rank
 
 
 def test_averages_are_on_their_way_during_the_backward_pass() -> None:
-    # Rank 1 waits for the average of the first layer before it begins with that of the next: which
-    # has no end unless rank 0 goes on with its backward pass while others wait.
+    # Rank 1 waits for the average of each layer before it begins the next. It would wait forever if
+    # rank 0 did not continue its backward pass meanwhile.
     script = """
 from herring.jax import collectives
 from herring.jax.calls import Call, execute
@@ -339,7 +339,7 @@ fails("ShutdownError", "a job that has ended", grouped, jnp.ones(3))
 
 
 def test_joins_between_programs() -> None:
-    """Ranks that have executed a program differently often meet again after a join."""
+    """Ranks that executed a program a different number of times meet again after a join."""
     script = """
 herring.init()
 r = rank()
@@ -429,7 +429,7 @@ raises(herring.PeerLostError, "rank 1", hj.allreduce, jnp.ones(3))
 
 
 def test_the_last_program_ends_before_its_process() -> None:
-    """A script that asks for no results ends at once, and others may need what it still calls."""
+    """A script that reads no results ends early, but other ranks may need its last calls."""
     script = """
 herring.init()
 program = jax.jit(lambda x: hj.allreduce(jnp.tanh(x), "sum") * 2)
@@ -447,7 +447,7 @@ else:
 
 
 def test_an_inner_program_is_not_traced_again() -> None:
-    """One rank traces the outer one again, and finds the inner one in JAX's cache."""
+    """One rank traces the outer program again and finds the inner program in JAX's cache."""
     script = """
 herring.init(timeout=30)
 r = rank()
@@ -547,7 +547,7 @@ herring.shutdown()
     run(["-n", "1"], script)
 
 
-# There is no GPU here: devices that say so stand for one.
+# A fake device that claims to be a GPU takes the place of a real one.
 def test_where_the_handler_cannot_be_used_is_said_once() -> None:
     script = """
 import types

@@ -1,4 +1,4 @@
-"""herring.keras in real jobs: every case of keras_cases.py on each backend, and the example."""
+"""Runs every case of keras_cases.py in real jobs on each backend, and the example."""
 
 from __future__ import annotations
 

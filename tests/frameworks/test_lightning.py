@@ -1,4 +1,4 @@
-"""Lightning's Trainer and Fabric over Herring: they end as under Gloo."""
+"""Runs Lightning's Trainer and Fabric over Herring: they end as under Gloo."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_unchanged(start: str, script: str) -> None:
 @pytest.mark.parametrize("script", [TRAINER, FABRIC])
 @pytest.mark.timeout(250)
 def test_strategy(script: str) -> None:
-    """`DDPStrategy(process_group_backend="herring")`."""
+    """The script uses `DDPStrategy(process_group_backend="herring")`."""
     compare(TORCHRUN, script, BACKEND="herring")
 
 

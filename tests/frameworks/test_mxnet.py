@@ -1,4 +1,4 @@
-"""herring.mxnet in real jobs: every case of mxnet_cases.py, and the example."""
+"""Tests herring.mxnet in real jobs: every case of mxnet_cases.py, and the example."""
 
 from __future__ import annotations
 

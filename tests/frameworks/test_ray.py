@@ -1,4 +1,4 @@
-"""Ray Train over Herring, with colocated servers and with servers as actors."""
+"""Tests Ray Train over Herring, with colocated servers and with servers as actors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RUNS = ("gloo", "colocated", "servers", "death", "too-many")
 
 
 def left_behind(group: int) -> list[str]:
-    """The processes of a session that are still there."""
+    """Returns the processes of a session that still run, as lines of `ps`."""
     listed = subprocess.run(
         ["ps", "-o", "pid=,stat=,args=", "-s", str(group)],
         stdout=subprocess.PIPE,
@@ -43,8 +43,8 @@ def left_behind(group: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def session():
-    """All runs in one session of Ray, as it takes long to start: the folder, and the output."""
-    folder = tempfile.mkdtemp(prefix="r", dir="/tmp")  # short: sockets are in there
+    """Runs all in one session of Ray, which starts slowly; yields its folder, output and process."""
+    folder = tempfile.mkdtemp(prefix="r", dir="/tmp")  # short, because Ray puts sockets there
     environment = {
         "OUT": f"{folder}/out",
         "RAY_TMPDIR": folder,
@@ -93,11 +93,11 @@ def test_equals_gloo(session, name: str, servers: str) -> None:
 
 @pytest.mark.timeout(330)
 def test_a_worker_dies(session) -> None:
-    """Ray begins the workers again: a new job, with new servers, from the last checkpoint."""
+    """Ray restarts the workers as a new job, with new servers, from the last checkpoint."""
     folder, output, _ = session
     found = said(folder, output, "death")
     assert (found["backend"], found["nodes"], found["servers"]) == ("herring", 2, "1")
-    assert found["first"] in (1, 2), found  # as far as Ray had stored checkpoints by then
+    assert found["first"] in (1, 2), found  # Depends on the last stored checkpoint.
 
 
 @pytest.mark.timeout(330)
@@ -109,13 +109,13 @@ def test_servers_that_do_not_fit(session) -> None:
 
 @pytest.mark.timeout(330)
 def test_nothing_is_left(session) -> None:
-    """Neither what was reserved for servers, nor a process of Ray."""
+    """Ray has released the servers' resources, and none of its processes is left."""
     _, output, process = session
     assert process.returncode == 0, output[-6000:]
     assert "free: 2 for servers" in output, output[-2000:]
     deadline = time.monotonic() + 20
     while left_behind(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.1)  # Ray ends its workers and does not wait for them
+        time.sleep(0.1)  # Ray does not wait for its workers to end.
     assert not left_behind(process.pid)
 
 

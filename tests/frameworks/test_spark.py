@@ -1,4 +1,4 @@
-"""examples/spark_digits.py: workers and servers as tasks of a barrier stage."""
+"""Tests examples/spark_digits.py: workers and servers are tasks of a barrier stage."""
 
 from __future__ import annotations
 

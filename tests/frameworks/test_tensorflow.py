@@ -1,4 +1,4 @@
-"""herring.tensorflow in real jobs: every case of tensorflow_cases.py, and the example."""
+"""Tests herring.tensorflow in real jobs: every case of tensorflow_cases.py, and the example."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_case(layout: str, case: str) -> None:
 
 @pytest.mark.timeout(500)
 def test_without_operations() -> None:
-    """By tf.numpy_function, as where TensorFlow does not load them."""
+    """Without Herring's operations, which TensorFlow may not load, tf.numpy_function is used."""
     for case in listed(SCRIPT):
         check(SCRIPT, "two-nodes", case, HERRING_TENSORFLOW_IMPL="function")
 
@@ -39,7 +39,7 @@ def test_example_equals_a_single_process() -> None:
 
 @pytest.mark.timeout(200)
 def test_alone() -> None:
-    """A job of one exchanges nothing, so XLA may compile it."""
+    """A job of one rank exchanges nothing, so XLA may compile its step."""
     code = """
         import tensorflow as tf
         import herring.tensorflow
@@ -136,7 +136,7 @@ def test_herring_imports_no_framework() -> None:
 
 @pytest.mark.timeout(200)
 def test_copies_of_a_gpus_tensors_are_said_once_for_each_operation() -> None:
-    """There is no GPU here: tensors that say so stand for one's."""
+    """Objects that claim to be tensors on a GPU take the place of real ones."""
     code = """
         import types
         import tensorflow as tf

@@ -1,4 +1,4 @@
-"""The Trainer of Transformers over Herring: the script is unchanged, and ends as under Gloo."""
+"""Runs an unchanged Trainer script of Transformers over Herring: it ends as under Gloo."""
 
 from __future__ import annotations
 

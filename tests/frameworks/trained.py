@@ -19,7 +19,7 @@ TORCHRUN = [
     *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
 ]
 HERRING_RUN = [sys.executable, "-m", "herring.launch.cli", "run", "-n", "2", "--timeout", "90"]
-# The script itself is the same in all of them.
+# All launchers run the same script.
 STARTS = {
     "torchrun": [*TORCHRUN, "-m", "herring.torch"],
     "two-nodes": [
@@ -30,7 +30,7 @@ STARTS = {
 
 
 def run(command: Sequence[str], script: str, folder: str, **environment: str) -> tuple[int, str]:
-    """The exit status and the output."""
+    """Runs a script; returns its exit status and output."""
     variables = {"OUT": folder, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment}
     done = subprocess.run(
         [*command, str(SCRIPTS / script)],
@@ -46,7 +46,7 @@ def run(command: Sequence[str], script: str, folder: str, **environment: str) ->
 
 
 def results(command: Sequence[str], script: str, **environment: str) -> list[dict[str, Any]]:
-    """What each rank has reported."""
+    """Runs a script; returns what each rank reported."""
     with tempfile.TemporaryDirectory() as folder:
         status, output = run(command, script, folder, **environment)
         assert status == 0, output[-6000:]
@@ -55,17 +55,19 @@ def results(command: Sequence[str], script: str, **environment: str) -> list[dic
 
 @functools.cache
 def by_gloo(script: str, precision: str) -> list[dict[str, Any]]:
-    """The same script under torchrun alone."""
+    """Returns the results of a script under torchrun and Gloo, without Herring."""
     return results(TORCHRUN, script, **({"PRECISION": precision} if precision else {}))
 
 
 def compare(
     command: Sequence[str], script: str, precision: str = "", **environment: str
 ) -> dict[str, Any]:
-    """Runs a script; every rank ends as under Gloo, bit for bit, as two numbers add up in one way.
+    """Runs a script; fails unless every rank's end is bit-identical to Gloo's.
+
+    With two ranks, there is only one order in which to add.
 
     Returns:
-      What rank 0 has reported.
+      What rank 0 reported.
     """
     wanted = by_gloo(script, precision)
     if precision:
@@ -86,7 +88,7 @@ def compare(
 
 
 def check_death(script: str) -> None:
-    """Rank 1 is killed while it trains: rank 0 ends with an error that names it."""
+    """Kills rank 1 during training; fails unless rank 0 ends with an error that names rank 1."""
     with tempfile.TemporaryDirectory() as folder:
         command = [*HERRING_RUN, "--keep-going", "--", sys.executable, "-m", "herring.torch"]
         status, output = run(command, script, folder, FATAL="20")

@@ -1,7 +1,7 @@
-"""Arrays on GPUs that do exist, for the scripts of `tests/python/gpu_scripts.py`; with torch.
+"""Arrays on real GPUs for the scripts of `tests/python/gpu_scripts.py`, made with torch.
 
-What is asked of the stand-in for CUDA's driver there, this module does on a real one, or says that
-nothing was found.
+This module has the interface of `tests/python/gpus.py`, whose driver is a stand-in for CUDA's.
+For what only the stand-in can count, this driver returns fixed values.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ ENVIRONMENT = {
 
 
 class Driver:
-    """A real driver: no jitter, and nothing is counted."""
+    """The real driver, which adds no jitter and counts nothing."""
 
     def __init__(self) -> None:
-        _cycles_per_second()  # which waits for the device: before anything else does
+        _cycles_per_second()  # Waits for the device, so it must come first.
 
     def count(self) -> int:
         return torch.cuda.device_count()
@@ -52,7 +52,7 @@ class GpuArray:
         values = np.ascontiguousarray(values)
         self.dtype = values.dtype
         self.tensor = torch.from_numpy(values.copy()).to(place)
-        # Not for the device: streams of Herring's may wait for other ranks there.
+        # Do not wait for the whole device: Herring's streams on it may wait for other ranks.
         self._stream.wait_stream(torch.cuda.current_stream(place))
 
     def get(self) -> np.ndarray:
@@ -60,7 +60,7 @@ class GpuArray:
             return self.tensor.cpu().numpy()
 
     def fill(self, value: float, microseconds: int = 0) -> None:
-        """Queues a kernel that takes a while, and then one that writes a number to all places."""
+        """Queues a kernel that takes `microseconds`, then one that sets all elements to `value`."""
         with torch.cuda.stream(self._stream):
             torch.cuda._sleep(int(microseconds * 1e-6 * _cycles_per_second()))
             self.tensor.fill_(value)

@@ -1,4 +1,4 @@
-"""What runs on a GPU, on one that is there: `make test-gpu`. Elsewhere nothing of this can run."""
+"""Tests on a real GPU (`make test-gpu`); without a GPU, all of them are skipped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("torch sees no GPU", allow_module_level=True)
-sys.path.append(str(Path(__file__).resolve().parents[1] / "python"))  # behind this folder
+sys.path.append(str(Path(__file__).resolve().parents[1] / "python"))  # after this folder
 
 from butterfly_scripts import BITS, MANY  # noqa: E402
 from gpu_scripts import COLLECTIVES, GATHERS, ROUNDS, STAGES  # noqa: E402
@@ -30,8 +30,8 @@ LAYOUTS = {
     "dedicated-server": ["-n", "3", "--nodes", "3", "--servers", "1"],
 }
 
-# Steps of a model whose gradients follow from its inputs, beside the same on one rank without
-# Herring; kernels of other streams run meanwhile, and memory is freed.
+# Compares training steps with the same steps on one rank without Herring. Meanwhile, kernels run in
+# another stream and memory is freed.
 TRAINING = """
 import torch
 import herring.torch
@@ -92,7 +92,7 @@ else:
 herring.shutdown()
 """
 
-# The result is for the stream that is current when it is waited for.
+# The result is ready for the stream that is current during the call of `synchronize`.
 HOROVOD = """
 import torch
 import herring.horovod.torch as hvd
@@ -120,7 +120,7 @@ assert (hvd.allreduce(pair[1], op=hvd.Average) == int((total + size) / size)).al
 hvd.shutdown()
 """
 
-# What torch copies to host memory and back, in a stream that has much to do before.
+# Tests calls whose tensors torch copies to host memory and back, in a stream with queued work.
 COPIED = """
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""A wheel made as a user makes it (build/wheel), in a fresh environment: `make test-install`."""
+"""Tests the wheel in build/wheel in a new environment, as a user has it: `make test-install`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def only(pattern: str) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A fresh environment with the wheel and what it needs; the environment's programs."""
+    """Installs the wheel in a new environment; returns the folder of the environment's programs."""
     folder = tmp_path_factory.mktemp("user")
     venv.create(folder, with_pip=True)
     programs = folder / "bin"

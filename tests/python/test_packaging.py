@@ -98,7 +98,7 @@ def test_messages_and_pages_name_nothing_that_no_index_has():
 
 def test_all_say_the_same_version():
     assert herring.__version__ == metadata.version("herring-dl")
-    for file in ("pyproject.toml", "lab/pyproject.toml", "CMakeLists.txt"):  # Versions come from tags.
+    for file in ("pyproject.toml", "lab/pyproject.toml", "CMakeLists.txt"):  # from a tag only
         text = (ROOT / file).read_text(encoding="utf-8")
         assert not re.search(r"^version = |^project\(.* VERSION ", text, re.MULTILINE), file
     fallbacks = {

@@ -9,7 +9,7 @@ import mxnet as mx
 import herring.horovod.mxnet as hvd
 
 hvd.init()
-start = time.time()  # the others may learn of it in the step before
+start = time.time()  # Other ranks may learn of the death one step earlier.
 try:
     for step in range(1000000):
         if step == 20:

@@ -1,4 +1,4 @@
-"""A rank is killed between the steps of a function; the others print when they learn of it."""
+"""A rank is killed between the steps of a function; the other ranks print when they learn of it."""
 
 import os
 import signal

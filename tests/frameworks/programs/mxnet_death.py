@@ -1,4 +1,4 @@
-"""A rank is killed before a step of its trainer; the others print when they learn of it."""
+"""A rank is killed before a step of its trainer; the other ranks print when they learn of it."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ herring.init()
 net = mx.gluon.nn.Dense(1, in_units=4)
 net.initialize()
 trainer = herring.mxnet.DistributedTrainer(net.collect_params(), "sgd")
-start = time.time()  # the others may learn of it in the step before
+start = time.time()  # Other ranks may learn of the death one step earlier.
 try:
     for step in range(1000000):
         with mx.autograd.record():

@@ -1,4 +1,4 @@
-"""A script of Accelerate; with BACKEND it begins the process group itself."""
+"""Trains with Accelerate; if BACKEND is set, the script begins the process group itself."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ for epoch in range(3):
             schedule.step()
     if epoch == 0:
         accelerator.save_state(OUT / "first")
-    if epoch == 1:  # back to the checkpoint, and on from there
+    if epoch == 1:  # Resume from the checkpoint.
         accelerator.load_state(OUT / "first")
 model.eval()
 found = []
@@ -42,7 +42,7 @@ with torch.no_grad():
     for inputs, labels in tests:
         found.append(accelerator.gather_for_metrics(model(inputs).argmax(1) == labels))
 right = torch.cat(found)
-assert len(right) == 21, len(right)  # what fills up the last batch is not counted
+assert len(right) == 21, len(right)  # Padding of the last batch is not counted.
 accelerator.wait_for_everyone()
 report(
     accelerator.unwrap_model(model),

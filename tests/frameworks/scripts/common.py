@@ -1,4 +1,4 @@
-"""What the scripts share: where results go, and data of a fixed seed."""
+"""What the scripts share: the folder of results, data with a fixed seed, and a network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OUT = Path(os.environ["OUT"])
 
 
 class Data(torch.utils.data.Dataset):
-    """Samples; rank 1 dies when it asks for one more than FATAL of them."""
+    """A data set whose use kills rank 1 when rank 1 asks for more than FATAL samples."""
 
     def __init__(self, items: Sequence[Any]) -> None:
         self.items = items
@@ -32,7 +32,7 @@ class Data(torch.utils.data.Dataset):
 
 
 def samples(rows: int = 46, seed: int = 0) -> Data:
-    """[12] and a class of 3, `rows` times."""
+    """Returns `rows` samples: 12 float32 inputs and one of 3 classes."""
     make = torch.Generator().manual_seed(seed)
     inputs = torch.randn(rows, 12, generator=make)
     return Data(list(zip(inputs, inputs[:, :3].argmax(1))))
@@ -46,7 +46,7 @@ def network() -> torch.nn.Module:
 
 
 def report(model: torch.nn.Module, **more: object) -> None:
-    """Writes what this rank has in the end."""
+    """Writes this rank's final state, and `more`, to a file."""
     import herring
 
     state = {name: one.detach().clone() for name, one in model.state_dict().items()}

@@ -1,4 +1,4 @@
-"""Lightning Fabric; BACKEND is what the strategy is told (none: Lightning's default)."""
+"""Trains with Lightning Fabric; BACKEND is the strategy's backend (default: Lightning's own)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script for Keras as Horovod's users write it, on digits made up here."""
+"""A script for Keras as Horovod's users write it, on synthetic digits."""
 
 import os
 

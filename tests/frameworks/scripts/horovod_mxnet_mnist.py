@@ -1,4 +1,4 @@
-"""A script for Gluon as Horovod's users write it, on digits made up here."""
+"""A script for Gluon as Horovod's users write it, on synthetic digits."""
 
 import horovod.mxnet as hvd
 import mxnet as mx

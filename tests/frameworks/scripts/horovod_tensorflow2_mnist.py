@@ -1,4 +1,4 @@
-"""A training loop for TensorFlow 2 as Horovod's users write it, on digits made up here."""
+"""A training loop for TensorFlow 2 as Horovod's users write it, on synthetic digits."""
 
 import horovod.tensorflow as hvd
 import numpy as np

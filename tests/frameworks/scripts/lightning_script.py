@@ -1,4 +1,4 @@
-"""Lightning's Trainer; BACKEND is what the strategy is told (none: Lightning's default)."""
+"""Trains with Lightning's Trainer; BACKEND is the strategy's backend (default: Lightning's own)."""
 
 from __future__ import annotations
 
@@ -61,6 +61,6 @@ if __name__ == "__main__":
     first.fit(Module(), *loaders)
     module = Module()
     second = trainer(3)
-    second.fit(module, *loaders, ckpt_path=OUT / "saved" / "last.ckpt")  # on from there
+    second.fit(module, *loaders, ckpt_path=OUT / "saved" / "last.ckpt")  # Resume from it.
     metrics = {name: value.item() for name, value in second.callback_metrics.items()}
     report(module, metrics=metrics, wrapper=type(second.strategy.model).__name__)

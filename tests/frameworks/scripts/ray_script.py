@@ -1,4 +1,4 @@
-"""Ray Train on two raylets of this machine, which pass for two hosts; once with each backend."""
+"""Trains with Ray Train on two raylets of this machine, which act as two hosts, in several runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Trainer of Transformers, as its examples use it: a small language model from scratch."""
+"""Trains a small language model from scratch with the Trainer of Transformers."""
 
 from __future__ import annotations
 
@@ -47,6 +47,6 @@ def trainer(steps: int) -> Trainer:
 
 trainer(4).train()
 last = trainer(8)
-last.train(resume_from_checkpoint=True)  # from the fourth step
+last.train(resume_from_checkpoint=True)  # Resume from step 4.
 evaluated = last.evaluate()
 report(last.model, loss=evaluated["eval_loss"], wrapper=type(last.model_wrapped).__name__)
