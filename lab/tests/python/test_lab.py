@@ -1,4 +1,4 @@
-"""Emulated hosts reach each other, keep to their rate, and leave nothing behind."""
+"""Emulated hosts reach each other, do not exceed their rate, and leave nothing behind."""
 
 from __future__ import annotations
 

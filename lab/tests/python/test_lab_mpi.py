@@ -1,4 +1,4 @@
-"""MPI jobs start and run in the lab, and a missing MPI is named."""
+"""MPI jobs start and run in the laboratory, and errors name a missing MPI."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ranks(count: int, per_host: int = 1) -> list[mpi.Rank]:
 
 @pytest.fixture
 def launchers(tmp_path, monkeypatch) -> pathlib.Path:
-    """A path with nothing but an ``mpirun`` that prints a given text."""
+    """Makes ``PATH`` a folder with only a shell, in which tests install fake launchers."""
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "sh").symlink_to("/bin/sh")
@@ -191,5 +191,5 @@ def test_an_mpi_peer_without_its_launcher_says_so(name) -> None:
         env={**os.environ, "HERRING_SIZE": "2", "HERRING_RANK": "0"},
     )
     assert done.returncode == 3
-    # Without the lab's help, the library is either not found, or found and knows only one rank.
+    # Without the laboratory's variables, the library is not found, or is found with only one rank.
     assert "launcher" in done.stderr or "herring-dl[mpi]" in done.stderr

@@ -1,4 +1,4 @@
-"""Strict links: delay, loss and serialization match the closed form; wrong values are refused."""
+"""Strict links match the closed form of delay, loss and serialization, and reject wrong values."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _train(hosts: Cluster, size: int, count: int) -> tuple[int, float]:
     return int(got), float(seconds)
 
 
-# Other work on this machine may delay links, but nothing makes them faster, so the least counts.
+# Other work on this machine may delay links, but nothing makes them faster, so the minimum counts.
 def _seconds_of_train(hosts: Cluster, size: int, count: int) -> float:
     trains = [_train(hosts, size, count) for _ in range(3)]
     assert all(got == count for got, _ in trains)
@@ -64,7 +64,7 @@ def test_a_packet_takes_both_links_and_the_delay_each_way(delay: float, size: in
         _start(hosts, 1, "udp_echo")
         expected = 2 * (delay + 2 * 8 * (size + _HEADERS) / 50e6)
         took = _round_trip(hosts, size)
-    # Packets are never sooner than the model. How much later they are depends on other programs.
+    # Packets never arrive before the model's time. Other programs may make them later.
     assert expected <= took < expected + 0.003
 
 

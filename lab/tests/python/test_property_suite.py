@@ -1,4 +1,4 @@
-"""Runs a part of both property suites of credit; `make credit-suite` runs all networks."""
+"""Runs part of both property suites of credit; `make credit-suite` runs all networks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from herring_lab.simulate import coarse_networks, job_networks, property_suite
 from herring_lab.simulate.verdict import MOST, Verdict, breaches
 
-# A little less than the controller reaches today, so that a change that makes it worse is found.
-# The goal is what `make credit-suite` checks.
+# These limits are a little below what the controller reaches today, to find changes for the worse.
+# `make credit-suite` checks the real goal.
 LEAST_GOOD, MOST_COLLAPSED = 32, 1  # of 40 networks of the coarse model
 LEAST_GOOD_JOBS = 3  # of 4 whole jobs
 

@@ -1,4 +1,4 @@
-"""The parts of ``herring simulate``: catalogue, timeline of a step, networks and sweeps."""
+"""Tests the parts of ``herring simulate``: catalogue, timeline of a step, networks and sweeps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def test_sizes_add_up_to_what_was_published(name: str) -> None:
 
 def test_layers_known_from_the_papers() -> None:
     vgg = catalogue.gradients("vgg-16")
-    # The classifier holds 90 % of VGG-16 and comes at once; the first convolution comes last.
+    # The classifier has 90 % of VGG-16's parameters, and its gradients come first. The gradients of
+    # the first convolution come last.
     assert [each.elements for each in vgg[:6]] == [1000, 4096000, 4096, 16777216, 4096, 102760448]
     assert vgg[5].moment < 0.01
     assert vgg[-1].elements == 3 * 64 * 9
@@ -92,7 +93,7 @@ def test_buffers_are_those_of_the_plan() -> None:
     assert sum(each.size for each in buffers) == 4 * 336_232_258
     assert len({each.size for each in buffers[:-1]}) == 1
     assert buffers[-1].ready == pytest.approx(0.45)
-    assert buffers[0].ready > 0.15  # no gradients before the backward pass
+    assert buffers[0].ready > 0.15  # The forward pass yields no gradients.
     # In 16 bits the same buffers take half the bytes.
     narrow = fuse(gradients, "float32", "bfloat16", 64, 64, 0.45, 2 / 3)
     assert [2 * each.size for each in narrow] == [each.size for each in buffers]

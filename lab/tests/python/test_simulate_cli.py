@@ -1,4 +1,4 @@
-"""``herring simulate``: properties that hold whatever the coarse model says, and refused values."""
+"""Tests ``herring simulate``: properties that hold for any coarse model, and rejected values."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_step_has_what_cannot_be_hidden() -> None:
     network = Network(64, 8, 64, costs=FREE)
     found = answer(LARGE, network)
     assert found.herring is not None
-    # The last gradient, the word embedding, is only known at the end: nothing hides its 125 MB.
+    # The gradient of the word embedding comes last, so no computation hides its 125 MB.
     last = 4 * 31260672 / network.bandwidth
     assert found.timeline.exposed > last
     assert found.timeline.exposed < found.herring.seconds
@@ -61,7 +61,7 @@ def test_a_step_has_what_cannot_be_hidden() -> None:
     assert found.efficiency == pytest.approx(0.45 / found.timeline.seconds)
     assert found.limit == pytest.approx(4 * 336_232_258 / 12.5e9)
     assert 0.45 + last < found.limit_step < found.timeline.seconds
-    # With half the bytes less is exposed.
+    # With half the bytes, less of the time is exposed.
     half = answer(dataclasses.replace(LARGE, wire_dtype="bfloat16"), network)
     assert half.job.size * 2 == found.job.size
     assert half.timeline.exposed < 0.8 * found.timeline.exposed
@@ -200,7 +200,7 @@ def test_a_sweep_writes_a_table_and_a_picture(capsys, tmp_path: pathlib.Path) ->
     for row in rows:
         assert row["step_seconds"] >= 0.1
         assert row["model_limit_step_seconds"] <= row["step_seconds"] * 1.001
-        # With one worker per node both are the same.
+        # With one worker per node, both models give the same time.
         assert row["model_ring_seconds"] == pytest.approx(row["model_hierarchical_seconds"])
     assert "are models" in out
     picture = tmp_path / "simulate-nodes.svg"
@@ -300,7 +300,7 @@ def test_the_papers_tables_are_predicted_from_two_points_of_each_row() -> None:
         assert errors[0] == pytest.approx(0, abs=1e-9)
         assert errors[-1] == pytest.approx(0, abs=1e-9)
         assert max(map(abs, errors)) <= 0.05
-        # If nobody waits, the rate is not higher than the link's.
+        # The fitted rate is lower than the link's.
         assert found.rate < 100e9
         # The fitted numbers are those that `herring simulate --rate --late` takes.
         network = Network(32, 8, 32, rate=found.rate, server_rate=found.rate, late=found.late)
@@ -317,7 +317,7 @@ def test_the_papers_tables_side_by_side(capsys, tmp_path: pathlib.Path) -> None:
     assert all(abs(row["off_percent"]) <= 5 for row in rows)
     # The paper's own formula does not fit all points.
     assert max(abs(row["linear_off_percent"]) for row in rows) > 5
-    # 13.457 ms are less than colocated servers could take in float32.
+    # The measured 13.457 ms are less than the model's limit for colocated servers in float32.
     assert "M/B is 8.00 ms" in out
     assert "14.00 ms" in out
     slopes = json.loads((tmp_path / "paper-tables-slopes.json").read_text())["rows"]

@@ -1,4 +1,4 @@
-"""The coarse model from Python."""
+"""Tests the coarse model from Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole jobs in virtual time, through Python."""
+"""Tests whole jobs in virtual time, through Python."""
 
 import dataclasses
 import statistics

@@ -1,4 +1,4 @@
-"""Sends packets one after the other, and prints the least round trip in seconds.
+"""Sends packets one after the other, and prints the shortest round trip in seconds.
 
 The arguments are the address of the other side, the size of the payload and the number of packets.
 """

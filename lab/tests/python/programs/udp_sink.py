@@ -1,7 +1,7 @@
-"""Waits for packets that are sent at once, until all have come or no more come.
+"""Receives packets that are sent at once, until all have arrived or no more arrive.
 
-The argument is their number. Prints how many came, and the time between the first and the last.
-Times are the kernel's stamps, because Python itself may be delayed.
+The argument is the number of packets. The program prints how many arrived, and the time between the
+first and the last. Times are the kernel's timestamps, because Python itself may be delayed.
 """
 
 import socket

@@ -1,4 +1,4 @@
-"""Sends packets at once.
+"""Sends packets without pauses.
 
 The arguments are the address, the size of the payload and the number of packets.
 """
