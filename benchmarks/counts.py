@@ -7,8 +7,8 @@
 The counts show where the time goes when processors are the limit. ``perf`` counts system calls
 (tracepoints), the kernel counts sleeps and processor time of each thread, and the hosts' links
 count bytes. In separate batches, perf samples the processes 999 times per second of processor time;
-``--symbols`` names a build with symbols. The tool needs root and perf. A round's counts hardly
-depend on other load of the machine, but its times do.
+``--symbols`` names a build with symbols. The tool needs root and perf. Other load on the
+machine changes a round's times, but hardly its counts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _CALLS = {
     "futex": ("futex",),
 }
 _ALL = "all system calls"
-#: Categories of samples: name, pattern of the file, pattern of the symbol. The first match counts.
+#: Categories of samples: name, pattern of the file, pattern of the symbol. The first match wins.
 _PLACES = (
     ("copying between kernel and user", r"^\[kernel", r"copy_(from|to)_iter|copy_user|_copy_|csum"),
     ("getting and clearing pages", r"^\[kernel", r"clear_page|page_fault|get_page|alloc_pages"),
@@ -55,7 +55,7 @@ _PLACES = (
     ("the rest of Herring", r"_core", r""),
     ("Python, torch and other libraries", r"", r""),
 )
-_SETTLE = 0.5  # Seconds until perf has started to count.
+_SETTLE = 0.5  # seconds until perf has started to count
 
 
 @dataclasses.dataclass
@@ -201,7 +201,7 @@ def _medians(batches: list[Counts], share: float) -> dict[str, Any]:
 def counting(
     kinds: Sequence[Kind], hosts: Cluster, folder: pathlib.Path
 ) -> Iterator[dict[str, Counts]]:
-    """Counts what happens in the block, and fills the yielded mapping at its end."""
+    """Counts what the processes do in the block, and fills the yielded mapping at the block's end."""
     found = {kind.name: Counts() for kind in kinds}
     names = [name for group in _CALLS.values() for name in group]
     events = ["raw_syscalls:sys_enter", *(f"syscalls:sys_enter_{name}" for name in names)]
@@ -261,7 +261,7 @@ def _threads(pids: Sequence[int]) -> tuple[float, float, float]:
 def looking(
     kinds: Sequence[Kind], folder: pathlib.Path, symbols: str
 ) -> Iterator[dict[str, Counter[str]]]:
-    """Samples the processes in the block, and counts the samples by the names in `_PLACES`."""
+    """Samples the processes during the block, and counts the samples by the names in `_PLACES`."""
     found: dict[str, Counter[str]] = {kind.name: Counter() for kind in kinds}
     files = {kind.name: folder / f"{kind.name}.data" for kind in kinds}
     cache = ["perf", "--buildid-dir", str(folder / "symbols")]
@@ -313,7 +313,7 @@ def _perf(command: Sequence[str], pids: Sequence[int]) -> Iterator[None]:
 
 
 def table(document: dict[str, Any]) -> str:
-    """Returns the numbers as a table (Markdown)."""
+    """Returns the numbers as a Markdown table."""
     kinds = [name for name in ("worker", "server") if name in document]
     lines = [
         f"{document['peer']}, {document['workers']} workers, {document['bytes'] / 1e6:g} MB, "

@@ -1,11 +1,11 @@
 """Compares groups with jobs of the same size, and measures how two groups share links.
 
-  python benchmarks/groups.py            all of it: 8 + 8 emulated hosts, 200 Mbit/s (needs root)
+  python benchmarks/groups.py            all of them: 8 + 8 emulated hosts, 200 Mbit/s (needs root)
   python benchmarks/groups.py --json groups.json --rounds 20
 
 Each line of the output is a ratio and the seconds behind it. The ratios compare a group of 2 of 8
 workers with a job of 2 workers and the same servers; a group of all ranks with no group, in turns;
-and two groups of 4 of 8 workers, at the same time, with the limit of the links.
+and two groups of 4 of 8 workers, which run at the same time, with the limit of the links.
 """
 
 from __future__ import annotations

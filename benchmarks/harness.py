@@ -296,7 +296,7 @@ _port = 29400
 def _next_port(private: bool) -> int:
     """Returns a free port; the next port, where other libraries than Herring meet, is free too."""
     global _port
-    if private:  # A cluster's hosts have no other users of ports.
+    if private:  # Nobody else uses ports of a cluster's hosts.
         _port += 10
         return _port
     while True:
