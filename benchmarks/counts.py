@@ -201,7 +201,7 @@ def _medians(batches: list[Counts], share: float) -> dict[str, Any]:
 def counting(
     kinds: Sequence[Kind], hosts: Cluster, folder: pathlib.Path
 ) -> Iterator[dict[str, Counts]]:
-    """Counts what the processes do in the block, and fills the yielded mapping at the block's end."""
+    """Counts what the processes do in the block, and fills the yielded mapping at its end."""
     found = {kind.name: Counts() for kind in kinds}
     names = [name for group in _CALLS.values() for name in group]
     events = ["raw_syscalls:sys_enter", *(f"syscalls:sys_enter_{name}" for name in names)]

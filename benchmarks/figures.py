@@ -239,7 +239,7 @@ def gloo_ratio(context: Context) -> list[Figure]:
 
 
 def algorithms(context: Context) -> list[Figure]:
-    """8 hosts, 200 Mbit/s, queues of 20 ms, 25 MB; ring and butterfly alternate with Gloo."""
+    """Ring and butterfly, 8 hosts, 200 Mbit/s, queues of 20 ms, 25 MB; alternates with Gloo."""
     figures = []
     arguments = context.arguments("25M", 1, 5, batches=4)
     for algorithm in ("ring", "butterfly"):

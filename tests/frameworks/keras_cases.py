@@ -92,7 +92,7 @@ def test_eager_equals_one_process(rank, size):
 
 def test_steps_per_execution(rank, size):
     if keras.backend.backend() == "torch":
-        return  # supports only one step per execution
+        return  # Keras on torch runs one step per execution only.
     x, y = data()
     part = mine(x, y, 12, rank, size)
     reference, _ = trained(keras.optimizers.SGD(0.1), x, y, 12)

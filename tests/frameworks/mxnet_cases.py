@@ -117,7 +117,7 @@ def test_kvstore(rank, size):
     train(reference, trainer, batches(0, 1), None)
     for store in (herring.KVStore(), "dist_herring"):
         net = network(seed=1 if rank == 0 else 5)
-        herring.broadcast_parameters(net.collect_params())  # a store does so after one pass
+        herring.broadcast_parameters(net.collect_params())  # a store does it only after one pass
         trainer = mx.gluon.Trainer(net.collect_params(), "sgd", options, kvstore=store)
         train(net, trainer, batches(rank, size), 24)
         assert same_everywhere(values(net)) and close(values(net), values(reference))

@@ -43,7 +43,7 @@ def left_behind(group: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def session():
-    """Runs all in one session of Ray, which starts slowly; yields its folder, output and process."""
+    """Runs all in one session of Ray, which starts slowly; yields folder, output and process."""
     folder = tempfile.mkdtemp(prefix="r", dir="/tmp")  # short, because Ray puts sockets there
     environment = {
         "OUT": f"{folder}/out",

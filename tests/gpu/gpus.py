@@ -52,7 +52,7 @@ class GpuArray:
         values = np.ascontiguousarray(values)
         self.dtype = values.dtype
         self.tensor = torch.from_numpy(values.copy()).to(place)
-        # Do not wait for the whole device: Herring's streams on it may wait for other ranks.
+        # Does not wait for the whole device: Herring's streams on it may wait for other ranks.
         self._stream.wait_stream(torch.cuda.current_stream(place))
 
     def get(self) -> np.ndarray:
