@@ -221,7 +221,8 @@ TEST(ConnectAll, SilenceEndsAtTheDeadline) {
   EXPECT_EQ(found.status().code(), Code::kTimeout);
   // Who, and how long in all, however many attempts there were.
   const std::string& text = found.status().message();
-  EXPECT_NE(text.find(address.to_string() + " accepts connections but did not complete the hello in 0.1"),
+  EXPECT_NE(text.find(address.to_string() +
+                      " accepts connections but did not complete the hello in 0.1"),
             std::string::npos) << text;
 }
 
