@@ -212,6 +212,20 @@ def test_zsh_has_a_script_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("#compdef herring\n")
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_without_the_laboratory_has_the_other_commands(
+    shell: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("shtab")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "herring_lab"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "herring_lab", None)
+    assert cli.main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "kubernetes" in script
+    assert "simulate" not in script
+
+
 def test_completion_without_shtab_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -57,6 +57,7 @@ def core(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     module.run_server = module.served.append
     module.start_up_times = lambda _: (60.0, 5.0, True)
     module.setting_rows, module.parse_setting = _core.setting_rows, _core.parse_setting
+    module.log_warning = lambda _: None  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "herring._core", module)
     monkeypatch.setattr(herring, "_core", module, raising=False)
     monkeypatch.setattr(logs, "start", lambda _: {})
@@ -105,6 +106,28 @@ def test_server_without_rendezvous(
     monkeypatch.delenv("HERRING_RENDEZVOUS", raising=False)
     assert cli.main(["server"]) == 2
     assert "--rendezvous HOST:PORT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "verdict", "status"),
+    [("HERRING_PRTS", "1", "note", 0), ("HERRING_PORTS", "abc", "fail", 1)],
+)
+def test_check_without_running_examines_the_variables(
+    variable: str,
+    value: str,
+    verdict: str,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(variable, value)
+    cli.main(["config"])
+    expected = re.sub(r"^(warning|herring config): ", "", capsys.readouterr().err.rstrip("\n"))
+    assert variable in expected
+    assert cli.main(["check", "--no-run", "--json"]) == status
+    found = json.loads(capsys.readouterr().out)["findings"]
+    (finding,) = (each for each in found if each["name"] == "settings")
+    assert (finding["value"], finding["verdict"]) == (expected, verdict)
 
 
 def test_check_without_running(core: types.ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,6 +88,7 @@ def findings() -> list[Finding]:
         Finding("herring", version()),
         Finding("python", f"{platform.python_version()} ({sys.executable})"),
         _core(),
+        *_settings(),
         *_cpu(),
         *_memory(),
         *_devices(),
@@ -126,6 +127,19 @@ def _core() -> Finding:
         return Finding("extension module", str(error), "fail", advice)
     level: Callable[[], str] | None = getattr(_core, "simd_level", None)
     return Finding("extension module", f"SIMD level {level()}" if level else "loaded")
+
+
+def _settings() -> list[Finding]:
+    """Reports variables that no job on this machine would start with, and misspelt ones."""
+    try:
+        from herring import _core
+
+        warnings = _core.setting_warnings()
+    except ImportError:
+        return []  # there is a finding about it already
+    except ConfigurationError as error:
+        return [Finding("settings", str(error), "fail", "correct it, or unset the variable")]
+    return [Finding("settings", warning, "note") for warning in warnings]
 
 
 def _cpu() -> list[Finding]:

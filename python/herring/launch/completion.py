@@ -56,8 +56,16 @@ def _fill(parser: argparse.ArgumentParser, file: object, folder: object) -> None
                 except ModuleNotFoundError as error:
                     if not missing_part(error):
                         raise
-                    del action.choices[name]  # a command of a distribution that is not installed
+                    _remove(action, name)  # a command of a distribution that is not installed
         elif action.metavar in _FILES:
             action.complete = file  # type: ignore[attr-defined]
         elif action.metavar in _FOLDERS:
             action.complete = folder  # type: ignore[attr-defined]
+
+
+def _remove(commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str) -> None:
+    """Removes a command from the parsers and the help; shtab expects the same names in both."""
+    del commands.choices[name]
+    commands._choices_actions = [
+        action for action in commands._choices_actions if action.dest != name
+    ]
