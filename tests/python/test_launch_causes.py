@@ -43,6 +43,15 @@ GROUP = (
     b"    | ValueError: 1\n"
     b"    +------------------------------------\n"
 )
+# The source of JAX has statements of several lines, whose carets begin in the first column.
+CARETS = (
+    b"Traceback (most recent call last):\n"
+    b'  File "jax/_src/api.py", line 1, in vmap\n'
+    b"    return flat_fun.call_wrapped(\n"
+    b"^^^^^^^^^^\n"
+    b"~~~~^^~~~~  \n"
+    b"ValueError: vmap got inconsistent sizes\n"
+)
 FATAL = (
     b"Fatal Python error: Segmentation fault\n\n"
     b"Current thread 0x00007f5d (most recent call first):\n"
@@ -66,6 +75,7 @@ def python(code: str) -> list[str]:
         (OF_TORCH, "ZeroDivisionError: division by zero"),
         (FATAL, "Fatal Python error: Segmentation fault"),
         (GROUP, "ExceptionGroup: two (2 sub-exceptions)"),
+        (CARETS, "ValueError: vmap got inconsistent sizes"),
     ],
 )
 def test_a_traceback_is_held_until_it_is_whole(block: bytes, error: str, size: int) -> None:
@@ -136,7 +146,8 @@ def children(*codes: int) -> list[Child]:
     found = []
     for number, code in enumerate(codes):
         task = Task(f"rank {number}", THIS_MACHINE, number, number, {})
-        found.append(Child(task, pid=100 + number, ended=True, code=code))
+        told = {signal.SIGTERM} if code == -signal.SIGTERM else set()
+        found.append(Child(task, None, None, 100 + number, True, code, 10.0, told))
     return found
 
 
@@ -182,6 +193,46 @@ def test_the_cause(
     assert child.task.number == cause
 
 
+VAGUE = "herring.errors.PeerLostError: a server ended its connection without a goodbye"
+
+
+@pytest.mark.parametrize(
+    ("codes", "words", "ends", "first", "cause", "says"),
+    [
+        # Others fail because of it, and their errors are seen earlier and name nobody.
+        ([1, 1, -9], {0: (VAGUE, 5.0, True), 1: (VAGUE, 5.1, True)}, {}, 0, 2, "it was killed by"),
+        # What it said last is not why.
+        ([1, -9], {1: ("step 7", 4.0, False)}, {}, 1, 1, "(signal 9); its last line was: step 7"),
+        # A fatal error says enough.
+        ([1, -11], {1: ("Fatal Python error: x", 9.0, True)}, {}, 1, 1, ": Fatal Python error: x"),
+        # Another one failed before, and it crashed only because of that.
+        ([1, -6], {0: ("ValueError: bad", 9.0, True)}, {0: 10.5}, 1, 0, "ValueError: bad"),
+        # Another one failed before without a word.
+        ([3, -6], {}, {0: 9.0}, 0, 0, "it exited with status 3"),
+        # Another one was told to end, and ended with a status of its own.
+        ([1, -9], {0: ("epoch 1", 2.0, False)}, {0: 11.0}, 1, 1, "it was killed by SIGKILL"),
+        # Of two, the earlier one.
+        ([-9, -9], {}, {1: 9.0}, 0, 1, "it was killed by SIGKILL"),
+        # One that the launcher stopped.
+        ([1, -15], {0: (VAGUE, 5.0, True)}, {1: 4.0}, 0, 0, VAGUE),
+    ],
+)
+def test_a_process_that_nobody_of_us_killed_is_the_cause(
+    codes: list[int],
+    words: dict[int, tuple[str, float, bool]],
+    ends: dict[int, float],
+    first: int,
+    cause: int,
+    says: str,
+) -> None:
+    found = children(*codes)
+    for number, moment in ends.items():
+        found[number].ended_at = moment
+    child, text = find_cause(found[first], 10.0, found, lambda n: words.get(n, ("", 0.0, False)))
+    assert child.task.number == cause
+    assert says in text
+
+
 @pytest.mark.parametrize("servers", ["0", "1"])
 def test_the_cause_is_named_at_the_end(servers: str) -> None:
     pytest.importorskip("herring._core")
@@ -214,6 +265,50 @@ herring.allreduce(numpy.ones(1000, numpy.float32), name="x")
     done = run("-n", "2", "--nodes", "2", *python(code))
     assert done.returncode == 128 + signal.SIGKILL
     assert re.search(r"rank 1 \(process \d+\) was killed by SIGKILL", done.stderr)
+    assert re.search(
+        r"error: the cause: rank 1 \(process \d+\) failed first, at \S+: it was killed by SIGKILL",
+        done.stderr.splitlines()[-1],
+    ), done.stderr
+
+
+def test_a_server_that_is_killed_is_the_cause() -> None:
+    pytest.importorskip("herring._core")
+    code = """
+import herring, numpy, os, signal, sys
+herring.init()
+herring.barrier()
+if herring.rank() == 0:
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                job, server = os.environ["HERRING_JOB"].encode(), b"HERRING_RANK="
+                if job in (text := file.read()) and server not in text:
+                    os.kill(int(pid), signal.SIGKILL)
+        except OSError:
+            pass
+for step in range(1000000):
+    herring.allreduce(numpy.ones(1000, numpy.float32), name="x")
+"""
+    done = run("-n", "2", "--nodes", "2", "--servers", "1", *python(code))
+    assert done.returncode == 128 + signal.SIGKILL, done.stderr
+    assert re.search(
+        r"the cause: server 0 \(process \d+\) failed first, at \S+: it was killed by SIGKILL",
+        done.stderr.splitlines()[-1],
+    ), done.stderr
+
+
+def test_variables_of_a_meeting_place_are_said_to_be_ignored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HERRING_RENDEZVOUS", "127.0.0.1:1")
+    monkeypatch.setenv("HERRING_SECRET_FILE", "/nowhere")
+    done = run("-n", "1", "--", "true")
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert "warning: HERRING_RENDEZVOUS and HERRING_SECRET_FILE ignored: " in line
+    # An enclosing job sets them for its workers.
+    monkeypatch.setenv("HERRING_JOB", "run-1-ab")
+    assert run("-n", "1", "--", "true").stderr == ""
 
 
 def test_horovod_without_the_option_has_a_hint(tmp_path: Path) -> None:

@@ -13,7 +13,11 @@ from herring.launch.processes import how_ended
 __all__ = ["find_cause", "hint"]
 
 # The error of a process that failed because of another one, and the process that it names.
-_OF_ANOTHER = re.compile(r"PeerLost|HorovodInternalError")
+_OF_ANOTHER = re.compile(
+    r"PeerLost|HorovodInternalError|herring\.errors\.TimeoutError"
+    r"|[Cc]onnection (?:closed|reset) by peer"
+)
+_ERROR = re.compile(r"Fatal Python error|[\w.]*(?:Error|Exception)\b")
 # A colocated server has no process of its own: "server 1 (HOST:PORT, in the process of rank 1 (".
 _NAMED = re.compile(r"\b(?:server \d+ \([^()]*, in the process of )?(rank|server) (\d+) \(")
 _NO_HOROVOD = re.compile(r"ModuleNotFoundError: No module named 'horovod(\.|')")
@@ -29,7 +33,8 @@ def find_cause(
 
     A process that raised an error may take a while to end, and others that fail because of it may
     end earlier. So the cause is the failed process whose traceback began first. If its error says
-    that it lost another process, and that one failed too, the other one is the cause.
+    that it lost another process, and that one failed too, the other one is the cause. A process
+    that ended by a signal that the launcher did not send is the cause if no other failed before.
 
     Args:
         first: The process whose failure was noticed first.
@@ -53,6 +58,23 @@ def find_cause(
         late = not text or (child is not first and at > ended_at)
         return bool(_OF_ANOTHER.search(text)) or late, at if text else ended_at, child is not first
 
+    def failed_at(child: Child) -> float:
+        text, at, nothing_after = words[child.task.number]
+        return at if text and (nothing_after or _ERROR.match(text)) else child.ended_at
+
+    def before(child: Child, other: Child) -> bool:
+        """Returns whether the child failed by itself before the other one ended."""
+        by_itself = failed(child) and not _OF_ANOTHER.search(words[child.task.number][0])
+        return child is not other and by_itself and failed_at(child) < other.ended_at
+
+    killed = min((c for c in children if c.killed), key=lambda c: c.ended_at, default=None)
+    if killed is not None and not any(before(c, killed) for c in children):
+        moment = time.strftime("%H:%M:%S", time.localtime(killed.ended_at))
+        text, _, nothing_after = words[killed.task.number]
+        if not text or not nothing_after:  # a traceback at the end says enough alone
+            how = f"it {how_ended(killed.code)}"
+            text = f"{how}; its last line was: {text}" if text else how
+        return killed, f"at {moment}: {text}"
     found = min((child for child in children if failed(child)), key=order)
     seen = {found.task.number}
     while True:
@@ -67,7 +89,7 @@ def find_cause(
         found = other
         seen.add(other.task.number)
     moment = time.strftime("%H:%M:%S", time.localtime(at if text else ended_at))
-    return found, f"at {moment}: {text or how_ended(found.code)}"
+    return found, f"at {moment}: {text or 'it ' + how_ended(found.code)}"
 
 
 def hint(text: str) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from herring.launch.frames import kind
 from herring.launch.job import Task
@@ -24,6 +25,8 @@ class Child:
         pid: The process id on its host.
         ended: Whether the process has ended.
         code: Popen's return code after the end.
+        ended_at: When the end was noticed (`time.time`).
+        told: The signals that the launcher sent before the end.
         joined: Whether the process has called ``herring.init()``.
     """
 
@@ -33,6 +36,8 @@ class Child:
     pid: int = 0
     ended: bool = False
     code: int = 0
+    ended_at: float = 0.0
+    told: set[int] = field(default_factory=set)
     joined: bool = False
 
     @property
@@ -51,9 +56,14 @@ class Child:
         """Whether the process is a worker that ended with status 0 and never joined."""
         return not self.is_server and self.ended and self.code == 0 and not self.joined
 
+    @property
+    def killed(self) -> bool:
+        """Whether the process ended by a signal that the launcher did not send."""
+        return self.ended and self.code < 0 and -self.code not in self.told
+
     def end(self, code: int) -> None:
         """Records that the process has ended."""
-        self.ended, self.code = True, code
+        self.ended, self.code, self.ended_at = True, code, time.time()
 
 
 class Children:
@@ -98,6 +108,8 @@ class Children:
         for child in self:
             if not (servers if child.is_server else workers):
                 continue
+            if not child.ended:
+                child.told.add(number)
             if child.process is not None:
                 self._processes.signal(child.process, number)
             elif child.connection is not None:

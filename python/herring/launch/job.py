@@ -243,6 +243,17 @@ def own_environment(environ: Mapping[str, str], several: bool = False) -> dict[s
     }
 
 
+def ignored_variables(environ: Mapping[str, str]) -> list[str]:
+    """Returns the variables by which the user may have meant to choose where and how the job meets.
+
+    Variables of an enclosing `herring run` are not among them: the user did not set them.
+    """
+    if environ.get("HERRING_JOB", "").startswith(JOB_PREFIX):
+        return []
+    names = ("HERRING_RENDEZVOUS", "HERRING_SECRET_FILE", "HERRING_SECRET")
+    return [name for name in names if environ.get(name, "").strip()]
+
+
 def job_variables(options: RunOptions, rendezvous: str) -> dict[str, str]:
     """Returns the variables that all processes of a new job share; it meets at `rendezvous`.
 

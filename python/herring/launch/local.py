@@ -28,6 +28,7 @@ from herring.launch.job import (
     RunOptions,
     Task,
     as_horovod,
+    ignored_variables,
     job_variables,
     machine_defaults,
     own_environment,
@@ -145,6 +146,9 @@ class Launcher:
     def _start(self) -> None:
         options = self._options
         layout = options.layout
+        if ignored := ignored_variables(os.environ):
+            text = "herring run makes a meeting place and a secret for each job"
+            self._say("warning", f"{' and '.join(ignored)} ignored: {text}")
         if not self._agents.reach(self._passed, as_horovod(options), self._turn_if_going_on):
             return
         base = own_environment(os.environ, several=bool(layout.remote))
@@ -402,7 +406,7 @@ class Launcher:
         if self._first is not None and ending.status != EXIT_TIMEOUT and not ending.signal:
             first, at = self._first
             cause, words = find_cause(first, at, list(self._children), self._streams.last_words)
-            said = bool(self._streams.last_words(cause.task.number)[0])
+            said = cause.killed or bool(self._streams.last_words(cause.task.number)[0])
             if len(self._children) > 1 and (said or cause is not first):
                 self._say("error", f"the cause: {cause.described} failed first, {words}")
             if cause.code != -signal.SIGTERM:

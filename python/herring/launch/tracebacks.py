@@ -33,6 +33,8 @@ _BETWEEN = (b"During handling of the above exception", b"The above exception was
 _FATAL = b"Fatal Python error: "
 # The core puts time, process and level before a line of its log.
 _LOGGED = re.compile(r"^[\d-]{10} [\d:.]{12} \[herring[ \w]*\] \w+: ")
+# Marks a part of the source above, without indentation if a statement has several lines.
+_CARETS = re.compile(rb"[\^~][\^~ ]*\s*")
 _TREE = re.compile(rb"\s*[|+](?:-\+-+.*)?[ ]?")
 
 
@@ -104,7 +106,9 @@ class Tracebacks:
         if not text.endswith(b"\n"):
             return True
         line = _plain(text[:-1].rpartition(b"\n")[2])
-        return not line or line[:1] == b" " or line.startswith(_BETWEEN) or line.endswith(b"last):")
+        if not line or line[:1] == b" " or _CARETS.fullmatch(line):
+            return True
+        return line.startswith(_BETWEEN) or line.endswith(b"last):")
 
     def _note(self, text: bytes) -> None:
         for line in reversed(text.splitlines()):
@@ -122,7 +126,7 @@ class Tracebacks:
                 expected = True
             elif line.startswith(_FATAL):
                 self._set_error(line)
-            elif expected and line.strip() and line[:1] != b" ":
+            elif expected and line.strip() and line[:1] != b" " and not _CARETS.fullmatch(line):
                 self._set_error(line)
                 expected = False
 
