@@ -45,6 +45,11 @@ struct ServerInfo {
 
 inline constexpr uint32_t kFirstEpoch = 1;
 
+// The advice for ranks that still call operations after another rank has left the job.
+inline constexpr char kAdviceOnLeaving[] =
+    "use join() if ranks have different amounts of data; if the rank that left has failed, see its "
+    "output";
+
 struct Cluster {
   uint32_t incarnation = 0;  // random: connections of another job with the same name are refused
   // The generation of the membership: 0 while servers are missing, kFirstEpoch when all processes

@@ -232,8 +232,8 @@ Status Coordinator::gone(const JobGroup& group, const std::string& name) const {
   const std::string who = cluster_.describe_rank(group.members.ranks()[first.index]);
   const std::string call = concat("'", name, "'", group.members.suffix());
   if (first.how == kLeftJob) {
-    return {Code::kPeerLost, concat(who, " left the job before calling ", call,
-                                    "; use join() if ranks have different amounts of data")};
+    return {Code::kPeerLost,
+            concat(who, " left the job before calling ", call, "; ", control::kAdviceOnLeaving)};
   }
   return {Code::kPeerLost, concat(call, " cannot complete: ", who, " ", first.how)};
 }

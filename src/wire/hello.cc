@@ -81,6 +81,12 @@ Verdict check_client_hello(const ClientHello& message, const JobId& job) {
   return Verdict::kAccepted;
 }
 
+std::string describe_refusal(Verdict verdict, const ClientHello& message) {
+  if (verdict != Verdict::kWrongVersion) return describe(verdict);
+  return concat(describe(verdict), ": it speaks version ", message.version,
+                ", but this process speaks version ", kProtocolVersion);
+}
+
 Hello hello_of(const ClientHello& message) {
   return {static_cast<Role>(message.role), message.rank, message.flow, message.incarnation};
 }

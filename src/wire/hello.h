@@ -88,6 +88,8 @@ ClientHello make_client_hello(const Hello& hello, const JobId& job);
 bool may_begin_hello(const void* bytes, size_t have);
 // Returns what is wrong with the hello, as far as a server can tell without the proof.
 Verdict check_client_hello(const ClientHello& message, const JobId& job);
+// Returns why `message` was refused; for another protocol version the text has both numbers.
+std::string describe_refusal(Verdict verdict, const ClientHello& message);
 Hello hello_of(const ClientHello& message);
 ServerHello make_server_hello(Verdict verdict);
 // Returns kAuthentication or kConfiguration with a sentence that names `address`.

@@ -175,8 +175,9 @@ void Membership::rank_left(uint32_t rank) {
     // All calls of the leaving rank have been announced here by now; otherwise it would not have
     // left.
     group->leave({Code::kPeerLost,
-                  concat(cluster_.describe_rank(rank), " has left the job and makes no more "
-                         "calls; use join() if ranks have different amounts of data")});
+                  concat(cluster_.describe_rank(rank),
+                         " has left the job and makes no more calls; ",
+                         control::kAdviceOnLeaving)});
   }
   const control::WorkerInfo& worker = cluster_.workers[rank];
   for (const control::ServerInfo& server : cluster_.servers) {
@@ -251,8 +252,8 @@ void Membership::check_link(uint32_t server, const std::string& how, uint64_t re
 void Membership::fail_what_needs(uint32_t server) {
   // A group may use the server of a worker that was not a member.
   const Status gone(Code::kPeerLost, concat(departed(*world_), ", and ",
-                                            cluster_.describe_server(server), " has ended; use "
-                                            "join() if ranks have different amounts of data"));
+                                            cluster_.describe_server(server), " has ended; ",
+                                            control::kAdviceOnLeaving));
   ended_servers_.insert(server);
   for (const auto& group : groups()) {
     if (!group->shards().uses(server)) continue;
@@ -281,8 +282,8 @@ void Membership::check_departures(Nanos now) {
     const bool rests = now - moved > kLeftGrace;
     if (!(waits && rests) && !engine_.node_stage().waits_for_gone(group->id())) continue;
     end_or_call_off(group, {Code::kPeerLost,
-                            concat(left, " while other ranks still wait for it; use join() if "
-                                         "ranks have different amounts of data")});
+                            concat(left, " while other ranks still wait for it; ",
+                                   control::kAdviceOnLeaving)});
     if (!engine_.failure().ok()) return;
   }
 }

@@ -33,6 +33,7 @@ def test_who_goes_on_learns_who_has_left(layout: list[str], elements: int) -> No
         except herring.PeerLostError as error:
             assert "rank 0 (" in str(error) and "left the job" in str(error), error
             assert "use join() if ranks have different" in str(error), error
+            assert "if the rank that left has failed, see its output" in str(error), error
             print("told", flush=True)
         assert done == 3, done
     """,

@@ -62,7 +62,9 @@ class Acceptor::Pending : public DescriptorHandler {
     const wire::Verdict verdict = wire::check_client_hello(client_, owner_.credentials_.job);
     server_ = wire::make_server_hello(verdict);
     const bool answered = say(&server_, sizeof(server_));
-    if (verdict != wire::Verdict::kAccepted) owner_.refused(peer_, wire::describe(verdict));
+    if (verdict != wire::Verdict::kAccepted) {
+      owner_.refused(peer_, wire::describe_refusal(verdict, client_));
+    }
     proving_ = true;
     if (verdict != wire::Verdict::kAccepted || !answered) owner_.forget(number_);
   }

@@ -333,7 +333,8 @@ TEST(Handshake, VersionJobAndRoleAreAnsweredWithTheirVerdict) {
     const uint8_t none[32] = {};
     EXPECT_EQ(std::memcmp(server.unused, none, sizeof(none)), 0) << "no proof for strangers";
     EXPECT_TRUE(raw.ended());
-    EXPECT_EQ(door.refused(), (std::vector<std::string>{wire::describe(one.verdict)}));
+    EXPECT_EQ(door.refused(),
+              (std::vector<std::string>{wire::describe_refusal(one.verdict, client)}));
   }
 }
 

@@ -143,6 +143,9 @@ TEST(Hello, WrongVersionsAreSeenBeforeTheJob) {
   ClientHello message = make_client_hello({}, job_id("a"));
   message.version = kProtocolVersion + 1;
   EXPECT_EQ(check_client_hello(message, job_id("b")), Verdict::kWrongVersion);
+  EXPECT_EQ(describe_refusal(Verdict::kWrongVersion, message),
+            concat("another protocol version: it speaks version ", kProtocolVersion + 1,
+                   ", but this process speaks version ", kProtocolVersion));
   message.magic[7] = 0;
   EXPECT_EQ(check_client_hello(message, job_id("b")), Verdict::kWrongMagic);
   message = make_client_hello({}, job_id("a"));
