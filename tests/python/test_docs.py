@@ -157,6 +157,25 @@ def test_troubleshooting_quotes_messages_that_exist() -> None:
     assert not missing, f"no message says {missing}; docs/troubleshooting.md quotes them"
 
 
+def test_examples_make_secrets_that_nobody_else_can_read() -> None:
+    found = []
+    for path in (*PAGES, *(ROOT / "python").rglob("*.py")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            found += re.findall(r".{16}openssl rand -hex 32 > .*", f"{'':16}{line}")
+    assert len(found) >= 4
+    wrong = [
+        line
+        for line in found
+        if not re.match(r".*\(umask 077; openssl rand -hex 32 > (\$HOME)?/", line)
+    ]
+    assert not wrong, wrong
+
+
+def test_the_image_has_a_numeric_user() -> None:
+    # The kubelet refuses a name under runAsNonRoot, because it cannot know that it is not root.
+    assert re.search(r"^USER [1-9]\d*$", source("examples/Dockerfile"), re.MULTILINE)
+
+
 def test_every_example_is_in_the_gallery() -> None:
     page = source("docs/examples.md")
     for example in (ROOT / "examples").glob("*.py"):

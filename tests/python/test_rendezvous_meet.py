@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import socket
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from forked import fork, reap
+from herring import _core
 from herring.errors import ConfigurationError, TimeoutError
 from herring.rendezvous import network, publication
 from herring.rendezvous.detect import detect, detect_server
@@ -361,23 +363,26 @@ def test_a_forked_child_closes_the_inherited_socket_only(free_port: int) -> None
             os.close(inherited)
 
 
-def test_secret_files(tmp_path: Path, free_port: int) -> None:
+def test_secret_files(tmp_path: Path, free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(_core, "log_warning", said.append)
     path, secret = tmp_path / "secret", b"0123456789abcdef" * 4
     path.write_text(f"{secret.decode()}\n")
     path.chmod(0o644)
-    with pytest.warns(RuntimeWarning, match=f"chmod 600 {path}"):
-        assert read_secret_file(str(path)) == secret
+    assert read_secret_file(str(path)) == secret
+    assert said.pop().endswith(f"chmod 600 {path}")
     path.chmod(0o600)
     environ = {**by_hand(free_port, 1), "HERRING_SECRET_FILE": str(path)}
     assert join(environ).secret == secret
     assert serve(f"127.0.0.1:{free_port}", environ).secret == secret
+    assert not said
     path.write_text("0123456789abcdef0123")
-    with pytest.warns(RuntimeWarning, match=r"holds 20 bytes, which .* guess: use 32 random bytes"):
-        assert join(environ).secret == b"0123456789abcdef0123"
+    assert join(environ).secret == b"0123456789abcdef0123"
+    assert re.search(r"holds 20 bytes, which .* guess: use 32 random bytes", said.pop())
     path.write_text("short")
     with pytest.raises(ConfigurationError, match=r"holds 5 bytes.*at least 16"):
         join(environ)
-    with pytest.raises(ConfigurationError, match=r"HERRING_SECRET_FILE=.*No such file"):
+    with pytest.raises(ConfigurationError, match=r"No such file.*; copy the job's secret file"):
         join({**environ, "HERRING_SECRET_FILE": str(tmp_path / "none")})
 
 

@@ -25,8 +25,8 @@ _IDLE = -1e8
 
 HELP = """\
 example: a worker on each of two hosts, and a server on a third
-  openssl rand -hex 32 > secret            # once; copy it to every host, mode 0600
-  export HERRING_RENDEZVOUS=host1:29600 HERRING_SECRET_FILE=secret HERRING_SERVERS=1
+  (umask 077; openssl rand -hex 32 > $HOME/secret)    # once; copy it to every host, mode 0600
+  export HERRING_RENDEZVOUS=host1:29600 HERRING_SECRET_FILE=$HOME/secret HERRING_SERVERS=1
   host1$ HERRING_RANK=0 HERRING_SIZE=2 python train.py
   host2$ HERRING_RANK=1 HERRING_SIZE=2 python train.py
   host3$ herring server

@@ -15,7 +15,6 @@ The servers then have the last ranks, and ``HERRING_SIZE`` says how many of the 
 from __future__ import annotations
 
 import re
-import warnings
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -187,8 +186,9 @@ def detect(environ: Mapping[str, str]) -> WorkerEnvironment:
     if secretless and not single_host and rendezvous.kind in ("address", "descriptor"):
         raise ConfigurationError(
             f"HERRING_SECRET_FILE is not set, and the {place.size} workers of this job may run on "
-            "several hosts, which must share a secret: write one file (for example with "
-            "'openssl rand -hex 32'), copy it to every host and set HERRING_SECRET_FILE to its path"
+            "several hosts, which must share a secret: write one file with "
+            "'(umask 077; openssl rand -hex 32 > $HOME/secret)', copy it to every host and set "
+            "HERRING_SECRET_FILE to its absolute path"
         )
     return WorkerEnvironment(
         rank=place.rank,
@@ -296,11 +296,11 @@ def warn_of_weak_secret(secret: bytes, what: str) -> None:
         what: Where the secret came from, followed by a verb.
     """
     if len(secret) < _STRONG_SECRET_BYTES:
-        warnings.warn(
+        from herring import _core
+
+        _core.log_warning(
             f"{what} {len(secret)} bytes, which others may guess: use {_STRONG_SECRET_BYTES} "
-            "random bytes (for example from 'openssl rand -hex 32')",
-            RuntimeWarning,
-            stacklevel=3,
+            "random bytes (for example from 'openssl rand -hex 32')"
         )
 
 

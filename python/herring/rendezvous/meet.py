@@ -16,7 +16,6 @@ import re
 import secrets
 import socket
 import time
-import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -237,14 +236,16 @@ def read_secret_file(path: str) -> bytes:
             secret, mode = file.read().strip(), os.fstat(file.fileno()).st_mode
     except OSError as error:
         raise ConfigurationError(
-            f"HERRING_SECRET_FILE={path} cannot be read: {error.strerror}"
+            f"HERRING_SECRET_FILE={path} cannot be read: {error.strerror}; copy the job's secret "
+            "file to this host, readable for the user of this process, and set HERRING_SECRET_FILE "
+            "to its absolute path"
         ) from error
     if mode & 0o077 and "KUBERNETES_SERVICE_HOST" not in os.environ:  # normal in Kubernetes
-        warnings.warn(
+        from herring import _core
+
+        _core.log_warning(
             f"HERRING_SECRET_FILE={path} can be read or written by others on this machine, who "
-            f"could join the job: chmod 600 {path}",
-            RuntimeWarning,
-            stacklevel=2,
+            f"could join the job: chmod 600 {path}"
         )
     least = int(setting("HERRING_SECRET").minimum) // 2
     if len(secret) < least:
