@@ -19,7 +19,15 @@ from typing import TypeVar
 
 from herring.errors import ConfigurationError
 
-__all__ = ["argument", "parse_rate", "parse_seconds", "parse_share", "parse_size", "show_rate"]
+__all__ = [
+    "argument",
+    "parse_option",
+    "parse_rate",
+    "parse_seconds",
+    "parse_share",
+    "parse_size",
+    "show_rate",
+]
 
 _Value = TypeVar("_Value")
 _NUMBER = r"([0-9]+\.?[0-9]*|\.[0-9]+)"
@@ -114,6 +122,18 @@ def argument(parse: Callable[[str], _Value]) -> Callable[[str], _Value]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return typed
+
+
+def parse_option(option: str, parse: Callable[[str], _Value], text: str) -> _Value:
+    """Returns what `parse` makes of an option's value; an error begins with the option's name.
+
+    Raises:
+      ConfigurationError: `parse` refused the value.
+    """
+    try:
+        return parse(text)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{option}: {error}") from None
 
 
 def show_rate(bits: float) -> str:

@@ -113,6 +113,45 @@ def test_what_is_missing_is_named(missing: str, text: str, monkeypatch) -> None:
         Cluster(2)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--rate", "200"], "--rate: '200' is not a rate"),
+        (["--queue", "long"], "--queue: 'long' is not a time"),
+        (["--slow", "1=5"], "--slow 1=5: '5' is not a rate"),
+        (["--paths", "2x5"], "--paths: '5' is not a rate"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_option(arguments: list[str], text: str) -> None:
+    done = lab("check", *arguments)
+    assert done.returncode != 0
+    assert text in done.stderr
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("dropped", "names"),
+    [
+        ("-net_admin,-sys_admin", "lacks CAP_NET_ADMIN and CAP_SYS_ADMIN: start"),
+        ("-sys_admin", "lacks CAP_SYS_ADMIN: start"),
+    ],
+)
+def test_without_capabilities_the_lab_says_what_to_do(dropped: str, names: str) -> None:
+    without = ["setpriv", f"--bounding-set={dropped}", f"--inh-caps={dropped}"]
+    done = subprocess.run(
+        [*without, *HERRING, "lab", "run", "--", "true"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert names in done.stderr
+    assert "docker run --cap-add NET_ADMIN --cap-add SYS_ADMIN" in done.stderr
+    assert "Operation not permitted" in done.stderr.partition("--privileged")[2], done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @needs_root
 def test_commands_get_their_place_and_lines_their_rank() -> None:
     script = "echo {rank} of {size} on {host}/{local_rank} at {address} $RANK $HERRING_LOCAL_SIZE"

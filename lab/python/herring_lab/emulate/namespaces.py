@@ -19,6 +19,10 @@ LOCK_DIRECTORY = pathlib.Path("/run/herring-lab")
 PREFIX = "herring-"
 
 
+_RIGHTS = {12: "CAP_NET_ADMIN", 21: "CAP_SYS_ADMIN"}  # by number; see capability.h of Linux
+_REFUSALS = ("Operation not permitted", "Permission denied")
+
+
 class ClusterError(HerringError):
     """An emulated cluster could not be made or used; the message quotes the tool that failed."""
 
@@ -87,12 +91,37 @@ def run_tool(argv: Sequence[str], text: str | None = None) -> str:
     """Runs a tool to its end and returns its output.
 
     Raises:
-      ClusterError: the tool failed; the message quotes what it printed.
+      ClusterError: the tool failed; the message quotes what it printed, and says what to do if this
+        process lacks a right.
     """
     done = subprocess.run(argv, input=text, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise ClusterError(f"{' '.join(argv)}: {done.stderr.strip() or done.returncode}")
+        refused = any(text in done.stderr for text in _REFUSALS)
+        advice = _advice(_missing_rights()) if refused else ""
+        raise ClusterError(f"{advice}{' '.join(argv)}: {done.stderr.strip() or done.returncode}")
     return done.stdout
+
+
+def _missing_rights() -> list[str]:
+    """Returns the names of the capabilities that the lab needs and this process lacks."""
+    status = pathlib.Path("/proc/self/status").read_text()
+    held = int(status.partition("CapEff:")[2].split()[0], 16)
+    return [name for number, name in _RIGHTS.items() if not held >> number & 1]
+
+
+def _advice(missing: Sequence[str]) -> str:
+    """Returns the beginning of the message about a tool that the system refused."""
+    if missing:
+        return (
+            f"emulated hosts need {' and '.join(_RIGHTS.values())}, and this process lacks "
+            f"{' and '.join(missing)}: start a container with 'docker run --cap-add NET_ADMIN "
+            "--cap-add SYS_ADMIN --security-opt apparmor=unconfined', or with --privileged; "
+        )
+    return (
+        f"this process has {' and '.join(_RIGHTS.values())}, but the system forbids what emulated "
+        "hosts need, perhaps by AppArmor or seccomp: start a container with 'docker run "
+        "--privileged'; "
+    )
 
 
 def run_batch(argv: Sequence[str], commands: Sequence[str]) -> None:

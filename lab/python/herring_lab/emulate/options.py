@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from herring.command_line import integer
 from herring.errors import ConfigurationError
-from herring.units import parse_rate, parse_seconds, parse_size
+from herring.units import parse_option, parse_rate, parse_seconds, parse_size
 from herring_lab.emulate.cluster import MTU
 from herring_lab.emulate.limits import MAXIMUM_SPINES, loss_of, seconds_of
 from herring_lab.emulate.paths import Where
@@ -127,8 +127,10 @@ def network_of(options: argparse.Namespace) -> dict[str, Any]:
             "--delay, --jitter or --loss, or leave --no-netem out"
         )
     return {
-        "rate_bits": None if options.rate is None else parse_rate(options.rate),
-        "queue_seconds": parse_seconds(options.queue),
+        "rate_bits": None
+        if options.rate is None
+        else parse_option("--rate", parse_rate, options.rate),
+        "queue_seconds": parse_option("--queue", parse_seconds, options.queue),
         "mtu": MTU if mtu is None else mtu,
         "rates": _slow(options.slow),
         "paths": paths,
@@ -179,10 +181,7 @@ def _values(
 
 
 def _mtu(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"--mtu: {error}") from None
+    return parse_option("--mtu", parse_size, text)
 
 
 def _slow(texts: Sequence[str]) -> dict[int, float]:
@@ -193,7 +192,7 @@ def _slow(texts: Sequence[str]) -> dict[int, float]:
             raise ConfigurationError(f"--slow {text!r}: write HOST=RATE, as in 2=100mbit")
         if int(host) in rates:
             raise ConfigurationError(f"--slow {text}: given twice for host {host}")
-        rates[int(host)] = parse_rate(rate)
+        rates[int(host)] = parse_option(f"--slow {text}", parse_rate, rate)
     return rates
 
 
@@ -217,7 +216,7 @@ def _path(text: str) -> Path:
     way, lossy, loss = rest.partition("/")
     delay, jittery, jitter = way.partition("+")
     return Path(
-        parse_rate(rate),
+        parse_option("--paths", parse_rate, rate),
         seconds_of(delay, "--paths: delay") if long else 0.0,
         seconds_of(jitter, "--paths: jitter") if jittery else 0.0,
         loss_of(loss, "--paths: loss") if lossy else 0.0,

@@ -7,13 +7,12 @@ import dataclasses
 import json
 import pathlib
 import sys
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from herring.errors import ConfigurationError
 from herring.progress import Progress
 from herring.provenance import provenance
-from herring.units import parse_rate, parse_seconds, parse_share, parse_size
+from herring.units import parse_option, parse_rate, parse_seconds, parse_share, parse_size
 from herring_lab.report import markdown, write
 from herring_lab.simulate import catalogue
 from herring_lab.simulate.answer import Job, Prices, best_servers
@@ -24,8 +23,6 @@ from herring_lab.simulate.show import answer_text, assumptions, document, server
 from herring_lab.simulate.sweep import parse_sweep, table
 
 __all__ = ["HELP", "add_options", "handle", "job_of", "network_of", "prices_of"]
-
-_Value = TypeVar("_Value")
 
 
 def handle(options: argparse.Namespace) -> int:
@@ -88,14 +85,14 @@ def job_of(options: argparse.Namespace) -> Job:
     if options.model is not None:
         name, gradients = options.model, catalogue.gradients(options.model)
     else:
-        size = _read("--size", parse_size, options.size)
+        size = parse_option("--size", parse_size, options.size)
         if not 64 <= size <= 10**13:
             raise ConfigurationError(f"--size {options.size}: allowed are 64 bytes to 10 TB")
         name, gradients = options.size, catalogue.even_gradients(size // itemsize)
     backward = 1 - FORWARD_PART if options.backward is None else options.backward
     step = 0.0
     if options.step is not None:
-        step = _read("--step", lambda text: parse_seconds(text, zero=True), options.step)
+        step = parse_option("--step", lambda text: parse_seconds(text, zero=True), options.step)
     if options.backward is not None and not step:
         raise ConfigurationError(
             f"--backward {options.backward:g} is a part of --step TIME, which is missing"
@@ -117,16 +114,20 @@ def network_of(options: argparse.Namespace) -> tuple[Network, str]:
         )
     if options.seed < 0:
         raise ConfigurationError(f"--seed {options.seed}: give 0 or more")
-    rate = _read("--rate", parse_rate, options.rate or "100gbit")
+    rate = parse_option("--rate", parse_rate, options.rate or "100gbit")
     own = options.server_rate
     nodes = 8 if options.nodes is None else options.nodes
     values: dict[str, Any] = {
         "rate": rate,
-        "server_rate": rate if own is None else _read("--server-rate", parse_rate, own),
-        "rtt": _read("--rtt", lambda text: parse_seconds(text, zero=True), options.rtt or "50us"),
-        "late": _read("--late", lambda text: parse_seconds(text, zero=True), options.late or "0"),
-        "loss": _read("--loss", parse_share, options.loss or "0%"),
-        "mtu": _read("--mtu", parse_size, options.mtu),
+        "server_rate": rate if own is None else parse_option("--server-rate", parse_rate, own),
+        "rtt": parse_option(
+            "--rtt", lambda text: parse_seconds(text, zero=True), options.rtt or "50us"
+        ),
+        "late": parse_option(
+            "--late", lambda text: parse_seconds(text, zero=True), options.late or "0"
+        ),
+        "loss": parse_option("--loss", parse_share, options.loss or "0%"),
+        "mtu": parse_option("--mtu", parse_size, options.mtu),
         "proxies": options.proxies,
         "seed": options.seed,
     }
@@ -134,7 +135,7 @@ def network_of(options: argparse.Namespace) -> tuple[Network, str]:
         values["buffer"] = _buffer(options.buffer, rate)
     if options.node_rate:
         text = options.node_rate.removesuffix("/s")
-        values["node_rate"] = float(_read("--node-rate", parse_size, text))
+        values["node_rate"] = float(parse_option("--node-rate", parse_size, text))
     source = "measured on a machine with two, see docs/benchmarks.md"
     if options.costs:
         values["costs"], source = load_costs(options.costs)
@@ -162,18 +163,11 @@ def prices_of(options: argparse.Namespace, servers: int) -> Prices | None:
     return Prices(node, server)
 
 
-def _read(option: str, parse: Callable[[str], _Value], text: str) -> _Value:
-    try:
-        return parse(text)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{option}: {error}") from None
-
-
 def _buffer(text: str, rate: float) -> float:
     """Returns the bytes of a port's buffer, given as bytes or as a time at the link's rate."""
     if text.strip().lower().endswith("s"):
-        return _read("--buffer", parse_seconds, text) * rate / 8
-    return float(_read("--buffer", parse_size, text))
+        return parse_option("--buffer", parse_seconds, text) * rate / 8
+    return float(parse_option("--buffer", parse_size, text))
 
 
 def _list_models(as_json: bool) -> None:
