@@ -28,12 +28,17 @@ from herring_lab.emulate import mpi
 __all__ = [
     "ALGORITHMS",
     "PEERS",
+    "MissingLibraryError",
     "MpiCommunicator",
     "TorchCommunicator",
     "missing",
     "open_peer",
     "torch_rendezvous",
 ]
+
+
+class MissingLibraryError(ConfigurationError):
+    """A library is not installed; the message names it and the command that installs it."""
 
 
 def _torch_missing() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pathlib
@@ -12,11 +13,20 @@ import sys
 import pytest
 
 from herring import models
+from herring.errors import ConfigurationError
 from herring_lab import competitors as peers
 from herring_lab.report import Chart, Table, markdown, read, write
-from herring_lab.study import cli
-from herring_lab.study.bench import Network
-from herring_lab.study.experiments import DEFAULT_PEERS, Peer, _variants, costs, fit_line
+from herring_lab.study import cli, experiments, training
+from herring_lab.study.bench import Network, Point
+from herring_lab.study.experiments import (
+    DEFAULT_PEERS,
+    Peer,
+    Scale,
+    _variants,
+    ablations,
+    costs,
+    fit_line,
+)
 
 ROOT = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "nsenter", "setpriv")))
 
@@ -111,6 +121,65 @@ def test_variants_keep_the_capacity_and_the_shares_that_notes_promise() -> None:
     slow, shares = variants["slow card", "shares by rate"]
     assert slow.rates == {15: 4e6}
     assert shares.settings["HERRING_SERVER_WEIGHTS"] == "1,1,1,1,1,1,1,0.5"
+
+
+@pytest.mark.parametrize("torch", [True, False])
+def test_without_torch_ablations_skip_bfloat16_with_a_note(torch: bool, monkeypatch) -> None:
+    def measured(_network: Network, _point: Point, _iterations: int) -> dict[str, float]:
+        names = ("p50_seconds", "max_seconds", "server_bytes", "drops", "retransmits")
+        return dict.fromkeys(names, 1.0)
+
+    monkeypatch.setattr(experiments, "missing", lambda _: "" if torch else "torch: get it")
+    monkeypatch.setattr(experiments, "measure", measured)
+    table = ablations(Scale([2], 1000, Network(), 1, lambda *_: None))
+    assert [row["variant"] for row in table.rows].count("bfloat16") == torch
+    assert ("skipped: wire dtype bfloat16: torch: get it" in table.notes) != torch
+    assert len(table.rows) == 17 + torch
+
+
+def quick_study(folder: pathlib.Path, *names: str) -> None:
+    """Runs ``herring study --quick`` in this process."""
+    parser = argparse.ArgumentParser()
+    cli.add_options(parser)
+    cli.handle(parser.parse_args([*names, "--quick", "--quiet", "--out", str(folder)]))
+
+
+def test_experiments_without_their_library_are_skipped(tmp_path, monkeypatch, capsys) -> None:
+    def measured(_scale: Scale) -> Table:
+        return Table("cost-check", "Title", [{"a": 1}], notes=["its own note"])
+
+    monkeypatch.setattr(training.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setitem(cli._MEASURED, "cost-check", measured)
+    quick_study(tmp_path, "training", "cost-check", "cost")
+    output = capsys.readouterr().out
+    assert "training: skipped: training needs torch: pip install" in output
+    notes = json.loads((tmp_path / "cost-check.json").read_text())["notes"]
+    assert "not measurements" in notes[0]
+    assert notes[1:] == ["its own note"]
+    assert "not measurements" not in (tmp_path / "cost.md").read_text()  # models need no time
+    with pytest.raises(ConfigurationError, match="nothing was measured: training needs torch"):
+        quick_study(tmp_path, "training")
+
+
+def test_points_are_named_in_words() -> None:
+    point = Point(3, 1, 100_000, dtype="bfloat16", settings={"HERRING_FLOWS": "4"})
+    assert str(point) == (
+        "allreduce of 100,000 bytes of bfloat16 by herring with 3 workers and 1 server "
+        "(HERRING_FLOWS=4)"
+    )
+    assert str(Point(2, 0, 4, "mpich", "ring")) == (
+        "allreduce of 4 bytes of float32 by mpich (ring) with 2 workers and 0 servers"
+    )
+
+
+def test_examples_of_the_help_show_a_gain_and_the_default_list() -> None:
+    assert "(line-rate, allreduce, ablations, training, cost-check)" in cli.HELP
+    example = next(line for line in cli.HELP.splitlines() if "study cost --nodes" in line)
+    words = [*example.rstrip("\\ ").split()[2:], "--compute", "0.2"]
+    parser = argparse.ArgumentParser()
+    cli.add_options(parser)
+    options = parser.parse_args(words)
+    assert cli._cost(options, float(options.size), cli._network(options)).notes == []
 
 
 @pytest.mark.skipif(not ROOT, reason="needs root, iproute2 and util-linux")

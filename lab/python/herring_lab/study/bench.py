@@ -112,6 +112,20 @@ class Point:
     dtype: str = "float32"
     settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
+    def __str__(self) -> str:
+        """Returns the point in words, for messages."""
+        library = f"{self.library} ({self.algorithm})" if self.algorithm else self.library
+        text = (
+            f"{self.operation} of {self.size:,} bytes of {self.dtype} by {library} with "
+            f"{_count(self.workers, 'worker')} and {_count(self.servers, 'server')}"
+        )
+        settings = " ".join(f"{name}={value}" for name, value in self.settings.items())
+        return f"{text} ({settings})" if settings else text
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
 
 def measure(network: Network, point: Point, iterations: int, warmup: int = 2) -> dict[str, Any]:
     """Measures a point.
@@ -150,7 +164,7 @@ def measure(network: Network, point: Point, iterations: int, warmup: int = 2) ->
             counters = cluster.total()
             servers = [cluster.counters(host) for host in range(plan.worker_hosts, plan.hosts)]
         if status != 0:
-            raise ClusterError(f"{point} ended with {status}: {log.read_text()[-1500:]}")
+            raise ClusterError(f"{point} ended with status {status}: {log.read_text()[-1500:]}")
         found = json.loads(result.read_text())["results"][0]
     if found["wrong"]:
         raise ClusterError(f"{point}: {found['wrong']} wrong elements")

@@ -13,8 +13,8 @@ from typing import Any
 from herring.command_line import integer
 from herring.errors import ConfigurationError
 from herring.progress import Progress, show_time
-from herring.units import argument, parse_rate, parse_seconds, parse_size
-from herring_lab.competitors import ALGORITHMS, PEERS, missing
+from herring.units import argument, parse_option, parse_rate, parse_seconds, parse_size
+from herring_lab.competitors import ALGORITHMS, PEERS, MissingLibraryError, missing
 from herring_lab.emulate.cluster import ClusterError
 from herring_lab.emulate.limits import require_queue, require_rate
 from herring_lab.emulate.options import add_queue
@@ -48,6 +48,10 @@ _ON_THIS_MACHINE = {
 }
 _DEFAULTS: dict[str, Any] = {"hosts": "2,4,8,16", "iterations": 7, "runs": 3}
 _PATHS = {"long-paths": long_paths, **COMPARISONS}
+_COMPUTED = ("cost", "paper-tables")
+_QUICK_NOTE = (
+    "made with --quick: the numbers show that everything runs; they are not measurements to keep"
+)
 _NAMES = [*_MEASURED, *_PATHS, "cost", "paper-tables", *_ON_THIS_MACHINE]
 
 HELP = """\
@@ -72,8 +76,8 @@ examples:
       Draws the picture again from the saved numbers, without measuring.
 
   herring study --quick --out /tmp/study
-      Runs every measured experiment on few hosts in two minutes, as a test of the setup. The
-      figures are not meaningful.
+      Runs the default list (DEFAULT_LIST)
+      on few hosts in two minutes, as a test of the setup. The figures are not meaningful.
 
   herring study partial networks --out study
       Measures partial all-reduces and trains with them (eager SGD), mostly on this machine
@@ -83,7 +87,7 @@ examples:
       Times all-reduces of 8 B to 256 MB on this machine's GPUs, with sums by GPU kernels and
       by the host's processors.
 
-  herring study cost --nodes 64 --size 670e6 --rate 100gbit --compute 0.2 \\
+  herring study cost --nodes 64 --size 670e6 --rate 10gbit --compute 0.2 \\
       --node-price 31.2 --server-price 4.9
       Computes what dedicated servers cost and how much faster they make a step, from models.
 
@@ -96,7 +100,8 @@ examples:
 
 Emulated hosts need root, as 'herring lab' does. Plots need matplotlib. The other libraries need
 torch (Gloo, NCCL), or mpi4py and an MPI with its launcher; a missing library is skipped.
-"""
+The experiments training, networks and gpu are skipped without torch, as is bfloat16 in ablations.
+""".replace("DEFAULT_LIST", ", ".join(_MEASURED))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -222,18 +227,29 @@ def handle(options: argparse.Namespace) -> int:
         node_price=options.node_price,
         server_price=options.server_price,
     )
+    unmeasured = []
     for name in names:
         start = time.monotonic()
         progress.begin(name)
         try:
             tables = _tables(name, scale, options, sizes)
+        except MissingLibraryError as error:
+            unmeasured.append(str(error))
+            print(f"{name}: skipped: {error}\n", flush=True)
+            continue
         except ClusterError as error:
             raise ConfigurationError(f"{name}: {error}") from None
         finally:
             progress.clear()
+        if options.quick and name not in _COMPUTED:
+            tables = [
+                dataclasses.replace(table, notes=[_QUICK_NOTE, *table.notes]) for table in tables
+            ]
         files = ", ".join(str(path) for table in tables for path in write(table, folder, options))
         print("\n".join(map(markdown, tables)))
         print(f"{name}: {show_time(time.monotonic() - start)}; {files}\n", flush=True)
+    if len(unmeasured) == len(names):
+        raise ConfigurationError(f"nothing was measured: {'; '.join(unmeasured)}")
     return 0
 
 
@@ -307,7 +323,10 @@ def _folder(text: str) -> pathlib.Path:
 
 
 def _network(options: argparse.Namespace) -> Network:
-    network = Network(parse_rate(options.rate), parse_seconds(options.queue))
+    network = Network(
+        parse_option("--rate", parse_rate, options.rate),
+        parse_option("--queue", parse_seconds, options.queue),
+    )
     require_rate(network.rate_bits)
     require_queue(network.queue_seconds)
     return network
@@ -356,10 +375,7 @@ def _sizes(text: str | None, network: Network) -> list[int]:
     if text is None:
         sizes = [0.53 * network.bandwidth / 4, network.bandwidth / 4]
     else:
-        try:
-            sizes = [parse_size(part) for part in text.split(",")]
-        except ConfigurationError as error:
-            raise ConfigurationError(f"--size: {error}") from None
+        sizes = [parse_option("--size", parse_size, part) for part in text.split(",")]
     if not all(4 <= size < 1e15 for size in sizes):
         raise ConfigurationError(f"--size {text!r}: write bytes, at least 4, as in 3.3M,6.25M")
     return [int(size) // 4 * 4 for size in sizes]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from herring import models
+from herring_lab.competitors import missing
 from herring_lab.report import Chart, Table
 from herring_lab.study.bench import Network, Point, measure, ping_pong
 
@@ -191,12 +192,17 @@ def ablations(scale: Scale) -> Table:
     """Compares single choices of Herring with what they replace."""
     hosts = max(scale.hosts)
     network, size = scale.network, scale.size
-    variants = _variants(hosts, size, network)
+    without_torch = missing("gloo")  # Gloo is missing if torch is
+    variants = [
+        variant
+        for variant in _variants(hosts, size, network)
+        if not (without_torch and variant[3].dtype == "bfloat16")  # torch carries this dtype
+    ]
     rows = []
     known: dict[str, dict[str, Any]] = {}
     for index, (what, variant, links, where) in enumerate(variants):
         scale.report(index, len(variants), f"{what}: {variant}")
-        key = f"{links}{where}"
+        key = f"{links}{where!r}"
         if key not in known:
             known[key] = measure(links, where, scale.iterations)
         result = known[key]
@@ -223,6 +229,7 @@ def ablations(scale: Scale) -> Table:
         f"tenth of its rate, the rest allows {1 / _LEFT:.3f} of the line rate's time",
         f"slow card: one server's link has half the rate; {2 * hosts / (2 * hosts - 1):.3f} is the "
         "least that any shares allow",
+        *([f"skipped: wire dtype bfloat16: {without_torch}"] if without_torch else []),
     ]
     return Table("ablations", title, rows, notes=notes)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from herring.errors import ConfigurationError
+from herring_lab.competitors import MissingLibraryError
 from herring_lab.report import Chart, Table
 from herring_lab.study.jobs import run_workers
 
@@ -41,12 +42,13 @@ def gpu_study(quick: bool, iterations: int, report: Callable[[int, int, str], No
       report: called before each measurement begins, with (done, all, what).
 
     Raises:
-      ConfigurationError: a GPU, torch for it, or a compiler for its kernels is missing.
+      MissingLibraryError: torch is missing.
+      ConfigurationError: a GPU, or a compiler for its kernels is missing.
     """
     try:
         import torch
     except ImportError:
-        raise ConfigurationError("herring study gpu needs torch: pip install torch") from None
+        raise MissingLibraryError("gpu needs torch: pip install torch") from None
     gpus = torch.cuda.device_count()
     if gpus == 0:
         raise ConfigurationError("herring study gpu needs a GPU, and torch sees none")

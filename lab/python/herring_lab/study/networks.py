@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from herring.errors import ConfigurationError
-from herring_lab.competitors import missing
+from herring_lab.competitors import MissingLibraryError, missing
 from herring_lab.report import Chart, Table
 from herring_lab.study.jobs import run_workers, sleep_until, start_together
 
@@ -42,10 +42,11 @@ def networks_study(quick: bool, report: Callable[[int, int, str], None]) -> list
       report: called before each training, with (done, all, what).
 
     Raises:
-      ConfigurationError: torch or a data set is missing; the error names the package.
+      MissingLibraryError: torch is missing.
+      ConfigurationError: a data set is missing; the error names the package.
     """
     if reason := missing("gloo"):  # Gloo is missing if torch is
-        raise ConfigurationError(f"networks needs torch: {reason}")
+        raise MissingLibraryError(f"networks needs torch: {reason}")
     for how in TASKS.values():
         if not how.folder.is_dir():
             raise ConfigurationError(

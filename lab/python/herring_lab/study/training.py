@@ -16,6 +16,7 @@ from typing import Any
 from herring import models
 from herring.errors import ConfigurationError
 from herring.parts import install_command
+from herring_lab.competitors import MissingLibraryError
 from herring_lab.emulate.cluster import ClusterError
 from herring_lab.emulate.runner import Plan, run
 from herring_lab.report import Chart, Table
@@ -126,12 +127,13 @@ def training(scale: Scale) -> Table:
     """Trains with the gradients of BERT-large over the number of hosts (paper, figure 11).
 
     Raises:
-      ConfigurationError: torch is missing, or the computing time of a step is not above 0.
+      MissingLibraryError: torch is missing.
+      ConfigurationError: the computing time of a step is not above 0.
       InvalidArgumentError: a step is too short for its bytes to be divided among the gradients.
     """
     compute, network = scale.compute_seconds, scale.network
     if importlib.util.find_spec("torch") is None:
-        raise ConfigurationError(f"training needs torch: {install_command('torch')}")
+        raise MissingLibraryError(f"training needs torch: {install_command('torch')}")
     if not compute > 0:
         raise ConfigurationError(f"--compute is {compute:g} s; it must be more than 0")
     nbytes = COMMUNICATION * compute * network.bandwidth
