@@ -149,9 +149,18 @@ def test_what_is_no_table_is_not_drawn(tmp_path) -> None:
             cli._draw([str(wrong)], str(tmp_path))
     with pytest.raises(ConfigurationError, match="No such file"):
         cli._draw([str(tmp_path / "none.json")], str(tmp_path))
+
+
+def test_tables_without_a_picture_are_skipped(measured, tmp_path, capsys) -> None:
     flat = report.write(Table("flat", "No chart", [{"a": 1}]), tmp_path)[1]
-    with pytest.raises(ConfigurationError, match="has no picture"):
-        cli._draw([str(flat)], str(tmp_path))
+    drawn = report.write(comparisons.over_hosts(scale(), 10**6), tmp_path)[1]
+    again = tmp_path / "again"
+    assert cli._draw([str(flat), str(drawn)], str(again)) == 0
+    shown = capsys.readouterr()
+    assert f"skipped {flat}: no picture belongs to it" in shown.err
+    assert shown.out.strip() == str(again / "over-hosts.svg")
+    with pytest.raises(ConfigurationError, match=r"no picture belongs to .*flat\.json"):
+        cli._draw([str(flat)], str(again))
 
 
 def _luminance(colour: str) -> float:

@@ -7,6 +7,7 @@ import dataclasses
 import math
 import os
 import pathlib
+import sys
 import time
 from typing import Any
 
@@ -270,13 +271,15 @@ def _tables(name: str, scale: Scale, options: argparse.Namespace, sizes: list[in
 
 
 def _draw(files: list[str], out: str) -> int:
-    """Draws the pictures of saved tables again."""
+    """Draws the pictures of saved tables again, and skips tables without a picture."""
     tables = [read(pathlib.Path(file)) for file in files]
+    if all(table.chart is None for table in tables):
+        raise ConfigurationError(f"--draw: no picture belongs to {', '.join(files)}")
+    folder = _folder(out)
     for file, table in zip(files, tables):
         if table.chart is None:
-            raise ConfigurationError(f"--draw {file}: this table has no picture")
-    folder = _folder(out)
-    for table in tables:
+            print(f"herring study: skipped {file}: no picture belongs to it", file=sys.stderr)
+            continue
         drawn = draw(table, folder)
         if not drawn:
             raise ConfigurationError("--draw needs matplotlib: pip install matplotlib")
