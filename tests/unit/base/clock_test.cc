@@ -15,10 +15,10 @@ TEST(Clock, SecondsBecomeNanoseconds) {
   EXPECT_EQ(from_seconds(1e-10), 0);
 }
 
-// The largest numbers that callers use for "without end": none of them has passed at once, and the
-// time can be added to each.
+// Callers use these large numbers for "without end". Such a deadline must not pass at once, and
+// adding the current time to it must not overflow.
 TEST(Clock, WhatIsTooLongIsEndless) {
-  constexpr double kThreadingTimeoutMax = 9223372036.0;  // Python's, 2^63 ns
+  constexpr double kThreadingTimeoutMax = 9223372036.0;  // Python's threading.TIMEOUT_MAX, 2^63 ns
   for (const double seconds :
        {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::max(), 1e18, 1e10,
         kThreadingTimeoutMax, to_seconds(kEndless), to_seconds(kEndless) * (1 + 1e-15),

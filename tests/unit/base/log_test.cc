@@ -15,7 +15,7 @@
 namespace herring {
 namespace {
 
-// Tests run one after the other in one process; each leaves the log as it found it.
+// Tests run one after the other in one process, so each must leave the log as it found it.
 class LogTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -104,9 +104,9 @@ TEST_F(LogTest, WhatIsLeftAtTheEndCanBeFlushed) {
   EXPECT_EQ(lines_in(testing::internal::GetCapturedStderr()), 2u);
 }
 
-// A fork may come while other threads log and a reader waits.
+// A process may fork while other threads log and a reader waits.
 TEST_F(LogTest, AForkedChildLogsToStderrAndMayOpenAQueueOfItsOwn) {
-  testing::internal::CaptureStderr();  // where lines go whenever the reader is late
+  testing::internal::CaptureStderr();  // lines go to stderr whenever the reader is late
   open_log_queue();
   std::atomic<bool> stop{false};
   std::thread reader([] { while (!take_log_lines().empty()) {} });
@@ -114,7 +114,7 @@ TEST_F(LogTest, AForkedChildLogsToStderrAndMayOpenAQueueOfItsOwn) {
   for (int i = 0; i < 50; ++i) {
     const pid_t child = ::fork();
     if (child == 0) {
-      ::alarm(20);  // should a lock be held for ever here
+      ::alarm(20);  // ends the child if it waits forever for a lock
       ::close(STDERR_FILENO);
       log(LogLevel::kInfo, "from the child");
       open_log_queue();

@@ -32,7 +32,7 @@ TEST(Reminders, PausesDouble) {
 
 TEST(Reminders, WhoLooksSeldomIsTold) {
   Reminders reminders(0, 5 * kSecond, 0);
-  EXPECT_TRUE(reminders.due(40 * kSecond));  // of 5, 15 and 35 s, once
+  EXPECT_TRUE(reminders.due(40 * kSecond));  // the reminders for 5, 15 and 35 s, as one
   EXPECT_FALSE(reminders.due(74 * kSecond));
   EXPECT_TRUE(reminders.due(75 * kSecond));
 }

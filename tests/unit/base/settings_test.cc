@@ -36,7 +36,7 @@ void expect_error(const Result<Settings>& settings, const std::vector<std::strin
 }
 
 TEST(SettingSpecs, TableIsWellFormed) {
-  const Settings defaults;  // aborts on a default that is out of range
+  const Settings defaults;  // the constructor aborts if a default is out of range
   std::set<std::string_view> names;
   for (const SettingSpec& spec : setting_specs()) {
     SCOPED_TRACE(spec.name);
@@ -208,7 +208,7 @@ TEST(Settings, RulesBetweenSettings) {
                {"HERRING_BUFFER_BYTES=4096", "at least HERRING_SEGMENT_BYTES=8192"});
   expect_error(load({{"HERRING_FRAME_MAX", "4096"}}), {"HERRING_FRAME_MAX=4096"});
   expect_error(load({{"HERRING_CREDIT", "4096"}}), {"HERRING_CREDIT=4096"});
-  // As the rendezvous wants it.
+  // The rendezvous has the same limit.
   expect_error(load({{"HERRING_HEARTBEAT_INTERVAL", "1"}}), {"at most half of"});
   EXPECT_TRUE(load({{"HERRING_HEARTBEAT_INTERVAL", "0.75"}}).ok());
   EXPECT_TRUE(load({{"HERRING_FRAME_MAX", "4096"}, {"HERRING_SEGMENT_BYTES", "4096"}}).ok());
@@ -242,7 +242,7 @@ TEST(Settings, UnknownVariablesWarnWithTheNearestName) {
   EXPECT_TRUE(warns("HERRING_BUFFER", "HERRING_BUFFER_BYTES"));
   EXPECT_TRUE(warns("HERRING_COMPLETELY_DIFFERENT", ""));
   EXPECT_TRUE(warns("HERRING_", ""));
-  EXPECT_EQ(settings.get_int("rank"), 0);  // names are upper case, nothing else counts
+  EXPECT_EQ(settings.get_int("rank"), 0);  // only upper-case names count
 }
 
 TEST(Settings, UnknownOptionIsAnError) {

@@ -1,4 +1,4 @@
-// Messages are made of parts, as they would come out of a stream.
+// concat() builds messages from parts, formatted as a stream would print them.
 #include "base/status.h"
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ TEST(Concat, WholeNumbersToTheirLimits) {
   EXPECT_EQ(concat(std::numeric_limits<uint64_t>::max()), "18446744073709551615");
   EXPECT_EQ(concat(std::numeric_limits<int32_t>::min(), ",", uint16_t{65535}, ",", true),
             "-2147483648,65535,1");
-  EXPECT_EQ(concat(uint8_t{7}), "7");  // a number, which a stream takes for a character
+  EXPECT_EQ(concat(uint8_t{7}), "7");  // a number, although a stream prints a character
 }
 
 TEST(Concat, FloatingPointAsAStreamPrintsIt) {

@@ -49,17 +49,17 @@ TEST(Pieces, CoverWhatEachStepReceivesOnTheGridOfFrames) {
   });
 }
 
-// Played as they are queued, each send finds in the image what the device has.
+// Plays the pieces in the order of the queue: each send must find in the image what the device has.
 TEST(Pieces, WhatIsSentIsInTheImageAndComesFromTheDeviceOnce) {
   for_all([](const Schedule& schedule, size_t bytes) {
-    if (bytes > 1000) return;  // byte by byte
+    if (bytes > 1000) return;  // the test plays every byte
     const std::vector<Piece> pieces = cut(schedule, bytes, true);
     ASSERT_EQ(pieces.front(), (Piece{Piece::What::kScale, 0, {0, bytes}}));
     std::vector<int> device(bytes, 0), image(bytes, -1);
     int version = 0;
     auto next = pieces.begin();
     for (uint32_t i = 0; i < schedule.size(); ++i) {
-      // All of the steps before, and what this one sends.
+      // Plays all pieces of the steps before, and those that this step sends.
       for (; next != pieces.end() &&
              (next->step < i || next->what == Piece::What::kOut ||
               next->what == Piece::What::kScale);
@@ -80,7 +80,7 @@ TEST(Pieces, WhatIsSentIsInTheImageAndComesFromTheDeviceOnce) {
   });
 }
 
-// Nothing else keeps a sum from changing what is still to be copied out.
+// Only the order of the pieces keeps a sum from changing bytes that are still to be copied out.
 TEST(Pieces, NoContributionIsAddedToWhatWasCopiedOut) {
   for_all([](const Schedule& schedule, size_t bytes) {
     std::vector<Range> out;
@@ -93,7 +93,7 @@ TEST(Pieces, NoContributionIsAddedToWhatWasCopiedOut) {
 }
 
 TEST(Pieces, ABlockLeavesAsSoonAsWhatItHoldsIsAdded) {
-  // Rank 3 of 4 gives away the lower half, and then the lower half of what it keeps.
+  // Rank 3 of 4 gives away the lower half, and then the lower half of the half that it keeps.
   constexpr uint64_t kCount = 8 << 20;
   const Schedule schedule = make_schedule(Algorithm::kButterfly, 3, 4, kCount, 4);
   std::string order;
@@ -107,10 +107,10 @@ TEST(Pieces, ABlockLeavesAsSoonAsWhatItHoldsIsAdded) {
     }
   }
   EXPECT_EQ(order,
-            "oooooooo"          // 16 MB in pieces of 2
-            "rooroorooroo"      // what comes in pieces of 2 leaves in pieces of 1
-            "rrrr"              // and the rest stays
-            "fofofofofofofofo"  // which goes out again when it is finished
+            "oooooooo"          // 16 MB leave in pieces of 2 MB
+            "rooroorooroo"      // data arrives in pieces of 2 MB and leaves in pieces of 1 MB
+            "rrrr"              // the rest stays on this rank
+            "fofofofofofofofo"  // each finished piece goes out again
             "cccccccc"
             "cccccccc");
 }

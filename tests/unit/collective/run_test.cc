@@ -17,7 +17,7 @@ namespace {
 
 using transport::Destinations;
 
-// A device that does its pieces when it is told to, sums and copies each in their order.
+// A device that does its pieces only when told to. Sums and copies each keep their own order.
 class FakeDevice : public Elsewhere {
  public:
   FakeDevice(const Task& task, uint32_t rank, uint32_t size, std::vector<char> array)
@@ -83,11 +83,12 @@ class FakeDevice : public Elsewhere {
   size_t bytes_out_ = 0;
 };
 
-// Several runs in one process. Every pair of ranks has an ordered line in each direction; which
-// line moves next, and by how much, is drawn by lot.
+// Several runs in one process. Every pair of ranks has an ordered line in each direction. A random
+// generator picks which line moves next, and by how much.
 class Cluster {
  public:
-  // `elsewhere`: of each rank, where its array lies, or null; then `arrays` has its image.
+  // `elsewhere` has, for each rank, the device that holds its array, or null. `arrays` then points
+  // to that rank's image.
   Cluster(const Task& task, std::vector<char*> arrays, unsigned seed,
           std::vector<std::shared_ptr<FakeDevice>> elsewhere = {})
       : lot_(seed), devices_(std::move(elsewhere)) {
@@ -104,9 +105,10 @@ class Cluster {
 
   Run& run(uint32_t rank) { return *runs_[rank]; }
 
-  // False: somebody is stuck.
+  // Returns false if a run is stuck.
   bool play() {
-    // In any order, and what the first say is only heard when all have begun.
+    // The runs start in random order. Messages of the first are delivered only when all have
+    // started.
     std::vector<uint32_t> order(runs_.size());
     for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;
     std::shuffle(order.begin(), order.end(), lot_);
@@ -144,7 +146,7 @@ class Cluster {
   struct Letter {
     bool grant;
     uint32_t message, frame;
-    std::string bytes;  // taken when the frame leaves: what changes later is too late
+    std::string bytes;  // copied when the frame leaves: later changes of the array do not count
     const char* data;
     size_t length;
     uint32_t step;
@@ -208,7 +210,7 @@ class Cluster {
     if (whole) runs_[from]->sent(step, length);
   }
 
-  // One for each pair, as each flow has one.
+  // Each pair of ranks has its own scratch buffer, as each flow does.
   char* scratch(uint32_t to, uint32_t from) {
     auto& buffer = scratch_[to * runs_.size() + from];
     if (buffer.empty()) buffer.resize(kFrameBytes);
@@ -217,11 +219,11 @@ class Cluster {
 
   std::mt19937 lot_;
   std::vector<std::shared_ptr<FakeDevice>> devices_;
-  std::set<uint32_t> late_;  // who have not heard what their device has done
+  std::set<uint32_t> late_;  // ranks not yet told what their device has done
   std::vector<std::unique_ptr<Port>> wires_;
   std::vector<std::unique_ptr<Run>> runs_;
   std::map<size_t, std::vector<char>> scratch_;
-  std::map<size_t, char*> places_;  // of the frame that is arriving
+  std::map<size_t, char*> places_;  // where the arriving frame goes, by line
   std::vector<std::deque<Letter>> lines_;
 };
 
@@ -256,7 +258,8 @@ TEST(Run, SumsWhateverArrivesFirst) {
   }
 }
 
-// Bits of sums that depend on the order of addition: equal on all ranks, and equal every time.
+// These sums depend on the order of addition. Their bits must be equal on all ranks and in every
+// run.
 TEST(Run, FloatSumsHaveTheSameBitsWhateverArrivesFirst) {
   constexpr uint64_t kCount = 200'001;
   for (const Algorithm algorithm : kAll) {
@@ -307,8 +310,8 @@ TEST(Run, ScalesEachContributionOnceAndTheResultOnce) {
   }
 }
 
-// Whatever comes first, and on whichever ranks a device adds, the bits are those of the host alone;
-// and a device gives each byte once, where no rank is too many.
+// The bits must be those of the host alone, whatever arrives first and whichever ranks add on a
+// device. In a butterfly of a power of two of ranks, a device gives each byte once.
 TEST(Run, DevicesAddAsTheHostDoes) {
   for (const Algorithm algorithm : kAll) {
     for (uint32_t size = 2; size <= 9; ++size) {
@@ -332,7 +335,7 @@ TEST(Run, DevicesAddAsTheHostDoes) {
             std::memcpy(arrays[rank].data() + i * sizeof(float), &value, sizeof value);
           }
           hosts.push_back(arrays[rank]);
-          if (size > 3 && rank == 1) continue;  // whose array lies on the host
+          if (size > 3 && rank == 1) continue;  // its array lies on the host
           devices[rank] = std::make_shared<FakeDevice>(task, rank, size, arrays[rank]);
         }
         for (uint32_t rank = 0; rank < size; ++rank) {
@@ -373,7 +376,7 @@ TEST(Run, RefusesWhatWasNotAgreed) {
   task.data = reinterpret_cast<char*>(array.data());
   task.count = array.size();
   Silent wire;
-  collective::Run run(task, 1, 3, wire);  // a test has a Run of its own
+  collective::Run run(task, 1, 3, wire);  // qualified: inside a test, Run is the test's own member
   run.start();
   EXPECT_EQ(wire.grants, 2) << "the third block has its place where the first is still to be sent";
   EXPECT_EQ(wire.blocks, 0);

@@ -78,7 +78,8 @@ TEST(Schedule, EverySendMeetsItsReceiveInTheSameOrder) {
   });
 }
 
-// One step after the other, halves at the same time, messages as letters between pairs of ranks.
+// Plays one step after the other, with all halves of a step at the same time. Each pair of ranks
+// has a queue of messages.
 TEST(Schedule, EveryRankEndsWithTheExactSum) {
   for_each([](Algorithm, uint32_t size, uint64_t count, const std::vector<Schedule>& all) {
     std::vector<std::vector<int64_t>> arrays(size);
@@ -136,7 +137,7 @@ TEST(Schedule, EveryRankEndsWithTheExactSum) {
 uint32_t floor_log2(uint32_t n) { return 31 - __builtin_clz(n); }
 uint32_t ceil_log2(uint32_t n) { return n < 2 ? 0 : floor_log2(n - 1) + 1; }
 
-// The formulas of docs/algorithms.md, with counts that all blocks divide.
+// Checks the formulas of docs/algorithms.md, for counts that all blocks divide.
 TEST(Schedule, BytesAndStepsFollowTheFormulas) {
   for (uint32_t p = 2; p <= 17; ++p) {
     SCOPED_TRACE(p);
@@ -174,7 +175,8 @@ TEST(Schedule, BytesAndStepsFollowTheFormulas) {
   }
 }
 
-// Blocks differ by at most one element: so do the bytes per rank, per step, from the formulas.
+// Blocks differ by at most one element, so the bytes per rank and step differ from the formulas by
+// at most as much.
 TEST(Schedule, OddCountsCostAtMostOneElementMorePerStep) {
   for (uint32_t p = 2; p <= 17; ++p) {
     for (const uint64_t count : kCounts) {

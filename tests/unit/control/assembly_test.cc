@@ -1,4 +1,4 @@
-// The pure part: from registrations to the cluster.
+// Tests of assemble(), the pure function from registrations to the cluster.
 #include "control/assembly.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// Epochs: every loss makes one, all members count the same, and a notice out of turn is refused.
+// Tests of epochs: every loss begins one, all members count alike, and a notice out of turn is
+// refused.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -68,7 +69,8 @@ TEST(Epoch, AJobThatBeginsAgainIsAnotherIncarnation) {
   EXPECT_NE(seen[0], seen[1]);
 }
 
-// Describes a job of four ranks and a server to whoever comes, and then says what a test wants.
+// A rendezvous that describes a job of four ranks and a server to every member, and then sends what
+// a test wants.
 class FakeRendezvous : public Channel::Owner {
  public:
   FakeRendezvous()
@@ -86,7 +88,7 @@ class FakeRendezvous : public Channel::Owner {
   ~FakeRendezvous() override { loop_.join(); }
 
   const transport::Address& address() const { return acceptor_.address(); }
-  void describe(uint32_t epoch) { epoch_ = epoch; }  // before anybody comes
+  void describe(uint32_t epoch) { epoch_ = epoch; }  // to be called before a member joins
   void tell(uint32_t epoch, std::vector<uint32_t> ranks) {
     LossNotice notice{epoch, {}};
     for (const uint32_t rank : ranks) notice.losses.push_back({false, false, rank, "gone"});
@@ -148,13 +150,13 @@ TEST(Epoch, ANoticeOutOfTurnEndsTheConnection) {
   };
   const Case cases[] = {
       {2, {2}, "malformed notice of losses: epoch 2 with 1 of them, after epoch 2"},  // not newer
-      {4, {2}, "malformed notice of losses: epoch 4 with 1 of them, after epoch 2"},  // one missing
+      {4, {2}, "malformed notice of losses: epoch 4 with 1 of them, after epoch 2"},  // skips 3
       {3, {2, 3}, "malformed notice of losses: epoch 3 with 2 of them, after epoch 2"},
       {0, {2}, "malformed notice of losses"},
       {~0u, {2}, "malformed notice of losses"},
       {2, {}, "malformed notice of losses"},
       {3, {4}, "a loss notice for an unknown or already lost process"},
-      {3, {1}, "a loss notice for an unknown or already lost process"},  // a second time
+      {3, {1}, "a loss notice for an unknown or already lost process"},  // rank 1 is lost already
   };
   for (const Case& one : cases) {
     FakeRendezvous rendezvous;
@@ -168,7 +170,7 @@ TEST(Epoch, ANoticeOutOfTurnEndsTheConnection) {
     EXPECT_EQ(loss.index, 0u);
     EXPECT_TRUE(contains(loss.text, "which hosts the rendezvous")) << loss.text;
     EXPECT_TRUE(contains(loss.text, one.why)) << loss.text;
-    // Nobody else counts the loss of the rendezvous.
+    // The member itself counts the loss of the rendezvous, because no other process can.
     EXPECT_EQ(loss.epoch, 3u);
     EXPECT_EQ((*member)->epoch(), 3u);
   }

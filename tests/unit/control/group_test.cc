@@ -11,7 +11,7 @@
 namespace herring::control {
 namespace {
 
-// `dedicated` servers, then one on each node as a job of that shape has them.
+// Makes a cluster with `dedicated` servers, followed by one colocated server on each node.
 Cluster make_cluster(uint32_t nodes, uint32_t per_node, uint32_t dedicated) {
   Cluster cluster;
   cluster.nodes = nodes;
@@ -47,7 +47,7 @@ TEST(Group, RanksAndNodesAreNumberedInside) {
   const Cluster cluster = make_cluster(4, 3, 0);
   const Group group(7, cluster, {1, 2, 6, 11}, "g");
   EXPECT_EQ(group.size(), 4u);
-  EXPECT_EQ(group.nodes(), 3u);  // 0, 2, 3
+  EXPECT_EQ(group.nodes(), 3u);  // nodes 0, 2 and 3
   EXPECT_EQ(group.most_on_a_node(), 2u);
   EXPECT_EQ(group.index_of(6), 2u);
   EXPECT_EQ(group.index_of(0), Group::kNobody);
@@ -84,7 +84,7 @@ TEST(ShardMap, TheWorldsIsTheClusters) {
 TEST(ShardMap, AGroupUsesDedicatedServersAndThoseOfItsOwnNodes) {
   const Cluster cluster = make_cluster(8, 1, 3);
   const ShardMap map = shard_map(cluster, Group(1, cluster, {1, 2, 5, 7}, "g"));
-  // As a job of four nodes with three dedicated servers.
+  // The weights are those of a job of four nodes with three dedicated servers.
   const std::vector<double> alone = plan::server_weights(4, 3);
   const std::vector<uint32_t> own = {0, 1, 2, 3 + 1, 3 + 2, 3 + 5, 3 + 7};
   for (size_t i = 0; i < own.size(); ++i) EXPECT_DOUBLE_EQ(map.weights[own[i]], alone[i]);
@@ -115,13 +115,13 @@ TEST(ShardMap, GivenWeightsStay) {
   const ShardMap map = shard_map(cluster, Group(1, cluster, {0, 1, 2}, "g"));
   EXPECT_EQ(map.weights, (std::vector<double>{1, 0, 3, 0}));
   EXPECT_EQ(map.owners, (std::vector<uint32_t>{0, 2}));
-  // Its own servers own nothing: then all that do.
+  // The servers on the group's own nodes own nothing, so every server that owns something is used.
   EXPECT_EQ(shard_map(cluster, Group(2, cluster, {1, 3}, "h")).owners,
             (std::vector<uint32_t>{0, 2}));
 }
 
-// Of any group of any job: some server owns something, names have owners that own something, and
-// nothing on nodes without a member is used unless weights were given.
+// These properties hold for any group of any job. Some server owns something, and names have owners
+// that own something. Servers on nodes without a member are used only if weights were given.
 TEST(ShardMap, PropertiesOfRandomGroups) {
   std::mt19937 random(1);
   for (int i = 0; i < 2000; ++i) {

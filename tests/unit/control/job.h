@@ -18,7 +18,8 @@
 
 namespace herring::control::testing {
 
-// Generous where something must happen, short where a test waits for a time-out on purpose.
+// Waits that must succeed get this generous limit. Tests that wait for a time-out choose a short
+// one.
 inline constexpr Nanos kPatience = 30 * kSecond;
 
 inline transport::Credentials credentials(const std::string& secret = "a test's secret") {
@@ -29,7 +30,7 @@ inline bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-// One frame over a raw socket.
+// Sends one frame over a raw socket.
 inline void send_frame(int fd, wire::FrameType type, const std::string& payload,
                        uint32_t claimed = ~0u) {
   wire::FrameHeader header;
@@ -78,7 +79,7 @@ class Job {
 
   using Joined = Result<std::unique_ptr<Member>>;
 
-  // Joins on a thread; a colocated server that is asked for joins too.
+  // Joins on a thread of its own. If a colocated server is asked for, it joins too.
   std::future<Joined> join(WorkerRegistration registration) {
     return std::async(std::launch::async, [this, registration] {
       return Member::join(options_, registration, [this](const Cluster&, uint32_t node) {
@@ -111,7 +112,7 @@ class Job {
   std::vector<std::future<Joined>> servers_;
 };
 
-// `size` workers on one host with one dedicated server, all joined.
+// A job of `size` workers and one dedicated server on one host. All of them have joined.
 struct Running {
   explicit Running(uint32_t size, Nanos interval = 250 * kMillisecond,
                    Nanos timeout = 10 * kSecond)
@@ -136,7 +137,7 @@ struct Running {
   std::unique_ptr<Member> server;
 };
 
-// Records what a member is told, and waits for it. May end before the member does.
+// Records what a member is told, and waits for it. A Witness may be destroyed before its member.
 class Witness {
  public:
   explicit Witness(Member& member) {

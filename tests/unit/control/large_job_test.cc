@@ -1,4 +1,4 @@
-// A rendezvous in a process of its own, and thousands of members that only speak the protocol.
+// Tests a rendezvous in its own process with thousands of members that only speak the protocol.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -25,7 +25,7 @@ constexpr uint32_t kRanks = 4096, kPerNode = 8, kServers = kRanks / kPerNode;
 
 transport::Credentials credentials() { return {"a test's secret", wire::job_id("test")}; }
 
-// Runs a rendezvous until the pipe ends; says its port there.
+// Runs a rendezvous until the pipe `end` is closed. Writes the rendezvous' port to `say`.
 [[noreturn]] void host(int say, int end) {
   auto listener = transport::tcp::listen_on({"127.0.0.1", 0}, 1024);
   if (!listener.ok()) _exit(1);
@@ -43,10 +43,10 @@ transport::Credentials credentials() { return {"a test's secret", wire::job_id("
   _exit(0);
 }
 
-// All members on one loop.
+// All members of the job, on one loop.
 class Members : public Channel::Owner {
  public:
-  // Descriptors of all, in the order of ranks and then servers.
+  // `connections` has the connections of all ranks, in order, and then those of the servers.
   explicit Members(std::vector<GuardedFd> connections) {
     for (GuardedFd& fd : connections) {
       const auto connection = transport::tcp::make_connection(std::move(fd), "rendezvous");
@@ -183,7 +183,7 @@ TEST(LargeJob, FourThousandRanksMeetAndLeave) {
   EXPECT_EQ(members.ready, kRanks + kServers);
   EXPECT_EQ(members.goodbyes, kRanks + kServers);
   EXPECT_EQ(members.ends, kServers);
-  // Servers hear of each rank. Nobody gets a message for each of the others.
+  // Servers hear of each rank that leaves. No member gets one message per other member.
   EXPECT_GE(members.losses, uint64_t{kServers} * kRanks);
   EXPECT_LE(members.notices, uint64_t{kRanks + kServers} * 1000);
   close(end_pipe[1]);

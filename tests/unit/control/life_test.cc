@@ -1,4 +1,5 @@
-// A running job's control plane inside one process: leaving, dying, aborting, nonsense.
+// Tests a running job's control plane inside one process: leaving, dying, aborting and invalid
+// messages.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -51,7 +52,7 @@ TEST(Life, GoodbyeIsNoFailureAndTheLastOneEndsTheServers) {
   EXPECT_EQ(zero.losses()[0].index, 1u);
   EXPECT_TRUE(contains(zero.losses()[0].text, "has left the job (shutdown)"));
   EXPECT_EQ(server.ends(), 0);
-  running.workers[1].reset();  // nothing more is said about it
+  running.workers[1].reset();  // its end is not reported again
   running.workers[0]->goodbye();
   ASSERT_TRUE(server.wait_end());
   EXPECT_EQ(server.ends(), 1);
@@ -120,15 +121,15 @@ TEST(Life, AnOrderlyEndOfTheRendezvousIsNoCrash) {
   Running running(2);
   Witness one(*running.workers[1]), server(*running.server);
   running.workers[0]->goodbye();
-  running.job.rendezvous().stop();  // rank 1 has not said goodbye: waits a moment, then ends
+  running.job.rendezvous().stop();  // rank 1 has not said goodbye: stop() waits a moment, then ends
   ASSERT_TRUE(one.wait_losses(1));
   ASSERT_TRUE(server.wait_end());
   for (const Loss& loss : one.losses()) EXPECT_TRUE(loss.left) << loss.text;
   EXPECT_EQ(one.losses().size(), 1u);
-  running.workers[1]->goodbye();  // nobody is there; returns
+  running.workers[1]->goodbye();  // the rendezvous is gone, so this returns
 }
 
-// A member that proved itself and then sends what no member would.
+// A member that has proven itself and then sends what no correct member would send.
 class Nonsense : public ::testing::TestWithParam<int> {};
 
 TEST_P(Nonsense, DropsItsAuthorAndDisturbsNobodyElse) {
@@ -140,7 +141,7 @@ TEST_P(Nonsense, DropsItsAuthorAndDisturbsNobodyElse) {
     EXPECT_TRUE(fd.ok()) << fd.status().to_string();
     return std::move(*fd);
   };
-  // Before registration: nobody hears of it.
+  // A connection that has not registered is dropped without telling any member.
   const auto send_nonsense = [](int fd) {
     switch (GetParam()) {
       case 0: return testing::send_frame(fd, wire::FrameType::kRegister, "too short");
@@ -158,7 +159,7 @@ TEST_P(Nonsense, DropsItsAuthorAndDisturbsNobodyElse) {
   char byte;
   pollfd waiting{stranger.get(), POLLIN, 0};
   ssize_t got = 0;
-  do {  // heartbeats, then the end
+  do {  // reads heartbeats until the connection ends
     ASSERT_EQ(poll(&waiting, 1, 30000), 1);
     got = recv(stranger.get(), &byte, 1, 0);
   } while (got > 0);
@@ -218,12 +219,12 @@ TEST(Life, StrangersDoNotKeepAJobFromForming) {
 TEST(Life, SilenceIsCountedWithoutTheWatchersOwnAbsence) {
   Silence silence(0);
   EXPECT_EQ(silence.tick(100, 100), 0);
-  EXPECT_EQ(silence.tick(190, 100), 0);   // early: nothing to forgive
+  EXPECT_EQ(silence.tick(190, 100), 0);   // early: no silence to forgive
   EXPECT_EQ(silence.tick(5290, 100), 5000);
   EXPECT_EQ(silence.tick(5390, 100), 0);
 }
 
-// A forked child owns a copy of the member, but not of its connection.
+// A forked child has a copy of the member, but not of its connection.
 TEST(Life, AForkedChildDoesNotSpeakForItsParent) {
   Running running(2);
   Witness one(*running.workers[1]);

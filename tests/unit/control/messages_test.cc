@@ -1,4 +1,5 @@
-// What peers send is checked: cut, lengthened or changed payloads give errors, never more.
+// Tests that received payloads are checked: cut, lengthened or changed ones give errors and nothing
+// worse.
 #include "control/messages.h"
 
 #include <gtest/gtest.h>
@@ -165,13 +166,13 @@ TEST(Messages, LossesAndAbortsSurviveTheWay) {
   ASSERT_TRUE(decode_abort(encode(Status(Code::kTimeout, "too late")), why).ok());
   EXPECT_EQ(why.code(), Code::kTimeout);
   EXPECT_EQ(why.message(), "too late");
-  // Errors keep their class on the way, those of a breach of the protocol too.
+  // An error keeps its code when it is sent, even if it is a breach of the protocol.
   ASSERT_TRUE(decode_abort(encode(breach("it sent nonsense")), why).ok());
   EXPECT_EQ(why.code(), Code::kProtocol);
-  // A long reason is cut, control characters are shown as such.
+  // A long reason is cut, and control characters are replaced by question marks.
   ASSERT_TRUE(decode_abort(encode(Status(Code::kShutdown, std::string(100000, '\x1b'))), why).ok());
   EXPECT_EQ(why.message(), std::string(kMaxTextBytes, '?'));
-  // An unknown code is an error all the same.
+  // A reason with an unknown code still decodes to an error.
   ASSERT_TRUE(decode_abort(std::string("\xff\0\0\0\0\0\0\0", 8), why).ok());
   EXPECT_EQ(why.code(), Code::kProtocol);
   ASSERT_TRUE(decode_abort(std::string("\0\0\0\0\0\0\0\0", 8), why).ok());
@@ -194,7 +195,8 @@ TEST(Messages, NoticesFollowTheMembersEpoch) {
 
 const LossNotice kLosses = {3, {{false, false, 1, "text"}, {true, true, 0, {}}}};
 
-// Runs every decoder; they may refuse or accept, but touch nothing else (the sanitizers look).
+// Runs every decoder. A decoder may refuse or accept the payload, but must stay within its memory
+// (the sanitizers check this).
 void decode_all(std::string_view payload) {
   if (auto decoded = decode_registration(payload); decoded.ok()) {
     if (const auto* worker = std::get_if<WorkerRegistration>(&decoded->what)) {
@@ -218,7 +220,7 @@ TEST(Messages, CutAndLengthenedPayloadsAreRefused) {
                                encode(cluster_message()), encode(kLosses)};
   for (const std::string& payload : whole) {
     for (size_t n = 0; n < payload.size(); ++n) {
-      const std::string cut = payload.substr(0, n);  // its own memory: an overrun shows
+      const std::string cut = payload.substr(0, n);  // its own memory, where an overrun shows
       EXPECT_FALSE(decode_registration(cut).ok());
       EXPECT_FALSE(decode_cluster(cut).ok());
       decode_all(cut);

@@ -1,4 +1,4 @@
-// Real processes: killed, stopped, with children that hold on to what they inherited.
+// Tests with real processes: killed, stopped, and with children that keep inherited descriptors.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -22,8 +22,8 @@ using testing::Witness;
 constexpr int kDeadlineMs = 30000;
 constexpr int kMaxDescriptor = 256;
 
-// What a machine does whose cable is pulled: its process stands still, and its system acknowledges
-// nothing, until it is continued.
+// Behaves like a machine whose cable is pulled. The process stands still, and its system
+// acknowledges nothing, until the process is continued.
 void die_as_a_machine(int) {
   const int interrupted = errno;
   sock_filter drop_all = BPF_STMT(BPF_RET | BPF_K, 0);
@@ -39,7 +39,8 @@ void die_as_a_machine(int) {
   errno = interrupted;
 }
 
-// A forked process that runs `body` and reports in lines. Made before this process has threads.
+// A forked process that runs `body` and reports in lines. It must be created before this process
+// has threads.
 class Process {
  public:
   using Say = std::function<void(const std::string&)>;
@@ -50,7 +51,7 @@ class Process {
     pid_ = fork();
     if (pid_ == 0) {
       close(ends[0]);
-      alarm(60);  // nothing stays behind, whatever happens
+      alarm(60);  // ends the child even if the test hangs
       ::signal(SIGUSR2, die_as_a_machine);
       body([&](const std::string& line) {
         const std::string text = line + "\n";
@@ -70,7 +71,7 @@ class Process {
 
   pid_t pid() const { return pid_; }
   void signal(int number) { kill(pid_, number); }
-  // Sees to it that it has stopped, not only been told to.
+  // Stops the process and waits until it has stopped.
   void stop(int number = SIGSTOP) {
     signal(number);
     int status = 0;
@@ -100,7 +101,7 @@ class Process {
   std::string buffer_;
 };
 
-// One worker's whole life: joins, tells what it hears, until it is killed.
+// The whole life of a worker: it joins and reports what it hears until it is killed.
 struct Life {
   transport::Address rendezvous;
   uint32_t rank = 0, size = 0;
@@ -151,7 +152,7 @@ Result<std::unique_ptr<Member>> join_server(const Life& life) {
   return Member::join(life.options(), registration);
 }
 
-// This process hosts rendezvous and server; the workers are processes of their own.
+// This process hosts the rendezvous and the server. The workers are processes of their own.
 struct Fixture {
   explicit Fixture(uint32_t size, Nanos timeout = 60 * kSecond) {
     life.size = size;
@@ -164,8 +165,8 @@ struct Fixture {
     listener = std::move(*bound);
     life.rendezvous = *transport::tcp::local_address(listener.get());
   }
-  // In a forked process, where what the parent bound is closed: hosts the rendezvous there and says
-  // where.
+  // Hosts the rendezvous in a forked process and reports its address. The fork has closed the
+  // parent's listener.
   std::unique_ptr<Rendezvous> host(const Process::Say& say) {
     bind();
     auto started = Rendezvous::start(std::move(listener), life.hosting());
@@ -212,8 +213,8 @@ TEST(Processes, AKilledWorkerIsReportedToAll) {
   EXPECT_EQ(server.losses()[0].index, 1u);
 }
 
-// A data loader's workers inherit everything and outlive a killed parent for a while. The heartbeat
-// time-out is a minute here: only the closed connection can tell within the test's deadline.
+// A data loader's workers inherit every descriptor and outlive a killed parent for a while. The
+// heartbeat time-out is a minute here, so only the closed connection can report the death in time.
 TEST(Processes, AKilledWorkerIsReportedAlthoughItsChildrenLive) {
   Fixture job(2);
   Process zero([&](const auto& say) { job.worker(0).run(say); });
@@ -246,14 +247,14 @@ TEST(Processes, ADeadMachineIsNoticedByItsSilence) {
   const std::string line = zero.line();
   EXPECT_TRUE(contains(line, "lost 1: rank 1")) << line;
   EXPECT_TRUE(contains(line, "nothing was heard from it or its system for")) << line;
-  // When it comes back it learns that it was given up.
+  // When the process continues, it learns that it was given up.
   one.signal(SIGCONT);
   const std::string news = one.line();
   EXPECT_TRUE(contains(news, "aborted: this machine was not heard from for")) << news;
 }
 
-// A laptop's pause, a debugger, a checkpoint on a slow disk: whichever process stands still, nobody
-// takes it for dead as long as its system answers.
+// A laptop may pause, a debugger may stop a process, or a checkpoint may wait for a slow disk.
+// Whichever process stands still, it does not count as dead while its system answers.
 TEST(Processes, AStoppedProcessIsNotDead) {
   Fixture job(3, 500 * kMillisecond);
   Process zero([&](const auto& say) {
@@ -268,11 +269,11 @@ TEST(Processes, AStoppedProcessIsNotDead) {
   for (Process* process : {&zero, &one, &two}) ASSERT_EQ(process->line(), "joined");
   for (Process* process : {&zero, &one}) {
     process->stop();
-    poll(nullptr, 0, 3000);  // the pause itself: six time-outs
+    poll(nullptr, 0, 3000);  // the pause: six time-outs
     process->signal(SIGCONT);
   }
-  poll(nullptr, 0, 1500);  // the others look around many times more
-  two.signal(SIGKILL);  // the first news anybody has
+  poll(nullptr, 0, 1500);  // the others check for dead members many times
+  two.signal(SIGKILL);  // the first loss that is reported
   EXPECT_TRUE(contains(one.line(), "lost 2: rank 2"));
   EXPECT_TRUE(contains(zero.line(), "lost 2: rank 2"));
 }
@@ -301,7 +302,7 @@ TEST(Processes, AKilledRankZeroTakesTheRendezvousWithIt) {
   }
 }
 
-// The whole machine stands still for longer than the time-out: nobody may be accused.
+// The whole machine stands still for longer than the time-out. No process may be reported as dead.
 TEST(Processes, AStalledMachineAccusesNobody) {
   Fixture job(2, 2 * kSecond);
   Process zero([&](const auto& say) {
@@ -316,7 +317,7 @@ TEST(Processes, AStalledMachineAccusesNobody) {
     (*joined)->watch([&](const Loss& loss) { say("unexpected: " + loss.text); },
                      [&](const std::string& reason) { say("unexpected: " + reason); }, [] {});
     say("joined");
-    // SIGUSR1, blocked since before the threads: leave.
+    // Waits for SIGUSR1, which was blocked before any thread started, and then leaves.
     sigset_t wanted;
     sigemptyset(&wanted);
     sigaddset(&wanted, SIGUSR1);
@@ -330,10 +331,10 @@ TEST(Processes, AStalledMachineAccusesNobody) {
   ASSERT_EQ(one.line(), "joined");
   zero.stop();
   one.stop();
-  poll(nullptr, 0, 3500);  // the stall itself: well beyond the time-out
+  poll(nullptr, 0, 3500);  // the stall: well beyond the time-out
   zero.signal(SIGCONT);
   one.signal(SIGCONT);
-  poll(nullptr, 0, 1000);  // several times the watchers look around
+  poll(nullptr, 0, 1000);  // the watchers check several times
   one.signal(SIGUSR1);
   EXPECT_EQ(one.line(), "left");
   const std::string line = zero.line();

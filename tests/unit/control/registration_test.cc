@@ -1,4 +1,4 @@
-// Registration end to end: who gets which description or which error.
+// Tests registration end to end: which process gets which description or which error.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -58,8 +58,8 @@ TEST(Registration, EverybodyGetsTheSameCluster) {
     members.push_back(std::move(*joined));
   }
   for (size_t i = 0; i < 4; ++i) {
-    // The local addresses of its own node, no others.
-    const bool odd = i < 2;  // as they joined
+    // A member sees the local addresses of its own node only.
+    const bool odd = i < 2;  // ranks 3 and 1 joined first
     EXPECT_EQ(members[i]->cluster().workers[3].bus, odd ? "bus 3" : "");
     EXPECT_EQ(members[i]->cluster().workers[2].bus, odd ? "" : "bus 2");
   }
@@ -75,7 +75,7 @@ TEST(Registration, EverybodyGetsTheSameCluster) {
     EXPECT_TRUE(cluster.servers[0].dedicated);
     EXPECT_EQ(cluster.servers[1].address, "127.0.0.1:5000");
     EXPECT_EQ(cluster.servers[2].address, "127.0.0.1:5001");
-    // 2(n-1) and n-k over n^2+kn-2k, with n = 2 and k = 1.
+    // The weights are 2(n-1) and n-k over n^2+kn-2k, with n = 2 and k = 1.
     EXPECT_DOUBLE_EQ(cluster.servers[0].weight, 0.5);
     EXPECT_DOUBLE_EQ(cluster.servers[1].weight, 0.25);
     EXPECT_EQ(cluster.describe_rank(1), concat("rank 1 (127.0.0.1, pid ", getpid(), ")"));
@@ -86,7 +86,7 @@ TEST(Registration, EverybodyGetsTheSameCluster) {
 TEST(Registration, DedicatedServersCountByAddress) {
   Job job(1, 3);
   std::vector<std::future<Job::Joined>> joining;
-  // Not in order: which is first must not depend on who comes first.
+  // The hosts are not in order: the order of servers must not depend on who comes first.
   for (const char* host : {"10.0.0.16", "10.0.0.9", "9.0.0.100"}) {
     ServerRegistration server;
     server.port = 7000;
@@ -138,7 +138,7 @@ TEST(Registration, ManyMembersMeet) {
   EXPECT_EQ(indices, (std::set<uint32_t>{0, 1, 2, 3}));
 }
 
-// Joins all and expects the same error everywhere.
+// Joins all processes and expects the same error in each of them.
 void expect_everywhere(Job& job, const std::vector<WorkerRegistration>& workers, Code code,
                        const std::vector<std::string>& parts, size_t servers = 0) {
   std::vector<std::future<Job::Joined>> joining;
@@ -209,7 +209,7 @@ TEST(Registration, BadServerWeightsAreToldToEverybody) {
 
 TEST(Registration, MissingRanksAndServersAreListed) {
   Job job(6, 2, 700 * kMillisecond);
-  job.options().connect_timeout = kPatience;  // the rendezvous decides
+  job.options().connect_timeout = kPatience;  // so the rendezvous' time-out comes first
   expect_everywhere(job, {job.worker(0), job.worker(2)}, Code::kTimeout,
                     {"ranks 1, 3 to 5 of 6", "1 of 2 dedicated servers"}, 1);
 }
@@ -235,7 +235,7 @@ TEST(Registration, AColocatedServerThatNeverComesIsNamed) {
 }
 
 TEST(Registration, AColocatedServerThatCannotStartIsToldToEverybody) {
-  Job job(2, 0, 8 * kSecond);  // so long the other server asks for the next job
+  Job job(2, 0, 8 * kSecond);  // the other server asks for the next job for this long
   auto second = std::async(std::launch::async, [&] {
     const auto start = [](const Cluster& cluster, uint32_t node) {
       EXPECT_EQ(cluster.nodes, 2u);
@@ -254,7 +254,7 @@ TEST(Registration, AColocatedServerThatCannotStartIsToldToEverybody) {
 TEST(Registration, AMemberThatDiesBeforeTheStartIsToldToTheOthers) {
   Job job(3);
   auto waiting = job.join(job.worker(0));
-  // Registers as rank 1 would, then drops the connection.
+  // Registers as rank 1, then drops the connection.
   auto fd = transport::tcp::connect_and_prove(job.options().rendezvous, "", {},
                                               testing::credentials(), monotonic_now() + kPatience);
   ASSERT_TRUE(fd.ok());
@@ -265,12 +265,12 @@ TEST(Registration, AMemberThatDiesBeforeTheStartIsToldToTheOthers) {
   EXPECT_EQ(joined.status().code(), Code::kPeerLost);
   EXPECT_TRUE(contains(joined.status().message(), "rank 1 (127.0.0.1, pid 4711) is lost"))
       << joined.status().message();
-  // Who comes later learns the same.
+  // A rank that comes later gets the same error.
   EXPECT_EQ(job.join(job.worker(2)).get().status().message(), joined.status().message());
 }
 
 TEST(Registration, ALateRankAndASurplusServerAreRefusedAlone) {
-  Job job(1, 1, 8 * kSecond);  // so long the surplus server asks for the next job
+  Job job(1, 1, 8 * kSecond);  // the surplus server asks for the next job for this long
   ServerRegistration dedicated;
   dedicated.port = 7000;
   auto server = job.join(dedicated);
@@ -349,7 +349,7 @@ TEST(Registration, TheEndOfTheRendezvousEndsTheWaiting) {
   Job job(2);
   job.options().connect_timeout = 2 * kSecond;
   auto waiting = job.join(job.worker(0));
-  job.rendezvous_pointer().reset();  // before or after the registration: no hang in either case
+  job.rendezvous_pointer().reset();  // before or after the registration; neither may hang
   const Status status = waiting.get().status();
   EXPECT_TRUE(status.code() == Code::kPeerLost || status.code() == Code::kTimeout)
       << status.to_string();

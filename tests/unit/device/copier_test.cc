@@ -15,7 +15,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Registered memory of the host's.
+// Host memory that is registered with the driver.
 class Pages {
  public:
   explicit Pages(size_t bytes) : bytes_((bytes + 4095) / 4096 * 4096) {
@@ -88,7 +88,7 @@ TEST_F(CopierTest, BackWaitsForItsFlagAndTheConsumerForIt) {
   const Flag flag = *copier->flags().take();
   const uint32_t first = flag.word->load();
   for (uint32_t round = 1; round <= 20; ++round) {
-    STANDIN(standin_fill)(handle_of(user), device, kCount, -1, 500);  // what is to be overwritten
+    STANDIN(standin_fill)(handle_of(user), device, kCount, -1, 500);  // the copy overwrites this
     ASSERT_TRUE(copier->follow(user).ok());
     ASSERT_TRUE(copier->back_when(flag, first + round, {{device, host.data(), kCount * 4}}).ok());
     ASSERT_TRUE(copier->join(user).ok());
@@ -190,7 +190,7 @@ TEST_F(CopierTest, ACaptureIsRefusedBeforeAnythingIsQueued) {
   STANDIN(standin_capture)(handle_of(user), false);
 }
 
-// Whichever call of the driver fails, the caller is told, and memory can go at once.
+// Whichever call of the driver fails, the caller is told, and its memory can be freed at once.
 TEST_F(CopierTest, AFailureAtEachCall) {
   const Address device = floats_on_device(1u << 20);
   int failures = 0;
@@ -272,7 +272,7 @@ TEST_F(CopierTest, OneThatHangsIsLeftToItsDriver) {
   EXPECT_GE(waited, Copier::kPatience);
   EXPECT_LT(waited, Copier::kPatience + 2 * kSecond);
   EXPECT_EQ(STANDIN(standin_calls)("cuStreamDestroy"), destroyed);
-  flag.set(first + 1);  // the device goes on, and its copy is still made
+  flag.set(first + 1);  // the device goes on and still makes its copy
   STANDIN(standin_synchronize)(0);
   std::vector<float> found(1000);
   STANDIN(standin_peek)(found.data(), device, 4000);

@@ -51,7 +51,7 @@ TEST(Cuda, SaysWhyThereIsNoDriver) {
   ASSERT_FALSE(none.ok());
   EXPECT_EQ(none.status().code(), Code::kConfiguration);
   EXPECT_NE(none.status().message().find("no CUDA driver: libnotcuda.so.1"), std::string::npos);
-  // A library that is no driver.
+  // This library is not a driver.
   const auto other = cuda::load("libm.so.6");
   ASSERT_FALSE(other.ok());
   EXPECT_NE(other.status().message().find("CUDA 11.7 or later is needed"), std::string::npos);
@@ -88,7 +88,7 @@ TEST(Cuda, TellsWhatAnAddressIs) {
                             -1, 0);
   ASSERT_TRUE(platform.register_host(page, 4096).ok());
   EXPECT_EQ(platform.query(reinterpret_cast<Address>(page) + 8)->kind, Kind::kPinned);
-  EXPECT_FALSE(platform.register_host(page, 4096).ok());  // once
+  EXPECT_FALSE(platform.register_host(page, 4096).ok());  // a page can be registered once only
   EXPECT_TRUE(platform.unregister_host(page).ok());
   EXPECT_FALSE(platform.unregister_host(page).ok());
   ::munmap(page, 4096);

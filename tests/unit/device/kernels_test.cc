@@ -1,4 +1,5 @@
-// What the text of the kernels does, compiled for the host: bit by bit what reduce::combine() does.
+// Compiles the text of the kernels for the host. Its results must have the same bits as those of
+// reduce::combine().
 #include "device/cuda/kernels.cu"
 
 #include <gtest/gtest.h>
@@ -65,8 +66,8 @@ Kernel kernel_of(DType dtype, ReduceOp op) {
 
 class Kernels : public testing::TestWithParam<int> {};
 
-// Random bits have NaN, infinities and subnormals among them; some are made to be ordinary numbers,
-// of which sums do not end in those.
+// Random bits include NaN, infinities and subnormals. Some elements are made ordinary numbers, so
+// that not every sum ends in one of those.
 TEST_P(Kernels, HaveTheBitsOfTheHost) {
   const DType dtype = static_cast<DType>(GetParam());
   std::mt19937_64 random(42 + GetParam());
@@ -92,7 +93,7 @@ TEST_P(Kernels, HaveTheBitsOfTheHost) {
           }
           char* const first = bytes.data() + shift;
           what.sources[s] = reinterpret_cast<uint64_t>(first);
-          if (n > 1 && s == n / 2 && random() % 2 == 0) continue;  // has nothing to add
+          if (n > 1 && s == n / 2 && random() % 2 == 0) continue;  // this source has nothing to add
           command.active |= 1u << s;
           active.push_back(first);
         }

@@ -1,4 +1,4 @@
-// Where memory next to a device is, and how it is asked for.
+// Tests where memory next to a device is, and how it is requested.
 #include "device/numa.h"
 
 #include <gtest/gtest.h>
@@ -26,14 +26,14 @@ TEST(Numa, ListsOfNodesAreRead) {
 }
 
 TEST(Numa, ANodeIsPreferredWhereThereAreOthers) {
-  EXPECT_FALSE(policy_for(0, {0}));        // the only one
-  EXPECT_FALSE(policy_for(-1, {0, 1}));    // not known
-  EXPECT_FALSE(policy_for(2, {0, 1}));     // not for this process
+  EXPECT_FALSE(policy_for(0, {0}));        // the only node
+  EXPECT_FALSE(policy_for(-1, {0, 1}));    // the node is unknown
+  EXPECT_FALSE(policy_for(2, {0, 1}));     // this process may not use the node
   EXPECT_FALSE(policy_for(0, {}));
   for (const int node : {0, 1, 5, 63, 64, 130}) {
     const auto policy = policy_for(node, {0, 1, 5, 63, 64, 130});
     ASSERT_TRUE(policy);
-    EXPECT_EQ(policy->mode, 1);  // MPOL_PREFERRED: from elsewhere when it is full
+    EXPECT_EQ(policy->mode, 1);  // MPOL_PREFERRED: when the node is full, memory comes from others
     int bits = 0;
     for (size_t i = 0; i < policy->nodes.size(); ++i) {
       for (int bit = 0; bit < 64; ++bit) {
@@ -51,7 +51,7 @@ TEST(Numa, TheSystemIsAskedWhereTheDriverDoesNotKnow) {
       std::filesystem::temp_directory_path() / concat("herring-numa-", ::getpid());
   std::filesystem::create_directories(folder / "0000:c1:00.0");
   Properties properties;
-  properties.bus = "0000:C1:00.0";  // as drivers write it; the system does not
+  properties.bus = "0000:C1:00.0";  // upper case, as drivers write it; the system uses lower case
   EXPECT_EQ(near_node(properties, folder), -1);
   std::ofstream(folder / "0000:c1:00.0" / "numa_node") << "1\n";
   EXPECT_EQ(near_node(properties, folder), 1);
@@ -64,7 +64,7 @@ TEST(Numa, TheSystemIsAskedWhereTheDriverDoesNotKnow) {
 
 TEST(Numa, APolicyHoldsForMemoryThatIsSharedToo) {
   const size_t bytes = size_t{4} << 20;
-  const auto policy = policy_for(0, {0, 1});  // as if there were another one
+  const auto policy = policy_for(0, {0, 1});  // pretends that there is a second node
   const int file = ::memfd_create("numa", MFD_CLOEXEC);
   ASSERT_EQ(::ftruncate(file, bytes), 0);
   for (const int fd : {-1, file}) {
@@ -94,7 +94,7 @@ TEST(Numa, MemoryIsThereWhateverTheNode) {
   }
 }
 
-// What lies on another node is not handed out again for a device that is not next to it.
+// Memory on another node is not handed out again for a device that is not next to it.
 TEST(Numa, EachNodeHasMemoryOfItsOwn) {
   for (const size_t bytes : {size_t{1000}, size_t{2} << 20}) {
     SharedHeap heap;

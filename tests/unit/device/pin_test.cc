@@ -10,7 +10,7 @@ size_t registrations() { return STANDIN(standin_registrations)(); }
 
 TEST(Pin, MemoryForDevicesIsPinnedAndSharedWhateverTheHeap) {
   SharedHeap heap(SharedHeap::kDefaultCacheBytes, Sharing::kProcess);
-  unmap_left();  // of other tests
+  unmap_left();  // what other tests left
   const size_t before = registrations();
   for (const size_t bytes : {size_t{100}, size_t{3} << 20}) {
     char* const host = static_cast<char*>(*heap.allocate(bytes));
@@ -20,7 +20,7 @@ TEST(Pin, MemoryForDevicesIsPinnedAndSharedWhateverTheHeap) {
     EXPECT_GE(region_of(pinned)->fd(), 0);
     EXPECT_EQ((*platform())->query(reinterpret_cast<Address>(host))->kind, Kind::kHost);
     EXPECT_EQ((*platform())->query(reinterpret_cast<Address>(pinned))->kind, Kind::kPinned);
-    // Neither takes what the other has given back.
+    // Neither kind of memory reuses blocks that the other has given back.
     heap.free(host);
     heap.free(pinned);
     EXPECT_EQ(*heap.allocate(bytes, Use::kDevices), pinned);
@@ -30,15 +30,15 @@ TEST(Pin, MemoryForDevicesIsPinnedAndSharedWhateverTheHeap) {
 }
 
 TEST(Pin, MemoryStaysMappedUntilTheDriverHasLetGoOfIt) {
-  SharedHeap heap(0);  // keeps nothing
-  unmap_left();  // of other tests
+  SharedHeap heap(0);  // caches nothing
+  unmap_left();  // what other tests left
   const size_t before = registrations();
   char* const pinned = static_cast<char*>(*heap.allocate(size_t{2} << 20, Use::kDevices));
   EXPECT_EQ(registrations(), before + 1);
   heap.free(pinned);
   EXPECT_TRUE(any_to_unmap());
   EXPECT_EQ(registrations(), before + 1);
-  pinned[0] = 1;  // is there still
+  pinned[0] = 1;  // the memory is still mapped
   unmap_left();
   EXPECT_FALSE(any_to_unmap());
   EXPECT_EQ(registrations(), before);
@@ -46,7 +46,7 @@ TEST(Pin, MemoryStaysMappedUntilTheDriverHasLetGoOfIt) {
 
 TEST(Pin, WhereTheDriverRefusesItWorksOn) {
   SharedHeap heap(0);
-  unmap_left();  // of other tests
+  unmap_left();  // what other tests left
   const size_t before = registrations();
   STANDIN(standin_fail)("cuMemHostRegister", 1, 2, false);
   auto memory = heap.allocate(size_t{2} << 20, Use::kDevices);

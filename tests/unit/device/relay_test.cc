@@ -15,7 +15,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr size_t kCount = 10'000;  // floats of a piece
+constexpr size_t kCount = 10'000;  // floats per piece
 constexpr size_t kBytes = kCount * sizeof(float);
 
 template <typename Condition>
@@ -23,8 +23,9 @@ void wait_until(const Condition& condition) {
   while (!condition()) std::this_thread::sleep_for(100us);
 }
 
-// An array of four pieces on the device, with an image in host memory. The first piece goes out,
-// the second is added to and goes out, the third is added to and divided, the fourth is replaced.
+// An array of four pieces on the device, with an image in host memory. The first piece goes out.
+// The second is added to and goes out. The third is added to and divided, and the fourth is
+// replaced.
 class RelayTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -100,7 +101,7 @@ class RelayTest : public ::testing::Test {
   Stream user = 0;
   std::atomic<int> moved{0};
   Status lost;
-  Watcher watcher;  // the first to go: it may call still
+  Watcher watcher;  // destroyed first, because it may still call into the members above
 };
 
 TEST_F(RelayTest, EachSideGoesOnWhenTheOtherHasDoneItsPart) {
@@ -148,7 +149,7 @@ TEST_F(RelayTest, StoppedItTouchesNothingAndParksNobody) {
     });
   }
   fill(1);
-  ASSERT_TRUE(queue().ok());  // and serves the next
+  ASSERT_TRUE(queue().ok());  // the relay serves the next array
   put(3, 5);
   relay->arrived(3);
   wait_until([&] { return relay->through(); });
@@ -183,7 +184,7 @@ TEST_F(RelayTest, ADeviceThatIsLostIsToldOf) {
   EXPECT_EQ(lost.code(), Code::kDevice);
   EXPECT_TRUE(relay->through());
   EXPECT_TRUE(relay->is_lost());
-  // If it was not the device, nothing is parked.
+  // Nothing stays under way afterwards, so while_idle() runs its function.
   int idle = 0;
   wait_until([&] {
     relay->while_idle([&] { ++idle; });

@@ -1,4 +1,4 @@
-// The stand-in for CUDA's driver, as the tests of a process use it.
+// Access to the stand-in for CUDA's driver from the tests of a process.
 #pragma once
 
 #include <dlfcn.h>
@@ -11,7 +11,7 @@
 
 namespace herring::device {
 
-// A function of the stand-in's, by its name.
+// Returns the function of the stand-in with this name.
 template <typename Function>
 Function* standin(const char* name) {
   static void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -34,7 +34,8 @@ inline Stream user_stream(int device) {
 }
 inline void* handle_of(Stream stream) { return reinterpret_cast<void*>(stream); }
 
-// While one lives, items of streams wait for up to so many microseconds.
+// While a Jitter exists, every item of a stream first waits for a random time of up to
+// `microseconds`.
 class Jitter {
  public:
   explicit Jitter(uint32_t microseconds) { STANDIN(standin_jitter)(microseconds); }

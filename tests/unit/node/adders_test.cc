@@ -1,4 +1,5 @@
-// Threads that help with the node stage's sums: the same bits, and nothing touched afterwards.
+// Tests threads that help with the node stage's sums: the bits are the same, and nothing is touched
+// afterwards.
 #include "node/adders.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +17,7 @@
 
 namespace {
 
-// While it is set, other threads than this one have no memory.
+// While this is set, memory allocations fail on every thread but this one.
 std::atomic<std::thread::id> only_one_with_memory{};
 
 }  // namespace
@@ -36,7 +37,7 @@ namespace {
 
 constexpr size_t kSegment = 8192;
 
-// Pages of their own, which end in a fault where they are touched after they are gone.
+// Memory in pages of its own. Touching it after it was unmapped or forbidden faults.
 struct Pages {
   explicit Pages(size_t bytes)
       : bytes((bytes + 4095) / 4096 * 4096 + 4096),
@@ -49,7 +50,7 @@ struct Pages {
   char* const data;
 };
 
-// A buffer of the local ranks of one node, all in this process, as `rank` sees it.
+// A buffer of the local ranks of one node, as `rank` sees it. All ranks are in this process.
 struct Node {
   Node(uint32_t ranks, uint32_t nodes, uint32_t rank, size_t bytes, DType dtype,
        Reduction reduction, DType wire, bool zeros = false) {
@@ -100,7 +101,7 @@ struct Node {
     }
   }
 
-  // All that the ranks have now, and what is to travel.
+  // Returns what the ranks have now, and what is to be sent.
   std::string bytes() const {
     std::string all;
     for (const auto& one : memory) all.append(one->data, one->bytes);
@@ -141,7 +142,7 @@ TEST(Adders, BitsDoNotDependOnTheThreads) {
   constexpr size_t kLeast = Adders::kLeastBytes;
   uint32_t ranks = 2;
   for (const auto& [dtype, op] : kinds) {
-    ranks = 5 - ranks;  // 3 and 2 in turn
+    ranks = 5 - ranks;  // alternates between 3 and 2
     for (const size_t slice : {kLeast - 8, kLeast + 8 * 4093}) {
       const auto make = [&, dtype = dtype, op = op] {
         return Node(ranks, 1, 1, ranks * slice, dtype, {op, 0.5, 1.5}, dtype);
@@ -162,7 +163,7 @@ TEST(Adders, NarrowWhatGoesToServers) {
         return Node(ranks, 2, 0, ranks * (size_t{2} << 20) + 4 * 77, DType::kFloat32,
                     {ReduceOp::kAverage, 1.0, 1.0}, wire);
       };
-      if (ranks == 1 && wire == DType::kFloat32) {  // nothing to do for anybody
+      if (ranks == 1 && wire == DType::kFloat32) {  // there is nothing to do for helpers
         Node node = make();
         ASSERT_TRUE(node.work->begin().ok());
         EXPECT_FALSE(Adders(2).helps(*node.work));
@@ -205,7 +206,7 @@ TEST(Adders, StartWithTheFirstLargeBuffer) {
   }
 }
 
-// Whoever reads or writes what was called off ends this process.
+// A thread that reads or writes what was called off crashes this process.
 TEST(Adders, TouchNothingOfWhatWasCalledOff) {
   Adders adders(4);
   int in_the_middle = 0;
@@ -224,7 +225,7 @@ TEST(Adders, TouchNothingOfWhatWasCalledOff) {
     for (const auto& one : node.memory) one->forbid();
     std::this_thread::yield();
   }
-  EXPECT_GT(in_the_middle, 0);  // of some tens of milliseconds
+  EXPECT_GT(in_the_middle, 0);  // each buffer takes some tens of milliseconds
 }
 
 TEST(Adders, EndWithABufferInHand) {
@@ -242,14 +243,14 @@ TEST(Adders, EndWithABufferInHand) {
   EXPECT_FALSE(adders.helps(*node.work));
 }
 
-// As what a child does with a job that it was born with.
+// A forked child destroys a job that it inherited in the same way.
 TEST(Adders, AForkedChildHasNoHelpersToWaitFor) {
   Node node(2, 1, 0, size_t{16} << 20, DType::kFloat32, {ReduceOp::kSum, 1.0, 1.0},
             DType::kFloat32);
   ASSERT_TRUE(node.work->begin().ok());
   auto adders = std::make_unique<Adders>(3);
   ASSERT_TRUE(adders->helps(*node.work));
-  adders->add(node.work, Adders::kBlockBytes);  // they are busy
+  adders->add(node.work, Adders::kBlockBytes);  // the helpers are busy
   const pid_t child = ::fork();
   if (child == 0) {
     ::alarm(30);
@@ -261,7 +262,8 @@ TEST(Adders, AForkedChildHasNoHelpersToWaitFor) {
   EXPECT_EQ(status, 0);
 }
 
-// The engine tells the job (EventLoop::on_exhausted); nothing ends the process, and nobody hangs.
+// The engine reports the exception to the job (EventLoop::on_exhausted). The process must not end,
+// and no thread may hang.
 TEST(Adders, WhatAHelperThrowsIsThrownByAdd) {
   Adders adders(2);
   bool thrown = false;
@@ -283,7 +285,7 @@ TEST(Adders, WhatAHelperThrowsIsThrownByAdd) {
     only_one_with_memory = std::thread::id();
   }
   EXPECT_TRUE(thrown) << "no helper has taken a block in 1000 buffers";
-  // All is well afterwards.
+  // The adders work normally afterwards.
   const auto make = [] {
     return Node(2, 1, 0, size_t{4} << 20, DType::kFloat32, {ReduceOp::kSum, 1.0, 1.0},
                 DType::kFloat32);

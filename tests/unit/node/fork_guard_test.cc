@@ -16,7 +16,7 @@
 namespace herring {
 namespace {
 
-// Runs `body` in a forked child; its return value is the child's exit status.
+// Runs `body` in a forked child, whose exit status is the return value of `body`.
 int in_child(const std::function<int()>& body) {
   const pid_t pid = ::fork();
   if (pid == 0) ::_exit(body());
@@ -62,7 +62,7 @@ TEST(GuardedFd, ACopyInTheChildDoesNotCloseAReusedNumber) {
   GuardedFd guarded = open_null();
   const int number = guarded.get();
   EXPECT_EQ(in_child([&] {
-              GuardedFd again = open_null();  // the lowest free number: the same one
+              GuardedFd again = open_null();  // the lowest free number, which is the same one
               if (again.get() != number) return 1;
               guarded.reset();
               GuardedFd(std::move(guarded)).release();
@@ -102,7 +102,7 @@ TEST(GuardedFd, FailureToCreateKeepsErrno) {
   EXPECT_FALSE(fd.valid());
 }
 
-// While another thread opens and closes sockets without pause, no child ever sees one of them.
+// While another thread constantly opens and closes sockets, a child must never see one of them.
 TEST(GuardedFd, NoGapBetweenCreationAndRegistration) {
   std::atomic<bool> stop{false};
   std::thread opener([&] {
@@ -111,7 +111,7 @@ TEST(GuardedFd, NoGapBetweenCreationAndRegistration) {
           [] { return ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0); });
     }
   });
-  std::vector<bool> ours;  // sockets that were there before (a test runner's)
+  std::vector<bool> ours;  // sockets open before the test (a test runner's)
   for (int fd = 0; fd < 256; ++fd) {
     struct stat info;
     ours.push_back(fd < 3 || (::fstat(fd, &info) == 0 && !S_ISSOCK(info.st_mode)));

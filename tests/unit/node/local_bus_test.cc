@@ -1,4 +1,4 @@
-// Several buses in one process: each stands for a worker, one thread drives them all.
+// Tests several buses in one process. Each bus stands for a worker, and one thread drives them all.
 #include "node/local_bus.h"
 
 #include <fcntl.h>
@@ -41,7 +41,7 @@ std::vector<std::unique_ptr<LocalBus>> listen_all(size_t n, std::vector<LocalAdd
   return buses;
 }
 
-// Connects all of them at the same time; every connection has to succeed.
+// Connects all buses at the same time, each on a thread of its own.
 std::vector<Status> connect_all(std::vector<std::unique_ptr<LocalBus>>& buses,
                                 const std::vector<LocalAddress>& addresses) {
   std::vector<Status> results(buses.size());
@@ -77,8 +77,8 @@ class Node {
 
   Worker& operator[](size_t r) { return workers_[r]; }
 
-  // Drives `who` (all if empty) as an epoll loop would, until `done`; false if nothing happens for
-  // a long time.
+  // Drives the ranks in `who` (all of them if empty), as an epoll loop would, until `done`. Returns
+  // false if nothing happens for a long time.
   bool drive(const std::function<bool()>& done, std::vector<size_t> who = {}) {
     if (who.empty()) {
       for (size_t r = 0; r < workers_.size(); ++r) who.push_back(r);
@@ -144,7 +144,7 @@ TEST(LocalBus, EveryFieldOfAMessageArrives) {
       [&] { return node[0].messages.size() == 2 && node[2].messages.size() == 1; }));
   for (const LocalMessage& got : node[0].messages) {
     if (got.from == 1) continue;
-    m.from = 2;  // what the sender wrote there does not count
+    m.from = 2;  // the receiver fills this in, not the sender
     EXPECT_EQ(std::memcmp(&got, &m, sizeof(m)), 0);
   }
   EXPECT_EQ(node[2].messages[0].from, 1);
@@ -214,7 +214,8 @@ TEST(LocalBus, RegionsExportedBeforeConnectingAreAnnounced) {
   EXPECT_TRUE(buses[0]->peer_memory(1, id, 0, 4096).ok());
 }
 
-// Far more than a socket takes, with regions in between: nothing is lost, and all is in order.
+// Sends far more than a socket holds, with regions in between. Nothing may be lost, and the order
+// must stay.
 TEST(LocalBus, AFloodLosesNothingAndKeepsOrder) {
   Node node(3);
   constexpr uint32_t kMessages = 20000;
@@ -226,7 +227,7 @@ TEST(LocalBus, AFloodLosesNothingAndKeepsOrder) {
       auto extra = SharedRegion::create(4096);
       ASSERT_TRUE(extra.ok());
       *(*extra)->data() = static_cast<char>(i / 1000);
-      ids.push_back(node[0].bus->export_region(*extra));  // freed here while it is queued
+      ids.push_back(node[0].bus->export_region(*extra));  // released here while it is still queued
     }
     LocalMessage m = numbered(i);
     m.region = ids.back();
@@ -255,7 +256,7 @@ TEST(LocalBus, AFloodLosesNothingAndKeepsOrder) {
   EXPECT_FALSE(node[0].bus->wants_write(node[0].bus->fd_of(1)));
 }
 
-// The peer ends without having read what we sent: its own last messages must come through.
+// The peer ends without having read what was sent to it. Its own last messages must still arrive.
 TEST(LocalBus, LastWordsArriveBeforeTheEnd) {
   Node node(2);
   auto region = SharedRegion::create(4096);
@@ -275,7 +276,7 @@ TEST(LocalBus, LastWordsArriveBeforeTheEnd) {
                     auto memory = bus.peer_memory(1, id, 0, 4096);
                     if (memory.ok()) memory_at_the_end = *memory;
                   });
-  ::shutdown(node[1].bus->fd_of(0), SHUT_RDWR);  // so that no goodbye gets through
+  ::shutdown(node[1].bus->fd_of(0), SHUT_RDWR);  // no goodbye gets through
   node[1].bus.reset();
   ASSERT_TRUE(node.drive([&] { return !w.closed.empty(); }, {0}));
   EXPECT_EQ(w.messages.size(), 100u);
@@ -313,7 +314,7 @@ TEST(LocalBus, GoodbyeIsNotDeath) {
   EXPECT_EQ(node[1].closed[2].code(), Code::kShutdown);
 }
 
-// ---- a peer that lies ----
+// ---- a peer that sends invalid packets ----
 
 // Sends a raw packet, with a descriptor if `fd` is not -1, past the bus of `from`.
 void send_raw(LocalBus& from, uint32_t to, const void* data, size_t bytes, int fd = -1) {
@@ -354,7 +355,7 @@ TEST(LocalBus, MalformedPacketsEndTheConnectionAndNoOther) {
       std::vector<char>(33 * 48), std::vector<char>(100000)};
   for (uint8_t kind = kFirstReservedKind; kind != 0; ++kind) {
     if (kind == kFirstReservedKind + 1 || kind == kFirstReservedKind + 2) continue;
-    packets.emplace_back(48, 0);  // an announcement of region 0 among them
+    packets.emplace_back(48, 0);  // one of them is an announcement of region 0
     packets.back()[0] = static_cast<char>(kind);
   }
   for (const auto& packet : packets) {
@@ -389,7 +390,7 @@ TEST(LocalBus, LyingAnnouncementsAreNotMapped) {
   }
   const LocalMessage honest = announcement(++id, 8192);
   send_raw(liar, 0, &honest, sizeof(honest), (*region)->fd());
-  // A descriptor that comes with an ordinary message is closed.
+  // A descriptor that arrives with an ordinary message is closed.
   const LocalMessage ordinary = numbered(3);
   send_raw(liar, 0, &ordinary, sizeof(ordinary), STDERR_FILENO);
   ASSERT_TRUE(node.drive([&] { return node[0].messages.size() == 1; }));
@@ -400,7 +401,7 @@ TEST(LocalBus, LyingAnnouncementsAreNotMapped) {
   }
   EXPECT_TRUE(node[0].bus->peer_memory(1, id, 0, 8192).ok());
   EXPECT_EQ(open_fds(), fds);
-  // The same region a second time.
+  // Announcing the same region twice closes the connection.
   send_raw(liar, 0, &honest, sizeof(honest), (*region)->fd());
   ASSERT_TRUE(node.drive([&] { return node[0].closed.size() == 1; }));
   EXPECT_EQ(open_fds(), fds - 1) << "the connection, and no more";
@@ -464,7 +465,7 @@ TEST(LocalMesh, AWrongTokenIsRefused) {
   EXPECT_EQ(good.code(), Code::kTimeout) << "the stranger does not count";
 }
 
-// The listener, too, has to prove that it is the one that published the address.
+// The listener must also prove that it published the address.
 TEST(LocalMesh, AWrongTokenInTheAnswerIsRefused) {
   std::vector<LocalAddress> addresses;
   auto buses = listen_all(2, &addresses);
@@ -500,7 +501,8 @@ UniqueFd connect_raw(const std::string& name) {
   return fd;
 }
 
-// Silent and babbling strangers, more of them than are kept, do not keep the node from forming.
+// Strangers that are silent or send garbage do not keep the node from forming, even if more come
+// than are kept.
 TEST(LocalMesh, StrangersDoNotDisturb) {
   std::vector<LocalAddress> addresses;
   auto buses = listen_all(3, &addresses);

@@ -1,4 +1,4 @@
-// The local ranks of a node in one process, on one loop.
+// Tests the node stage with the local ranks of a node in one process, on one loop.
 #include "node/node_stage.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kSegment = 1024, kSmall = 64;
 
-// Servers that answer what is pushed with the same bytes, in the name of so many workers.
+// Servers that answer every push with the same bytes, and report `workers` contributing workers.
 class Servers : public Pusher {
  public:
   Servers(transport::EventLoop& loop, uint32_t workers) : loop_(loop), workers_(workers) {}
@@ -39,7 +39,7 @@ class Servers : public Pusher {
   const uint32_t workers_;
 };
 
-// A device that adds when the test says so.
+// A device that is done adding when the test says so.
 class Adder : public SliceAdder {
  public:
   void start(uint32_t active, double divisor) override {
@@ -58,10 +58,10 @@ class Adder : public SliceAdder {
 class NodeStageTest : public ::testing::Test {
  protected:
   struct Rank {
-    std::unique_ptr<SharedHeap> heap = std::make_unique<SharedHeap>(0);  // keeps nothing
+    std::unique_ptr<SharedHeap> heap = std::make_unique<SharedHeap>(0);  // caches nothing
     std::unique_ptr<LocalBus> bus;
     std::unique_ptr<NodeStage> stage;
-    std::vector<uint32_t> workers;  // of what is done
+    std::vector<uint32_t> workers;  // contributing workers, per finished task
     std::vector<Status> failures;
     std::shared_ptr<LocalGroup> group;
   };
@@ -127,7 +127,7 @@ class NodeStageTest : public ::testing::Test {
     ranks[r].stage->post(std::move(task));
   }
 
-  // What local rank `r` has, and takes of the others.
+  // Exchanges: `data` is what local rank `r` posts, and `pieces` is what it takes from the others.
   void exchange(uint32_t r, char* data, size_t bytes, std::vector<NodePiece> pieces, void* out,
                 uint32_t round = 0) {
     NodeTask task;
@@ -146,8 +146,8 @@ class NodeStageTest : public ::testing::Test {
   }
 
   using Step = std::function<void()>;
-  // Runs each step on the loop, when what the one before has set off is over: all runs in this
-  // thread, so that takes a few turns.
+  // Runs each step on the loop once the effects of the previous step are over. Everything runs in
+  // this thread, so a fixed number of turns is enough.
   void run(std::vector<Step> steps) {
     constexpr int kTurns = 200;
     int turns = 0;
@@ -180,8 +180,8 @@ class NodeStageTest : public ::testing::Test {
   std::vector<Rank> ranks;
 };
 
-// Its plan was closed, its array was freed, its process has ended: what a neighbour has posted can
-// be read and written for as long as somebody may do so.
+// A neighbour may close its plan, free its array or end its process. What it has posted stays
+// readable and writable as long as somebody may use it.
 TEST_F(NodeStageTest, ANeighboursMemoryStaysWhileItIsUsed) {
   constexpr size_t kBytes = 2 * SharedHeap::kLargeBytes;
   make(2, 1);
@@ -193,12 +193,12 @@ TEST_F(NodeStageTest, ANeighboursMemoryStaysWhileItIsUsed) {
   }
   run({[&] {
          post(1, gone, kBytes);
-         ranks[1].stage->clear();  // its job has failed
+         ranks[1].stage->clear();  // rank 1's job has failed
          ASSERT_TRUE(ranks[1].heap->free(gone));
          ranks[1].stage->release_regions();
        },
        [&] { post(0, mine, kBytes); }});
-  // Rank 0 has reduced its half, and waits for the other one.
+  // Rank 0 has reduced its half, and waits for the other half.
   EXPECT_TRUE(ranks[0].failures.empty());
   EXPECT_TRUE(ranks[0].workers.empty());
   EXPECT_TRUE(ranks[0].stage->busy(0));
@@ -213,7 +213,8 @@ TEST_F(NodeStageTest, AllLocalRanksKnowWhoIsInASmallResult) {
     data.push_back(allocate(r, kSmall));
     std::memset(data[r], 0, kSmall);
   }
-  // One segment, which local rank 0 pushes; in the second round nobody here has anything to add.
+  // The buffer has one segment, which local rank 0 pushes. In the second round no rank has anything
+  // to add.
   std::vector<Step> rounds;
   for (const uint32_t round : {0u, 1u}) {
     rounds.push_back([&, round] {
@@ -224,8 +225,8 @@ TEST_F(NodeStageTest, AllLocalRanksKnowWhoIsInASmallResult) {
   for (const Rank& rank : ranks) EXPECT_EQ(rank.workers, (std::vector<uint32_t>{5, 5}));
 }
 
-// More than the stage moves before it looks at its events; from the middle of a buffer, and from
-// where the buffer's first eight bytes say.
+// The ranks take more than the stage moves before it looks at its events. They take from the middle
+// of a buffer, and from the offset in the buffer's first eight bytes.
 TEST_F(NodeStageTest, RanksTakeFromEachOthersBuffersWhatTheyGet) {
   constexpr size_t kFloats = 300'000, kBytes = kFloats * sizeof(float);
   make(3, 1);
@@ -271,7 +272,7 @@ TEST_F(NodeStageTest, ARankGetsTheSumOfItsPart) {
   }
 }
 
-// Large and small buffers in turn, more of them than fit into one turn of the loop.
+// Large and small buffers alternate, and there are more of them than fit into one turn of the loop.
 TEST_F(NodeStageTest, SeveralThreadsOfARankAdd) {
   constexpr uint32_t kRounds = 6, kRanks = 3;
   const auto floats = [](uint32_t round) { return round % 2 == 0 ? 900'000 + 7 * round : 1000; };
@@ -306,7 +307,7 @@ TEST_F(NodeStageTest, SeveralThreadsOfARankAdd) {
   }
 }
 
-// The memory goes as soon as the callers are told.
+// The memory is freed as soon as the callers are told.
 TEST_F(NodeStageTest, AGroupIsCalledOffWhileSeveralThreadsAdd) {
   constexpr size_t kBytes = size_t{64} << 20;
   make(2, 1, 3);
@@ -314,7 +315,7 @@ TEST_F(NodeStageTest, AGroupIsCalledOffWhileSeveralThreadsAdd) {
   const auto told = [this](uint32_t r) { return ranks[r].workers.size() == 1; };
   int turns = 0;
   Step turn = [&] {
-    if (++turns == 6) {  // both have begun
+    if (++turns == 6) {  // both ranks have begun
       for (Rank& rank : ranks) rank.stage->call_off(rank.group);
     }
     for (const uint32_t r : {0u, 1u}) {
@@ -334,7 +335,8 @@ TEST_F(NodeStageTest, AGroupIsCalledOffWhileSeveralThreadsAdd) {
   }
 }
 
-// What it has to divide by, and who counts, is known only when all have posted.
+// A device can start only when all ranks have posted: the divisor and the contributors are not
+// known before.
 class NodesWithDevices : public NodeStageTest, public ::testing::WithParamInterface<uint32_t> {};
 
 TEST_P(NodesWithDevices, AddSlices) {
@@ -361,7 +363,7 @@ TEST_P(NodesWithDevices, AddSlices) {
          for (const auto& adder : adders) {
            EXPECT_TRUE(adder->started);
            EXPECT_EQ(adder->active, 0b101u);
-           EXPECT_EQ(adder->divisor, nodes == 1 ? 2.0 : 1.0);  // servers divide
+           EXPECT_EQ(adder->divisor, nodes == 1 ? 2.0 : 1.0);  // on two nodes, the servers divide
          }
          added(2);
          added(0);
@@ -378,7 +380,7 @@ TEST_P(NodesWithDevices, AddSlices) {
 
 INSTANTIATE_TEST_SUITE_P(OneAndTwo, NodesWithDevices, ::testing::Values(1u, 2u));
 
-// Until a device is through it may touch a neighbour's memory.
+// Until a device has stopped it may still touch a neighbour's memory.
 TEST_F(NodeStageTest, AGroupIsCalledOffWhileADeviceAdds) {
   constexpr size_t kBytes = 4 * kSegment;
   make(2, 1);
@@ -396,7 +398,7 @@ TEST_F(NodeStageTest, AGroupIsCalledOffWhileADeviceAdds) {
          ranks[0].stage->added({3, 0, 0});
        },
        [&] {
-         EXPECT_TRUE(ranks[0].workers.empty());  // its neighbour is not through
+         EXPECT_TRUE(ranks[0].workers.empty());  // its neighbour's device has not stopped
          EXPECT_EQ(ranks[1].workers.size(), 0u);
          ranks[1].stage->added({3, 0, 0});
        }});
@@ -406,7 +408,7 @@ TEST_F(NodeStageTest, AGroupIsCalledOffWhileADeviceAdds) {
   }
 }
 
-// A device's that takes for ever.
+// An adder of a device that never finishes.
 struct SlowAdder : SliceAdder {
   void start(uint32_t, double) override { ++started; }
   void stop() override { ++stopped; }
@@ -418,7 +420,7 @@ TEST_F(NodeStageTest, WhatHasNotBegunToAddIsNotThrough) {
   make(2, 1);
   const auto adder = std::make_shared<SlowAdder>();
   run({[&] { post(0, allocate(0, kSmall), kSmall, 0, true, adder); },
-       [&] { ranks[0].stage->added({3, 0, 0}); },  // it was stopped, say
+       [&] { ranks[0].stage->added({3, 0, 0}); },  // as if the device had been stopped
        [&] { EXPECT_TRUE(ranks[0].workers.empty()); },
        [&] { post(1, allocate(1, kSmall), kSmall, 0, true, adder); },
        [&] {
@@ -470,7 +472,7 @@ TEST_F(NodeStageTest, APieceBeyondWhatWasPostedIsAnError) {
   EXPECT_TRUE(ranks[0].workers.empty());
 }
 
-// Whoever destroys it first hears of it again when the other does.
+// The rank that forgets a group first hears of the group again when another rank forgets it.
 TEST_F(NodeStageTest, NothingIsKeptOfGroupsThatAllHaveForgotten) {
   make(3, 1);
   constexpr uint32_t kGroups = 20;

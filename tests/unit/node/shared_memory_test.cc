@@ -28,7 +28,8 @@ std::set<std::string> names_in(const char* directory) {
   return names;
 }
 
-// Other programs come and go in there; ours would bear its name.
+// Returns the names in /dev/shm that contain "herring": other programs also create and delete files
+// there.
 std::set<std::string> left_in_shm() {
   std::set<std::string> names;
   for (const std::string& name : names_in("/dev/shm")) {
@@ -55,7 +56,7 @@ TEST(SharedRegion, BothMappingsSeeTheSameBytes) {
   EXPECT_EQ(mine.data()[100], 'H');
   EXPECT_EQ((*theirs)->fd(), -1);
   EXPECT_EQ((*theirs)->id(), 0u);
-  // The peer's mapping outlives the owner's.
+  // The peer's mapping outlives the owner's region.
   made->reset();
   EXPECT_STREQ((*theirs)->data() + 100, "Herring");
 }
@@ -211,7 +212,7 @@ TEST(SharedHeap, ReusesAndEvictsTheOldest) {
   EXPECT_TRUE(heap.take_released().empty());
   EXPECT_EQ(heap.region(id_a), nullptr);
   EXPECT_EQ(heap.usage().cached, 8 * kMiB);
-  auto small = heap.allocate(2 * kMiB);  // would waste half of a cached region
+  auto small = heap.allocate(2 * kMiB);  // a cached region would be half wasted
   EXPECT_EQ(heap.usage().regions, 3u);
   auto again = heap.allocate(4 * kMiB - 5000);
   ASSERT_TRUE(small.ok() && again.ok());
@@ -220,7 +221,7 @@ TEST(SharedHeap, ReusesAndEvictsTheOldest) {
   heap.free(*small);
   heap.free(*again);
   EXPECT_EQ(heap.usage().cached, 10 * kMiB);
-  auto huge = heap.allocate(64 * kMiB);  // larger than the cap: given back, and the others stay
+  auto huge = heap.allocate(64 * kMiB);  // larger than the cap: not cached, the others stay
   ASSERT_TRUE(huge.ok());
   const uint32_t id_huge = heap.locate(*huge, 1)->region;
   heap.free(*huge);
@@ -229,8 +230,7 @@ TEST(SharedHeap, ReusesAndEvictsTheOldest) {
   EXPECT_NE(heap.region(id_b), nullptr);
 }
 
-// Neighbours may still write to what was handed out before: nobody else gets it.
-// Whether or not there is a driver here that pins it.
+// This holds whether or not a driver here pins the memory.
 TEST(SharedHeap, ARegionForDevicesTakesThePlaceOfKeptOnesOfAboutItsSize) {
   SharedHeap heap;
   const auto take_and_free = [&heap](size_t bytes, Use use) {
@@ -242,12 +242,13 @@ TEST(SharedHeap, ARegionForDevicesTakesThePlaceOfKeptOnesOfAboutItsSize) {
     take_and_free((8 << 20) + (i << 16), Use::kDevices);
     EXPECT_EQ(heap.usage().regions, 1u);
   }
-  take_and_free(64 << 20, Use::kDevices);  // of another size
+  take_and_free(64 << 20, Use::kDevices);  // a region of another size
   EXPECT_EQ(heap.usage().regions, 2u);
   for (size_t i = 0; i < 3; ++i) take_and_free((16 << 20) + (i << 16), Use::kHost);
   EXPECT_EQ(heap.usage().regions, 5u);
 }
 
+// Neighbours may still write to blocks that were handed out before, so nobody else gets them.
 TEST(SharedHeap, NothingIsHandedOutAgainOnceAllIsRetired) {
   SharedHeap heap;
   const auto take = [&](size_t bytes) {
@@ -268,13 +269,13 @@ TEST(SharedHeap, NothingIsHandedOutAgainOnceAllIsRetired) {
     EXPECT_EQ(before.count(id_of(take(bytes))), 0u);
   }
   EXPECT_EQ(heap.take_released().size(), 1u);
-  std::memset(small, 1, 64);  // who has it keeps it
+  std::memset(small, 1, 64);  // its holder can still use it
   heap.free(small);
   EXPECT_EQ(heap.take_released().size(), 1u);
   EXPECT_EQ(heap.usage().cached, 0u);
 }
 
-// What one has let go of is left as it was for neighbours that still read it.
+// Neighbours may still read a retired block, so its content stays.
 TEST(SharedHeap, ABlockThatIsRetiredIsNotHandedOutAgain) {
   SharedHeap heap;
   for (const size_t bytes : {size_t{64}, SharedHeap::kLargeBytes}) {
@@ -312,7 +313,7 @@ TEST(SharedHeap, NothingLeaks) {
   EXPECT_EQ(left_in_shm(), shm);
 }
 
-// Random blocks never overlap, keep their content, and holes grow together again.
+// Random blocks never overlap and keep their content. Freed neighbours merge into one hole.
 TEST(SharedHeap, RandomBlocksKeepTheirContent) {
   SharedHeap heap;
   std::mt19937 random(7);
@@ -374,7 +375,7 @@ TEST(SharedHeap, ThreadsMayAllocateWhileOthersFork) {
   for (int i = 0; i < 30; ++i) {
     const pid_t pid = ::fork();
     if (pid == 0) {
-      ::alarm(20);  // a mutex that nobody can let go would be waited for
+      ::alarm(20);  // ends the child if it waits for a mutex that no thread can unlock
       auto p = heap.allocate(100);
       ::_exit(p.ok() && heap.free(*p) ? 0 : 1);
     }

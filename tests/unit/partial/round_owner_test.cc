@@ -50,7 +50,7 @@ TEST(RoundOwner, LateOnesEnterTheNextRoundButDoNotCloseIt) {
   RoundOwner owner({3, 1, 0, 5}, false);
   owner.join({0, 1, 1}, 100);
   ASSERT_TRUE(owner.close(100));
-  owner.join({1, 1, 1}, 130);  // waits for round 0, which is closed
+  owner.join({1, 1, 1}, 130);  // must wait: round 0 is closed
   owner.join({2, 1, 1}, 140);
   EXPECT_FALSE(owner.close(140));
   owner.join({0, 2, 2}, 200);
@@ -113,7 +113,7 @@ TEST(RoundOwner, GraceLetsOthersIn) {
   owner.join({1, 1, 1}, 120);
   EXPECT_FALSE(owner.close(120));
   EXPECT_EQ(ranks_of(*owner.close(150)), (Ranks{0, 1}));
-  // Nobody is waited for when all are there.
+  // The owner waits for no rank when all have joined.
   owner.join({0, 2, 2}, 200);
   owner.join({1, 2, 2}, 200);
   EXPECT_FALSE(owner.close(200));
@@ -147,7 +147,7 @@ TEST(RoundOwner, ARoundIsRepeatedWithoutAContributorThatDies) {
   ASSERT_TRUE(owner.close(0));
   EXPECT_FALSE(owner.close(0));
   owner.lost(1);
-  // The others still have the first attempt on its way to them, and the quorum is not met.
+  // The first attempt is still on its way to the others, and the quorum is not met.
   EXPECT_FALSE(owner.received(0, 0, 0));
   EXPECT_FALSE(owner.received(2, 0, 0));
   EXPECT_FALSE(owner.close(1));
@@ -248,7 +248,7 @@ TEST(RoundOwner, NobodyGetsFurtherAheadOfOneThatHasFlushedThanItsMemoryAllows) {
   owner.join({1, 3, 3}, 0);
   EXPECT_FALSE(owner.close(0));
   EXPECT_EQ(owner.missing(), (Ranks{0}));
-  owner.join({0, 1, 2, true}, 0);  // has taken the first of the two
+  owner.join({0, 1, 2, true}, 0);  // rank 0 has taken the first of the two
   EXPECT_TRUE(owner.close(0));
 }
 
@@ -304,7 +304,7 @@ TEST(RoundOwner, ToldWhatNobodyCanSayItNamesIt) {
 TEST(RoundOwner, AReplayClosesWithTheRecordedContributorsAlone) {
   for (const bool pushes : {false, true}) {
     RoundOwner owner({4, 4, kSecond, 0, true}, pushes);
-    EXPECT_TRUE(owner.join({3, 2, 2, false, 1, 1}, 1));  // of the next round
+    EXPECT_TRUE(owner.join({3, 2, 2, false, 1, 1}, 1));  // rank 3 belongs to the next round
     EXPECT_FALSE(owner.close(1));
     EXPECT_TRUE(owner.join({1, 1, 1, false, 0, 2}, 2));
     EXPECT_FALSE(owner.close(2));

@@ -1,6 +1,6 @@
-// An owner and ledgers on a network of random delays that repeats messages, with workers of random
-// speed that are killed at random. Payloads are integers, so that sums can be compared exactly:
-// what was applied is what was produced, less what a killed worker had not counted.
+// Simulates an owner and ledgers on a network that has random delays and repeats messages. Workers
+// have random speeds and are killed at random. Payloads are integers, so that sums can be compared
+// exactly. The sum applied must be the sum produced, less what a killed worker had not counted.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,8 +24,8 @@ int64_t value_of(uint32_t rank, uint64_t number) {
   return static_cast<int64_t>((rank + 1) * 1'000'003 + number * number * 7919);
 }
 
-// Who was in each round, and by rank the results taken before each contribution and whether it then
-// waited.
+// Records the contributors of each round. Also records, by rank, how many results were taken before
+// each contribution and whether the worker then waited.
 struct Recording {
   std::vector<std::vector<Contributor>> rounds;
   std::vector<std::vector<std::pair<uint32_t, bool>>> steps;
@@ -35,9 +35,9 @@ struct Parameters {
   uint32_t workers = 4, quorum = 2, staleness = 2;
   Nanos grace = 0;
   bool pushes = true;
-  bool takes_all = false;  // of the results that are there, before it produces
+  bool takes_all = false;  // whether a worker takes all ready results before it produces
   uint32_t rounds = 40;
-  bool own_steps = false;  // each worker flushes after a number of steps of its own, not of rounds
+  bool own_steps = false;  // each worker flushes after its own number of steps, not after `rounds`
   int kills = 0;
   uint64_t seed = 1;
   const Recording* replay = nullptr;
@@ -107,7 +107,8 @@ class Series {
   }
 
   uint32_t repeats() const { return repeats_; }
-  // Rounds that a worker took after its flush had been counted, and empty last rounds.
+  // The number of rounds that a worker took after its flush had been counted, and of empty last
+  // rounds.
   uint32_t followed() const { return followed_; }
   uint32_t empty() const { return empty_; }
   const Recording& recording() const { return recording_; }
@@ -119,12 +120,12 @@ class Series {
     uint32_t rank;
     Ledger ledger;
     bool alive = true, waiting = false, ending = false, done = false;
-    bool applying = false;  // a result, after its flush
+    bool applying = false;  // whether it is applying a result after its flush
     bool held = false;  // a replay takes one more result before it produces
     uint32_t computed_on = 0;
-    std::vector<uint32_t> bases;  // of each contribution
+    std::vector<uint32_t> bases;  // results taken before each contribution
     std::vector<Values> applied;
-    Nanos last_sent = 0, last_heard = 0;  // channels keep their order
+    Nanos last_sent = 0, last_heard = 0;  // keep the order of the channels
     bool transferred = false, committed = false;
   };
   struct Event {
@@ -138,9 +139,9 @@ class Series {
   // One attempt at a round that is being pushed.
   struct Push {
     Closed closed;
-    std::map<uint32_t, Values> from;    // contributions of those who contribute
-    std::vector<uint32_t> arrived;      // members whose part, empty or not, has come
-    bool garbage = false;               // a contributor died before its part had come
+    std::map<uint32_t, Values> from;    // from each contributor
+    std::vector<uint32_t> arrived;      // members whose part, which may be empty, has arrived
+    bool garbage = false;               // a contributor died before its part arrived
     bool finished = false;
   };
 
@@ -154,7 +155,7 @@ class Series {
     return r;
   }
 
-  // Ordered channels, with whatever comes after the death of the sender cut off.
+  // Sends on an ordered channel. Whatever arrives after the death of the sender is dropped.
   void to_owner(uint32_t rank, std::function<void()> what) {
     Worker& worker = *workers_[rank];
     worker.last_sent = std::max(worker.last_sent, now_ + draw(300));
@@ -181,7 +182,7 @@ class Series {
     if (const auto join = worker.ledger.take()) announce(worker.rank, *join, {});
   }
 
-  // Where the recording counts a contribution.
+  // Returns where the recording counts a contribution.
   Place place_of(uint32_t rank, uint64_t number) const {
     for (uint32_t round = 0; round < p_.replay->rounds.size(); ++round) {
       const auto& contributors = p_.replay->rounds[round];
@@ -259,7 +260,7 @@ class Series {
     compute(rank);
   }
 
-  // The training thread looks whether what it waits for is there.
+  // The training thread checks whether the result that it waits for is ready.
   void look(uint32_t rank) {
     Worker& worker = *workers_[rank];
     if (worker.held && worker.ledger.ready() > 0) return produce(rank);
@@ -289,7 +290,7 @@ class Series {
       for (const Contributor& one : closed->contributors) {
         active += one.active && !flushing_.contains(one.rank);
         EXPECT_LE(one.staleness, p_.staleness);
-        // What the owner says about age is true of the oldest contribution in it.
+        // The staleness that the owner reports must be true of the oldest contribution in the sum.
         const Worker& worker = *workers_[one.rank];
         const uint64_t oldest = counted_[one.rank];
         ASSERT_LT(oldest, worker.bases.size());
@@ -337,7 +338,8 @@ class Series {
     std::memcpy(worker.ledger.result(), sum.data(), kElements * sizeof(int64_t));
     const auto join = worker.ledger.completed();
     EXPECT_LE(worker.ledger.ready(), p_.staleness + 1);
-    // Cells for contributions, as many results as may be missed, and one that is being taken.
+    // The ledger holds cells for contributions, one per result that may be missed, and one for the
+    // result that is being taken.
     if (p_.replay == nullptr) {
       EXPECT_LE(worker.ledger.blocks(), 3u + 2 * std::max(p_.staleness, 1u));
     }
@@ -373,7 +375,7 @@ class Series {
                                  push->closed.last, &data);
         ASSERT_TRUE(status.ok()) << status.message();
         ASSERT_EQ(data != nullptr, upto_of(push->closed, rank) != 0);
-        // The bytes leave later than they are handed over: they must stay as they are.
+        // The bytes leave later than they are handed over, so they must not change in between.
         to_owner(rank, [this, rank, push, data] {
           if (!workers_[rank]->alive) return;
           if (data != nullptr) {
@@ -455,8 +457,8 @@ class Series {
   Nanos now_ = 1;
   uint64_t order_ = 0;
   uint32_t repeats_ = 0, followed_ = 0, empty_ = 0;
-  std::vector<uint32_t> steps_;     // of each worker, before it flushes
-  std::set<uint32_t> flushing_;     // as the owner knows
+  std::vector<uint32_t> steps_;     // steps of each worker before it flushes
+  std::set<uint32_t> flushing_;     // ranks that are flushing, as far as the owner knows
   Recording recording_;
 };
 

@@ -70,7 +70,7 @@ TEST(Plan, EveryByteOfEveryGradientIsInExactlyOneSegment) {
     }
     for (size_t a = 0; a < plan.arenas.size(); ++a) EXPECT_EQ(filled[a], plan.arenas[a].bytes);
 
-    // Segments, gathered from buffers and shards, tile each arena; no boundary cuts an element.
+    // The segments of all buffers and shards tile each arena. No boundary cuts an element.
     std::vector<std::map<size_t, size_t>> segments(plan.arenas.size());  // offset -> bytes
     for (const Buffer& buffer : plan.buffers) {
       EXPECT_LE(buffer.range.bytes, plan.buffer_bytes);
@@ -108,7 +108,7 @@ TEST(Plan, BuffersAreEqualAndInPushOrder) {
       EXPECT_EQ(buffer.range.offset, next[buffer.arena]);  // in arena order within an arena
       next[buffer.arena] = buffer.range.end();
       if (buffer.range.end() != plan.arenas[buffer.arena].bytes) {
-        EXPECT_EQ(buffer.range.bytes, plan.buffer_bytes);  // only the last may be smaller
+        EXPECT_EQ(buffer.range.bytes, plan.buffer_bytes);  // only the last buffer may be smaller
       }
       const Placement& last = plan.placements[buffer.last_gradient];
       EXPECT_EQ(last.arena, buffer.arena);  // the buffer's last byte is this gradient's
@@ -148,7 +148,7 @@ TEST(Plan, SameInputSameHashAndAnyDifferenceShows) {
     SCOPED_TRACE(i);
     Input input = random_input(random);
     if (input.gradients.size() < 2) continue;
-    input.gradients[0].elements += 100000;  // something to lay out
+    input.gradients[0].elements += 100000;  // the plan must not be empty
     const Plan plan = make(input);
     EXPECT_EQ(plan.hash, make(input).hash);
 
@@ -197,7 +197,7 @@ TEST(Plan, SameInputSameHashAndAnyDifferenceShows) {
   }
 }
 
-// Ranks with different builds must agree: a change of this value is a change of the protocol.
+// Ranks with different builds must agree, so a change of this value is a change of the protocol.
 TEST(Plan, HashIsTheSameOnEveryMachine) {
   const Plan plan = make({{{1000, DType::kFloat32}, {7, DType::kInt64}, {300000, DType::kFloat32}},
                           {4, server_weights(4, 2)},
@@ -209,7 +209,8 @@ TEST(Plan, GradientMayStraddleBuffers) {
   const Plan plan = make({{{256, DType::kFloat32}, {2048, DType::kFloat32}, {3, DType::kFloat64}},
                           {2, {1, 1}},
                           {4096, 1024}});
-  // float32: 1 KiB + 8 KiB = buffers of 4 + 4 + 1 KiB; float64: one of 24 bytes, complete last.
+  // float32 has 1 KiB + 8 KiB, in buffers of 4, 4 and 1 KiB. float64 has one buffer of 24 bytes,
+  // which is complete last.
   ASSERT_EQ(plan.buffers.size(), 4u);
   EXPECT_EQ(plan.buffers_of, (std::vector<std::vector<uint32_t>>{{0}, {0, 1, 2}, {3}}));
   EXPECT_EQ(plan.buffers[0].last_gradient, 1u);
@@ -310,7 +311,7 @@ TEST(ChooseBufferBytes, KnownModels) {
   }
   EXPECT_EQ(choose_buffer_bytes(1000, 8, 8, kDefaultSegmentBytes), kMiB);
   EXPECT_EQ(choose_buffer_bytes(25'000'000, 8, 8, kDefaultSegmentBytes), kMiB);
-  // Grows with the servers, until a small model would come as one piece.
+  // The size grows with the number of servers, but a small model still has several buffers.
   EXPECT_EQ(choose_buffer_bytes(100'000'000, 64, 64, kDefaultSegmentBytes), 8 * kMiB);
   EXPECT_LE(choose_buffer_bytes(16 * kMiB, 64, 64, kDefaultSegmentBytes), 4 * kMiB + 512 * kKiB);
   EXPECT_EQ(choose_buffer_bytes(size_t{1} << 40, 512, 512, kDefaultSegmentBytes), 32 * kMiB);
@@ -320,21 +321,22 @@ TEST(ChooseBufferBytes, KnownModels) {
 
 // --- the paper's Table III from its Table II ---
 
-// Gradient lengths in the order in which they are produced; fp16.
+// Gradient lengths in the order in which gradients are produced. The dtype is fp16.
 const std::vector<uint64_t> kTableTwo = {4194304, 4096,    4194304, 1024,    1024,    1024,
                                          1048576, 1024,    1048576, 1024,    1048576, 1024,
                                          1048576, 1024,    1024,    2048,    524288,  31260672};
 
 double mebibytes(size_t bytes) { return static_cast<double>(bytes) / kMiB; }
 
-// Variables as atomic units, in the way that is kindest to the busiest server: the largest first,
-// each to the server with the least. Returns the bytes of the server that hosts parameter 0.
+// Places variables as atomic units, in the way that is best for the busiest server: the largest
+// first, each on the server with the fewest bytes. Returns the bytes of the server that hosts
+// parameter 0.
 size_t atomic_bytes(const std::vector<uint64_t>& lengths, size_t servers) {
   std::vector<uint64_t> sorted = lengths;
   std::sort(sorted.rbegin(), sorted.rend());
   std::vector<size_t> load(servers, 0);
   for (uint64_t length : sorted) *std::min_element(load.begin(), load.end()) += 2 * length;
-  return load[0];  // parameter 0 is the largest: it was placed first
+  return load[0];  // parameter 0 is the largest and was placed first
 }
 
 TEST(TableThree, ServerTrafficIsConstantWhereAtomicPlacementGrows) {

@@ -11,7 +11,7 @@
 namespace herring::plan {
 namespace {
 
-// The shards cover [0, bytes) without gap, in server order, with aligned boundaries.
+// Expects that the shards cover [0, bytes) without gaps, in server order, with aligned boundaries.
 void expect_partition(const std::vector<Shard>& shards, size_t bytes, size_t servers) {
   size_t position = 0;
   for (size_t i = 0; i < shards.size(); ++i) {
@@ -114,8 +114,9 @@ TEST(ServerWeights, SumToOneAndFollowTheFormula) {
       for (uint32_t s = 0; s < n + k; ++s) {
         EXPECT_DOUBLE_EQ(weights[s], (s < k ? 2.0 * (n - 1) : double(n) - k) / bottom);
       }
-      // All links equally busy. A dedicated server receives its share from n nodes; a colocated
-      // server's link carries its share from the n - 1 others and what its node's worker gets back.
+      // All links are equally busy. A dedicated server receives its share from n nodes. A colocated
+      // server's link carries its share from the n - 1 others, and what its node's worker gets
+      // back.
       const double d = weights.front();
       const double c = weights.back();
       EXPECT_NEAR(n * d, (n - 1) * c + (1 - c), 1e-12);
@@ -170,7 +171,7 @@ TEST(LocalSlice, NobodyOutsideTheNodeOwnsAnything) {
 }
 
 TEST(RunRange, LastSegmentOfAShardIsShort) {
-  const auto shards = shard_layout(20000, {1, 1});  // 9984 + 10016: 156 units each, rest 32
+  const auto shards = shard_layout(20000, {1, 1});  // 9984 + 10016: 156 units each, and 32 bytes
   ASSERT_EQ(shards.size(), 2u);
   EXPECT_EQ(run_range(shards, 8192, {0, 1, 1}), (Range{8192, shards[0].bytes - 8192}));
   EXPECT_EQ(run_range(shards, 8192, {1, 0, 2}), (Range{shards[1].offset, shards[1].bytes}));

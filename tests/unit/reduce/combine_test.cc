@@ -14,10 +14,11 @@ namespace herring::reduce {
 namespace {
 
 constexpr size_t kSourceCounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 33};
-// Below, at and above every vector width, and above one block of every accumulator type.
+// These counts are below, at and above every vector width, and above one block of every accumulator
+// type.
 constexpr size_t kElementCounts[] = {0, 1, 3, 15, 17, 63, 65, 129, 2501};
 
-// Runs on every level and compares with the reference.
+// Runs combine() on every SIMD level and compares the results with the reference.
 void expect_reference(const std::vector<Bytes>& sources, size_t count, const Stage& stage) {
   const KeepLevel keep;
   ASSERT_TRUE(check_stage(stage).ok()) << check_stage(stage).message();
@@ -153,7 +154,7 @@ TEST(Combine, ConvertsInPlaceBetweenTypesOfOneSize) {
   }
 }
 
-// Values worked out by hand, so that a mistake in the reference shows as well.
+// These values are worked out by hand, so that a mistake in the reference shows as well.
 
 Bytes floats(std::initializer_list<float> values) {
   Bytes bytes(values.size() * sizeof(float));
@@ -226,8 +227,8 @@ TEST(Combine, MinAndMaxOrderZeroesWhateverTheirOrder) {
 }
 
 TEST(Combine, SixteenBitSumsRoundOnce) {
-  // 256 + 0.75 + 0.75: rounded after each addition bfloat16 (spacing 2) would stay at 256, but the
-  // sum 257.5 is nearer to 258.
+  // 256 + 0.75 + 0.75 is 257.5, which rounds to 258. Rounded after each addition, bfloat16 (spacing
+  // 2) would stay at 256.
   std::vector<Bytes> sources(3, Bytes(2));
   set_bits(sources[0], DType::kBFloat16, 0, encode(DType::kBFloat16, 256));
   set_bits(sources[1], DType::kBFloat16, 0, encode(DType::kBFloat16, 0.75));
@@ -266,7 +267,7 @@ TEST(Combine, IgnoresAndRestoresTheCallersFloatMode) {
   const unsigned before = _mm_getcsr();
   for (const char* level : available_levels()) {
     ASSERT_TRUE(set_simd_level(level));
-    // Flush to zero, denormals are zero, round up.
+    // The mode flushes to zero, treats denormals as zero and rounds up.
     const unsigned odd_mode = (before & ~0x3fu) | 0x8000 | 0x0040 | 0x4000;
     Bytes out(8), widened(4), narrowed(2);
     const void* pointers[] = {sources[0].data(), sources[1].data()};
@@ -290,7 +291,7 @@ TEST(SimdLevel, UnknownLevelIsRefusedAndChangesNothing) {
   EXPECT_EQ(simd_level(), before);
 }
 
-// Each runs in a fresh process, where nothing has picked a level yet.
+// Each death test runs in a fresh process, where no level has been picked yet.
 TEST(SimdLevelDeathTest, EnvironmentCapsIt) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(

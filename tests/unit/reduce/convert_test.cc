@@ -16,7 +16,7 @@ Bytes run_convert(const Bytes& in, DType from, DType to, double scale = 1.0) {
   return out;
 }
 
-// Converts on every level and compares with the reference's arithmetic.
+// Converts on every SIMD level and compares the results with the reference's arithmetic.
 void expect_conversion(const Bytes& in, DType from, DType to) {
   const KeepLevel keep;
   const size_t count = in.size() / size_of(from);
@@ -57,7 +57,8 @@ TEST(Convert, EverySixteenBitPatternSurvivesTheWayThroughWiderTypes) {
   }
 }
 
-// Halfway between every two neighbours, and the next floats (or doubles) below and above.
+// Tests the value halfway between every two neighbours, and the next floats (or doubles) below and
+// above.
 TEST(Convert, RoundsTiesToEvenAtEverySixteenBitValue) {
   for (const DType narrow : {DType::kFloat16, DType::kBFloat16}) {
     const uint64_t infinity = encode(narrow, std::numeric_limits<double>::infinity());
@@ -66,7 +67,7 @@ TEST(Convert, RoundsTiesToEvenAtEverySixteenBitValue) {
       size_t i = 0;
       for (uint64_t bits = 0; bits < infinity; ++bits) {
         const double low = decode(narrow, bits);
-        // One place above the largest value lies infinity: double the last step instead.
+        // The value after the largest is infinity, so the last step is doubled instead.
         const double high =
             bits + 1 < infinity ? decode(narrow, bits + 1) : 2 * low - decode(narrow, bits - 1);
         const double middle = low / 2 + high / 2;
@@ -87,7 +88,7 @@ TEST(Convert, RandomBitPatterns) {
     Bytes in(200000 * size_of(from));
     for (size_t i = 0; i < 200000; ++i) {
       uint64_t bits = random();
-      // Every other one of float64 within float32's range of exponents.
+      // Every other float64 lies within float32's range of exponents.
       if (from == DType::kFloat64 && i % 2 == 0) {
         bits = encode(from, std::ldexp(1.0 + static_cast<double>(bits >> 12) * 0x1p-52,
                                        static_cast<int>(bits % 320) - 170));
@@ -99,8 +100,8 @@ TEST(Convert, RandomBitPatterns) {
 }
 
 TEST(Convert, Float64ToSixteenBitsRoundsOnce) {
-  // Just above the middle of 1 and the next half: through float32 it would become the middle, and
-  // then round to even, down.
+  // This value is just above the middle of 1 and the next half. Converted through float32, it would
+  // become the middle and then round down to even.
   Bytes in(8);
   set_bits(in, DType::kFloat64, 0, encode(DType::kFloat64, 1.0 + 0x1p-11 + 0x1p-40));
   const Bytes half = run_convert(in, DType::kFloat64, DType::kFloat16);

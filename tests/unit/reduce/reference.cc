@@ -10,7 +10,7 @@
 namespace herring::reduce {
 namespace {
 
-// Binary floating-point formats narrower than double.
+// A binary floating-point format narrower than double.
 struct Format {
   int precision;     // bits of the significand, the hidden one included
   int min_exponent;  // of the smallest normal number
@@ -54,7 +54,7 @@ uint64_t combine_two_integers(DType dtype, ReduceOp op, uint64_t a, uint64_t b) 
   return (op == ReduceOp::kMin) == a_first ? a : b;
 }
 
-// Pairs neighbours level by level; an odd one out moves up unchanged.
+// Pairs neighbours level by level. A value without a neighbour moves up unchanged.
 template <typename T, typename Pair>
 T tree(std::vector<T> values, Pair pair) {
   while (values.size() > 1) {
@@ -123,10 +123,11 @@ uint64_t encode(DType dtype, double value) {
   if (std::isinf(value)) return sign | infinity;
   if (magnitude == 0.0) return sign;
   const int exponent = std::max(std::ilogb(magnitude), f.min_exponent);
-  // Units of the last place at this exponent; nearbyint() rounds ties to even.
+  // `units` counts units of the last place at this exponent. nearbyint() rounds ties to even.
   const double units = std::nearbyint(std::ldexp(magnitude, fraction_bits - exponent));
   if (exponent > f.max_exponent) return sign | infinity;
-  // Adding the exponent lets a carry out of the fraction run into it, up to infinity.
+  // Because the exponent is added, a carry out of the fraction runs into the exponent, up to
+  // infinity.
   const uint64_t base = static_cast<uint64_t>(exponent - f.min_exponent) << fraction_bits;
   return sign | (base + static_cast<uint64_t>(units));
 }

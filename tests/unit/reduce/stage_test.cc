@@ -7,7 +7,7 @@
 namespace herring::reduce {
 namespace {
 
-// The message of a refused stage, which must be an invalid argument.
+// Returns the message of a refused stage. The error must be an invalid argument.
 std::string refusal(const Stage& stage) {
   const Status status = check_stage(stage);
   EXPECT_FALSE(status.ok());

@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kSegment = 1024;
 
-// Plays the workers: pushes segments straight into the lanes, collects the results.
+// Plays the workers: pushes segments straight into the lanes and collects the results.
 class AggregatorTest : public testing::TestWithParam<uint32_t> {
  protected:
   AggregatorTest()
@@ -119,14 +119,14 @@ TEST_P(AggregatorTest, ThoseWithNothingToAddAreNoPartOfTheAverage) {
 }
 
 TEST_P(AggregatorTest, NothingUnexpectedTouchesMemory) {
-  if (nodes == 1) return;  // a single contribution completes, so nothing can come twice
+  if (nodes == 1) return;  // one contribution completes, so nothing comes twice
   const std::vector<char> data(4 * kSegment);
-  EXPECT_FALSE(push(0, 0, 1, data.data(), kSegment).ok());  // never opened
+  EXPECT_FALSE(push(0, 0, 1, data.data(), kSegment).ok());  // not opened
   ASSERT_TRUE(aggregator.open({}, open_message(2 * kSegment), 0).ok());
   EXPECT_FALSE(push(0, 1, 2, data.data(), 2 * kSegment).ok());   // beyond the end
   EXPECT_FALSE(push(0, 0, 1, data.data(), kSegment - 4).ok());   // too short
   EXPECT_FALSE(push(0, 0xffffffff, 1, data.data(), kSegment).ok());
-  EXPECT_FALSE(push(1, 0, 1, data.data(), kSegment).ok());       // by one who did not open it
+  EXPECT_FALSE(push(1, 0, 1, data.data(), kSegment).ok());       // from a rank that did not open it
   EXPECT_TRUE(push(0, 0, 1, data.data(), kSegment).ok());
   EXPECT_FALSE(push(0, 0, 1, data.data(), kSegment).ok());       // twice
   EXPECT_EQ(aggregator.open({}, open_message(3 * kSegment), 1).code(), Code::kMismatch);
@@ -153,7 +153,7 @@ TEST_P(AggregatorTest, WaitsWhileBytesMoveAndNamesWhoIsBehind) {
   result.assign(2 * kSegment, 0);
   for (uint32_t rank = 0; rank < nodes; ++rank) {
     wire::Open open = open_message(2 * kSegment);
-    // The shortest counts, whoever says it.
+    // The shortest deadline counts, whichever rank gives it.
     open.deadline = {60'000, rank == 1 ? 1000u : 60'000u, 60'000};
     ASSERT_TRUE(aggregator.open({}, std::move(open), rank).ok());
   }
@@ -170,15 +170,16 @@ TEST_P(AggregatorTest, WaitsWhileBytesMoveAndNamesWhoIsBehind) {
   EXPECT_NE(late[0].text.find("; 1 of 2 have arrived"), std::string::npos) << late[0].text;
 }
 
-// Every segment that was sent is answered once, the rest is not waited for, and nothing stays.
+// Every segment that was sent is answered once, the other segments are not waited for, and nothing
+// stays behind.
 TEST_P(AggregatorTest, ABrokenGroupIsCalledOff) {
   if (nodes == 1) return;
   const std::vector<char> data(3 * kSegment);
   result.assign(3 * kSegment, 0);
   ASSERT_TRUE(aggregator.open({}, open_message(3 * kSegment), 0).ok());
-  ASSERT_TRUE(aggregator.open({0, 1}, open_message(kSegment), 0).ok());  // of which nothing comes
+  ASSERT_TRUE(aggregator.open({0, 1}, open_message(kSegment), 0).ok());  // no data of it comes
   ASSERT_TRUE(push(0, 0, 2, data.data(), 2 * kSegment).ok());
-  // One segment is just being received.
+  // One segment is still being received.
   wire::FrameHeader header;
   header.type = wire::FrameType::kData;
   header.first_segment = 2;
@@ -188,7 +189,7 @@ TEST_P(AggregatorTest, ABrokenGroupIsCalledOff) {
   Slot* slot = nullptr;
   ASSERT_TRUE(*aggregator.begin(header, 0, nullptr, out, &slot));
   aggregator.break_group(*groups.world());
-  // Another contributor opens what is still being received.
+  // Another contributor opens the operation that is still being received.
   EXPECT_TRUE(aggregator.open({}, open_message(3 * kSegment), 1).ok());
   EXPECT_EQ(push(1, 0, 1, data.data(), kSegment).code(), Code::kPeerLost);
   EXPECT_EQ(delivered, 2u);
@@ -196,7 +197,7 @@ TEST_P(AggregatorTest, ABrokenGroupIsCalledOff) {
   aggregator.arrived(*slot, 0);
   EXPECT_EQ(delivered, 3u);
   EXPECT_TRUE(aggregator.idle());
-  // What comes later is read and answered, no more.
+  // Data that arrives later is read and answered, and nothing else is done with it.
   EXPECT_TRUE(aggregator.open({0, 2}, open_message(kSegment), 1).ok());
   EXPECT_EQ(push(1, 0, 1, data.data(), kSegment).code(), Code::kPeerLost);
   EXPECT_TRUE(aggregator.idle());
@@ -240,7 +241,7 @@ TEST_P(AggregatorTest, ADeathCallsOffItsGroupsAndNoOthers) {
   ASSERT_TRUE(*aggregator.begin(header, 1, nullptr, out, &dead));
   header.group = 5;
   ASSERT_TRUE(*aggregator.begin(header, 0, nullptr, out, &living));
-  // The dead was sending: its lane comes back.
+  // The dead rank was sending, and its lane is given back.
   aggregator.rank_gone(1, false);
   EXPECT_TRUE(groups.find(4)->called_off);
   EXPECT_FALSE(groups.find(5)->called_off);

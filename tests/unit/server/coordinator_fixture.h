@@ -1,4 +1,4 @@
-// What tests of the coordinator share: announcements of ranks, and what comes of them.
+// Shared by the tests of the coordinator: announcements of ranks, and the answers to them.
 #pragma once
 
 #include <gtest/gtest.h>

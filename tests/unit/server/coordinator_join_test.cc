@@ -30,7 +30,7 @@ TEST_F(CoordinatorTest, AllReducesGoOnWithoutWhoHasJoined) {
   mean.message.what = wire::AllReduce{{ReduceOp::kAverage}};
   Call other = small(2, floats({8}));
   other.message.name = "y";
-  // One that waits already, and one that comes later.
+  // One call waits already when rank 2 joins, and another comes later.
   EXPECT_TRUE(say(0, mean).empty());
   mean.payload = floats({4});
   EXPECT_TRUE(say(1, mean).empty());
@@ -43,7 +43,7 @@ TEST_F(CoordinatorTest, AllReducesGoOnWithoutWhoHasJoined) {
   answers = say(0, other);
   ASSERT_EQ(answers.size(), 2u);
   EXPECT_EQ(result_in(answers[0]), floats({16}));
-  // Its last call but one does without any.
+  // Rank 0 joins too, so rank 1 completes alone: the call needs no other rank.
   EXPECT_TRUE(say(0, join(3)).empty());
   answers = say(1, mean);
   ASSERT_EQ(answers.size(), 1u);
@@ -54,7 +54,7 @@ TEST_F(CoordinatorTest, AllReducesGoOnWithoutWhoHasJoined) {
     std::string_view rest;
     EXPECT_EQ(wire::decode_go(answer.payload, &rest)->counts, std::vector<uint64_t>{1});
   }
-  // From here on all are needed again.
+  // From here on all ranks are needed again.
   EXPECT_TRUE(say(0, mean).empty());
   EXPECT_TRUE(say(1, mean).empty());
   EXPECT_EQ(say(2, mean).size(), 3u);
@@ -117,12 +117,12 @@ TEST_F(CoordinatorTest, WhatCannotDoWithoutAJoinedRankNamesIt) {
   ASSERT_EQ(answers.size(), 1u) << "the same call, the same error";
   EXPECT_EQ(error_in(say(1, ring).front()).code, Code::kMismatch);
   EXPECT_EQ(error_in(say(0, ring).front()).code, Code::kMismatch);
-  // Ranks that disagree are told without those who have joined.
+  // Ranks that disagree are told so without the ranks that have joined.
   EXPECT_TRUE(say(0, small(3, floats({1}))).empty());
   answers = say(1, small(4, floats({1, 2})));
   ASSERT_EQ(answers.size(), 2u);
   EXPECT_NE(error_in(answers[0]).text.find("rank 1: allreduce of float32 [2]"), std::string::npos);
-  // What it calls all the same counts once.
+  // A call that rank 2 makes after join() counts once.
   EXPECT_TRUE(say(2, small(7, floats({1}))).empty());
   EXPECT_TRUE(say(0, small(7, floats({1}))).empty());
   EXPECT_EQ(say(1, small(7, floats({1}))).size(), 3u);

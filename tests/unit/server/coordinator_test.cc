@@ -75,8 +75,8 @@ TEST_F(CoordinatorTest, WarnsOnceThenFailsNamingTheMissing) {
   EXPECT_TRUE(coordinator.idle());
 }
 
-// Two ranks in different calls wait for each other: each is told where the other is, long before
-// the warning that comes to all who wait.
+// Two ranks in different calls wait for each other. Each is told where the other is, long before
+// the warning that all waiting ranks get.
 TEST_F(CoordinatorTest, WhoWaitsForOneWhoWaitsElsewhereIsToldEarly) {
   Call x = small(1, floats({1})), y = small(2, floats({1}));
   x.message.warn_ms = y.message.warn_ms = 60'000;
@@ -85,7 +85,7 @@ TEST_F(CoordinatorTest, WhoWaitsForOneWhoWaitsElsewhereIsToldEarly) {
   say(0, x, 0);
   say(2, x, 0);
   say(1, y, 0);
-  EXPECT_TRUE(overdue(6 * kSecond).empty());  // for all that is known, rank 1 computes
+  EXPECT_TRUE(overdue(6 * kSecond).empty());  // as far as the coordinator knows, rank 1 computes
   coordinator.set_whereabouts(0, "allreduce 'x'");
   coordinator.set_whereabouts(2, "allreduce 'x'");
   EXPECT_TRUE(overdue(7 * kSecond).empty());
@@ -101,10 +101,10 @@ TEST_F(CoordinatorTest, WhoWaitsForOneWhoWaitsElsewhereIsToldEarly) {
   EXPECT_EQ(answers[1].rank, 1u);
   EXPECT_NE(answers[1].payload.find("; ranks 0, 2 wait in allreduce 'x'"), std::string::npos)
       << answers[1].payload;
-  EXPECT_TRUE(overdue(9 * kSecond).empty());  // once
-  EXPECT_EQ(overdue(61 * kSecond).size(), 2u);  // and what is said to everybody who waits
+  EXPECT_TRUE(overdue(9 * kSecond).empty());  // the early warning comes once
+  EXPECT_EQ(overdue(61 * kSecond).size(), 2u);  // then all waiting ranks are warned
   EXPECT_TRUE(overdue(62 * kSecond).empty());
-  // It can complete all the same: another thread of rank 1 calls it.
+  // The call can still complete, because another thread of rank 1 may make it.
   const auto done = say(1, x, 63 * kSecond);
   EXPECT_EQ(done.size(), 3u);
   for (const Answer& one : done) EXPECT_EQ(one.header.type, wire::FrameType::kReply);
@@ -121,7 +121,7 @@ TEST_F(CoordinatorTest, NobodyIsToldEarlyWhileOneOfTheMissingGoesOn) {
   coordinator.set_whereabouts(2, "barrier 'z'");
   coordinator.set_whereabouts(1, "");
   EXPECT_TRUE(overdue(30 * kSecond).empty());
-  // The time-out says where those are who wait.
+  // The time-out error says where the other ranks wait.
   const auto answers = overdue(101 * kSecond);
   ASSERT_EQ(answers.size(), 1u);
   const std::string text = error_in(answers[0]).text;
@@ -129,7 +129,7 @@ TEST_F(CoordinatorTest, NobodyIsToldEarlyWhileOneOfTheMissingGoesOn) {
             std::string::npos) << text;
 }
 
-// Programs in which it happens in every step are told ever more rarely.
+// If ranks wait for each other like this in every step, the early warnings become ever rarer.
 TEST_F(CoordinatorTest, EarlyWarningsGetRare) {
   size_t told = 0;
   coordinator.set_whereabouts(0, "allreduce 'x'");
@@ -153,7 +153,7 @@ TEST_F(CoordinatorTest, WhoLeftFailsWhatStillNeedsIt) {
   auto answers = leave(2);
   ASSERT_EQ(answers.size(), 1u);
   EXPECT_EQ(wire::decode_op_error(answers[0].payload)->code, Code::kPeerLost);
-  answers = say(1, small(1, floats({1})));  // and what is announced later
+  answers = say(1, small(1, floats({1})));  // later announcements fail too
   ASSERT_EQ(answers.size(), 1u);
   EXPECT_NE(wire::decode_op_error(answers[0].payload)->text.find("rank 2"), std::string::npos);
 }
@@ -163,7 +163,7 @@ TEST_F(CoordinatorTest, WhoComesTooLateGetsTheErrorOfItsOwnCall) {
   say(1, small(2, floats({2})), 0);
   EXPECT_EQ(overdue(2 * kSecond).size(), 2u);
   EXPECT_TRUE(coordinator.idle());
-  // Ranks 0 and 1 are at their second call already.
+  // Ranks 0 and 1 have already made their second call.
   EXPECT_TRUE(say(0, small(3, floats({10})), 2 * kSecond).empty());
   EXPECT_FALSE(coordinator.idle());
   auto answers = say(2, small(4, floats({3})), 2 * kSecond);
@@ -209,7 +209,7 @@ TEST_F(CoordinatorTest, WhatOneRankRefusesFailsAtOnceOnAll) {
   answers = say(2, small(2, floats({1})));
   ASSERT_EQ(answers.size(), 1u);
   EXPECT_EQ(error_in(answers[0]).code, Code::kInvalidArgument);
-  // The next call is not touched by it.
+  // The refusal does not affect the next call.
   say(0, small(3, floats({1})));
   say(1, small(3, floats({1})));
   EXPECT_EQ(say(2, small(3, floats({1}))).size(), 3u);
@@ -251,7 +251,7 @@ TEST_F(CoordinatorTest, LargeGatheredResultsGoBySegments) {
   }
   ASSERT_EQ(answers.size(), 3u);
   EXPECT_EQ(answers[0].header.type, wire::FrameType::kGo);
-  // Skewed: one rank gets everything.
+  // The exchange is skewed: one rank gets everything.
   for (uint32_t rank = 0; rank < 3; ++rank) {
     Call call = small(rank, std::string(3 << 20, 'x'));
     call.message.what = wire::AllToAll{{call.message.arrays[0].rows(), 0, 0}};
@@ -265,7 +265,7 @@ TEST_F(CoordinatorTest, SumsThatOverflowAreRefused) {
   std::vector<Answer> answers;
   for (uint32_t rank = 0; rank < 3; ++rank) {
     Call call = small(rank, floats({1, 2}));
-    // 2, modulo 2^64
+    // The sum of the splits is 2 modulo 2^64.
     call.message.what = wire::AllToAll{{uint64_t{1} << 63, uint64_t{1} << 63, 2}};
     answers = say(rank, call);
   }
@@ -279,7 +279,7 @@ TEST_F(CoordinatorTest, RefusesWhatDoesNotParse) {
   Call call = small(0, floats({1, 2}));
   call.message.arrays = {{DType::kFloat32, {3}}};  // the payload has two elements
   EXPECT_FALSE(coordinator.announce(0, 0, call.text(), 0, out).ok());
-  call.payload.clear();  // it must have one
+  call.payload.clear();  // a payload is required
   EXPECT_FALSE(coordinator.announce(0, 0, call.text(), 0, out).ok());
   call.message.what = wire::Broadcast{0};
   EXPECT_FALSE(coordinator.announce(0, 0, call.text(), 0, out).ok());
@@ -287,7 +287,7 @@ TEST_F(CoordinatorTest, RefusesWhatDoesNotParse) {
       << "only the root has a payload";
 }
 
-// Each is told what each has for it, and no more: n counts, of n * n.
+// Each rank is told only what every rank has for it: n counts instead of n * n.
 TEST(LargeCoordinator, AnAllToAllOfFourThousandRanks) {
   constexpr uint32_t kRanks = 4096;
   const control::Cluster cluster = make_cluster(kRanks);
@@ -318,10 +318,10 @@ TEST(LargeCoordinator, AnAllToAllOfFourThousandRanks) {
   }
 }
 
-// What a small operation costs its owner grows with the ranks, and an all-gather's answers hold one
-// number for each.
+// The cost of a small operation for its owner grows with the number of ranks. An all-gather's
+// answer has one number per rank.
 TEST(LargeCoordinator, SmallOperationsOfFourThousandRanks) {
-  double each[2];  // seconds of a processor for one rank of one call
+  double each[2];  // processor seconds per rank and call
   int index = 0;
   for (const uint32_t ranks : {512u, 4096u}) {
     const control::Cluster cluster = make_cluster(ranks);

@@ -1,4 +1,4 @@
-// A cluster on paper.
+// Describes a cluster that does not exist.
 #pragma once
 
 #include "control/cluster.h"

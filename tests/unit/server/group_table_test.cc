@@ -21,11 +21,11 @@ TEST_F(GroupTableTest, AMemberDefinesAGroupAndAllHaveToLeaveIt) {
   ASSERT_NE(group, nullptr);
   EXPECT_EQ(group->credit, 5);
   EXPECT_FALSE(group->called_off);
-  // It leaves before the other has come.
+  // Rank 1 leaves before rank 2 has defined the group.
   table.leave(3, 1);
   ASSERT_TRUE(table.define(3, "g", {1, 2}, 2).ok());
   EXPECT_EQ(table.find(3), group);
-  table.leave(3, 0);  // no member
+  table.leave(3, 0);  // not a member
   table.leave(3, 1);
   EXPECT_EQ(table.find(3), group);
   table.leave(3, 2);
@@ -64,7 +64,8 @@ TEST_F(GroupTableTest, AllMembersHearTheSameOfANewGroup) {
   ASSERT_EQ(taken.size(), 2u);
   for (const auto& one : taken) EXPECT_TRUE(one.status.ok() && one.call == 10 * one.rank);
   EXPECT_TRUE(table.take_defined().empty());
-  // Whoever leaves after it has heard changes nothing; one that never says a word does.
+  // A rank that leaves after it has heard of a group changes nothing. A rank that leaves without
+  // defining the group makes it fail.
   table.rank_gone(2, "has left the job");
   ASSERT_TRUE(table.define(4, "h", {0, 1, 2}, 0, 30).ok());
   taken = table.take_defined();

@@ -15,9 +15,9 @@ TEST(LanePool, LanesDoNotOverlapAndWholePagesBeginAtOne) {
     LanePool pool(bytes);
     std::set<char*> lanes{pool.take()};
     const size_t slab = pool.allocated();
-    while (lanes.size() <= slab) {  // one more than fit
+    while (lanes.size() <= slab) {  // one more than the slab holds
       char* lane = pool.take();
-      std::memset(lane, 0x5a, bytes);  // the address sanitizer knows where a slab ends
+      std::memset(lane, 0x5a, bytes);  // the address sanitizer detects the end of a slab
       EXPECT_EQ(reinterpret_cast<uintptr_t>(lane) % (bytes % 4096 == 0 ? 4096 : 64), 0u) << bytes;
       EXPECT_TRUE(lanes.insert(lane).second);
     }

@@ -91,7 +91,8 @@ TEST_F(SeriesTest, ALateContributionIsAddedToTheNext) {
   EXPECT_EQ(round->payload, floats({2, 3}));
 }
 
-// As the aggregator sums what is pushed: by groups of adjacent ranks, whoever of them is there.
+// Sums must have the same tree as in the aggregator: groups of adjacent ranks, whichever of them
+// take part.
 TEST(SeriesOfMany, SumsInTheTreeOfTheRanks) {
   const std::function<float(std::vector<float>)> tree = [&](std::vector<float> level) {
     if (level.size() == 1) return level[0];
@@ -119,7 +120,7 @@ TEST(SeriesOfMany, SumsInTheTreeOfTheRanks) {
   std::vector<float> all, first, second;
   for (uint32_t rank = 0; rank < kWorkers; ++rank) {
     if (rank == kMissing) continue;
-    // What cancels out in a pair takes nothing along that is smaller.
+    // Ranks 8 and 9 cancel out as a pair, so smaller values are not lost.
     const float value = rank == 8 ? 1e10f : rank == 9 ? -1e10f : static_cast<float>(rank);
     all.push_back(value);
     (rank < reduce::kTreeGroup ? first : second).push_back(value);
@@ -296,7 +297,7 @@ TEST_F(SeriesTest, NonsenseIsTheSendersFault) {
   EXPECT_FALSE(table.join(0, encode(message) + "short", 0, answers).ok());
   message.contributors = 2;
   EXPECT_FALSE(table.join(0, encode(message) + floats({1, 2}), 0, answers).ok()) << "no replay";
-  // What was refused has left nothing behind.
+  // Refused contributions have left nothing behind.
   EXPECT_TRUE(join(0, 1, 1, floats({3, 6})).empty());
   const auto closed = join(1, 1, 1, floats({6, 0}));
   ASSERT_EQ(closed.size(), 3u);
@@ -309,7 +310,8 @@ TEST_F(SeriesTest, NonsenseIsTheSendersFault) {
             std::string::npos);
 }
 
-// Who knows that a member is gone begins nothing any more: the others are told, and nobody else is.
+// A rank that knows that a member is gone does not begin the series. Ranks that have begun are
+// told, and no other rank is.
 TEST_F(SeriesTest, ASeriesThatNotAllHaveBegunEndsWithAMember) {
   wire::Enlist message;
   message.name = "s";
@@ -328,7 +330,8 @@ TEST_F(SeriesTest, ASeriesThatNotAllHaveBegunEndsWithAMember) {
   ASSERT_TRUE(error.ok());
   EXPECT_EQ(error->id, id);
   EXPECT_NE(error->text.find("rank 2 ("), std::string::npos) << error->text;
-  // What was on its way is no fault, and who begins it all the same is told as well.
+  // A contribution that was already on its way is not an error. A rank that begins the series
+  // anyway is told as well.
   EXPECT_TRUE(join(0, 1, 1, floats({3, 6})).empty());
   answers.clear();
   ASSERT_TRUE(table.enlist(1, 0, encode(message), 2, answers).ok());

@@ -1,4 +1,4 @@
-// A real server, and members that speak the protocol as they like.
+// Tests a real server with members that may send anything.
 #include "server/server.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ constexpr Nanos kPatience = 30 * kSecond;
 
 transport::Credentials credentials() { return {"a test's secret", wire::job_id("test")}; }
 
-// One flow of a worker, by hand.
+// A flow of a worker, driven by hand.
 class Client {
  public:
   Client(const Server& server, uint32_t rank, uint32_t flow = 0) {
@@ -72,7 +72,7 @@ class Client {
     wire::FrameHeader header;
     std::string payload;
   };
-  // The next frame; one of type kHeartbeat when the connection ends or nothing comes.
+  // Returns the next frame, or one of type kHeartbeat if the connection ends or nothing comes.
   Frame receive() {
     Frame frame;
     if (!read(&frame.header, sizeof(frame.header))) return {};
@@ -97,7 +97,7 @@ class Client {
     for (size_t done = 0; done < bytes && ready(POLLOUT);) {
       const ssize_t n = ::send(fd_.get(), static_cast<const char*>(data) + done, bytes - done,
                                MSG_NOSIGNAL);
-      if (n < 0) return;  // the server has closed: what it said before is still to be read
+      if (n < 0) return;  // the server has closed; its last words are still to be read
       done += static_cast<size_t>(n);
     }
   }
@@ -114,7 +114,7 @@ class Client {
   GuardedFd fd_;
 };
 
-// To nobody.
+// A flow that sends to nobody.
 class SilentFlow final : public transport::Flow {
  public:
   void send(const wire::FrameHeader&, const iovec*, int, uint64_t) override {}
@@ -135,7 +135,7 @@ class SilentFlow final : public transport::Flow {
   const std::string peer_ = "nobody";
 };
 
-// Nodes of one worker; parameter: proxies.
+// Each node has one worker. The parameter is the number of proxies.
 class ServerTest : public testing::TestWithParam<uint32_t> {
  protected:
   ServerTest() {
@@ -186,7 +186,7 @@ TEST_P(ServerTest, EveryRankHearsOfTicketsInTheirOrder) {
 TEST_P(ServerTest, WhoConnectsLateHearsWhatWasSaidBefore) {
   Client first(*server, 0);
   first.open(7, 2 * kSegment);
-  first.data(3, 1);  // of an operation that it has not opened
+  first.data(3, 1);  // of an operation that rank 0 has not opened
   EXPECT_NE(first.error().find("gave up on rank 0"), std::string::npos);
   EXPECT_TRUE(first.ended());
   Client late(*server, 1);
@@ -206,12 +206,12 @@ TEST_P(ServerTest, EveryStreamMaySendOneSegmentBeyondTheCreditAndNoMore) {
   refusal.refusal = "on purpose";
   other.announce(refusal);
   EXPECT_NE(client.error().find("on purpose"), std::string::npos) << "it was no member any more";
-  client.data(300, 1, 1);  // a second one
+  client.data(300, 1, 1);  // a second segment beyond the credit
   EXPECT_NE(client.error().find("exceeds its credit of 8 segments"), std::string::npos);
   EXPECT_NE(other.error().find("gave up on rank 0"), std::string::npos);
 }
 
-// Plans, each closed before the next is made, have a stream each.
+// Each plan has a stream of its own. A closed plan's stream must not count any more.
 TEST_P(ServerTest, StreamsThatAreOverCountNoMore) {
   if (GetParam() != 1) return;
   std::vector<std::unique_ptr<Client>> clients;
@@ -259,7 +259,7 @@ TEST_P(ServerTest, AGroupGivenUpGoesOnWithPartialRoundsAndWhoIsGoneEndsNothing) 
     ASSERT_TRUE(error.ok());
     EXPECT_NE(error->text.find("rank 2"), std::string::npos) << error->text;
   };
-  still_a_member(0);  // and the server knows who has left
+  still_a_member(0);  // now the server knows who has left
   still_a_member(1);
   header.type = wire::FrameType::kLeaveGroup;
   header.flags = wire::kFlagCalledOff;
@@ -272,7 +272,7 @@ TEST_P(ServerTest, AGroupGivenUpGoesOnWithPartialRoundsAndWhoIsGoneEndsNothing) 
     clients[rank]->data(wire::kPartialStreams, 1, 0, 0, 4, 7);
     still_a_member(rank);
   }
-  // All have forgotten the group when what the one that is gone had sent is read.
+  // By the time the server reads what the lost rank had sent, all members have forgotten the group.
   header.flags = 0;
   for (uint32_t rank = 0; rank < 2; ++rank) {
     clients[rank]->send(header);
@@ -306,7 +306,7 @@ TEST_P(ServerTest, WhatAMemberMayNotSendEndsTheJobAndNotTheServer) {
     EXPECT_EQ(told.code(), Code::kProtocol) << what;
     EXPECT_NE(told.message().find("gave up on rank 0"), std::string::npos) << what;
     EXPECT_TRUE(told.message().ends_with("report it as a bug")) << told.message();
-    // A fresh server for the next one.
+    // The next case needs a fresh server.
     server->stop();
     auto started = Server::start({"127.0.0.1", 0, credentials()}, transport::tcp::transport());
     ASSERT_TRUE(started.ok());
@@ -347,13 +347,13 @@ TEST_P(ServerTest, WhatAMemberMayNotSendEndsTheJobAndNotTheServer) {
 }
 
 TEST_P(ServerTest, ResultsOnTheirWayToAMemberThatIsGivenUpStayWhereTheyAre) {
-  // With one proxy rank 0 is answered before the others read their results, and may send again.
+  // With one proxy, rank 0 is answered before the others read their results, and may send again.
   if (GetParam() != 1) return;
   std::vector<std::unique_ptr<Client>> clients;
   for (uint32_t rank = 0; rank < kRanks; ++rank) {
     clients.push_back(std::make_unique<Client>(*server, rank));
   }
-  // Rank 0 reads nothing, until far more is on its way than sockets hold.
+  // Rank 0 reads nothing until far more is on its way than sockets hold.
   constexpr uint32_t kRounds = 1500;
   for (uint32_t round = 0; round < kRounds; ++round) {
     for (auto& client : clients) {
@@ -368,7 +368,7 @@ TEST_P(ServerTest, ResultsOnTheirWayToAMemberThatIsGivenUpStayWhereTheyAre) {
       }
     }
   }
-  clients[0]->data(3, 1);  // of an operation that it has not opened
+  clients[0]->data(3, 1);  // of an operation that rank 0 has not opened
   uint32_t segments = 0;
   Client::Frame frame = clients[0]->receive();
   for (; frame.header.type == wire::FrameType::kResult; frame = clients[0]->receive()) {
@@ -383,7 +383,7 @@ TEST_P(ServerTest, ResultsOnTheirWayToAMemberThatIsGivenUpStayWhereTheyAre) {
 TEST_P(ServerTest, WhoDiedIsNamedAndNotWhoLeftBecauseOfIt) {
   Client waits(*server, 3);
   waits.announce(message("b", 1, true), "1234");
-  // Both are known when the server's first thread gets to it.
+  // Both are queued before the server's first thread can handle them.
   std::promise<void> held, told;
   server->connect(0, 0, [&](transport::EventLoop&, transport::FlowHandler&) {
     held.set_value();

@@ -16,7 +16,7 @@
 namespace herring::transport::tcp {
 namespace {
 
-// Both ends on one loop, as in an engine.
+// Both ends run on one loop, as in an engine.
 class ConnectorTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -33,7 +33,7 @@ class ConnectorTest : public testing::Test {
         [this](GuardedFd, const wire::Hello& hello, const Address&) { accepted_ = hello; });
   }
 
-  // Runs the loop until the connector has an answer.
+  // Runs the loop until the connector has answered.
   Result<GuardedFd> connect(const std::string& secret, Nanos patience = 10 * kSecond) {
     std::optional<Result<GuardedFd>> answer;
     std::unique_ptr<Connector> connector;
@@ -42,7 +42,7 @@ class ConnectorTest : public testing::Test {
         Credentials{secret, wire::job_id("job")}, patience, [&](Result<GuardedFd> fd) {
           EXPECT_FALSE(answer.has_value()) << "twice";
           answer.emplace(std::move(fd));
-          connector.reset();  // its owner may let it go at once
+          connector.reset();  // the owner may destroy it at once
           loop_.stop();
         });
     loop_.run();
@@ -98,7 +98,7 @@ const Credentials kGood{"secret", wire::job_id("job")};
 
 Nanos soon() { return monotonic_now() + 30 * kSecond; }
 
-// Lets in who proves itself, on a thread of its own.
+// Lets members in that prove themselves, on a thread of its own.
 class Door {
  public:
   explicit Door(wire::Verdict of_rank_13 = wire::Verdict::kUnexpected) {
@@ -139,7 +139,7 @@ std::vector<Wanted> hellos(const std::vector<Address>& addresses, uint32_t flows
 TEST(ConnectAll, BringsThemInTheirOrder) {
   Door one, other;
   const auto wanted = hellos({one.address, other.address}, 100);
-  const auto found = connect_all(wanted, "", kGood, soon(), 150);  // wherever it begins
+  const auto found = connect_all(wanted, "", kGood, soon(), 150);  // wherever connect_all() begins
   ASSERT_TRUE(found.ok()) << found.status().message();
   ASSERT_EQ(found->size(), 200u);
   std::set<int> different;
@@ -151,8 +151,8 @@ TEST(ConnectAll, BringsThemInTheirOrder) {
   EXPECT_TRUE(connect_all({}, "", kGood, soon())->empty());
 }
 
-// A listener that says nothing before a number of members has said hello: one after the other they
-// would wait for ever.
+// The listener says nothing before several members have said hello. If they connected one after the
+// other, they would wait forever.
 TEST(ConnectAll, ManyAreOnTheirWayAtOnce) {
   auto listener = listen_on({"127.0.0.1", 0}, 256);
   ASSERT_TRUE(listener.ok());
@@ -219,7 +219,7 @@ TEST(ConnectAll, SilenceEndsAtTheDeadline) {
   const auto found = connect_all(hellos({address}, 3), "", kGood,
                                  monotonic_now() + 100 * kMillisecond);
   EXPECT_EQ(found.status().code(), Code::kTimeout);
-  // Who, and how long in all, however many attempts there were.
+  // The error names the address and the total time, however many attempts there were.
   const std::string& text = found.status().message();
   EXPECT_NE(text.find(address.to_string() +
                       " accepts connections but did not complete the hello in 0.1"),

@@ -1,4 +1,4 @@
-// Callers who wait for something run the loop meanwhile.
+// Tests that callers which wait for something run the loop meanwhile.
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <signal.h>
@@ -22,7 +22,7 @@ constexpr Nanos kPatience = 30 * kSecond;
 
 Nanos patience() { return monotonic_now() + kPatience; }
 
-// A loop for drivers, with its own thread.
+// A loop that waiting callers may drive, with its own thread.
 class Lent : public testing::Test {
  protected:
   Lent() : thread_([this] { loop.run(); }) {
@@ -81,7 +81,7 @@ TEST_F(Lent, WhoWaitsRunsTasksEventsAndTimers) {
   EXPECT_EQ(reader.by, here);
   EXPECT_EQ(reader.calls, 1);
 
-  // Afterwards all is as it was: the loop's own thread hears of events.
+  // Afterwards the loop's own thread hears of events again.
   std::promise<void> seen;
   loop.post([&] { reader.read.store(false); });
   ASSERT_EQ(write(ends[1], "y", 1), 1);
@@ -124,7 +124,7 @@ TEST_F(Lent, OneDrivesAtATime) {
   std::thread::id by;
   loop.post([&] {
     by = std::this_thread::get_id();
-    EXPECT_FALSE(loop.drive(patience(), [] { return true; }));  // nor from inside
+    EXPECT_FALSE(loop.drive(patience(), [] { return true; }));  // a task cannot drive its own loop
     done.store(true);
   });
   const std::thread::id driver = first.get_id();
@@ -143,7 +143,7 @@ TEST_F(Lent, ATimerThatADriverLeavesRunsInTime) {
     });
   });
   ASSERT_TRUE(loop.drive(patience(), [&] { return due != 0; }));
-  EXPECT_GE(fired.get_future().get(), due);  // with nothing but the timer to wake the loop
+  EXPECT_GE(fired.get_future().get(), due);  // only the timer wakes the loop
 }
 
 TEST_F(Lent, StopEndsADrive) {
@@ -163,7 +163,7 @@ TEST_F(Lent, StopEndsADrive) {
 TEST(Drive, NeedsALoopThatRuns) {
   EpollLoop plain, lent(EpollLoop::Drivers::kWaitersToo);
   EXPECT_FALSE(plain.drive(patience(), [] { return true; }));
-  EXPECT_FALSE(lent.drive(patience(), [] { return true; }));  // before run()
+  EXPECT_FALSE(lent.drive(patience(), [] { return true; }));  // run() has not been called
   bool ran = false;
   plain.post_before_drive([&] { ran = true; });
   plain.stop();
@@ -171,7 +171,7 @@ TEST(Drive, NeedsALoopThatRuns) {
   EXPECT_TRUE(ran);
 }
 
-// What they hold may hold the loop.
+// A task may own a share of the loop, so tasks that come after the end must be dropped.
 TEST(Drive, TasksThatComeAfterTheEndAreDropped) {
   EpollLoop loop(EpollLoop::Drivers::kWaitersToo);
   bool ran = false;
@@ -199,7 +199,7 @@ TEST_F(Lent, ASignalEndsADrive) {
     left.store(true);
   });
   const pthread_t thread = who.get_future().get();
-  while (!left.load()) {  // the first may come before it sleeps
+  while (!left.load()) {  // the first signal may come before it sleeps
     pthread_kill(thread, SIGUSR1);
     std::this_thread::yield();
   }
@@ -226,10 +226,11 @@ TEST_F(Lent, ABrokenPipeIsNoSignalForADriver) {
   sigaction(SIGPIPE, &before, nullptr);
 }
 
-// Every task runs once, no two at a time, whoever drives; nobody who waits is forgotten.
+// Every task runs once, and no two run at the same time, whichever thread drives. Every waiting
+// thread is woken.
 TEST_F(Lent, ManyWaitersAndPostersShareALoop) {
   constexpr int kThreads = 6, kRounds = 400;
-  int inside = 0, ran = 0;  // of whoever runs the loop
+  int inside = 0, ran = 0;  // accessed by the thread that runs the loop
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
@@ -246,7 +247,7 @@ TEST_F(Lent, ManyWaitersAndPostersShareALoop) {
           });
         };
         (t + i) % 2 == 0 ? loop.post(task) : loop.post_before_drive(task);
-        // Who may not drive has those that do run the task.
+        // If this thread may not drive, the driving threads run the task.
         if (!loop.drive(patience(), [&] { return done->load(); })) mine->get_future().wait();
         EXPECT_TRUE(done->load());
       }

@@ -22,7 +22,7 @@ namespace {
 TEST(EventLoop, TasksOfManyThreadsAllRunAndStayInOrder) {
   constexpr int kThreads = 8, kTasks = 2000;
   EpollLoop thread;
-  std::vector<int> next(kThreads, 0);  // touched by the loop's thread only
+  std::vector<int> next(kThreads, 0);  // used by the loop's thread only
   bool in_order = true;
   thread.start("test");
   std::vector<std::thread> posters;
@@ -37,7 +37,7 @@ TEST(EventLoop, TasksOfManyThreadsAllRunAndStayInOrder) {
     });
   }
   for (std::thread& poster : posters) poster.join();
-  thread.join();  // after what is queued
+  thread.join();  // returns after the queued tasks
   EXPECT_TRUE(in_order);
   for (int count : next) EXPECT_EQ(count, kTasks);
 }
@@ -51,7 +51,7 @@ TEST(EventLoop, TasksPostedBeforeRunAndByTasksRun) {
       ++steps;
       EXPECT_TRUE(loop.in_loop_thread());
       loop.stop();
-      loop.post([&] { ++steps; });  // posted together with stop(): still runs
+      loop.post([&] { ++steps; });  // posted together with stop(), so it still runs
     });
   });
   EXPECT_FALSE(loop.in_loop_thread());
@@ -60,8 +60,8 @@ TEST(EventLoop, TasksPostedBeforeRunAndByTasksRun) {
   EXPECT_FALSE(loop.in_loop_thread());
 }
 
-// Two descriptors are ready at once. Whoever is told first closes the other, whose number a new one
-// gets: what was to be said to the old one is not for the new one.
+// Two descriptors are ready at once. The first handler closes the other descriptor and opens a new
+// one with the same number. The event of the old one must not reach the new one.
 TEST(EventLoop, AnEventIsNotForWhoeverHasTheNumberNext) {
   EpollLoop loop;
   struct Replacer : DescriptorHandler {
@@ -145,7 +145,7 @@ TEST(EventLoop, DeferredTasksRunOnceAtTheEndOfTheIteration) {
   EventLoop::Task forgotten = [&] { order.push_back("forgotten"); };
   EventLoop::Task first = [&] {
     order.push_back("deferred");
-    loop.forget(&forgotten);  // taken back while the list runs
+    loop.forget(&forgotten);  // removed while the list runs
     loop.at_iteration_end(&second);
     loop.stop();
   };
@@ -158,7 +158,7 @@ TEST(EventLoop, DeferredTasksRunOnceAtTheEndOfTheIteration) {
   EXPECT_EQ(order, (std::vector<std::string>{"task", "deferred", "deferred by deferred"}));
 }
 
-// Both ends are readable in one batch; the first handler removes (and ends) the other.
+// Both ends are readable in one batch. The first handler removes (and destroys) the other.
 TEST(EventLoop, AHandlerRemovedInTheSameBatchIsNotCalled) {
   struct Handler : DescriptorHandler {
     DescriptorLoop* loop = nullptr;
@@ -196,8 +196,8 @@ TEST(EventLoop, AHandlerRemovedInTheSameBatchIsNotCalled) {
 
 constexpr std::chrono::seconds kLimit(30);
 
-// What `call` returns on a thread of its own; nothing, and a failure, if that takes too long: then
-// the thread waits for ever, and is left behind.
+// Returns the result of `call`, which runs on a thread of its own. If it takes too long, fails the
+// test and returns nothing. The thread then waits forever and is left behind.
 template <typename Call>
 auto in_time(Call call) -> std::optional<decltype(call())> {
   std::promise<decltype(call())> answer;
@@ -228,7 +228,7 @@ TEST(EventLoop, WhatTheLoopAsksItselfIsAnsweredAtOnce) {
   loop->start("test");
   const auto twice = [loop] { return loop->ask([loop] { return *loop->ask([] { return 7; }); }); };
   EXPECT_EQ(in_time(twice), 7);
-  // A caller that drives the loop is the loop's thread meanwhile.
+  // A caller that drives the loop counts as the loop's thread meanwhile.
   const auto driving = [loop] {
     std::optional<int> answer;
     loop->drive(monotonic_now() + kSecond, [&] {

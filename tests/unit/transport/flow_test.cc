@@ -21,7 +21,8 @@ using testing::Recorder;
 
 class FlowPieces : public ::testing::TestWithParam<std::tuple<int, int>> {};
 
-// Frames of many sizes, cut into pieces on both sides, both ways at once, through any buffer.
+// Sends frames of many sizes both ways at once, cut into pieces on both sides, with buffers of any
+// size.
 TEST_P(FlowPieces, FramesArriveWholeAndInOrder) {
   const auto [buffer, pieces] = GetParam();
   Pair pair(buffer);
@@ -79,7 +80,7 @@ INSTANTIATE_TEST_SUITE_P(Buffers, FlowPieces,
                          ::testing::Combine(::testing::Values(0, 4096),
                                             ::testing::Values(1, 3, 60)));
 
-// A header may come byte by byte, together with the end of the frame before, or with the next.
+// A header may arrive byte by byte, with the end of the frame before, or with the next frame.
 TEST(Flow, AnyCutOfTheByteStreamGivesTheSameFrames) {
   std::string stream;
   std::vector<std::string> payloads;
@@ -143,7 +144,8 @@ TEST(Flow, OwnedPayloadsAndEmptyFramesMixWithOthers) {
   EXPECT_EQ(pair.client_handler.tokens, (std::vector<uint64_t>{7}));
 }
 
-// Pages or copies, whole or in parts, aligned or not: the other side sees the same bytes.
+// The other side must see the same bytes, whether they are lent or copied, whole or in parts,
+// aligned or not.
 TEST(Flow, LentPiecesArriveWholeAmongOthers) {
   for (const int buffer : {0, 8192}) {
     Pair pair(buffer);
@@ -162,7 +164,7 @@ TEST(Flow, LentPiecesArriveWholeAmongOthers) {
         if (i % 4 == 3) {
           pair.client->send(data_header(piece.iov_len, i), &piece, 1, i);
         } else {
-          // Several pieces, wherever they lie.
+          // Lends several pieces, wherever they lie.
           const size_t third = piece.iov_len / 3;
           const iovec parts[] = {{piece.iov_base, third},
                                  {static_cast<char*>(piece.iov_base) + third, third},
@@ -186,7 +188,7 @@ TEST(Flow, LentPiecesArriveWholeAmongOthers) {
   }
 }
 
-// splice() knows no MSG_NOSIGNAL: without the loop's mask this would end the process.
+// splice() has no MSG_NOSIGNAL. Without the loop's signal mask, SIGPIPE would end the process.
 TEST(Flow, LendingToAConnectionThatBrokeIsAnError) {
   Pair pair(8192);
   const std::string memory = pattern(4 << 20, 5);
@@ -231,7 +233,7 @@ TEST(Flow, TheOtherSidesEndIsReportedOnce) {
   EXPECT_TRUE(pair.client_handler.closed.empty());
   EXPECT_TRUE(pair.server->closed());
   EXPECT_TRUE(pair.client->closed());
-  // A closed flow swallows what is sent.
+  // A closed flow drops what is sent.
   pair.client->send_owned({}, "late");
   EXPECT_EQ(pair.client->backlog(), 0u);
 }
@@ -252,7 +254,7 @@ TEST(Flow, CloseWithAnErrorIsReportedFromTheLoop) {
 TEST(Flow, AFlowThatIsDestroyedAfterCloseReportsNothing) {
   Pair pair;
   pair.loop.post([&] {
-    pair.client->send_owned({}, "");  // its flush is deferred, and must be forgotten
+    pair.client->send_owned({}, "");  // its flush is deferred, and must be cancelled
     pair.client->close({Code::kTimeout, "enough"});
     pair.client.reset();
     pair.loop.post([&] { pair.loop.stop(); });
@@ -325,11 +327,11 @@ TEST(Flow, AnErrorFromTheHandlerClosesTheFlow) {
 }
 
 TEST(Flow, APayloadWithoutItsPlaceClosesTheFlow) {
-  for (const int pieces : {0, 1, 65}) {  // none, too small, more than can be named
+  for (const int pieces : {0, 1, 65}) {  // none, too small, more than allowed
     Pair pair;
     char place[4];
     pair.server_handler.header_hook = [&](Flow&, const wire::FrameHeader&, Destinations& out) {
-      out.add(nullptr, 0);  // counts as a piece: 64 with bytes do not fit
+      out.add(nullptr, 0);  // counts as a piece, so 64 more do not fit
       for (int i = 0; i < pieces; ++i) out.add(place, 1);
       return Status();
     };
@@ -356,8 +358,8 @@ TEST(Flow, AnImplausibleHeaderClosesTheFlow) {
   EXPECT_EQ(pair.server_handler.closed[0].code(), Code::kProtocol);
 }
 
-// finish(): everything written arrives, although the other side sends all the time, which would
-// make a plain close reset the connection.
+// finish() must deliver everything although the other side sends all the time. A plain close would
+// reset the connection.
 TEST(Flow, FinishLosesNothing) {
   Pair pair(4096);
   constexpr uint32_t kFrames = 50;
@@ -367,7 +369,7 @@ TEST(Flow, FinishLosesNothing) {
     flow.send(data_header(payload.size(), i), &piece, 1, i + 1);
   };
   pair.server_handler.frame_hook = [&](Flow& flow, const wire::FrameHeader& header) {
-    send(flow, header.round);  // an echo that meets the closing side
+    send(flow, header.round);  // the echo reaches a side that is closing
     return Status();
   };
   pair.loop.post([&] {
@@ -375,7 +377,7 @@ TEST(Flow, FinishLosesNothing) {
     pair.client->finish();
     EXPECT_FALSE(pair.client->closed()) << "something is still to be written";
     pair.client->finish();
-    send(*pair.client, 1000);  // too late: dropped
+    send(*pair.client, 1000);  // too late, so it is dropped
   });
   pair.server_handler.closed_hook = [&] {
     pair.server->close({});
@@ -387,7 +389,7 @@ TEST(Flow, FinishLosesNothing) {
   EXPECT_TRUE(pair.client_handler.closed.empty()) << "finish() ends without a report";
 }
 
-// The other side has sent, has closed with unread input, and its system resets the connection.
+// The other side has sent data and closed with unread input, so its system resets the connection.
 TEST(Flow, WhatHasComeIsReadAlthoughNothingCanBeWritten) {
   constexpr uint32_t kFrames = 20;
   const std::string payload = pattern(1000, 9);
@@ -440,7 +442,7 @@ TEST(Flow, BothSidesMayFinish) {
 
 TEST(Flow, SendInsideCallbacksWorks) {
   Pair pair;
-  // A ping-pong of growing frames, sent from on_frame and, every other time, from on_sent.
+  // The two ends exchange growing frames, sent from on_frame and sometimes from on_sent.
   std::string payload = pattern(20000, 4);
   uint32_t next = 0;
   const auto send = [&](Flow& flow) {
@@ -458,7 +460,7 @@ TEST(Flow, SendInsideCallbacksWorks) {
       return Status();
     };
     handler->sent_hook = [&](Flow& flow, uint64_t) {
-      if (next % 3 == 1 && next < 90) send(flow);  // after a frame whose round is divisible by 3
+      if (next % 3 == 1 && next < 90) send(flow);  // after frames whose round is divisible by 3
     };
   }
   pair.loop.post([&] { send(*pair.client); });

@@ -27,7 +27,7 @@ bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-// An acceptor on a thread of its own, and what it saw.
+// An acceptor on a thread of its own. It records what it saw.
 class Door {
  public:
   explicit Door(Acceptor::Limits limits = {}, Credentials credentials = kGood) {
@@ -77,7 +77,7 @@ class Door {
   std::vector<std::string> refused_;
 };
 
-// A raw client: sends what it likes, reads what comes. -1: closed or reset.
+// A raw client that sends and reads any bytes. hear() returns false if the connection has ended.
 class Raw {
  public:
   explicit Raw(const Address& address) {
@@ -147,7 +147,7 @@ TEST(Handshake, BytesMayComeOneByOne) {
   EXPECT_TRUE(wire::check_verdict(client, server, verdict, kGood.secret, "x").ok());
 }
 
-// What a member sends right behind its proof belongs to the flow, and is still there.
+// What a member sends right after its proof belongs to the flow and must still be in the socket.
 TEST(Handshake, WhatFollowsTheProofStaysInTheSocket) {
   Door door;
   Raw raw(door.address());
@@ -197,7 +197,7 @@ TEST(Handshake, AWrongProofIsRefused) {
   EXPECT_TRUE(door.accepted().empty());
 }
 
-// A stranger may know the job's name, which has a default, and the protocol.
+// A stranger may know the protocol and the job's name, which has a default.
 TEST(Handshake, WhoHasProvenNothingGetsNothingToTryGuessesOn) {
   Door door;
   Raw raw(door.address());
@@ -209,7 +209,7 @@ TEST(Handshake, WhoHasProvenNothingGetsNothingToTryGuessesOn) {
   EXPECT_EQ(all.substr(offsetof(wire::ServerHello, unused)), std::string(32, '\0'));
 }
 
-// Nor gets in who sends back what it is told: neither the server's proof nor a member's own.
+// A client that only echoes is refused, whether it sends back the server's proof or a member's own.
 TEST(Handshake, AnEchoIsNoProof) {
   Door door;
   const auto client = wire::make_client_hello({}, kGood.job);
@@ -378,14 +378,14 @@ TEST(Handshake, MoreStrangersThanMayWaitKeepNobodyOut) {
   std::vector<std::unique_ptr<Raw>> strangers;
   for (int i = 0; i < 30; ++i) strangers.push_back(std::make_unique<Raw>(door.address()));
   EXPECT_TRUE(connect_and_prove(door.address(), "", {}, kGood, soon()).ok());
-  // The member displaced one and left; of the others the last three (or four) still wait.
+  // The member displaced one stranger and left. Of the others, the last three (or four) still wait.
   for (int i = 0; i < 26; ++i) EXPECT_TRUE(strangers[i]->ended()) << i;
   pollfd last{strangers.back()->fd(), POLLIN, 0};
   EXPECT_EQ(poll(&last, 1, 0), 0);
 }
 
-// Many hundreds that say nothing, come again as often as they are dropped and never leave: they are
-// strangers, for a member speaks as soon as it is connected.
+// Hundreds of connections say nothing, reconnect as often as they are dropped and never leave. They
+// are strangers, because a member speaks as soon as it is connected.
 TEST(Handshake, StrangersThatComeAgainKeepNobodyOut) {
   constexpr int kStrangers = 700;
   Door door({256, 60 * kSecond, 60 * kSecond, kMillisecond});
@@ -415,7 +415,8 @@ TEST(Handshake, StrangersThatComeAgainKeepNobodyOut) {
   crowd.join();
 }
 
-// All have connected before the first says a word: more wait than may, and none is driven out.
+// All members have connected before the first says a word. More wait than allowed, yet none is
+// dropped.
 TEST(Handshake, ThousandsOfMembersAtOnceAllGetIn) {
   constexpr size_t kMembers = 3000;
   ASSERT_TRUE(want_descriptors(2 * kMembers).ok());
@@ -467,7 +468,7 @@ TEST(Handshake, AnotherProtocolIsNamed) {
   other.join();
 }
 
-// Whoever listens first may go away in the middle; the next one is right.
+// The first listener may go away in the middle of the hello. The next listener is the right one.
 TEST(Handshake, AConnectionThatEndsDuringTheHelloIsTriedAgain) {
   auto listener = listen_on({"127.0.0.1", 0}, 8);
   ASSERT_TRUE(listener.ok());
@@ -489,17 +490,17 @@ TEST(Handshake, AConnectionThatEndsDuringTheHelloIsTriedAgain) {
   thread.join();
 }
 
-// Without a free descriptor the acceptor waits, instead of being woken by the same connection again
-// and again.
+// Without a free descriptor the acceptor waits, instead of being woken again and again by the same
+// connection.
 TEST(Handshake, WithoutDescriptorsTheAcceptorPauses) {
   Door door;
-  Raw waiting(door.address());  // accepted: the acceptor is at work
+  Raw waiting(door.address());  // accepted, so the acceptor is running
   auto next = GuardedFd::open([] { return socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); });
   rlimit before;
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
   rlimit tight = before;
   tight.rlim_cur = static_cast<rlim_t>(next.get()) + 1;
-  // Fill the gaps below, so that no descriptor is left at all.
+  // Uses up all lower numbers, so that no descriptor is left.
   std::vector<UniqueFd> filling;
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &tight), 0);
   for (;;) {
@@ -512,7 +513,7 @@ TEST(Handshake, WithoutDescriptorsTheAcceptorPauses) {
   to.sin_port = htons(door.address().port);
   to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   EXPECT_EQ(connect(next.get(), reinterpret_cast<sockaddr*>(&to), sizeof(to)), 0);
-  // Let the loop's own clock pass three pauses; count what it does meanwhile.
+  // Lets three pauses pass on the loop's own clock, and counts what the loop does meanwhile.
   std::mutex mutex;
   std::condition_variable changed;
   uint64_t from = 0, until = 0;

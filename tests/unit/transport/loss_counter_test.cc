@@ -29,7 +29,8 @@ TEST(LossCounter, WhatThePeerDisownsIsNone) {
   EXPECT_EQ(losses.poll(path(2, 2)), 0u);
   losses.poll(path(5, 2));
   EXPECT_EQ(losses.poll(path(5, 3)), 2u);
-  // Disowned after it was counted: never negative, and not counted again.
+  // A loss that is disowned after it was counted never makes the count negative, and is not counted
+  // again.
   EXPECT_EQ(losses.poll(path(5, 5)), 0u);
   EXPECT_EQ(losses.poll(path(5, 5)), 0u);
 }

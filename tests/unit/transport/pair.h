@@ -1,4 +1,4 @@
-// Two ends of a TCP connection over loopback with small buffers, and a handler that records.
+// Two ends of a TCP connection over loopback with small buffers, and a handler that records frames.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@
 
 namespace herring::transport::tcp::testing {
 
-// buffer: bytes for SO_SNDBUF and SO_RCVBUF, 0: the system's choice.
+// `buffer` is the size of SO_SNDBUF and SO_RCVBUF in bytes. With 0 the system chooses.
 inline std::pair<GuardedFd, GuardedFd> connected_pair(int buffer = 0) {
   const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (buffer > 0) setsockopt(listener, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof(buffer));
@@ -45,7 +45,7 @@ inline std::pair<GuardedFd, GuardedFd> connected_pair(int buffer = 0) {
   return {std::move(client), std::move(server)};
 }
 
-// Keeps every frame that comes; what a test wants to happen in a callback it puts into a hook.
+// Records every frame that arrives. Tests set hooks that run in the callbacks.
 class Recorder : public FlowHandler {
  public:
   struct Frame {
@@ -60,7 +60,7 @@ class Recorder : public FlowHandler {
     }
     payload.assign(header.payload, '\0');
     received = 0;
-    // In pieces of different sizes, an empty one among them.
+    // The payload goes into pieces of different sizes, one of them empty.
     size_t at = 0;
     for (int piece = 0; at < payload.size(); ++piece) {
       const size_t rest = payload.size() - at;
@@ -120,7 +120,7 @@ inline std::string pattern(size_t bytes, uint32_t seed) {
   return text;
 }
 
-// One loop, both ends. run() ends with loop.stop() from a hook, or fails after a while.
+// Both ends on one loop. run() ends when a hook calls loop.stop(), or fails after a while.
 struct Pair {
   explicit Pair(int buffer = 0) {
     auto [client_fd, server_fd] = connected_pair(buffer);

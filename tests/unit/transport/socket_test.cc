@@ -58,7 +58,7 @@ TEST(Socket, APortInUseIsNamed) {
 class ListeningPorts : public testing::Test {
  protected:
   ~ListeningPorts() override { set_listening_ports({}); }
-  // Of a port that was free a moment ago.
+  // Returns a port that was free a moment ago.
   static uint16_t free_port() {
     auto listener = listen_on({"127.0.0.1", 0}, 1);
     return listener.ok() ? local_address(listener->get())->port : 0;
@@ -74,7 +74,7 @@ TEST_F(ListeningPorts, AreTakenOneAfterTheOtherUntilTheRangeIsUsedUp) {
   std::vector<GuardedFd> listeners;
   for (int i = 0; i <= size; ++i) {
     auto listener = listen_on({"127.0.0.1", 0}, 1);
-    if (!listener.ok()) {  // others may have some of them
+    if (!listener.ok()) {  // other programs may use some of the ports
       const std::string& message = listener.status().message();
       EXPECT_EQ(listener.status().code(), Code::kConfiguration);
       EXPECT_TRUE(contains(message, "HERRING_PORTS=" + range.to_string())) << message;
@@ -196,7 +196,7 @@ TEST(Socket, OnlyBbrIsReplaced) {
   EXPECT_GT(tried, 0u);
 }
 
-// Two ends on one host: a round trip of next to nothing.
+// Both ends are on one host, so the round-trip time is close to zero.
 TEST(Socket, ALostTailIsSentAgainSoon) {
   constexpr int kLeastTimeoutOption = 45;  // TCP_RTO_MIN_US
   auto listener = listen_on({"127.0.0.1", 0}, 1);

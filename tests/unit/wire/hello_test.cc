@@ -50,7 +50,7 @@ TEST(Hello, APrefixIsKnownByItsMagic) {
   EXPECT_FALSE(may_begin_hello(bytes.data(), 72));
 }
 
-// Whoever connects knows both hellos; on neither can a guess of the secret be tried.
+// Anybody who connects sees both hellos, so neither may help to test a guess of the secret.
 TEST(Hello, NothingThatDependsOnTheSecretComesBeforeTheClientsProof) {
   const ClientHello client = make_client_hello({}, job_id("job"));
   const ServerHello server = make_server_hello(Verdict::kAccepted);

@@ -70,7 +70,7 @@ TEST(PartialMessages, NothingShortOrAbsurdIsAccepted) {
     EXPECT_FALSE(decode_enlist(std::string_view(enlist).substr(0, n)).ok()) << n;
   }
   std::string wrong = enlist;
-  wrong[1] = 2;  // min: late contributions could not be added up
+  wrong[1] = 2;  // min: late contributions cannot be added
   EXPECT_FALSE(decode_enlist(wrong).ok());
   RoundMessage message;
   message.contributors.resize(3);
@@ -79,14 +79,14 @@ TEST(PartialMessages, NothingShortOrAbsurdIsAccepted) {
     EXPECT_FALSE(decode_round(std::string_view(round).substr(0, n)).ok()) << n;
   }
   std::string many = round;
-  many[8 + 4 * 3 + 1] = '\xff';  // contributors that are not there
+  many[8 + 4 * 3 + 1] = '\xff';  // the message has fewer contributors
   EXPECT_FALSE(decode_round(many).ok());
   const std::string mark = encode(RoundMark{});
   EXPECT_FALSE(decode_mark(mark + "x").ok());
   EXPECT_FALSE(decode_join(mark).ok());
 }
 
-// Names may hold anything.
+// Names may contain any characters.
 TEST(PartialMessages, ASeriesOfAGroupIsNoOtherGroupsOfAnotherName) {
   EXPECT_EQ(series_id("s", 5), series_id("s", 5));
   EXPECT_NE(series_id("s\n5"), series_id("s", 5));

@@ -40,14 +40,15 @@ TEST(Balance, CountsTransfersInFullThatAreBetween) {
   EXPECT_FALSE(balance.hold(1, 2.125));
 }
 
-// Beside the rule in its plain form: ahead of any other by more than what is allowed.
+// Compares with the rule in its plain form: a link is held if it is ahead of any other by more than
+// is allowed.
 TEST(Balance, DoesWhatComparingAllWithAllDoes) {
   std::mt19937 random(11);
   for (int run = 0; run < 200; ++run) {
     Balance balance;
     const uint32_t links = 1 + random() % 12;
     std::map<uint32_t, double> positions;
-    std::map<uint32_t, double> waiting;  // and what each was allowed
+    std::map<uint32_t, double> waiting;  // what each link was allowed
     const auto is_ahead = [&](uint32_t link, double allowed) {
       return std::any_of(positions.begin(), positions.end(), [&](const auto& other) {
         return positions[link] - allowed > other.second;

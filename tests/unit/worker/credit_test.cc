@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kSegment = 8192, kFlows = 8;
 
-// Feeds the controller as a path would whose goodput depends on the window; bytes per second.
+// Feeds the controller like a path whose goodput, in bytes per second, depends on the window.
 class Path {
  public:
   explicit Path(uint16_t maximum = 128, bool fixed = false, uint16_t ladder = UINT16_MAX)
@@ -37,7 +37,7 @@ class Path {
     }
   }
 
-  // Packets queue for this share of the time to a result.
+  // Reports that packets queue for this share of a result's response time. Returns `goodput`.
   double queues_for(double share, double goodput) {
     const double response = kFlows * kSegment * controller.credit() / goodput;
     controller.on_queueing(static_cast<Nanos>(share * response * 1e9));
@@ -52,14 +52,15 @@ TEST(CreditController, StaysSmallOnALinkThatIsFull) {
   Path path;
   path.run(120 * kSecond, [](uint16_t) { return 25e6; });
   EXPECT_EQ(path.controller.base(), 1);
-  EXPECT_GT(path.controller.trials(), 3u);  // it has looked
+  EXPECT_GT(path.controller.trials(), 3u);  // the controller has tried larger windows
 }
 
-// A transfer takes a second or less: a rung each, and the window is known.
+// A transfer takes a second or less. The ladder tries one window per transfer, and then the right
+// one is known.
 TEST(CreditController, TheLadderTakesATransferARung) {
   for (const int best : {1, 4, 128}) {
     Path path;
-    for (int transfer = 0; transfer < 25; ++transfer) {  // at 128 one lasts 4 ms
+    for (int transfer = 0; transfer < 25; ++transfer) {  // at 128, a transfer lasts 4 ms
       path.controller.on_start(path.now);
       path.transfer(12 << 20, [&](uint16_t credit) { return 25e6 * std::min<int>(credit, best); });
     }
@@ -67,7 +68,8 @@ TEST(CreditController, TheLadderTakesATransferARung) {
   }
 }
 
-// Between a window that is just right and one so large that TCP alone shares the port.
+// A worse window lies between one that is just right and one so large that only TCP shares the
+// port.
 TEST(CreditController, AWorseWindowBetweenTwoDoesNotEndTheLadder) {
   Path path;
   path.run(30 * kSecond, [](uint16_t credit) {
@@ -76,7 +78,8 @@ TEST(CreditController, AWorseWindowBetweenTwoDoesNotEndTheLadder) {
   EXPECT_EQ(path.controller.base(), 32);
 }
 
-// A ladder of eight windows on a full link, of which one more queues and the largest lose packets.
+// On a full link, a second window only lengthens the queue and larger ones lose packets. The ladder
+// of eight windows must end early.
 TEST(CreditController, TheLadderEndsWhereOneWindowFillsALinkAndTheNextMovesNoMore) {
   Path path;
   uint16_t largest = 0;
@@ -89,7 +92,7 @@ TEST(CreditController, TheLadderEndsWhereOneWindowFillsALinkAndTheNextMovesNoMor
   EXPECT_EQ(path.controller.rungs().size(), 2u);
 }
 
-// What is lost on the way, or moves more with the next window, keeps the ladder going.
+// The ladder goes on while packets are lost, or while the next window moves more.
 TEST(CreditController, TheLadderGoesOnWhereALinkIsNotFullOrLosesPackets) {
   for (const bool loses : {false, true}) {
     Path path;
@@ -102,7 +105,7 @@ TEST(CreditController, TheLadderGoesOnWhereALinkIsNotFullOrLosesPackets) {
   }
 }
 
-// A window that no transfer fills tells nothing that a smaller one does not.
+// A window that no transfer fills shows nothing that a smaller one does not.
 TEST(CreditController, SmallTransfersEndTheLadderToo) {
   Path path;
   for (int transfer = 0; transfer < 4000; ++transfer) {
@@ -118,7 +121,7 @@ TEST(CreditController, GrowsWhileMoreMovesMore) {
   EXPECT_EQ(path.controller.base(), 32);
 }
 
-// Memory bounds the window of a long path; on a short one nothing beyond the ladder is tried.
+// Memory bounds the window of a long path. On a short path nothing beyond the ladder is tried.
 TEST(CreditController, BeyondTheLadderAPathAllowsWhatItCanHold) {
   for (const size_t allowed : {0, 64, 512, 1 << 20}) {
     Path path(2048, false, 128);
@@ -134,14 +137,14 @@ TEST(CreditController, BeyondTheLadderAPathAllowsWhatItCanHold) {
 TEST(CreditController, FindsASmallGainAmidNoise) {
   Path path(64);
   std::mt19937 random(3);
-  std::normal_distribution<double> noise(1, 0.3);  // of a segment: one in a hundred of an interval
+  std::normal_distribution<double> noise(1, 0.3);  // per segment; about 0.01 per interval
   path.run(30 * kSecond, [&](uint16_t credit) {
     return 1e9 * std::pow(1.025, std::log2(credit)) * std::max(0.2, noise(random));
   });
   EXPECT_EQ(path.controller.base(), 64);
 }
 
-// On a full link a small gain counts if it shows every time.
+// On a full link, a small gain counts only if it shows every time.
 TEST(CreditController, AGainOnAFullLinkShowsInEveryPair) {
   for (const bool steady : {true, false}) {
     Path path(64);
@@ -169,7 +172,7 @@ TEST(CreditController, ALargeGainIsWorthAQueue) {
   EXPECT_EQ(path.controller.base(), 4);
 }
 
-// Packets queue for more than a millisecond, but most of the time goes to processes that wait for a
+// Packets queue for more than a millisecond, but processes spend most of the time waiting for a
 // processor.
 TEST(CreditController, ASmallGainCountsWhereProcessorsAreTheLimit) {
   Path path;
@@ -179,12 +182,12 @@ TEST(CreditController, ASmallGainCountsWhereProcessorsAreTheLimit) {
   EXPECT_EQ(path.controller.base(), 128);
 }
 
-// Gradients come in bursts: which window they meet is chance.
+// Gradients come in bursts, and chance decides which window meets a burst.
 TEST(CreditController, BurstsAreNoGain) {
   Path path;
   std::mt19937 random(3);
   std::bernoulli_distribution burst(0.5);
-  // As long as an interval is: each meets a burst or not.
+  // Each pace lasts as long as an interval, so an interval either meets a burst or does not.
   double pace = 0;
   Nanos until = 0;
   path.run(600 * kSecond, [&](uint16_t) {
@@ -196,14 +199,14 @@ TEST(CreditController, BurstsAreNoGain) {
   });
   EXPECT_EQ(path.controller.base(), 1);
   EXPECT_GT(path.controller.trials(), 3u);
-  // Whoever else used the link leaves: it is looked at again.
+  // Other traffic leaves the link, and the controller must find the larger window.
   path.run(120 * kSecond, [&](uint16_t credit) {
     return path.queues_for(0.1, 25e6 * std::min<int>(credit, 8));
   });
   EXPECT_GE(path.controller.base(), 8);
 }
 
-// Connections and memory warm up: what comes later moves more, with either window.
+// Connections and memory warm up: later transfers move more, with either window.
 TEST(CreditController, ADriftIsNoGain) {
   Path path;
   path.run(150 * kSecond, [&](uint16_t) { return 25e6 * std::exp(0.02 * to_seconds(path.now)); });
@@ -211,8 +214,8 @@ TEST(CreditController, ADriftIsNoGain) {
   EXPECT_GT(path.controller.trials(), 3u);
 }
 
-// A round trip of 100 ms varies by more than a queue on a short path would last: that is no reason
-// not to look. What is on the way fits the path until the window is 16 segments.
+// A round trip of 100 ms varies by more than a queue on a short path would last. The controller
+// must try larger windows all the same. The path holds a window of 16 segments without a queue.
 TEST(CreditController, ALongPathIsTriedThoughItsRoundTripVaries) {
   constexpr Nanos kShortest = 100 * kMillisecond;
   for (const Nanos queueing : {10 * kMillisecond, 20 * kMillisecond}) {
@@ -225,7 +228,8 @@ TEST(CreditController, ALongPathIsTriedThoughItsRoundTripVaries) {
   }
 }
 
-// Ranks do not begin an all-reduce at once, and how long the first one waits is no one's gain.
+// Ranks do not begin an all-reduce at the same time. The wait of the first rank must not count as a
+// gain of any window.
 TEST(CreditController, WaitingForTheLastRankIsNotCounted) {
   Path path;
   std::mt19937 random(3);
@@ -240,13 +244,13 @@ TEST(CreditController, WaitingForTheLastRankIsNotCounted) {
   EXPECT_GT(path.controller.trials(), 3u);
 }
 
-// Where no link is full, a first pair that lost a little is not the end of a trial.
+// Where no link is full, a trial does not end after a first pair that lost a little.
 TEST(CreditController, MorePairsSettleADoubt) {
   Path path(2);
   int times_larger = 0;
   uint16_t before = 1;
   path.run(20 * kSecond, [&](uint16_t credit) {
-    times_larger += credit > before;  // first on the ladder
+    times_larger += credit > before;  // the first time is on the ladder
     before = credit;
     return credit == 1 ? 100e6 : times_larger <= 2 ? 95e6 : 105e6;
   });
@@ -272,12 +276,12 @@ TEST(CreditController, StopsAtItsMaximum) {
 TEST(CreditController, OneNoisyIntervalIsNoEvidence) {
   Path path;
   int call = 0;
-  // Every 50th stretch of segments runs at three times the pace, whatever the window.
+  // The first 40 of every 2000 segments run at three times the pace, whatever the window.
   path.run(30 * kSecond, [&](uint16_t) { return ++call % 2000 < 40 ? 75e6 : 25e6; });
   EXPECT_LE(path.controller.base(), 2);
 }
 
-// The link becomes slower: what was the right window overruns a switch now.
+// The link becomes slower, so the window that was right now overruns a switch.
 TEST(CreditController, CongestionHalvesTheWindowWhereHalfMovesAsMuch) {
   Path path;
   std::mt19937 random(3);
@@ -292,7 +296,7 @@ TEST(CreditController, CongestionHalvesTheWindowWhereHalfMovesAsMuch) {
   EXPECT_LE(path.controller.base(), 8);
 }
 
-// Packets that overtake each other look like a loss now and then.
+// Packets that overtake each other occasionally look like a loss.
 TEST(CreditController, ALoneLossChangesNothing) {
   Path path;
   for (int second = 0; second < 60; ++second) {
@@ -304,7 +308,8 @@ TEST(CreditController, ALoneLossChangesNothing) {
   EXPECT_EQ(path.controller.base(), 32);
 }
 
-// Other packets make a queue too: as long as twice the window moves twice as much, it is too small.
+// Other packets also make a queue. While twice the window moves twice as much, the window is too
+// small.
 TEST(CreditController, TwiceTheGoodputIsWorthAnyQueue) {
   Path path;
   path.controller.on_queueing(20 * kMillisecond);
@@ -330,7 +335,7 @@ TEST(CreditController, LossesThatNoWindowAvoidsAreTolerated) {
   EXPECT_LE(small, 45);
 }
 
-// Twice the window overruns a switch and stalls: looking once a minute is enough.
+// Twice the window overruns a switch and stalls. Trying it once a minute is enough.
 TEST(CreditController, TrialsThatFailCostLittle) {
   Path path;
   Nanos trying = 0;
@@ -341,7 +346,7 @@ TEST(CreditController, TrialsThatFailCostLittle) {
   });
   EXPECT_EQ(path.controller.base(), 1);
   EXPECT_GT(path.controller.trials(), 3u);
-  EXPECT_LT(trying, 10 * kSecond);  // of which the ladder takes a half
+  EXPECT_LT(trying, 10 * kSecond);  // half of this is the ladder
 }
 
 TEST(CreditController, FixedIsFixed) {

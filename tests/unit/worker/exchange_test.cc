@@ -14,10 +14,10 @@ namespace {
 
 using Ints = std::vector<int32_t>;
 
-// All ranks of an operation on int32, with servers that sum each block over who contributes to it.
+// All ranks of an operation on int32. Servers sum each block over the ranks that contribute to it.
 class Ranks {
  public:
-  // counts: of an all-gather of each rank, of an all-to-all from each rank to each.
+  // `counts` has one count per rank for an all-gather, and one per pair of ranks for an all-to-all.
   Ranks(const wire::Collective& what, std::vector<Ints> inputs, std::vector<uint64_t> counts = {},
         uint64_t row = 1)
       : inputs_(std::move(inputs)), results_(inputs_.size()), size_(inputs_.size()) {
@@ -80,7 +80,7 @@ class Ranks {
     }
     if (block.receive) wanted_[block.buffer].emplace_back(rank, *block.receive);
   }
-  // Into a result of which only what comes from other ranks is undone.
+  // Takes the pieces of `rank` from the node. Clears and fills only what comes from other ranks.
   void take_pieces(uint32_t rank) {
     for (const NodePiece& piece : on_node_[rank].pieces) {
       Ints sum(piece.bytes / 4);
@@ -236,7 +236,7 @@ TEST(Exchange, CountsThatDoNotFitAreRefused) {
        std::vector<std::vector<uint64_t>>{{}, {6}, {2, 4, 0}, {2, 5}, {UINT64_MAX, 7}}) {
     EXPECT_EQ(check(wire::AllToAll{rows}, {9, 4}, 2), Code::kProtocol);
   }
-  // It counts nothing.
+  // A reduce-scatter needs no counts.
   EXPECT_EQ(check(wire::ReduceScatter{{}, {UINT64_MAX, 7}}, {}, 2), Code::kProtocol);
   EXPECT_EQ(check(wire::ReduceScatter{{}, {6, 0}}, {}, 2), Code::kOk);
   EXPECT_EQ(check(wire::ReduceScatter{}, {}, 2), Code::kOk);

@@ -1,4 +1,4 @@
-// Who waits for a future hears of it at once, whoever completes it.
+// Tests that a thread which waits for a future hears of it at once, whichever thread completes it.
 #include "worker/future.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,8 @@
 namespace herring::worker {
 namespace {
 
-// Its own thread has nothing to do, and no timer: nothing else wakes who drives it.
+// The loop's own thread has nothing to do and no timer, so nothing else wakes a thread that drives
+// the loop.
 class FutureTest : public testing::Test {
  protected:
   FutureTest() { loop->start("loop"); }
@@ -22,7 +23,7 @@ class FutureTest : public testing::Test {
       std::make_shared<transport::EpollLoop>(transport::EpollLoop::Drivers::kWaitersToo);
 };
 
-// Such as the thread that watches devices.
+// The other thread may be the one that watches devices.
 TEST_F(FutureTest, AnotherThreadThanTheLoopsCompletesIt) {
   constexpr Nanos kPatience = 20 * kSecond;
   const Nanos start = monotonic_now();
@@ -37,7 +38,7 @@ TEST_F(FutureTest, AnotherThreadThanTheLoopsCompletesIt) {
     });
     EXPECT_TRUE(future->wait_for(kPatience));
     other.join();
-    loop->post([] {});  // runs what nobody has driven
+    loop->post([] {});  // runs what no waiting thread has driven
     if (i % 3 == 0) driven.get_future().wait();
     ASSERT_LT(monotonic_now() - start, kPatience) << "after " << i;
   }

@@ -18,7 +18,7 @@ using transport::tcp::testing::connected_pair;
 
 constexpr size_t kSegment = 1024;
 
-// Answers what is pushed with the same bytes, at once or when told to.
+// Answers every push with the same bytes, at once or when told to.
 class Server : public transport::FlowHandler {
  public:
   Server(DescriptorLoop& loop, GuardedFd fd)
@@ -32,7 +32,7 @@ class Server : public transport::FlowHandler {
   Status on_frame(Flow&, const wire::FrameHeader& header) override {
     if (header.type == wire::FrameType::kTaken) ++taken_frames;
     if (header.type == wire::FrameType::kTaken || header.type == wire::FrameType::kData) {
-      // Not more than was lent, and never less than before.
+      // The count never exceeds what was lent, and never decreases.
       const uint32_t fresh = header.taken - static_cast<uint32_t>(taken);
       EXPECT_LE(taken + fresh, lent);
       taken += fresh;
@@ -60,7 +60,7 @@ class Server : public transport::FlowHandler {
   std::unique_ptr<TcpFlow> flow;
   std::string payload;
   std::vector<std::pair<wire::FrameHeader, std::string>> waiting;
-  size_t most_waiting = 0;  // frames: the credit that was used
+  size_t most_waiting = 0;  // frames; the credit that was used
   uint32_t segments = 0;
   bool answering = false;
   bool lending = false;
@@ -105,7 +105,8 @@ class LinksTest : public ::testing::Test, public TransferOwner {
     if (servers[0]->taken == servers[0]->lent) return loop.stop();
     loop.post([this] { when_all_is_taken(); });
   }
-  // In a round of a partial all-reduce; `when` calls what it is given, after the push.
+  // Loses a server in a round of a partial all-reduce. `when` calls the function that it is given
+  // after the push.
   void lose_a_server(std::function<void(std::function<void()>)> when) {
     make({1, 1});
     transfer.key.stream = wire::kPartialStreams;
@@ -119,7 +120,7 @@ class LinksTest : public ::testing::Test, public TransferOwner {
     EXPECT_EQ(transfer.fewest_workers, 0u);
     EXPECT_EQ(transfer.segments_left, 0u);
   }
-  // Runs `then` once nothing moves any more: all runs in this thread, so what is under way shows
+  // Runs `then` once nothing moves any more. Everything runs in this thread, so pending work shows
   // within a few turns of the loop.
   void when_quiet(std::function<void()> then, uint32_t before = 0, int turns = 0) {
     const uint32_t now = servers[0]->segments + servers[1]->segments;
@@ -150,7 +151,8 @@ TEST_F(LinksTest, ALightServerDoesNotRunAheadOfAHeavyOne) {
     });
   });
   loop.run();
-  // Three times the bytes, three times the credit; and the other stops a few frames ahead.
+  // The heavy server has three times the bytes and three times the credit. The light server stops a
+  // few frames ahead.
   EXPECT_EQ(servers[0]->most_waiting, 3u);
   EXPECT_EQ(heavy, 3u);
   EXPECT_GE(light, 2u);
@@ -161,8 +163,8 @@ TEST_F(LinksTest, ALightServerDoesNotRunAheadOfAHeavyOne) {
   EXPECT_EQ(data, expected);
 }
 
-// The server may use the memory of lent results again only when it is told so: on the way by what
-// is pushed next, in the end by a frame of its own.
+// The server may reuse the memory of lent results only when it is told so. Later pushes tell it
+// along the way, and a frame of its own tells it in the end.
 TEST_F(LinksTest, AllThatWasLentIsGivenBack) {
   make({1});
   Server& server = *servers[0];
@@ -183,7 +185,7 @@ TEST_F(LinksTest, AllThatWasLentIsGivenBack) {
   EXPECT_EQ(data, expected);
 }
 
-// However it ends, the memory is the caller's again: what comes late goes nowhere.
+// However the transfer ends, its memory belongs to the caller again. Late results are dropped.
 TEST_F(LinksTest, NothingTouchesATransferThatWasForgotten) {
   for (const bool finishes : {true, false}) {
     servers.clear();

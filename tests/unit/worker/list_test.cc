@@ -9,7 +9,7 @@
 namespace herring::worker {
 namespace {
 
-// The arrays of one rank: every byte tells the rank, the array and its place there.
+// The arrays of one rank. Every byte identifies the rank, the array and the place in it.
 struct Arrays {
   std::vector<wire::Array> shapes;
   std::vector<std::string> data;
@@ -25,7 +25,7 @@ class ListTest : public testing::TestWithParam<uint32_t> {
  protected:
   uint64_t below(uint64_t n) { return random() % n; }
 
-  // `rows`: how many rows an array has on a rank.
+  // `rows` gives the number of rows that an array has on a rank.
   template <typename Rows>
   std::vector<Arrays> some(const Rows& rows) {
     std::vector<Arrays> ranks(size);
@@ -118,7 +118,7 @@ TEST_P(ListTest, ReduceScatterLeavesEachRankItsRows) {
       List list(wire::ReduceScatter{}, ranks[0].shapes, r, size);
       const std::string staging = packed(list, ranks[0]);
       const std::vector<uint64_t> splits = list.splits();
-      // As if it were the only one that gives something.
+      // Builds the result as if rank 0 were the only contributor.
       std::string own;
       for (size_t b = 0; b < list.bundles().size(); ++b) {
         const List::Bundle& bundle = list.bundles()[b];

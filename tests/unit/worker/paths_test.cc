@@ -13,7 +13,8 @@ Path path(size_t outstanding, Nanos rtt) {
   return made;
 }
 
-// How `frames` frames of `segments` each spread over `paths` when nothing is answered meanwhile.
+// Returns how `frames` frames of `segments` each spread over `paths` if nothing is answered
+// meanwhile.
 std::vector<size_t> spread(std::vector<Path> paths, int frames, size_t segments) {
   std::vector<size_t> taken(paths.size());
   for (int i = 0; i < frames; ++i) {
@@ -37,7 +38,8 @@ TEST(Paths, SharesByWhatEachCanAnswer) {
             (std::vector<size_t>{10, 30}));
 }
 
-// A path at a tenth of the others' rate: waiting for a fast one takes less time than using it.
+// One path is far slower than the others. Waiting for a fast path takes less time than using the
+// slow one.
 TEST(Paths, LeavesABrokenOneAlone) {
   EXPECT_EQ(spread({path(0, kMillisecond), path(0, 50 * kMillisecond), path(0, kMillisecond)}, 40,
                    1),
@@ -59,7 +61,7 @@ TEST(Paths, ASlowOneIsTriedAgainMoreAndMoreSeldom) {
   retry_slow_paths(paths, now);
   std::vector<Nanos> tried;
   for (Nanos last = now; now < 400 * kSecond; now += 50 * kMillisecond) {
-    // It is as slow as ever whenever it is looked at.
+    // The path is as slow as before whenever it is tried.
     if (soonest(paths) == 1 || paths[1].rtt <= 2 * paths[0].rtt) {
       tried.push_back((now - last) / kSecond);
       last = now;

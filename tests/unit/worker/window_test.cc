@@ -11,9 +11,10 @@ TEST(Window, SharesAreCountedInTheLeastLoadedServers) {
   EXPECT_EQ(share_of({1, 3, 0}, 0), 1);
   EXPECT_EQ(share_of({1, 3, 0}, 1), 3);
   EXPECT_EQ(share_of({2, 6, 4}, 2), 2);
-  // One with next to nothing to do does not make the others flood their links.
+  // A server with next to nothing to do does not make the others flood their links.
   EXPECT_EQ(share_of({0.001, 1}, 1), kLargestShare);
-  // One that has nothing to do, that is not known, or of which all have nothing.
+  // A server with nothing to do, an unknown server, and a server in a set where none has anything
+  // get a share of 1.
   EXPECT_EQ(share_of({1, 0}, 1), 1);
   EXPECT_EQ(share_of({1, 1}, 2), 1);
   EXPECT_EQ(share_of({0, 0}, 0), 1);
@@ -24,7 +25,8 @@ TEST(Window, IsLongerWhereThePathIs) {
   EXPECT_EQ(length_of(0, 1000), 1);
   EXPECT_EQ(length_of(1000, 1000), 2);
   EXPECT_EQ(length_of(20e6, 1e6), 21);
-  // A path that is measured shorter than the nearest is as near; none takes no time.
+  // A path that is measured as shorter than the nearest counts as near. A response time of 0 counts
+  // as 1.
   EXPECT_EQ(length_of(-500, 1000), 1);
   EXPECT_EQ(length_of(5, 0), 6);
 }
@@ -63,7 +65,8 @@ TEST(Window, FramesHoldWholeSegmentsAndKeepToTheirMaximum) {
   EXPECT_EQ(frame_of(1, 4, 256 << 10, kSegment), 1U);
   EXPECT_EQ(frame_of(16, 4, 256 << 10, kSegment), 4U);
   EXPECT_EQ(frame_of(128, 2, 256 << 10, kSegment), 32U);
-  // Settings may make a frame smaller than a segment, or larger than a message can name pieces.
+  // Settings may make a frame smaller than a segment, or larger than the number of pieces in a
+  // message.
   EXPECT_EQ(frame_of(128, 2, 4096, kSegment), 1U);
   EXPECT_EQ(frame_of(1 << 20, 2, size_t{1} << 30, 1024), transport::Destinations::kMaxPieces);
   std::mt19937 random(7);
