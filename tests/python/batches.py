@@ -1,4 +1,4 @@
-"""Cases that run in one job, one after the other: starting processes takes most of the time."""
+"""Runs many cases in one job, one after the other, because starting processes takes most time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 
 
 def herring_run(*options: str, seconds: int = 200) -> list[str]:
-    """The beginning of a command that runs Python on every rank of a job."""
+    """Returns the beginning of a command that runs Python on every rank of a job."""
     launcher = [sys.executable, "-m", "herring.launch.cli", "run", *options]
     return [*launcher, "--timeout", str(seconds), "--grace", "1", "--", sys.executable]
 
@@ -26,17 +26,17 @@ def outcomes(
     seconds: int = 215,
     **environment: str,
 ) -> dict[str, str]:
-    """For each case "", or what the job said that it failed in.
+    """Runs the cases, and returns "" for each that passed or the job's output where one failed.
 
-    After a failure another job goes on with the cases that follow.
+    After a failure, another job continues with the cases that follow.
 
     Args:
-      command: runs the cases that are behind its options; with ``--report FILE`` it appends a line
-        to the file for each that has passed.
-      cases: their names.
-      name_in: finds the name in such a line.
-      seconds: after which a job is ended.
-      environment: more variables.
+      command: the command that runs the cases named after its options. With ``--report FILE`` it
+        appends a line to the file for each case that has passed.
+      cases: the names of the cases.
+      name_in: finds the name of a case in a line of the report.
+      seconds: the time limit of a job.
+      environment: additional environment variables.
     """
     paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     found: dict[str, str] = {}
@@ -67,7 +67,7 @@ def outcomes(
 
 
 def _shortened(output: str) -> str:
-    """Its end, and what was said first of an error: others fail because one did."""
+    """Returns the first traceback and the end: later errors are often caused by the first one."""
     end = output[-6000:]
     first = output.find("Traceback")
     if first < 0 or first >= len(output) - len(end):

@@ -1,4 +1,4 @@
-"""Scripts of jobs with ``algorithm="cuda-butterfly"``, on real GPUs and those of the stand-in."""
+"""Scripts of jobs with ``algorithm="cuda-butterfly"``, for real GPUs and for the stand-in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gpu_scripts import GPUS
 
 __all__ = ["BITS", "MANY", "VALUES"]
 
-# What ranks give: of every dtype, with special values among those of floats.
+# Contributions of a rank in every dtype; floats include special values.
 VALUES = """
 def values_of(dtype, count, r):
     generator = np.random.default_rng(1000 * r + count)
@@ -90,8 +90,8 @@ herring.shutdown()
 """
 )
 
-# Several in flight, in another order on each rank, by threads and in groups: more than kernels
-# serve at a time. The host sums the rest, with the same bits.
+# Many operations in flight, in a different order on each rank, from threads and in groups. They
+# exceed what the kernels serve at a time, so the host sums the rest, with the same bits.
 MANY = (
     GPUS
     + VALUES

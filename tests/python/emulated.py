@@ -1,4 +1,4 @@
-"""What tests on emulated hosts share: whether there can be any here, and what they leave."""
+"""Helpers for tests on emulated hosts: whether this machine can create them, what they leave."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["namespaces", "needs_hosts", "why_no_hosts"]
 
 
 def why_no_hosts(**network: Any) -> str | None:
-    """Returns why this machine makes no such host; None: it does."""
+    """Returns why this machine cannot create emulated hosts, or None if it can."""
     if os.geteuid() != 0:
         return "needs root"
     for tool in ("ip", "tc", "nsenter", "setpriv"):
@@ -31,11 +31,11 @@ def why_no_hosts(**network: Any) -> str | None:
 
 
 def needs_hosts(**network: Any) -> pytest.MarkDecorator:
-    """Skips a test where there can be no such hosts."""
+    """Skips a test on machines that cannot create emulated hosts."""
     reason = why_no_hosts(**network)
     return pytest.mark.skipif(reason is not None, reason=str(reason))
 
 
 def namespaces(identity: str = "") -> set[str]:
-    """Returns the names of the network namespaces of a cluster, or of all."""
+    """Returns the names of the network namespaces of one cluster, or of all clusters."""
     return {path.name for path in pathlib.Path("/run/netns").glob(f"herring-{identity}*")}

@@ -1,4 +1,4 @@
-"""Forks of the test process itself."""
+"""Forks the test process itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["fork", "reap"]
 
 
 def fork(run: Callable[[], object]) -> int:
-    """Runs a function in a forked child, which ends with it whatever it does; its process id."""
+    """Runs a function in a forked child, which always exits after it; returns the child's ID."""
     child = os.fork()
     if child:
         return child
@@ -23,11 +23,11 @@ def fork(run: Callable[[], object]) -> int:
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(status)  # else it would go on as a second pytest
+        os._exit(status)  # otherwise the child would continue as a second pytest
 
 
 def reap(child: int, seconds: float = 30.0) -> int:
-    """Waits for a child, and kills it if that takes too long; its exit status."""
+    """Waits for a child, killing it after `seconds`, and returns its exit status."""
     deadline = time.monotonic() + seconds
     while True:
         done, status = os.waitpid(child, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""Scripts of jobs whose arrays lie on GPUs: real ones (`tests/gpu`) and those of the stand-in."""
+"""Scripts of jobs with arrays on GPUs: real ones (`tests/gpu`) or those of the stand-in."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ herring.shutdown()
 """
 )
 
-# Lists whose results go to other arrays of the GPU.
+# Lists of arrays whose results go to other arrays on the GPU.
 GATHERS = (
     GPUS
     + """
@@ -164,7 +164,7 @@ herring.shutdown()
 """
 )
 
-# Rounds in which GPUs add; the bits are those of host memory.
+# Rounds in which GPUs add; the results have the same bits as sums in host memory.
 STAGES = (
     GPUS
     + """

@@ -1,6 +1,7 @@
-"""Arrays on GPUs that do not exist: on the stand-in for CUDA's driver (tests/device/driver.h).
+"""Arrays on simulated GPUs, for scripts of jobs.
 
-For scripts of jobs: `ENVIRONMENT` lets a process find the stand-in instead of a driver.
+The GPUs are those of the stand-in for CUDA's driver (tests/device/driver.h). `ENVIRONMENT` lets a
+process find the stand-in instead of a driver.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ ENVIRONMENT = {
     "PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}".rstrip(":"),
 }
 
-# Likewise for `herring.torch`, with tensors of the CPU: see `on_gpus`.
+# The same environment for `herring.torch`, which takes CPU tensors for GPU tensors: see `on_gpus`.
 TORCH_ENVIRONMENT = {
     **ENVIRONMENT,
     "STANDIN_JITTER": "50",
@@ -29,7 +30,7 @@ _CODES = {"i": 0, "u": 1, "f": 2, "b": 6, "c": 5}
 
 
 class _Tensor(ctypes.Structure):
-    """DLManagedTensor, in one."""
+    """DLPack's DLManagedTensor with the nested DLTensor flattened into it."""
 
     _fields_ = [
         ("data", ctypes.c_void_p),
@@ -48,10 +49,10 @@ class _Tensor(ctypes.Structure):
 
 
 class Driver:
-    """The stand-in, in this process."""
+    """Calls the stand-in that is loaded in this process."""
 
     def __init__(self) -> None:
-        self._library = ctypes.CDLL("libcuda.so.1")  # the same one each time
+        self._library = ctypes.CDLL("libcuda.so.1")  # every instance loads the same library
         pointer, size, u32, u64 = (
             ctypes.c_void_p,
             ctypes.c_size_t,
@@ -85,11 +86,11 @@ class Driver:
             setattr(self, name, function)
 
     def count(self) -> int:
-        """Of GPUs."""
+        """Returns the number of GPUs."""
         return 2
 
     def bytes(self) -> tuple[int, int, int]:
-        """Copied out of devices, into them, and of both with memory that is not registered."""
+        """Returns bytes copied from devices, to devices, and, of both, with unregistered memory."""
         found = [ctypes.c_uint64() for _ in range(3)]
         self._library.standin_bytes(*map(ctypes.byref, found))
         return tuple(one.value for one in found)
@@ -98,7 +99,7 @@ class Driver:
 class GpuArray:
     """An array in device memory that exports DLPack; work on it is queued in one stream.
 
-    `tells` is whether it tells its stream, as some libraries do.
+    `tells` says whether the array announces its stream, as arrays of some libraries do.
     """
 
     def __init__(self, values, device: int = 0, tells: bool = True) -> None:
@@ -118,24 +119,24 @@ class GpuArray:
         return int(np.prod(self.shape, dtype=np.int64))
 
     def set(self, values) -> None:
-        """Writes now, whatever is queued."""
+        """Writes the values at once, without waiting for queued work."""
         values = np.ascontiguousarray(values, self.dtype)
         self.driver.poke(self.address, values.ctypes.data, values.nbytes)
 
     def get(self) -> np.ndarray:
-        """What is there when all that is queued in its stream is through."""
+        """Returns the values after all work queued in the array's stream has completed."""
         values = np.empty(self.shape, self.dtype)
         done = ctypes.c_void_p(self.stream)
-        self.driver.order(done, None)  # waits
+        self.driver.order(done, None)  # waits for the stream
         self.driver.peek(values.ctypes.data, self.address, values.nbytes)
         return values
 
     def fill(self, value: float, microseconds: int = 0) -> None:
-        """Queues a kernel of some length that writes a number to all places."""
+        """Queues a kernel that takes `microseconds` and writes `value` to all elements."""
         self.driver.fill(self.stream, self.address, self.size, value, microseconds)
 
     def store(self, values, microseconds: int = 0) -> None:
-        """Queues a kernel of some length that writes these values."""
+        """Queues a kernel that takes `microseconds` and writes these values."""
         values = np.ascontiguousarray(values, self.dtype)
         self.driver.store(
             self.stream, self.address, values.ctypes.data, values.nbytes, microseconds
@@ -161,7 +162,7 @@ class GpuArray:
 
 
 class Adopted:
-    """A contiguous tensor of torch's on the CPU as if it lay on a GPU."""
+    """Presents a contiguous CPU tensor of torch as if it lay on a GPU."""
 
     def __init__(self, tensor) -> None:
         kind = str(tensor.dtype).removeprefix("torch.")
@@ -174,7 +175,7 @@ class Adopted:
             self._adopt()
 
     def _adopt(self) -> None:
-        """As many bytes as the longest of those that begin there."""
+        """Registers as many bytes as the longest adopted tensor at this address has."""
         if longest := max(_adopted[self.address].values(), default=0):
             Driver().adopt(0, self.address, longest)
         else:
@@ -193,7 +194,7 @@ class Adopted:
 
 
 class BenchGpus:
-    """The stand-in's, in place of those of `herring.bench.gpus`."""
+    """Replaces `herring.bench.gpus.Gpus` with the stand-in's GPUs."""
 
     def __init__(self, option: str) -> None:
         del option
@@ -204,7 +205,7 @@ class BenchGpus:
 
 
 class BenchGpu:
-    """One of them: its tensors lie in the CPU's memory, and their stream is the stand-in's."""
+    """A GPU of the stand-in: its tensors lie in CPU memory, and it has one stream."""
 
     def __init__(self) -> None:
         self.driver = Driver()
@@ -223,11 +224,11 @@ class BenchGpu:
         return Queued(tensor, self.stream)
 
     def synchronize(self) -> None:
-        self.driver.order(ctypes.c_void_p(self.stream), None)  # waits
+        self.driver.order(ctypes.c_void_p(self.stream), None)  # waits for the stream
 
 
 class Queued(Adopted):
-    """A tensor whose library tells a stream of the stand-in."""
+    """A tensor whose library announces a stream of the stand-in."""
 
     def __init__(self, tensor, stream: int) -> None:
         super().__init__(tensor)
@@ -246,7 +247,7 @@ def _capsule(address: int, device: int, shape: tuple[int, ...], code: int, bits:
         lanes=1,
         shape=ctypes.cast(dimensions, ctypes.POINTER(ctypes.c_int64)),
     )
-    _exported.append((tensor, dimensions))  # for ever; a few bytes
+    _exported.append((tensor, dimensions))  # never freed, but only a few bytes
     new = ctypes.pythonapi.PyCapsule_New
     new.restype = ctypes.py_object
     new.argtypes = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
@@ -254,5 +255,5 @@ def _capsule(address: int, device: int, shape: tuple[int, ...], code: int, bits:
 
 
 _exported: list[object] = []
-_adopting = threading.RLock()  # tensors come and go on several threads
-_adopted: dict[int, dict[int, int]] = {}  # bytes of tensors, by address
+_adopting = threading.RLock()  # tensors are created and freed on several threads
+_adopted: dict[int, dict[int, int]] = {}  # sizes of tensors in bytes, by address and by object id

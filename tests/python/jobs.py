@@ -1,4 +1,4 @@
-"""Runs small scripts as real jobs, for the tests of this folder."""
+"""Runs small scripts as real jobs for the tests in this folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAYOUTS = {
 
 PROGRAMS = Path(__file__).parent / "programs"
 
-# What short scripts find at hand; programs in files import it themselves.
+# Every short script begins with these imports; programs in files have their own.
 PREAMBLE = f"""
 import hashlib, os, signal, sys, time
 import numpy as np
@@ -32,7 +32,7 @@ from support import raises
 
 
 def program(name: str, *arguments: str, folder: Path = PROGRAMS) -> list[str]:
-    """The words that follow `python` to run `<name>.py` of a folder with `arguments`."""
+    """Returns the words that follow `python` to run `<name>.py` of a folder with `arguments`."""
     path = folder / f"{name}.py"
     assert path.is_file(), path
     return [str(path), *arguments]
@@ -51,8 +51,8 @@ def run_job(
       layout: the options of `herring run` that place workers and servers.
       script: the text of a short script, or what `program` returns.
       timeout: seconds after which the launcher ends the job.
-      grace: seconds that the other ranks have to end after one has failed.
-      environment: more variables for the script.
+      grace: seconds within which the other ranks must end after one has failed.
+      environment: additional environment variables for the script.
     """
     if isinstance(script, str):
         script = ["-c", PREAMBLE + textwrap.dedent(script)]
@@ -73,7 +73,7 @@ def run_job(
 
 
 def expect_success(job: subprocess.CompletedProcess[str]) -> str:
-    """The job's output, after it has ended well."""
+    """Returns the output of a job, which must have succeeded."""
     assert job.returncode == 0, job.stdout[-6000:]
     return job.stdout
 
@@ -85,18 +85,21 @@ def seconds_until_known(
     survivors: int,
     **environment: str,
 ) -> tuple[float, str]:
-    """How long the slowest survivor of a killed worker needed to learn of it, and the output.
+    """Measures how many seconds the slowest survivor needs to learn that a worker was killed.
 
     Args:
-      layout: of the job, as options of `herring run`.
-      script: run on every rank; rank `VICTIM` kills itself, the others print "learned in T s". It
-        is a text, or what `program` returns without arguments.
+      layout: the options of `herring run` that place workers and servers.
+      script: runs on every rank. Rank `VICTIM` kills itself; the others print "learned in T s".
+        It is a text, or what `program` returns without arguments.
       victim: the rank that dies.
-      survivors: how many must learn of it.
-      environment: more variables for the script.
+      survivors: how many ranks must learn of the death.
+      environment: additional environment variables for the script.
+
+    Returns:
+      The seconds, and the output of the job.
     """
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-    # Who knows stays until all know: else the next may learn first that this one has left.
+    # A rank that knows stays until all know; otherwise others might first learn that it has left.
     stay = f"""
 open(os.path.join(os.environ["LEARNED"], str(os.getpid())), "w").close()
 end = time.monotonic() + 5

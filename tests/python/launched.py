@@ -1,4 +1,4 @@
-"""Launchers that tests start in the background, and the processes of their jobs."""
+"""Runs launchers, also in the background, and watches the processes of their jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIMIT = 60.0
 
 
 def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    """A job from its start to its end, with what it says."""
+    """Runs a job to its end and captures its output."""
     return subprocess.run(
         [*HERRING, "run", *arguments],
         stdin=options.pop("stdin", subprocess.DEVNULL),
@@ -28,7 +28,7 @@ def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
 
 
 class Job:
-    """A launcher in the background, whose output is read line by line."""
+    """A launcher that runs in the background; its output is read line by line."""
 
     def __init__(
         self, *arguments: str, stdout: int = subprocess.PIPE, env: dict[str, str] | None = None
@@ -50,7 +50,7 @@ class Job:
 
 
 def gone(pids: Sequence[int]) -> bool:
-    """Whether all processes end within the limit (as zombies of somebody else they count)."""
+    """Returns whether all processes end within the limit; unreaped zombies count as ended."""
     deadline = time.monotonic() + LIMIT
     while time.monotonic() < deadline:
         alive = []

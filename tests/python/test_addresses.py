@@ -1,4 +1,4 @@
-"""Jobs on machines with few addresses: in namespaces without 127.0.0.1 or IPv4, or down."""
+"""Jobs in network namespaces that lack 127.0.0.1, ::1 or IPv4, or whose loopback is down."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(120)
 SUM = (
     "import herring, numpy as np; herring.init(); "
     "total = herring.allreduce(np.ones(70000, np.float32), 'sum')[0]; "
-    "print(f'sum {total}\\n', end='')"  # in one write: ranks share the output
+    "print(f'sum {total}\\n', end='')"  # one write, because ranks share the output
 )
 SCRIPT = [sys.executable, "-c", SUM]
 RUN = [sys.executable, "-m", "herring.launch.cli", "run", "--timeout", "60", "-n", "2"]
@@ -24,7 +24,7 @@ IPV6_ONLY = "ip link set lo up; ip addr del 127.0.0.1/8 dev lo"
 
 
 def in_namespace(setup: str, command: str) -> subprocess.CompletedProcess[str]:
-    """Runs a shell's command in a network and mount namespace of its own, after `setup`."""
+    """Runs `setup` and a shell command in a new network and mount namespace."""
     return subprocess.run(
         ["unshare", "--net", "--mount", "sh", "-c", f"set -e; {setup}; {command}"],
         stdin=subprocess.DEVNULL,
@@ -79,7 +79,7 @@ def test_a_loopback_that_is_down_is_said_at_once(command: list[str]) -> None:
 
 
 def test_a_host_without_ipv4_whose_name_stands_for_127_0_1_1(tmp_path: Path) -> None:
-    """As Debian writes /etc/hosts: rank 0 must listen where the others come to."""
+    """Debian maps the host's name to 127.0.1.1; rank 0 must listen where the others connect."""
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n127.0.1.1 first\n::1 localhost\n")
     setup = (

@@ -1,4 +1,4 @@
-"""All-reduce by messages between workers: every algorithm against NumPy, and what goes wrong."""
+"""All-reduce by messages between workers: every algorithm against NumPy, and failures."""
 
 from __future__ import annotations
 

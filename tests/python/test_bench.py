@@ -1,4 +1,4 @@
-"""The benchmark: sizes, contents with a known result, the loop, the command line, the Gloo peer."""
+"""The benchmark: sizes, known contents, the loop, the command line, and Gloo as a competitor."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def as_numbers(elements: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def reduce_reference(contributions: list[np.ndarray], dtype: str, op: str) -> np.ndarray:
-    """Reduces in the dtype itself, adding one contribution at a time: every step must be exact."""
+    """Reduces in the dtype itself, one contribution at a time; every step must be exact."""
     rows = [as_numbers(row, dtype) for row in contributions]
     function = {"min": np.minimum, "max": np.maximum, "product": np.multiply}.get(op, np.add)
     result = rows[0].copy()
@@ -134,7 +134,7 @@ def test_a_dtype_too_small_for_the_ranks_is_refused():
 
 
 class World:
-    """A library for threads of this process, which keeps a count of what is called."""
+    """Exchanges arrays between threads of this process, each of which stands for a rank."""
 
     def __init__(self, size: int, spoil: int = 0) -> None:
         self.size = size
@@ -228,7 +228,7 @@ def test_loop_puts_a_barrier_before_each_iteration_and_gathers_once():
     assert len(entry["times_seconds"]) == 6
     assert [len(batch) for batch in entry["batches_seconds"]] == [3, 3]
     assert entry["wrong"] is None
-    # Ranks 0, 1, 2 send 4000, 8000 and 12000 bytes an iteration; warm-up does not count.
+    # Ranks 0, 1 and 2 send 4000, 8000 and 12000 bytes per iteration; warm-up does not count.
     assert entry["wire_bytes_per_worker"] == 8000
     assert entry["wire_bytes_received_per_worker"] == 16000
     assert entry["linkbw_bytes_per_second"] == pytest.approx(24000 / entry["p50_seconds"])
@@ -244,7 +244,7 @@ def test_check_counts_over_all_ranks_and_checked_results(op):
     request = measure.Request(4000, op=op, warmup=1, iterations=2, check=True)
     _, results = measure_in_threads(request)
     assert results[0].wrong == 0
-    # Five elements, first and last result, three ranks.
+    # Five wrong elements in the first and the last result of each of three ranks.
     _, results = measure_in_threads(request, spoil=5)
     assert results[0].wrong == 5 * 2 * 3
 
@@ -263,7 +263,7 @@ def test_planned_divides_the_bytes_and_checks_every_gradient():
 
 
 def test_known_contents_go_where_the_operation_works():
-    # As with a GPU: the operation sees its own copy only.
+    # As on a GPU, the operation works on a copy of its own.
     moves = []
 
     class Elsewhere(ThreadCommunicator):
@@ -281,7 +281,7 @@ def test_known_contents_go_where_the_operation_works():
                 store=lambda: move(host, device),
             )
 
-    # One rank's sum is what it put in.
+    # With one rank, the sum is that rank's contribution.
     request = measure.Request(400, op="sum", warmup=1, iterations=2, check=True)
     result = measure.measure(Elsewhere(World(1), 0), request)
     assert result.wrong == 0
@@ -341,7 +341,7 @@ def test_gloo_meets_one_port_above():
 
 
 class FakeReduction:
-    """A plan over one rank: arena with padding between gradients, and strict about its rounds."""
+    """A plan over one rank that pads between gradients and checks that each round is complete."""
 
     node_stage = "host"
 
@@ -412,8 +412,8 @@ def test_arrays_of_any_memory(monkeypatch):
 
 
 def run_bench(tmp_path, workers, arguments):
-    """Runs the benchmark on this machine by hand; returns rank 0's output and the JSON."""
-    # The benchmark's own ports: the job's and, for the peer, the one above it.
+    """Runs the benchmark here without a launcher; returns rank 0's output and the JSON."""
+    # The benchmark needs two adjacent ports: one for the job, the next for the competitor.
     while True:
         with socket.socket() as one, socket.socket() as two:
             one.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""The benchmark with arrays on GPUs: on the stand-in for CUDA's driver, and what is refused."""
+"""The benchmark with arrays on GPUs of the stand-in for CUDA's driver, and refused options."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run_bench(*arguments: str, workers: int = 2, **environment: str) -> str:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("operation", ["allreduce", "planned", "variables"])
 def test_results_on_the_stand_in_are_right_when_the_clock_stops(operation: str, dtype: str) -> None:
-    # What is copied back late shows as wrong elements: they are read without any other wait.
+    # The results are read without any other wait, so a late copy shows as wrong elements.
     environment = {**TORCH_ENVIRONMENT, "STANDIN_JITTER": "500"}
     arguments = ["--device", "cuda", "--dtype", dtype, "--sizes", "4K,300K", "--iterations", "3"]
     said = run_bench(operation, *arguments, "--check", **environment)
@@ -120,7 +120,7 @@ def test_options_that_do_not_fit_are_named(arguments, message, capsys) -> None:
 
 
 def require_in_threads(gpus: list[str], folder: Path) -> list[str]:
-    """What each rank is told."""
+    """Returns the error that each rank gets, or ""."""
 
     def require(rank: int) -> str:
         store = torch.distributed.FileStore(str(folder / "store"), len(gpus))
@@ -143,5 +143,5 @@ def test_nccl_refuses_ranks_that_share_a_gpu_on_all_ranks(tmp_path) -> None:
 
 @pytest.mark.timeout(60)
 def test_nccl_takes_ranks_with_gpus_of_their_own(tmp_path) -> None:
-    # The last two are of a torch that does not tell.
+    # The last two ranks have a version of torch that does not report the GPU.
     assert require_in_threads(["GPU-a", "host-2 GPU-a", "", ""], tmp_path) == [""] * 4

@@ -1,4 +1,4 @@
-"""benchmarks/counts.py: what it takes a sample for, what it reads of threads, and its table."""
+"""benchmarks/counts.py: how it classifies samples, what it reads about threads, its table."""
 
 from __future__ import annotations
 

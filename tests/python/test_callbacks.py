@@ -1,4 +1,4 @@
-"""Handle.add_done_callback: once, in order, on a thread that may start other operations."""
+"""Handle.add_done_callback calls each callback once, in order, on a thread of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that may wait for one another."""
+"""Tests of `herring.arrays.apart`, whose calls may wait for one another."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_an_idle_thread_takes_the_next_call(apart: calls.Threads) -> None:
         done = threading.Event()
         apart.call(lambda done=done: (threads.add(threading.get_ident()), done.set()))
         assert done.wait(30)
-        while not apart._idle:  # until it waits for the next one
+        while not apart._idle:  # until the thread waits for the next call
             threading.Event().wait(0.001)
     assert len(threads) == 1
 

@@ -64,7 +64,7 @@ def test_float32_bits_do_not_depend_on_layout_or_settings() -> None:
 @pytest.mark.parametrize(
     ("layout", "broadcast", "reduce_scatter"),
     [
-        # Each of a node's ranks moves its half for both.
+        # Each of the two ranks of a node moves half of the data for both.
         (
             ["-n", "4", "--nodes", "2", "--servers", "1"],
             "0.5/0.5 0.5/0.5 0.0/0.5 0.0/0.5",

@@ -1,4 +1,4 @@
-"""What all commands have in common: errors in one style, suggestions, units, and clean ends."""
+"""What all commands share: the style of errors, suggestions, units, and clean exits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BENCH = [sys.executable, "-m", "herring.bench"]
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
-    """The lines of an error, which is one of usage."""
+    """Returns the lines of a usage error."""
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
     assert ended.value.code == 2
@@ -59,7 +59,7 @@ def test_errors_are_in_one_style(
     [
         ("run --sevrers 2 -- true", "run", "--sevrers", "--servers"),
         ("run --sevrers=2 -- true", "run", "--sevrers", "--servers"),
-        # Never abbreviated: another option may come.
+        # Abbreviations are refused, because a later option may make them ambiguous.
         ("run --server 2 -- true", "run", "--server", "--servers"),
         ("lab run --qeue 3ms -- true", "lab run", "--qeue", "--queue"),
         ("study --rat 1gbit", "study", "--rat", "--rate"),
@@ -168,12 +168,12 @@ def test_a_reader_that_has_left_gets_no_traceback(command: list[str]) -> None:
     finally:
         os.close(writing)
     assert done.stderr == ""
-    helps = "--help" in command  # argparse writes it without looking
+    helps = "--help" in command  # argparse ignores errors when it writes help
     assert done.returncode in ((0, 128 + signal.SIGPIPE) if helps else (128 + signal.SIGPIPE,))
 
 
 def completed(script: str, words: list[str]) -> list[str]:
-    """What bash offers for the last of `words`."""
+    """Returns the completions that bash offers for the last of `words`."""
     code = f"""
 source {script}
 COMP_WORDS=({" ".join(map(shlex.quote, words))})

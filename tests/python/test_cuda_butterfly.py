@@ -1,4 +1,4 @@
-"""``algorithm="cuda-butterfly"`` on a stand-in for CUDA's driver: the host's bits, or errors."""
+"""``algorithm="cuda-butterfly"`` on the stand-in for CUDA's driver: the host's bits, or errors."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_driver_that_fails_ends_in_an_error_on_all_ranks(sticky: bool, warm: b
         )
         said = expect_success(job)
         for rank in (0, 1):
-            # What a driver does not know once is not known; and memory need not be pinned.
+            # A failed query only means an unknown feature, and memory need not be pinned.
             fine = f"rank {rank}: no error" in said and not sticky
             assert fine or (f"rank {rank}: " in said and "Error: " in said), (nth, said)
         assert "rank 0: DeviceError: " in said or not (sticky and warm), (nth, said)

@@ -1,4 +1,4 @@
-"""Arrays on GPUs, on a stand-in for CUDA's driver: right sums, whatever comes when, or errors."""
+"""Arrays on GPUs of the stand-in for CUDA's driver: right sums or errors in any order of events."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_right_under_jitter(script: str, layout: str, stage: str) -> None:
     expect_success(run_job(LAYOUTS[layout], script, HERRING_NODE_STAGE=stage, **ENVIRONMENT))
 
 
-# A kernel that does not end for so long stands for one that never does.
+# The kernel runs for 15 seconds, which stands for a kernel that never ends.
 def test_a_plan_whose_gpu_hangs_is_closed_and_its_memory_stays() -> None:
     script = """
 plan = herring.PlannedReduction([(300_000, "float32")], name="p", op="sum", device=0)
@@ -244,7 +244,7 @@ if rank == 0:
 
 
 def run_failing(calls: str, nth: int, sticky: bool) -> str:
-    """Lets the n-th call of rank 0's driver fail; what the ranks say."""
+    """Lets the n-th driver call of rank 0 fail, and returns the output of all ranks."""
     job = run_job(
         ["-n", "2", "--keep-going"],
         FAILING,
@@ -263,14 +263,14 @@ def run_failing(calls: str, nth: int, sticky: bool) -> str:
 def test_a_driver_that_fails_ends_in_an_error_on_all_ranks(calls: str, sticky: bool) -> None:
     for nth in (1, 9, 28, 44, 59, 79, *((109, 139, 179, 219, 239) if calls == "rounds" else ())):
         said = run_failing(calls, nth, sticky)
-        # What a driver does not know once is not known; memory need not be pinned, and processors
-        # can add. What is to go need not say that it has gone, and a context that stays current
-        # harms nobody.
+        # Some failed calls are no errors. A failed query only means an unknown feature, memory need
+        # not be pinned, and processors can add instead. A resource whose release fails is simply
+        # dropped, and a context that stays current does no harm.
         fine = ("cannot be pinned", "processors add for GPU", "through host memory")
         gone = re.search(
             r"failed call: cu\w+(Destroy|Free|Unregister|CloseMemHandle|PopCurrent)\b", said
         )
-        closed = re.search(r"closed after call (\d+)", said)  # what waits there is over soon anyway
+        closed = re.search(r"closed after call (\d+)", said)  # queued work ends then
         ends = gone is not None or (closed is not None and int(closed[1]) < nth)
         does_without = nth < 28 or ends or any(text in said for text in fine)
         for rank in (0, 1):
@@ -329,7 +329,7 @@ herring.shutdown()
     assert "ulimit -l unlimited" in said
 
 
-# What programs do that their authors would not write.
+# Programs with unusual orders of calls, threads, groups and jobs.
 ORDERS = (
     GPUS
     + """
@@ -551,7 +551,7 @@ herring.shutdown()
     said = expect_success(
         run_job(["-n", "3"], GPUS + script, HERRING_WARN_AFTER="0.5", JITTER="0", **ENVIRONMENT)
     )
-    assert "'x': GPU 0 has not reached the call after 0.5" in said, said  # a warning, on that rank
+    assert "'x': GPU 0 has not reached the call after 0.5" in said, said  # a warning on rank 0
     assert re.search(r"rank 0 waits in allreduce 'x', which GPU 0 has not reached", said), said
 
 

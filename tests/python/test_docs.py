@@ -1,4 +1,4 @@
-"""Pages that repeat what the code says: each is compared with the code."""
+"""Compares pages that repeat facts of the code with the code."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def source(name: str) -> str:
 
 
 def enumerators(text: str, name: str) -> dict[str, int]:
-    """Names (without k) and values of an enumeration whose first value may be given.
+    """Returns the names (without the leading k) and values of a C++ enumeration.
 
-    Alternatives of a variant are numbered likewise.
+    The alternatives of a `std::variant` are numbered from 0.
     """
     body = re.search(rf"enum class {name}\b[^{{]*\{{(.*?)\}};", text, re.DOTALL) or re.search(
         rf"using {name} = std::variant<(.*?)>;", text, re.DOTALL
@@ -43,7 +43,7 @@ def enumerators(text: str, name: str) -> dict[str, int]:
 
 def test_settings_page_is_current() -> None:
     tool = ROOT / "tools" / "make_settings_doc.py"
-    # A variable of this environment, even a wrong one, must not get into the page.
+    # A variable of this environment, even with a wrong value, must not affect the page.
     environment = {**os.environ, "HERRING_FLOWS": "99999"}
     done = subprocess.run(
         [sys.executable, str(tool), "--check"],
@@ -55,7 +55,7 @@ def test_settings_page_is_current() -> None:
     assert done.returncode == 0, done.stderr
 
 
-# Names that look like settings of Herring and are something else.
+# Names that look like settings of Herring but are not.
 NOT_SETTINGS = {"HERRING_"}
 
 QUOTES = ROOT / "tools" / "make_quotes.py"
@@ -151,7 +151,7 @@ def test_troubleshooting_quotes_messages_that_exist() -> None:
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix in endings:
                 texts.append(path.read_text(encoding="utf-8"))
-    # Neighbouring literals are one text.
+    # Adjacent string literals form one text.
     sources = re.sub(r"\"\s*f?\"", "", "\n".join(texts))
     missing = [text for text in quoted if text not in sources]
     assert not missing, f"no message says {missing}; docs/troubleshooting.md quotes them"

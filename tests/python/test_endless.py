@@ -1,4 +1,4 @@
-"""Time-outs that callers take for endless: none has passed at once, wherever one is taken."""
+"""Huge and infinite time-outs: no function that accepts them times out at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example that trains on made-up data, small and on the CPU, as a newcomer runs it."""
+"""The example that trains on synthetic data: small and on the CPU, as a newcomer runs it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def train(launcher: list[str], model: str, average: str, *more: str) -> str:
-    """What a job of two workers with a small model says; the loss after its steps is part of it."""
+    """Trains a small model with two workers; returns the output, which contains the final loss."""
     options = ["--tiny", "--device", "cpu", "--batch", "4", "--steps", "4", "--warmup", "1"]
     chosen = ["--model", model, "--average", average]
     job = run(*launcher, str(EXAMPLE), *chosen, *options, *more)
@@ -80,7 +80,7 @@ def test_models_have_the_sizes_of_their_papers(monkeypatch) -> None:
             sum(parameter.numel() for parameter in model(tiny=False).parameters())
             for model in (synthetic.ResNet, synthetic.Bert)
         ]
-    # torchvision's ResNet-50; BERT-base without token types and pooler, with the head for words.
+    # torchvision's ResNet-50; BERT-base with the masked-word head, without token types and pooler.
     assert sizes == [25_557_032, 109_482_240 - 2 * 768 - 590_592 + 768 * 769 + 2 * 768 + 30522]
 
 

@@ -50,7 +50,7 @@ def test_shutdown_while_others_wait() -> None:
 )
 @pytest.mark.parametrize("victim", [0, 2])
 def test_everybody_learns_of_a_killed_worker(layout: list[str], victim: int) -> None:
-    # The promise is 2 s; a machine that is busy with other things gets a second chance.
+    # Herring promises 2 s; the test gets a second chance because the machine may be busy.
     for _attempt in range(2):
         slowest, output = seconds_until_known(layout, program("killed_worker"), victim, survivors=2)
         assert output.count("still failed") == 2, output[-4000:]
@@ -206,7 +206,7 @@ def test_ctrl_c_ends_the_wait_for_a_job(waits_for: str) -> None:
         script = ["-c", PREAMBLE + "herring.init()"]
         if waits_for == "a server's peers":
             script = ["-m", "herring.launch.cli", "server"]
-        if waits_for == "the others":  # it listens there itself
+        if waits_for == "the others":  # rank 0 itself listens at this port
             listener.close()
         process = subprocess.Popen(
             [sys.executable, *script], env=environment, stderr=subprocess.PIPE, text=True
@@ -223,7 +223,7 @@ def test_ctrl_c_ends_the_wait_for_a_job(waits_for: str) -> None:
                         time.sleep(0.05)
             else:
                 listener.settimeout(30)
-                _connection, _ = listener.accept()  # and not a word
+                _connection, _ = listener.accept()  # and never answers
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate(timeout=20)
         finally:

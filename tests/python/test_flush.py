@@ -1,4 +1,4 @@
-"""Series whose ranks flush after different numbers of rounds: same end for all, nothing lost."""
+"""Series whose ranks flush after different numbers of rounds: all end alike, nothing is lost."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_one_that_flushes_and_does_not_take_the_results_is_named() -> None:
         HERRING_TIMEOUT="2",
         HERRING_WARN_AFTER="1",
     )
-    # Not further ahead than its staleness, 4, allows.
+    # A staleness of 4 limits how many rounds complete without the rank.
     told = [int(rounds) for rounds in re.findall(r"told after (\d+)", job.stdout)]
     assert len(told) == 3 and max(told) <= 6, job.stdout[-4000:]
 

@@ -1,4 +1,4 @@
-"""Rounds in which GPUs add the gradients of a node, on a stand-in for CUDA's driver."""
+"""Rounds in which GPUs add the gradients of a node, on the stand-in for CUDA's driver."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ herring.shutdown()
     )
 
 
-# Its arena's memory may be in use for long; what copied to it goes when it is closed.
+# A view may keep the arena's memory in use; the streams that copied to it end with the plan.
 def test_a_plan_that_closes_destroys_its_streams_whoever_has_its_arena() -> None:
     script = """
 plan = herring.PlannedReduction([(600_000, "float32")], name="p", op="sum", device=0)
@@ -110,7 +110,7 @@ herring.shutdown()
     expect_success(run_job(["-n", "2"], GPUS + script, HERRING_NODE_STAGE="staged", **ENVIRONMENT))
 
 
-# Copies of other memory may make the calling thread wait for other ranks.
+# Copies of memory that is not pinned may make the calling thread wait for other ranks.
 def test_gpus_add_only_where_memory_is_pinned() -> None:
     script = """
 plan = herring.PlannedReduction([(1_000_000, "float32")], name="p", op="sum", device=0)
@@ -132,7 +132,7 @@ herring.shutdown()
     assert "processors add for GPU 0: memory for copies cannot be pinned" in said, said
 
 
-# One rank that cannot load its kernels has processors add on all of them, with the right sums.
+# If one rank cannot load its kernels, processors add on all ranks, with the right sums.
 @pytest.mark.parametrize("function", ["cuModuleLoadData", "cuLaunchKernel", "cuMemAlloc"])
 def test_ranks_fall_back_together_where_one_cannot_load_its_kernels(function: str) -> None:
     script = """
@@ -161,7 +161,7 @@ herring.shutdown()
     assert "'p': processors add for GPU 0: GPU 0: " in said, said
 
 
-# Likewise rounds in which GPUs add: in each of the first three all is there by then.
+# Two complete rounds come first, so GPUs add in the round in which rank 1 ends.
 @pytest.mark.parametrize("stage", ["ipc", "staged"])
 @pytest.mark.parametrize("moment", ["made", "begun", "some out", "all out"])
 @pytest.mark.parametrize("how", ["dies", "leaves", "closes"])
@@ -229,7 +229,7 @@ print("nobody is parked")
     assert "nobody is parked" in job.stdout, job.stdout
 
 
-# The group's other operations end when no neighbour works on them any more: when each has said so.
+# The group's other operations end once each neighbour has said that it works on them no more.
 def test_a_gpu_that_adds_for_a_group_that_has_lost_a_member_holds_up_nothing() -> None:
     script = """
 everybody = herring.new_group([0, 1, 2], name="everybody")

@@ -1,4 +1,4 @@
-"""Grouped collectives: a list of arrays as one operation, all of them or none."""
+"""Grouped collectives: a list of arrays is one operation, which succeeds or fails as a whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups: every collective inside one, several at a time, and what a death leaves alone."""
+"""Groups: every collective inside one, several at a time, and what survives a death."""
 
 from __future__ import annotations
 

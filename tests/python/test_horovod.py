@@ -18,7 +18,7 @@ from horovod_cases import CASES
 from jobs import program, run_job
 
 LAYOUTS = {"two-nodes": ["-n", "4", "--nodes", "2", "--servers", "1"], "one-node": ["-n", "3"]}
-# Those that care whether numbers are powers of two, or where ranks are.
+# Cases that depend on the node of a rank, or on whether the number of ranks is a power of two.
 ON_ONE_NODE = ["every_dtype", "adasum", "joins"]
 
 
@@ -59,7 +59,7 @@ def test_unchanged_script_and_options(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(60)
 def test_variables_of_horovod() -> None:
-    """Scripts read them before they call init()."""
+    """Scripts may read Horovod's variables before they call init()."""
     script = "echo " + " ".join(
         f"$HOROVOD_{name}"
         for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")

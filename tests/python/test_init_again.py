@@ -1,4 +1,4 @@
-"""A second `init`, and one without a launcher."""
+"""A second call of `init`, and a call without a launcher."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_job_without_a_launcher_says_so_once() -> None:
     assert done.returncode == 0
     assert done.stderr.count(ALONE) == 1
     assert len(done.stderr.splitlines()) == 1
-    # Who means it, or wants no warnings, or sits at the prompt, hears nothing.
+    # No warning: the job is set explicitly, warnings are off, or Python is interactive.
     assert run(again, HERRING_RANK="0", HERRING_SIZE="1").stderr == ""
     assert run(again, HERRING_LOG_LEVEL="error").stderr == ""
     assert ALONE not in run("import sys; sys.ps1 = '>>> '; " + again).stderr

@@ -1,6 +1,6 @@
-"""Ctrl-C and other exceptions come out of every wait at once, and the job ends soon after.
+"""Ctrl-C and other exceptions end every wait at once, and the job ends soon after.
 
-Deadlines are far beyond the job's time limit: a wait that only they end fails the test.
+Deadlines are far beyond the job's time limit, so a wait that only a deadline ends fails the test.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def test_a_dropped_handle_holds_nobody_up_and_its_array_lives(tmp_path) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("elements", [10, 3_000_000], ids=["small", "large"])
 def test_an_uncaught_ctrl_c_ends_the_process_soon(layout: list[str], elements: int) -> None:
-    # Rank 0 is interrupted in traffic; the others are told and end by themselves.
+    # Rank 0 is interrupted during traffic; the others are told and end by themselves.
     output = run_job(
         layout,
         program("uncaught_interrupt", str(elements)),
@@ -65,4 +65,4 @@ def test_an_uncaught_ctrl_c_ends_the_process_soon(layout: list[str], elements: i
     ]
     assert len(seconds) == 2, output[-4000:]
     assert "KeyboardInterrupt" in output, output[-4000:]
-    assert max(seconds) < 4, output[-4000:]  # 2 s are promised; the machine may be busy
+    assert max(seconds) < 4, output[-4000:]  # Herring promises 2 s, but the machine may be busy

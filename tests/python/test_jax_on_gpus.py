@@ -1,6 +1,6 @@
-"""Programs of JAX on GPUs, as XLA calls Herring for them, on a stand-in for CUDA's driver.
+"""XLA's calls to Herring for JAX programs on GPUs of the stand-in for CUDA's driver.
 
-JAX itself is not needed: the tests make XLA's calls by hand (`xla_programs`).
+The tests do not need JAX, because they make XLA's calls themselves (`xla_programs`).
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ herring.shutdown()
     expect_success(run_job(["-n", "2"], PROGRAMS + script, JITTER="0", **ENVIRONMENT))
 
 
-# A program has ended by then, so the next call tells.
+# The program has already ended when the failure is known, so the next call reports it.
 @pytest.mark.parametrize("how", ["dies", "disagrees", "is late"])
 def test_what_fails_behind_a_program_is_nan_and_told_by_the_next_call(how: str) -> None:
     script = """

@@ -1,4 +1,4 @@
-"""One job after another in the same processes, and how a job starts or fails to."""
+"""Several jobs in turn in the same processes, and how a job starts or fails to start."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_rank_that_is_early_for_the_next_job_waits_for_the_last_one_to_end(tmp
 
 
 def run_ranks(script: str, size: int, **environment: dict[int, str] | str) -> list[str]:
-    """Runs `script` as ranks that somebody started by hand; their outputs."""
+    """Runs `script` as ranks that were started by hand, and returns their outputs."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     keep = {k: v for k, v in os.environ.items() if not k.startswith("HERRING_")}
@@ -98,7 +98,7 @@ def test_job_after_job_at_an_address_that_rank_zero_binds_anew() -> None:
 
 @pytest.mark.parametrize("wrong", [0, 1])
 def test_a_wrong_setting_on_one_rank_is_the_same_error_on_all(wrong: int) -> None:
-    # The others would wait for ten minutes.
+    # Without the error, the other ranks would wait for ten minutes.
     outputs = run_ranks(
         "herring.init()",
         3,

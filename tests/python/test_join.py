@@ -1,4 +1,4 @@
-"""join(): ranks with fewer all-reduces than others."""
+"""join() for ranks that have fewer all-reduces than others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels for GPUs, compiled by CUDA's own compiler for each generation; nothing of it runs."""
+"""Compiles kernels with CUDA's own compiler for each GPU generation, without running them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [
     ),
 ]
 
-# In a process of its own: other tests may have loaded a stand-in for the compiler.
+# The script runs in its own process, as other tests may have loaded a stand-in for the compiler.
 SCRIPT = """
 import sys
 from herring import _core

@@ -1,7 +1,7 @@
-"""Ranks that leave while others still want something of them: every wait ends, and says who left.
+"""Ranks leave while others still need them: every wait ends with an error that says who left.
 
-The deadline is long where an end "at once" is meant, so that only news of the leaver can end a wait
-within the job's time limit.
+Where a wait must end at once, the deadline is long: only news of the rank that left can end the
+wait within the job's time limit.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def test_who_goes_on_learns_who_has_left(layout: list[str], elements: int) -> No
 
 @pytest.mark.parametrize("layout", LEAVERS.values(), ids=LEAVERS)
 def test_who_calls_long_after_somebody_has_left_is_told(layout: list[str]) -> None:
-    # Rank 0's process, and its server with it, has ended by then.
+    # Rank 0's process, and its server with it, has ended before the others call.
     output = expect_success(
         run_job(
             layout,
@@ -68,7 +68,7 @@ def test_who_calls_long_after_somebody_has_left_is_told(layout: list[str]) -> No
 
 @pytest.mark.parametrize("layout", LEAVERS.values(), ids=LEAVERS)
 def test_what_was_complete_for_the_leaver_completes_for_all(layout: list[str]) -> None:
-    # The leaver goes the moment it has its result, while others may not have theirs yet.
+    # The rank leaves as soon as it has its result, when others may not have theirs yet.
     expect_success(
         run_job(
             layout,
@@ -86,7 +86,7 @@ def test_what_was_complete_for_the_leaver_completes_for_all(layout: list[str]) -
 
 @pytest.mark.parametrize("series", [True, False], ids=["partial-series", "no-series"])
 def test_a_server_stays_for_what_moves_between_others(series: bool) -> None:
-    # Rank 0 has no rows and is done early, while the others move 32 MB through its server.
+    # Rank 0 has no rows and finishes early, while the others move 32 MB through its server.
     expect_success(
         run_job(
             ["-n", "3", "--nodes", "3"],
@@ -141,7 +141,7 @@ def test_a_deadline_is_kept_although_no_server_can() -> None:
 
 @pytest.mark.parametrize("layout", LEAVERS.values(), ids=LEAVERS)
 def test_a_worker_that_is_stopped_for_a_while_is_not_lost(layout: list[str]) -> None:
-    # Twice the heartbeat time-out, and rank 0 hosts the rendezvous as well.
+    # Rank 0, which also hosts the rendezvous, stops for twice the heartbeat time-out.
     expect_success(
         run_job(
             layout,

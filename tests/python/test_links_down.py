@@ -1,4 +1,4 @@
-"""A host whose network is gone: it learns of that as soon as the others do."""
+"""A host that loses its network learns of the loss as soon as the other hosts do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log: Python's `logging` gets the core's lines; without a handler they are on stderr."""
+"""The core's log lines go to Python's `logging`, or to stderr if it has no handler."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""XLA's side of its foreign function interface, made by hand: calls Herring's handlers for GPUs.
+"""Calls Herring's handlers for GPUs as XLA would, through its foreign function interface.
 
-The structures are those of xla/ffi/api/c_api.h, version 0.1.
+The structures follow xla/ffi/api/c_api.h, version 0.1.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class _Frame(ctypes.Structure):
 
 
 class Program:
-    """A program on one GPU, whose steps run in the stream of `stream_of`."""
+    """A program on one GPU; its steps run in the stream of the array `stream_of`."""
 
     def __init__(self, stream_of: GpuArray) -> None:
         self._stream = stream_of.stream
@@ -121,7 +121,7 @@ class Program:
     def start(
         self, key: str, arrays: list[GpuArray], places: list[GpuArray], **attributes: Any
     ) -> tuple[int, str] | None:
-        """The first of a call's two steps; returns code and text of its error, if it has one."""
+        """Runs the first of a call's two steps; returns the code and text of its error, if any."""
         given = {
             "kind": "allreduce", "key": key, "op": "sum", "group": 0, "agreement": "", "root": 0,
             "prescale": 1.0, "postscale": 1.0, "timeout": 0.0, "refusal": "", **attributes,
@@ -129,11 +129,11 @@ class Program:
         return self._call(self._start, [self.token, *arrays], [self.token, *places], given)
 
     def finish(self, key: str, places: list[GpuArray]) -> tuple[int, str] | None:
-        """The second of them."""
+        """Runs the second step of a call; returns the code and text of its error, if any."""
         return self._call(self._finish, places, places, {"key": key, "group": 0})
 
     def version(self) -> tuple[int, int]:
-        """For which version of the interface the handler says that it was made."""
+        """Returns the (major, minor) version of the interface that the handler reports."""
         metadata = _Metadata(struct_size=ctypes.sizeof(_Metadata))
         asks = _MetadataExtension(
             struct_size=ctypes.sizeof(_MetadataExtension), type=1,
@@ -141,7 +141,7 @@ class Program:
         )  # fmt: skip
         frame = _Frame(struct_size=ctypes.sizeof(_Frame), extensions=ctypes.addressof(asks))
         assert not self._start(ctypes.addressof(frame))
-        assert metadata.traits == 0  # nothing of it may become part of a CUDA graph
+        assert metadata.traits == 0  # no call may become part of a CUDA graph
         return metadata.version.major, metadata.version.minor
 
     def _call(
