@@ -1,4 +1,4 @@
-"""Every algorithm against NumPy, with the same bits on every rank."""
+"""Compares every algorithm with NumPy and checks that all ranks get the same bits."""
 
 import hashlib
 
@@ -10,9 +10,9 @@ from reductions import check_reductions
 herring.init()
 rank = herring.rank()
 for algorithm in ("server", "tree", "ring", "butterfly"):
-    # Fewer elements than ranks, odd tails, and blocks of several frames.
+    # Counts cover fewer elements than ranks, odd tails, and blocks of several frames.
     check_reductions((0, 1, 3, 1009, 300_007), algorithm=algorithm)
-    # The same bits on every rank, and again.
+    # The result has the same bits on every rank and in a second run.
     digests = []
     for _attempt in range(2):
         array = np.random.default_rng(rank).standard_normal(200_003).astype(np.float32)

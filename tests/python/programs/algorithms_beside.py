@@ -1,6 +1,6 @@
-"""Many operations at a time, of every algorithm and of servers.
+"""Runs many operations of every algorithm at a time, beside operations through servers.
 
-Each rank submits them in an order of its own.
+Each rank submits the operations in a different order.
 """
 
 import random
@@ -9,7 +9,6 @@ import numpy as np
 
 import herring
 
-# Many at a time, of every algorithm, in another order on each rank; beside operations of servers.
 herring.init()
 rank, size = herring.rank(), herring.size()
 algorithms = ("herring", "server", "tree", "ring", "butterfly")

@@ -1,4 +1,4 @@
-"""A rank kills itself in the middle of traffic; the others print when they learn of it."""
+"""A rank kills itself during traffic; the others print when they learn of its death."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ rank, victim = herring.rank(), int(os.environ["VICTIM"])
 algorithm = os.environ["ALGORITHM"]
 large = np.zeros(5_000_000, np.float32)
 herring.allreduce(large, name="warm", algorithm=algorithm)
-herring.barrier()  # the victim may be done with it before the others
+herring.barrier()  # the victim may leave the barrier before the others
 if rank == victim:
     handle = herring.allreduce_async(large, name="last", algorithm=algorithm)
     os.kill(os.getpid(), signal.SIGKILL)

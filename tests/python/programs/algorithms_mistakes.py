@@ -1,4 +1,4 @@
-"""Wrong arguments and disagreements about algorithms."""
+"""Passes wrong arguments to algorithms, and different ones on different ranks."""
 
 import numpy as np
 
@@ -65,7 +65,7 @@ raises(
     name="e",
     algorithm="server",
 )
-# One rank never calls: the others are told who, and go on.
+# One rank never calls: the others learn which, and the job continues.
 if rank != 2:
     raises(
         herring.TimeoutError,

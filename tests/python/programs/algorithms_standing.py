@@ -1,7 +1,7 @@
-"""Rank 2 stands still in the middle of an operation that all have begun.
+"""Rank 2 stops in the middle of an operation that all ranks have begun.
 
-Heartbeats do not notice it. Only rank 3, which comes after it in the ring, has a deadline: who is
-overdue first speaks for all.
+Heartbeats do not notice the stop. Only rank 3, which follows rank 2 in the ring, has a deadline.
+The first rank whose deadline passes reports the error for all.
 """
 
 import os

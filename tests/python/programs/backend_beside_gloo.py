@@ -1,4 +1,4 @@
-"""Forms a group of Herring in a job whose world is of Gloo."""
+"""Forms a group with backend `herring` in a job whose default group uses Gloo."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A rank dies between the forward and the backward pass of the stock DDP."""
+"""A rank dies between the forward and the backward pass of torch's own DDP."""
 
 import os
 
@@ -18,5 +18,5 @@ model(torch.ones(2, 300)).sum().backward()
 loss = model(torch.ones(2, 300)).sum()
 if dist.get_rank() == 1:
     os._exit(0)
-raises(RuntimeError, "rank 1", loss.backward)  # C++ reads the future here
+raises(RuntimeError, "rank 1", loss.backward)  # here C++ code reads the future
 print("survived", flush=True)

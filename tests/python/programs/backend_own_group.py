@@ -1,4 +1,4 @@
-"""Begins a process group under `python -m herring.torch`, which already has one."""
+"""Calls init_process_group() under `python -m herring.torch`, which already has a group."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Forms process groups by files, stores and alone; then a rank dies in one."""
+"""Forms process groups through files, through stores and of one rank; then a rank dies in one."""
 
 import os
 import threading
@@ -10,12 +10,12 @@ import herring
 import herring.autoload
 from support import raises
 
-# Known without an import of herring.torch, where the package is installed.
+# An installed package registers the backend itself, without an import of herring.torch.
 herring.autoload.register()
 
 rank, size = (int(os.environ.pop(f"HERRING_{name}")) for name in ("RANK", "SIZE"))
 for name in [name for name in os.environ if name.startswith("HERRING_")]:
-    del os.environ[name]  # all that is left is what init_process_group is given
+    del os.environ[name]  # only the arguments of init_process_group remain
 directory = os.environ["FOLDER"]
 for turn, url in enumerate((f"file://{directory}/a", f"file://{directory}/b")):
     dist.init_process_group("herring", init_method=url, rank=rank, world_size=size)
@@ -31,7 +31,7 @@ for turn, url in enumerate((f"file://{directory}/a", f"file://{directory}/b")):
     dist.destroy_process_group()
 if rank != 0:
     store = dist.TCPStore("127.0.0.1", int(port), None, False, wait_for_workers=False)
-for _ in range(2):  # the same store, twice
+for _ in range(2):  # twice with the same store
     dist.init_process_group(
         "herring", store=store, rank=rank, world_size=size, pg_options={"flows": 2}
     )
@@ -65,7 +65,7 @@ thread.start()
 thread.join()
 dist.destroy_process_group()
 
-# A death: those who wait learn of it, in Python and in futures.
+# A rank dies: waits in Python and waits for futures fail on the others.
 dist.init_process_group(
     "herring", store=dist.PrefixStore("last", store), rank=rank, world_size=size
 )

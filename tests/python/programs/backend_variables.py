@@ -1,4 +1,4 @@
-"""Finds the job by torchrun's variables, beside servers that `herring run` started."""
+"""Finds the job through torchrun's variables; its servers were started by `herring run`."""
 
 import os
 import time

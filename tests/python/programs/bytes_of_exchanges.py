@@ -1,4 +1,4 @@
-"""Prints how many of their bytes collectives move over the network."""
+"""Prints which share of their bytes collectives move over the network."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Callbacks are called once, in order, and may start other operations."""
+"""Checks that callbacks are called once, in order, and may start other operations."""
 
 import gc
 import os
@@ -13,7 +13,7 @@ herring.init()
 rank, size = herring.rank(), herring.size()
 
 main = threading.current_thread()
-# In order, once each, with the handle, elsewhere than here.
+# Callbacks run in order, once each, with the handle, on another thread.
 seen, all_there = [], threading.Event()
 handle = start("order", 200_000)
 for i in range(20):
@@ -24,12 +24,13 @@ assert [i for i, _, _ in seen] == list(range(20)), seen
 assert all(h is handle for _, h, _ in seen)
 assert (handle.wait() == size).all() and handle.exception() is None
 
-# Complete already: at once, here.
+# A callback of a complete operation runs at once, on the calling thread.
 seen.clear()
 handle.add_done_callback(lambda h: seen.append((h.wait()[0], threading.current_thread())))
 assert seen == [(size, main)], seen
 
-# In flight for certain while they are added, waited for and not: the others come later.
+# The other ranks call later, so the operation is in flight while callbacks are added. The first
+# handle is waited for, the second is not.
 for waits in (True, False) if size > 1 else ():
     seen.clear()
     there = threading.Event()
@@ -46,7 +47,7 @@ for waits in (True, False) if size > 1 else ():
         herring.barrier()
         start(f"late {waits}").wait(30)
 
-# The handle and the array are dropped at once.
+# The caller drops the handle and the array at once.
 got, there = [], threading.Event()
 
 
@@ -59,7 +60,7 @@ start("dropped", 100_000).add_done_callback(keep)
 gc.collect()
 assert there.wait(30) and got == [100_000 * size], got
 
-# A callback starts the next, and waits for others.
+# A callback starts the next operation, and waits for other operations.
 links, ended = [], threading.Event()
 
 
@@ -75,7 +76,7 @@ def link(h):
 start("chain 0").add_done_callback(link)
 assert ended.wait(60) and links == [size] * 100, links
 
-# Many threads, each with operations of its own.
+# Many threads start operations of their own.
 total, lock, ended = [0], threading.Lock(), threading.Event()
 
 
@@ -108,7 +109,7 @@ herring.barrier()
 herring.shutdown()
 names = [thread.name for thread in threading.enumerate()]
 assert "herring-callbacks" not in names, names
-# The next job has a thread of its own.
+# The next job has a callback thread of its own.
 if "-" not in os.environ.get("TEST_LAYOUT", ""):
     herring.init()
     there = threading.Event()

@@ -1,4 +1,4 @@
-"""Callbacks of operations that fail, callbacks that raise, callbacks in a forked child."""
+"""Tests callbacks of operations that fail, that raise, and that run in a forked child."""
 
 import os
 import threading
@@ -10,7 +10,7 @@ from support import raises
 herring.init()
 rank, size = herring.rank(), herring.size()
 
-# It fails on all ranks: the error is there in the callback, and later.
+# The operation fails on all ranks; the callback sees the error, and so does a later wait.
 errors, there = [], threading.Event()
 handle = start("differs", 5 + rank)
 handle.add_done_callback(lambda h: errors.append(h.exception()))
@@ -18,7 +18,7 @@ handle.add_done_callback(lambda h: there.set())
 assert there.wait(30)
 assert isinstance(errors[0], herring.MismatchError), errors
 raises(herring.MismatchError, "differs", handle.wait)
-# What a callback raises is logged; those behind it are called, in this handle and in others.
+# An exception of a callback is logged. Later callbacks of this and other handles are still called.
 there = threading.Event()
 
 
@@ -47,8 +47,8 @@ else:
 handle.add_done_callback(lambda h: there.set())
 assert there.wait(30)
 handle.wait()
-handle.add_done_callback(bad)  # here, and logged as well
-# A time to wait here is over, the operation goes on.
+handle.add_done_callback(bad)  # called on this thread; the exception is also logged
+# When the time-out of a wait passes, the operation goes on.
 if rank == 0:
     handle = start("slow")
     raises(herring.TimeoutError, "goes on", handle.exception, 0.05)
@@ -57,7 +57,7 @@ else:
     herring.barrier()
     handle = start("slow")
 assert handle.exception() is None
-# What was forked off has no part in it.
+# A forked child takes no part in operations that are in flight.
 herring.barrier()
 if rank == 0:
     handle = start("forked")

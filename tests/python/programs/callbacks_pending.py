@@ -1,4 +1,4 @@
-"""Shutdown ends what is in flight: its callbacks are called before it returns."""
+"""Shutdown ends operations in flight and calls their callbacks before it returns."""
 
 import time
 
@@ -9,8 +9,7 @@ from support import raises
 herring.init()
 rank, size = herring.rank(), herring.size()
 
-# Shutdown ends what is in flight: its callbacks are called before it returns.
-herring.barrier()  # nobody is still connecting when the first one leaves
+herring.barrier()  # all ranks are connected before the first one leaves
 seen = []
 if rank == 0:
     for i in range(30):
@@ -26,4 +25,3 @@ else:
 if rank == 0:
     herring.shutdown()
     assert sorted(seen) == [(i, "ShutdownError") for i in range(30)], seen
-# A callback may end the job itself.

@@ -1,4 +1,4 @@
-"""An operation that a callback may be added to."""
+"""Starts operations to which callbacks can be added."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import herring
 
 
 def start(name, count=5, op="sum"):
-    """Begins to reduce `count` ones."""
+    """Starts an all-reduce of `count` ones and returns its handle."""
     return herring.allreduce_async(np.ones(count, np.float32), op, name=name)

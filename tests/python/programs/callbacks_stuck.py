@@ -1,4 +1,4 @@
-"""Shutdown does not wait for ever for a callback that does not end."""
+"""Checks that shutdown gives up waiting for a callback that does not end."""
 
 import time
 
@@ -9,7 +9,6 @@ herring.init()
 rank, size = herring.rank(), herring.size()
 
 
-# A callback that does not end is not waited for for ever.
 def sleep(h):
     time.sleep(60)
 

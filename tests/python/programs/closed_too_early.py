@@ -1,4 +1,4 @@
-"""Rank 1 closes a plan before all is ready: nobody can finish that round.
+"""Rank 1 closes a plan before all gradients are ready, so no rank can finish the round.
 
 Every rank learns why.
 """
@@ -28,7 +28,7 @@ if rank == 1:
     plan.ready(1)
     plan.ready(0)
     plan.close()
-    view.sum()  # outlives the plan
+    view.sum()  # the view outlives the plan
     own = herring.empty(1_200_000)
     own[:] = -1
     raises(

@@ -1,7 +1,7 @@
 """Rank 1 closes a plan whose gradients are all ready; the other ranks still need the round.
 
-They contribute only when they know that it is closed. Their round is right, and so is what comes
-after it.
+The other ranks contribute only after they know that rank 1 has closed its plan. Their round and
+all later operations still have the right results.
 """
 
 import numpy as np
@@ -32,7 +32,7 @@ for wire in (None, "bfloat16"):
             assert plan.contributors == size
             plan.close()
         herring.barrier()
-        if rank == 1:  # what it got since then is its own
+        if rank == 1:  # memory allocated after the close belongs to rank 1
             assert all((one == -1).all() for one in others)
             del one, others
 total = np.full(100_000, rank, np.float32)

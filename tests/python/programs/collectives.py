@@ -1,4 +1,4 @@
-"""Every collective but the all-reduce, against NumPy."""
+"""Compares every collective except all-reduce with NumPy."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ for rows in (2, 60_000):
     first = rank * (rows // size) + min(rank, rows % size)
     assert np.array_equal(part, whole[first : first + rows // size + (rank < rows % size)])
 
-    # Parts as they are asked for, one of them empty.
+    # Explicit splits, some of which may be empty.
     splits = [0] * size
     splits[0] += 1
     splits[-1] += rows - 1
@@ -57,7 +57,7 @@ for rows in (2, 60_000):
         array = np.frombuffer(array, np.uint8).copy()
         herring.broadcast(array, root)
         assert array.tobytes() == np.random.default_rng(root).bytes(rows * 7)
-# Bits travel unchanged, also those of a NaN with a payload.
+# Bits travel unchanged, including those of a NaN with a payload.
 odd = np.array([0x7FC12345, 0xFFFFFFFF, 0x80000001], np.uint32).view(np.float32)
 odd = np.tile(odd, 20_000) if rank == 0 else np.zeros(60_000, np.float32)
 herring.broadcast(odd)
@@ -68,7 +68,7 @@ try:
     import cloudpickle  # noqa: F401
 except ImportError:
     pass
-else:  # what pickle does not take
+else:  # functions that pickle refuses
     assert herring.broadcast_object(lambda x: x + rank, size - 1)(1) == size
     functions = herring.allgather_object(lambda: rank)
     assert [function() for function in functions] == list(range(size))

@@ -1,4 +1,4 @@
-"""Daemon threads still wait when the interpreter ends."""
+"""Ends the interpreter while daemon threads still wait."""
 
 import threading
 import time

@@ -38,7 +38,7 @@ else:
 herring.barrier()
 herring.allreduce(np.zeros(1))
 if herring.rank() == 0:
-    while alive() is not None:  # let go of when the next operation is submitted
+    while alive() is not None:  # released when the next operation is submitted
         herring.allreduce_async(np.zeros(1), name="alone")
         break
     assert alive() is None

@@ -1,4 +1,4 @@
-"""Time-outs that callers take for endless, and a wait during which another rank is late."""
+"""Huge and infinite time-outs, and a helper that makes other ranks late during a wait."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import threading
 
 import herring
 
-# Some are near the edges of a signed 64-bit number of nanoseconds (292 years), and of milliseconds
-# in 32 bits, in which time-outs travel (49 days).
+# Some values are near the limits of signed 64-bit nanoseconds (292 years) and of the 32-bit
+# milliseconds in which time-outs travel (49 days).
 VALUES = (
     float("inf"),
     threading.TIMEOUT_MAX,
@@ -27,9 +27,10 @@ COUNT = itertools.count()
 
 
 def late(wait):
-    """Calls `wait` on rank 0 for an operation that the others begin while it waits.
+    """Calls `wait` on rank 0 for an operation that the other ranks begin later.
 
-    Returns the thread that waits, and a list of what it raises. The other ranks call `be_late`.
+    Returns the waiting thread, and a list of the exceptions that it raises. The other ranks call
+    `be_late` before they begin.
     """
     failed = []
 
@@ -41,11 +42,11 @@ def late(wait):
 
     waiting = threading.Thread(target=run)
     waiting.start()
-    waiting.join(0.25)  # what has passed at once is seen after a slice of 0.1 s
+    waiting.join(0.25)  # a time-out that passes at once shows within 0.1 s
     herring.barrier(name=f"late.{next(COUNT)}")
     return waiting, failed
 
 
 def be_late():
-    """Returns when rank 0 has waited for a while."""
+    """Returns after rank 0 has waited for a while."""
     herring.barrier(name=f"late.{next(COUNT)}")

@@ -1,4 +1,4 @@
-"""Gives endless time-outs to waits and to every operation."""
+"""Passes huge and infinite time-outs to waits and to every operation."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Wrong arguments and disagreements: each is named, and the job goes on."""
+"""Passes wrong and differing arguments: each error names them, and the job continues."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ raises(bad, "'average' with dtype int32", herring.allreduce, np.zeros(3, np.int3
 raises(bad, "'median'", herring.allreduce, np.zeros(3, np.float32), "median")
 raises(bad, "root is 7", herring.broadcast, np.zeros(3, np.float32), 7)
 raises(bad, "splits", herring.alltoall, np.zeros(3, np.float32), [1])
-# None of it has harmed the job.
+# None of the errors has harmed the job.
 ok = np.full(3, rank, np.float32)
 herring.allreduce(ok, "sum", name="still fine")
 assert (ok == size * (size - 1) / 2).all()
@@ -55,11 +55,11 @@ if rank == 0:
         np.zeros(9, np.float32),
         name="twice",
     )
-herring.barrier()  # the others come only now, so that the first was in flight
+herring.barrier()  # the others call after this, so the first call was in flight
 if rank != 0:
     first = herring.allreduce_async(np.zeros(9, np.float32), name="twice")
 first.wait()
-# One rank never calls: the others are told who, and go on.
+# One rank never calls: the others learn which, and the job continues.
 if rank != 2:
     raises(
         herring.TimeoutError,

@@ -1,4 +1,4 @@
-"""Makes equally many rounds on every rank: the flush that follows is one full round."""
+"""Runs equally many rounds on every rank, so that the following flush is one full round."""
 
 import time
 

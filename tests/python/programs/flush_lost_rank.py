@@ -26,7 +26,7 @@ def note(info):
 for _step in range(12 if rank == 3 else 3 + rank):
     work[:] = 1
     note(series.allreduce(work))
-if rank == 3:  # the others have flushed, and follow
+if rank == 3:  # the others have flushed and follow this rank's rounds
     if os.environ["HOW"] == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     herring.shutdown()

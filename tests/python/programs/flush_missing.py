@@ -1,4 +1,4 @@
-"""Rank 1 never flushes: all ranks are told so when the time is over."""
+"""Rank 1 never flushes, and all ranks learn so when the time-out passes."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Flushes twice, flushes late and goes on, and leaves the loop of a flush early."""
+"""Flushes twice, flushes late and continues, and leaves the loop of a flush early."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ herring.init()
 rank, bad = herring.rank(), herring.InvalidArgumentError
 array = np.full(20, 1 + rank, np.float32)
 raises(bad, "no partial all-reduce named 'never' was begun", herring.flush, array, name="never")
-# Epochs of a name, each of which ends with a flush.
+# Each epoch of a name ends with a flush.
 for epoch in range(3):
     for _step in range(rank + epoch):
         herring.allreduce(array.copy(), "sum", sync="majority", name="a")
@@ -19,7 +19,7 @@ for epoch in range(3):
     last = herring.flush(array, name="a")[-1]
     assert all((one == last).all() for one in herring.allgather_object(last)), epoch
     raises(bad, "'a' was flushed already", herring.flush, array, name="a")
-# One that times out goes on where it was, without another contribution.
+# A flush that timed out continues where it stopped, without another contribution.
 herring.allreduce(array.copy(), "sum", sync="solo", name="b")
 if rank == 1:
     herring.allgather_object(None)
@@ -37,7 +37,7 @@ else:
     results = herring.flush(np.zeros_like(array), name="b")
 everyone = herring.allgather_object(results[-1])
 assert all((one == everyone[0]).all() for one in everyone)
-# So does one whose caller left the loop.
+# A flush whose caller left the loop continues in the same way.
 series = PartialReduction(20, "int64", sync="solo", op="sum")
 work, total = np.ones(20, np.int64), 0
 for _step in range(1 + 3 * rank):

@@ -1,4 +1,4 @@
-"""Records series with flushes, and repeats them twice."""
+"""Records series with flushes and replays each twice."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A series of partial rounds in which every rank makes its own number of steps, then flushes."""
+"""A series of partial rounds in which each rank makes a different number of steps and flushes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from herring.partial import PartialReduction
 
 
 def run(seed, elements, sync, op="sum", statistics=None):
-    """Returns a digest of the results, and the rounds with their contributors.
+    """Runs a series and returns a digest of the results, and the rounds with their contributors.
 
-    Checks that what was applied is what was contributed, and that all ranks have seen the same.
+    Checks that the applied sum equals the contributions, and that all ranks saw the same results.
     """
     rank, size = herring.rank(), herring.size()
     common, random = np.random.default_rng(seed), np.random.default_rng([seed, rank])

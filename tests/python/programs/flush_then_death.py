@@ -1,4 +1,4 @@
-"""Rank 2 is killed while it flushes; the other ranks go on, and flush later."""
+"""Rank 2 is killed while it flushes; the other ranks continue and flush later."""
 
 import os
 import signal

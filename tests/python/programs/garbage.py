@@ -1,4 +1,4 @@
-"""Every rank sends garbage to all ports of the job, whose operations are still right."""
+"""Every rank sends garbage to all ports of the job, and operations stay correct."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Every grouped collective, with lists of every dtype and shape."""
+"""Tests every grouped collective with lists of all dtypes and shapes."""
 
 import array
 import threading
@@ -32,7 +32,8 @@ herring.grouped_allreduce(mine, "average", prescale=size, postscale=2.0)
 stacks = zip(*[on(r, few) for r in range(size)])
 same(mine, [np.asarray(2 * np.sum(those, 0)).astype(a.dtype) for those, a in zip(stacks, few)])
 
-# Every time the same bits; as large single ones do it, whose way the dtypes of a large list take.
+# Results have the same bits each time. The large bundle of a dtype is reduced like a large single
+# array, with the same bits.
 loose = [
     np.random.default_rng([rank, i]).standard_normal(n).astype(t)
     for i, (n, t) in enumerate([(10, "f4"), (40_001, "f8"), (3, "f2"), (200_000, "f4")])
@@ -78,12 +79,12 @@ for root in range(size):
     herring.grouped_broadcast(mine, root)
     same(mine, everyone[root])
 
-# Nothing is something, too.
+# Empty lists are allowed.
 assert herring.grouped_allreduce([]) == [] == herring.grouped_allgather([])
 assert herring.grouped_broadcast([]) == [] == herring.grouped_reduce_scatter([])
 assert herring.grouped_allreduce_async([]).wait(30) == []
 
-# Other kinds of arrays; memory that is shared already; several in flight, ranks in other orders.
+# Shared memory and other kinds of arrays; then many lists in flight, in a different order per rank.
 shared = herring.empty((3, 30_000))
 shared[:] = rank
 plain = array.array("d", [rank, 1.0])
@@ -102,7 +103,7 @@ for n in reversed(names):
         assert (found == sum(range(size))).all()
     assert handles[n].done() and handles[n].exception() is None
 
-# Without anybody who waits, results come all the same.
+# Results arrive even if no caller waits.
 mine = [np.full(50_000, rank, np.float32), np.full(2, rank, np.int32)]
 there = threading.Event()
 herring.grouped_allreduce_async(mine, "sum", name="dropped").add_done_callback(

@@ -1,4 +1,4 @@
-"""The last rank dies while a list is under way: what fails has changed nothing."""
+"""The last rank dies while a list is in flight; a failed call leaves its arrays unchanged."""
 
 import os
 import signal

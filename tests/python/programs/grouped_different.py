@@ -1,4 +1,4 @@
-"""The last rank gives other lists than the others: nothing is changed."""
+"""The last rank passes a different list from the others; all arrays stay unchanged."""
 
 import time
 
@@ -37,7 +37,7 @@ begin = time.monotonic()
 for n, call in enumerate(calls):
     for what, arrays in lists():
         if n == 3 and what == "total":
-            continue  # that is what gathering is for
+            continue  # an all-gather allows different totals
         before = [a.copy() for a in arrays]
         try:
             call(arrays, "g")
@@ -48,7 +48,7 @@ for n, call in enumerate(calls):
         else:
             raise AssertionError((n, what))
         same(arrays, before)
-        # The name is as good as new, also for more dtypes than before.
+        # The name can be used again, even with more dtypes than before.
         mine = [np.full(3, rank, t) for t in ("float32", "int64", "int8", "float64")]
         for found in herring.grouped_allreduce(mine, "sum", name="g", timeout=20):
             assert (found == size * (size - 1) // 2).all()

@@ -9,7 +9,7 @@ SHAPES = [(), (0,), (1,), (3, 5), (1000,), (7, 11, 13), (60_000,)]
 
 
 def listed(seed, dtypes=DTYPES, shapes=SHAPES):
-    """Arrays of zeros and ones, whose sums every dtype holds exactly, in a random order."""
+    """Returns arrays of zeros and ones, whose sums are exact in every dtype, in a random order."""
     random = np.random.default_rng(seed)
     places = random.permutation(len(dtypes) * len(shapes))
     return [
@@ -23,7 +23,7 @@ def listed(seed, dtypes=DTYPES, shapes=SHAPES):
 
 
 def on(r, arrays):
-    """What rank `r` has instead of these arrays."""
+    """Returns the contribution of rank `r`: odd ranks swap zeros and ones in the arrays."""
     odd = r % 2 == 1
     return [np.asarray((1 - a.astype(np.int8) if odd else a).astype(a.dtype)) for a in arrays]
 

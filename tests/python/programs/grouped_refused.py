@@ -1,4 +1,4 @@
-"""What one rank refuses, no rank does; calls that come too late."""
+"""Checks that a call that one rank refuses fails on all, and tests calls that come too late."""
 
 import numpy as np
 
@@ -9,7 +9,6 @@ herring.init()
 rank, size = herring.rank(), herring.size()
 
 
-# What one rank cannot do, nobody does.
 def on_last(value, other):
     return value if rank == size - 1 else other
 
@@ -70,7 +69,7 @@ raises(herring.InvalidArgumentError, "dimension", herring.grouped_allgather, [np
 raises(herring.InvalidArgumentError, "dimension", herring.grouped_reduce_scatter, [np.array(1.0)])
 raises(herring.InvalidArgumentError, "root", herring.grouped_broadcast, [good], size)
 raises(herring.InvalidArgumentError, "timeout", herring.grouped_allreduce, [good], timeout=-1)
-# Too late.
+# Rank 0 calls after the deadline of the others.
 mine = [np.full(5, rank, np.float32), np.full(2, rank, np.int32)]
 late = {"op": "sum", "name": "late", "timeout": 0.7}
 if rank == 0:
@@ -82,7 +81,7 @@ else:
 assert all((a == rank).all() for a in mine)
 late["timeout"] = 30
 assert all((a == sum(range(size))).all() for a in herring.grouped_allreduce(mine, **late))
-# For now, and not for ever.
+# A wait that times out leaves the operation in flight.
 mine = [np.full(5, rank, np.float32), np.full(2, rank, np.int32)]
 if rank == 0:
     handle = herring.grouped_allreduce_async(mine, "sum", name="slow")

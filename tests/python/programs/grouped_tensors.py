@@ -1,4 +1,4 @@
-"""Lists of tensors."""
+"""Tests grouped collectives with lists of tensors."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""Every collective inside groups; groups of one rank, of a node, of one rank per node."""
+"""Tests collectives in groups: of one rank, of a node, of one rank per node, of all ranks."""
 
 import numpy as np
 
@@ -57,7 +57,7 @@ assert herring.allgather_object(("x", r), group=mine) == [("x", x) for x in rank
 assert herring.broadcast_object(("x", r), root, group=mine) == ("x", ranks[root])
 herring.barrier(group=mine)
 
-# Of one rank, of a node, of one rank per node, of all.
+# Groups of one rank, of a node, of one rank per node, and of all ranks.
 with herring.new_group([r]) as alone:
     assert alone.size == 1 and alone.rank == 0
     array = np.full(5, 2.0, np.float32)
@@ -83,7 +83,7 @@ raises(bad, "the job's nodes", herring.ranks_of_node, herring.num_nodes())
 world = herring.new_group(range(n))
 check_reductions((7, 40_001), group=world)
 
-# Planned rounds; a group's averages are its own.
+# In planned rounds, averages are over the members of the group.
 plan = herring.PlannedReduction([(1000, "float32"), (300_000, "float32")], group=mine)
 for step in range(3):
     plan.begin(active=step != 1 or k == 0)
@@ -105,17 +105,17 @@ raises(
 ) if mine.size > 1 else None
 plan.close()
 
-# A partial one; and its owner is told that it ends.
+# A partial all-reduce in the group, whose owner is told when the series ends.
 herring.allreduce(np.full(1000, r, np.float32), "sum", sync="solo", group=mine, name="series")
 last = herring.flush(np.zeros(1000, np.float32), name="series", group=mine)[-1]
 herring.barrier(group=mine)
 
-# Another group of the same ranks is another group: calls of one name do not meet.
+# In two groups of the same ranks, calls of the same name do not meet.
 twin = herring.new_group(mine.ranks, name=mine.name)
 first = herring.allreduce_async(np.full(3, 1.0, np.float32), "sum", name="same", group=mine)
 second = herring.allreduce_async(np.full(3, 2.0, np.float32), "sum", name="same", group=twin)
 assert (second.wait() == 2 * mine.size).all() and (first.wait() == mine.size).all()
-# Calls without a name are numbered in each, whichever a rank calls first.
+# Calls without a name are numbered per group, so ranks may call the groups in any order.
 order = [mine, twin] if k % 2 else [twin, mine]
 handles = {
     g: herring.allreduce_async(np.full(3, 1.0 if g is mine else 2.0, np.float32), "sum", group=g)

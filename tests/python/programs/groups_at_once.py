@@ -1,4 +1,4 @@
-"""Groups that overlap work at the same time, each in a thread of its own."""
+"""Uses overlapping groups at the same time, each in a separate thread."""
 
 import threading
 
@@ -13,7 +13,7 @@ groups = [g for g in (herring.new_group(ranks) for ranks in lists) if g.rank is 
 failures = []
 
 
-# Every thread a group, the world by itself; each rank begins in another order.
+# One thread per group, and one for the world; each rank starts them in a different order.
 def work(group, number):
     try:
         ranks = range(n) if group is None else group.ranks

@@ -1,7 +1,7 @@
-"""The last rank dies, or its machine's server with it, while groups work.
+"""The last rank dies, perhaps with its machine's server, while groups work.
 
-The first argument is the number of elements; with the second, "begins", it dies in the midst of
-operations.
+The first argument is the number of elements. With "begins" as the second, the rank first starts
+operations of its own.
 """
 
 import os
@@ -23,7 +23,7 @@ groups = {name: herring.new_group(ranks, name=name) for name, ranks in made.item
 plan = herring.PlannedReduction([(count, "float32")], op="sum")
 herring.barrier()
 if r == victim:
-    if begins:  # what it has called may complete, or not
+    if begins:  # its calls may complete or not
         begun = [
             herring.allreduce_async(np.ones(count, np.float32), "sum", name="world"),
             herring.allreduce_async(
@@ -54,7 +54,7 @@ def run_round():
     plan.wait()
 
 
-# All in flight at once; some may know of the death before they call.
+# All calls are in flight at once; some ranks may learn of the death before they call.
 calls = [
     lambda: herring.allreduce_async(np.ones(count, np.float32), "sum", name="world"),
     lambda: herring.allreduce_async(

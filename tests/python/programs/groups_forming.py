@@ -1,4 +1,4 @@
-"""A member, or its machine's server with it, dies while groups are being formed."""
+"""A member dies, perhaps with its machine's server, while groups are being formed."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ for number in range(1000):
         assert f"rank {victim} (" in str(error), error
         assert time.monotonic() - start < 20, error
         break
-assert 19 <= number < 999, number  # 19: formed where the victim was, not yet everywhere
+assert 19 <= number < 999, number  # 19: complete on the victim, not yet here
 array = np.full(100_000, 1.0, np.float32)
 assert (herring.allreduce(array, "sum", group=rest) == n - 1).all()
 print("went on", r, flush=True)

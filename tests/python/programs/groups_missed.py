@@ -1,4 +1,4 @@
-"""Ranks miss calls in a group, and destroy it while others use it."""
+"""Ranks miss calls in a group, and destroy the group while others use it."""
 
 import numpy as np
 

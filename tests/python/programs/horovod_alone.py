@@ -1,4 +1,4 @@
-"""Imports Horovod by its own names, and prints a sum and its arguments."""
+"""Imports Horovod by its own names, and prints a sum and the script's arguments."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Imports Horovod's modules of a framework that is missing: the error says what to install."""
+"""Imports Horovod's modules for a missing framework: the error says what to install."""
 
 import sys
 

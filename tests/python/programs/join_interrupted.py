@@ -1,4 +1,4 @@
-"""A join that is interrupted, and one that fails."""
+"""Tests a join that is interrupted, and a join that fails."""
 
 import os
 import signal
@@ -31,14 +31,14 @@ if r == 0:
         herring.join()
     except KeyboardInterrupt:
         herring.barrier(group=group)
-    while True:  # it has joined all the same: until the others have, calls are refused
+    while True:  # the rank has still joined: calls are refused until all have
         try:
             herring.allreduce(np.ones(3, "f"))
             break
         except herring.InvalidArgumentError:
             time.sleep(0.001)
 else:
-    for _ in range(5):  # which takes that rank 0 has joined
+    for _ in range(5):  # these succeed only if rank 0 has joined
         herring.allreduce(np.ones(3, "f"))
     if r == 1:
         os.kill(pids[0], signal.SIGUSR1)
@@ -46,7 +46,7 @@ else:
     herring.join()
     herring.allreduce(np.ones(3, "f"))
 
-# A join that has failed: what its servers still say of the group is not taken amiss.
+# After a failed join, late messages of servers about the group do no harm.
 for turn in range(5):
     doomed = herring.new_group(range(herring.size()), name=f"d{turn}")
     if r == 0:

@@ -1,4 +1,4 @@
-"""Ranks make different numbers of all-reduces, then join."""
+"""Ranks call all-reduce different numbers of times, then join."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ part = herring.new_group(range(0, n, 2)) if r % 2 == 0 else None
 
 
 def uneven(steps, scope, ranks, count, dtype, op, make):
-    # Rank k of the scope calls steps(k) times, each with its own value; then joins.
+    # Rank k of the scope calls all-reduce steps(k) times with its own values, then joins.
     k = scope.rank if scope else r
     for step in range(steps(k)):
         array = make(count, dtype)
@@ -50,13 +50,13 @@ for scope, ranks in scopes:
             for make in (numpy_empty, herring.empty):
                 last = uneven(lambda k: k % 3, scope, ranks, count, dtype, op, make)
                 assert 0 <= last < ranks
-    # Nobody has anything; only one has; all have the same.
+    # No rank has data; only one rank has data; all ranks have equally much.
     assert 0 <= uneven(lambda k: 0, scope, ranks, 5, "float32", "sum", numpy_empty) < ranks
     uneven(lambda k: 3 * (k == 0), scope, ranks, 300_000, "float32", "sum", numpy_empty)
     uneven(lambda k: 2, scope, ranks, 300_000, "float32", "sum", numpy_empty)
     herring.barrier(group=scope)
 
-# Many at once, in another order on each rank, and some that a rank called before it joined.
+# Many calls are in flight, in a different order on each rank; not every rank makes every call.
 rng = np.random.default_rng(r)
 for round in range(5):
     names = [f"n{i}" for i in range(12)]
@@ -72,7 +72,7 @@ for round in range(5):
         assert (handle.wait() == sum(q + 1 for q in callers)).all(), (round, x, callers)
     assert set(herring.allgather_object(last)) == {last}
 
-# Grouped ones; then a collective that cannot do without, and the next that can.
+# Grouped calls; then collectives that fail without a joined rank, and one that works without it.
 for step in range(1 + (r == 0)):
     arrays = [np.full(c, r + 1.0, np.float32) for c in (3, 50_000, 7)]
     herring.grouped_allreduce(arrays, "sum")
@@ -93,7 +93,7 @@ if n > 1:
         assert herring.allreduce(np.ones(4, "f"), "sum")[0] == n - 1
     herring.join()
 
-# What a thread calls of a rank that has joined, and waits for others.
+# A rank that waits in join() refuses new calls of its other threads.
 if n == 1:
     herring.join()
 elif r == 0:

@@ -1,4 +1,4 @@
-"""Rank 0 kills the server; every rank is told so."""
+"""Rank 0 kills the server, and every rank learns of its death."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A rank kills itself in the middle of traffic; the others print when they learn of it."""
+"""A rank kills itself during traffic; the others print when they learn of its death."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ rank, victim = herring.rank(), int(os.environ["VICTIM"])
 large = np.zeros(2_000_000, np.float32)
 herring.allreduce(large, name="warm")
 if rank == victim:
-    herring.barrier()  # a colocated server dies with it: all must have their results by then
+    herring.barrier()  # its server dies too, so all need their results by now
     handle = herring.allreduce_async(large, name="last")
     os.kill(os.getpid(), signal.SIGKILL)
 start = time.monotonic()

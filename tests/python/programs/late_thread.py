@@ -1,4 +1,4 @@
-"""A thread of rank 1 completes an operation late; the ranks seem to wait for each other."""
+"""Ranks seem to wait for each other until a thread of rank 1 makes a late call."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ x, y = np.ones(4, np.float32), np.ones(4, np.float32)
 
 
 def later():
-    time.sleep(3.0)  # longer than it takes to be told
+    time.sleep(3.0)  # longer than until the warning
     herring.allreduce(y, name="a")
 
 

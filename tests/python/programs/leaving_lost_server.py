@@ -1,4 +1,4 @@
-"""A series loses rank 2's server; what does not need it goes on beyond the time-out."""
+"""A series loses rank 2's server; operations that do not need the server continue."""
 
 import time
 
@@ -20,7 +20,7 @@ if herring.rank() < 2:
             series.allreduce(array)
 
     raises(herring.PeerLostError, "rank 2 (", go_on)
-    for _ in range(40):  # longer than anything may wait
+    for _ in range(40):  # lasts longer than the time-out
         herring.barrier(group=group)
         time.sleep(0.1)
     print("went on", flush=True)

@@ -1,4 +1,4 @@
-"""Rank 2 leaves while the other ranks wait; messages between those still arrive."""
+"""Rank 2 leaves while the other ranks wait; messages between the others still arrive."""
 
 import sys
 import time
@@ -28,4 +28,4 @@ if rank < 2:
     raises(herring.PeerLostError, "rank 2 (", herring.send, array, 2)
     print("exchanged", flush=True)
 else:
-    time.sleep(0.3)  # most likely the others wait in their call by then
+    time.sleep(0.3)  # by then, the others most likely wait in their call

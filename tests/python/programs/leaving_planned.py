@@ -1,4 +1,4 @@
-"""A planned round while rank 2 leaves, in a job with a series of partial rounds."""
+"""Rank 2 leaves during a planned round, in a job that has a series of partial rounds."""
 
 import time
 
@@ -20,4 +20,4 @@ if rank < 2:
     raises(herring.PeerLostError, "rank 2 (", plan.wait)
     print("told", flush=True)
 else:
-    time.sleep(0.3)  # most likely the others are in the round by then
+    time.sleep(0.3)  # by then, the others are most likely in the round

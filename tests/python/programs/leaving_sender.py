@@ -1,4 +1,4 @@
-"""Rank 1 sends and leaves while rank 0 still writes to it."""
+"""Rank 1 sends and leaves while rank 0 is still sending to rank 1."""
 
 import numpy as np
 

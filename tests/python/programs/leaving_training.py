@@ -1,4 +1,4 @@
-"""Rank 0 runs out of data first; the other rank is told so."""
+"""Rank 0 runs out of data first, and the other rank learns so."""
 
 import sys
 

@@ -1,6 +1,6 @@
 """Reduces large arrays with windows so large that frames are lent to the socket.
 
-Servers use lanes repeatedly: one that was used too early would hold another round's bytes.
+Servers reuse lanes. A lane that is reused too early would hold the bytes of another round.
 """
 
 import numpy as np
@@ -9,7 +9,7 @@ import herring
 
 herring.init()
 rank, size = herring.rank(), herring.size()
-random = np.random.default_rng(5)  # the same on every rank
+random = np.random.default_rng(5)  # same seed on every rank
 for attempt in range(12):
     counts = random.integers(1, 1_500_000, 3)
     bases = [random.integers(0, 1 << 20, count, dtype=np.int32) for count in counts]

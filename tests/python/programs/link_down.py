@@ -1,4 +1,4 @@
-"""Reduces until the job is lost, and prints after how many seconds that was noticed."""
+"""Reduces until a rank is lost, and prints how many seconds that took to notice."""
 
 import sys
 import time
@@ -16,6 +16,6 @@ try:
         herring.allreduce(array, "average")
         last = time.monotonic()
         if rank == 0:
-            open(sys.argv[1], "a").close()  # all are at work
+            open(sys.argv[1], "a").close()  # all ranks are working
 except herring.PeerLostError as error:
     print("lost", rank, time.monotonic() - last, error, flush=True)

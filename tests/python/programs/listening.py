@@ -1,4 +1,4 @@
-"""Prints the ports at which the process listens."""
+"""Prints the ports on which this process listens."""
 
 import glob
 import os

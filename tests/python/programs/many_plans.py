@@ -1,4 +1,4 @@
-"""Rounds of 180 plans at once, half of which wait for the other rank."""
+"""Runs rounds of 180 plans at once, of which half wait for the other rank."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ for step in range(2):
     for i, plan in enumerate(plans):
         plan.arena(0).view(np.float32)[:] = i + herring.rank() + step
     if herring.rank() == 1:
-        herring.barrier()  # all of rank 0's wait for this one
+        herring.barrier()  # all rounds of rank 0 wait for this rank
     for plan in plans:
         plan.begin()
         plan.ready(0)

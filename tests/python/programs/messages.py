@@ -1,4 +1,4 @@
-"""Messages of every size between neighbours, by tags, from any source and in groups."""
+"""Sends messages of many sizes: between neighbours, by tag, from any source and in groups."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ herring.init()
 r, n = herring.rank(), herring.size()
 bad = herring.InvalidArgumentError
 right, left = (r + 1) % n, (r - 1) % n
-for count in (0, 1, 100, 16_384, 16_385, 3_000_000):  # below and above what rides along
+for count in (0, 1, 100, 16_384, 16_385, 3_000_000):  # around the size sent with the announcement
     for dtype in (np.float32, np.int8, np.float64, bool):
         mine = (np.arange(count) + r).astype(dtype)
         place = np.zeros(count, dtype)
@@ -18,7 +18,7 @@ for count in (0, 1, 100, 16_384, 16_385, 3_000_000):  # below and above what rid
         sending.wait()
         assert np.array_equal(place, (np.arange(count) + left).astype(dtype))
 
-# In the order in which they were sent, whatever is asked for first; tags keep messages apart.
+# Messages of one tag arrive in the order sent; tags can be received in any order.
 for count in (10, 100_000):
     if r == 0:
         handles = [
@@ -34,7 +34,7 @@ for count in (10, 100_000):
             got.wait()
             assert (array == 10 * r + expected).all() and (got.source, got.tag) == (0, tag)
 
-# From anybody, with any tag.
+# Receives from any source, with any tag.
 for count in (10, 100_000):
     if r == 0:
         seen = set()
@@ -82,7 +82,7 @@ elif r == 1:
     raises(herring.MismatchError, "sends 3 elements of float64", herring.receive, np.ones(4), 0)
 herring.barrier()
 
-# Inside a group ranks are the group's, and messages its own.
+# Inside a group, ranks are those of the group, and messages stay in the group.
 group = herring.new_group(list(range(n))[::-1][: max(n - 1, 1)])
 if group.rank is not None and group.size > 1:
     first, last = 0, group.size - 1

@@ -1,4 +1,4 @@
-"""The last rank dies while it sends; messages between others arrive."""
+"""The last rank dies while it sends; messages between the others still arrive."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Counts the threads that help a rank to add."""
+"""Counts the helper threads with which a rank adds."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 
 def helpers():
-    """The number of threads of this process that add for it."""
+    """Returns the number of helper threads of this process that add."""
     found = 0
     for task in os.listdir("/proc/self/task"):
         try:
             found += Path(f"/proc/self/task/{task}/comm").read_text().strip() == "herring-adder"
         except OSError:
-            pass  # a thread that has just ended
+            pass  # the thread has just ended
     return found

@@ -1,4 +1,4 @@
-"""Prints a digest of what several threads of a node have added."""
+"""Prints a digest of sums computed by several threads of a node."""
 
 import hashlib
 import os

@@ -20,7 +20,7 @@ if how == "forks":
         child = os.fork()
         if child == 0:
             assert helpers() == 0
-            sys.exit(0)  # the interpreter ends, with all that it has of the job
+            sys.exit(0)  # the child exits with its copy of the job's state
         herring.allreduce(array, "max")
         assert os.waitpid(child, 0)[1] == 0
 elif rank == 1:

@@ -1,4 +1,4 @@
-"""Ranks give notes of bytes that follow from a seed, or none, at any moment of a round."""
+"""Ranks give notes of seeded random bytes, or no note, at any moment of a round."""
 
 import functools
 import random
@@ -37,13 +37,13 @@ for group in (None, halves[rank % 2] if size > 1 else None):
             )
 for number, (plan, group, gradients, length) in enumerate(plans):
     ranks = range(size) if group is None else group.ranks
-    assert len(plan.placements) == gradients  # the note is not among them
+    assert len(plan.placements) == gradients  # the note has no placement
     for step in range(6):
         active, notes = [], []
         for place, r in enumerate(ranks):
             seeded = random.Random(1000 * number + 10 * step + r)
             if step == 0 or (step < 5 and seeded.random() < 0.7):
-                note = bytearray(length)  # a place of its own, and others' places too
+                note = bytearray(length)  # also writes at other ranks' places
                 note[place] = 1 + seeded.randrange(255)
                 for _ in range(5):
                     note[seeded.randrange(length)] = seeded.randrange(256)

@@ -1,4 +1,4 @@
-"""Rank 1 closes a plan whose gradients are all ready, but without its note."""
+"""Rank 1 closes a plan whose gradients are all ready but whose note was not given."""
 
 import herring
 from support import raises
@@ -13,7 +13,7 @@ def begin():
     return plan
 
 
-def whole_round():  # rank 1 may be so far ahead that any of these is told
+def whole_round():  # any of these calls may fail, as rank 1 may be ahead
     plan = begin()
     plan.note(b"a")
     plan.wait()

@@ -1,4 +1,4 @@
-"""Lists of gradients, which tell each other in notes what is there."""
+"""Averages lists of gradients; ranks use notes to tell which gradients they have."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ for op in ("average", "sum"):
         assert (averages[0] == total).all() and len(averages) == 2
         assert rounds.contributors == size
         if rank == 0:
-            rounds.put([2], [one])  # it has no place
+            rounds.put([2], [one])  # variable 2 has no place in the plan
         raises(
             herring.InvalidArgumentError,
             f"{op}: rank 0 has a gradient for a variable that had none",
@@ -27,7 +27,7 @@ for op in ("average", "sum"):
         )
         rounds.put([0], [one])
         who = "rank 1" if size == 2 else "ranks " + ", ".join(map(str, range(1, size)))
-        if size > 1:  # all but rank 0 begin their step again
+        if size > 1:  # all ranks except 0 restart their step
             raises(
                 herring.HerringError,
                 f"{op}: {who} gave up its step",

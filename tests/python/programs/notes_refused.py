@@ -1,4 +1,4 @@
-"""Notes that are missing, too long, given twice or of a wrong type."""
+"""Tests notes that are missing, too long, given twice or of a wrong type."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Three threads of each rank submit operations in orders of their own."""
+"""Three threads of each rank submit operations, each in a different order."""
 
 import random
 import threading

@@ -1,6 +1,6 @@
-"""Every rank submits forty operations, small and large, in an order of its own.
+"""Every rank submits forty operations, small and large, in a different order.
 
-A planned operation goes on beside them.
+A planned operation runs at the same time.
 """
 
 import random
@@ -9,8 +9,6 @@ import numpy as np
 
 import herring
 
-# Ranks submit forty operations, small and large, each in an order of its own; a planned operation
-# goes on beside them.
 herring.init()
 rank, size = herring.rank(), herring.size()
 planned = herring.PlannedReduction([(70_001, "float32"), (3, "float64"), (200_000, "float32")])
@@ -37,7 +35,7 @@ for attempt in range(3):
         values = planned.arena(arena)[offset : offset + length].view(planned.arenas[arena][0])
         assert (values == (size - 1) / 2 + i + attempt).all(), (i, values[:3])
     assert planned.contributors == size
-# A worker without data takes part, and is no part of the average.
+# A worker without data takes part in the round but does not count in the average.
 active = rank != size - 1 or size == 1
 planned.begin(active)
 if active:

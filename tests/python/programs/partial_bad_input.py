@@ -1,4 +1,4 @@
-"""Wrong arguments of partial all-reduces."""
+"""Passes wrong arguments to partial all-reduces."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Rank 2 is killed while a series goes on; the result says what it contributed."""
+"""Rank 2 is killed during a series; the result says how much rank 2 contributed."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ assert [one.rank for one in info.contributors] == [0, 1, 3], info
 ((lost, there, announced),) = info.lost
 assert lost == 2 and there == counted[2] and 10 <= there <= announced <= 11, info.lost
 expected = sum(1000**r * sum(range(counted[r] + 1)) for r in range(size))
-expected -= sum(1000**r * 31 for r in (0, 1, 3))  # the last contribution is zero
+expected -= sum(1000**r * 31 for r in (0, 1, 3))  # these ranks' last contribution is zero
 assert (applied == expected).all(), (applied[:2], expected)
 try:
     herring.barrier()

@@ -1,7 +1,7 @@
-"""Computes each result again from the list of its contributors, and compares the bits.
+"""Recomputes each result from the list of its contributors, and compares the bits.
 
-Contributions are functions of rank and number. They are summed in the order of ranks, each rank's
-own contributions first.
+A contribution depends on its rank and number only. Each rank's contributions are summed first,
+then the sums are added in the order of ranks.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""Rank 2 is slow, and is waited for only when its gradient gets too old."""
+"""Rank 2 is slow, and the others wait for it only when its gradient gets too old."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Sums what every rank produced and what it applied; random pauses make ranks late."""
+"""Compares the sums that ranks contributed and applied; random pauses make ranks late."""
 
 import hashlib
 import time

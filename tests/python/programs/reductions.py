@@ -14,7 +14,7 @@ DTYPES = [*FLOATS, "int8", "int16", "int32", "int64", "uint8", "bool"]
 
 
 def combined(stack: Any, op: str) -> Any:
-    """The exact result, rounded as Herring documents it."""
+    """Returns the exact result, rounded as Herring documents."""
     dtype, wide = stack.dtype, stack.astype(np.float64)
     if op == "average":
         exact = wide if dtype == np.float64 else wide.sum(0, keepdims=True).astype(np.float32)
@@ -22,11 +22,11 @@ def combined(stack: Any, op: str) -> Any:
     found = {"sum": wide.sum, "min": wide.min, "max": wide.max, "product": wide.prod}[op](0)
     if dtype.kind == "b":
         return found > 0
-    return (found.astype(np.int64) if dtype.kind in "iu" else found).astype(dtype)  # wraps
+    return (found.astype(np.int64) if dtype.kind in "iu" else found).astype(dtype)  # integers wrap
 
 
 def check_reductions(counts: Iterable[int], **options: Any) -> None:
-    """Checks arrays of these lengths; `options` are passed to `herring.allreduce`."""
+    """Checks arrays of these lengths, passing `options` to `herring.allreduce`."""
     rank, size = herring.rank(), herring.size()
     for count in counts:
         base = np.arange(count) % 5 + 1
@@ -37,7 +37,7 @@ def check_reductions(counts: Iterable[int], **options: Any) -> None:
                 if op == "average" and dtype not in FLOATS:
                     continue
                 if dtype == "float16" and op == "product" and "algorithm" in options:
-                    continue  # beyond 2048 each of its steps rounds
+                    continue  # each step rounds above 2048
                 array = stack[rank].copy()
                 assert herring.allreduce(array, op, **options) is array
                 assert np.array_equal(array, combined(stack, op)), (

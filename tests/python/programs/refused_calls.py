@@ -1,4 +1,4 @@
-"""What one rank cannot call or make, no rank does, and the next call works."""
+"""Checks that a call that one rank refuses fails on all ranks, and that the next call works."""
 
 import time
 
@@ -65,7 +65,7 @@ raises(
     timeout=-1 if rank == 1 else None,
 )
 raises(bad, "name has 600", herring.barrier, name="n" * 600)
-# Plans and series: what one rank cannot make, nobody makes, and the next one works.
+# If one rank cannot make a plan or a series, no rank makes it, and the next one works.
 raises(
     bad,
     "complex64" if rank == 1 else "refused by rank 1 (",
@@ -94,11 +94,11 @@ raises(
     sync=herring.Quorum(99 if rank == 0 else 1),
     name="series",
 )
-# A name in flight: the second call is rank 0's alone to refuse, and it counts.
+# Rank 0 alone refuses a second call with a name in flight, but it counts as a call.
 if rank == 0:
     first = herring.allreduce_async(ok.copy(), "sum", name="twice")
     raises(bad, "in flight", herring.allreduce_async, ok.copy(), "sum", name="twice")
-herring.barrier()  # before the others call it, it cannot be complete
+herring.barrier()  # the others call later, so the first call is in flight
 if rank != 0:
     assert herring.allreduce(ok.copy(), "sum", name="twice")[0] == size
     raises(bad, "rank 0", herring.allreduce, ok.copy(), "sum", name="twice")

@@ -1,4 +1,4 @@
-"""Rank 2 is killed while a recording is repeated."""
+"""Rank 2 is killed while a recording is replayed."""
 
 import os
 import signal
@@ -25,6 +25,6 @@ except herring.PeerLostError as error:
     assert "rank 2" in str(error), error
     print("told", flush=True)
     open(f"{path}.told-{herring.rank()}", "w").close()
-# Who leaves at once may be missed by the other before rank 2 is.
+# Each rank waits for the other, which might otherwise notice this rank's exit before rank 2's.
 while not all(os.path.exists(f"{path}.told-{rank}") for rank in (0, 1)):
     time.sleep(0.01)

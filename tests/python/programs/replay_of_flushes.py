@@ -1,4 +1,4 @@
-"""Records and repeats two epochs, in which other ranks flush first."""
+"""Records and replays two epochs, in which different ranks flush first."""
 
 import os
 import time
@@ -20,7 +20,7 @@ def run(sync, name, pause):
     return results + herring.flush(np.zeros(50, np.float32), name=name)
 
 
-# Two epochs, which differ in who was late.
+# Different ranks are late in the two epochs.
 recorded = run("solo", "a", 0.004)
 epoch = len(recorded)
 rank = herring.size() - 1 - rank

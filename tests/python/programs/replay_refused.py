@@ -1,4 +1,4 @@
-"""What cannot be saved or repeated."""
+"""Tests series that cannot be saved or replayed."""
 
 import os
 from pathlib import Path

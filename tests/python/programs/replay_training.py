@@ -1,4 +1,4 @@
-"""Trains with partial rounds, in which ranks are late at random."""
+"""Trains with partial rounds in which ranks are late at random."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from herring.partial import PartialReduction
 
 
 def train(elements, sync, seed, statistics):
-    """Returns the weights, a digest of the results, the contributors of each round, and the steps.
+    """Trains; returns the weights, a digest of results, contributors per round, and the steps.
 
-    Gradients depend on the weights, so that one result taken at another time changes everything.
-    Half of the workers first take results that they have missed, as eager SGD does.
+    Gradients depend on the weights, so a single result taken at another time changes everything.
+    Half of the workers first take the results that they have missed, as eager SGD does.
     """
     rank = herring.rank()
     delays = np.random.default_rng([seed, rank])

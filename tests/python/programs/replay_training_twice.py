@@ -1,4 +1,4 @@
-"""Records a training with partial rounds, and repeats it with other delays."""
+"""Records a training run with partial rounds, and replays it with different delays."""
 
 import os
 from pathlib import Path

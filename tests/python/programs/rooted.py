@@ -1,6 +1,6 @@
-"""Collectives with a root: without elements, with late calls, and from threads.
+"""Tests collectives with a root: without elements, with late calls, and from threads.
 
-Each rank's threads call in an order of their own.
+The threads of each rank call in a different order.
 """
 
 import threading
@@ -10,8 +10,6 @@ import numpy as np
 import herring
 from support import raises
 
-# What a root does with nothing, with calls that come too late, and with threads that call in
-# another order on each rank.
 herring.init()
 rank, size = herring.rank(), herring.size()
 found = herring.gather(np.empty((0, 3), np.float32), size - 1)

@@ -1,4 +1,4 @@
-"""Calls init() with each setting that it reads, and prints the errors."""
+"""Calls init() with each setting that init() reads, and prints the errors."""
 
 import json
 import os

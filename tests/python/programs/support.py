@@ -1,4 +1,4 @@
-"""What the programs share."""
+"""Helpers that the programs share."""
 
 from __future__ import annotations
 

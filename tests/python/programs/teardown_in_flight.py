@@ -1,6 +1,7 @@
-"""Rank 1 leaves, or gives up, with operations of every kind in flight.
+"""Rank 1 leaves or gives up while operations of every kind are in flight.
 
-It frees and reuses at once what they read and wrote. It waits DELAY seconds before it leaves.
+Rank 1 frees and reuses the memory of the operations at once. It waits DELAY seconds before it
+leaves.
 """
 
 import gc

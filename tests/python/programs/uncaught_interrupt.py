@@ -1,4 +1,4 @@
-"""Interrupts rank 0 in traffic; prints after how many seconds each rank has ended."""
+"""Interrupts rank 0 during traffic, and prints how many seconds each rank needs to end."""
 
 import atexit
 import signal

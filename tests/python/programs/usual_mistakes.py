@@ -1,4 +1,4 @@
-"""Mistakes that are often made: each error says what to do instead."""
+"""Makes common mistakes: each error says what to do instead."""
 
 import datetime
 

@@ -1,7 +1,7 @@
-"""Interrupts rank 0 while it waits for rank 1, and goes on.
+"""Interrupts rank 0 while it waits for rank 1, and continues the job.
 
 Rank 1 calls only when rank 0 says so. The arguments are the operation, the number of elements, and
-the first element afterwards.
+the expected first element of the result.
 """
 
 import os
@@ -26,7 +26,7 @@ call = {
 }[sys.argv[1]]
 
 if herring.rank() == 0:
-    # The signal comes when the main thread has been waiting for a while.
+    # The signal arrives after the main thread has waited for a while.
     threading.Timer(0.5, signal.raise_signal, [signal.SIGINT]).start()
     start = time.monotonic()
     try:
@@ -39,5 +39,5 @@ else:
     while not os.path.exists(said):
         time.sleep(0.01)
     call()
-herring.allreduce(np.zeros(3), name="after")  # the job goes on
+herring.allreduce(np.zeros(3), name="after")  # the job continues
 assert array.flat[0] == int(sys.argv[3]), array.flat[0]

@@ -1,6 +1,6 @@
 """Calls functions with values of wrong types, and collects errors that are not Herring's own.
 
-Some of the values no parameter takes; others are right for some parameters and wrong for others.
+Some values are wrong for every parameter; others are right for some parameters only.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ found = []
 
 
 def attempt(where, value, call, arguments):
-    """Calls it, and notes in `found` an error that is not Herring's own, or not in words."""
+    """Makes the call, and adds errors that are not Herring's or not readable to `found`."""
     try:
         call(**arguments)
     except herring.HerringError as error:
@@ -88,7 +88,7 @@ def kind(value):
 
 
 def fuzz(where, call, usual, skipped=frozenset()):
-    """Calls it with every value for each of its parameters but those that are skipped.
+    """Calls a function with every value for each of its parameters except the skipped ones.
 
     `usual` makes right values for the other parameters.
     """
@@ -107,7 +107,7 @@ def fuzz(where, call, usual, skipped=frozenset()):
             continue
         for value in VALUES:
             if name == "timeout" and isinstance(value, int) and value > 5:
-                continue  # these are right, and a receive would wait for them
+                continue  # valid time-outs, for which a receive would wait
             arguments = {key: make() for key, make in given.items()}
             arguments[name] = value
             attempt(f"{where}({name})", value, call, arguments)

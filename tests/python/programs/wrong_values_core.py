@@ -1,4 +1,4 @@
-"""Gives values of wrong types to every public function and method of `herring`."""
+"""Passes values of wrong types to every public function and method of `herring`."""
 
 import inspect
 import warnings

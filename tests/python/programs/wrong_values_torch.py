@@ -1,4 +1,4 @@
-"""Gives values of wrong types to every public function and class of `herring.torch`."""
+"""Passes values of wrong types to every public function and class of `herring.torch`."""
 
 import inspect
 import warnings
@@ -14,7 +14,7 @@ warnings.simplefilter("ignore")
 herring.init(timeout="500ms")
 
 
-REFUSED_BY_PICKLE = {"obj"}  # in words of its own
+REFUSED_BY_PICKLE = {"obj"}  # pickle raises its own errors
 VALUES.extend(
     [
         torch.ones(3, dtype=torch.complex64),
