@@ -180,9 +180,9 @@ Connector::Connector(DescriptorLoop& loop, Result<GuardedFd> fd, std::string nam
   loop_.add(fd_.get(), kForWriting, this);
   timer_ = loop_.call_after(patience, [this, patience] {
     timer_ = 0;
-    finish(Status(Code::kTimeout, concat(name_, " accepts connections but did not complete the hello "
-                                         "in ", in_seconds(patience),
-                                         "; its process may still be starting")));
+    finish(Status(Code::kTimeout,
+                  concat(name_, " accepts connections but did not complete the hello in ",
+                         in_seconds(patience), "; its process may still be starting")));
   });
 }
 
