@@ -10,7 +10,7 @@
 namespace herring::random_test {
 namespace {
 
-// A message's is said by address().
+// For a message, address() sets the operation.
 wire::Collective collective_of(const Step& step, uint32_t place) {
   const Reduction reduction{step.op, step.prescale, step.postscale};
   switch (step.kind) {
@@ -24,7 +24,7 @@ wire::Collective collective_of(const Step& step, uint32_t place) {
   }
 }
 
-// Contribution `number` of a rank to a series.
+// Returns contribution `number` of a rank to a series.
 Values contribution(Values values, uint32_t number) {
   values.salt = mix(values.salt + number);
   return values;
@@ -70,7 +70,8 @@ void Rank::Lane::run() {
   end_groups();
 }
 
-// Another call of its name, or any call of its group, may follow at once.
+// Returns whether a batch must be waited for at once: a call of the same name, or any call of its
+// group, may follow.
 bool Rank::Lane::is_due(const std::vector<uint32_t>& batch) const {
   const auto& steps = program().steps;
   return steps[batch.front()].timeout > 0 || steps[batch.back()].kind == Kind::kJoin;
@@ -80,16 +81,18 @@ void Rank::Lane::now(const char* what, const Step& step) {
   doing_.now(what, static_cast<int>(program().index), static_cast<int>(step.id), step.name);
 }
 
-// All steps of a batch in an order of this rank's own; gradients of planned rounds in between.
+// Submits all steps of a batch in an order of this rank's own. Gradients of planned rounds are made
+// ready in between.
 void Rank::Lane::submit(const std::vector<uint32_t>& steps) {
   pending_.emplace_back();
-  std::vector<uint32_t> actions;  // steps; of planned rounds as often as there are parts
+  std::vector<uint32_t> actions;  // steps; a planned round occurs once per part
   const Step* join = nullptr;
   for (const uint32_t id : steps) {
     const Step& step = program().steps[id];
     if (step.place_of(rank_.rank_) == Step::kNobody) continue;
     if (rank_.is_left_out(program(), step)) continue;
-    // All members hear the same of a group: where it could not be formed, nobody calls in it.
+    // All members get the same result for a new group. If the group could not be formed, nobody
+    // calls anything in it.
     if (step.group != 0 && step.kind != Kind::kFormGroup && !rank_.groups_[step.group]) continue;
     if (step.kind == Kind::kJoin) {
       join = &step;
@@ -176,14 +179,15 @@ void Rank::Lane::call(const Step& step) {
   pending_.back().calls.push_back(std::move(call));
 }
 
-// The tag tells what is sent from what else is on its way between the two.
+// The tag distinguishes this message from others on their way between the two ranks.
 void Rank::Lane::address(const Step& step, worker::Call& call) const {
   const bool sends = step.place_of(rank_.rank_) == step.root;
   const std::vector<uint32_t>& members = program().groups[step.group].ranks;
   const uint32_t other = step.ranks[sends ? 1 - step.root : step.root];
   const auto index = static_cast<uint32_t>(
       std::lower_bound(members.begin(), members.end(), other) - members.begin());
-  // Whoever receives from any rank waits on although one of them has left: others might send.
+  // A rank that receives from any rank goes on waiting if a member has left, because other members
+  // might send.
   const bool any = step.any_source && program().ending == Ending::kNone;
   if (sends) {
     call.what = wire::Send{index, step.id};
@@ -200,7 +204,7 @@ void Rank::Lane::form(const Step& step) {
   pending_.back().calls.push_back({&step, &program_, std::move(*submitted), nullptr, {}});
 }
 
-// With the gradients that have to be made ready, and the note, in an order of this rank's own.
+// Begins a round. The gradients to make ready, and the note, are in an order of this rank's own.
 Rank::Lane::Round Rank::Lane::begin_round(const Step& step) {
   rank_.calls_.fetch_add(1);
   const bool active = part_of(step).active;
@@ -212,9 +216,9 @@ Rank::Lane::Round Rank::Lane::begin_round(const Step& step) {
   return {active ? random_.order(parts_of(step)) : std::vector<uint32_t>{}, false};
 }
 
-// Makes one gradient ready, or gives the note; with the last of them (or none) the round only has
-// to be waited for.
-// False: this rank has closed the plan, and takes part no more.
+// Makes one gradient ready, or gives the note. After the last of them (or if there are none), the
+// round only has to be waited for. Returns false if this rank has closed the plan and no longer
+// takes part.
 bool Rank::Lane::continue_round(const Step& step, Round& round) {
   if (round.failed) return true;
   worker::Planned& plan = plan_of(step);
@@ -260,8 +264,8 @@ bool Rank::Lane::continue_round(const Step& step, Round& round) {
   return true;
 }
 
-// A whole series: some rounds as they come, and a last one for everybody. Every contribution is in
-// exactly one result, and all ranks get the same results.
+// Runs a whole series: some rounds as they come, and a last one for all ranks. Every contribution
+// is in exactly one result, and all ranks get the same results.
 void Rank::Lane::run_series(const Step& step) {
   rank_.calls_.fetch_add(1);
   worker::PartialOptions options;
@@ -299,7 +303,7 @@ void Rank::Lane::run_series(const Step& step) {
     ended = n >= step.rounds && info->last && series.produced() == series.counted() &&
             series.ready() == 0;
   }
-  // Who leaves takes along what no round has counted yet.
+  // A rank that leaves loses the contributions that no round has counted yet.
   if (all_stay) check_series(step, values, sum);
 }
 
@@ -325,7 +329,7 @@ void Rank::Lane::finish(Call& call) {
   const Step& step = *call.step;
   now("waits for", step);
   const bool planned = step.kind == Kind::kPlanned;
-  // A plan that was closed has taken its round with it.
+  // The future of a closed plan's round is in the call, because the plan is gone.
   worker::Future& future = planned ? *call.round : *call.operation;
   while (!future.wait_for(kSecond)) {
   }
@@ -345,7 +349,7 @@ void Rank::Lane::finish(Call& call) {
   rank_.release(call.array);
 }
 
-// Some stay until the program ends.
+// Destroys most groups that this lane has formed. Some stay until the program ends.
 void Rank::Lane::end_groups() {
   for (const uint32_t group : formed_) {
     if (random_.chance(0.3)) continue;

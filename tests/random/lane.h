@@ -19,7 +19,7 @@ class Rank::Lane {
     std::vector<Call> calls;
     uint64_t due = 0;
   };
-  // Of a plan that has begun here.
+  // A round of a plan that has begun on this rank.
   struct Round {
     std::vector<uint32_t> left;  // gradients that are not ready
     bool failed = false;
@@ -28,7 +28,7 @@ class Rank::Lane {
   const Program& program() const { return *program_; }
   const Part& part_of(const Step& step) const { return step.parts[step.place_of(rank_.rank_)]; }
   worker::Planned& plan_of(const Step& step) { return *rank_.plans_[step.plan]; }
-  // Gradients, and behind them the note, if there is one.
+  // Returns the number of gradients, plus one if there is a note after them.
   size_t parts_of(const Step& step) const {
     return program().plans[step.plan].gradients.size() + (note_bytes_of(step) > 0);
   }

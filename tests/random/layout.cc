@@ -48,7 +48,8 @@ Layout make_layout(uint64_t seed, uint32_t features) {
     settings["buffer_bytes"] = std::to_string(segment * random.from_to(1, 40));
   }
   if (random.chance(0.08)) settings["shm"] = "false";
-  // Longer than the patience of this test: a wait that only its deadline ends is a hang.
+  // These are longer than the patience of this test: a wait that only its deadline ends counts as a
+  // hang.
   settings["timeout"] = "600";
   settings["warn_after"] = "30";
   settings["connect_timeout"] = "60";

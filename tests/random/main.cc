@@ -1,8 +1,8 @@
-// Random programs; see program.h for what they are.
+// Runs random programs, which program.h describes.
 //   random_programs --seconds=30                        as many jobs as fit, from seed 1
 //   random_programs --jobs=500 --parallel=2             500 jobs of 20 programs, 2 at a time
 //   random_programs --seed=17                           repeats one job; --only=3 its program 3
-//   random_programs --features=plans,lanes              ... and nothing else; -plans,lanes: all but
+//   random_programs --features=plans,lanes              only these features; -plans,lanes: all but
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -39,7 +39,7 @@ struct Arguments {
   std::exit(2);
 }
 
-// "plans,lanes": these; "-plans,lanes": all but these.
+// Parses "plans,lanes" (these features only) or "-plans,lanes" (all but these).
 uint32_t parse_features(const std::string& text) {
   if (text.empty()) return ~0u;
   const bool without = text[0] == '-';

@@ -35,8 +35,8 @@ class Maker {
  private:
   bool has(Feature feature) const { return features_ & feature; }
 
-  // Sizes at which something changes: none, one, where operations stop riding along, where a
-  // segment ends, and now and then megabytes.
+  // Picks sizes around which behaviour changes: nothing, one element, where operations no longer
+  // travel with their announcement, where a segment ends, and sometimes megabytes.
   uint64_t some_elements(DType dtype, bool large) {
     const uint64_t item = size_of(dtype);
     const auto near = [&](uint64_t bytes) {
@@ -53,7 +53,8 @@ class Maker {
     return random_.from_to(1, 4'000'000) / item;
   }
 
-  // Any ranks; those of a node; one of each node; all; one; those that are not in the last group.
+  // Picks any ranks, those of a node, one of each node, all, one, or those that are not in the last
+  // group.
   std::vector<uint32_t> some_ranks() {
     Random& random = group_random_;
     const uint32_t size = layout_.size;
@@ -83,7 +84,7 @@ class Maker {
     return ranks;
   }
 
-  // Names may be the same: a group is what its name and its ranks are.
+  // Names may repeat: name and ranks together identify a group.
   uint32_t add_group(std::string name, std::vector<uint32_t> ranks, bool formed_by_lane) {
     program_.groups.push_back({std::move(name), std::move(ranks), formed_by_lane});
     return static_cast<uint32_t>(program_.groups.size() - 1);
@@ -106,7 +107,7 @@ class Maker {
     program_.all_take_part = first_group_ == 0;
   }
 
-  // For a step in batch `b` of a lane.
+  // Picks a group for a step in batch `b` of a lane.
   uint32_t some_group(uint32_t lane, uint32_t b) {
     if (program_.groups.size() == 1) return 0;
     if (first_group_ == 0 && group_random_.chance(0.4)) return 0;
@@ -118,7 +119,8 @@ class Maker {
     return groups[group_random_.below(groups.size())];
   }
 
-  // A new group, or one of the first ones anew, in one lane only: calls of a name have an order.
+  // Forms a new group or one of the first groups again. Only one lane does so, because calls of a
+  // name have an order.
   uint32_t form_step(uint32_t lane, uint32_t b) {
     std::string name = concat("p", program_.index, ".l", lane, ".group", program_.groups.size());
     std::vector<uint32_t> ranks = some_ranks();
@@ -165,7 +167,7 @@ class Maker {
   }
 
   void make_lane(uint32_t lane) {
-    std::vector<uint32_t> plans;  // of this lane: one thread at a time begins its rounds
+    std::vector<uint32_t> plans;  // this lane's: only one thread may begin rounds
     for (uint32_t p = lane; p < program_.plans.size(); p += layout_.lanes) plans.push_back(p);
     std::vector<uint32_t> used_plans(plans.size(), 0);
     std::vector<std::map<uint32_t, uint32_t>> used_names(6);  // by group: the last batch
@@ -227,7 +229,8 @@ class Maker {
     std::swap(random_, message_random_);
   }
 
-  // In a group that no other lane uses: who has joined calls nothing in it until all have.
+  // Uses a group that no other lane uses: a rank that has joined calls nothing in it until all have
+  // joined.
   void join_batch(uint32_t lane, uint32_t b, std::vector<std::vector<uint32_t>>& batches) {
     std::vector<uint32_t> groups;
     if (layout_.lanes == 1 && first_group_ == 0) groups.push_back(0);
@@ -246,7 +249,7 @@ class Maker {
       choose_reduction(step);
       step.rows.assign(step.size(), some_elements(step.dtype, has(kLarge)));
       for (Part& part : step.parts) part.active = random_.chance(share);
-      if (random_.chance(0.3)) {  // one that all may have called before, and call again
+      if (random_.chance(0.3)) {  // a name that all ranks may call before and after
         step.name = concat("p", program_.index, ".l", lane, ".joined", n);
         for (Part& part : step.parts) part.drops = false;
       }
@@ -341,7 +344,7 @@ class Maker {
     return step;
   }
 
-  // Skewed: some ranks get nothing, one may get nearly everything.
+  // The splits may be skewed: some ranks get nothing, and one may get nearly everything.
   void make_splits(Step& step, uint64_t elements) {
     const uint32_t size = step.size();
     step.row = random_.from_to(1, 3);
@@ -360,13 +363,13 @@ class Maker {
     }
   }
 
-  // A name that every rank calls again and again, with a short time-out: some come too late. Call
-  // n of one rank must never meet call n + 1 of another.
+  // Every rank calls this name again and again with a short time-out, and some ranks come too late.
+  // Call n of one rank must never meet call n + 1 of another.
   Step late_step(uint32_t lane, uint32_t group) {
     Step step = blank(Kind::kAllreduce, group);
     for (Part& part : step.parts) part.drops = false;
     step.name = concat("p", program_.index, ".l", lane, ".late");
-    step.dtype = DType::kInt64;  // always alike: a wrong sum is worse than a mismatch
+    step.dtype = DType::kInt64;  // always the same: a wrong sum is worse than a mismatch
     step.rows.assign(step.size(), 16 + lane);
     step.timeout = static_cast<double>(random_.from_to(10, 60)) / 1000;
     for (Part& part : step.parts) {
@@ -432,7 +435,8 @@ class Maker {
     }
   }
 
-  // A rank goes while others go on. Rank 0 hosts the rendezvous, without which there is no job.
+  // A rank leaves or dies while others go on. Rank 0 hosts the rendezvous, and without it the job
+  // ends.
   void choose_departure() {
     std::vector<Ending> endings;
     if (has(kLeaving)) endings = {Ending::kDepart, Ending::kAllLeave};
@@ -444,7 +448,7 @@ class Maker {
     program_.goes_on = program_.ending == Ending::kDepart ||
                        (program_.ending == Ending::kDie && program_.groups.size() > 1);
     if (program_.ending == Ending::kDie) return;
-    // What a rank drops it may leave without.
+    // A rank may leave without waiting for calls that it drops, so no calls are dropped.
     for (Step& step : program_.steps) {
       for (Part& part : step.parts) part.drops = part.forgets = false;
     }
@@ -458,14 +462,15 @@ class Maker {
 
   static constexpr uint32_t kAnyLane = ~0u;
   struct Usable {
-    uint32_t lane = kAnyLane, from = 0;  // in this lane, from this batch on
+    uint32_t lane = kAnyLane, from = 0;  // usable in this lane from this batch on
     bool formed_again = false;
   };
 
   Random random_;
-  // Of their own: without these features, seeds make the programs that they made.
+  // These features have generators of their own, so that without them seeds make the same programs
+  // as before.
   Random group_random_, join_random_, leave_random_, message_random_;
-  uint32_t first_group_ = 0;     // that steps are of
+  uint32_t first_group_ = 0;     // the first group that steps may use
   std::vector<Usable> usable_;   // by group
   const Layout& layout_;
   const uint32_t features_;

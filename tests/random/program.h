@@ -25,7 +25,7 @@
 
 namespace herring::random_test {
 
-// What may occur in programs; each can be left out, to look for one thing at a time.
+// What may occur in programs. Each feature can be left out, to look for one thing at a time.
 enum Feature : uint32_t {
   kLarge = 1 << 0,       // arrays beyond small_bytes, up to several MB
   kPlans = 1 << 1,       // planned operations
@@ -37,14 +37,14 @@ enum Feature : uint32_t {
   kLateness = 1 << 7,    // short time-outs, and ranks that come late
   kDrops = 1 << 8,       // handles that nobody waits for
   kCloses = 1 << 9,      // plans closed as soon as their last round is over on this rank
-  kEndings = 1 << 10,    // abort and shutdown in the midst of it
+  kEndings = 1 << 10,    // abort and shutdown in the middle of the job
   kAgain = 1 << 11,      // several jobs one after the other at one address
   kWeights = 1 << 12,    // server_weights
-  kCounts = 1 << 13,     // the number of contributors to planned rounds is looked at
+  kCounts = 1 << 13,     // the number of contributors to planned rounds is checked
   kTorn = 1 << 14,       // plans closed inside a round
   kGroups = 1 << 15,     // steps of some ranks only
-  kJoins = 1 << 16,      // some ranks call all-reduces that others do without, and all join
-  kLeaving = 1 << 17,    // ranks leave when they have done their part, others go on
+  kJoins = 1 << 16,      // some ranks call all-reduces that others have left out by joining
+  kLeaving = 1 << 17,    // ranks leave when they have done their part; others go on
   kDeaths = 1 << 18,     // a rank dies
   kMessages = 1 << 19,   // sends and receives
   kLists = 1 << 20,      // arrays that are cut into lists
@@ -65,7 +65,7 @@ inline constexpr uint32_t kDeferral = 2;  // batches
 
 struct Layout {
   uint32_t size = 1, nodes = 1, dedicated = 0, lanes = 1;
-  uint32_t generations = 1;  // jobs one after the other
+  uint32_t generations = 1;  // jobs, one after the other
   std::vector<uint32_t> node_of;  // by rank
   std::map<std::string, std::string> settings;
   uint64_t small_bytes = 0, segment_bytes = 0;
@@ -87,30 +87,30 @@ enum class Kind : uint8_t {
 };
 const char* name_of(Kind kind);
 
-// Ranks that do steps together. The first group of a program is all ranks, which nobody forms.
+// Ranks that do steps together. The first group of a program is all ranks, and is never formed.
 struct GroupSpec {
   std::string name;
   std::vector<uint32_t> ranks;  // ascending
-  bool formed_by_lane = false;  // else at the program's start
+  bool formed_by_lane = false;  // otherwise at the program's start
 };
 
 // How one rank takes part in a step.
 struct Part {
-  uint32_t late_ms = 0;      // it comes so much later
-  bool drops = false;        // it never waits
-  bool forgets = false;      // and lets go of the handle at once
+  uint32_t late_ms = 0;      // how much later the rank calls
+  bool drops = false;        // it never waits for the result
+  bool forgets = false;      // and releases the handle at once
   bool shared = false;       // its array lies in the shared heap
-  bool active = true;        // of a planned round; of an all-reduce: false, it has joined instead
-  bool contradicts = false;  // it calls the operation with one element more
+  bool active = true;        // in a planned round; in an all-reduce, false: it has joined
+  bool contradicts = false;  // it calls the operation with one more element
 };
 
-// One operation, as all ranks of its group call it. Ranks are numbered by their place in it.
+// One operation, as all ranks of its group call it. Ranks are numbered by their place in the group.
 struct Step {
   static constexpr uint32_t kNobody = ~0u;
 
   uint32_t id = 0;
-  uint32_t group = 0;           // of the program; of kFormGroup: what it forms
-  std::vector<uint32_t> ranks;  // of the job: the group's; of a message: the two
+  uint32_t group = 0;           // of the program; for kFormGroup, the new group
+  std::vector<uint32_t> ranks;  // of the job: the group's, or the two of a message
   Kind kind = Kind::kBarrier;
   std::string name;
   uint64_t salt = 0;
@@ -118,22 +118,22 @@ struct Step {
   ReduceOp op = ReduceOp::kSum;
   wire::Algorithm algorithm = wire::Algorithm::kHerring;
   double prescale = 1.0, postscale = 1.0;
-  uint32_t root = 0;                           // kMessage: who sends it
-  bool any_source = false;                     // kMessage: it is received from anybody
+  uint32_t root = 0;                           // kMessage: the sender
+  bool any_source = false;                     // kMessage: received from any rank
   uint64_t row = 1;                            // elements
   bool listed = false;                         // the array is given as a list of its parts
   std::vector<uint64_t> rows;                  // by rank
   std::vector<std::vector<uint64_t>> splits;   // all-to-all: rows from each rank to each
-  double timeout = 0;                          // seconds; 0: the job's
+  double timeout = 0;                          // seconds; 0 means the job's
   uint32_t plan = 0;                           // kPlanned
   uint32_t quorum = 1, rounds = 1;             // kPartial
   bool closes = false;                         // kPlanned: the plan ends with this round
-  bool late = false;                           // of kDepart: the others do it without who leaves
+  bool late = false;                           // kDepart: called without the departed rank
   std::vector<Part> parts;                     // by rank
 
   bool mismatched() const;
   uint32_t size() const { return static_cast<uint32_t>(ranks.size()); }
-  uint32_t place_of(uint32_t rank) const;  // kNobody: no member
+  uint32_t place_of(uint32_t rank) const;  // kNobody if not a member
   uint64_t elements(uint32_t place) const { return rows[place] * row; }
   std::string describe() const;
 };
@@ -149,15 +149,15 @@ struct PlanSpec {
   std::vector<plan::Gradient> gradients;
 };
 
-// How a program ends a job before its time, if it does. The rank that does it and those that
-// depend on it then get errors; which ones, see Judge.
+// How a program ends a job early, if it does. The rank that ends it and those that depend on that
+// rank then get errors. Rank::check_outcome() says which ones.
 enum class Ending : uint8_t {
   kNone,
   kAbort,      // a rank calls abort() after some time
   kLeave,      // a rank shuts down after some time
   kClosePlan,  // a rank closes a plan inside the round of `ending_step`
-  kDepart,     // a rank leaves when its part of what is not late is done; nothing fails
-  kAllLeave,   // every rank leaves when its part is done, and waits for nobody; nothing fails
+  kDepart,     // a rank leaves after its part of what is not late; nothing fails
+  kAllLeave,   // every rank leaves after its part without waiting for others; nothing fails
   kDie,        // a rank dies after some time
 };
 
@@ -169,10 +169,10 @@ struct Program {
   std::vector<std::vector<std::vector<uint32_t>>> lanes;  // lanes, batches, steps
   Ending ending = Ending::kNone;
   uint32_t ending_rank = 0, ending_ms = 0, ending_step = 0;
-  // kLeave, kDepart, kDie: the others go on with what does not need the rank that is gone, and none
-  // of them leaves before all are done.
+  // With kLeave, kDepart and kDie, the others go on with what does not need the rank that is gone.
+  // None of them leaves before all are done.
   bool goes_on = false;
-  bool all_take_part = true;  // some step or plan is of all ranks
+  bool all_take_part = true;  // some step or plan includes all ranks
 };
 
 Layout make_layout(uint64_t seed, uint32_t features);

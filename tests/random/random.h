@@ -1,4 +1,4 @@
-// Numbers that are the same on every machine: everything in a program follows from its seed.
+// Random numbers that are the same on every machine: everything in a program follows from its seed.
 #pragma once
 
 #include <algorithm>
@@ -18,13 +18,13 @@ inline uint64_t mix(uint64_t x) {  // splitmix64
 
 class Random {
  public:
-  // Seeds that differ in one part give streams that have nothing in common.
+  // Seeds that differ in one part give unrelated streams.
   explicit Random(std::initializer_list<uint64_t> seed) {
     for (const uint64_t part : seed) state_ = mix(state_ ^ part);
   }
 
   uint64_t next() { return mix(state_++); }
-  // In [0, n).
+  // Returns a number in [0, n).
   uint64_t below(uint64_t n) { return n == 0 ? 0 : next() % n; }
   uint64_t from_to(uint64_t first, uint64_t last) { return first + below(last - first + 1); }
   bool chance(double probability) {
@@ -38,7 +38,7 @@ class Random {
   void shuffle(std::vector<T>& items) {
     for (size_t i = items.size(); i > 1; --i) std::swap(items[i - 1], items[below(i)]);
   }
-  // 0 ... n - 1 in random order.
+  // Returns 0 ... n - 1 in random order.
   std::vector<uint32_t> order(size_t n) {
     std::vector<uint32_t> all(n);
     for (size_t i = 0; i < n; ++i) all[i] = static_cast<uint32_t>(i);

@@ -39,19 +39,20 @@ void Rank::wrong(const Program& program, const Step& step, const std::string& wh
                      what));
 }
 
-// Of the program's ending, on the rank that does it.
+// Returns whether this rank is the one that ends the program's job.
 bool Rank::ends(const Program& program) const {
   return program.ending != Ending::kNone && program.ending != Ending::kAllLeave &&
          program.ending_rank == rank_;
 }
 
-// What may go wrong, and why; everything else is a fault:
-//   kMismatch    on every rank, where one of them called something else
-//   kTimeout     where the step has a short time-out
-//   kPeerLost    where the program ends the job: a rank aborts it, leaves in the midst of its part,
-//                dies, or closes a plan. Where the others go on: what needs the rank that is gone.
-//                Where ranks leave when they are done: what uses a server of one who is no member
-//   kShutdown    where a rank ends its job in the midst of it, or cannot go on, on that rank
+// Ends the test unless `status` is one of these errors for one of these reasons:
+//   kMismatch    on every rank, if one of them called something else
+//   kTimeout     if the step has a short time-out
+//   kPeerLost    if the program ends the job: a rank aborts it, leaves in the middle of its part,
+//                dies, or closes a plan. If the others go on: for steps that need the rank that is
+//                gone. If ranks leave when they are done: for steps that use a server of a rank
+//                that is not a member
+//   kShutdown    on a rank that ends its job in the middle of it, or that cannot go on
 void Rank::check_outcome(RunningProgram& running, const Step& step, const Status& status) {
   const Program& program = *running;
   if (status.ok()) {
@@ -71,12 +72,13 @@ void Rank::check_outcome(RunningProgram& running, const Step& step, const Status
     explained &= status.message().find(concat("rank ", program.ending_rank, " (")) !=
                  std::string::npos;
   }
-  // Others may have waited for it in vain, and have left: who comes late hears of that first.
+  // Other ranks may have waited for this rank in vain and left. A rank that comes late hears of
+  // their departure first.
   const bool departs = program.ending == Ending::kDepart || program.ending == Ending::kAllLeave;
   if (departs && step.timeout > 0 && status.code() == Code::kPeerLost) return;
   if (!explained) wrong(program, step, status.to_string());
   if (status.code() != Code::kPeerLost && status.code() != Code::kShutdown) return;
-  // Without a group that it was to use a rank cannot go on.
+  // A rank cannot go on without a group that it was to use.
   const bool goes_on = program.goes_on && !ends(program) && step.kind != Kind::kFormGroup &&
                        job_->engine().failure().ok();
   if (goes_on) return;
@@ -90,8 +92,9 @@ void Rank::give_up() {
   changed_.notify_all();
 }
 
-// A rank leaves. All may fail for a rank that still waited for something of all ranks, and what
-// then waits for that one. Otherwise it is the groups that need who left.
+// Returns whether the departure of a rank explains the loss. If a rank still waits for a call of
+// all ranks, everything may fail on that rank, and so may calls that wait for it. Otherwise only
+// calls of groups that need the departed rank may fail.
 bool Rank::explains_loss(RunningProgram& running, const Step& step) const {
   const Program& program = *running;
   if (program.ending == Ending::kNone) return false;
@@ -108,7 +111,7 @@ bool Rank::explains_loss(RunningProgram& running, const Step& step) const {
     return false;
   }
   if (!program.goes_on || ends(program) || running.given_up()) return true;
-  // Rank 0 hosts the rendezvous, which does not wait for ever, and without it there is no job.
+  // Rank 0 hosts the rendezvous, which does not wait forever. Without the rendezvous the job ends.
   if (program.ending_rank == 0) return true;
   if (!job_->engine().failure().ok()) {
     return program.all_take_part || program.ending == Ending::kDie;
@@ -116,13 +119,13 @@ bool Rank::explains_loss(RunningProgram& running, const Step& step) const {
   return needs(program, step, program.ending_rank);
 }
 
-// It takes part, or hosts a server of the group. Of a message only who sends and receives it and
-// the server that pairs them count, if the rank is a member that leaves.
+// Returns whether a step needs `rank`: it takes part, or hosts a server of the group. If a member
+// leaves, a message needs only its sender, its receiver and the server that pairs them.
 bool Rank::needs(const Program& program, const Step& step, uint32_t rank) const {
   if (step.place_of(rank) != Step::kNobody) return true;
   const std::vector<uint32_t>& members = program.groups[step.group].ranks;
   const bool is_member = std::binary_search(members.begin(), members.end(), rank);
-  // The whole group is called off where something of it needed the rank.
+  // The whole group is called off if anything in it needed the rank.
   const bool abrupt = program.ending == Ending::kDie || program.ending == Ending::kLeave;
   if (is_member && abrupt) return true;
   const control::WorkerInfo& worker = cluster_.workers[rank];
@@ -298,8 +301,8 @@ bool Rank::form_groups(RunningProgram& running, Doing& doing) {
   return !over_;
 }
 
-// Only what this rank has dropped may keep it from that, and what it has pushed of a round that has
-// failed because a member is gone.
+// Destroys a group. This may fail only because of calls that this rank has dropped, or of what it
+// has pushed in a round that failed because a member is gone.
 void Rank::destroy(const Program& program, uint32_t group) {
   const auto formed = std::exchange(groups_[group], nullptr);
   if (formed == nullptr) return;
@@ -339,7 +342,7 @@ bool Rank::make_plans(RunningProgram& running) {
     options.buffer_bytes = spec.buffer_bytes;
     options.note_bytes = spec.note_bytes;
     auto plan = worker::Planned::create(job_->engine(), spec.gradients, std::move(options));
-    // Another rank may be at its abort already, or dead.
+    // Another rank may have aborted already, or be dead.
     if (!plan.ok() && (program.ending == Ending::kAbort || program.ending == Ending::kDie)) {
       if (program.ending == Ending::kDie) running.give_up();
       return false;
@@ -350,7 +353,7 @@ bool Rank::make_plans(RunningProgram& running) {
   return true;
 }
 
-// Its lanes are at work meanwhile.
+// Runs the lanes of this rank, each on a thread of its own, until all are done.
 void Rank::run_lanes(const std::shared_ptr<RunningProgram>& running, bool begins, Doing& doing) {
   const Program& program = **running;
   std::vector<std::thread> threads;
@@ -369,7 +372,7 @@ void Rank::run_lanes(const std::shared_ptr<RunningProgram>& running, bool begins
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return over_ || lanes_ == 0; });
   }
-  // Where one lane cannot go on, another may wait for a rank that cannot either.
+  // If one lane cannot go on, another may wait for a rank that cannot go on either.
   if (over_ && !ends(program)) job_->shutdown();
   for (std::thread& thread : threads) thread.join();
 }
@@ -395,7 +398,7 @@ void Rank::run(const std::shared_ptr<RunningProgram>& running, Doing& doing) {
   programs_.push_back(running);
   const Program& program = **running;
   const auto number = static_cast<int>(program.index);
-  // Who has nothing to do in it leaves at once, but not before all have started.
+  // A rank with nothing to do in the program leaves at once, but not before all ranks have started.
   if (program.ending == Ending::kAllLeave) pass_barrier(program, "begin");
   doing.now("forms groups", number);
   bool begins = form_groups(*running, doing);
@@ -418,7 +421,7 @@ void Rank::run(const std::shared_ptr<RunningProgram>& running, Doing& doing) {
     if (!over_) running->wait_for_all();
   }
   if (program.ending != Ending::kNone) return;
-  // Nobody leaves while others still need it.
+  // No rank leaves while others still need it.
   doing.now("ends the program", number);
   pass_barrier(program, "end");
   if (!early) destroy_all();
@@ -431,8 +434,8 @@ void Rank::pass_barrier(const Program& program, const char* where) {
   while (!(*barrier)->wait_for(kSecond)) {
   }
   const Status& status = (*barrier)->status();
-  // Who has passed it may have begun the next program, and have aborted the job in it, or closed
-  // a plan inside a round.
+  // A rank that has passed the barrier may have begun the next program. In it, the rank may have
+  // aborted the job or closed a plan inside a round.
   const bool aborted = status.message().find("the job was aborted") != std::string::npos;
   if (!status.ok() && !aborted) {
     fail(seed_, concat("rank ", rank_, ", the barrier after program ", program.index, ": ",

@@ -1,4 +1,4 @@
-// One rank of a job under test: runs its part of every program and judges what comes of it.
+// One rank of a job under test. It runs its part of every program and checks the results.
 #pragma once
 
 #include <atomic>
@@ -26,7 +26,7 @@ class Rank {
 
   // Returns when the program has ended on this rank.
   void run(const std::shared_ptr<RunningProgram>& program, Doing& doing);
-  // Leaves the job, and looks at what nobody has waited for.
+  // Leaves the job, and checks the calls that nobody has waited for.
   void leave(Doing& doing);
 
   uint64_t calls() const { return calls_; }
@@ -35,7 +35,7 @@ class Rank {
  private:
   class Lane;
 
-  // An array of a step: in the shared heap, or an allocation of exactly its length.
+  // An array of a step. It lies in the shared heap, or is an allocation of exactly its length.
   struct Array {
     char* data = nullptr;
     bool shared = false;
@@ -52,7 +52,8 @@ class Rank {
     Array array;
   };
 
-  // Those that are formed at the start. False: the job has ended for this rank.
+  // Forms the groups that are formed at the program's start. Returns false if the job has ended for
+  // this rank.
   bool form_groups(RunningProgram& program, Doing& doing);
   Result<std::shared_ptr<worker::Operation>> submit_forming(const Program& program, uint32_t group,
                                                             bool waits);
@@ -64,12 +65,12 @@ class Rank {
   void give_up();
   void pass_barrier(const Program& program, const char* where);
 
-  // Ends the test unless `status` is one that the program explains.
+  // Ends the test unless the program explains `status`.
   void check_outcome(RunningProgram& program, const Step& step, const Status& status);
   bool ends(const Program& program) const;
   bool explains_loss(RunningProgram& program, const Step& step) const;
   bool needs(const Program& program, const Step& step, uint32_t rank) const;
-  // Nobody does it: a rank has left before.
+  // Returns whether no rank does this step, because a rank that it needs has left before.
   bool is_left_out(const Program& program, const Step& step) const;
   void check(const Call& call);
   void check_round(const Call& call, worker::Planned& plan);
@@ -81,8 +82,8 @@ class Rank {
   const uint32_t rank_;
   const std::unique_ptr<job::Job> job_;
   const control::Cluster cluster_;
-  // Of the running program; null where this rank is no member, and the group of all ranks. A group
-  // that a lane forms is that lane's.
+  // The groups of the running program. Null for the group of all ranks, for groups that this rank
+  // is not a member of, and for groups that another lane forms.
   std::vector<std::shared_ptr<worker::Group>> groups_;
   std::vector<std::unique_ptr<worker::Planned>> plans_;
   std::atomic<bool> over_{false};  // the job has ended for this rank; set under mutex_
@@ -90,7 +91,7 @@ class Rank {
 
   std::mutex mutex_;
   std::condition_variable changed_;  // over_, lanes_
-  uint32_t lanes_ = 0;               // that run; guarded by mutex_
+  uint32_t lanes_ = 0;               // running lanes; guarded by mutex_
   std::vector<Call> dropped_;  // guarded by mutex_; their arrays live until the job has ended
   std::vector<std::shared_ptr<RunningProgram>> programs_;  // calls in flight point into them
 };

@@ -20,7 +20,8 @@ namespace {
 
 constexpr const char* kSecret = "a random program's secret";
 
-// One seed's jobs: its ranks and dedicated servers go through the generations at their own pace.
+// Runs the jobs of one seed. Its ranks and dedicated servers go through the generations at their
+// own pace.
 class JobRun {
  public:
   explicit JobRun(const JobPlan& plan)
@@ -52,7 +53,8 @@ class JobRun {
   }
 
  private:
-  // The programs of a generation; only its last one may end the job.
+  // Returns the first program of a generation. Only the last program of a generation may end the
+  // job.
   uint32_t first_of(uint32_t generation) const {
     return generation * plan_.programs / layout_.generations;
   }
@@ -111,7 +113,7 @@ class JobRun {
   void run_server(uint32_t server) {
     Doing doing(seed_, concat("server ", server));
     for (uint32_t generation = 0; generation < layout_.generations; ++generation) {
-      // It serves for as long as its job takes; who hangs in there is seen elsewhere.
+      // The server runs for as long as its job does. A hang in it shows in the ranks that wait.
       doing.rests("serves a job");
       const Status status = job::run_dedicated_server(address_, kSecret, settings_);
       if (!status.ok() && status.code() != Code::kPeerLost) {

@@ -1,5 +1,5 @@
-// Runs a job: every rank and dedicated server as threads of this process, each rank's lanes as
-// threads of their own. Whatever is not as it should be ends the process (watchdog.h: fail()).
+// Runs a job. Every rank and dedicated server is a thread of this process, and so is each lane of a
+// rank. Any fault ends the process (watchdog.h: fail()).
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ struct Tally {
   uint64_t jobs = 0, programs = 0, calls = 0, errors = 0;
 };
 
-// What ran: programs, operations that ranks called, and how many of them ended with an error that
-// the program explains.
+// Returns the numbers of programs that ran, of operations that ranks called, and of operations that
+// ended with an error that the program explains.
 Tally run_job(const JobPlan& plan);
 
 }  // namespace herring::random_test

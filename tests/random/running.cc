@@ -7,7 +7,7 @@
 namespace herring::random_test {
 namespace {
 
-// "bytes 8 to 15 of 64".
+// Returns, for example, "bytes 8 to 15 of 64".
 std::string where_they_differ(const std::vector<char>& one, const std::vector<char>& other) {
   const auto first = std::mismatch(one.begin(), one.end(), other.begin()).first;
   const auto last = std::mismatch(one.rbegin(), one.rend(), other.rbegin()).first;
@@ -39,7 +39,7 @@ Values RunningProgram::values_of(const Step& step, size_t index) const {
     narrow = plan.narrow;
   }
   const bool coarse = values.dtype == DType::kFloat16 || values.dtype == DType::kBFloat16;
-  // 16-bit results are rounded more than once where there are several stages.
+  // 16-bit results are rounded more than once if there are several stages.
   if (step.op == ReduceOp::kAverage && (coarse || narrow)) {
     values.divisor = static_cast<uint32_t>(contributors(step).size());
   }

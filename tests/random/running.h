@@ -1,5 +1,5 @@
-// A program while the ranks of a job run it: what its results must be, computed once for all ranks,
-// and what ranks must know of each other to judge them.
+// A program while the ranks of a job run it. Holds the expected results, computed once for all
+// ranks, and what ranks must know of each other to judge results.
 #pragma once
 
 #include <atomic>
@@ -22,20 +22,21 @@ class RunningProgram {
   const Program& operator*() const { return program_; }
   const Program* operator->() const { return &program_; }
 
-  // The reduction of a step; of gradient `index` for planned rounds.
+  // Returns the reduction of a step, or of gradient `index` in planned rounds.
   const std::vector<char>& reduction(const Step& step, size_t index = 0);
   Values values_of(const Step& step, size_t index = 0) const;
-  // Ranks of the job.
+  // Returns the ranks of the job that contribute.
   std::vector<uint32_t> contributors(const Step& step) const;
-  // "" if this round of a series gave the same bytes on the ranks that had it before. `how`: what
-  // the rank knows about the round, for the error.
+  // Returns "" if this round of a series gave the same bytes on the ranks that had it before. `how`
+  // says what the rank knows about the round, for the error.
   std::string same_everywhere(const Step& step, uint32_t round, const std::vector<char>& result,
                               std::string how);
 
-  // Of a job that a rank leaves while the others go on: each is done once, then waits for them.
+  // For a job that a rank leaves while the others go on. Each of the others calls rank_done() once,
+  // and then waits for all.
   void rank_done();
   void wait_for_all();
-  // Another rank leaves, too, without having called all that others may wait for.
+  // Another rank also leaves, without having called everything that others may wait for.
   void give_up() { given_up_ = true; }
   bool given_up() const { return given_up_; }
 
@@ -43,7 +44,7 @@ class RunningProgram {
   struct Expected {
     std::mutex mutex;
     std::vector<std::vector<char>> arrays;
-    std::vector<std::pair<std::vector<char>, std::string>> rounds;  // of a series; how each came
+    std::vector<std::pair<std::vector<char>, std::string>> rounds;  // of a series: bytes, origin
   };
   const Program program_;
   std::deque<Expected> expected_;  // by step

@@ -21,7 +21,7 @@ template <typename T>
 inline constexpr bool kIsFloat = std::is_floating_point_v<T> || std::is_same_v<T, Half> ||
                                  std::is_same_v<T, Brain>;
 
-// Whole numbers and halves of small size only: nothing is rounded, nothing is subnormal.
+// Converts whole numbers and halves of small size only, so nothing is rounded or subnormal.
 Half half_of(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
@@ -44,7 +44,8 @@ T store(double value) {
   return T{};
 }
 
-// The index is mixed once for all ranks; a rank then takes its own bits by another multiplication.
+// The index is mixed once for all ranks. Each rank then takes its own bits by another
+// multiplication.
 inline uint64_t place(const Values& values, uint64_t index) {
   uint64_t h = (index + 1) * 0x9e3779b97f4a7c15 ^ values.salt;
   return h ^ (h >> 32);
@@ -55,7 +56,7 @@ inline uint32_t bits_of(uint64_t place, uint32_t rank) {
   return static_cast<uint32_t>(h >> 32);
 }
 
-// `range` whole numbers from `least`.
+// A range of `range` whole numbers, beginning with `least`.
 struct Range {
   int64_t least;
   uint32_t range;
@@ -106,7 +107,7 @@ void reduce_as(const Values& values, const std::vector<uint32_t>& ranks, uint64_
   for (uint64_t i = 0; i < count; ++i) {
     const uint64_t at = place(values, first + i);
     int64_t sum = 0;
-    int factors = 0;  // of prescale
+    int factors = 0;  // how often prescale is applied
     for (size_t r = 0; r < ranks.size(); ++r) {
       const int64_t value = value_of(range, values, at, ranks[r]);
       ++factors;
@@ -128,7 +129,7 @@ void reduce_as(const Values& values, const std::vector<uint32_t>& ranks, uint64_
       for (int k = 0; k < times; ++k) total *= values.prescale;
       const double divisor = static_cast<double>(std::max<size_t>(ranks.size(), 1));
       if (values.op == ReduceOp::kAverage) {
-        // The one rounding: in the type itself, as the core does it.
+        // This is the only rounding. It happens in the type itself, as in the core.
         total = values.dtype == DType::kFloat64
                     ? total / divisor
                     : static_cast<float>(total) / static_cast<float>(divisor);

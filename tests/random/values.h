@@ -1,7 +1,7 @@
-// What ranks contribute, and what must come of it, computed without the core: every element is a
-// small whole number that follows from salt, rank and index, chosen so that sums, products and
-// averages are exact in their type (or rounded once, by one division). So a result is right to the
-// bit whatever the order of the sum, and an element that lands in a wrong place shows.
+// Computes, without the core, what ranks contribute and what the results must be. Every element is
+// a small whole number that follows from salt, rank and index. Sums, products and averages are
+// exact in their type, or rounded once by one division. A result must therefore have the right bits
+// whatever the order of the sum, and an element in a wrong place shows.
 #pragma once
 
 #include <cstdint>
@@ -17,18 +17,20 @@ struct Values {
   DType dtype = DType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
   double prescale = 1.0, postscale = 1.0;
-  // Averages only: multiples of this, so that dividing by it is exact; 0: any whole number.
+  // For averages only: values are multiples of this, so that the division is exact. 0 allows any
+  // whole number.
   uint32_t divisor = 0;
 };
 
-// Elements first ... first + count - 1 of `rank`'s array.
+// Writes elements first ... first + count - 1 of `rank`'s array.
 void fill(const Values& values, uint32_t rank, uint64_t first, uint64_t count, void* out);
 
-// Elements [first, first + count) of the reduction over `ranks`. No ranks: zeros.
+// Writes elements [first, first + count) of the reduction over `ranks`, or zeros if there are no
+// ranks.
 void reduce(const Values& values, const std::vector<uint32_t>& ranks, uint64_t first,
             uint64_t count, void* out);
 
-// "" when equal, else where the first difference is.
+// Returns where the first difference is, or "" if there is none.
 std::string difference(DType dtype, const void* got, const void* expected, uint64_t count);
 
 }  // namespace herring::random_test

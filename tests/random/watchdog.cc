@@ -10,7 +10,7 @@
 
 namespace herring::random_test {
 
-// Of all threads of the test.
+// Watches all threads of the test.
 class Watchdog {
  public:
   static Watchdog& instance() {
@@ -42,7 +42,7 @@ class Watchdog {
 
   std::string command;
 
-  // What every thread of the job does.
+  // Prints what every thread of the job does.
   void tell(const std::string& job) {
     for (Doing* doing : all_) {
       if (doing->job_ != job) continue;
@@ -104,7 +104,7 @@ void set_command(std::string command) { Watchdog::instance().command = std::move
 
 void fail(const std::string& job, const std::string& reason) {
   static std::mutex once;
-  once.lock();  // and never let go of: the first failure is the one that is told
+  once.lock();  // never unlocked: only the first failure is reported
   std::fprintf(stderr, "\nFAILED: %s\n", reason.c_str());
   Watchdog::instance().failed(job);
   std::fflush(stderr);

@@ -1,5 +1,5 @@
-// Knows what every thread of the test waits for, and ends the process with that list when one of
-// them has waited for longer than anything may take.
+// Knows what every thread of the test waits for. If a thread waits longer than anything may take,
+// the watchdog prints that list and ends the process.
 #pragma once
 
 #include <mutex>
@@ -9,18 +9,20 @@
 
 namespace herring::random_test {
 
-// What one thread does; lives as long as it does.
+// What one thread does. A Doing lives as long as its thread.
 class Doing {
  public:
-  // `job`: how to repeat what it belongs to.
+  // `job` says how to repeat the thread's job.
   Doing(std::string job, std::string who);
   ~Doing();
   Doing(const Doing&) = delete;
   Doing& operator=(const Doing&) = delete;
 
-  // `what` must stay valid; `step` is the number of a step of `program`, or less than 0.
+  // Says what the thread does now. `what` must stay valid. `step` is the number of a step of
+  // `program`, or negative.
   void now(const char* what, int program = -1, int step = -1, std::string name = {});
-  // Likewise, and it may take as long as it likes: others are watched that it waits for.
+  // Says what the thread does now, which may take any time: the threads that it waits for are
+  // watched.
   void rests(const char* what, int program = -1);
 
  private:
@@ -34,12 +36,12 @@ class Doing {
   Nanos since_ = monotonic_now();
 };
 
-// Prints what everybody waits for and aborts when nothing changes for a thread for `patience`.
+// Prints what every thread waits for and aborts if nothing changes for a thread for `patience`.
 void watch(Nanos patience);
 
 // Prints the reason with the command that repeats it, and ends the process.
 [[noreturn]] void fail(const std::string& job, const std::string& reason);
-// The command that repeats a job.
+// Sets the command that repeats a job.
 void set_command(std::string command);
 
 }  // namespace herring::random_test
