@@ -1,4 +1,4 @@
-// Payloads of control frames: whatever decodes must be sound, and encode to the same again.
+// Fuzzes payloads of control frames: what decodes must be sound, and encode to the same bytes.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -22,7 +22,7 @@ void check_registration(std::string_view payload) {
   if (!decoded.ok()) return;
   if (const auto* worker = std::get_if<WorkerRegistration>(&decoded->what)) {
     expect(check_limits(*worker).ok());
-    // A job of one with this registration: any outcome but a crash.
+    // Assembles a job of one rank with this registration. Any outcome but a crash is allowed.
     const std::vector<RegisteredWorker> all = {{*worker, "host", decoded->pid}};
     if (find_contradiction(all, 1, worker->dedicated_servers).ok()) {
       auto cluster = assemble(all);

@@ -1,5 +1,5 @@
-// Stands in for libFuzzer where there is none: runs the files it is given once each, or mutates the
-// target's seeds for some seconds (first argument: seconds, default 5; second: seed).
+// Stands in for libFuzzer where there is none. Runs each given file once, or mutates the target's
+// seeds for some seconds (first argument: seconds, default 5; second: seed).
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -11,13 +11,13 @@
 #include <vector>
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
-// Sound inputs to begin with; every target defines it.
+// Returns sound inputs to begin with. Every target defines this function.
 std::vector<std::string> seeds();
 
 namespace {
 
 void run(const std::string& input) {
-  // Exactly as long as the input: an overrun is outside of the allocation.
+  // The copy is exactly as long as the input, so an overrun is outside the allocation.
   std::vector<uint8_t> copy(input.begin(), input.end());
   LLVMFuzzerTestOneInput(copy.data(), copy.size());
 }

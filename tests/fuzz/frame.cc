@@ -1,4 +1,5 @@
-// A byte stream into a flow: frames are taken or the flow ends; no byte lands outside of its place.
+// Feeds a byte stream into a flow. The flow takes the frames or ends, and no byte may land outside
+// its place.
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -22,7 +23,7 @@ class Handler : public FlowHandler {
   Status on_header(Flow&, const wire::FrameHeader& header, Destinations& out) override {
     if (!wire::plausible(header)) std::abort();
     if (header.payload > 4096) return {Code::kInternal, "more than was expected"};
-    // Each piece is an allocation of its own: an overrun shows.
+    // Each piece is an allocation of its own, so that an overrun shows.
     const uint32_t pieces = 1 + header.round % 70;
     pieces_.clear();
     uint32_t left = header.payload;
@@ -67,7 +68,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   EpollLoop loop;
   Handler handler(loop);
   tcp::TcpFlow flow(loop, GuardedFd(UniqueFd(ends[1])), handler, "fuzz");
-  // In up to three portions, so that frames are cut anywhere.
+  // The input arrives in up to three portions, so that frames are cut anywhere.
   size_t at = 0;
   const size_t step = std::max<size_t>(1, size / 3 + (size > 0 ? data[0] % 7 : 0));
   EventLoop::Task feed = [&] {

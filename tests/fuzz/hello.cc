@@ -1,4 +1,4 @@
-// The first bytes a stranger sends: no input without the secret may be accepted.
+// Fuzzes the first bytes that a stranger sends: no input without the secret may be accepted.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>

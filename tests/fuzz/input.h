@@ -1,4 +1,5 @@
-// What a fuzzer's bytes mean: numbers, one after the other; when they are used up, zeros.
+// Interprets a fuzzer's bytes as numbers, one after the other. When the bytes are used up, the
+// numbers are zero.
 #pragma once
 
 #include <atomic>
@@ -25,7 +26,7 @@ class Input {
   }
   uint32_t below(uint32_t n) { return byte() % n; }
   bool flag() { return byte() & 1; }
-  // Seldom: what is likely nonsense.
+  // Returns true rarely: for values that are likely nonsense.
   bool seldom() { return byte() == 0xff; }
   template <typename T>
   T pick(std::initializer_list<T> choices) {
@@ -42,7 +43,7 @@ class Input {
   size_t left_;
 };
 
-// Frames that went into the state machine; printed when the process ends.
+// Counts the frames that went into the state machine. The total is printed when the process ends.
 inline void count_frames(uint64_t n) {
   static std::atomic<uint64_t> frames{0};
   static const bool registered = [] {
@@ -54,7 +55,7 @@ inline void count_frames(uint64_t n) {
   frames.fetch_add(n, std::memory_order_relaxed);
 }
 
-// What members do wrong is logged as an error, millions of times here.
+// Disables the log. Faults of members are logged as errors, which happens millions of times here.
 inline void be_quiet() {
   set_log_level(static_cast<LogLevel>(static_cast<int>(LogLevel::kError) + 1));
 }

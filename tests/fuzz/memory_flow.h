@@ -1,6 +1,6 @@
-// A flow without a network: the test puts frames in, what comes out is read and forgotten. What
-// was handed over without a copy is read when it would be written, so that memory that went away
-// too early is found.
+// A flow without a network. The test puts frames in, and what comes out is read and dropped. Memory
+// that was handed over without a copy is read when it would be written to the network. Memory that
+// was freed too early is therefore found.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ class MemoryFlow final : public transport::Flow {
   MemoryFlow(transport::EventLoop& loop, transport::FlowHandler& handler)
       : loop_(loop), handler_(handler) {}
 
-  // One frame arrives, its payload in up to two portions.
+  // Delivers one frame, with its payload in up to two portions.
   void deliver(wire::FrameHeader header, const std::string& payload, size_t cut) {
     if (closed_) return;
     header.payload = static_cast<uint32_t>(payload.size());
@@ -56,7 +56,7 @@ class MemoryFlow final : public transport::Flow {
     if (Status status = handler_.on_frame(*this, header); !status.ok()) fail(status);
   }
 
-  // What was sent since the last time is written.
+  // Reads what was sent since the last call, as if writing it to the network.
   void drain() {
     for (auto& frame : std::exchange(sent_, {})) {
       read(frame.pieces);
@@ -68,7 +68,7 @@ class MemoryFlow final : public transport::Flow {
     }
   }
 
-  // Segments of the oldest lent results are read, as an honest worker does; the new count.
+  // Reads the segments of the oldest lent results, as an honest worker does. Returns the new count.
   uint16_t take(size_t frames) {
     for (; frames > 0 && !lent_.empty(); --frames) {
       read(lent_.front().pieces);

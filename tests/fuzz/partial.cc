@@ -1,5 +1,5 @@
-// Messages of partial all-reduces: whatever decodes must encode to the same again, and a table of
-// series takes all of it without harm.
+// Fuzzes messages of partial all-reduces. What decodes must encode to the same bytes, and a table
+// of series must take every message without harm.
 #include <cstdint>
 #include <cstdlib>
 #include <string>
@@ -22,7 +22,7 @@ Enlist some_enlist(const char* name, bool replays) {
   enlist.name = name;
   enlist.replays = replays;
   enlist.inline_payload = true;
-  enlist.elements = 64;  // more than a string holds in itself
+  enlist.elements = 64;  // too many bytes for a string's inline buffer
   enlist.quorum = 1;
   enlist.staleness = 2;
   return enlist;
@@ -58,7 +58,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   (void)table.enlist(0, 0, text, 2, answers);
   (void)table.join(0, text, 3, answers);
-  JoinMessage good;  // closes a round with whatever is there
+  JoinMessage good;  // closes a round with the contributions so far
   good.id = series_id("s");
   good.upto = good.base = 1;
   (void)table.join(1, encode(good) + std::string(256, '2'), 3, answers);

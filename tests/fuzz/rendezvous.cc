@@ -1,6 +1,6 @@
-// A rendezvous and members that say anything in any order: registrations that fit together or not,
-// servers, heartbeats, goodbyes, aborts, connections that end. It must neither crash nor hang, and
-// what it answers must decode.
+// Fuzzes a rendezvous with members that say anything in any order: registrations that may
+// contradict each other, servers, heartbeats, goodbyes, aborts and connections that end. The
+// rendezvous must neither crash nor hang, and its answers must decode.
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -63,7 +63,7 @@ std::string registration(Input& in, uint32_t rank, uint32_t size, uint32_t serve
   return encode(one);
 }
 
-// Something that a member may say.
+// Appends a message that a member may send.
 void say(Input& in, std::string& out, uint32_t rank, uint32_t size, uint32_t servers) {
   switch (in.below(8)) {
     case 0:
@@ -82,7 +82,7 @@ void say(Input& in, std::string& out, uint32_t rank, uint32_t size, uint32_t ser
   }
 }
 
-// What a member got: bytes of which no whole message is made yet, and the epoch.
+// What a member has received: the bytes of an incomplete message, and the epoch.
 struct Answers {
   std::string have;
   uint32_t epoch = 0;
@@ -100,7 +100,7 @@ void check_cluster(std::string_view payload, uint32_t& epoch) {
   epoch = message->cluster.epoch;
 }
 
-// What came back until now; every message must be sound.
+// Reads what has come back so far. Every message must be sound.
 void read_answers(int fd, Answers& answers) {
   std::string& have = answers.have;
   char bytes[65536];
@@ -165,7 +165,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (GuardedFd& socket : sockets) {
     if (socket.valid()) ::shutdown(socket.get(), SHUT_WR);
   }
-  // The other side reads all of it, and then ends what is left.
+  // The rendezvous reads all input, and then ends the remaining connections.
   for (uint32_t m = 0; m < members; ++m) {
     if (!sockets[m].valid()) continue;
     const Nanos deadline = monotonic_now() + 5 * kSecond;

@@ -1,7 +1,7 @@
-// The state machines behind the messages of partial all-reduces. The input is a program. Either
-// members say well-formed things to the table of a server, in any order; or a server says them to
-// the ledger of a worker, which keeps to the rules. Neither may crash, nor keep more than its
-// bounds, and what the table tells the workers is a series of rounds.
+// Fuzzes the state machines behind the messages of partial all-reduces. The input is a program.
+// Either members say well-formed things to the table of a server, in any order, or a server says
+// them to the ledger of a worker that keeps to the rules. Neither may crash or keep more than its
+// bounds. What the table tells the workers must be a series of rounds.
 #include <cstdint>
 #include <cstdlib>
 #include <map>
@@ -30,7 +30,7 @@ class Program {
   bool more() const { return at_ < end_; }
   uint8_t byte() { return more() ? *at_++ : 0; }
   uint32_t below(uint32_t n) { return byte() % n; }
-  // Near `around` mostly, sometimes at the end of its range.
+  // Returns a number that is mostly near `around`, and sometimes at the end of its range.
   template <typename T>
   T near(T around) {
     const uint8_t how = byte();
@@ -75,7 +75,7 @@ class TableOfMembers {
   }
 
   void run(Program& program) {
-    if (program.below(8) != 0) {  // else who has enlisted is a matter of chance, too
+    if (program.below(8) != 0) {  // otherwise the program decides who enlists
       std::vector<server::Answer> none;
       for (uint32_t rank = 0; rank < kRanks; ++rank) {
         for (const Enlist& one : enlists_) {
@@ -142,7 +142,7 @@ class TableOfMembers {
 
  private:
   struct Known {
-    uint32_t round = 0;  // that was closed last
+    uint32_t round = 0;  // the round that was closed last
     bool any = false, last = false;
     std::map<uint32_t, uint64_t> uptos;
     uint32_t next() const { return any ? round + 1 : 0; }
@@ -154,7 +154,7 @@ class TableOfMembers {
     const auto round = decode_round(answer.payload);
     expect(round.ok());
     Known& known = known_[round->id];
-    if (known.last && round->round == 0) known = {};  // another series of the name
+    if (known.last && round->round == 0) known = {};  // another series of the same name
     expect(round->round == known.round || round->round == known.next());
     known.round = round->round;
     known.any = true;
@@ -174,7 +174,7 @@ class TableOfMembers {
   std::map<uint64_t, Known> known_;
 };
 
-// As worker::Partial drives it.
+// Drives a ledger as worker::Partial does.
 void run_ledger(Program& program) {
   const bool pushes = program.below(2), replays = program.below(2);
   partial::Ledger ledger(1, DType::kInt32, kElements, pushes);
@@ -189,7 +189,7 @@ void run_ledger(Program& program) {
           place = {program.near<uint32_t>(rounds), 1 + program.below(3),
                    program.near<uint64_t>(ledger.produced() + 2)};
         }
-        // A worker that never waits for results has as many cells as it likes.
+        // A worker that never waits for results may use any number of cells.
         const bool waits = ledger.blocks() > 64 || program.below(4) != 0;
         auto join = ledger.produce(values, waits, program.below(16) == 0, place);
         if (join.ok() && *join) {

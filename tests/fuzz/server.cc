@@ -1,6 +1,6 @@
-// A whole server behind flows in memory: members that send any sequence of well-formed frames, some
-// in an order that makes sense, so that slots fill, operations complete and series close. A member
-// may end its job, never the process; what it does not announce is not reserved.
+// Fuzzes a whole server behind flows in memory. Members send any sequence of well-formed frames.
+// Some sequences make sense, so that slots fill, operations complete and series close. A member may
+// end its job, but never the process. Nothing is reserved for data that was not announced.
 #include <cstdint>
 #include <future>
 #include <string>
@@ -30,7 +30,7 @@ control::Cluster some_cluster(uint32_t nodes, uint32_t per_node) {
   return cluster;
 }
 
-// Frames as members make them, from the input.
+// Makes frames like a member's from the input.
 class Member {
  public:
   explicit Member(uint32_t size) : size_(size) {}
@@ -61,13 +61,13 @@ class Member {
     return open;
   }
 
-  // Where segments end, and a few more.
+  // Returns a size at or near the end of a segment, or one of a few others.
   static uint64_t bytes(Input& in) {
     return in.pick<uint64_t>(
         {0, 8, 1000, kSegment, kSegment + 8, 3 * kSegment, 9000, 40 * kSegment});
   }
 
-  // Segments of a shard that was opened with `open`.
+  // Returns segments of a shard that was opened with `open`.
   static std::string data(Input& in, const wire::Open& open, wire::FrameHeader& header) {
     const uint64_t total = std::max<uint64_t>(1, (open.shard_bytes + kSegment - 1) / kSegment);
     header.type = wire::FrameType::kData;
@@ -150,7 +150,8 @@ class Member {
     }
   }
 
-  // As many bytes as it says, or none: whether a kind has a payload depends on who sends it.
+  // Returns as many bytes as the call announces, or none: whether a kind has a payload depends on
+  // who sends it.
   static std::string payload(Input& in, const wire::Announce& announce) {
     const uint64_t bytes = announce.bytes();
     if (!announce.inline_payload || bytes > 32768) return {};
@@ -163,7 +164,7 @@ class Member {
     return ranks;
   }
 
-  // Ascending ranks, most of the time.
+  // Returns ranks, which are ascending most of the time.
   template <typename Number>
   std::vector<Number> ranks(Input& in) const {
     std::vector<Number> ranks;
@@ -201,7 +202,7 @@ class Member {
   const uint32_t size_;
 };
 
-// One rank's flows, and what it sends on them. On its proxy's thread.
+// The flows of the ranks of one proxy, and what is sent on them. Runs on the proxy's thread.
 class Script {
  public:
   Script(server::Server& server, uint32_t size, uint32_t per_node)
@@ -213,7 +214,7 @@ class Script {
   }
   bool empty() const { return members_.empty(); }
 
-  // Some frames in each iteration of the loop; the promise is kept when the input is used up.
+  // Sends some frames in each iteration of the loop. The promise is kept when the input is used up.
   void start(const uint8_t* data, size_t size) {
     in_ = Input(data, size);
     loop_->post([this] {
@@ -229,7 +230,7 @@ class Script {
   struct Of {
     uint32_t rank;
     MemoryFlow* flow;
-    bool gone = false;  // has left or died: the rendezvous says so once
+    bool gone = false;  // has left or died; the rendezvous reports this once
   };
 
   void step() {
@@ -253,7 +254,7 @@ class Script {
       case 5: return whole_round(cut);
       case 6:
       case 7:
-      case 8: {  // everybody announces alike
+      case 8: {  // all members announce the same call
         wire::Announce announce = member_.announce(in_);
         announce.name += std::to_string(rounds_++);
         const uint32_t group = in_.flag() ? kAll : 0;
@@ -295,7 +296,7 @@ class Script {
         wire::FrameHeader header;
         header.type = wire::FrameType::kLeaveGroup;
         header.group = 1 + in_.below(4);
-        // Seldom, or nothing would go on in it.
+        // This is rare, because nothing goes on in a group that is called off.
         if (in_.seldom()) header.flags = wire::kFlagCalledOff;
         if (header.group == kAll && !in_.seldom()) return;
         return one.flow->deliver(header, "why", cut);
@@ -312,8 +313,9 @@ class Script {
     }
   }
 
-  // What honest members do: everybody who takes part opens the same, and sends all of it, in frames
-  // of some segments. (With several proxies the others' scripts do the same, from the same input.)
+  // Does what honest members do: all participants open the same operation and send all of it, in
+  // frames of some segments. With several proxies, the others' scripts do the same from the same
+  // input.
   void whole_round(size_t cut) {
     wire::FrameHeader header = member_.header(in_, wire::FrameType::kOpen);
     header.round = 16 + rounds_++;
@@ -347,7 +349,7 @@ class Script {
     }
   }
 
-  // Who was dropped comes back, now and then.
+  // A dropped member sometimes reconnects.
   void reconnect(Of& one) {
     if (in_.below(4) > 0) return;
     server_.connect(one.rank, 0,
@@ -384,7 +386,7 @@ class Script {
     one.flow->deliver(header, payload, cut);
   }
 
-  // Seldom, or nothing would ever go on.
+  // A departure is rare, because nothing goes on afterwards.
   void leave(Of& one) {
     if (!in_.seldom()) return;
     const uint32_t how = in_.below(8);
@@ -423,7 +425,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   expect(started.ok());
   server::Server& server = **started;
   server.attach(cluster, 0, options);
-  // One script for each loop: proxies own contiguous blocks of nodes.
+  // There is one script per loop, because proxies own contiguous blocks of nodes.
   std::map<transport::EventLoop*, std::unique_ptr<Script>> scripts;
   for (uint32_t rank = 0; rank < cluster.size; ++rank) {
     std::promise<std::pair<transport::EventLoop*, MemoryFlow*>> made;

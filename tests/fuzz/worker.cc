@@ -1,6 +1,6 @@
-// A worker's engine with operations in flight, and servers that answer anything in any order:
-// results of what was pushed or not, replies, tickets, errors, rounds. It must not crash, and
-// whatever happens every operation is over when the engine has stopped.
+// Fuzzes a worker's engine with operations in flight. Servers answer anything in any order: results
+// of what was or was not pushed, replies, tickets, errors and rounds. The engine must not crash,
+// and every operation must be over when the engine has stopped.
 #include <sys/socket.h>
 
 #include <cstdint>
@@ -40,7 +40,7 @@ void append(std::string& out, wire::FrameHeader header, const std::string& paylo
   count_frames(1);
 }
 
-// One frame of a server.
+// Appends one frame of a server.
 void answer(Input& in, std::string& out) {
   wire::FrameHeader header;
   header.stream = in.below(6) + (in.seldom() ? wire::kPartialStreams : 0);
@@ -68,12 +68,13 @@ void answer(Input& in, std::string& out) {
     case 4: {
       header.type = wire::FrameType::kGo;
       header.stream = in.below(kServers);
-      // An honest server counts; what it says of others' sizes is believed, within bounds.
+      // An honest server gives these counts. The engine believes what it says about others' sizes,
+      // within bounds.
       if (in.flag()) go.counts = {in.below(4) * 256, in.below(4) * 256};
       if (in.seldom()) go.counts = {in.any(), in.any(), in.any(), in.any()};
       if (in.flag()) go.counts.resize(4);
       if (in.below(4) > 0) return append(out, header, encode(go));
-      // The part of a rank that has joined.
+      // A rank that has joined gets the call itself with its ticket.
       header.round = in.below(8);
       wire::Announce call;
       call.name = "o0";
@@ -124,10 +125,11 @@ void answer(Input& in, std::string& out) {
 struct InFlight {
   std::vector<char> array;
   std::shared_ptr<Operation> operation;
-  std::vector<size_t> row_bytes;  // of a list whose results are taken later
+  std::vector<size_t> row_bytes;  // for a list whose results are taken later
 };
 
-// Every kind, riding along or not; and nothing more, if it joins.
+// Submits every kind of operation, with and without an inline payload. Submits nothing else if the
+// rank joins.
 std::vector<InFlight> submit_some(Engine& engine, bool joins) {
   const wire::Collective kinds[] = {
       wire::AllReduce{},          wire::Broadcast{},      wire::AllGather{},
@@ -157,7 +159,7 @@ std::vector<InFlight> submit_some(Engine& engine, bool joins) {
     if (!none) {
       call.buffers = {{{DType::kFloat32, {elements}}, one.array.data(), one.array.data()}};
     }
-    // Results that are not in place are taken later.
+    // Results that do not go in place are taken later.
     if (call.list && !wire::is<wire::AllReduce>(call.what)) call.buffers[0].receive = nullptr;
     if (call.list) call.buffers.push_back({{DType::kInt32, {8, 2}}, one.array.data()});
     if (call.list && call.buffers[0].receive != nullptr) {
@@ -248,7 +250,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         }
       }
     }
-    // Until all of it is read, or the engine has had enough.
+    // Waits until the engine has read everything or has failed.
     while (engine.failure().ok()) {
       const Engine::Counters counters = engine.counters();
       uint64_t received = 0;
