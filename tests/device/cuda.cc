@@ -1,4 +1,4 @@
-// CUDA's functions.
+// The functions of CUDA's driver.
 #include <fcntl.h>
 
 #include <cstdio>
@@ -17,7 +17,7 @@ using namespace std::chrono_literals;
 #define NEEDS_CONTEXT \
   if (current.empty()) return kInvalidContext
 
-// CUipcMemHandle.
+// The contents of a CUipcMemHandle in this stand-in.
 struct Shared {
   int process, fd, device, unused;
   size_t bytes;
@@ -92,7 +92,7 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
     case 75: *value = 9; return kOk;               // compute capability
     case 76: *value = 0; return kOk;
     case 122: *value = has_stream_memory; return kOk;
-    case 134: *value = 0; return kOk;              // NUMA node of the host's
+    case 134: *value = 0; return kOk;              // the host's NUMA node
     default: *value = 0; return kOk;
   }
 }
@@ -190,7 +190,7 @@ int cuIpcGetMemHandle(Shared* handle, uint64_t address) {
 int cuIpcOpenMemHandle_v2(uint64_t* address, Shared handle, unsigned flags) {
   BEGIN(cuIpcOpenMemHandle);
   NEEDS_CONTEXT;
-  // As with the real driver, whoever exports memory cannot open it.
+  // As with the real driver, a process cannot open memory that it exports.
   if (flags != 1 || handle.process == ::getpid()) return kInvalidContext;
   if (handle.device != current.back()->device && !has_peers) return kNoPeerAccess;
   char path[64];
@@ -219,7 +219,7 @@ int cuIpcCloseMemHandle(uint64_t address) {
   return kOk;
 }
 
-// What the stand-in for the compiler has made.
+// Loads what the stand-in for the compiler has made.
 int cuModuleLoadData(const KernelEntry** module, const void* image) {
   BEGIN(cuModuleLoadData);
   NEEDS_CONTEXT;
@@ -381,7 +381,8 @@ int cuStreamWaitValue32_v2(void* stream, uint64_t address, uint32_t value, unsig
   return kOk;
 }
 
-// By name and version, as the real one: of those in two forms the second.
+// Finds a function by name and version, like the real one. Of functions with two forms, only the
+// second exists.
 int cuGetProcAddress_v2(const char* symbol, void** address, int version, uint64_t, int* outcome) {
   static const auto* const all = new std::map<std::string, std::pair<int, void*>>{
 #define HAS(name, version, function) {#name, {version, reinterpret_cast<void*>(&function)}}

@@ -1,8 +1,8 @@
-// A driver of CUDA's for machines without GPUs, on host memory: built as libcuda.so.1, and found
-// instead of the real one. A stream is a thread with a queue. The address of device memory cannot
-// be read by the host, so that a wrong access ends the process; what it stands for lies elsewhere.
-// Streams can be given jitter, so that a missing wait shows as a wrong result. As with the real
-// driver, freeing memory waits until the device is idle.
+// Stands in for CUDA's driver on machines without GPUs, with host memory. It is built as
+// libcuda.so.1 and found instead of the real one. A stream is a thread with a queue. The host
+// cannot read at an address of device memory, so that a wrong access ends the process. The actual
+// bytes lie elsewhere. Streams can be given jitter, so that a missing wait shows as a wrong result.
+// As with the real driver, freeing memory waits until the device is idle.
 #pragma once
 
 #include <sys/mman.h>
@@ -45,7 +45,7 @@ inline uint32_t number_of(const char* variable, uint32_t otherwise) {
 }
 
 inline std::atomic<uint32_t> jitter{number_of("STANDIN_JITTER", 0)};
-// Whether devices reach each other's memory.
+// Whether devices can access each other's memory.
 inline const bool has_peers = number_of("STANDIN_PEERS", 0) != 0;
 inline std::atomic<bool> has_stream_memory{number_of("STANDIN_STREAM_MEMORY", 1) != 0};
 inline std::atomic<uint64_t> bytes_out{0}, bytes_in{0}, bytes_pageable{0};
@@ -87,7 +87,7 @@ class Stream {
     std::unique_lock lock(mutex_);
     for (;;) {
       changed_.wait(lock, [this] { return ends_ || !items_.empty(); });
-      if (items_.empty()) return;  // what was queued is still done
+      if (items_.empty()) return;  // queued items are done before
       const std::function<void()> item = items_.front();
       lock.unlock();
       if (const uint32_t most = jitter.load(); most > 0) {
@@ -95,7 +95,7 @@ class Stream {
       }
       item();
       lock.lock();
-      items_.pop_front();  // only now: idle means done
+      items_.pop_front();  // removed only now: idle means done
       if (items_.empty()) changed_.notify_all();
     }
   }
@@ -107,10 +107,11 @@ class Stream {
   std::thread thread_;
 };
 
-// Each time that it is recorded it stands for other work; who waits keeps to what it was then.
+// Each recording ties the event to other work. A waiter keeps waiting for what the event stood for
+// at the time of the call.
 struct Event {
   std::mutex mutex;
-  std::shared_future<void> last;  // guarded by mutex; none: it was not recorded
+  std::shared_future<void> last;  // guarded by mutex; invalid if never recorded
 };
 
 struct Context {
@@ -132,19 +133,19 @@ struct Context {
   }
 };
 
-// Memory that the driver knows.
+// A block of memory that the driver knows.
 struct Block {
   size_t bytes;
-  char* memory;  // where its bytes are; of registered memory its own address
-  int device;    // -1: the host's, registered
-  int fd = -1;   // of a file that other processes may map; -1: not theirs to see
+  char* memory;  // where its bytes are; the address itself if registered
+  int device;    // -1: registered host memory
+  int fd = -1;   // a file that other processes may map; -1: not shared
 };
 
 class Driver {
  public:
   std::mutex mutex;
   bool initialized = false;
-  std::vector<Context*> contexts;  // by device; null until it is retained
+  std::vector<Context*> contexts;  // by device; null before its first use
   std::map<uintptr_t, Block> blocks;
   std::vector<size_t> used;
   std::map<std::string, uint64_t> calls;
@@ -153,9 +154,9 @@ class Driver {
   uint64_t fails_in = 0;
   int failure = 0;
   bool sticky = false, stuck = false;
-  const char* failed = "";  // the function that did so first
+  const char* failed = "";  // the function that failed first
 
-  // Never destroyed: streams may run to the end of the process.
+  // The driver is never destroyed, because streams may run to the end of the process.
   static Driver& instance() {
     static auto* const driver = new Driver;
     return *driver;
@@ -179,7 +180,7 @@ class Driver {
     }
   }
 
-  // Called first by every function: counts it, and says whether it fails on purpose.
+  // Counts a call and returns whether it fails on purpose. Every function calls this first.
   int begin(const char* function) {
     std::lock_guard lock(mutex);
     ++calls[function];
@@ -192,7 +193,7 @@ class Driver {
     return failure;
   }
 
-  // The block that some bytes lie in. Blocks that were adopted may lie inside others.
+  // Returns the block that contains these bytes. Adopted blocks may lie inside others.
   std::map<uintptr_t, Block>::iterator block_of(uintptr_t address, size_t bytes = 1) {
     for (auto next = blocks.upper_bound(address); next != blocks.begin();) {
       --next;
@@ -200,7 +201,7 @@ class Driver {
     }
     return blocks.end();
   }
-  // Where the bytes of an address of a device are; null: it has none there.
+  // Returns where the bytes of a device address are, or null if the device has none there.
   char* bytes_at(uint64_t address, size_t bytes) {
     std::lock_guard lock(mutex);
     const auto block = block_of(address, bytes);

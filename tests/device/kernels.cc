@@ -43,7 +43,7 @@ void run_kernel(const KernelEntry& kernel, const Combination& told) {
     if (found == nullptr) std::abort();
     return reinterpret_cast<uint64_t>(found);
   };
-  // Who stops a kernel may be about to free what it would have touched.
+  // A thread that stops a kernel may be about to free memory that the kernel would touch.
   const Command command =
       *reinterpret_cast<const Command*>(bytes_at(told.command, sizeof(Command)));
   if (command.stop != 0 || told.elements == 0) return;

@@ -8,7 +8,7 @@
 namespace standin {
 
 struct KernelEntry {
-  std::string image;  // what the stand-in for the compiler calls it
+  std::string image;  // the name that the compiler's stand-in gives
   size_t element;     // bytes
   void (*combine)(const herring_kernels::Combination&, const herring_kernels::Command&);
 };
@@ -17,9 +17,9 @@ inline std::string image_of(const std::string& type, const std::string& op) {
   return "stand-in " + type + " " + op;
 }
 
-// Null: there is none.
+// Returns null if there is no such kernel.
 const KernelEntry* find_kernel(const std::string& image);
-// As a device does it, with addresses of its own. An illegal one ends the process.
+// Runs a kernel like a device, with device addresses. An illegal address ends the process.
 void run_kernel(const KernelEntry& kernel, const herring_kernels::Combination& what);
 
 }  // namespace standin

@@ -1,4 +1,4 @@
-// A run-time compiler of CUDA's for machines without one: what it makes names a kernel that the
+// Stands in for CUDA's run-time compiler on machines without it. Its output names a kernel that the
 // stand-in for the driver has.
 #include <cstring>
 #include <string>

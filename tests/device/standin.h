@@ -1,4 +1,4 @@
-// What tests ask of the stand-in for CUDA's driver, beside CUDA's own functions. They find these
+// Functions of the stand-in for CUDA's driver that tests call, besides CUDA's own. Tests find them
 // in libcuda.so.1 by name.
 #pragma once
 
@@ -7,44 +7,46 @@
 
 extern "C" {
 
-// Calls of a function of CUDA's so far, by its name; of all if it is null.
+// Returns the number of calls so far of a CUDA function, or of all functions if `function` is null.
 uint64_t standin_calls(const char* function);
-// Bytes copied: out of devices, into them, and of both those of host memory that is not registered.
+// Gives the bytes copied out of devices and into devices. `pageable` counts those of either
+// direction whose host memory is not registered.
 void standin_bytes(uint64_t* out, uint64_t* in, uint64_t* pageable);
-// Threads that have made calls.
+// Returns the number of threads that have made calls.
 size_t standin_threads();
-// Items of a stream take up to so long before they begin.
+// Each item of a stream waits for a random time of up to `microseconds` before it begins.
 void standin_jitter(uint32_t microseconds);
-// The n-th call from now on of a function (of any, if it is null) fails with this result; sticky:
-// so does everything after it. n = 0: nothing fails any more.
+// Makes the n-th call from now on of a function (of any function if null) fail with this result. If
+// `sticky`, every later call fails as well. With n = 0, nothing fails any more.
 void standin_fail(const char* function, uint64_t n, int result, bool sticky);
-// The function that has failed so, or an empty text.
+// Returns the function that standin_fail() made fail, or an empty text.
 const char* standin_failed();
 void standin_capture(void* stream, bool captures);
-// Whether devices have memory operations on streams; before the driver is initialized.
+// Sets whether devices have memory operations on streams. Must be called before the driver is
+// initialized.
 void standin_stream_memory(bool has);
 
-// Kernels. Each takes so long, then does what it says with floats in device memory.
+// The following are kernels. Each takes `microseconds`, and then works on floats in device memory.
 void standin_fill(void* stream, uint64_t to, size_t count, float value, uint32_t microseconds);
-// Writes these bytes, of which it takes a copy at once.
+// Writes these bytes, which are copied at the call.
 void standin_store(void* stream, uint64_t to, const void* from, size_t bytes,
                    uint32_t microseconds);
 void standin_scale(void* stream, uint64_t at, size_t count, float factor, uint32_t microseconds);
-// Copies at once, waiting for nothing.
+// Copies at once, without waiting for anything.
 void standin_peek(void* to, uint64_t from, size_t bytes);
 void standin_poke(uint64_t to, const void* from, size_t bytes);
-// Of the default context of a device: what cudaMalloc and cudaStreamCreate give.
+// Uses the default context of a device, like cudaMalloc and cudaStreamCreate.
 uint64_t standin_allocate(int device, size_t bytes);
 void standin_free(int device, uint64_t address);
-// Takes memory of the host's for a device's, which the host can then read too.
+// Treats host memory as device memory that the host can read too.
 void standin_adopt(int device, uint64_t address, size_t bytes);
 void standin_disown(uint64_t address);
 void* standin_stream(int device);
 void standin_synchronize(int device);
-// Lets what is queued in a stream from now on come after what is queued in another; null: waits for
-// that.
+// Makes what is queued in `second` from now on wait for what is queued in `first`. If `second` is
+// null, waits until `first` is idle.
 void standin_order(void* first, void* second);
-// Allocations of a device that were not freed.
+// Returns the number of device allocations that were not freed.
 size_t standin_allocations();
 size_t standin_registrations();
 
