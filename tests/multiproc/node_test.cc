@@ -1,4 +1,4 @@
-// The node room between real processes: every worker is forked, one may be killed.
+// Tests src/node between real processes: every worker is forked, and one may be killed.
 #include <dirent.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@
 namespace herring {
 namespace {
 
-constexpr double kPatience = 60;  // seconds until a test that hangs is ended
+constexpr double kPatience = 60;  // seconds until a hanging test is ended
 
 std::set<std::string> names_in(const char* directory) {
   std::set<std::string> names;
@@ -37,7 +37,8 @@ std::set<std::string> names_in(const char* directory) {
   return names;
 }
 
-// Other programs come and go in there; ours would bear its name.
+// Returns the names in /dev/shm that contain "herring": other programs also create and delete files
+// there.
 std::set<std::string> left_in_shm() {
   std::set<std::string> names;
   for (const std::string& name : names_in("/dev/shm")) {
@@ -46,7 +47,7 @@ std::set<std::string> left_in_shm() {
   return names;
 }
 
-// The descriptors of this process that are sockets or memfds.
+// Returns the number of descriptors of this process that are sockets or memfds.
 size_t sockets_and_memfds() {
   size_t n = 0;
   for (const std::string& name : names_in("/proc/self/fd")) {
@@ -57,12 +58,13 @@ size_t sockets_and_memfds() {
   return n;
 }
 
-// What a worker process works with. Checks end the process: gtest's own would go unheard.
+// The state of a worker process. Failed checks end the process, because gtest's own would not reach
+// the test.
 struct Worker {
   std::unique_ptr<LocalBus> bus;
   uint32_t rank = 0;
-  UniqueFd test;  // to the test's process: the rendezvous, later single bytes as signals
-  size_t inherited = 0;  // sockets that the runner of this test left open to all of us
+  UniqueFd test;  // to the test: first the rendezvous, then bytes as signals
+  size_t inherited = 0;  // sockets inherited from the test runner
   std::vector<LocalMessage> messages;
   std::map<uint32_t, Status> closed;
 
@@ -100,7 +102,8 @@ struct Published {
   std::array<uint8_t, 16> token;
 };
 
-// Forks `n` workers, plays the rendezvous for them, runs `body` in each after they are connected.
+// Forks `n` workers, plays the rendezvous for them, and runs `body` in each after they are
+// connected.
 class Node {
  public:
   Node(size_t n, const std::function<void(Worker&)>& body) {
@@ -146,7 +149,7 @@ class Node {
   }
   void tell(size_t rank) { EXPECT_EQ(::send(tests_[rank].get(), "x", 1, MSG_NOSIGNAL), 1); }
 
-  // The worker's exit status, or minus the signal that ended it.
+  // Returns the worker's exit status, or minus the signal that ended it.
   int wait(size_t rank) {
     // The pipe closes at the end of the process (and of its children).
     while (wait_readable(tests_[rank].get())) {
@@ -157,7 +160,7 @@ class Node {
         return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
       }
     }
-    return 1000;  // it hangs
+    return 1000;  // the worker hangs
   }
   void expect_success() {
     for (size_t r = 0; r < pids_.size(); ++r) {
@@ -206,8 +209,8 @@ class Node {
 class NodeOf : public testing::TestWithParam<uint32_t> {};
 INSTANTIATE_TEST_SUITE_P(Workers, NodeOf, testing::Values(2u, 4u, 7u));
 
-// An all-reduce by hand, twice over the same memory: each worker sums its slice over all arrays,
-// writes the sum into all of them, and tells the others.
+// Does an all-reduce by hand, twice over the same memory. Each worker sums its slice over all
+// arrays, writes the sum into all of them, and tells the others.
 TEST_P(NodeOf, ReducesInSharedMemory) {
   const uint32_t n = GetParam();
   const auto shm = left_in_shm();
@@ -261,8 +264,8 @@ TEST_P(NodeOf, ReducesInSharedMemory) {
   EXPECT_EQ(left_in_shm(), shm);
 }
 
-// One is killed while all wait; its forked child (a data loader's worker, say) lives on and holds
-// whatever it inherited. Every survivor is told who died, and goes on with the others.
+// One worker is killed while all wait. Its forked child (a data loader's worker, say) lives on and
+// holds the descriptors it inherited. Every survivor learns who died, and goes on with the others.
 TEST_P(NodeOf, AllSurvivorsLearnOfAKilledWorker) {
   const uint32_t n = GetParam();
   const uint32_t victim = n / 2;
@@ -284,7 +287,7 @@ TEST_P(NodeOf, AllSurvivorsLearnOfAKilledWorker) {
       if (loader == 0) {
         w.check(static_cast<char*>(*block)[5] == static_cast<char>(victim + 1), "loader's memory");
         w.tell_test();
-        w.hear_test();  // The end of the test closes this one.
+        w.hear_test();  // The end of the test ends this wait.
         ::_exit(0);
       }
       ::pause();
@@ -305,7 +308,7 @@ TEST_P(NodeOf, AllSurvivorsLearnOfAKilledWorker) {
     m.kind = 2;
     w.bus->send_to_all(m);
     w.loop_until([&] { return w.messages.size() == n - 1 + n - 2; });
-    // Leave together, so that nobody takes leaving for dying.
+    // The workers leave together, so that none takes a departure for a death.
     w.bus->close();
   });
   for (uint32_t r = 0; r < n; ++r) node.hear(r);
@@ -319,7 +322,8 @@ TEST_P(NodeOf, AllSurvivorsLearnOfAKilledWorker) {
   EXPECT_EQ(left_in_shm(), shm);
 }
 
-// The receiver sleeps until the sender's socket is full many times over; both directions at once.
+// The receiver sleeps until the sender's socket would be full many times over. Messages go both
+// ways at once.
 TEST_P(NodeOf, AFloodLosesNothingAndKeepsOrder) {
   const uint32_t n = GetParam();
   Node node(n, [n](Worker& w) {
@@ -352,7 +356,7 @@ TEST_P(NodeOf, AFloodLosesNothingAndKeepsOrder) {
     }
     w.check(w.bus->queued() > 1000, "the sockets took everything; send more");
     w.tell_test();
-    w.hear_test();  // Everybody has filled the sockets.
+    w.hear_test();  // All workers have filled the sockets.
     w.loop_until([&] {
       uint32_t sum = 0;
       for (uint32_t s : seen) sum += s;
@@ -392,8 +396,8 @@ TEST(NodeProcesses, AForkedChildHasNoneOfTheDescriptors) {
   node.expect_success();
 }
 
-// A worker that has no descriptor left still hears its peers; the region is unusable, and it says
-// why.
+// A worker without free descriptors still hears its peers. The region is unusable, and the error
+// says why.
 TEST(NodeProcesses, RunningOutOfDescriptorsIsAnErrorNotADeath) {
   Node node(2, [](Worker& w) {
     if (w.rank == 1) {
@@ -408,7 +412,7 @@ TEST(NodeProcesses, RunningOutOfDescriptorsIsAnErrorNotADeath) {
       w.check(::setrlimit(RLIMIT_NOFILE, &limit) == 0, "setrlimit");
       w.tell_test();
       w.loop_until([&] { return w.messages.size() == 1; });
-      limit.rlim_cur = before;  // The sanitizers need descriptors, too.
+      limit.rlim_cur = before;  // The sanitizers also need descriptors.
       w.check(::setrlimit(RLIMIT_NOFILE, &limit) == 0, "setrlimit");
       auto memory = w.bus->peer_memory(0, w.messages[0].region, 0, 1);
       w.check(!memory.ok(), "mapped without a descriptor");
@@ -430,7 +434,7 @@ TEST(NodeProcesses, RunningOutOfDescriptorsIsAnErrorNotADeath) {
   node.expect_success();
 }
 
-// Many arrays come and go: neither descriptors nor mappings pile up on either side.
+// Many arrays are allocated and freed. Neither descriptors nor mappings may pile up on either side.
 TEST(NodeProcesses, ManyRegionsComeAndGo) {
   Node node(2, [](Worker& w) {
     SharedHeap heap(0);
@@ -449,7 +453,7 @@ TEST(NodeProcesses, ManyRegionsComeAndGo) {
     w.bus->set_handler(
         [&](const LocalMessage& m) {
           ++heard;
-          // Here, because a moment later the peer may have released it.
+          // This happens here, because the peer may release the region a moment later.
           mapped += m.kind == 1 && w.bus->peer_memory(m.from, m.region, 0, 1).ok();
         },
         nullptr);
@@ -463,7 +467,7 @@ TEST(NodeProcesses, ManyRegionsComeAndGo) {
       w.bus->export_region(heap.region(m.region));
       w.bus->send_to_all(m);
       w.loop_until([&] { return heard >= 2 * i + 1; });
-      w.check(mappings() <= 3, "mappings pile up");  // mine, the peer's, the peer's next
+      w.check(mappings() <= 3, "mappings pile up");  // own, the peer's, and the peer's next
       w.check(heap.free(*block), "free");
       for (uint32_t region : heap.take_released()) w.bus->release_region(region);
       w.bus->send_to_all(LocalMessage{});
