@@ -1,7 +1,7 @@
-// A library to preload: counts the system calls that Herring makes and lets one of them fail. Only
-// calls from Herring's own extension module are looked at (and threads that libstdc++ starts for
-// it), so that Python goes on undisturbed. tests/faults/cases.py configures it through a record in
-// memory that it shares with the processes of a case.
+// A library to preload that counts the system calls of Herring and makes one of them fail. Only
+// calls from Herring's own extension module count (and threads that libstdc++ starts for the
+// module), so that Python is not disturbed. tests/faults/cases.py configures the library through a
+// record in memory shared with the processes of a case.
 #include <dlfcn.h>
 #include <execinfo.h>
 #include <fcntl.h>
@@ -26,7 +26,7 @@
 #include <cstring>
 #include <new>
 
-// The name of a call is its place in this list, which cases.py asks for.
+// cases.py refers to a call by its place in this list.
 #define FOR_EACH_CALL(X)                                                                        \
   X(socket) X(bind) X(listen) X(accept4) X(connect) X(epoll_create1) X(epoll_ctl) X(epoll_wait) \
   X(eventfd) X(memfd_create) X(mmap) X(ftruncate) X(fstat) X(sendmsg) X(send) X(recv)           \
@@ -53,7 +53,7 @@ static_assert(sizeof(kNames) / sizeof(kNames[0]) == kCalls);
 
 constexpr int kPhases = 8;
 
-// cases.py knows this layout.
+// cases.py depends on this layout.
 struct Record {
   std::atomic<int32_t> phase;
   int32_t call, in_phase, nth, error, onwards;
@@ -88,7 +88,7 @@ bool makes_descriptor(int call) {
          call == k_memfd_create || call == k_pipe2;
 }
 
-// Whether this call is to fail; errno says how.
+// Returns whether this call must fail, and sets errno if so.
 bool fails(int call, void* caller) {
   Record* const record = g_record.load(std::memory_order_acquire);
   if (record == nullptr) return false;
@@ -100,8 +100,8 @@ bool fails(int call, void* caller) {
   return struck;
 }
 
-// The stack of the allocation that failed last, which is printed at an abort before the stack of
-// that: by then the exception has unwound it up to whoever could not let it through.
+// The stack of the last allocation that failed. An abort prints this stack before its own, because
+// by then the exception has unwound the stack up to the frame that could not pass it on.
 constexpr int kDepth = 48;
 void* g_stack[kDepth];
 int g_frames = 0;
@@ -144,16 +144,17 @@ const char* herring_faults_name(int call) { return call < kCalls ? kNames[call] 
 
 size_t herring_faults_bytes() { return sizeof(Record); }
 
-// `module`: part of the path of the module whose calls are counted. False: it is not loaded.
+// Starts to count. `module` is part of the path of the module whose calls count. Returns false if
+// no such module is loaded.
 bool herring_faults_use(void* record, const char* module) {
   dl_iterate_phdr(find_ranges, const_cast<char*>(module));
-  backtrace(g_stack, kDepth);  // The first loads a library, which allocates.
+  backtrace(g_stack, kDepth);  // The first call loads a library, which allocates.
   for (const int signal : {SIGABRT, SIGSEGV}) std::signal(signal, print_stacks);
   g_record.store(static_cast<Record*>(record), std::memory_order_release);
   return g_herring.from != 0;
 }
 
-// Errors are -1 and errno. The caller is whoever called the wrapper.
+// The wrapped calls report errors by -1 and errno. The caller is the code that called the wrapper.
 #define WRAP(result, name, parameters, arguments)                      \
   result name parameters {                                             \
     static const auto real = next(static_cast<result(*) parameters>(nullptr), #name); \
@@ -190,7 +191,7 @@ WRAP(ssize_t, getrandom, (void* a, size_t b, unsigned c), (a, b, c))
 WRAP(int, pipe2, (int a[2], int b), (a, b))
 WRAP(int, poll, (pollfd* a, nfds_t b, int c), (a, b, c))
 
-// To change or to end a watch takes nothing that could be missing.
+// Only adding a watch needs resources, so changing and ending one never fail.
 int epoll_ctl(int fd, int what, int of, epoll_event* event) noexcept {
   static const auto real = next(&epoll_ctl, "epoll_ctl");
   if (what == EPOLL_CTL_ADD && fails(k_epoll_ctl, __builtin_return_address(0))) return -1;
