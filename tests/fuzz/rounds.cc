@@ -1,7 +1,7 @@
 // Fuzzes the state machines behind the messages of partial all-reduces. The input is a program.
 // Either members say well-formed things to the table of a server, in any order, or a server says
-// them to the ledger of a worker that keeps to the rules. Neither may crash or keep more than its
-// bounds. What the table tells the workers must be a series of rounds.
+// them to a worker's ledger. The worker keeps to the rules. Neither side may crash or keep more
+// than its bounds. What the table tells the workers must be a series of rounds.
 #include <cstdint>
 #include <cstdlib>
 #include <map>

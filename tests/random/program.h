@@ -1,16 +1,17 @@
-// What a random job is: a layout of ranks on nodes with its settings, and programs that its ranks
-// run one after the other. All of it follows from a seed; nothing here talks to the core.
+// Defines a random job: a layout of ranks on nodes with its settings, and programs that the ranks
+// run one after the other. All of the job follows from a seed. Nothing here talks to the core.
 //
-// A program has lanes: each rank runs every lane on a thread of its own, so lanes of a rank overlap
-// in any way. A lane has batches, in the same order on all ranks; inside a batch every rank submits
+// A program has lanes. Each rank runs every lane on a thread of its own, so lanes of a rank overlap
+// in any way. A lane has batches, in the same order on all ranks. Inside a batch every rank submits
 // the steps in an order of its own. A rank waits for a batch at once or up to kDeferral batches
-// later, again in an order of its own. Whatever it waits for, the others submit before they wait
-// for anything that comes later, so a program that hangs is a fault of the core.
+// later, again in an order of its own. The other ranks submit what a rank waits for before they
+// wait for anything later. A program that hangs is therefore a fault of the core.
 //
-// Steps are of all ranks or of a group, whose members alone run them. Groups overlap in any way,
-// and lanes use different ones at the same time. Some are formed at the program's start, where each
-// rank asks for all of its own before it waits for any, others by a step of a lane, which then uses
-// them. A batch that ends with a join is waited for at once; its all-reduces are not called by all.
+// Steps include all ranks, or only the members of a group. Groups overlap in any way, and lanes use
+// different groups at the same time. Some groups are formed at the program's start, where each rank
+// requests all of its groups before it waits for any. Others are formed by a step of a lane, which
+// then uses them. A batch that ends with a join is waited for at once. Not every rank calls its
+// all-reduces.
 #pragma once
 
 #include <cstdint>

@@ -301,8 +301,8 @@ bool Rank::form_groups(RunningProgram& running, Doing& doing) {
   return !over_;
 }
 
-// Destroys a group. This may fail only because of calls that this rank has dropped, or of what it
-// has pushed in a round that failed because a member is gone.
+// Destroys a group. This may fail if this rank has dropped calls in the group. It may also fail if
+// a round failed because a member is gone, and this rank had pushed parts of the round.
 void Rank::destroy(const Program& program, uint32_t group) {
   const auto formed = std::exchange(groups_[group], nullptr);
   if (formed == nullptr) return;
