@@ -1,8 +1,8 @@
-"""Training loops as people write them, each run with Herring and with torch's own DDP.
+"""Typical training loops, each run with Herring and with torch's own DDP.
 
-A loop is a function of a `libraries.Library`, which wraps its models and does its collectives, and
-returns what must be equal in the end. `python -m loops` compares them, on all ranks of a job;
-`test_torch_loops.py` starts the jobs.
+A loop is a function that takes a `libraries.Library`, which wraps models and runs collectives. It
+returns tensors that must be equal with both libraries. `python -m loops` compares them on all
+ranks of a job; `test_torch_loops.py` starts the jobs.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Runs loops one after the other, and reports at rank 0 which of them were equal, and how far."""
+"""Runs loops one after the other; rank 0 reports which gave equal results, and how equal."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from herring_lab.competitors import end_process
 from . import LOOPS
 from .libraries import Herring, Library, Nothing, Torch
 
-# For loops that are marked as inexact: some roundings of float32 (6e-8), enlarged by a few steps. A
-# real mistake is of the order of what training without averaging changes, which is checked as well.
+# Tolerances for loops marked as inexact: a few roundings of float32 (6e-8), enlarged by some steps.
+# A real mistake is about as large as the effect of not averaging, which is checked as well.
 RELATIVE = 1e-4
 ABSOLUTE = 1e-5
 
@@ -31,7 +31,7 @@ def run(name: str, library: Library) -> dict[str, torch.Tensor]:
 
 
 def largest_difference(result: dict, expected: dict) -> float:
-    """Over all entries, relative to each one's largest element."""
+    """Returns the largest difference over all entries, relative to each entry's largest element."""
     largest = 0.0
     for key, tensor in expected.items():
         if tensor.numel():
@@ -60,7 +60,7 @@ def compare(name: str, result: dict, expected: dict) -> None:
             atol=0 if exact else ABSOLUTE,
             msg=lambda message, key=key: f"{name}: {key} on rank {herring.rank()}: {message}",
         )
-    # What torch keeps equal on all ranks, bit by bit, Herring must keep so, too.
+    # Tensors that torch keeps bit-identical on all ranks must be bit-identical with Herring, too.
     mine, theirs = (herring.allgather_object(digests(found)) for found in (result, expected))
     for key in expected:
         if len({digest.get(key) for digest in theirs}) == 1:

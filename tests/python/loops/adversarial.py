@@ -1,4 +1,4 @@
-"""Generator and discriminator, each with a wrapper of its own."""
+"""Generative adversarial networks: generator and discriminator have separate wrappers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def real(step: int, rank: int) -> torch.Tensor:
 
 @loop
 def gan(dist):
-    """As in DCGAN: the discriminator's two backward passes add up before its step."""
+    """DCGAN: the gradients of the discriminator's two backward passes add up before its step."""
     generator, discriminator = Generator(), Discriminator(normed=True)
     g, d = dist.wrap(generator), dist.wrap(discriminator)
     g_optimizer = torch.optim.Adam(g.parameters(), lr=2e-3, betas=(0.5, 0.999))
@@ -67,7 +67,7 @@ def gan(dist):
 
 @loop
 def gan_one_backward(dist):
-    """Hinge loss: D(real) and D(fake) share a backward pass; D is frozen while G learns."""
+    """Hinge loss: D(real) and D(fake) share a backward pass, and D is frozen while G learns."""
     generator, discriminator = Generator(), Discriminator(normed=True)
     g, d = dist.wrap(generator), dist.wrap(discriminator)
     g_optimizer = torch.optim.RMSprop(generator.parameters(), lr=1e-3)
@@ -88,7 +88,7 @@ def gan_one_backward(dist):
 
 @loop
 def wasserstein_gan(dist):
-    """With the penalty on gradients, and a critic that learns three times as often."""
+    """Wasserstein GAN with gradient penalty, whose critic learns three times as often."""
     generator, critic = Generator(), Discriminator(normed=False)
     g, c = dist.wrap(generator), dist.wrap(critic)
     g_optimizer = torch.optim.Adam(g.parameters(), lr=1e-3, betas=(0.0, 0.9))

@@ -18,7 +18,7 @@ def normed() -> nn.Sequential:
 
 @loop
 def moving_average(dist):
-    """A diffusion model, whose moving average (with its buffers) makes the samples."""
+    """A diffusion model samples from the moving average of its weights and buffers."""
     model = nn.Sequential(nn.Linear(17, 32), nn.BatchNorm1d(32), nn.SiLU(), nn.Linear(32, 16))
     ddp = dist.wrap(model)
     average = AveragedModel(

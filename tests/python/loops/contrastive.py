@@ -13,7 +13,7 @@ from .support import loop, mlp, normal, state
 
 
 def gather_with_gradient(dist, tensor: torch.Tensor) -> torch.Tensor:
-    """All ranks' rows; backward sums what all ranks have for this rank's."""
+    """Gathers all ranks' rows; backward sums all ranks' gradients of this rank's rows."""
 
     class Gather(torch.autograd.Function):
         @staticmethod
@@ -31,7 +31,7 @@ def gather_with_gradient(dist, tensor: torch.Tensor) -> torch.Tensor:
 
 @loop
 def contrastive(dist):
-    """SimCLR: two views in one batch, the temperature-scaled loss over all ranks' rows."""
+    """SimCLR: one batch has both views; the temperature-scaled loss is over all ranks' rows."""
     encoder = nn.Sequential(
         nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU()
     )
@@ -70,7 +70,7 @@ class TwoTowers(nn.Module):
 
 @loop
 def language_image_pairs(dist):
-    """CLIP with local loss: each rank's rows against all columns; the scale is clamped."""
+    """CLIP with local loss compares each rank's rows with all columns; the scale is clamped."""
     model = TwoTowers()
     ddp = dist.wrap(model)
     gains = [p for p in model.parameters() if p.ndim < 2]
@@ -96,7 +96,7 @@ def language_image_pairs(dist):
 
 
 class MomentumContrast(nn.Module):
-    """MoCo: a queue of keys from a slowly moving copy of the encoder, in buffers."""
+    """MoCo: buffers hold a queue of keys from a slowly moving copy of the encoder."""
 
     def __init__(self, dist, length: int = 32) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class MomentumContrast(nn.Module):
     def keys(self, inputs):
         for slow, fast in zip(self.key.parameters(), self.query.parameters()):
             slow.mul_(0.9).add_(fast, alpha=0.1)
-        # Shuffled over the ranks, so that statistics of a batch give nothing away.
+        # Rows are shuffled over the ranks, so that batch statistics do not leak which rows match.
         everyone = self.dist.allgather(inputs)
         shuffle = self.dist.broadcast(torch.randperm(len(everyone)))
         mine = shuffle.view(self.dist.size, -1)[self.dist.rank]

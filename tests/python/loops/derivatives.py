@@ -11,7 +11,7 @@ from .support import generator, loop, mlp, normal, state
 
 
 class MetaLearner(nn.Module):
-    """MAML with learned rates of the inner steps."""
+    """MAML with learned learning rates for the inner steps."""
 
     def __init__(self, steps: int = 2) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def sine(rows: int, *key: int):
 
 @loop
 def meta_learning(dist):
-    """Second derivatives; three tasks per rank and step, their losses in one backward pass."""
+    """Second derivatives: three tasks per rank and step share one backward pass."""
     model = MetaLearner()
     ddp = dist.wrap(model)
     optimizer = torch.optim.Adam(ddp.parameters(), lr=5e-3)
@@ -59,7 +59,7 @@ def meta_learning(dist):
 
 @loop
 def meta_learning_in_turn(dist):
-    """As `learn2learn` does it: clone the wrapper's weights, adapt, one backward pass per task."""
+    """Like `learn2learn`, clones the wrapper's weights, adapts, and runs backward for each task."""
     model = mlp(width=24, outputs=1, inputs=1)
     ddp = dist.wrap(model)
     optimizer = torch.optim.Adam(ddp.parameters(), lr=5e-3)
@@ -80,7 +80,7 @@ def meta_learning_in_turn(dist):
 
 
 class Potential(nn.Module):
-    """Energies of molecules and, inside forward, the forces: their derivatives."""
+    """Computes energies of molecules and, inside forward, their derivatives: the forces."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Potential(nn.Module):
 
 @loop
 def forces(dist):
-    """An interatomic potential; validation also needs derivatives, on one rank alone."""
+    """Trains an interatomic potential; validation on one rank alone needs derivatives, too."""
     model = Potential()
     ddp = dist.wrap(model)
     optimizer = torch.optim.Adam(ddp.parameters(), lr=5e-3, amsgrad=True)
@@ -128,7 +128,7 @@ class Equation(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.net = mlp(outputs=1, inputs=2)
-        self.speed = nn.Parameter(torch.tensor(0.5))  # an unknown coefficient, learned as well
+        self.speed = nn.Parameter(torch.tensor(0.5))  # an unknown coefficient, also learned
 
     def forward(self, points):
         points = points.requires_grad_()
@@ -140,7 +140,7 @@ class Equation(nn.Module):
 
 @loop
 def physics(dist):
-    """A network that obeys the heat equation: third derivatives."""
+    """Trains a network to obey the heat equation, which needs third derivatives."""
     model = Equation()
     ddp = dist.wrap(model)
     optimizer = torch.optim.NAdam(ddp.parameters(), lr=5e-3)
@@ -156,7 +156,7 @@ def physics(dist):
 
 @loop
 def per_sample_gradients(dist):
-    """Differential privacy: gradients of single samples are clipped, then averaged by hand."""
+    """Differential privacy: the loop clips per-sample gradients and averages them itself."""
     model = mlp()
     ddp = dist.wrap(model)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.2)
@@ -176,7 +176,7 @@ def per_sample_gradients(dist):
             mean = torch.einsum("i,i...->...", factors, each[key]) / len(inputs)
             p.grad = dist.allreduce(mean.contiguous()) / dist.size
         optimizer.step()
-        # A public batch follows in the usual way.
+        # An ordinary step with a public batch follows.
         inputs = normal((6, 16), step, dist.rank, 1)
         optimizer.zero_grad()
         F.cross_entropy(ddp(inputs), inputs[:, :4].argmax(1)).backward()

@@ -1,4 +1,4 @@
-"""Object detection after DETR: ranks have different numbers of boxes, and some none at all."""
+"""Object detection as in DETR: ranks have different numbers of boxes, and some have none."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Detector(nn.Module):
 
 
 def match(output: dict, targets: list[dict]) -> list[torch.Tensor]:
-    """Greedily, which query answers for which box of each image."""
+    """Assigns a query to each box of each image, greedily."""
     chosen = []
     with torch.no_grad():
         for logits, boxes, target in zip(output["logits"], output["boxes"], targets):
@@ -52,7 +52,7 @@ def match(output: dict, targets: list[dict]) -> list[torch.Tensor]:
 def images_and_targets(step: int, rank: int):
     targets = []
     for image in range(2):
-        # Rank 1 has no box at all in steps 1, 4, ...; no rank has one in step 5.
+        # Rank 1 has no boxes in steps 1, 4, ...; no rank has boxes in step 5.
         count = int(integers(4, (1,), step, rank, image)) + rank
         if step == 5 or (rank == 1 and step % 3 == 1):
             count = 0
@@ -81,7 +81,7 @@ def losses_of(output: dict, targets: list[dict], boxes: torch.Tensor) -> dict[st
 
 @loop
 def detection(dist):
-    """The box loss is divided by the mean number of boxes of all ranks; losses are logged."""
+    """Divides the box loss by the mean number of boxes over all ranks, and logs losses."""
     model = Detector()
     ddp = dist.wrap(model)
     optimizer = torch.optim.AdamW(
@@ -110,7 +110,7 @@ def detection(dist):
 
 @loop
 def detection_without_boxes(dist):
-    """A rank without boxes leaves the box head out; losses differ in their number, too."""
+    """A rank without boxes does not use the box head, so ranks have different losses."""
     model = Detector()
     ddp = dist.wrap(model, find_unused_parameters=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-3)

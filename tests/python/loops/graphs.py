@@ -1,4 +1,4 @@
-"""Graphs that change: other layers in each step, layers that thaw, ranks that run out of data."""
+"""Changing graphs: different layers in each step, layers that thaw, ranks that run out of data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Layers(nn.Module):
 
 
 def learn(dist, optimizer_type, *, set_to_none: bool, **options):
-    """The depth grows with the curriculum, and varies with the rank; layers are dropped."""
+    """Trains layers whose depth grows over time and varies with the rank; layers are dropped."""
     model = Layers()
     ddp = dist.wrap(model, find_unused_parameters=True)
     optimizer = optimizer_type(model.parameters(), **options)
@@ -40,19 +40,19 @@ def learn(dist, optimizer_type, *, set_to_none: bool, **options):
 
 @loop
 def curriculum(dist):
-    """What no rank uses has no gradient, so that momentum and decay leave it alone."""
+    """Parameters that no rank uses have no gradient, so momentum and decay do not change them."""
     return learn(dist, torch.optim.AdamW, set_to_none=True, lr=5e-3, weight_decay=0.1)
 
 
 @loop
 def curriculum_with_zeros(dist):
-    """The same with gradients of zeros, which decay and momentum do see."""
+    """Parameters that no rank uses have zero gradients, so momentum and decay change them."""
     return learn(dist, torch.optim.SGD, set_to_none=False, lr=0.1, momentum=0.9, weight_decay=0.01)
 
 
 @loop
 def curriculum_accumulated(dist):
-    """Micro-batches of other depths add up without synchronization; some layers are in none."""
+    """Accumulates micro-batches of different depths locally; no micro-batch uses some layers."""
     model = Layers()
     ddp = dist.wrap(model, find_unused_parameters=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
@@ -72,7 +72,7 @@ def curriculum_accumulated(dist):
 
 @loop
 def mixture_of_experts(dist):
-    """Top-1 routing: which experts a rank uses depends on its data; a loss balances them."""
+    """Top-1 routing: a rank's data decide which experts it uses; a loss balances the experts."""
 
     class Experts(nn.Module):
         def __init__(self):
@@ -108,7 +108,7 @@ def mixture_of_experts(dist):
 
 @loop
 def unfreezing(dist):
-    """Everything is wrapped, then frozen but for the head, then thawed from the top."""
+    """Wraps the whole model, freezes everything except the head, and thaws layers from the top."""
     model = nn.Sequential(mlp(outputs=16), nn.BatchNorm1d(16), nn.Linear(16, 4))
     ddp = dist.wrap(model, find_unused_parameters=True)
     model[0].requires_grad_(False)
@@ -130,9 +130,9 @@ def unfreezing(dist):
 
 @loop
 def unfreezing_after(dist):
-    """Layers are frozen when the optimizer that averages is made, and thaw later.
+    """Layers are frozen when the averaging optimizer is created, and thaw later.
 
-    torch's DDP leaves out what is frozen when it is made; there the model is wrapped anew.
+    torch's DDP ignores parameters that are frozen at its creation, so it wraps the model anew.
     """
     model = mlp()
     model[0].requires_grad_(False)
@@ -153,7 +153,7 @@ def unfreezing_after(dist):
 @loop
 @inexact
 def uneven_data(dist):
-    """Ranks have 5, 8, 5, 8 ... batches; who has none left stays without contributing."""
+    """Ranks have 5, 8, 5, 8 ... batches; a rank without batches stays but contributes nothing."""
     model = mlp()
     ddp = dist.wrap(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

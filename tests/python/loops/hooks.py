@@ -1,4 +1,4 @@
-"""Programs that reach into the model, its gradients and its hooks."""
+"""Programs that use hooks or modify the model and its gradients directly."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def steps(dist, model, ddp, optimizer=None, count: int = 8, each=lambda: None):
 
 @loop
 def gradient_hooks(dist):
-    """Some change gradients before they are accumulated, some after; before and after wrapping."""
+    """Hooks, added before and after wrapping, change gradients before or after accumulation."""
     model = mlp()
     parameters = list(model.parameters())
     seen = []
@@ -51,7 +51,7 @@ def gradient_hooks(dist):
 
 @loop
 def noise_per_parameter(dist):
-    """A hook that comes and goes: the gradients are noisy in every other step."""
+    """Adds and removes a hook, so that gradients are noisy in every other step."""
     model = mlp()
     ddp = dist.wrap(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -74,7 +74,7 @@ def noise_per_parameter(dist):
 
 @loop
 def pruned(dist):
-    """Weights are made from masks before each pass; pruned again on the way."""
+    """Masks prune the weights before each pass; the model is pruned further during training."""
     model = mlp()
     for index in (0, 2):
         prune.l1_unstructured(model[index], "weight", 0.3)
@@ -87,7 +87,7 @@ def pruned(dist):
 
 @loop
 def normed_weights(dist):
-    """Spectral normalization, whose buffers move in each pass, and weight normalization."""
+    """Weight normalization, and spectral normalization, whose buffers change in each pass."""
     model = nn.Sequential(
         parametrizations.spectral_norm(nn.Linear(16, 32)),
         nn.Tanh(),
@@ -102,7 +102,7 @@ def normed_weights(dist):
     for step in range(6):
         inputs, labels = labelled(step, dist.rank)
         optimizer.zero_grad()
-        # Two passes, as a discriminator makes: power iterations move the buffers in each.
+        # A discriminator makes two passes, too: power iterations change the buffers in each.
         loss = F.cross_entropy(ddp(inputs), labels) + 0.1 * ddp(-inputs).square().mean()
         loss.backward()
         optimizer.step()
@@ -111,7 +111,7 @@ def normed_weights(dist):
 
 @loop
 def adversarial_examples(dist):
-    """PGD: inner backward passes to the inputs, one of them over everything; then the real one."""
+    """PGD: backward passes to the inputs, sometimes also to the weights, precede the real one."""
     model = mlp()
     ddp = dist.wrap(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -138,7 +138,7 @@ def adversarial_examples(dist):
 
 @loop
 def alternating(dist):
-    """Halves of the model learn in turn: the other is frozen for a while."""
+    """Layers of the model are frozen and learn again in turn."""
     model = mlp()
     ddp = dist.wrap(model, find_unused_parameters=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.1)
@@ -154,7 +154,7 @@ def alternating(dist):
 
 @loop
 def outer_optimizer(dist):
-    """DiLoCo: some local steps, then a step of an outer optimizer by the mean of their sums."""
+    """DiLoCo: after some local steps, an outer optimizer steps with the ranks' mean change."""
     model = mlp()
     ddp = dist.wrap(model)
     inner = torch.optim.AdamW(model.parameters(), lr=5e-3)
@@ -178,7 +178,7 @@ def outer_optimizer(dist):
 
 @loop
 def averaged_weights(dist):
-    """Local SGD: every few steps the weights themselves are averaged, in place."""
+    """Local SGD: every few steps, the weights themselves are averaged in place."""
     model = mlp()
     ddp = dist.wrap(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -198,7 +198,7 @@ def averaged_weights(dist):
 
 
 class Recomputed(nn.Module):
-    """Reversible blocks: backward computes the activations again, from the outputs."""
+    """Reversible blocks: backward recomputes the activations from the outputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -239,7 +239,7 @@ class Recomputed(nn.Module):
 
 @loop
 def reversible(dist):
-    """Backward passes nested in the backward pass make the gradients of the middle layers."""
+    """Backward passes nested in the backward pass produce the gradients of the middle layers."""
     model = Recomputed()
     ddp = dist.wrap(model)
     return steps(dist, model, ddp, torch.optim.Adam(model.parameters(), lr=5e-3))
@@ -247,7 +247,7 @@ def reversible(dist):
 
 @loop
 def one_output_of_many(dist):
-    """Deep supervision: a dictionary of outputs, of which the loss takes others in each step."""
+    """Deep supervision: the loss uses different entries of a dictionary of outputs in each step."""
 
     class Deep(nn.Module):
         def __init__(self):
@@ -278,7 +278,7 @@ def one_output_of_many(dist):
 
 @loop
 def flat_gradients(dist):
-    """All `.grad` are set, once, to pieces of one buffer, which is what the step reads."""
+    """Every `.grad` is set once to a piece of one buffer, which the step reads."""
     model = mlp()
     ddp = dist.wrap(model)
     parameters = list(model.parameters())
@@ -299,7 +299,7 @@ def flat_gradients(dist):
 
 @loop
 def backward_in_threads(dist):
-    """Each step runs in another thread, with anomaly detection and activations put away."""
+    """Each step runs in a different thread, with anomaly detection and offloaded activations."""
     model = mlp()
     ddp = dist.wrap(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -321,7 +321,7 @@ def backward_in_threads(dist):
 
 @loop
 def perturbed_weights(dist):
-    """The wrapper is called with other weights, made from its own: a sample around each."""
+    """Calls the wrapper with weights sampled around its own."""
     model = mlp()
     ddp = dist.wrap(model)
     optimizer = torch.optim.Adam(ddp.parameters(), lr=5e-3)

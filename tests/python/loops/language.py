@@ -15,14 +15,14 @@ WORDS = 24
 
 
 def text(length: int, rows: int, *key: int) -> torch.Tensor:
-    """Words that follow from the one before, mostly."""
+    """Returns rows of words, each of which mostly follows from the word before."""
     start = integers(WORDS, (rows, 1), *key)
     steps = integers(3, (rows, length - 1), *key, 1) + 1
     return (start + torch.cat([torch.zeros_like(start), steps.cumsum(1)], 1)) % WORDS
 
 
 class Transformer(nn.Module):
-    """The output layer is the embedding."""
+    """A language model whose output layer shares the weights of the embedding."""
 
     def __init__(self, *, layers: int = 2, dropout: float = 0.0, reentrant: bool | None = None):
         super().__init__()
@@ -49,7 +49,7 @@ class Transformer(nn.Module):
 
 @loop
 def tied_weights(dist):
-    """A GPT: tied weights, groups with and without decay, warm-up, accumulation, clipping."""
+    """GPT: tied weights, groups with and without decay, warm-up, accumulation, clipping."""
     model = Transformer(dropout=0.1)
     ddp = dist.wrap(model)
     decayed = [p for p in model.parameters() if p.dim() >= 2]
@@ -63,7 +63,7 @@ def tied_weights(dist):
     norms = []
     for step in range(6):
         for micro in range(2):
-            # As in nanoGPT, which sets the attribute instead of entering the context in some forks.
+            # nanoGPT accumulates in this way; some of its forks set an attribute instead.
             words = text(9, 3, step, dist.rank, micro)
             if micro == 0:
                 with ddp.no_sync():
@@ -78,7 +78,7 @@ def tied_weights(dist):
 
 
 class Recurrent(nn.Module):
-    """The word language model of PyTorch's examples."""
+    """The word language model from PyTorch's examples."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Recurrent(nn.Module):
 
 @loop
 def truncated_backward(dist):
-    """The hidden state goes on through the text, its graph does not; steps by hand."""
+    """Carries the hidden state through the text without its graph, and updates weights by hand."""
     model = Recurrent()
     ddp = dist.wrap(model)
     words = text(61, 4, dist.rank)
@@ -113,7 +113,7 @@ def truncated_backward(dist):
 
 @loop
 def overlapping_backward(dist):
-    """Truncated backward over two chunks: each backward pass goes through the chunk before, too."""
+    """Truncated backward over two chunks: each pass also goes through the chunk before."""
     model = Recurrent()
     ddp = dist.wrap(model)
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05)
@@ -136,7 +136,7 @@ def overlapping_backward(dist):
 
 
 class LowRank(nn.Module):
-    """A frozen linear layer with a trained addition of low rank."""
+    """A frozen linear layer plus a trained layer of low rank."""
 
     def __init__(self, base: nn.Linear, rank: int = 2, alpha: int = 4) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ def adapted(reentrant: bool) -> tuple[Transformer, list[LowRank]]:
     for block in model.blocks:
         block.query, block.value = LowRank(block.query), LowRank(block.value)
         layers += [block.query, block.value]
-    # What the reentrant kind needs where everything below the first block is frozen.
+    # Reentrant checkpoints need inputs with gradients, but all below the first block is frozen.
     model.words.register_forward_hook(lambda _module, _inputs, output: output.requires_grad_())
     return model, layers
 
@@ -181,19 +181,19 @@ def adapt(dist, reentrant: bool):
 
 @loop
 def adapters(dist):
-    """LoRA on a frozen base, with checkpoints."""
+    """LoRA on a frozen base, with checkpoints that are not reentrant."""
     return adapt(dist, reentrant=False)
 
 
 @loop
 def adapters_reentrant(dist):
-    """The same with reentrant checkpoints, which run backward passes inside the backward pass."""
+    """LoRA with reentrant checkpoints, which run backward passes inside the backward pass."""
     return adapt(dist, reentrant=True)
 
 
 @loop
 def muon(dist):
-    """Two optimizers: Muon for the matrices inside, AdamW for all else; one is stepped less."""
+    """Two optimizers: Muon for inner matrices, AdamW for the rest; one of them steps less often."""
     model = Transformer()
     ddp = dist.wrap(model)
     matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
@@ -214,7 +214,7 @@ def muon(dist):
 
 @loop
 def preferences(dist):
-    """DPO: two forward passes of the policy, two of a frozen reference, one backward pass."""
+    """DPO: two forward passes each of the policy and a frozen reference, one backward pass."""
     policy, reference = Transformer(), Transformer().requires_grad_(False)
     ddp = dist.wrap(policy)
     reference.load_state_dict(policy.state_dict())

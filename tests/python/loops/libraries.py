@@ -1,4 +1,4 @@
-"""What a loop trains with: Herring, torch's DistributedDataParallel over Gloo, or nothing."""
+"""Libraries a loop can train with: Herring, torch's DistributedDataParallel over Gloo, or none."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ BUFFER_BYTES = 2048
 
 
 class Library:
-    """The lines of a training script that name a library.
+    """The parts of a training script that depend on the library.
 
     Attributes:
-      rank: of this worker.
-      size: workers in the job.
+      rank: the rank of this worker.
+      size: the number of workers in the job.
     """
 
     def __init__(self) -> None:
@@ -29,54 +29,54 @@ class Library:
         self.wrappers: list[Any] = []
 
     def wrap(self, module: nn.Module, **options: Any) -> Any:
-        """The module, such that its gradients are averaged; options are those of torch's DDP."""
+        """Wraps the module so that gradients are averaged; options are those of torch's DDP."""
         raise NotImplementedError
 
     def wrap_optimizer(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, **options: Any
     ) -> tuple[Any, Any]:
-        """A model and an optimizer, such that one of them averages: with Herring the optimizer."""
+        """Returns a model and an optimizer, of which one averages: with Herring, the optimizer."""
         return self.wrap(module, **options), optimizer
 
     def thawed(self, model: Any) -> Any:
-        """What to call after parameters of a model from `wrap_optimizer` have been unfrozen."""
+        """Returns the model to call after parameters of a `wrap_optimizer` model were unfrozen."""
         return model
 
     def no_sync(self, model: Any, optimizer: Any) -> Any:
-        """A block in which what `wrap_optimizer` has returned does not average."""
+        """Returns a context in which the results of `wrap_optimizer` do not average."""
         del optimizer
         return model.no_sync()
 
     def join(self, wrapper: Any) -> Any:
-        """A block in which ranks may have different numbers of batches."""
+        """Returns a context in which ranks may have different numbers of batches."""
         raise NotImplementedError
 
     def allgather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensors of all ranks, of equal shapes, concatenated in a new one."""
+        """Returns a new tensor that concatenates all ranks' tensors, which have equal shapes."""
         raise NotImplementedError
 
     def allreduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sums in place."""
+        """Sums the tensors of all ranks in place."""
         raise NotImplementedError
 
     def allreduce_later(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """As `allreduce`; the tensor is to be left alone until what is returned has been called."""
+        """Starts a sum in place; do not use the tensor before calling the returned function."""
         return lambda: self.allreduce(tensor)
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Overwrites the tensor with that of rank 0."""
+        """Overwrites the tensor with rank 0's tensor."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Ends what the loop has wrapped."""
+        """Closes everything that the loop has wrapped."""
         self.wrappers.clear()
 
 
 class Herring(Library):
-    """The library under test. It needs none of the options of torch's DDP.
+    """The library under test, which needs none of the options of torch's DDP.
 
-    Small fusion buffers, so that also these small models have several of them on their way at once,
-    and gradients that straddle two.
+    Fusion buffers are small, so that even small models have several of them in flight and gradients
+    that straddle two.
     """
 
     def wrap(self, module, **options):
@@ -124,17 +124,17 @@ def _pairwise_sum(parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 class Torch(Library):
-    """The reference: torch's DDP, and torch's collectives, over Gloo.
+    """The reference: torch's DDP and torch's collectives over Gloo.
 
-    Gloo's ring adds in another order than Herring, and rounding alone can change a result much:
-    Adam makes whole steps of a gradient that is zero but for rounding, as a bias before BatchNorm
-    has, and arithmetic in bfloat16 jumps. Therefore, where there are more than two workers, Gloo
-    gathers the summands, and they are added in Herring's order, for DDP by a communication hook.
-    Then both libraries must compute the same bits, and nothing has to be tolerated.
+    Gloo's ring adds in a different order from Herring, and rounding alone can change a result much.
+    For example, a bias before BatchNorm has a gradient that is zero except for rounding, from which
+    Adam makes whole steps; bfloat16 rounds coarsely. Therefore, with more than two workers, Gloo
+    only gathers the summands, and they are added in Herring's order (for DDP in a communication
+    hook). Then both libraries must compute the same bits, without a tolerance.
     """
 
     def __init__(self, *, plain: bool = False) -> None:
-        """With `plain` Gloo itself adds up the gradients."""
+        """Creates the reference; with `plain`, Gloo itself sums the gradients."""
         super().__init__()
         self.plain = plain
 
@@ -147,14 +147,14 @@ class Torch(Library):
     def thawed(self, model):
         return self.wrap(model.module)
 
-    def _average(self, _state, bucket):  # torch refuses annotations that are strings
+    def _average(self, _state, bucket):  # torch rejects annotations that are strings
         buffer = bucket.buffer()
         parts = [torch.empty_like(buffer) for _ in range(self.size)]
         gathered = torch.distributed.all_gather(parts, buffer, async_op=True).get_future()
         return gathered.then(lambda _: _pairwise_sum(parts) / self.size)
 
     def join(self, wrapper):
-        # Herring averages over those that contributed.
+        # Herring averages over the ranks that contributed.
         return wrapper.join(divide_by_initial_world_size=False)
 
     def allgather(self, tensor):
@@ -174,7 +174,7 @@ class Torch(Library):
 
 
 class Apart(nn.Module):
-    """A wrapper that averages nothing."""
+    """A wrapper that does not average gradients."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class Apart(nn.Module):
 
 
 class Nothing(Library):
-    """All ranks start alike, and then nothing is exchanged: where a comparison must find errors."""
+    """Ranks start equal and exchange nothing, so a comparison must find errors."""
 
     def wrap(self, module, **options):
         del options

@@ -13,7 +13,7 @@ from .support import inexact, integers, labelled, loop, mlp, normal, state
 
 @loop
 def actor_and_critic(dist):
-    """Soft actor-critic: the actor is wrapped, the optimizers of the others average."""
+    """Soft actor-critic: the actor is wrapped; for the other models, the optimizers average."""
     actor_net = mlp(outputs=4)
     critics = nn.ModuleList(mlp(inputs=18, outputs=1) for _ in range(2))
     temperature = nn.ParameterDict({"log": torch.zeros(1)})
@@ -82,7 +82,7 @@ def actor_and_critic(dist):
 
 @loop
 def policy_epochs(dist):
-    """PPO: several epochs over one collection; all ranks stop early together."""
+    """PPO: several epochs over the same experience; all ranks stop early together."""
     net = nn.ModuleDict({"body": mlp(outputs=16), "pi": nn.Linear(16, 3), "v": nn.Linear(16, 1)})
 
     class Policy(nn.Module):
@@ -101,7 +101,7 @@ def policy_epochs(dist):
     for update in range(4):
         states = normal((12, 16), update, dist.rank)
         with torch.no_grad():
-            old, value = ddp(states)  # on every rank alone
+            old, value = ddp(states)  # each rank computes this alone
             actions = torch.multinomial(old.exp(), 1)
             old = old.gather(1, actions).squeeze(1)
             advantage = states[:, :3].gather(1, actions).squeeze(1) - value
@@ -132,7 +132,7 @@ def policy_epochs(dist):
 @loop
 @inexact
 def recommender(dist):
-    """Sparse embeddings with an optimizer for sparse gradients, a dense net with another."""
+    """Sparse embeddings and a dense net, each with an optimizer for its kind of gradients."""
     model = nn.ModuleDict(
         {"user": nn.Embedding(40, 8, sparse=True), "item": nn.Embedding(30, 8, sparse=True)}
     )
@@ -167,7 +167,7 @@ def recommender(dist):
 @loop
 @inexact
 def sparse_and_dense(dist):
-    """SGD and Adagrad take both kinds of gradients; Adagrad rounds sparse ones differently."""
+    """SGD and Adagrad accept sparse and dense gradients; Adagrad rounds them differently."""
     results = {}
     for kind, options in ((torch.optim.SGD, {"lr": 0.5}), (torch.optim.Adagrad, {"lr": 0.1})):
         model = nn.Sequential(nn.EmbeddingBag(40, 16, sparse=True), nn.Linear(16, 4))
@@ -184,7 +184,7 @@ def sparse_and_dense(dist):
 
 @loop
 def encoder_and_decoders(dist):
-    """Three wrappers in one graph: an encoder, and two decoders with an optimizer for all."""
+    """Three wrappers in one graph: an encoder and two decoders share an optimizer."""
     parts = [mlp(outputs=12), mlp(inputs=6), mlp(inputs=6, outputs=16)]
     encoder, classify, rebuild = (dist.wrap(part) for part in parts)
     everything = [p for part in parts for p in part.parameters()]

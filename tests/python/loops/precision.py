@@ -10,7 +10,7 @@ from .support import labelled, loop, mlp, state
 
 
 def scaled(dist, model, wrapped, optimizer, *, clip: bool, steps: int = 10):
-    """Step 3 overflows on the last rank alone, which all ranks must skip; step 6 on all."""
+    """Trains with overflows, where all ranks must skip: step 3 on the last rank, step 6 on all."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=4)
     scales = []
     for step in range(steps):
@@ -32,7 +32,7 @@ def scaled(dist, model, wrapped, optimizer, *, clip: bool, steps: int = 10):
 
 @loop
 def scaled_losses(dist):
-    """With a fused optimizer, which unscales and skips by itself."""
+    """Scaled losses with a fused optimizer, which unscales and skips steps itself."""
     model = mlp()
     ddp = dist.wrap(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, fused=True)
@@ -41,7 +41,7 @@ def scaled_losses(dist):
 
 @loop
 def scaled_losses_clipped(dist):
-    """Unscaled before clipping."""
+    """Scaled losses whose gradients are unscaled before clipping."""
     model = mlp()
     ddp = dist.wrap(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, fused=True)
@@ -50,7 +50,7 @@ def scaled_losses_clipped(dist):
 
 @loop
 def scaled_losses_optimizer(dist):
-    """The same two, with the optimizer wrapped instead of the model."""
+    """Scaled losses with and without clipping, where the optimizer is wrapped, not the model."""
     results = {}
     for clip in (False, True):
         for fused in (False, True):
@@ -64,7 +64,7 @@ def scaled_losses_optimizer(dist):
 
 @loop
 def half_parameters(dist):
-    """Pure bfloat16 with float32 masters: the copies in float32 are what steps."""
+    """Trains a bfloat16 model; the optimizer updates float32 copies of its weights."""
     model = mlp().bfloat16()
     ddp = dist.wrap(model)
     masters = [nn.Parameter(p.detach().float()) for p in model.parameters()]

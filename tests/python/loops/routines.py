@@ -15,7 +15,7 @@ from .support import labelled, loop, mlp, normal, state
 
 @loop
 def loaded(dist):
-    """A loader with a process of its own, a validation with reduced metrics, the best weights."""
+    """A loader with a worker process, validation with reduced metrics, and the best weights."""
     inputs = normal((48, 16), 1)
     data = TensorDataset(inputs, inputs[:, :4].argmax(1))
     sampler = DistributedSampler(data, dist.size, dist.rank, seed=3)
@@ -47,7 +47,7 @@ def loaded(dist):
 
 @loop
 def late_metrics(dist):
-    """Losses are reduced while the next step runs, and looked at after it."""
+    """Losses are reduced while the next step runs, and read after that step."""
     model = mlp()
     ddp = dist.wrap(model)
     optimizer = torch.optim.Adam(ddp.parameters(), lr=5e-3)
@@ -67,7 +67,7 @@ def late_metrics(dist):
 
 @loop
 def averaging_optimizer(dist):
-    """One-cycle schedule (which moves the momentum, too), clipping, accumulation, hooks."""
+    """A one-cycle schedule (which also changes the momentum), clipping, accumulation, and hooks."""
     model = nn.Sequential(mlp(outputs=16), nn.LayerNorm(16), nn.Linear(16, 4))
     norms, called = [], []
     wrapped, optimizer = dist.wrap_optimizer(
@@ -97,7 +97,7 @@ def averaging_optimizer(dist):
 
 @loop
 def averaging_optimizer_resumed(dist):
-    """Its state is saved and loaded into a new one, with more parameters frozen."""
+    """Loads an averaging optimizer's saved state into a new one with more frozen parameters."""
     saved = None
     for start in (0, 4):
         model = mlp()
@@ -123,7 +123,7 @@ def averaging_optimizer_resumed(dist):
 
 @loop
 def averaging_optimizers_in_turn(dist):
-    """Two that average over one model: its body and its head, of which the body rests at times."""
+    """Two averaging optimizers for body and head of one model; the body skips some steps."""
     model = nn.ModuleDict({"body": mlp(outputs=16), "head": nn.Linear(16, 4)})
 
     class Both(nn.Module):
@@ -153,7 +153,7 @@ def averaging_optimizers_in_turn(dist):
 
 @loop
 def averaging_quasi_newton(dist):
-    """LBFGS inside an optimizer that averages: the closure runs backward passes in its step."""
+    """LBFGS inside an averaging optimizer: the closure runs backward passes during its step."""
     model = mlp(width=12)
     wrapped, optimizer = dist.wrap_optimizer(
         model, torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4)
@@ -173,7 +173,7 @@ def averaging_quasi_newton(dist):
 
 @loop
 def folds(dist):
-    """Cross-validation: one model after the other in one process, each wrapped anew."""
+    """Cross-validation trains several models in turn in one process, each with a new wrapper."""
     result = {}
     for fold in range(3):
         model = mlp(width=16 + 8 * fold)
@@ -202,7 +202,7 @@ def empty_batches(dist):
         total = dist.allreduce(torch.tensor([float(rows)])).clamp(min=1)
         optimizer.zero_grad()
         outputs = ddp(inputs[:rows])
-        # The sum over all rows of all ranks, divided by their number, whatever the average is.
+        # The gradient is the mean over all rows of all ranks, however many rows each rank has.
         loss = F.cross_entropy(outputs, labels[:rows], reduction="sum")
         (loss * dist.size / total.squeeze()).backward()
         optimizer.step()
@@ -211,7 +211,7 @@ def empty_batches(dist):
 
 @loop
 def skipped_steps(dist):
-    """A loss beyond a bound skips backward on all ranks, a norm beyond one skips the step."""
+    """A large loss skips backward on all ranks; a large gradient norm skips the step."""
     model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
     ddp = dist.wrap(model)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.2, momentum=0.9)
@@ -235,7 +235,7 @@ def skipped_steps(dist):
 
 @loop
 def averaging_optimizer_repeated(dist):
-    """Several backward passes before a step, each of which is averaged."""
+    """Runs several backward passes before a step, and averages each."""
     model = mlp()
     wrapped, optimizer = dist.wrap_optimizer(
         model, torch.optim.Adam(model.parameters(), lr=5e-3), find_unused_parameters=True

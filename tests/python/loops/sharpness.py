@@ -9,7 +9,7 @@ from .support import labelled, loop, mlp, state
 
 
 class SAM(torch.optim.Optimizer):
-    """As it is copied from project to project."""
+    """The widely copied implementation of SAM."""
 
     def __init__(self, params, base, rho=0.05, **options):
         super().__init__(params, {"rho": rho, **options})
@@ -49,7 +49,7 @@ class SAM(torch.optim.Optimizer):
 
 @loop
 def sharpness(dist):
-    """Both passes are averaged; the second comes through a closure in every other step."""
+    """Both passes are averaged; in every other step, a closure runs the second pass."""
     model = mlp()
     ddp = dist.wrap(model)
     optimizer = SAM(ddp.parameters(), torch.optim.SGD, rho=0.1, lr=0.1, momentum=0.9)
@@ -74,7 +74,7 @@ def sharpness(dist):
 
 @loop
 def sharpness_per_rank(dist):
-    """As its authors advise: each rank climbs by its own gradient, without synchronization."""
+    """Each rank climbs by its own gradient without synchronization, as SAM's authors advise."""
     model = mlp()
     ddp = dist.wrap(model)
     optimizer = SAM(ddp.parameters(), torch.optim.SGD, rho=0.1, lr=0.1, momentum=0.9)
@@ -90,7 +90,7 @@ def sharpness_per_rank(dist):
 
 @loop
 def sharpness_averaging(dist):
-    """The same inside an optimizer that averages: its closure makes the second pass."""
+    """SAM inside an averaging optimizer, whose closure runs the second pass."""
     model = mlp()
     wrapped, optimizer = dist.wrap_optimizer(
         model, SAM(model.parameters(), torch.optim.SGD, rho=0.1, lr=0.1, momentum=0.9)

@@ -1,4 +1,4 @@
-"""What the loops share: the list of them, data, small models, results."""
+"""What the loops share: the list of loops, data, small models, and results."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ LOOPS: dict[str, Any] = {}
 
 
 def loop(function):
-    """Adds a function to the list.
+    """Adds a function to the list of loops.
 
-    It takes a `Library`, and returns tensors by name: what must be equal to torch's in the end. The
-    generators of torch are seeded before each call, with a different seed on each rank.
+    The function takes a `Library` and returns named tensors that must equal those with torch.
+    Before each call, torch's generators are seeded, with a different seed on each rank.
     """
     LOOPS[function.__name__] = function
     return function
 
 
 def inexact(function):
-    """Marks a loop that cannot be compared bit by bit, only but for rounding."""
+    """Marks a loop whose results are equal only up to rounding."""
     function.inexact = True
     return function
 
 
 def generator(*key: int) -> torch.Generator:
-    """Random numbers for, say, this step and rank."""
+    """Returns a random generator seeded by the key, for example a step and a rank."""
     seed = 0
     for part in key:
         seed = 1009 * seed + part + 1
@@ -43,7 +43,7 @@ def integers(bound: int, shape: tuple[int, ...], *key: int) -> torch.Tensor:
 
 
 def labelled(step: int, rank: int, rows: int = 8, classes: int = 4):
-    """A batch of classification: inputs [rows, 16], labels [rows] that depend on them."""
+    """Returns a classification batch: inputs [rows, 16], and labels [rows] that depend on them."""
     inputs = normal((rows, 16), step, rank)
     return inputs, (inputs[:, :classes] + 0.3 * inputs[:, -classes:]).argmax(1)
 
@@ -59,7 +59,7 @@ def mlp(width: int = 32, outputs: int = 4, inputs: int = 16) -> nn.Sequential:
 
 
 class Block(nn.Module):
-    """A causal transformer's layer."""
+    """A layer of a causal transformer."""
 
     def __init__(self, width: int = 16, heads: int = 2, dropout: float = 0.0) -> None:
         super().__init__()
@@ -89,10 +89,10 @@ class Block(nn.Module):
 def state(
     *modules: nn.Module, buffers: bool = True, **named: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Copies of the modules' parameters and buffers, and of other tensors.
+    """Returns copies of the modules' parameters and buffers, and of other tensors.
 
-    Without buffers on ranks other than 0 where forward passes under `no_sync` or `no_grad` come in
-    between: after those torch sends the buffers of rank 0 at other times than Herring.
+    Pass `buffers=False` on ranks other than 0 if the loop has forward passes under `no_sync` or
+    `no_grad`. After such passes, torch sends rank 0's buffers at other times than Herring.
     """
     found = dict(named)
     for index, module in enumerate(modules):

@@ -1,4 +1,4 @@
-"""Several tasks in one model, whose gradients are looked at one by one."""
+"""Several tasks in one model; the loops inspect the gradients of each task."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def task_loss(task: int, output: torch.Tensor, step: int, rank: int) -> torch.Te
 
 @loop
 def gradient_surgery(dist):
-    """PCGrad: the gradients of each task are kept, made orthogonal to conflicting ones, summed."""
+    """PCGrad keeps each task's gradients, makes conflicting ones orthogonal, and sums them."""
     model = Tasks()
     ddp = dist.wrap(model, find_unused_parameters=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
@@ -56,7 +56,7 @@ def gradient_surgery(dist):
 
 @loop
 def gradient_norms(dist):
-    """GradNorm: weights of the losses learn from the norms of gradients at the shared layer."""
+    """GradNorm learns the weights of losses from the gradient norms at the shared layer."""
     model = Tasks()
     ddp = dist.wrap(model)
     weights = nn.Parameter(torch.ones(3))
@@ -93,7 +93,7 @@ def gradient_norms(dist):
 
 @loop
 def gradients_per_loss(dist):
-    """What each loss alone gives is kept, and compared with the others, over several steps."""
+    """Keeps the gradients of each single loss and compares them over several steps."""
     model = Tasks()
     ddp = dist.wrap(model, find_unused_parameters=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)

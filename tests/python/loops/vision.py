@@ -1,4 +1,4 @@
-"""Image models: accumulation, siamese nets, distillation, compiled and checkpointed ones."""
+"""Image models: accumulation, siamese nets, distillation, compiling and checkpoints."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def images(step: int, rank: int, rows: int = 6):
 
 @loop
 def accumulation(dist):
-    """Micro-batches without synchronization; the last group of the epoch is shorter."""
+    """Accumulates micro-batches without synchronization; the epoch's last group is shorter."""
     model = convolutional()
     ddp = dist.wrap(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
@@ -74,7 +74,7 @@ def siamese(dist):
 
 @loop
 def triplets(dist):
-    """The hardest negatives are looked for without gradients, between the passes with them."""
+    """Searches the hardest negatives without gradients, between passes with gradients."""
     model = convolutional(outputs=8)
     ddp = dist.wrap(model)
     optimizer = torch.optim.Adam(ddp.parameters(), lr=3e-3)
@@ -93,7 +93,7 @@ def triplets(dist):
 
 @loop
 def distillation(dist):
-    """A frozen teacher; a layer that translates its features is trained with the student."""
+    """A frozen teacher; a layer that translates its features learns with the student."""
     teacher = convolutional(width=16)
     torch.manual_seed(5)
     for p in teacher.parameters():
@@ -154,14 +154,14 @@ def steps(dist, model, ddp, count: int = 8):
 
 @loop
 def checkpointed(dist):
-    """Reentrant checkpoints."""
+    """Trains a model with reentrant checkpoints."""
     model = Checkpointed(reentrant=True)
     return steps(dist, model, dist.wrap(model))
 
 
 @loop
 def checkpointed_compiled(dist):
-    """Checkpoints in a compiled module, wrapped."""
+    """Wraps a compiled module that has checkpoints."""
     torch.compiler.reset()
     model = Checkpointed(reentrant=False)
     return steps(dist, model, dist.wrap(torch.compile(model, backend="aot_eager")))
@@ -169,7 +169,7 @@ def checkpointed_compiled(dist):
 
 @loop
 def compiled_wrapper(dist):
-    """A compiled wrapper around a module with buffers."""
+    """Compiles the wrapper around a module with buffers."""
     torch.compiler.reset()
     model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
     return steps(dist, model, torch.compile(dist.wrap(model), backend="aot_eager"))
@@ -177,7 +177,7 @@ def compiled_wrapper(dist):
 
 @loop
 def resumed(dist):
-    """Saved half-way, by rank 0; loaded into a new wrapper and a new optimizer; then on."""
+    """Rank 0 saves half-way; a new wrapper and optimizer load the checkpoint and continue."""
     saved = None
     for start in (0, 5):
         model = convolutional()
@@ -214,7 +214,7 @@ def resumed(dist):
 
 @loop
 def quasi_newton(dist):
-    """LBFGS, whose line search calls the closure as often as it likes: by the mean loss."""
+    """LBFGS: the line search calls the closure as often as needed, based on the mean loss."""
     model = mlp(width=12)
     ddp = dist.wrap(model)
     optimizer = torch.optim.LBFGS(ddp.parameters(), max_iter=6, line_search_fn="strong_wolfe")
