@@ -1,12 +1,12 @@
-"""What each worker does in the tests of the torch.distributed backend.
+"""What each worker runs in the tests of the torch.distributed backend.
 
-`test_torch_backend.py` starts the jobs. Every case runs on all four ranks and fails by raising;
-most compare with gloo, which serves a second group of the same ranks.
+`test_torch_backend.py` starts the jobs. Every case runs on all four ranks and raises if it fails.
+Most cases compare with gloo, which serves a second group of the same ranks.
 """
 
 from . import collectives, faults, frames, groups, models, operators
 from .support import CASES
 
-CASES["once_more"] = CASES.pop("once_more")  # last: gloo cannot begin again in one store
+CASES["once_more"] = CASES.pop("once_more")  # last, because gloo cannot reuse a store
 
 __all__ = ["CASES", "collectives", "faults", "frames", "groups", "models", "operators"]

@@ -1,4 +1,4 @@
-"""Every front of every collective, beside gloo."""
+"""Compares every form of every collective with gloo."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def operators_and_dtypes() -> None:
     for dtype, operators in table.items():
         for op in operators:
             if dtype in (torch.int8, torch.uint8) and op == OPS.PRODUCT:
-                continue  # wraps
+                continue  # the product wraps
             wanted = _reduced(op, dtype)
             tensor = _values(rank, dtype)
             if dtype == torch.bool and op == OPS.SUM:
@@ -119,7 +119,7 @@ def operators_and_dtypes() -> None:
     ]
     for dtype, op, text in wrong:
         raises(ValueError, text, dist.all_reduce, torch.ones(3, dtype=dtype), op)
-    dist.all_reduce(torch.ones(2))  # goes on
+    dist.all_reduce(torch.ones(2))  # the group still works
 
 
 @case
@@ -142,12 +142,12 @@ def every_front() -> None:
             whole = torch.empty(2 * size, 3, dtype=dtype)
             dist.all_gather_single(whole, own(2), group=group)
             found.append(whole)
-            if group is None:  # gloo does not take it
+            if group is None:  # gloo does not accept this shape
                 stacked = torch.empty(size, 2, 3, dtype=dtype)
                 dist.all_gather_into_tensor(stacked, own(2))
                 same(stacked.view(whole.shape), whole)
             at_root = [torch.empty(2, 3, dtype=dtype) for _ in range(size)]
-            if group is None or not dtype.is_complex:  # gloo gathers no complex ones
+            if group is None or not dtype.is_complex:  # gloo cannot gather complex numbers
                 dist.gather(own(2), at_root if rank == 1 else None, dst=1, group=group)
             found += at_root if rank == 1 and not dtype.is_complex else []
             part = torch.empty(2, 3, dtype=dtype)
@@ -169,7 +169,7 @@ def every_front() -> None:
             dist.all_to_all_single(out, own(sum(rows)), [rank + 1] * size, rows, group=group)
             found.append(out)
             gone = [torch.empty(rank + 1, 3, dtype=dtype) for _ in range(size)]
-            if group is None:  # gloo's has other rules
+            if group is None:  # gloo's version has different rules
                 dist.all_to_all(gone, list(own(sum(rows)).split(rows)))
                 same(torch.cat(gone), out)
             results.append(found)
@@ -230,7 +230,7 @@ def uneven_strided_and_empty() -> None:
     assert scalar.item() == size - 1
     leaf = torch.ones(3, requires_grad=True)
     loss = (leaf * leaf).sum()
-    dist.all_reduce(leaf)  # as gloo, it does not count as a change
+    dist.all_reduce(leaf)  # like gloo, autograd sees no change
     loss.backward()
     if size > 2:
         wrong = [torch.empty(2) for _ in range(size)]
@@ -311,7 +311,7 @@ def futures_and_time_outs() -> None:
         assert work.wait() and work.is_completed() and work.is_success()
     lists = [torch.zeros(3) for _ in range(size)]
     dropped = torch.full((3,), float(rank))
-    dist.all_gather(lists, dropped, async_op=True)  # nobody waits for it
+    dist.all_gather(lists, dropped, async_op=True)  # the work is dropped
     fold = torch.tensor([1 << rank], dtype=torch.int32)
     folded = dist.all_reduce(fold, OPS.BOR, async_op=True).get_future()
     assert folded.wait()[0].item() == 15 and fold.item() == 15
@@ -383,7 +383,7 @@ def groups_of_one():
 
 @case
 def forked_children():
-    """What the parent has started is complete there only; a child ends by itself."""
+    """The parent's operations complete only in the parent, and a forked child can exit."""
     tensor = torch.ones(4)
     first = dist.get_rank() == 0
     work = dist.all_reduce(tensor, async_op=True) if first else None
@@ -395,16 +395,16 @@ def forked_children():
             raises(herring.ShutdownError, "forked", work.wait)
         if uses_gloo():
             os._exit(7)
-        sys.exit(7)  # through the interpreter's end
+        sys.exit(7)  # ends through the interpreter's shutdown
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    herring.barrier()  # the others have not called it before
+    herring.barrier()  # the others call only after this
     (work or dist.all_reduce(tensor, async_op=True)).wait()
     assert (tensor == dist.get_world_size()).all()
 
 
 @case
 def one_part_that_fails_is_enough():
-    """Large blocks go one by one; the rank that refuses the first never calls the others."""
+    """Large blocks are sent one by one; a rank that refuses the first never calls the rest."""
     rank, count = dist.get_rank(), 1 << 18
     output = torch.empty(dist.get_world_size() * count + (rank == 1))
     gather = dist.all_gather_into_tensor

@@ -1,4 +1,4 @@
-"""Ranks that disagree, futures that wait for futures, groups that are aborted."""
+"""Cases for ranks that disagree, futures that wait for futures, and aborted groups."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPS = dist.ReduceOp
 
 @case
 def disagreements_are_errors() -> None:
-    """Also where the core only moves bytes."""
+    """Ranks that disagree get errors, even where the core only moves bytes."""
     rank, size = dist.get_rank(), dist.get_world_size()
     odd = rank == 1
     ints = torch.ones(8, dtype=torch.int32)
@@ -69,11 +69,11 @@ def disagreements_are_errors() -> None:
             assert "disagree" in str(error), (number, error)
         else:
             raise AssertionError(f"pair {number} of calls: no rank has refused it")
-    dist.all_reduce(ints)  # they go on
+    dist.all_reduce(ints)  # the group still works
     try:
         dist.all_reduce(words, OPS.MIN if odd else OPS.MAX)
     except herring.MismatchError as error:
-        for mine in ("min", "max"):  # what every rank gave
+        for mine in ("min", "max"):  # the error names both operators
             assert f"(all_reduce, {mine} of torch.uint16)" in str(error), error
     else:
         raise AssertionError("ranks disagree, and nobody has said so")
@@ -97,11 +97,11 @@ def elements_that_share_memory_are_refused_before() -> None:
     raises(*refused, dist.all_to_all, [shared() for _ in range(size)], many)
     raises(*refused, dist.all_to_all_single, shared(size), torch.ones(size))
     raises(*refused, dist.recv, shared(), (rank + 1) % size)
-    # Those who give something that could be written hear of it, and keep what they have.
+    # Ranks whose tensor could be written get the error too, and their tensor is unchanged.
     tensor = shared() if rank == 1 else torch.full((4,), 7.0)
     raises(herring.InvalidArgumentError, "share memory", dist.all_reduce, tensor)
     assert rank == 1 or tensor.tolist() == [7.0] * 4, tensor
-    given = shared()  # what is only read may
+    given = shared()  # tensors that are only read may share memory
     found = torch.zeros(4 * size)
     dist.all_gather_into_tensor(found, given)
     assert found.tolist() == [1.0] * 4 * size
@@ -128,7 +128,7 @@ def advice_helps() -> None:
 
 @case
 def futures_wait_for_futures() -> None:
-    """What follows one future may wait for another, as some of torch's hooks do."""
+    """A callback of one future may wait for another, as in some of torch's hooks."""
     size = dist.get_world_size()
 
     def summed(value: float) -> torch.futures.Future[Any]:
@@ -144,7 +144,7 @@ def futures_wait_for_futures() -> None:
     last = summed(1.0)
     chain = first.then(lambda _: last.wait()[0][0].item())
     assert chain.wait() == size
-    # Also where the thread that waits for a work finishes it, and where a rank sends to itself.
+    # This also holds if the waiting thread completes the work, or if a rank sends to itself.
     received, own = torch.empty(3), dist.get_rank()
     message = dist.irecv(received, own)
     work = dist.all_reduce(torch.ones(1_000_000), async_op=True)
@@ -153,13 +153,13 @@ def futures_wait_for_futures() -> None:
     work.wait()
     dist.isend(torch.ones(3), own)
     assert after.wait() and following.wait() and received.tolist() == [1.0] * 3
-    for _ in range(3):  # one after the other: the order of calls is the same on all ranks
+    for _ in range(3):  # in turn, so all ranks have the same order of calls
         assert summed(1.0).then(again).then(once_more).wait() == size**3
 
 
 @case
 def aborted_groups() -> None:
-    """Futures and waits of a group that this rank aborts fail at once; other groups go on."""
+    """Futures and waits of a group that this rank aborts fail at once; other groups continue."""
     rank = dist.get_rank()
     group = dist.new_group()
     if rank == 0:
@@ -182,7 +182,7 @@ def aborted_groups() -> None:
     works = [dist.irecv(torch.ones(3), rank, group=alone, tag=tag) for tag in (1, 2)]
     one, two = (work.get_future() for work in works)
     crossed = [one.then(lambda _: two.wait()), two.then(lambda _: one.wait())]
-    alone.abort()  # what follows each waits for the other
+    alone.abort()  # each callback waits for the other future
     for future in crossed:
         raises(RuntimeError, "aborted", future.wait)
     other = dist.new_group()

@@ -1,4 +1,4 @@
-"""torch's sharding wrappers, mostly beside gloo."""
+"""Cases for torch's sharding wrappers, mostly compared with gloo."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _inputs(rank: int) -> torch.Tensor:
 
 
 def _reference() -> torch.nn.Module:
-    """One process that sees everybody's rows; equal numbers of rows make the same mean."""
+    """Trains in one process with all ranks' rows; equal numbers of rows give the same mean."""
     model = _net()
     _train(model, torch.cat([_inputs(r) for r in range(dist.get_world_size())]))
     return model

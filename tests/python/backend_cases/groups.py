@@ -1,4 +1,4 @@
-"""Sub-groups, messages, and the life of process groups."""
+"""Cases for sub-groups, messages, and the lifetime of process groups."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sub_groups() -> None:
             assert dist.get_process_group_ranks(group) == ranks
     works = []
     mine = [(ranks, group) for ranks, group in zip(lists, groups) if rank in ranks]
-    for ranks, group in mine if rank % 2 else reversed(mine):  # orders between groups are free
+    for ranks, group in mine if rank % 2 else reversed(mine):  # the order between groups is free
         tensor = torch.full((50_000,), rank + 1.0)
         works.append((ranks, tensor, dist.all_reduce(tensor, group=group, async_op=True)))
     for ranks, tensor, work in works:
@@ -42,7 +42,7 @@ def sub_groups() -> None:
         tensor = torch.tensor([float(rank)])
         dist.broadcast(tensor, ranks[-1], group)
         assert int(tensor) == ranks[-1]
-    assert dist.all_reduce(torch.ones(1), group=groups[3]) is None  # a warning, elsewhere
+    assert dist.all_reduce(torch.ones(1), group=groups[3]) is None  # warns outside the group
     turned = dist.new_group([2, 0, 3, 1], sort_ranks=False)
     order = dist.get_process_group_ranks(turned)
     assert order == [2, 0, 3, 1] and order[turned.rank()] == rank
@@ -77,7 +77,7 @@ def sub_groups() -> None:
         raises(ValueError, "", dist.all_reduce, torch.ones(1), group=group)
     local, _ = dist.new_subgroups(2)
     same(_ones(local, 3), torch.full((3,), 2.0))
-    if rank < 2:  # made by its members alone
+    if rank < 2:  # only members create this group
         pair = dist.new_group([0, 1], use_local_synchronization=True)
         same(_ones(pair, 3), torch.full((3,), 2.0))
 
@@ -108,7 +108,7 @@ def messages() -> None:
         if rank == 1:
             dist.send(torch.ones(4, 2)[:, 1], 0, tag=4)
     ordered = [torch.empty(1) for _ in range(3)]
-    if rank == 2:  # by tag, not by order
+    if rank == 2:  # tags match messages, not their order
         works = [dist.isend(torch.tensor([float(tag)]), 3, tag=tag) for tag in (7, 8, 9)]
     elif rank == 3:
         works = [dist.irecv(one, 2, tag=tag) for one, tag in zip(ordered, (9, 7, 8))]

@@ -1,4 +1,4 @@
-"""Stock DistributedDataParallel, beside gloo."""
+"""Cases for torch's own DistributedDataParallel, compared with gloo."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _batches(step: int) -> torch.Tensor:
 
 
 def _trained(group: Any, options: dict[str, Any], **ways: Any) -> list[torch.Tensor]:
-    torch.manual_seed(dist.get_rank())  # DDP makes them equal
+    torch.manual_seed(dist.get_rank())  # DDP makes the models equal
     net = _Net(ways.get("sparse", False)).to(ways.get("dtype", torch.float64))
     model = DistributedDataParallel(net, process_group=group, bucket_cap_mb=0.001, **options)
     if "hook" in ways:
@@ -97,7 +97,7 @@ def stock_ddp() -> None:
             torch.testing.assert_close(
                 one, other, msg=lambda text, n=name: f"{n}: {text}", **tolerance
             )
-        parameters = found[: len(list(_Net().parameters()))]  # buffers are made equal by forward
+        parameters = found[: len(list(_Net().parameters()))]  # forward makes buffers equal
         flat = torch.cat([one.double().reshape(-1) for one in parameters])
         first = flat.clone()
         dist.broadcast(first, 0)
@@ -122,7 +122,7 @@ def hook_over_herring() -> None:
 
 @case
 def hooks_that_start_collectives_late() -> None:
-    """PowerSGD starts some when others are complete, in the middle of the backward pass."""
+    """PowerSGD starts collectives when others complete, in the middle of the backward pass."""
 
     def trained(group: Any, hook: Any) -> list[torch.Tensor]:
         torch.manual_seed(0)
@@ -138,7 +138,7 @@ def hooks_that_start_collectives_late() -> None:
             optimizer.step()
         return list(net.parameters())
 
-    def one_by_one(state, bucket):  # torch reads annotations, and not as text
+    def one_by_one(state, bucket):  # torch rejects annotations that are strings
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         done.set_result(powerSGD_hook.powerSGD_hook(state, bucket).wait())
         return done
@@ -171,7 +171,7 @@ def uneven_inputs() -> None:
 
 @case
 def mixed_precision() -> None:
-    """Autocast, a scaler and SyncBatchNorm in stock DDP; one rank overflows, and all skip."""
+    """Autocast, scaler and SyncBatchNorm in torch's DDP; one rank overflows, and all skip."""
     results = []
     for group in (None, gloo()):
         torch.manual_seed(0)
@@ -199,7 +199,7 @@ def mixed_precision() -> None:
 
 @case
 def sharded_scaler() -> None:
-    """FSDP's scaler: what is infinite in one rank's shard counts for all."""
+    """FSDP's scaler: an infinite value in one rank's shard makes all ranks skip the step."""
     torch.manual_seed(0)
     model = FullyShardedDataParallel(torch.nn.Linear(6, 4), device_id=torch.device("cpu"))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

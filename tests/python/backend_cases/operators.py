@@ -1,4 +1,4 @@
-"""Every operator that torch registers for collectives, and every method of a group, by machine."""
+"""Calls every operator that torch registers for collectives, and checks every group method."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .support import case, raises, same
 
 
 def _own(count: int = 2) -> torch.Tensor:
-    """Rank + 1, `count` times."""
+    """Returns a tensor of `count` elements with the value rank + 1."""
     return torch.full((count,), dist.get_rank() + 1.0)
 
 
@@ -50,7 +50,7 @@ def _wait(value: Any) -> Any:
 
 
 def _whole(count: int = 2) -> torch.Tensor:
-    """What a reduce-scatter takes: `count` elements for each rank."""
+    """Returns the input of a reduce-scatter: `count` elements for each rank."""
     return _own(count * dist.get_world_size())
 
 
@@ -138,7 +138,7 @@ def _with_gradients() -> dict[str, Callable[[], None]]:
 
 
 def _below() -> dict[str, Callable[[], None]]:
-    """Of ``torch.ops.c10d``, which C++ calls, and Python hardly ever."""
+    """Returns calls of ``torch.ops.c10d`` by name, which C++ uses but Python hardly ever does."""
     ops, rank, size = torch.ops.c10d, dist.get_rank(), dist.get_world_size()
     group = dist.group.WORLD.boxed()  # type: ignore[union-attr]
     total = torch.classes.c10d.ReduceOp()  # the sum
@@ -251,7 +251,7 @@ def _below() -> dict[str, Callable[[], None]]:
         "allgather_coalesced_": allgather_coalesced,
         "allgather_into_tensor_coalesced_": allgather_tensors,
         "gather_": gather,
-        "gather_into_tensor_": refused(  # dist.gather_single() does not go by C++
+        "gather_into_tensor_": refused(  # dist.gather_single() does not use C++
             "herring does not support gather_single",
             *(getattr(ops, "gather_into_tensor_", None), _zeros(), _own(), group, 0),
         ),
@@ -288,14 +288,14 @@ def every_operator() -> None:
         assert set(names) <= set(known), (space, set(names) - set(known))
         for name in names:
             if space == "c10d::" and not has_face() and name != "check_for_nan":
-                continue  # before torch 2.14 C++ finds nothing of a group in Python
+                continue  # before 2.14, C++ cannot find Python groups
             try:
                 known[name]()
             except Exception as error:
                 raise AssertionError(f"{space}{name}: {type(error).__name__}: {error}") from error
 
 
-# Methods of a group that are torch's own here: what they do is right, or they say what is missing.
+# Group methods left to torch: they work, or they say what is missing.
 _OF_TORCH = frozenset(
     [
         "BackendType",
@@ -333,7 +333,7 @@ _OF_TORCH = frozenset(
         "unregister_pre_hook",
     ]
 )
-# The same of a backend, which is only what C++ sees of the group.
+# Methods left to torch on the backend object, which is all that C++ sees of a group.
 _OF_BACKENDS = frozenset(
     [
         "Options",

@@ -1,4 +1,4 @@
-"""What the cases share."""
+"""Helpers that the cases share."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ _gloo: list[Any] = []
 
 
 def case(function: Callable[[], None]) -> Callable[[], None]:
-    """Registers a case by its name."""
+    """Registers a case under its name."""
     CASES[function.__name__] = function
     return function
 
 
 def gloo() -> Any:
-    """All ranks again, served by gloo."""
+    """Returns a group of all ranks that gloo serves."""
     if not _gloo:
         _gloo.append(dist.new_group(backend="gloo"))
     return _gloo[0]
 
 
 def uses_gloo() -> bool:
-    """Whether `gloo` was called: its threads keep a forked child from its end."""
+    """Returns whether gloo was used: its threads keep a forked child from exiting."""
     return bool(_gloo)
 
 
 def forget() -> None:
-    """Before the process groups are made anew."""
+    """Drops the gloo group before process groups are created again."""
     _gloo.clear()
 
 

@@ -1,4 +1,4 @@
-"""What each worker does in the tests of herring.horovod: `python -m horovod_cases CASE...`."""
+"""What each worker runs in the tests of herring.horovod: `python -m horovod_cases CASE...`."""
 
 from . import collectives, failures, optimizers
 from .support import CASES

@@ -1,4 +1,4 @@
-"""Collectives: every dtype, empty and strided tensors, handles, gradients, process sets."""
+"""Cases for collectives: dtypes, empty and strided tensors, handles, gradients, process sets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def every_dtype():
         assert (hvd.allreduce(tensor) == average).all()
         assert (hvd.allreduce(tensor, average=False) == total).all()
         scaled = hvd.allreduce(tensor, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0)
-        cut = 4 * sum((r + 1) // 2 for r in range(size))  # of integers, before the sum
+        cut = 4 * sum((r + 1) // 2 for r in range(size))  # integers are cut before the sum
         assert (scaled == (2 * total if dtype.is_floating_point else cut)).all()
         assert hvd.allreduce_(tensor, op=hvd.Max) is tensor and (tensor == size).all()
         rows = torch.full((rank, 2), rank, dtype=dtype)
@@ -57,7 +57,7 @@ def every_dtype():
     flags = torch.tensor([True, rank == 0])
     assert hvd.allreduce(flags, op=hvd.Min).tolist() == [True, size == 1]
     narrow = hvd.allreduce(torch.tensor([200], dtype=torch.uint8))
-    assert narrow.item() == 200  # in float64: the sum does not wrap
+    assert narrow.item() == 200  # summed in float64, so it does not wrap
     sent = torch.full((2,), 1.5)
     assert torch.equal(hvd.allreduce(sent, compression=hvd.Compression.fp16), sent)
 
@@ -118,7 +118,7 @@ def handles():
     sent = torch.arange(2.0 * hvd.size())
     output, received = hvd.synchronize(hvd.alltoall_async(sent, name="split"))
     assert len(output) == 2 * hvd.size() and received.tolist() == [2] * hvd.size()
-    # A name that is in flight is refused where it is used again, and nobody else learns of it.
+    # A rank that reuses a name in flight gets an error, and other ranks do not learn of it.
     handle = None
     if rank == 0:
         handle = hvd.allreduce_async(torch.ones(3), name="twice")
@@ -178,10 +178,10 @@ def adasum():
     assert torch.allclose(hvd.allreduce(vectors[rank], op=hvd.Adasum), level[0])
     one, other = hvd.grouped_allreduce([vectors[rank].float(), vectors[0]], op=hvd.Adasum)
     assert torch.allclose(one.double(), level[0], atol=1e-5)
-    assert torch.allclose(other, vectors[0])  # of equal vectors the mean
+    assert torch.allclose(other, vectors[0])  # equal vectors give their mean
     zeros = torch.zeros(3, dtype=torch.bfloat16)
     assert hvd.allreduce_(zeros, op=hvd.Adasum) is zeros and not zeros.any()
-    # Scales do not round in 16 bits, where 2**-26 is zero.
+    # Scaling is not rounded to 16 bits, in which 2**-26 would be zero.
     half, scales = torch.full((3,), 1.0, dtype=torch.float16), (2.0**-26, 2.0**26)
     assert hvd.allreduce(
         half, op=hvd.Adasum, prescale_factor=scales[0], postscale_factor=scales[1]
@@ -217,7 +217,7 @@ def process_sets():
     )
     raises(ValueError, "already", hvd.add_process_set, [0, size - 1])
     raises(ValueError, "already", hvd.add_process_set, range(size))
-    if later.included():  # overlapping sets, each in an order of its own
+    if later.included():  # overlapping process sets may be called in any order
         handle = hvd.allreduce_async(torch.ones(2), name="x", op=hvd.Sum, process_set=later)
     if ends.included():
         total = hvd.allreduce(torch.tensor([rank]), name="x", op=hvd.Sum, process_set=ends)

@@ -1,4 +1,4 @@
-"""Calls on which ranks disagree, ranks that join, timelines."""
+"""Cases for calls on which ranks disagree, for ranks that join, and for timelines."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def joins():
         optimizer.step()
         left = sum(step < 1 + r for r in range(size))
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == left
-        assert hvd.allreduce(torch.ones(1)).item() == 1  # over those that are left
+        assert hvd.allreduce(torch.ones(1)).item() == 1  # averages over the remaining ranks
     last = hvd.join()
     assert last == size - 1
     hvd.broadcast_parameters(model.state_dict(), root_rank=last)

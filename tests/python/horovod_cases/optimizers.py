@@ -1,4 +1,4 @@
-"""DistributedOptimizer against one process with all ranks' data."""
+"""Compares DistributedOptimizer with one process that has all ranks' data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .support import case, close, loss_of, mlp, raises, same
 
 
 class Own(hvd.Compression.none):
-    """A compressor of the user's own: gradients go tensor by tensor."""
+    """A user-defined compressor, with which gradients are reduced tensor by tensor."""
 
 
 OPTIONS = (
@@ -116,7 +116,7 @@ def arguments():
 
 @case
 def two_losses():
-    """Disjoint parts of one optimizer's parameters, each with a backward pass of its own."""
+    """Two backward passes reach disjoint parts of one optimizer's parameters."""
     rank, size = hvd.rank(), hvd.size()
     for op in (hvd.Average, hvd.Sum):
         parts, alone = [mlp(1), mlp(2)], [mlp(1), mlp(2)]
@@ -212,13 +212,13 @@ def later_parameters_and_closures():
 def optimizer_state():
     model = mlp()
     optimizer = torch.optim.Adam(model.parameters())
-    if hvd.rank() == 0:  # as after reading a checkpoint
+    if hvd.rank() == 0:  # as if this rank had read a checkpoint
         loss_of(model, 0, 0).backward()
         optimizer.step()
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     assert [optimizer.state[p]["step"].item() for p in model.parameters()] == [1] * 4
     same(nn.ParameterList(optimizer.state[p]["exp_avg"] for p in model.parameters()))
-    # A schedule goes on with the options that came, and state keeps its dtypes.
+    # A schedule continues with the received options, and state keeps its dtypes.
     weight = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
     inner = torch.optim.SGD([weight], lr=1.0 if hvd.rank() == 0 else 5.0)
     schedule = torch.optim.lr_scheduler.StepLR(inner, 1, 0.1)
@@ -247,7 +247,7 @@ def parameters_without_names():
 
 @case
 def a_step_that_ends_early():
-    """One rank's loader is empty after the first of two passes; later steps are whole again."""
+    """One rank's data end after the first of two passes; later steps have both passes again."""
     weight = nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     optimizer = hvd.DistributedOptimizer(optimizer, backward_passes_per_step=2)
@@ -303,7 +303,7 @@ def sync_batch_norm():
 
 
 class Fragile(torch.autograd.Function):
-    """The identity, whose backward pass may raise."""
+    """The identity function, whose backward pass may raise."""
 
     breaks = False
 
@@ -335,14 +335,14 @@ def broken_and_uneven_passes():
         optimizer.zero_grad()
         Fragile.breaks = step == 2 and rank == 0
         if step == 2:
-            # One rank's pass raises: all give the step up, and go on.
+            # One rank's pass raises: all ranks give up the step and continue.
             kind = ArithmeticError if rank == 0 else hvd.HorovodInternalError
             raises(kind, "broken" if rank == 0 else "rank 0", whole().backward)
             continue
         whole().backward()
         optimizer.step()
     same(model)
-    # Ranks use different parameters, and one of them none at all.
+    # Ranks use different parameters, and in the second step only rank 0 uses any.
     optimizer.zero_grad()
     (first if rank == 0 else second)(torch.ones(1, 4)).sum().backward()
     optimizer.step()
@@ -372,7 +372,7 @@ def broken_and_uneven_passes():
 
 @case
 def adversaries():
-    """Two optimizers whose losses pass through each other's parameters."""
+    """The loss of each of two optimizers passes through the other's parameters."""
     maker, judge = nn.Linear(4, 4), nn.Linear(4, 1)
     hvd.broadcast_parameters(maker.state_dict(), 0)
     hvd.broadcast_parameters(judge.state_dict(), 0)
@@ -397,4 +397,4 @@ def adversaries():
         judge.requires_grad_(True)
     same(maker)
     same(judge)
-    hvd.join()  # both take part
+    hvd.join()  # both optimizers take part

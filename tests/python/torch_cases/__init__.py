@@ -1,7 +1,7 @@
-"""What each worker does in the tests of herring.torch: `python -m torch_cases CASE...`.
+"""What each worker runs in the tests of herring.torch: `python -m torch_cases CASE...`.
 
-Every case runs on all ranks of a job and fails by raising. `test_torch.py` starts the jobs, and
-`test_torch_groups.py` those of four workers.
+Every case runs on all ranks of a job and raises if it fails. `test_torch.py` starts the jobs;
+`test_torch_groups.py` starts those of four workers.
 """
 
 from . import (

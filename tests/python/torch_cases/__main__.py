@@ -1,4 +1,4 @@
-"""Runs cases one after the other, and notes at rank 0 which have passed."""
+"""Runs cases one after the other; rank 0 records which have passed."""
 
 from __future__ import annotations
 

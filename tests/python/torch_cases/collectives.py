@@ -1,4 +1,4 @@
-"""The collectives on tensors."""
+"""Cases for collectives on tensors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def collectives():
         part = herring.scatter(handed if rank == root else None, root)
         assert part.dtype == dtype
         assert torch.equal(part, handed[2 * rank : 2 * rank + 2])
-        shares = [2 * size - (size - 1), *[1] * (size - 1)]  # rank 0 gets what is left
+        shares = [2 * size - (size - 1), *[1] * (size - 1)]  # rank 0 gets the remaining rows
         start = sum(shares[:rank])
         part = herring.scatter(handed if rank == root else None, root, shares)
         assert torch.equal(part, handed[start : start + shares[rank]])

@@ -1,4 +1,4 @@
-"""Models whose parts are trained by different groups, on a 2 x 2 grid of workers."""
+"""Models on a 2 x 2 grid of workers; different groups train different parts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .wrapper import Planted
 
 
 def grid() -> tuple[int, int, herring.Group, herring.Group]:
-    """Row and column of this rank, and the groups of those in the same row and column."""
+    """Returns this rank's row and column in the grid, and the groups of its row and column."""
     row, column = divmod(herring.rank(), 2)
     across = herring.new_group([2 * row, 2 * row + 1])
     down = herring.new_group([column, column + 2])
@@ -32,13 +32,13 @@ def second(seed: int) -> nn.Module:
 
 @group_case
 def two_models_in_overlapping_groups():
-    """Each of two parts is shared by another pair of ranks; one pass goes through both."""
+    """A different pair of ranks shares each of two parts; one pass goes through both parts."""
     row, column, across, down = grid()
     for small in (0, 8192):
         parts = first(row), second(column)
         firsts, seconds = [first(r) for r in range(2)], [second(c) for c in range(2)]
         with torch.no_grad():
-            parts[1][0].bias.add_(10 * row)  # the first of the column is what all get
+            parts[1][0].bias.add_(10 * row)  # all get the values of the column's first rank
         wrapped = (
             herring.DistributedDataParallel(parts[0], group=across, buffer_bytes=small),
             herring.DistributedDataParallel(parts[1], group=down, buffer_bytes=small),
@@ -67,7 +67,7 @@ def two_models_in_overlapping_groups():
 
 @group_case
 def tensor_and_data_parallel():
-    """Layers cut in two across a row, whose ranks see the same data; replicas down a column."""
+    """A row splits layers and sees the same data; the ranks of a column hold replicas."""
     row, column, across, down = grid()
     torch.manual_seed(3)
     into, out_of = nn.Linear(16, 32), nn.Linear(32, 4, bias=False)
@@ -85,7 +85,7 @@ def tensor_and_data_parallel():
                 self.out_of.weight.copy_(out_of.weight[:, half])
 
         def forward(self, x):
-            # Gradients are those of the sum of both ranks' losses, which are the same: see below.
+            # Gradients are those of the sum of both ranks' losses, which are equal.
             partial = self.out_of(torch.tanh(self.into(x)))
             return herring.functional.allreduce(partial, "sum", group=across)
 
@@ -111,7 +111,7 @@ def tensor_and_data_parallel():
 
 @group_case
 def parts_used_in_any_order():
-    """Ranks end their rounds in one order, however their graphs have them."""
+    """Ranks end their rounds in the same order, whatever the order in their graphs."""
     rank = herring.rank()
     _, _, across, down = grid()
     a, b = nn.Linear(16, 4), nn.Linear(16, 4)
@@ -119,7 +119,7 @@ def parts_used_in_any_order():
         "a": herring.DistributedDataParallel(a, group=across, name="a"),
         "b": herring.DistributedDataParallel(b, group=down, name="b"),
     }
-    # Each waits for the next one around the grid: 0 for 1, 1 for 3, 3 for 2, 2 for 0.
+    # Each rank waits for the next one around the grid: 0 for 1, 1 for 3, 3 for 2, 2 for 0.
     order = "ab" if rank in (0, 3) else "ba"
     for step in range(6):
         a.zero_grad()
@@ -135,7 +135,7 @@ def parts_used_in_any_order():
 
 @group_case
 def pass_through_two_groups_raises():
-    """Who raises gives the whole pass up; those who were told of it may go on as well."""
+    """A rank that raises gives up the whole pass, and the ranks that learn so may continue."""
     rank = herring.rank()
     row, column, across, down = grid()
     parts = first(row), second(column)
@@ -160,7 +160,7 @@ def pass_through_two_groups_raises():
             with raises(ArithmeticError, "planted"):
                 loss.backward()
         else:
-            # Rank 3 shares no part with rank 0, but it does with those who cannot go on.
+            # Rank 3 shares no part with rank 0, but shares parts with ranks that cannot continue.
             with raises(herring.HerringError, "did not finish"):
                 loss.backward()
     same_everywhere(parts[0].parameters(), across)
@@ -169,7 +169,7 @@ def pass_through_two_groups_raises():
 
 @group_case
 def two_optimizers_after_a_pass_that_raises():
-    """A step that was given up is over, so the next ends also where a part is not used."""
+    """A step that was given up is over, so the next step ends even if a part is not used."""
     rank = herring.rank()
     row, column, across, down = grid()
     parts = first(row), second(column)
@@ -190,7 +190,7 @@ def two_optimizers_after_a_pass_that_raises():
                 F.cross_entropy(parts[1](hidden), labels).backward()
             continue
         parts[0][0].armed = False
-        if rank in (0, 3):  # their passes do not touch the second part
+        if rank in (0, 3):  # these ranks' passes do not use the second part
             hidden.square().mean().backward()
         else:
             F.cross_entropy(parts[1](hidden), labels).backward()

@@ -1,4 +1,4 @@
-"""Groups of ranks: collectives on tensors, and what the wrappers do inside one. Four workers."""
+"""Groups of four workers: collectives on tensors, and the wrappers inside a group."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import herring.torch as herring
 from .support import batch, close, group_case, mine, mlp, raises, same_everywhere, train
 from .wrapper import Planted
 
-SOME = [0, 2, 3]  # rank 1 is no member
+SOME = [0, 2, 3]  # rank 1 is not a member
 
 
 def reference_gradients(model: nn.Module, step: int, ranks) -> list[torch.Tensor]:
-    """Those of the mean over what these ranks have."""
+    """Returns the gradients of the mean loss over these ranks' batches."""
     parts = [batch(step, r) for r in ranks]
     inputs, labels = (torch.cat(both) for both in zip(*parts))
     loss = F.cross_entropy(model(inputs), labels)
@@ -65,7 +65,7 @@ def grouped_collectives():
     if rank == 1:
         herring.barrier()
         return
-    root = 1  # inside the group: rank 2
+    root = 1  # rank 1 of the group is rank 2 of the job
     model = mlp(seed=rank)
     herring.broadcast_parameters(model.state_dict(), root, group=some)
     for p, q in zip(model.parameters(), mlp(seed=2).parameters()):
@@ -87,7 +87,7 @@ def grouped_collectives():
 
 @group_case
 def strangers_are_refused():
-    """At once, by everything that takes a group; the members do not even notice."""
+    """Everything that takes a group refuses other ranks at once, without disturbing the members."""
     some = herring.new_group(SOME)
     if herring.rank() != 1:
         herring.barrier()
@@ -175,7 +175,7 @@ def grouped_gradients_of_collectives():
 
 @group_case
 def grouped_wrapper():
-    """Parameters, buffers and averages are the group's; the others train something else."""
+    """Parameters, buffers and averages stay in the group; the other rank trains another model."""
     rank = herring.rank()
     some, alone = herring.new_group(SOME), herring.new_group([1])
     group = alone if rank == 1 else some
@@ -216,7 +216,7 @@ def grouped_wrapper():
 
 @group_case
 def grouped_mismatch():
-    """Only its members hear of it, by the ranks of the job."""
+    """Only the group's members learn of a mismatch; the error names the ranks of the job."""
     group = herring.new_group(SOME)
     if herring.rank() != 1:
         with raises(herring.MismatchError, "ranks 0, 3: 2.weight", "rank 2: 2.weight"):
@@ -244,7 +244,7 @@ def grouped_join():
             there = sum(batches[r] > step for r in group.ranks)
             assert ddp.contributors == there, (ddp.contributors, there)
     assert joined.steps == batches[rank]
-    assert joined.last == (0 if rank == 1 else 1)  # rank 2 is the second of its group
+    assert joined.last == (0 if rank == 1 else 1)  # rank 2 is rank 1 of its group
     herring.broadcast_optimizer_state(optimizer, joined.last, group=group)
     same_everywhere(model.state_dict().values(), group)
     same_everywhere([s["momentum_buffer"] for s in optimizer.state.values()], group)
@@ -272,12 +272,12 @@ def grouped_optimizers():
         for p, q in zip(plain.parameters(), reference.parameters()):
             close(p, q, 1e-5)
     optimizer.zero_grad()
-    if rank % 2:  # the other one's pass touches no parameter
+    if rank % 2:  # the other rank's pass touches no parameter
         F.cross_entropy(plain(mine(9)[0]), mine(9)[1]).backward()
     optimizer.step()
     same_everywhere(plain.parameters(), group)
     optimizer.close()
-    # Sparse gradients, whose rows are exchanged.
+    # For sparse gradients, ranks exchange rows.
     torch.manual_seed(5)
     table = nn.Embedding(50, 4, sparse=True)
     ddp = herring.DistributedDataParallel(table, group=group)
@@ -295,7 +295,7 @@ def grouped_optimizers():
 
 @group_case
 def grouped_rounds():
-    """Partial all-reduce."""
+    """Tests partial all-reduces in a group."""
     some = herring.new_group(SOME)
     if herring.rank() == 1:
         return

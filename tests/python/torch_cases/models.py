@@ -1,4 +1,4 @@
-"""DistributedDataParallel: models and graphs of all kinds."""
+"""Cases for DistributedDataParallel with many kinds of models and graphs."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def sparse_gradients():
 
 @case
 def order_differs():
-    """Ranks produce gradients in different orders, which change from step to step."""
+    """Ranks produce gradients in different orders, which also change from step to step."""
     rank, size = herring.rank(), herring.size()
     torch.manual_seed(2)
     model = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
@@ -124,7 +124,7 @@ def order_differs():
                 total += p.grad / size
         for actual, expected in zip(averages, sums):
             close(actual, expected, 1e-5)
-    # What was recorded at rank 0 in the first step: the reverse of its order, last layer first.
+    # The recorded order is that of rank 0 in the first step, reversed: last layer first.
     expected = [i for layer in reversed(orders[0, 0].tolist()) for i in (2 * layer, 2 * layer + 1)]
     recorded = ddp._reducer._layout.order
     assert [i // 2 for i in recorded] == [i // 2 for i in expected], recorded
@@ -132,7 +132,7 @@ def order_differs():
 
 @case
 def checkpoints():
-    """Parameters accumulated several times in one pass, also by nested passes."""
+    """Parameters accumulate several times in one pass, also in nested passes."""
 
     class Loop(nn.Module):
         def __init__(self, reentrant):
@@ -153,7 +153,7 @@ def checkpoints():
                     x = checkpoint(block, x, use_reentrant=self.reentrant)
             return self.head(torch.tanh(self.tied(x)))
 
-    # In batches of one gradient the second accumulation comes after the first was sent.
+    # With batches of one gradient, the second accumulation comes after the first was sent.
     for batch_bytes, reentrant, wrap in itertools.product(
         (1, layout._BATCH_BYTES), (True, False, None), ("ddp", "optimizer")
     ):
@@ -168,7 +168,7 @@ def checkpoints():
                 closing = herring.DistributedOptimizer(
                     torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()
                 )
-            # The second accumulation comes as a surprise in step 1; later it is expected.
+            # The second accumulation is unexpected in step 1 and expected later.
             for step, nested in enumerate((0, 3, 3, 2)):
                 model.nested = reference.nested = nested
                 model.zero_grad()
@@ -204,7 +204,7 @@ def whole_wrapper_checkpointed():
 
 @case
 def gradient_penalty():
-    """torch.autograd.grad passes through the output but is no round."""
+    """torch.autograd.grad passes through the output but does not start a round."""
     model, reference = mlp(), mlp()
     ddp = herring.DistributedDataParallel(model)
     for step in range(3):
@@ -227,7 +227,7 @@ def gradient_penalty():
 
 @case
 def layouts():
-    """Parameters that are not contiguous get gradients of their own layout."""
+    """Parameters that are not contiguous get gradients with the same layout."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 4, 4))
     model = model.to(memory_format=torch.channels_last)
@@ -251,7 +251,7 @@ def layouts():
 
 @case
 def other_devices():
-    """What happens to gradients that cannot be views of the arena, as on a GPU."""
+    """Tests gradients that cannot be views of the arena, for example on a GPU."""
 
     class Far(Layout):
         @staticmethod
@@ -285,7 +285,7 @@ def other_devices():
                     assert not ddp._reducer._layout.holds(index, p.grad)
                     close(p.grad, q.grad, 1e-5)
             ddp.close()
-    # An average that this rank has no gradient for arrives all the same.
+    # An average arrives even if this rank has no gradient for the parameter.
     model = Branches()
     with mock.patch.object(reducer, "Layout", Far):
         ddp = herring.DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -307,19 +307,19 @@ def converted_after_wrapping():
     ddp = herring.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train(ddp, optimizer, mine, 2)
-    # There and back: .grad is still the same tensor object, but lies elsewhere.
+    # After the conversion and back, .grad is the same tensor object at another address.
     model.double().float()
     train(ddp, optimizer, mine, 2, set_to_none=False)
     same_everywhere(model.parameters())
     model.double()
     with raises(herring.InvalidArgumentError, "was float32", "is float64 now"):
         ddp(mine(0)[0].double()).sum().backward()
-    ddp.close()  # gives the round up that has been begun
+    ddp.close()  # gives up the round in progress
 
 
 @case
 def compiled():
-    """The wrapper around a compiled module, and a compiled wrapper (without a C++ compiler)."""
+    """Wraps a compiled module, and compiles a wrapper; neither needs a C++ compiler."""
     for inside in (True, False):
         model, reference = mlp(), mlp()
         model.register_buffer("offset", torch.zeros(3))

@@ -1,4 +1,4 @@
-"""SyncBatchNorm, against BatchNorm in one process that has everybody's samples."""
+"""Compares SyncBatchNorm with BatchNorm in one process that has all ranks' samples."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _stepped(run, optimizer, inputs, labels):
 
 
 def _compare(make_run, tolerance: float = 1e-5, **options) -> None:
-    """Trains as `make_run(ddp)` runs it, and in one process; parameters and buffers are equal."""
+    """Trains with `make_run(ddp)` and in one process; parameters and buffers must be equal."""
     model = herring.SyncBatchNorm.convert_sync_batchnorm(_model())
     alone = _model()
     ddp = herring.DistributedDataParallel(model, **options)
@@ -67,7 +67,7 @@ def sync_batch_norm():
 
 @case
 def sync_batch_norm_checkpointed():
-    """The second forward pass, inside backward, exchanges statistics again."""
+    """A checkpoint's second forward pass, inside backward, exchanges statistics again."""
     model = herring.SyncBatchNorm.convert_sync_batchnorm(_model())
     plain = herring.SyncBatchNorm.convert_sync_batchnorm(_model())
     first, rest = model[:3], model[3:]
@@ -90,7 +90,7 @@ def sync_batch_norm_compiled():
 
 @case
 def sync_batch_norm_in_mixed_precision():
-    """Under autocast statistics are of float32, and what comes out has the dtype that went in."""
+    """Under autocast, statistics are in float32, and outputs have the dtype of the inputs."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     model = herring.SyncBatchNorm.convert_sync_batchnorm(_model())
     ddp = herring.DistributedDataParallel(model)
@@ -113,7 +113,7 @@ def sync_batch_norm_in_mixed_precision():
 
 @case
 def sync_batch_norm_uneven():
-    """Ranks with other numbers of samples, one with none."""
+    """Ranks have different numbers of samples, and one rank has none."""
     rank, size = herring.rank(), herring.size()
     counts = [0 if r == 1 else 2 + r for r in range(size)]
     everything = torch.randn(sum(counts), 3, 2, generator=torch.Generator().manual_seed(1))
@@ -135,7 +135,7 @@ def sync_batch_norm_uneven():
 
 @case
 def sync_batch_norm_of_a_group():
-    """Each rank is a group of its own here: the same as BatchNorm."""
+    """In a group of one rank, SyncBatchNorm equals BatchNorm."""
     alone = herring.new_group([herring.rank()])
     norm = herring.SyncBatchNorm(16, group=alone)
     plain = nn.BatchNorm1d(16)

@@ -1,4 +1,4 @@
-"""DistributedOptimizer and the broadcast of optimizer state."""
+"""Cases for DistributedOptimizer and the broadcast of optimizer state."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def optimizer_equals_ddp():
     for p, q in zip(wrapped.parameters(), plain.parameters()):
         assert torch.equal(p, q)
     assert second.param_groups[0]["lr"] == first.param_groups[0]["lr"] < 0.01
-    # Accumulation, and a rank whose pass touches no parameter.
+    # Gradients accumulate, and one rank's pass touches no parameter.
     for optimizer, model in ((first, ddp), (second, plain)):
         optimizer.zero_grad()
         inputs, labels = mine(20)
@@ -125,10 +125,10 @@ def broadcast_state():
         same_everywhere(tensors)
         if kind == "SGD":
             assert optimizer.param_groups[0]["lr"] == 0.1 + root
-        if kind != "LBFGS":  # going on from the same state with the same gradients: same result
+        if kind != "LBFGS":  # same state and gradients: same result
             herring.DistributedOptimizer(optimizer, name=f"resumed.{kind}").step(closure)
             same_everywhere(model.parameters())
-    # A fresh root clears what others had.
+    # If the root has no optimizer state, the broadcast clears the others' state.
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     if rank != 0:

@@ -1,4 +1,4 @@
-"""Training in rounds: replicas stay equal, nothing is lost, every optimizer works."""
+"""Training in partial rounds: replicas stay equal, nothing is lost, every optimizer works."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def partial_without_staleness_is_full() -> None:
     for theirs, ours in zip(full.parameters(), partial.parameters()):
         close(ours.detach(), theirs.detach(), 1e-5)
     for _ in wrapped.flush():
-        pass  # nothing is pending: zeros
+        pass  # nothing is pending, so these rounds add zeros
     wrapped.close()
     reference.close()
 
@@ -117,7 +117,7 @@ def partial_ranks_that_make_different_numbers_of_steps_end_alike() -> None:
             if delays.random() < 0.5:
                 time.sleep(delays.random() * 0.01)
             inner.zero_grad()
-            # Gradients are whole numbers, and do not depend on the weights.
+            # Gradients are whole numbers that do not depend on the weights.
             (forward(torch.full((1, 40), 1.0 + rank)) * (1 + step)).sum().backward()
             if not wraps:
                 wrapper.step()
@@ -125,7 +125,7 @@ def partial_ranks_that_make_different_numbers_of_steps_end_alike() -> None:
             for _ in wrapper.rounds():
                 inner.step()
                 if step % 2:
-                    break  # what is left is taken in the next step
+                    break  # the next step takes the remaining rounds
         if wraps:
             for _ in wrapper.flush():
                 inner.step()
@@ -140,7 +140,7 @@ def partial_ranks_that_make_different_numbers_of_steps_end_alike() -> None:
 
 
 def _train(sync, seed: int, wraps_model: bool):
-    """Two series of rounds with random delays; the parameters, and the wrapper."""
+    """Trains in rounds with random delays, and returns the parameters and the wrapper."""
     delays = random.Random(seed * 100 + herring.rank())
     model = mlp()
     if wraps_model:
@@ -254,7 +254,7 @@ def partial_bad_input() -> None:
 
 @case
 def partial_digests_find_a_replica_that_differs() -> None:
-    # The check ends the job, so it is tried on what it compares: the digest.
+    # The check itself would end the job, so the case compares the digests directly.
     model = mlp()
     wrapped = herring.DistributedDataParallel(model, sync="solo")
     digests = herring.allgather_object(wrapped._partial.digest())

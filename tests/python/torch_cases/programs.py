@@ -1,4 +1,4 @@
-"""Loops that torch's DistributedDataParallel gets right, and what they came upon here."""
+"""Cases found by running loops that torch's DistributedDataParallel handles correctly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .support import batch, case, close, everyones_batch, mine, mlp, raises, sam
 
 @case
 def scaler_with_fused_optimizer():
-    """A fused optimizer unscales by itself: it must be told the scale, and what is infinite."""
+    """A fused optimizer unscales gradients itself, so it needs the scale and the overflow flag."""
     parameters = [nn.Parameter(torch.ones(2)) for _ in range(2)]
     plain = torch.optim.SGD(parameters[:1], lr=0.1, fused=True)
     wrapped = herring.DistributedOptimizer(torch.optim.SGD(parameters[1:], lr=0.1, fused=True))
@@ -44,7 +44,7 @@ def scaler_with_fused_optimizer():
 
 @case
 def kept_gradients():
-    """PCGrad, GradNorm: gradients of several losses are kept, and compared."""
+    """PCGrad and GradNorm keep and compare the gradients of several losses."""
     for wrap in ("ddp", "optimizer"):
         model, reference = mlp(), mlp()
         if wrap == "ddp":
@@ -76,7 +76,7 @@ def kept_gradients():
 
 @case
 def gradients_in_memory_of_the_users():
-    """One flat tensor for all gradients, of which each `.grad` is a view."""
+    """Each `.grad` is a view of one flat tensor that belongs to the user."""
     model, reference = mlp(), mlp()
     ddp = herring.DistributedDataParallel(model)
     flat = torch.zeros(sum(p.numel() for p in model.parameters()))
@@ -164,7 +164,7 @@ def replaced_head():
             train(ddp, torch.optim.SGD(model.parameters(), lr=0.1), mine, 2)
             same_everywhere(model.parameters())
             ddp.close()
-    # Behind the optimizer's back, and by the way that is meant for it.
+    # Adds parameters by modifying a group directly, and with the method meant for it.
     model = mlp()
     optimizer = herring.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     train(model, optimizer, mine, 2)
@@ -180,7 +180,7 @@ def replaced_head():
 
 @case
 def two_forward_passes():
-    """Siamese networks, D(real) + D(fake): statistics go to all in between."""
+    """Siamese networks and GANs make two passes, between which statistics go to all ranks."""
     torch.manual_seed(herring.rank())
     model = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
     ddp = herring.DistributedDataParallel(model)
@@ -195,7 +195,7 @@ def two_forward_passes():
 
 @case
 def returned_parameter():
-    """Hooks on what forward returns go with the graph, or there is one of them."""
+    """Hooks on outputs of forward vanish with the graph, or exist only once per parameter."""
 
     class Returns(nn.Module):
         def __init__(self):
@@ -234,7 +234,7 @@ def synchronize_then_step():
         optimizer.synchronize()
         optimizer.step()
         assert optimizer._reducer.rounds == step + 1
-    for touched in (1, 0):  # and where only some of the ranks have touched a parameter
+    for touched in (1, 0):  # also if only some ranks touched a parameter
         optimizer.zero_grad()
         if herring.rank() >= touched:
             F.cross_entropy(model(mine(5)[0]), mine(5)[1]).backward()
@@ -246,7 +246,7 @@ def synchronize_then_step():
 
 @case
 def forked_child():
-    """A child that trains the model must be told that it is no member of the job."""
+    """A forked child that trains the model gets the error that it is not a member of the job."""
     model = mlp()
     ddp = herring.DistributedDataParallel(model)
     train(ddp, torch.optim.SGD(model.parameters(), lr=0.1), mine, 2)
@@ -272,7 +272,7 @@ def forked_child():
 
 @case
 def copies():
-    """Copies exchange nothing, until they are trained themselves."""
+    """Copies of a wrapper do not communicate until they are trained themselves."""
     model = mlp()
     model[1] = nn.BatchNorm1d(32)
     ddp = herring.DistributedDataParallel(model)
@@ -383,7 +383,7 @@ def sparse_adam():
         for step in range(5):
             for optimizer in (*optimizers, *heads):
                 optimizer.zero_grad()
-            # The second table is used by the last rank alone, and in step 3 by none.
+            # Only the last rank uses the second table, and no rank uses it in step 3.
             used = [step != 3 and r == size - 1 for r in range(size)]
             ddp(words(step, rank), used[rank]).square().mean().backward()
             for r in range(size):
@@ -403,7 +403,7 @@ def sparse_adam():
 
 @case
 def sparse_and_dense():
-    """Rows of one table that is also used densely, found out only while training."""
+    """Training reveals that a table with sparse gradients is also used densely."""
 
     class Tied(nn.Module):
         def __init__(self):
@@ -433,7 +433,7 @@ def sparse_and_dense():
 
 @case
 def modified_in_place():
-    """Autograd complains where a collective has overwritten what it needs."""
+    """Autograd raises an error if a collective has overwritten a tensor that autograd needs."""
     import herring as arrays
 
     for write in (
@@ -461,7 +461,7 @@ def modified_in_place():
 
 @case
 def gradients_of_collectives():
-    """Against all ranks' inputs in one graph."""
+    """Compares gradients of collectives with one graph that has all ranks' inputs."""
     rank, size = herring.rank(), herring.size()
 
     def inputs(rows):
@@ -513,7 +513,7 @@ def gradients_of_collectives():
 
 @case
 def compiled_with_buffers():
-    """What forward exchanges stays out of compiled graphs."""
+    """The communication in forward stays out of compiled graphs."""
     model = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
     reference = copy.deepcopy(model)
     inner, outer = herring.DistributedDataParallel(model), None
@@ -529,7 +529,7 @@ def compiled_with_buffers():
 
 @case
 def many_small_parameters():
-    """What a gradient costs in Python is little, as it adds up: calls are counted, not seconds."""
+    """A gradient costs few Python calls; the case counts calls, not seconds."""
 
     class Small(nn.Module):
         def __init__(self):
@@ -560,7 +560,7 @@ def many_small_parameters():
 
 @case
 def refused_by_one_rank():
-    """What one rank refuses, all learn at once."""
+    """All ranks learn at once that one rank has refused a call."""
     wrong = torch.zeros(4, 4).t()[:, :2] if herring.rank() == 1 else torch.zeros(4, 2)
     for call in (
         herring.allreduce,

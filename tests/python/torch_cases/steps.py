@@ -1,4 +1,4 @@
-"""DistributedDataParallel: what a training step computes."""
+"""Cases for what a training step computes with DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .support import batch, case, close, everyones_batch, mine, mlp, raises, sam
 def equals_one_process():
     for set_to_none in (True, False):
         reference = mlp()
-        model = mlp(seed=7 + herring.rank())  # rank 0's must win
+        model = mlp(seed=7 + herring.rank())  # rank 0's values must win
         ddp = herring.DistributedDataParallel(model)
         optimizers = [
             torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, reference)
@@ -62,7 +62,7 @@ def wire_dtype():
 
 
 class Branches(nn.Module):
-    """Only the branches asked for take part."""
+    """A model in which only the requested branches take part."""
 
     def __init__(self):
         super().__init__()
@@ -82,7 +82,7 @@ def unused_parameters():
     reference = Branches()
     ddp = herring.DistributedDataParallel(model)
     for step in range(6):
-        # Branch 4 is never used; 3 only by the last rank; 0 to 2 vary with the step and the rank.
+        # No rank uses branch 4, only the last uses 3, and 0 to 2 vary with the step and the rank.
         used = [[(step + r) % 3] + ([3] if r == size - 1 else []) for r in range(size)]
         model.zero_grad()
         inputs, labels = mine(step)
@@ -97,7 +97,7 @@ def unused_parameters():
                 close(p.grad, q.grad, 1e-6)
     assert model.branches[4].weight.grad is None
     assert model.frozen.weight.grad is None
-    # A rank whose output depends on no parameter at all, and a step where that holds for all.
+    # The output depends on no parameter: first on rank 0 only, then on all ranks.
     for touching in (range(1, size), range(0)):
         model.zero_grad()
         inputs = torch.ones(2, 16, requires_grad=True)
@@ -137,7 +137,7 @@ def no_sync():
 
 @case
 def repeated_backward():
-    """Two passes without a step between them; gradients add up as in one process."""
+    """Gradients of two passes without a step between them add up as in one process."""
     model, reference = mlp(), mlp()
     ddp = herring.DistributedDataParallel(model)
     for step in range(3):
@@ -174,14 +174,14 @@ def grad_views():
         assert all(torch.equal(a, b) for a, b in zip(kept, values))
         optimizer.zero_grad()
         inputs, labels = mine(0)
-        F.cross_entropy(model(inputs), labels).backward()  # alone again, without hooks
+        F.cross_entropy(model(inputs), labels).backward()  # without hooks after close
         assert all(torch.equal(a, b) for a, b in zip(kept, values))
 
 
 @case
 def join():
     rank, size = herring.rank(), herring.size()
-    # Rank r has 3 + 2 r batches, but for rank 1, which has none at all.
+    # Rank r has 3 + 2 r batches, except for rank 1, which has none.
     counts = [0 if r == 1 else 3 + 2 * r for r in range(size)]
     for with_buffers in (False, True):
         model, reference = mlp(), mlp()
@@ -213,7 +213,7 @@ def join():
 
 @case
 def join_without_rank_0():
-    """Rank 0, who records the order, has data only later."""
+    """Rank 0, which records the order, has no data at first."""
     rank = herring.rank()
     model = mlp()
     ddp = herring.DistributedDataParallel(model)
@@ -228,7 +228,7 @@ def join_without_rank_0():
 
 @case
 def amp():
-    """GradScaler and clipping see averages."""
+    """GradScaler and clipping see averaged gradients."""
     model = mlp()
     ddp = herring.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

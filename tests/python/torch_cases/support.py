@@ -1,4 +1,4 @@
-"""What the cases share: small models and data, comparisons, the list of cases."""
+"""What the cases share: small models and data, comparisons, and the list of cases."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 import herring.torch as herring
 
 CASES: dict[str, Any] = {}
-GROUP_CASES: dict[str, Any] = {}  # for four workers
+GROUP_CASES: dict[str, Any] = {}  # cases for four workers
 
 
 def case(function):
@@ -47,7 +47,7 @@ def everyones_batch(step: int, ranks: int | None = None) -> tuple[torch.Tensor, 
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
-    """Asserts a relative error in the norm."""
+    """Asserts that the relative error in the norm is at most `tolerance`."""
     error = (actual.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-30)
     assert error <= tolerance, f"relative error {error:.3g} > {tolerance:.3g}"
 

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: buffers, interface, errors."""
+"""Cases for DistributedDataParallel: buffers, interface, and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Fails(torch.autograd.Function):
 
 
 class Planted(nn.Module):
-    """Raises in the backward pass when told to, after some gradients have been produced."""
+    """Raises in the backward pass if armed, after some gradients have been produced."""
 
     armed = False
 
@@ -49,7 +49,7 @@ def backward_raises():
             for step in range(4):
                 optimizer.zero_grad()
                 inputs, labels = mine(step)
-                if step in (0, 2):  # with the provisional plan and with the final one
+                if step in (0, 2):  # with the provisional and with the final plan
                     model[2].armed = failing = rank in culprits
                     output = ddp(inputs)
                     model[2].armed = False
@@ -87,7 +87,7 @@ def buffers():
     same_everywhere(model.parameters())
     model.scale.fill_(rank + 5)
     ddp.eval()
-    ddp(mine(0)[0])  # eval mode and no_grad: a rank may do this alone
+    ddp(mine(0)[0])  # in eval mode or no_grad, a rank may call forward alone
     if rank == 0:
         ddp(mine(0)[0])
     ddp.train()
