@@ -388,7 +388,7 @@ raises(wrong, "herring.Group", lambda: hj.allreduce(jnp.ones(3), group=1))
 os.environ["HERRING_JAX_IMPL"] = "mpi"
 raises(herring.ConfigurationError, "HERRING_JAX_IMPL=mpi", hj.allreduce, jnp.ones(3))
 del os.environ["HERRING_JAX_IMPL"]
-late = jax.jit(lambda x: hj.allreduce(x, timeout=2.0))
+late = jax.jit(lambda x: hj.allreduce(x, timeout="2s"))
 if r == 0:
     fails("TimeoutError", "rank 1", late, jnp.ones(3))
 herring.barrier()

@@ -15,6 +15,7 @@ import herring
 PACKAGE = Path(herring.__file__).parent
 
 PROGRAM = """
+import datetime
 import herring
 import numpy as np
 
@@ -28,7 +29,9 @@ partial = herring.allreduce(array, sync=herring.Quorum(2))
 herring.rank(3)  # call-arg
 herring.allreduce(array, op=1)  # arg-type
 herring.allreduce(array, opp="sum")  # call-arg
-handle.wait(timeout="soon")  # arg-type
+handle.wait(timeout=[3])  # arg-type
+handle.wait(timeout="3s")
+herring.barrier(timeout=datetime.timedelta(seconds=3))
 size: str = herring.size()  # assignment
 herring.nothing()  # attr-defined
 """
@@ -73,7 +76,9 @@ def train(model: nn.Module, batches: list[tuple[torch.Tensor, torch.Tensor]]) ->
         loss = nn.functional.cross_entropy(wrapped(inputs), labels)
         loss.backward()
         optimizer.step()
-    mean: torch.Tensor = herring_torch.allreduce(loss.detach())
+    mean: torch.Tensor = herring_torch.allreduce(loss.detach(), timeout="5s")
+    herring_torch.allreduce(mean, torch.distributed.ReduceOp.SUM)
+    herring_torch.reduce(mean, torch.distributed.ReduceOp(torch.distributed.ReduceOp.MAX))
     return float(mean)
 
 

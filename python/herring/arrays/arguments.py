@@ -9,12 +9,13 @@ from __future__ import annotations
 import datetime
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from herring import _core
 from herring.errors import ConfigurationError, InvalidArgumentError
 
 __all__ = [
+    "Timeout",
     "boolean_of",
     "count_of",
     "function_of",
@@ -28,13 +29,16 @@ __all__ = [
     "text_of",
 ]
 
+#: A time limit that `seconds_of` takes.
+Timeout: TypeAlias = float | str | datetime.timedelta | None
+
 _LONGEST_NAME = 512  # bytes of UTF-8
 # Maps torch's operators to Herring's; torch's other operators have no counterpart here.
 _OF_TORCH = {"SUM": "sum", "AVG": "average", "MIN": "min", "MAX": "max", "PRODUCT": "product"}
 _OPERATORS = tuple(_OF_TORCH.values())
 
 
-def seconds_of(timeout: Any, what: str = "timeout") -> float:
+def seconds_of(timeout: Timeout, what: str = "timeout") -> float:
     """Returns a time-out in seconds; 0 means that none was given.
 
     Args:

@@ -24,6 +24,7 @@ import numpy as np
 
 from herring import _core
 from herring.arrays.arguments import (
+    Timeout,
     count_of,
     function_of,
     options_of,
@@ -85,7 +86,7 @@ class Handle:
         """Returns whether `wait` would return or raise at once."""
         return self._operation.done()
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: Timeout = None) -> Any:
         """Waits for the result and returns the array.
 
         Args:
@@ -107,7 +108,7 @@ class Handle:
         note_write(self._array)
         return self._array
 
-    def exception(self, timeout: float | None = None) -> HerringError | None:
+    def exception(self, timeout: Timeout = None) -> HerringError | None:
         """Waits for the end of the operation and returns its error; None means success.
 
         Args:
@@ -158,7 +159,7 @@ def submit(
     kind: str,
     array: Any,
     name: str | None,
-    timeout: float | None,
+    timeout: Timeout,
     group: Group | None = None,
     *,
     waits: bool = True,
@@ -232,7 +233,7 @@ def allreduce_async(
     name: str | None = None,
     prescale: float = 1.0,
     postscale: float = 1.0,
-    timeout: float | None = None,
+    timeout: Timeout = None,
     algorithm: str = "herring",
     group: Group | None = None,
 ) -> Handle:
@@ -276,7 +277,7 @@ def broadcast(
     root: int = 0,
     *,
     name: str | None = None,
-    timeout: float | None = None,
+    timeout: Timeout = None,
     group: Group | None = None,
 ) -> Any:
     """Copies `array` of rank `root` into `array` of every rank, in place.
@@ -306,7 +307,7 @@ def _collect(
     kind: str,
     array: Any,
     name: str | None,
-    timeout: float | None,
+    timeout: Timeout,
     group: Group | None,
     splits: Sequence[int] | None = None,
     agreement: str = "",
@@ -346,7 +347,7 @@ def allgather(
     array: Any,
     *,
     name: str | None = None,
-    timeout: float | None = None,
+    timeout: Timeout = None,
     group: Group | None = None,
 ) -> np.ndarray:
     """Concatenates the arrays of all ranks along the first dimension, in rank order.
@@ -379,7 +380,7 @@ def reduce_scatter(
     name: str | None = None,
     prescale: float = 1.0,
     postscale: float = 1.0,
-    timeout: float | None = None,
+    timeout: Timeout = None,
     group: Group | None = None,
 ) -> np.ndarray:
     """Reduces `array` over all ranks and leaves each rank one part of its first dimension.
@@ -425,7 +426,7 @@ def alltoall(
     splits: Sequence[int] | None = None,
     *,
     name: str | None = None,
-    timeout: float | None = None,
+    timeout: Timeout = None,
     group: Group | None = None,
 ) -> np.ndarray:
     """Sends a part of the first dimension to each rank and concatenates the parts received.
@@ -455,7 +456,7 @@ def exchange(
     array: Any,
     splits: Sequence[int] | None,
     name: str | None,
-    timeout: float | None,
+    timeout: Timeout,
     group: Group | None,
     agreement: str,
 ) -> np.ndarray:
@@ -495,7 +496,7 @@ def checked_splits(
 
 
 def barrier(
-    *, name: str | None = None, timeout: float | None = None, group: Group | None = None
+    *, name: str | None = None, timeout: Timeout = None, group: Group | None = None
 ) -> None:
     """Returns when every rank has called it.
 
@@ -516,7 +517,7 @@ def broadcast_object(
     root: int = 0,
     *,
     name: str | None = None,
-    timeout: float | None = None,
+    timeout: Timeout = None,
     group: Group | None = None,
 ) -> Any:
     """Hands a picklable object of rank `root` to every rank.
@@ -570,7 +571,7 @@ def allgather_object(
     obj: Any,
     *,
     name: str | None = None,
-    timeout: float | None = None,
+    timeout: Timeout = None,
     group: Group | None = None,
 ) -> list[Any]:
     """Hands a picklable object of every rank to every rank.

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from herring import _core
+from herring.arrays.arguments import Timeout
 from herring.arrays.calls import called, named
 from herring.arrays.collectives import Handle, submit
 from herring.arrays.groups import Group
@@ -37,7 +38,7 @@ def _start(
     kind: str,
     arrays: Any,
     name: str | None,
-    timeout: float | None,
+    timeout: Timeout,
     group: Group | None,
     *,
     waits: bool = True,
@@ -73,7 +74,7 @@ def grouped_allreduce(
     name: str | None = None,
     prescale: float = 1.0,
     postscale: float = 1.0,
-    timeout: float | None = None,
+    timeout: Timeout = None,
     group: Group | None = None,
 ) -> list[Any]:
     """Reduces each array of a list over all ranks, in place: all arrays or none.
@@ -109,7 +110,7 @@ def grouped_allreduce_async(
     name: str | None = None,
     prescale: float = 1.0,
     postscale: float = 1.0,
-    timeout: float | None = None,
+    timeout: Timeout = None,
     group: Group | None = None,
 ) -> Handle:
     """Starts a `grouped_allreduce`; the handle's `wait` returns the arrays, as a list.
@@ -144,7 +145,7 @@ def grouped_reduce_scatter(
     name: str | None = None,
     prescale: float = 1.0,
     postscale: float = 1.0,
-    timeout: float | None = None,
+    timeout: Timeout = None,
     group: Group | None = None,
 ) -> list[np.ndarray]:
     """Reduces each array of a list over all ranks and leaves each rank a part of every array.
@@ -180,7 +181,7 @@ def grouped_allgather(
     arrays: Sequence[Any],
     *,
     name: str | None = None,
-    timeout: float | None = None,
+    timeout: Timeout = None,
     group: Group | None = None,
 ) -> list[np.ndarray]:
     """Concatenates each array of a list over all ranks along its first dimension, in rank order.
@@ -212,7 +213,7 @@ def grouped_broadcast(
     root: int = 0,
     *,
     name: str | None = None,
-    timeout: float | None = None,
+    timeout: Timeout = None,
     group: Group | None = None,
 ) -> list[Any]:
     """Copies each array of the root's list into that of every rank, in place: all or none.

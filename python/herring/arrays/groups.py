@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from herring import _core
-from herring.arrays.arguments import count_of, name_given, seconds_of, shown
+from herring.arrays.arguments import Timeout, count_of, name_given, seconds_of, shown
 from herring.arrays.names import forget_names_among, next_name
 from herring.arrays.runtime import job, require_running
 from herring.errors import InvalidArgumentError
@@ -125,9 +125,7 @@ def scope_of(group: Group | None) -> Scope:
     return Scope(members, members.rank, members.size)
 
 
-def new_group(
-    ranks: Sequence[int], *, name: str | None = None, timeout: float | None = None
-) -> Group:
+def new_group(ranks: Sequence[int], *, name: str | None = None, timeout: Timeout = None) -> Group:
     """Makes a group of these ranks (collective among them).
 
     Every member calls `new_group` with the same ranks. The n-th call with a list on one member

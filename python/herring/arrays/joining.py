@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from herring.arrays.arguments import seconds_of
+from herring.arrays.arguments import Timeout, seconds_of
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.names import number_anew_after
 from herring.arrays.runtime import job
@@ -10,7 +10,7 @@ from herring.arrays.runtime import job
 __all__ = ["join"]
 
 
-def join(*, timeout: float | None = None, group: Group | None = None) -> int:
+def join(*, timeout: Timeout = None, group: Group | None = None) -> int:
     """Lets the other ranks go on without this rank until every rank has called `join`.
 
     `join` is for uneven data: a rank that has no more data calls it while the others still call

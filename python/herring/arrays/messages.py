@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from herring.arrays.arguments import count_of, rank_of, seconds_of
+from herring.arrays.arguments import Timeout, count_of, rank_of, seconds_of
 from herring.arrays.collectives import Handle, note_write
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.runtime import job
@@ -38,7 +38,7 @@ def send(
     to: int,
     tag: int = 0,
     *,
-    timeout: float | None = None,
+    timeout: Timeout = None,
     group: Group | None = None,
 ) -> None:
     """Sends `array` to one rank; returns when that rank receives it and `array` may be changed.
@@ -65,7 +65,7 @@ def send_async(
     to: int,
     tag: int = 0,
     *,
-    timeout: float | None = None,
+    timeout: Timeout = None,
     group: Group | None = None,
 ) -> Handle:
     """Starts sending `array` to one rank and returns at once.
@@ -93,7 +93,7 @@ def receive(
     source: int | None = None,
     tag: int | None = 0,
     *,
-    timeout: float | None = None,
+    timeout: Timeout = None,
     group: Group | None = None,
 ) -> int:
     """Receives a message into `array`.
@@ -125,7 +125,7 @@ def receive_async(
     source: int | None = None,
     tag: int | None = 0,
     *,
-    timeout: float | None = None,
+    timeout: Timeout = None,
     group: Group | None = None,
 ) -> Receiving:
     """Starts receiving a message into `array` and returns at once.
@@ -155,7 +155,7 @@ def _submit(
     array: Any,
     other: int | None,
     tag: int | None,
-    timeout: float | None,
+    timeout: Timeout,
     group: Group | None,
 ) -> Any:
     scope = scope_of(group)

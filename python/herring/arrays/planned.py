@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 
 from herring import _core
-from herring.arrays.arguments import boolean_of, count_of, operator_of, seconds_of, shown, text_of
+from herring.arrays.arguments import (
+    Timeout,
+    boolean_of,
+    count_of,
+    operator_of,
+    seconds_of,
+    shown,
+    text_of,
+)
 from herring.arrays.calls import called, named
 from herring.arrays.collectives import allgather_object, check_same
 from herring.arrays.devices import find_compiler, stream_of
@@ -241,7 +249,7 @@ class PlannedReduction:
         """
         return self._open.notes
 
-    def wait(self, timeout: float | None = None) -> None:
+    def wait(self, timeout: Timeout = None) -> None:
         """Returns when all buffers of the round are reduced in place and the note has arrived.
 
         On a GPU, work that is queued after the return sees the results.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from herring.arrays.arguments import Timeout
 from herring.arrays.collectives import Handle, note_write, submit
 from herring.arrays.groups import Group
 from herring.arrays.partial import Quorum, Replay, allreduce_in_rounds
@@ -19,7 +20,7 @@ def allreduce(
     name: str | None = None,
     prescale: float = 1.0,
     postscale: float = 1.0,
-    timeout: float | None = None,
+    timeout: Timeout = None,
     algorithm: str = "herring",
     sync: str | Quorum | Replay | None = None,
     group: Group | None = None,

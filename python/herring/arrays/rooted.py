@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from herring.arrays.arguments import rank_of
+from herring.arrays.arguments import Timeout, rank_of
 from herring.arrays.calls import called, named
 from herring.arrays.collectives import (
     broadcast_object,
@@ -30,7 +30,7 @@ def reduce(
     name: str | None = None,
     prescale: float = 1.0,
     postscale: float = 1.0,
-    timeout: float | None = None,
+    timeout: Timeout = None,
     group: Group | None = None,
 ) -> np.ndarray | None:
     """Reduces `array` over all ranks and leaves the result on one of them.
@@ -79,7 +79,7 @@ def gather(
     root: int = 0,
     *,
     name: str | None = None,
-    timeout: float | None = None,
+    timeout: Timeout = None,
     group: Group | None = None,
 ) -> np.ndarray | None:
     """Concatenates the arrays of all ranks along the first dimension on one rank.
@@ -115,7 +115,7 @@ def scatter(
     splits: Sequence[int] | None = None,
     *,
     name: str | None = None,
-    timeout: float | None = None,
+    timeout: Timeout = None,
     group: Group | None = None,
 ) -> np.ndarray:
     """Hands each rank one part of the first dimension of the root's array.

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from herring.arrays.arguments import Timeout, seconds_of
 from herring.arrays.groups import Group, scope_of
 from herring.errors import InvalidArgumentError
 from herring.jax.calls import Call, execute
@@ -40,7 +41,7 @@ def allreduce(
     name: str | None = None,
     prescale: float = 1.0,
     postscale: float = 1.0,
-    timeout: float | None = None,
+    timeout: Timeout = None,
     group: Group | None = None,
 ) -> Any:
     """Reduces every leaf of `tree` over all ranks, element by element.
@@ -57,7 +58,8 @@ def allreduce(
       name: identifies the call across ranks; None: the place of the call identifies it.
       prescale: multiplies every rank's values first (floats only).
       postscale: multiplies the result (floats only).
-      timeout: seconds until the operation fails; None: ``HERRING_TIMEOUT``.
+      timeout: seconds, or a text such as "5s", until the operation fails; None:
+        ``HERRING_TIMEOUT``.
       group: the `herring.Group` that takes part; None: all ranks.
 
     Returns:
@@ -85,7 +87,7 @@ def reduce_leaves(
     name: str | None,
     prescale: float = 1.0,
     postscale: float = 1.0,
-    timeout: float | None = None,
+    timeout: Timeout = None,
     group: Group | None = None,
     refusal: str = "",
 ) -> list[Any]:
@@ -97,7 +99,8 @@ def reduce_leaves(
       name: identifies the call across ranks; None: the place of the call identifies it.
       prescale: multiplies every rank's values first (floats only).
       postscale: multiplies the result (floats only).
-      timeout: seconds until the operation fails; None: ``HERRING_TIMEOUT``.
+      timeout: seconds, or a text such as "5s", until the operation fails; None:
+        ``HERRING_TIMEOUT``.
       group: the `herring.Group` that takes part; None: all ranks.
       refusal: why this rank refuses the call; all ranks raise InvalidArgumentError with this text.
         "": it does not refuse.
@@ -117,7 +120,7 @@ def broadcast(
     root: int = 0,
     *,
     name: str | None = None,
-    timeout: float | None = None,
+    timeout: Timeout = None,
     group: Group | None = None,
 ) -> Any:
     """Returns on every rank the `tree` of rank `root`.
@@ -127,7 +130,8 @@ def broadcast(
         Structure, shapes and dtypes must be equal on all ranks.
       root: a rank; its index inside the group if there is a group.
       name: identifies the call across ranks; None: the place of the call identifies it.
-      timeout: seconds until the operation fails; None: ``HERRING_TIMEOUT``.
+      timeout: seconds, or a text such as "5s", until the operation fails; None:
+        ``HERRING_TIMEOUT``.
       group: the `herring.Group` that takes part; None: all ranks.
 
     Returns:
@@ -150,7 +154,7 @@ def allgather(
     tree: Any,
     *,
     name: str | None = None,
-    timeout: float | None = None,
+    timeout: Timeout = None,
     group: Group | None = None,
 ) -> Any:
     """Concatenates each leaf over all ranks along its first dimension, in rank order.
@@ -160,7 +164,8 @@ def allgather(
         first dimension too) and dtypes must be equal on all ranks, because a program's shapes are
         fixed when it is compiled.
       name: identifies the call across ranks; None: the place of the call identifies it.
-      timeout: seconds until the operation fails; None: ``HERRING_TIMEOUT``.
+      timeout: seconds, or a text such as "5s", until the operation fails; None:
+        ``HERRING_TIMEOUT``.
       group: the `herring.Group` that takes part; None: all ranks.
 
     Returns:
@@ -185,7 +190,7 @@ def reduce_scatter(
     name: str | None = None,
     prescale: float = 1.0,
     postscale: float = 1.0,
-    timeout: float | None = None,
+    timeout: Timeout = None,
     group: Group | None = None,
 ) -> Any:
     """Reduces each leaf over all ranks and gives each rank its part of the first dimension.
@@ -197,7 +202,8 @@ def reduce_scatter(
       name: identifies the call across ranks; None: the place of the call identifies it.
       prescale: multiplies every rank's values first (floats only).
       postscale: multiplies the result (floats only).
-      timeout: seconds until the operation fails; None: ``HERRING_TIMEOUT``.
+      timeout: seconds, or a text such as "5s", until the operation fails; None:
+        ``HERRING_TIMEOUT``.
       group: the `herring.Group` that takes part; None: all ranks.
 
     Returns:
@@ -286,7 +292,7 @@ def _in_calls(
     kind: str,
     leaves: list[Any],
     name: str | None,
-    timeout: float | None,
+    timeout: Timeout,
     group: Group | None,
     buckets: Sequence[Sequence[int]],
     make: Callable[..., Sequence[Any]],
@@ -294,8 +300,7 @@ def _in_calls(
     **options: Any,
 ) -> list[Any]:
     """Calls one operation for each bucket; leaves without elements are not sent."""
-    if timeout is not None and not timeout > 0:
-        raise InvalidArgumentError(f"timeout is {timeout}; it must be more than 0 seconds, or None")
+    seconds = seconds_of(timeout)
     scope_of(group)
     shapes = shapes or [leaf.shape for leaf in leaves]
     found = [
@@ -306,7 +311,7 @@ def _in_calls(
     token = last_token()
     for number, bucket in enumerate(buckets):
         call = Call(
-            kind, f"{key}/{number}" if number else key, group=group, timeout=timeout or 0.0,
+            kind, f"{key}/{number}" if number else key, group=group, timeout=seconds,
             in_place=len(buckets) > 1, **options,
         )  # fmt: skip
         results = tuple(

@@ -18,6 +18,7 @@ from herring.arrays.calls import called, named
 from herring.arrays.groups import Group, scope_of
 from herring.errors import InvalidArgumentError
 from herring.torch import functions
+from herring.torch.operators import Operator
 from herring.torch.tensors import require_strided
 
 __all__ = ["allgather", "allreduce", "alltoall", "broadcast", "reduce_scatter"]
@@ -25,7 +26,7 @@ __all__ = ["allgather", "allreduce", "alltoall", "broadcast", "reduce_scatter"]
 
 def allreduce(
     tensor: torch.Tensor,
-    op: str = "average",
+    op: Operator = "average",
     *,
     name: str | None = None,
     group: Group | None = None,
@@ -48,7 +49,7 @@ def allreduce(
       TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     name = _checked(tensor, "allreduce", name, group, op)
-    return _AllReduce.apply(tensor, op, name, group)
+    return _AllReduce.apply(tensor, operator_of(op), name, group)
 
 
 def broadcast(
@@ -101,7 +102,7 @@ def allgather(
 
 def reduce_scatter(
     tensor: torch.Tensor,
-    op: str = "average",
+    op: Operator = "average",
     *,
     name: str | None = None,
     group: Group | None = None,
@@ -124,7 +125,7 @@ def reduce_scatter(
       TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     name = _checked(tensor, "reduce_scatter", name, group, op)
-    return _ReduceScatter.apply(tensor, op, name, group)
+    return _ReduceScatter.apply(tensor, operator_of(op), name, group)
 
 
 def alltoall(
@@ -156,7 +157,7 @@ def alltoall(
 
 
 def _checked(
-    tensor: torch.Tensor, kind: str, name: str | None, group: Group | None, op: str = "sum"
+    tensor: torch.Tensor, kind: str, name: str | None, group: Group | None, op: Operator = "sum"
 ) -> str:
     """Refuses tensors and operators without a gradient here; returns the name of the call."""
     name = named(name, kind, group)

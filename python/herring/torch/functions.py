@@ -18,12 +18,13 @@ import numpy as np
 import torch
 
 import herring
-from herring.arrays.arguments import rank_of
+from herring.arrays.arguments import Timeout, rank_of
 from herring.arrays.calls import called, named
 from herring.arrays.collectives import broadcast_object, checked_splits, exchange
 from herring.arrays.groups import Group, scope_of
 from herring.errors import InvalidArgumentError
 from herring.torch import devices
+from herring.torch.operators import Operator, name_of
 from herring.torch.tensors import dtype_name, on_host, require_dense, warn_once
 
 
@@ -39,11 +40,12 @@ class Handle:
         """Returns whether `wait` would return or raise at once."""
         return self._inner.done()
 
-    def wait(self, timeout: float | None = None) -> torch.Tensor:
+    def wait(self, timeout: Timeout = None) -> torch.Tensor:
         """Waits for the result and returns the tensor given to `allreduce_async`.
 
         Args:
-          timeout: Seconds to wait here; None means to wait until the operation's deadline.
+          timeout: Seconds to wait here, or a text such as "5s". None means to wait until the
+            operation's deadline.
 
         Returns:
           The tensor.
@@ -61,12 +63,12 @@ class Handle:
 
 def allreduce(
     tensor: torch.Tensor,
-    op: str = "average",
+    op: Operator = "average",
     *,
     name: str | None = None,
     prescale: float = 1.0,
     postscale: float = 1.0,
-    timeout: float | None = None,
+    timeout: Timeout = None,
     algorithm: str = "herring",
     group: Group | None = None,
 ) -> torch.Tensor:
@@ -75,11 +77,13 @@ def allreduce(
     Args:
       tensor: Any shape; float16, bfloat16, float32, float64 and, except for "average", int8, int16,
         int32, int64, uint8 and bool.
-      op: "average", "sum", "min", "max" or "product".
+      op: "average", "sum", "min", "max" or "product", or a
+        `torch.distributed.ReduceOp`.
       name: Identifies the operation across ranks; None numbers the calls.
       prescale: A factor for this rank's contribution (floats only).
       postscale: A factor for the result (floats only).
-      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
+      timeout: Seconds, or a text such as "5s", until the operation fails; None means
+        ``HERRING_TIMEOUT``.
       algorithm: "herring", "server", "tree", "ring", "butterfly" or "cuda-butterfly"; see
         `herring.allreduce`.
       group: The group that takes part, from `herring.new_group`; None means all ranks.
@@ -96,7 +100,7 @@ def allreduce(
     """
     return allreduce_async(
         tensor,
-        op,
+        name_of(op),
         name=name,
         prescale=prescale,
         postscale=postscale,
@@ -108,12 +112,12 @@ def allreduce(
 
 def allreduce_async(
     tensor: torch.Tensor,
-    op: str = "average",
+    op: Operator = "average",
     *,
     name: str | None = None,
     prescale: float = 1.0,
     postscale: float = 1.0,
-    timeout: float | None = None,
+    timeout: Timeout = None,
     algorithm: str = "herring",
     group: Group | None = None,
 ) -> Handle:
@@ -122,11 +126,13 @@ def allreduce_async(
     Args:
       tensor: Any shape; float16, bfloat16, float32, float64 and, except for "average", int8, int16,
         int32, int64, uint8 and bool. Leave it alone until `Handle.wait` has returned.
-      op: "average", "sum", "min", "max" or "product".
+      op: "average", "sum", "min", "max" or "product", or a
+        `torch.distributed.ReduceOp`.
       name: Identifies the operation across ranks; None numbers the calls.
       prescale: A factor for this rank's contribution (floats only).
       postscale: A factor for the result (floats only).
-      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
+      timeout: Seconds, or a text such as "5s", until the operation fails; None means
+        ``HERRING_TIMEOUT``.
       algorithm: "herring", "server", "tree", "ring", "butterfly" or "cuda-butterfly"; see
         `herring.allreduce`.
       group: The group that takes part, from `herring.new_group`; None means all ranks.
@@ -143,7 +149,7 @@ def allreduce_async(
         taken, host = devices.taken(dense, "allreduce")
     inner = herring.allreduce_async(
         taken,
-        op,
+        name_of(op),
         name=name,
         prescale=prescale,
         postscale=postscale,
@@ -159,7 +165,7 @@ def broadcast(
     root: int = 0,
     *,
     name: str | None = None,
-    timeout: float | None = None,
+    timeout: Timeout = None,
     group: Group | None = None,
 ) -> torch.Tensor:
     """Gives all ranks the tensor of rank `root`, in place; also named `broadcast_`.
@@ -168,7 +174,8 @@ def broadcast(
       tensor: Equal shape and dtype on every rank.
       root: The rank whose values all ranks get; with `group`, a rank inside it.
       name: Identifies the operation across ranks; None numbers the calls.
-      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
+      timeout: Seconds, or a text such as "5s", until the operation fails; None means
+        ``HERRING_TIMEOUT``.
       group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Returns:
@@ -219,7 +226,7 @@ def allgather(
 
 def reduce(
     tensor: torch.Tensor,
-    op: str = "average",
+    op: Operator = "average",
     root: int = 0,
     *,
     name: str | None = None,
@@ -229,7 +236,8 @@ def reduce(
 
     Args:
       tensor: [n, ...], equal shape and dtype on every rank. Not changed.
-      op: "average" (floats only), "sum", "min", "max" or "product".
+      op: "average" (floats only), "sum", "min", "max" or "product", or a
+        `torch.distributed.ReduceOp`.
       root: The rank that gets the result; with `group`, a rank inside it.
       name: Identifies the operation across ranks; None numbers the calls.
       group: The group that takes part, from `herring.new_group`; None means all ranks.
@@ -247,7 +255,7 @@ def reduce(
     with called("reduce_scatter", name, group):
         dense = require_dense(tensor, "reduce")
         host = on_host(_at_least_1d(dense), "reduce")
-    found = herring.reduce(host, op, root, name=name, group=group)
+    found = herring.reduce(host, name_of(op), root, name=name, group=group)
     if found is None:
         return None
     return _tensor(found, dense.dtype, tensor.device).view(tensor.shape)
@@ -333,7 +341,7 @@ def scatter(
 
 def reduce_scatter(
     tensor: torch.Tensor,
-    op: str = "average",
+    op: Operator = "average",
     splits: Sequence[int] | None = None,
     *,
     name: str | None = None,
@@ -343,7 +351,8 @@ def reduce_scatter(
 
     Args:
       tensor: [n, ...], equal shape and dtype on every rank; rank r gets the r-th block.
-      op: "average" (floats only), "sum", "min", "max" or "product".
+      op: "average" (floats only), "sum", "min", "max" or "product", or a
+        `torch.distributed.ReduceOp`.
       splits: The number of rows for each rank, which sum to n; None makes nearly equal blocks.
       name: Identifies the operation across ranks; None numbers the calls.
       group: The group that takes part, from `herring.new_group`; None means all ranks.
@@ -360,7 +369,7 @@ def reduce_scatter(
     with called("reduce_scatter", name, group) as name:
         dense = _at_least_1d(require_dense(tensor, "reduce_scatter"))
         host = on_host(dense, "reduce_scatter")
-    result = herring.reduce_scatter(host, op, splits, name=name, group=group)
+    result = herring.reduce_scatter(host, name_of(op), splits, name=name, group=group)
     return _tensor(result, dense.dtype, tensor.device)
 
 

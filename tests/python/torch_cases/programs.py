@@ -490,6 +490,11 @@ def gradients_of_collectives():
         (lambda r: r + 1, f.allgather, lambda e, r: torch.cat(e)),
         (lambda r: r, lambda x: f.allgather(x, name="g"), lambda e, r: torch.cat(e)),
         (lambda r: rows, f.reduce_scatter, lambda e, r: (sum(e) / size)[blocks[r]]),
+        (
+            lambda r: rows,
+            lambda x: f.reduce_scatter(x, torch.distributed.ReduceOp.AVG),
+            lambda e, r: (sum(e) / size)[blocks[r]],
+        ),
         (lambda r: sum(splits[r]), lambda x: f.alltoall(x, splits[rank]), pieces),
         (lambda r: size, f.alltoall, lambda e, r: torch.cat([x[r : r + 1] for x in e])),
     ):

@@ -10,6 +10,7 @@ import numpy as np
 
 from herring import _core
 from herring.arrays.arguments import (
+    Timeout,
     boolean_of,
     count_of,
     name_given,
@@ -170,7 +171,7 @@ class PartialReduction:
         self._partial.contribute(array, waits, last, caller_waits, *place)
         self._recorder.contributed(taken, waits)
 
-    def take(self, array: Any, timeout: float | None = None) -> RoundInfo:
+    def take(self, array: Any, timeout: Timeout = None) -> RoundInfo:
         """Waits for the next round's result and writes it to `array`.
 
         Args:
@@ -191,7 +192,7 @@ class PartialReduction:
         self.statistics.add(info)
         return info
 
-    def allreduce(self, array: Any, timeout: float | None = None) -> RoundInfo:
+    def allreduce(self, array: Any, timeout: Timeout = None) -> RoundInfo:
         """Contributes `array` and writes the next round's result to it.
 
         Args:
@@ -208,7 +209,7 @@ class PartialReduction:
         self._contribute(array)
         return self.take(array, timeout)
 
-    def step(self, array: Any, result: Any, timeout: float | None = None) -> Iterator[RoundInfo]:
+    def step(self, array: Any, result: Any, timeout: Timeout = None) -> Iterator[RoundInfo]:
         """Does a step of eager SGD: takes the missed results, then contributes.
 
         If the worker has missed rounds, their results come first. The contribution then goes to the
@@ -238,7 +239,7 @@ class PartialReduction:
                 self.contribute(array, waits=False)
             raise
 
-    def flush(self, array: Any, timeout: float | None = None) -> Iterator[RoundInfo]:
+    def flush(self, array: Any, timeout: Timeout = None) -> Iterator[RoundInfo]:
         """Ends the series with a last round that is the same on all ranks; nothing stays pending.
 
         A rank that flushes while other ranks make more steps takes the results of those steps too.
@@ -344,7 +345,7 @@ def allreduce_in_rounds(
     op: str,
     sync: str | Quorum | Replay,
     name: str | None,
-    timeout: float | None,
+    timeout: Timeout,
     group: Group | None,
 ) -> bool:
     """Does `herring.allreduce` with `sync`; returns False for "full", an ordinary all-reduce."""
@@ -359,7 +360,7 @@ def flush(
     array: Any,
     *,
     name: str = "allreduce",
-    timeout: float | None = None,
+    timeout: Timeout = None,
     group: Group | None = None,
 ) -> list[np.ndarray]:
     """Ends a series of `allreduce(..., sync=)` with a round of all pending data (collective).
