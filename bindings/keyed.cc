@@ -160,6 +160,7 @@ void KeyedCalls::finish(const Key& key, std::vector<char*> places, Done done) {
     return Continuations::shared().put([key, done = std::move(done)] { done(has_ended(key)); });
   }
   worker::Future& future = *operation;
+  future.note_program_waits();  // so that messages of other ranks say where this rank is
   future.then(worker::Where::kThread, [this, key, operation = std::move(operation),
                                        places = std::move(places), done = std::move(done)] {
     const Status status = operation->status();

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -72,7 +73,13 @@ class Future {
     return changed_.wait_for(lock, std::chrono::nanoseconds(wait), is_done);
   }
 
-  // Returns the time since which some thread has been waiting; 0 if none is. Threads wait in
+  // Notes that a program waits for the result, without a thread in wait_for(). Any thread.
+  void note_program_waits() {
+    waits_since_.store(loop_->now(), std::memory_order_relaxed);
+    waits_until_.store(std::numeric_limits<Nanos>::max(), std::memory_order_relaxed);
+  }
+
+  // Returns the time since which a thread or program has waited; 0 if none does. Threads wait in
   // slices, so a short gap between two slices still counts as waiting.
   Nanos waits_since(Nanos now) const {
     if (done() || waits_until_.load(std::memory_order_relaxed) < now) return 0;

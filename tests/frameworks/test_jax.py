@@ -272,6 +272,35 @@ assert float(chain(x)[0]) == 6.0
     run(TWO, script)
 
 
+def test_swapped_calls_outside_of_programs_wait_and_name_their_lines() -> None:
+    script = """
+herring.init()
+r = rank()
+x = jnp.full(3, r + 1.0)
+def first(): return hj.allreduce(x, "sum", timeout=4)
+def second(): return hj.allreduce(x * 10, "sum", timeout=4)
+def place(call): return f":{call.__code__.co_firstlineno}."
+for _ in range(3):  # the same line meets the same line
+    assert [float(call()[0]) for call in (first, second)] == [3.0, 30.0]
+mine, theirs = (second, first) if r else (first, second)
+try:
+    mine()
+except herring.TimeoutError as error:
+    assert "jax.allreduce.eager." in str(error) and place(mine) in str(error), str(error)
+    print("named", place(theirs) in str(error), flush=True)
+else:
+    raise AssertionError("swapped calls met")
+if r == 0:
+    y = hj.allreduce(x, "sum", name="both")
+else:
+    y = hj.allreduce(x, "sum", name="both")
+assert float(y[0]) == 3.0
+"""
+    output = run(TWO, script, HERRING_WARN_AFTER="1")
+    # The rank whose time-out comes first finds the other one waiting in the other line.
+    assert "named True" in output
+
+
 def test_one_place_in_flight_twice_is_an_error() -> None:
     script = """
 import threading
@@ -380,7 +409,7 @@ raises(wrong, "uint32 is not supported", hj.allreduce, jnp.arange(3, dtype=jnp.u
 raises(wrong, "op is 'mean'", hj.allreduce, jnp.ones(3), "mean")
 raises(wrong, "one dimension", hj.allgather, jnp.float32(1))
 raises(wrong, "key_data", hj.broadcast, jax.random.key(0))
-raises(wrong, "no array", hj.broadcast, ["text"])
+raises(wrong, "a leaf is not an array", hj.broadcast, ["text"])
 raises(wrong, "ranks are 0 to 1", hj.broadcast, jnp.ones(3), 2)
 raises(wrong, "timeout is -1", lambda: hj.allreduce(jnp.ones(3), timeout=-1))
 raises(wrong, "characters", lambda: hj.allreduce(jnp.ones(3), name="n" * 300))

@@ -1,10 +1,13 @@
-"""Keys: the names of the collectives of a compiled program, which are the same on all ranks.
+"""Keys: the names of collectives, in compiled programs and outside, the same on all ranks.
 
 XLA may run independent operations in a different order on each rank. So a key names each call's
 place in the program, and native code counts how often that place was executed. A key has the kind,
 the place of the call (or the name that it was given), how often the trace has passed the place
 before, and the dtypes and dimensions of the arrays. Ranks trace the same program, but not equally
 often, since a last batch may be smaller. So nothing is counted beyond one trace.
+
+Outside of programs a key has the kind, the word "eager" and the place of the call. So two ranks
+that swap two calls wait for each other until a time-out, instead of mixing their values.
 """
 
 from __future__ import annotations
@@ -61,8 +64,9 @@ def key_of(kind: str, name: str | None, leaves: Sequence[Any]) -> str:
     # Sizes are left out, so that ranks whose sizes differ meet, and get an error that says so.
     kinds = [(str(leaf.dtype), leaf.ndim) for leaf in leaves]
     rough = zlib.crc32(repr(kinds).encode()) or 1
-    # Calls outside of programs meet in the order in which they are made.
-    where = name or (_place() if around else "eager")
+    # Calls outside of programs meet in the order in which their place makes them. The word keeps
+    # them apart from the executions of a program, which are counted on their own.
+    where = name or (_place() if around else f"eager.{_place()}")
     base = f"jax.{kind}.{where}.{rough:08x}"
     if not around:
         return base
