@@ -251,13 +251,14 @@ xla::Error* finish(xla::CallFrame* frame) {
   return nullptr;
 }
 
-// Where a program on a device runs.
+// The device and the stream in which a program runs.
 struct OnDevice {
   int device = 0;
   device::Stream stream = 0;
 };
 
-// `array`: one that the program gives to this call. Null: `where` is set.
+// Sets `where` to the place where a program runs: its stream, and the device of the first of
+// `arrays`. Returns null, or an error.
 xla::Error* look(const xla::CallFrame& frame, const xla::Operands& arrays, OnDevice& where) {
   const xla::Api& api = *frame.api;
   xla::StreamGet get{sizeof(xla::StreamGet), nullptr, frame.context, nullptr};
@@ -281,8 +282,9 @@ xla::Error* look(const xla::CallFrame& frame, const xla::Operands& arrays, OnDev
   return nullptr;
 }
 
-// As start(), of arrays on a device. Results that take the place of what they are made of keep
-// that until finish_on_device() has them; other arrays may be overwritten by what comes next.
+// Starts a call whose arrays are on a device. If a result has the same place as its argument, the
+// argument stays there until finish_on_device() brings the result. Other arguments may be
+// overwritten by what the program queues next.
 xla::Error* start_on_device(xla::CallFrame* frame) {
   if (answers(*frame)) return nullptr;
   OnDevice where;
@@ -304,8 +306,8 @@ xla::Error* start_on_device(xla::CallFrame* frame) {
   return status.ok() ? nullptr : error_of(*frame->api, status);
 }
 
-// As finish(), of arrays on a device. It returns when all is queued: the program's stream goes on
-// when the results are there.
+// Finishes a call whose arrays are on a device. Returns when everything is queued; the program's
+// stream continues when the results have arrived.
 xla::Error* finish_on_device(xla::CallFrame* frame) {
   if (answers(*frame)) return nullptr;
   OnDevice where;
@@ -322,10 +324,10 @@ xla::Error* finish_on_device(xla::CallFrame* frame) {
   return status.ok() ? nullptr : error_of(*frame->api, status);
 }
 
-// Bytes, dtype, bytes of an element, shape.
+// An array of a callback: its bytes, its dtype, the bytes of an element, its shape.
 using Described = std::tuple<nb::object, std::string, size_t, std::vector<uint64_t>>;
 
-// The collective for a callback, which waits for the result.
+// Runs a collective for a callback and waits for the result.
 void run(const std::string& kind, const std::string& key, const std::string& op, int64_t group,
          const std::string& agreement, uint32_t root, double prescale, double postscale,
          double timeout, const std::string& refusal, const std::vector<Described>& inputs,

@@ -366,8 +366,9 @@ void take_back(Handle& handle, const std::vector<device::Stream>& streams, doubl
        [&operation] { return operation.check_device(); });
 }
 
-// Of a list on a device, complete: its results go to arrays there. With `waits` the host waits for
-// that; else the streams of their library do, and until then their memory must stay.
+// Brings the results of a complete list on a device to `outputs`, arrays on the same device. With
+// `waits` the host waits for this. Otherwise the arrays' streams wait, and until then the memory of
+// the arrays must stay.
 void return_to(Handle& handle, const nb::list& outputs, bool waits, double seconds) {
   Operation& operation = *handle.operation;
   check(operation.status());

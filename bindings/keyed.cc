@@ -204,7 +204,7 @@ Status KeyedCalls::await_returns(const Key& key, size_t most) {
     const auto found = returning_.find(key);
     if (found == returning_.end() || found->second.size() <= most) return {};
     const std::shared_ptr<worker::Operation> first = found->second.front();
-    // The device may never come to what has failed.
+    // The device may never reach the results of a failed operation.
     if (first->done() && !first->status().ok()) return first->status();
     changed_.wait_for(lock, std::chrono::milliseconds(100));
     lock.unlock();

@@ -25,7 +25,7 @@ namespace herring::bindings {
 struct KeyedCall {
   std::string key;
   int64_t group = 0;            // number from KeyedCalls::add_group; 0: all ranks
-  worker::Call call;            // of a list, without its name and group
+  worker::Call call;            // a call on a list, without its name and group
   std::string refusal;          // not empty: this rank refuses the call and tells all ranks why
   Status failure;               // with a refusal: what start() returns
   std::vector<wire::Array> results;
@@ -64,17 +64,19 @@ class KeyedCalls {
   // until `done` is called. Any thread, without the GIL.
   void finish(const Key& key, std::vector<char*> places, Done done);
 
-  // The same two for arrays on a device. Threads that may call its driver, without the GIL. The
-  // call's buffers lie there, and `stream` makes them. With `overwrites`, what is queued in the
-  // stream from now on may overwrite them. May wait until an earlier execution of this key has its
-  // results, so that a host that runs ahead of its device does not take ever more memory.
+  // Starts a call whose buffers are on a device, where `stream` makes them. With `overwrites`, work
+  // that is queued in the stream from now on may overwrite them. May wait for the results of an
+  // earlier execution of this key, so that a host that runs ahead of its device does not take ever
+  // more memory. Must run on a thread that may call the device's driver, without the GIL.
   Status start(KeyedCall call, int device, device::Stream stream, bool overwrites);
-  // The places are in use until what is queued in `stream` now is through.
+  // Queues the return of the results to `places` in `stream`. The places are in use until all work
+  // that is queued in the stream now is done. Must run on a thread that may call the device's
+  // driver, without the GIL.
   Status finish(const Key& key, std::vector<worker::Operation::Place> places,
                 device::Stream stream);
   // Waits until the results of all executions are on their devices, but no longer than this.
   void settle(Nanos patience);
-  // Why results on a device are not there, if nobody was told; once.
+  // Returns why results on a device are missing, if no caller has been told. Returns OK afterwards.
   Status take_failure();
 
  private:
@@ -95,7 +97,7 @@ class KeyedCalls {
   // Returns an error if the last execution is still in flight.
   Status enter(const Key& key);
   std::shared_ptr<worker::Operation> claim(const Key& key);
-  // The device's, which all calls of programs share.
+  // Returns the copier of a device, which the calls of all programs share.
   Result<std::shared_ptr<device::Copier>> copier_of(int device);
   // Waits until at most so many executions of the key are on their way back to a device.
   Status await_returns(const Key& key, size_t most);
@@ -108,7 +110,7 @@ class KeyedCalls {
   std::map<int64_t, std::shared_ptr<worker::Group>> groups_;  // guarded by attached_
   int64_t next_group_ = 1;          // never used twice; guarded by attached_
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members up to failure_
   std::map<Key, Executions> executions_;
   std::map<Key, Running> running_;
   std::condition_variable changed_;

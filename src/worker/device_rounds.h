@@ -26,11 +26,11 @@ class DeviceRounds {
                                                       std::shared_ptr<device::Copier> copier);
   // Calls end().
   ~DeviceRounds();
-  // Ends it, after which nothing else may be called. Waits until no copy of it is on its way: for
-  // the job's time-out, where gradients of the running round are, and for Copier::kPatience
-  // otherwise. False: the device has not come to its copies. What it may still touch in the host's
-  // memory is kept for ever, which is logged; the caller keeps the arenas on the device. Inside a
-  // round the job fails, as with ~Planned().
+  // Ends the rounds; nothing else may be called afterwards. Waits until no copy is under way: for
+  // the job's time-out if gradients of the running round are being copied, otherwise for
+  // Copier::kPatience. Returns false if the device has not reached its copies. Host memory that the
+  // device may still access is then kept forever, which is logged, and the caller must keep the
+  // arenas on the device. Inside a round the job fails, as with ~Planned().
   bool end();
 
   Planned& planned() { return *planned_; }

@@ -115,7 +115,7 @@ def _traced(
     attributes: tuple[tuple[str, Any], ...],
     results: tuple[jax.ShapeDtypeStruct, ...],
 ) -> Callable[..., Any]:
-    """Returns a function of a token and arrays that makes XLA's calls, or that of a callback."""
+    """Returns a function of a token and arrays that makes XLA's calls or the callback's call."""
     given = dict(attributes)
 
     @jax.custom_batching.custom_vmap

@@ -15,7 +15,7 @@ def distributed_gradients(
 ) -> Any:
     """Returns a gradient transformation of optax that reduces gradients over all ranks.
 
-    It must be the first in the chain, so that all ranks update alike:
+    It must be the first in the chain, so that all ranks update in the same way:
     ``optax.chain(herring.jax.distributed_gradients(), optax.adam(1e-3))``. It has no state.
 
     Args:

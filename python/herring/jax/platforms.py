@@ -1,4 +1,4 @@
-"""Which platforms of JAX call Herring natively, and on which arrays go through host memory."""
+"""Decides how JAX calls Herring: natively, or by a callback with copies through host memory."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ START, FINISH = "herring_start", "herring_finish"
 
 
 def implementation() -> str:
-    """How programs call Herring: by the "ffi" handler, or by a "callback" of Python.
+    """Returns how programs call Herring: by the "ffi" handler, or by a "callback" of Python.
 
-    A callback makes XLA copy arrays of a GPU to host memory and back. If nobody has asked for the
-    callback, that is logged once.
+    A callback makes XLA copy arrays of a GPU to host memory and back. If the setting does not ask
+    for the callback, a warning says so once.
 
     Raises:
       ConfigurationError: ``HERRING_JAX_IMPL`` is not "auto", "ffi" or "callback", or it is "ffi"
@@ -41,7 +41,7 @@ def implementation() -> str:
 
 @functools.cache
 def _obstacle(backend: str) -> str:
-    """Why the handler cannot be used on a platform of JAX; "": it can."""
+    """Returns why the handler cannot be used on a platform of JAX; "": it can."""
     if backend == "cpu":
         return ""
     device = jax.local_devices()[0]
@@ -68,7 +68,7 @@ def _say(backend: str, why: str) -> None:
     )
 
 
-# Programs outlive jobs: which one their calls go to is known natively.
+# Handlers are registered once, because programs outlive jobs. Native code knows the current job.
 for _platform, _handlers in (
     ("cpu", _core.jax.handlers()),
     ("CUDA", _core.jax.device_handlers()),

@@ -17,8 +17,8 @@ def say_copies(what: str, tensors: Iterable[Any]) -> None:
     """Logs, once for each operation, that it copies tensors of a GPU to host memory and back.
 
     Args:
-      what: the operation, as its user knows it.
-      tensors: what it takes: tensors, variables, tf.IndexedSlices or None.
+      what: the name by which users know the operation.
+      tensors: the inputs of the operation: tensors, variables, tf.IndexedSlices or None.
     """
     device = _gpu_of(tensors)
     if device:
@@ -36,7 +36,7 @@ def _say(what: str, device: str) -> None:
 
 
 def _gpu_of(tensors: Iterable[Any]) -> str:
-    """The first GPU on which one of them lies, such as "GPU:0"; "": none does.
+    """Returns the first GPU that holds one of the tensors, such as "GPU:0"; "": none does.
 
     A tensor of a graph has no device before TensorFlow places it. It is expected on a GPU if
     TensorFlow has one.

@@ -228,7 +228,7 @@ class GradientReducer(Pausable, EndsWithPass):
 
     @property
     def round_open(self) -> bool:
-        """Whether a backward pass has begun a round and not ended it."""
+        """Returns whether a backward pass has begun a round and not ended it."""
         return self._round is not None
 
     def abandon(self, stacklevel: int = 0) -> None:

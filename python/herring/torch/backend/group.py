@@ -354,7 +354,7 @@ class HerringProcessGroup(ReducingProcessGroup):
     def _spread_list(
         self, flat: torch.Tensor, outputs: Sequence[torch.Tensor]
     ) -> Callable[[Operations], None]:
-        """As `_spread`, of the list of `flat`."""
+        """Returns a function that copies the data gathered as a list of `flat` to its places."""
 
         def then(operations: Operations) -> None:
             sizes = gathered_bytes(operations[0])

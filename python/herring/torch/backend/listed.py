@@ -16,25 +16,26 @@ _TABLE = 8  # bytes before what a rank gathers: how many rows each of its arrays
 
 
 def given(flat: torch.Tensor) -> list[Any]:
-    """What the core takes for the one tensor of a list."""
+    """Returns what the core takes for the one tensor of a list."""
     return [flat if devices.gpu_of(flat) is None else devices.exported(flat)]
 
 
 def gathered_bytes(operation: Any) -> list[int]:
-    """How many bytes each rank has gathered, by the core's number of the rank."""
+    """Returns how many bytes each rank has gathered, by the core's number of the rank."""
     return [int(count) - _TABLE for count in operation.counts]
 
 
 def result_of(
     operation: Any, flat: torch.Tensor, elements: int, into: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The result of a complete operation on the list of `flat`.
+    """Returns the result of a complete operation on the list of `flat`.
 
     Args:
-      operation: it is complete.
-      flat: what was sent, [n].
-      elements: how many the result has.
-      into: a contiguous tensor for it, of the same dtype and device; None: a new one.
+      operation: the complete operation.
+      flat: the tensor that was sent, [n].
+      elements: the number of elements of the result.
+      into: a contiguous tensor for the result, with the dtype and device of `flat`; None: a new
+        tensor is made.
 
     Returns:
       A flat tensor of the dtype of `flat`: on its GPU if the core takes tensors from there, for the

@@ -88,15 +88,19 @@ def as_dense(tensor: torch.Tensor, operation: str) -> torch.Tensor:
 
 
 def exchanges_lists(tensor: torch.Tensor) -> bool:
-    """Whether ranks gather and scatter a tensor as a list of one, which the core takes from GPUs.
+    """Returns whether ranks gather and scatter a tensor as a list of one.
 
-    All ranks decide alike, whether or not the core takes tensors from each of their GPUs.
+    The core takes such lists from GPUs. All ranks get the same answer, even if the core takes
+    tensors from the GPUs of some of them only.
     """
     return tensor.is_cuda or devices.gpu_of(tensor) is not None
 
 
 def dense_there(tensor: torch.Tensor, operation: str) -> torch.Tensor:
-    """As `as_dense`, but a tensor stays on a GPU from which the core takes tensors."""
+    """Returns a tensor's values contiguous, on its GPU if the core takes tensors from there.
+
+    Otherwise the values come in host memory, the tensor's own or a copy's.
+    """
     if tensor.layout != torch.strided or devices.gpu_of(tensor) is None:
         return as_dense(tensor, operation)
     return tensor.data.resolve_conj().resolve_neg().contiguous()
