@@ -422,9 +422,9 @@ class Launcher:
         else:
             names = ", ".join(str(child.task.rank) for child in left_out)
             what = f"rank{'s' * (len(left_out) > 1)} {names} {_NO_INIT}"
-        whose = "of it" if len(left_out) == 1 else "of them"
-        text = f"{what}: Herring has averaged nothing {whose} (--require-init: status 3)"
-        self._say("warning", text)
+        whose = "their" if len(left_out) > 1 else "its"
+        text = f"{what}, so Herring has averaged nothing of {whose} work"
+        self._say("warning", f"{text}; --require-init makes that an error (status 3)")
 
     def _listen_for_joined(self, job: str) -> None:
         self._joined = self._held.enter_context(contextlib.closing(Joined(job)))
