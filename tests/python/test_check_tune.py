@@ -118,7 +118,7 @@ def test_a_job_that_fails_is_shown_by_its_last_lines(monkeypatch: pytest.MonkeyP
 
 
 def rounds(host: float, staged: float, ipc: float) -> list[Round]:
-    """Of so many milliseconds."""
+    """Returns rounds of the three stages, given their milliseconds."""
     times = zip(("host", "staged", "ipc"), (host, staged, ipc))
     return [Round(stage, stage, seconds / 1e3) for stage, seconds in times]
 

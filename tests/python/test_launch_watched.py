@@ -34,7 +34,7 @@ def full(pipe: int) -> None:
 
 @pytest.mark.parametrize("how", ["time-out", "SIGTERM"])
 def test_a_reader_that_has_stopped_reading_stops_nothing_else(how: str) -> None:
-    """As a terminal after Ctrl-S, or a paused pager."""
+    """The reader stops, like a terminal after Ctrl-S or a paused pager."""
     ours, theirs = os.pipe()
     limit = ["--timeout", "2"] if how == "time-out" else []
     command = ["-n", "1", "--grace", "0.5", *limit, "--", sys.executable, "-c", PRINTS]

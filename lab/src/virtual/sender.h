@@ -121,7 +121,7 @@ class Sender {
   std::vector<Again> again_;  // retransmissions in the order of sending, from again_begin_ on
   size_t again_begin_ = 0;
 
-  // Of the packets that have arrived, the one that was sent last (RACK).
+  // The packet that was sent last among those that have arrived (RACK).
   Nanos rack_time_ = -1, rack_rtt_ = 0;
   uint64_t rack_number_ = 0;
   bool rack_moved_ = false;

@@ -280,7 +280,7 @@ class _Damaged(Exception):
 
 
 def _check(series: dict[str, Any], workers: int, where: str) -> None:
-    """Checks what holds for every recording; after the check no worker can wait for ever."""
+    """Checks what holds for every recording; after the check no worker can wait forever."""
     for key, kind in _OPTIONS.items():
         if not isinstance(series[key], kind) and (kind, type(series[key])) != (float, int):
             raise _Damaged(f"{where} has {key} {series[key]!r}")
