@@ -1,0 +1,107 @@
+#include "observe/recorder.h"
+
+#include <algorithm>
+
+namespace herring::observe {
+
+const char* name_of(Kind kind) {
+  switch (kind) {
+    case Kind::kRound: return "round";
+    case Kind::kBuffer: return "buffer";
+    case Kind::kCall: return "call";
+    case Kind::kSum: return "sum";
+  }
+  return "unknown";
+}
+
+const char* name_of(Moment moment) {
+  switch (moment) {
+    case Moment::kCalled: return "called";
+    case Moment::kReady: return "ready";
+    case Moment::kReduced: return "reduced";
+    case Moment::kPushed: return "pushed";
+    case Moment::kSummed: return "summed";
+    case Moment::kDone: return "done";
+  }
+  return "unknown";
+}
+
+Entry* Recorder::find(uint64_t id) {
+  if (id == 0 || entries_.empty()) return nullptr;
+  Entry& entry = entries_[id % entries_.size()];
+  return entry.id == id && !entry.ended ? &entry : nullptr;
+}
+
+uint64_t Recorder::begin(Entry entry) {
+  if (!on()) return 0;
+  std::lock_guard lock(mutex_);
+  entry.id = ++begun_count_;
+  entries_[entry.id % entries_.size()] = entry;
+  return entry.id;
+}
+
+void Recorder::mark(uint64_t id, Moment moment, Nanos when) {
+  if (id == 0) return;
+  std::lock_guard lock(mutex_);
+  Entry* entry = find(id);
+  if (entry == nullptr) return;
+  Nanos& at = entry->at[static_cast<size_t>(moment)];
+  if (at == 0) at = when;
+}
+
+void Recorder::waited(uint64_t id, Nanos duration) {
+  if (id == 0 || !on()) return;
+  std::lock_guard lock(mutex_);
+  // A program learns of the end a moment after it, so an entry that has ended counts, too.
+  Entry& entry = entries_[id % entries_.size()];
+  if (entry.id == id) entry.waited += duration;
+}
+
+void Recorder::end(uint64_t id, Nanos when, Code outcome) {
+  if (id == 0) return;
+  std::lock_guard lock(mutex_);
+  Entry* entry = find(id);
+  if (entry == nullptr) return;
+  Nanos& at = entry->at[static_cast<size_t>(Moment::kDone)];
+  if (at == 0) at = when;
+  entry->outcome = outcome;
+  entry->ended = true;
+  ended_[ended_count_++ % ended_.size()] = id;
+}
+
+std::vector<Entry> Recorder::latest(size_t most) const {
+  std::lock_guard lock(mutex_);
+  const uint64_t count = std::min<uint64_t>({most, begun_count_, entries_.size()});
+  std::vector<Entry> found;
+  found.reserve(count);
+  for (uint64_t id = begun_count_ - count + 1; id <= begun_count_; ++id) {
+    found.push_back(entries_[id % entries_.size()]);
+  }
+  return found;
+}
+
+std::vector<Entry> Recorder::ended_since(uint64_t& cursor) const {
+  std::lock_guard lock(mutex_);
+  std::vector<Entry> found;
+  if (entries_.empty()) return found;
+  const uint64_t oldest = ended_count_ - std::min<uint64_t>(ended_count_, ended_.size());
+  for (uint64_t i = std::max(cursor, oldest); i < ended_count_; ++i) {
+    const uint64_t id = ended_[i % ended_.size()];
+    const Entry& entry = entries_[id % entries_.size()];
+    if (entry.id == id) found.push_back(entry);
+  }
+  cursor = ended_count_;
+  return found;
+}
+
+uint64_t Recorder::begun() const {
+  std::lock_guard lock(mutex_);
+  return begun_count_;
+}
+
+uint64_t Recorder::ended() const {
+  std::lock_guard lock(mutex_);
+  return ended_count_;
+}
+
+}  // namespace herring::observe

@@ -1,0 +1,126 @@
+#include "observe/recorder.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <thread>
+
+namespace herring::observe {
+namespace {
+
+Entry named(const std::string& name) {
+  Entry entry;
+  entry.set_name(name);
+  return entry;
+}
+
+TEST(Recorder, KeepsTheLatestEntriesInTheOrderOfTheirBegin) {
+  Recorder recorder(4);
+  for (int i = 0; i < 6; ++i) recorder.begin(named(std::to_string(i)));
+  const auto latest = recorder.latest(10);
+  ASSERT_EQ(latest.size(), 4u);
+  for (size_t i = 0; i < latest.size(); ++i) EXPECT_EQ(latest[i].title(), std::to_string(i + 2));
+  EXPECT_EQ(recorder.latest(2).front().title(), "4");
+  EXPECT_EQ(recorder.begun(), 6u);
+}
+
+TEST(Recorder, OnlyTheFirstTimeOfAMomentCounts) {
+  Recorder recorder(4);
+  const uint64_t id = recorder.begin(named("x"));
+  recorder.mark(id, Moment::kPushed, 5);
+  recorder.mark(id, Moment::kPushed, 9);
+  recorder.end(id, 11, Code::kTimeout);
+  recorder.end(id, 12);
+  recorder.mark(id, Moment::kReady, 13);
+  const Entry entry = recorder.latest(1).front();
+  EXPECT_EQ(entry.when(Moment::kPushed), 5);
+  EXPECT_EQ(entry.when(Moment::kDone), 11);
+  EXPECT_EQ(entry.when(Moment::kReady), 0);
+  EXPECT_EQ(entry.outcome, Code::kTimeout);
+  EXPECT_EQ(recorder.ended(), 1u);
+}
+
+TEST(Recorder, MarksOfDroppedEntriesChangeNothing) {
+  Recorder recorder(2);
+  const uint64_t old = recorder.begin(named("old"));
+  recorder.begin(named("a"));
+  recorder.begin(named("b"));
+  recorder.mark(old, Moment::kReady, 7);
+  recorder.end(old, 8);
+  for (const Entry& entry : recorder.latest(2)) EXPECT_EQ(entry.when(Moment::kReady), 0);
+  EXPECT_EQ(recorder.ended(), 0u);
+}
+
+TEST(Recorder, ACursorSeesEachEndedEntryOnce) {
+  Recorder recorder(8);
+  uint64_t cursor = 0;
+  const uint64_t a = recorder.begin(named("a")), b = recorder.begin(named("b"));
+  recorder.end(b, 1);
+  auto ended = recorder.ended_since(cursor);
+  ASSERT_EQ(ended.size(), 1u);
+  EXPECT_EQ(ended[0].title(), "b");
+  EXPECT_TRUE(recorder.ended_since(cursor).empty());
+  recorder.end(a, 2);
+  ended = recorder.ended_since(cursor);
+  ASSERT_EQ(ended.size(), 1u);
+  EXPECT_EQ(ended[0].title(), "a");
+}
+
+TEST(Recorder, ASlowCursorMissesWhatTheRingHasDropped) {
+  Recorder recorder(4);
+  uint64_t cursor = 0;
+  for (int i = 0; i < 100; ++i) recorder.end(recorder.begin(named(std::to_string(i))), i + 1);
+  const auto ended = recorder.ended_since(cursor);
+  ASSERT_EQ(ended.size(), 4u);
+  EXPECT_EQ(ended.front().title(), "96");
+  EXPECT_EQ(cursor, 100u);
+}
+
+TEST(Recorder, WaitsCountAfterTheEnd) {
+  Recorder recorder(4);
+  const uint64_t id = recorder.begin(named("x"));
+  recorder.waited(id, 3);
+  recorder.end(id, 5);
+  recorder.waited(id, 4);
+  EXPECT_EQ(recorder.latest(1).front().waited, 7);
+}
+
+TEST(Recorder, OffRecordsNothing) {
+  Recorder recorder(0);
+  const uint64_t id = recorder.begin(named("x"));
+  EXPECT_EQ(id, 0u);
+  recorder.mark(id, Moment::kReady, 1);
+  recorder.waited(id, 1);
+  recorder.end(id, 2);
+  uint64_t cursor = 0;
+  EXPECT_TRUE(recorder.latest(5).empty());
+  EXPECT_TRUE(recorder.ended_since(cursor).empty());
+}
+
+TEST(Recorder, LongNamesAreCut) {
+  Entry entry;
+  entry.set_name(std::string(100, 'n'));
+  EXPECT_EQ(entry.title(), std::string(Entry::kNameBytes - 1, 'n'));
+  entry.set_name("short");
+  EXPECT_EQ(entry.title(), "short");
+}
+
+TEST(Recorder, ManyThreadsMayMark) {
+  Recorder recorder(1024);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&recorder] {
+      for (int i = 0; i < 1000; ++i) {
+        const uint64_t id = recorder.begin(named("x"));
+        recorder.mark(id, Moment::kReady, 1);
+        recorder.end(id, 2);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(recorder.begun(), 4000u);
+  EXPECT_EQ(recorder.ended(), 4000u);
+}
+
+}  // namespace
+}  // namespace herring::observe
