@@ -94,12 +94,21 @@ inline constexpr SettingSpec kSpecs[] = {
     {"connect_timeout", kSeconds, kProcess, "60",
      "Longest time to reach the rendezvous, the workers and the servers", {0.01, kWeek},
      "--start-timeout TIME"},
+    {"report_every", kSeconds, kProcess, "300",
+     "Shortest pause between two lines of the log about late ranks and what binds; rank 0 writes "
+     "them", {0.1, kWeek}},
+    {"status", kString, kProcess, "local",
+     "Where rank 0 answers herring status. local: on a socket in the user's runtime folder; "
+     "HOST:PORT: at that address, which beyond the loopback interface asks for the job's token; "
+     "off: nowhere", {1, 300}},
     {"heartbeat_interval", kSeconds, kProcess, "0.25", "Time between two heartbeats of a process",
      {0.01, 3600}},
     {"heartbeat_timeout", kSeconds, kProcess, "1.5",
      "Time after which a process counts as dead if neither it nor its system responds",
      {0.02, kWeek}},
 
+    {"observe", kBool, kJob, "true",
+     "Whether processes record what they do and report it to rank 0, which compares them"},
     {"buffer_bytes", kBytes, kJob, "0",
      "Size of a fusion buffer; 0: chosen from the sizes of the model and the cluster",
      {kKiB, 1024 * kGiB, true}},

@@ -56,12 +56,14 @@ class Channel final : private transport::FlowHandler {
   bool closed() const { return flow_->closed(); }
   size_t backlog() const { return flow_->backlog(); }
 
+  // When the process, and when it or its system, was last heard.
   Nanos heard_at() const { return heard_at_; }
+  Nanos system_heard_at() const { return std::max(heard_at_, acknowledged_at_); }
   // Checks whether the other side's system acknowledges what is sent. See Silence about `late`.
   void check_acknowledged(Nanos late, Nanos now);
   // Returns for how long neither the process nor its system was heard. A process may be stopped, or
   // held up by its disk, and a machine that acknowledges for the process is not dead.
-  Nanos silent(Nanos now) const { return now - std::max(heard_at_, acknowledged_at_); }
+  Nanos silent(Nanos now) const { return now - system_heard_at(); }
 
   void* user = nullptr;  // for the owner's use
 

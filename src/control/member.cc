@@ -15,6 +15,7 @@
 #include "base/reminders.h"
 #include "control/channel.h"
 #include "control/messages.h"
+#include "observe/clock_offset.h"
 #include "transport/epoll_loop.h"
 #include "transport/tcp/transport.h"
 
@@ -25,6 +26,8 @@ using wire::FrameType;
 
 constexpr Nanos kGoodbyeTimeout = kSecond;
 constexpr Nanos kDrainTimeout = 200 * kMillisecond;
+// Bytes that wait for the rendezvous, beyond which reports are dropped.
+constexpr size_t kMostBacklog = 1 << 20;
 // The rendezvous tells who is missing before this member's patience ends. This is extra time in
 // case it does not.
 constexpr Nanos kLastWord = 500 * kMillisecond;
@@ -130,6 +133,23 @@ class Member::Impl final : public Channel::Owner {
     });
   }
 
+  void on_rank_texts(OnRankTexts told) {
+    if (!here()) return;
+    loop_.post([this, told = std::move(told)]() mutable { on_rank_texts_ = std::move(told); });
+  }
+
+  void send_report(observe::Report report) {
+    if (!here()) return;
+    loop_.post([this, report = std::move(report)]() mutable {
+      // A connection that is full carries what matters more.
+      if (silent_ || channel_->closed() || channel_->backlog() > kMostBacklog) return;
+      report.sent = loop_.now();
+      report.offset = clock_.offset();
+      report.offset_error = clock_.error();
+      channel_->send(FrameType::kReport, observe::encode(report));
+    });
+  }
+
   void goodbye() {
     if (!here()) return;
     loop_.post([this] {
@@ -204,6 +224,7 @@ class Member::Impl final : public Channel::Owner {
         auto rhythm = decode_rhythm(payload);
         if (!rhythm.ok()) return rhythm.status();
         rhythm_ = *rhythm;
+        clock_.exchanged(rhythm->echo, rhythm->received, rhythm->sent, loop_.now());
         return {};
       }
       case FrameType::kCluster:
@@ -221,6 +242,12 @@ class Member::Impl final : public Channel::Owner {
       case FrameType::kWarning:
         log(LogLevel::kWarning, payload);
         return {};
+      case FrameType::kRankTexts: {
+        auto texts = observe::decode_rank_texts(payload);
+        if (!texts.ok()) return texts.status();
+        if (on_rank_texts_) on_rank_texts_(*texts);
+        return {};
+      }
       case FrameType::kPeerLost: {
         auto notice = decode_losses(payload);
         if (!notice.ok()) return notice.status();
@@ -353,7 +380,7 @@ class Member::Impl final : public Channel::Owner {
   }
 
   void beat() {
-    channel_->send(FrameType::kHeartbeat);
+    channel_->send(FrameType::kHeartbeat, encode(Beat{loop_.now()}));
     loop_.call_after(rhythm_.interval, [this] { beat(); });
   }
 
@@ -401,6 +428,8 @@ class Member::Impl final : public Channel::Owner {
   OnLoss on_loss_;
   OnAbort on_abort_;
   OnEnd on_end_;
+  OnRankTexts on_rank_texts_;
+  observe::ClockOffset clock_;  // of the rendezvous
   bool watched_ = false, delivering_ = false;
   bool silent_ = false;  // set by goodbye()
   bool greeted_ = false;  // the rendezvous has sent something
@@ -551,6 +580,9 @@ uint32_t Member::epoch() const { return impl_->epoch(); }
 void Member::watch(OnLoss on_loss, OnAbort on_abort, OnEnd on_end) {
   impl_->watch(std::move(on_loss), std::move(on_abort), std::move(on_end));
 }
+
+void Member::on_rank_texts(OnRankTexts told) { impl_->on_rank_texts(std::move(told)); }
+void Member::report(observe::Report report) { impl_->send_report(std::move(report)); }
 
 void Member::abort(const std::string& reason) { abort(Status(Code::kShutdown, reason)); }
 void Member::abort(const Status& why) { impl_->send_abort(why); }

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "control/cluster.h"
+#include "observe/report.h"
 #include "transport/tcp/connector.h"
 
 namespace herring::control {
@@ -44,6 +45,8 @@ class Member {
   using OnLoss = std::function<void(const Loss&)>;
   using OnAbort = std::function<void(const std::string& reason)>;
   using OnEnd = std::function<void()>;
+  // Gets what ranks do that hold others up, and nothing once nobody does.
+  using OnRankTexts = std::function<void(const observe::RankTexts&)>;
 
   // Registers a worker. Returns when the whole cluster is registered, or with the error that every
   // process gets. If this worker must start its node's colocated server, `start_server` is called
@@ -72,6 +75,10 @@ class Member {
   // on_end means that all workers have said goodbye, so servers end. No callback may destroy the
   // member. May be called only once.
   void watch(OnLoss on_loss, OnAbort on_abort, OnEnd on_end);
+  // Sets a callback, which runs on the member's thread; it must not block.
+  void on_rank_texts(OnRankTexts told);
+  // Sends a report, whose times of sending and of the clock are filled in. Any thread; never blocks.
+  void report(observe::Report report);
   // Tells everybody that this process cannot take part, so that they get this error instead of
   // waiting. Takes a bounded time.
   static void decline(Options options, wire::Role role, uint32_t rank, const Status& why);

@@ -29,6 +29,8 @@ Settings get_settings(ByteReader& in, bool& sound) {
   return settings;
 }
 
+bool is_time(Nanos t) { return t >= 0 && t < kEndless; }
+
 // Makes text from a peer safe for messages for people.
 std::string printable(std::string text) {
   for (char& c : text) {
@@ -253,7 +255,8 @@ Status check_rhythm(const Rhythm& rhythm) {
 }
 
 std::string encode(const Rhythm& rhythm) {
-  return ByteWriter().put(rhythm.interval).put(rhythm.timeout).take();
+  return ByteWriter().put(rhythm.interval).put(rhythm.timeout).put(rhythm.echo)
+      .put(rhythm.received).put(rhythm.sent).take();
 }
 
 Result<Rhythm> decode_rhythm(std::string_view payload) {
@@ -261,8 +264,22 @@ Result<Rhythm> decode_rhythm(std::string_view payload) {
   Rhythm rhythm;
   rhythm.interval = in.get<Nanos>();
   rhythm.timeout = in.get<Nanos>();
-  if (!in.done() || !check_rhythm(rhythm).ok()) return malformed("heartbeat");
+  rhythm.echo = in.get<Nanos>();
+  rhythm.received = in.get<Nanos>();
+  rhythm.sent = in.get<Nanos>();
+  // Times are subtracted from each other.
+  const bool sane = is_time(rhythm.echo) && is_time(rhythm.received) && is_time(rhythm.sent);
+  if (!in.done() || !sane || !check_rhythm(rhythm).ok()) return malformed("heartbeat");
   return rhythm;
+}
+
+std::string encode(const Beat& beat) { return ByteWriter().put(beat.sent).take(); }
+
+Result<Beat> decode_beat(std::string_view payload) {
+  ByteReader in(payload);
+  const Beat beat{in.get<Nanos>()};
+  if (!in.done() || !is_time(beat.sent)) return malformed("heartbeat");
+  return beat;
 }
 
 std::string encode(const LossNotice& notice) {

@@ -44,13 +44,23 @@ std::string encode(const ClusterMessage& message);  // both parts, with all loca
 Result<ClusterMessage> decode_cluster(std::string_view payload);
 
 // kHeartbeat, rendezvous -> member: how often the rendezvous wants to hear from the member, and
-// when it gives up. In the other direction, heartbeats are empty.
+// when it gives up. With the last three times, the member compares the clocks of both processes.
 struct Rhythm {
   Nanos interval = 0, timeout = 0;
+  Nanos echo = 0;      // `sent` of the member's latest heartbeat; 0: none yet
+  Nanos received = 0;  // when that heartbeat came, in the clock of the rendezvous
+  Nanos sent = 0;      // when this message was sent, in the clock of the rendezvous
 };
 Status check_rhythm(const Rhythm& rhythm);
 std::string encode(const Rhythm& rhythm);
 Result<Rhythm> decode_rhythm(std::string_view payload);
+
+// kHeartbeat, member -> rendezvous.
+struct Beat {
+  Nanos sent = 0;  // in the member's clock
+};
+std::string encode(const Beat& beat);
+Result<Beat> decode_beat(std::string_view payload);
 
 // kPeerLost, rendezvous -> member. The text is empty for processes that have left, since there is
 // nothing else to say. The epochs of the losses are not sent: they end with that of the notice.

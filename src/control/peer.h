@@ -23,6 +23,7 @@ struct Peer {
   WorkerRegistration worker;
   ServerRegistration server;
   uint32_t index = ~0u;  // rank, or the server's index once it is known
+  Nanos beat_sent = 0, beat_received = 0;  // of its latest heartbeat, in its clock and in ours
 
   bool is_member() const { return kind != Kind::kUnknown && !gone; }
 };

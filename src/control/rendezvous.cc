@@ -14,6 +14,8 @@
 #include "control/messages.h"
 #include "control/peer.h"
 #include "control/running_job.h"
+#include "control/status_service.h"
+#include "control/watch.h"
 #include "transport/epoll_loop.h"
 #include "transport/tcp/transport.h"
 
@@ -49,7 +51,7 @@ class Rendezvous::Impl final : public Channel::Owner {
         address_(acceptor_.address()),
         silence_(loop_.now()),
         gathering_(loop_, peers_, options_, address_,
-                   {[this] { job_.emplace(loop_, peers_, gathering_.cluster()); },
+                   {[this] { begin_job(); },
                     [this] { set(all_told_); }}) {
     acceptor_.on_refused([this](const Address& peer, const std::string& why) {
       gathering_.on_refused(peer.host, why);
@@ -116,7 +118,7 @@ class Rendezvous::Impl final : public Channel::Owner {
     const auto connection = transport::tcp::make_connection(std::move(fd), address.to_string());
     peer->channel = std::make_unique<Channel>(loop_, *connection, kMaxFromMember, *this);
     peer->channel->user = peer.get();
-    peer->channel->send(FrameType::kHeartbeat, rhythm());
+    peer->channel->send(FrameType::kHeartbeat, rhythm(*peer));
     peers_.push_back(std::move(peer));
   }
 
@@ -125,7 +127,11 @@ class Rendezvous::Impl final : public Channel::Owner {
   Status on_message(Channel& channel, FrameType type, uint8_t, std::string_view payload) override {
     Peer& peer = peer_of(channel);
     if (type == FrameType::kHeartbeat) {
-      return payload.empty() ? Status() : nonsense("a heartbeat with a payload");
+      const auto beat = decode_beat(payload);
+      if (!beat.ok()) return nonsense("a malformed heartbeat");
+      peer.beat_sent = beat->sent;
+      peer.beat_received = loop_.now();
+      return {};
     }
     if (peer.gone) return {};  // the peer may not know yet that it is gone
     if (type == FrameType::kRegister) return gathering_.on_register(peer, payload);
@@ -135,6 +141,7 @@ class Rendezvous::Impl final : public Channel::Owner {
       on_goodbye(peer);
       return {};
     }
+    if (type == FrameType::kReport) return on_report(peer, payload);
     return nonsense(concat("a message of type ", wire::name_of(type)));
   }
 
@@ -151,8 +158,54 @@ class Rendezvous::Impl final : public Channel::Owner {
     return {};
   }
 
+  Status on_report(const Peer& peer, std::string_view payload) {
+    if (!job_) return nonsense("a report before the job began");
+    return watch_ ? watch_->report(peer, payload) : Status();
+  }
+
+  void begin_job() {
+    job_.emplace(loop_, peers_, gathering_.cluster());
+    if (!options_.observe) return;
+    Watch::Options watching;
+    watching.job = options_.job;
+    watching.report_every = options_.report_every;
+    watch_.emplace(loop_, peers_, gathering_.cluster(), std::move(watching));
+    serve_status();
+  }
+
+  // The job goes on if nobody can ask for its state.
+  void serve_status() {
+    if (options_.status == "off") return;
+    const auto answer = [this](StatusService::Question question) {
+      const observe::Picture picture = watch_->picture();
+      switch (question) {
+        case StatusService::Question::kText: return observe::as_text(picture, false);
+        case StatusService::Question::kAll: return observe::as_text(picture, true);
+        case StatusService::Question::kJson: return observe::as_json(picture);
+        case StatusService::Question::kMetrics: return observe::as_metrics(picture);
+      }
+      return std::string();
+    };
+    auto service = [&]() -> Result<std::unique_ptr<StatusService>> {
+      if (options_.status == "local") {
+        return StatusService::listen_locally(loop_, options_.job, answer);
+      }
+      auto address = transport::parse_address(options_.status, "HERRING_STATUS");
+      if (!address.ok()) return address.status();
+      return StatusService::listen_at(
+          loop_, *address, wire::status_token(options_.credentials.secret), answer);
+    }();
+    if (!service.ok()) {
+      return log(LogLevel::kWarning, "herring status cannot ask this job, which goes on: ",
+                 service.status().message());
+    }
+    status_ = std::move(*service);
+    log(LogLevel::kInfo, "answers herring status at ", status_->place());
+  }
+
   void on_goodbye(Peer& peer) {
     peer.gone = true;
+    if (watch_) watch_->gone(peer, true);
     if (job_) {
       job_->leave(peer);
     } else {
@@ -163,6 +216,7 @@ class Rendezvous::Impl final : public Channel::Owner {
   void lose(Peer& peer, const std::string& how) {
     if (!peer.is_member()) return;
     peer.gone = true;
+    if (watch_) watch_->gone(peer, false);
     if (job_) {
       job_->lose(peer, how);
     } else {
@@ -190,12 +244,13 @@ class Rendezvous::Impl final : public Channel::Owner {
 
   // ---- heartbeats ----
 
-  std::string rhythm() const {
-    return encode(Rhythm{options_.heartbeat_interval, options_.heartbeat_timeout});
+  std::string rhythm(const Peer& peer) const {
+    return encode(Rhythm{options_.heartbeat_interval, options_.heartbeat_timeout, peer.beat_sent,
+                         peer.beat_received, loop_.now()});
   }
 
   void beat() {
-    for (const auto& peer : peers_) peer->channel->send(FrameType::kHeartbeat, rhythm());
+    for (const auto& peer : peers_) peer->channel->send(FrameType::kHeartbeat, rhythm(*peer));
     loop_.call_after(options_.heartbeat_interval, [this] { beat(); });
   }
 
@@ -238,6 +293,7 @@ class Rendezvous::Impl final : public Channel::Owner {
 
   void begin_stop() {
     stopping_ = true;
+    status_.reset();
     // Processes that come now belong to the next job, which may use the same address.
     acceptor_.close();
     gathering_.stop();
@@ -268,6 +324,8 @@ class Rendezvous::Impl final : public Channel::Owner {
   bool stopping_ = false;
   Gathering gathering_;
   std::optional<RunningJob> job_;  // set once the gathering is complete
+  std::optional<Watch> watch_;     // as job_, unless the job is not observed
+  std::unique_ptr<StatusService> status_;
 
   std::mutex mutex_;
   std::condition_variable flag_set_;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "base/clock.h"
 #include "base/status.h"
@@ -18,6 +19,10 @@ struct RendezvousOptions : Timings {
   transport::Credentials credentials;
   uint32_t size = 1;
   uint32_t dedicated_servers = 0;
+  std::string job;                          // its name, for people
+  bool observe = true;                      // whether members report and are compared
+  Nanos report_every = 300 * kSecond;       // see observe::Monitor::Options
+  std::string status = "off";               // value of the setting status
 };
 
 class Rendezvous {

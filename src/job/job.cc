@@ -90,6 +90,10 @@ Status Job::host_rendezvous() {
   hosting.credentials = {options_.secret, wire::job_id(settings.get_string("job"))};
   hosting.size = options_.size;
   hosting.dedicated_servers = options_.dedicated_servers;
+  hosting.job = settings.get_string("job");
+  hosting.observe = settings.get_bool("observe");
+  hosting.report_every = from_seconds(settings.get_seconds("report_every"));
+  hosting.status = settings.get_string("status");
   auto started = control::Rendezvous::start(std::move(*listener), hosting);
   if (!started.ok()) return started.status();
   rendezvous_ = std::move(*started);

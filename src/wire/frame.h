@@ -40,7 +40,11 @@ enum class FrameType : uint8_t {
   kLeaveGroup,   // worker -> server: it calls nothing more in this group
   kWhereabouts,  // worker -> every server: text: the calls in which it is held up; empty: none
   kReleased,     // worker -> server whose worker has left: this rank no longer needs that server
-  kLast = kReleased,
+  // Control plane: what processes tell about themselves (observe/).
+  kReport,       // member -> rendezvous: what it does and has counted
+  kRankTexts,    // rendezvous -> member: what ranks do that hold others up
+  kRecord,       // rendezvous -> member: asks for its latest entries, says why; and the answer
+  kLast = kRecord,
 };
 
 const char* name_of(FrameType type);

@@ -53,6 +53,18 @@ JobId job_id(std::string_view job_name) {
   return id;
 }
 
+std::string status_token(std::string_view secret) {
+  static constexpr std::string_view kLabel = "herring status";
+  Mac out{};
+  unsigned length = 0;
+  HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()),
+       reinterpret_cast<const uint8_t*>(kLabel.data()), kLabel.size(), out.data(), &length);
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (const uint8_t byte : out) text += {kDigits[byte >> 4], kDigits[byte & 15]};
+  return text;
+}
+
 ClientHello make_client_hello(const Hello& hello, const JobId& job) {
   ClientHello message{};
   std::memcpy(message.magic, kMagic, sizeof(kMagic));

@@ -20,7 +20,7 @@
 
 namespace herring::wire {
 
-inline constexpr uint16_t kProtocolVersion = 10;
+inline constexpr uint16_t kProtocolVersion = 11;
 
 using Nonce = std::array<uint8_t, 32>;
 using Mac = std::array<uint8_t, 32>;
@@ -82,6 +82,9 @@ struct VerdictMessage {
 static_assert(sizeof(VerdictMessage) == 40);
 
 JobId job_id(std::string_view job_name);
+// Returns what proves to the job's status service that somebody knows the secret, in hexadecimal.
+// The secret does not follow from it.
+std::string status_token(std::string_view secret);
 
 ClientHello make_client_hello(const Hello& hello, const JobId& job);
 // Returns whether the first `have` bytes of a message could begin a ClientHello.

@@ -1,0 +1,297 @@
+#include "control/status_service.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include "base/log.h"
+#include "transport/tcp/socket.h"
+
+namespace herring::control {
+namespace {
+
+using transport::kForReading;
+using transport::kForWriting;
+
+constexpr size_t kMostRequest = 8192;
+// How long a client may take, and how long one that says nothing is waited for.
+constexpr Nanos kPatience = 5 * kSecond, kSilence = kSecond;
+
+Status system_error(const std::string& what) {
+  return {Code::kConfiguration, concat(what, ": ", std::strerror(errno))};
+}
+
+Result<sockaddr_un> unix_address(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path) {
+    return Status(Code::kConfiguration, concat("the path ", path, " is too long for a socket"));
+  }
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  return address;
+}
+
+GuardedFd unix_socket() {
+  return GuardedFd::open(
+      [] { return socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
+}
+
+// Removes sockets on which nobody listens any more, because their process was killed.
+void remove_stale(const std::string& folder) {
+  DIR* const entries = opendir(folder.c_str());
+  if (entries == nullptr) return;
+  while (const dirent* entry = readdir(entries)) {
+    const std::string path = folder + "/" + entry->d_name;
+    if (!path.ends_with(".sock")) continue;
+    auto address = unix_address(path);
+    if (!address.ok()) continue;
+    const GuardedFd probe = unix_socket();
+    if (probe.valid() &&
+        ::connect(probe.get(), reinterpret_cast<sockaddr*>(&*address), sizeof *address) != 0 &&
+        errno == ECONNREFUSED) {
+      unlink(path.c_str());
+    }
+  }
+  closedir(entries);
+}
+
+bool same(std::string_view a, std::string_view b) {  // in a time that does not depend on contents
+  unsigned different = a.size() == b.size() ? 0 : 1;
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    different |= static_cast<unsigned>(a[i] ^ b[i]);
+  }
+  return different == 0;
+}
+
+// The first words of a line.
+std::pair<std::string, std::string> two_words(const std::string& line) {
+  const auto word = [&line](size_t from) {
+    const size_t begin = line.find_first_not_of(" \t\r\n", from);
+    if (begin == std::string::npos) return std::pair<size_t, std::string>{line.size(), ""};
+    const size_t end = std::min(line.find_first_of(" \t\r\n", begin), line.size());
+    return std::pair<size_t, std::string>{end, line.substr(begin, end - begin)};
+  };
+  const auto [end, first] = word(0);
+  return {first, word(end).second};
+}
+
+// Returns the value of "Authorization: Bearer VALUE" in the header of a request.
+std::string bearer(const std::string& request) {
+  std::string lower = request;
+  for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  static constexpr std::string_view kField = "\nauthorization: bearer ";
+  const size_t at = lower.find(kField);
+  if (at == std::string::npos) return {};
+  const size_t begin = at + kField.size();
+  return request.substr(begin, std::min(request.find_first_of(" \r\n", begin), request.size()) -
+                                   begin);
+}
+
+}  // namespace
+
+Result<std::string> runtime_folder() {
+  const char* const given = std::getenv("XDG_RUNTIME_DIR");
+  // The variable may be left over from another session, whose folder is gone.
+  const bool usable = given != nullptr && *given == '/' && access(given, W_OK | X_OK) == 0;
+  const std::string folder = usable ? concat(given, "/herring") : concat("/tmp/herring-", getuid());
+  if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
+    return system_error(concat("cannot make the folder ", folder));
+  }
+  struct stat found {};
+  if (lstat(folder.c_str(), &found) != 0) {
+    return system_error(concat("cannot look at the folder ", folder));
+  }
+  if (!S_ISDIR(found.st_mode) || found.st_uid != getuid() || (found.st_mode & 077) != 0) {
+    return Status(Code::kConfiguration,
+                  concat(folder, " is not a folder that belongs to this user alone (mode 0700)"));
+  }
+  return folder;
+}
+
+// One connection: reads a question, answers it, and waits until the client has closed.
+class StatusService::Client : private transport::DescriptorHandler {
+ public:
+  Client(StatusService& service, GuardedFd fd)
+      : service_(service), loop_(service.loop_), fd_(std::move(fd)) {
+    loop_.add(fd_.get(), kForReading, this);
+    timer_ = loop_.call_after(kSilence, [this] { be_patient(); });
+  }
+  ~Client() override { end(); }
+
+  // No callback follows. The service may then be destroyed before the client.
+  void end() {
+    if (std::exchange(ended_, true)) return;
+    loop_.cancel(timer_);
+    loop_.remove(fd_.get());
+  }
+
+ private:
+  void on_ready(uint32_t readiness) override {
+    if (readiness & kForReading) {
+      if (!read()) return service_.forget(fd_.get());
+    }
+    if (!ended_ && (readiness & kForWriting) && !write()) service_.forget(fd_.get());
+  }
+
+  // A client that only connects wants to know what is worth telling.
+  void be_patient() {
+    timer_ = loop_.call_after(kPatience, [this] {
+      service_.forget(fd_.get());
+    });
+    if (!answered_ && request_.empty()) {
+      answer("status\n");
+      if (!write()) service_.forget(fd_.get());
+    }
+  }
+
+  bool read() {
+    char bytes[4096];
+    const ssize_t got = recv(fd_.get(), bytes, sizeof bytes, 0);
+    if (got < 0) return errno == EAGAIN || errno == EINTR;
+    if (answered_) return got > 0;  // the client closes when it has read the answer
+    request_.append(bytes, static_cast<size_t>(got));
+    if (request_.size() > kMostRequest) return false;
+    const bool http = request_.starts_with("GET ") || request_.starts_with("HEAD ");
+    const bool whole = got == 0 ||
+                       (http ? request_.find("\r\n\r\n") != std::string::npos
+                             : request_.find('\n') != std::string::npos);
+    if (!whole) return true;
+    answer(request_.empty() ? "status\n" : request_);
+    return write();
+  }
+
+  void answer(const std::string& request) {
+    answered_ = true;
+    const auto [word, rest] = two_words(request);
+    const bool http = word == "GET" || word == "HEAD";
+    const std::string& what = http ? rest : word;
+    const std::string given = http ? bearer(request) : rest;
+    if (!service_.token_.empty() && !same(given, service_.token_)) {
+      return reply(http, "401 Unauthorized", "text/plain",
+                   "this address needs the job's token: herring status --token prints it\n");
+    }
+    static const std::map<std::string, Question> kQuestions = {
+        {"", Question::kText},         {"status", Question::kText}, {"/", Question::kText},
+        {"/status", Question::kText},  {"all", Question::kAll},     {"/all", Question::kAll},
+        {"json", Question::kJson},     {"/json", Question::kJson},  {"/status.json", Question::kJson},
+        {"metrics", Question::kMetrics}, {"/metrics", Question::kMetrics}};
+    const auto found = kQuestions.find(what);
+    if (found == kQuestions.end()) {
+      return reply(http, "404 Not Found", "text/plain",
+                   "unknown question; ask status, all, json or metrics\n");
+    }
+    const char* const type = found->second == Question::kJson ? "application/json"
+                             : found->second == Question::kMetrics
+                                 ? "text/plain; version=0.0.4"
+                                 : "text/plain; charset=utf-8";
+    reply(http, "200 OK", type, service_.answer_(found->second), word == "HEAD");
+  }
+
+  void reply(bool http, const char* status, const char* type, const std::string& body,
+             bool only_head = false) {
+    if (http) {
+      out_ = concat("HTTP/1.1 ", status, "\r\nContent-Type: ", type, "\r\nContent-Length: ",
+                    body.size(), "\r\nConnection: close\r\n\r\n");
+    }
+    if (!only_head) out_ += body;
+  }
+
+  bool write() {
+    while (sent_ < out_.size()) {
+      const ssize_t sent = send(fd_.get(), out_.data() + sent_, out_.size() - sent_, MSG_NOSIGNAL);
+      if (sent < 0 && errno == EINTR) continue;
+      if (sent < 0) {
+        if (errno != EAGAIN) return false;
+        loop_.modify(fd_.get(), kForReading | kForWriting);
+        return true;
+      }
+      sent_ += static_cast<size_t>(sent);
+    }
+    // Closing now could drop what the client has not read yet.
+    loop_.modify(fd_.get(), kForReading);
+    shutdown(fd_.get(), SHUT_WR);
+    return true;
+  }
+
+  StatusService& service_;
+  transport::DescriptorLoop& loop_;
+  const GuardedFd fd_;
+  transport::EventLoop::TimerId timer_ = 0;
+  std::string request_, out_;
+  size_t sent_ = 0;
+  bool answered_ = false, ended_ = false;
+};
+
+Result<std::unique_ptr<StatusService>> StatusService::listen_locally(
+    transport::DescriptorLoop& loop, const std::string& job, Answer answer) {
+  auto folder = runtime_folder();
+  if (!folder.ok()) return folder.status();
+  remove_stale(*folder);
+  const std::string path = concat(*folder, "/", job, "-", getpid(), ".sock");
+  auto address = unix_address(path);
+  if (!address.ok()) return address.status();
+  GuardedFd listener = unix_socket();
+  unlink(path.c_str());  // of an earlier job of this process
+  if (!listener.valid() ||
+      ::bind(listener.get(), reinterpret_cast<sockaddr*>(&*address), sizeof *address) != 0 ||
+      ::listen(listener.get(), 16) != 0) {
+    return system_error(concat("cannot listen on ", path));
+  }
+  return std::unique_ptr<StatusService>(new StatusService(loop, std::move(listener), path, path,
+                                                          "", std::move(answer)));
+}
+
+Result<std::unique_ptr<StatusService>> StatusService::listen_at(
+    transport::DescriptorLoop& loop, const transport::Address& address, std::string token,
+    Answer answer) {
+  auto listener = transport::tcp::listen_on(address, 16);
+  if (!listener.ok()) return listener.status();
+  auto local = transport::tcp::local_address(listener->get());
+  if (!local.ok()) return local.status();
+  const bool loopback = local->host.starts_with("127.") || local->host == "::1";
+  return std::unique_ptr<StatusService>(
+      new StatusService(loop, std::move(*listener), local->to_string(), "",
+                        loopback ? std::string() : std::move(token), std::move(answer)));
+}
+
+StatusService::StatusService(transport::DescriptorLoop& loop, GuardedFd listener,
+                             std::string place, std::string path, std::string token, Answer answer)
+    : loop_(loop), listener_(std::move(listener)), place_(std::move(place)),
+      path_(std::move(path)), token_(std::move(token)), answer_(std::move(answer)) {
+  loop_.add(listener_.get(), kForReading, this);
+}
+
+StatusService::~StatusService() {
+  clients_.clear();
+  loop_.remove(listener_.get());
+  if (!path_.empty()) unlink(path_.c_str());
+}
+
+void StatusService::on_ready(uint32_t) {
+  GuardedFd fd = GuardedFd::open([this] {
+    return accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  });
+  if (!fd.valid()) return;
+  if (clients_.size() >= kMostClients) return;  // it is closed; the client may come again
+  const int number = fd.get();
+  clients_.emplace(number, std::make_unique<Client>(*this, std::move(fd)));
+}
+
+void StatusService::forget(int fd) {
+  // The client may be the caller, so it is destroyed after it has returned.
+  const auto found = clients_.extract(fd);
+  if (found.empty()) return;
+  found.mapped()->end();
+  loop_.post([gone = std::shared_ptr<Client>(std::move(found.mapped()))] {});
+}
+
+}  // namespace herring::control

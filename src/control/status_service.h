@@ -1,0 +1,64 @@
+// Answers questions about a running job in plain text: on a socket in the user's own folder, or at
+// an address that the user has asked for. A client sends one line and reads until the end:
+//
+//   echo | nc -U /run/user/1000/herring/JOB-PID.sock      what is worth telling
+//   status, all, json, metrics                            the other questions
+//   GET /metrics HTTP/1.1                                 the same over HTTP: /, /all, /status.json
+//
+// On an address beyond the loopback interface, a question needs the token that follows from the
+// job's secret: as a second word, or as "Authorization: Bearer TOKEN".
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "base/fork_guard.h"
+#include "transport/address.h"
+#include "transport/descriptor_loop.h"
+
+namespace herring::control {
+
+class StatusService : private transport::DescriptorHandler {
+ public:
+  enum class Question { kText, kAll, kJson, kMetrics };
+  using Answer = std::function<std::string(Question)>;
+
+  // Listens on a socket in the user's runtime folder. `job`: its name. Removes sockets of jobs that
+  // are gone.
+  static Result<std::unique_ptr<StatusService>> listen_locally(transport::DescriptorLoop& loop,
+                                                               const std::string& job,
+                                                               Answer answer);
+  // Listens at an address. `token` is asked for unless the address is on the loopback interface.
+  static Result<std::unique_ptr<StatusService>> listen_at(transport::DescriptorLoop& loop,
+                                                          const transport::Address& address,
+                                                          std::string token, Answer answer);
+  // Removes the socket. Must run on the loop's thread, or after the loop has ended.
+  ~StatusService() override;
+
+  // Returns the path of the socket, or HOST:PORT.
+  const std::string& place() const { return place_; }
+
+ private:
+  class Client;
+
+  StatusService(transport::DescriptorLoop& loop, GuardedFd listener, std::string place,
+                std::string path, std::string token, Answer answer);
+  void on_ready(uint32_t) override;
+  void forget(int fd);
+
+  static constexpr size_t kMostClients = 16;
+
+  transport::DescriptorLoop& loop_;
+  GuardedFd listener_;
+  const std::string place_, path_, token_;  // path_: of the socket to remove, or empty
+  const Answer answer_;
+  std::map<int, std::unique_ptr<Client>> clients_;
+};
+
+// Returns $XDG_RUNTIME_DIR/herring, or /tmp/herring-UID if that variable names no folder in which
+// this user may write. The folder exists then, and belongs to this user alone.
+Result<std::string> runtime_folder();
+
+}  // namespace herring::control

@@ -1,0 +1,296 @@
+// The formats of a picture: JSON, text and Prometheus' metrics.
+#include <algorithm>
+#include <cstdio>
+#include <tuple>
+
+#include "observe/json.h"
+#include "observe/picture.h"
+
+#ifndef HERRING_VERSION
+#define HERRING_VERSION ""
+#endif
+
+namespace herring::observe {
+namespace {
+
+template <typename T>
+void text_or_null(Json& json, const char* name, const T& text) {
+  json.key(name);
+  text.empty() ? json.null() : json.value(text);
+}
+
+void put_common(Json& json, const Picture::Common& one) {
+  const Report& report = one.report;
+  json.field("state", name_of(one.state)).field("heard", to_seconds(one.heard));
+  json.field("bytes_sent", report.bytes_sent).field("bytes_received", report.bytes_received);
+  json.field("retransmits", report.retransmits);
+  std::vector<Nanos> trips;
+  for (const PathReport& path : report.paths) {
+    if (path.rtt > 0) trips.push_back(path.rtt);
+  }
+  json.key("rtt");
+  trips.empty() ? json.null() : json.value(to_seconds(median(trips)));
+  json.field("in_flight", report.in_flight).field("memory", report.resources.memory);
+  json.field("major_faults", report.resources.major_faults);
+  json.key("clock_offset");
+  const bool known = report.offset_error >= 0;
+  known ? json.value(to_seconds(report.offset)) : json.null();
+  json.key("clock_error");
+  known ? json.value(to_seconds(report.offset_error)) : json.null();
+  text_or_null(json, "cause", one.cause);
+  json.field("outlier", one.outlier);
+}
+
+void put_rank(Json& json, const Roster& roster, uint32_t index, const Picture::Rank& rank) {
+  const Roster::Rank& who = roster.ranks[index];
+  json.begin_object().field("rank", index).field("host", who.host).field("node", who.node);
+  json.field("pid", who.pid);
+  put_common(json, rank);
+  const Report& report = rank.report;
+  text_or_null(json, "where", report.where);
+  json.field("for", to_seconds(report.age));
+  text_or_null(json, "stack", report.stack);
+  json.key("late").begin_object().field("median", to_seconds(rank.late_by));
+  json.field("max", to_seconds(rank.late.most)).field("share", rank.late_share);
+  json.field("steps", rank.late.rounds).end_object();
+  json.field("score", rank.score).field("chronic", rank.chronic).field("once", rank.once);
+  json.field("rounds", report.rounds).field("calls", report.calls);
+  json.field("credit", report.credit);
+  json.field("cpu", to_seconds(report.resources.cpu)).end_object();
+}
+
+void put_server(Json& json, const Roster& roster, uint32_t index, const Picture::Server& server) {
+  const Roster::Server& who = roster.servers[index];
+  json.begin_object().field("server", index).field("host", who.host);
+  json.field("kind", who.dedicated ? "dedicated" : "colocated").key("node");
+  who.dedicated ? json.null() : json.value(who.node);
+  json.field("pid", who.pid).field("weight", who.weight);
+  put_common(json, server);
+  json.field("sums", server.report.sums).field("sum_time", to_seconds(server.report.sum_time));
+  json.end_object();
+}
+
+std::string bytes_text(double bytes) {
+  static const char* const kUnits[] = {"B", "kB", "MB", "GB", "TB", "PB"};
+  size_t unit = 0;
+  while (bytes >= 1000 && unit + 1 < std::size(kUnits)) {
+    bytes /= 1000;
+    ++unit;
+  }
+  char text[32];
+  std::snprintf(text, sizeof text, bytes < 10 && unit > 0 ? "%.1f %s" : "%.0f %s", bytes,
+                kUnits[unit]);
+  return text;
+}
+
+std::string state_text(const Picture::Common& one) {
+  const Report& report = one.report;
+  switch (one.state) {
+    case State::kWaiting:
+      return concat("waits in ", report.where, " since ", in_seconds(report.age));
+    case State::kComputing:
+      return concat("computes since ", in_seconds(report.age),
+                    report.stack.empty() ? "" : concat(" (", report.stack, ")"));
+    case State::kStopped:
+    case State::kUnreachable: return concat(name_of(one.state), " for ", in_seconds(one.heard));
+    default: return name_of(one.state);
+  }
+}
+
+std::string label(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '\\' || c == '"') out += '\\';
+    out += c == '\n' ? ' ' : c;
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string as_json(const Picture& picture) {
+  const Roster& roster = *picture.roster;
+  const Rounds::Split& split = picture.split;
+  Json json;
+  json.begin_object().field("schema", "herring-status-1").field("herring", HERRING_VERSION);
+  json.field("job", roster.job).field("time", picture.time);
+  json.field("uptime", to_seconds(picture.uptime)).field("size", roster.ranks.size());
+  json.field("nodes", roster.nodes).field("epoch", picture.epoch);
+  json.key("steps").begin_object().field("count", picture.rounds);
+  json.field("compared", picture.compared).field("per_second", picture.rounds_per_second);
+  json.key("seconds").begin_object().field("min", to_seconds(split.shortest));
+  json.field("median", to_seconds(split.step)).field("max", to_seconds(split.longest));
+  json.end_object();
+  for (const auto& [name, time] : {std::pair{"compute", split.compute},
+                                   {"wait_for_ranks", split.ranks},
+                                   {"node_stage", split.node_stage},
+                                   {"push", split.push},
+                                   {"pull", split.pull},
+                                   {"network", split.tail},
+                                   {"exposed", split.exposed}}) {
+    json.field(name, to_seconds(time));
+  }
+  json.field("bytes", split.bytes).end_object();
+  json.key("binds").begin_object();
+  text_or_null(json, "what", std::string_view(name_of(picture.binds)));
+  json.field("share", picture.binds_share);
+  text_or_null(json, "who", picture.binds_who);
+  text_or_null(json, "advice", picture.advice);
+  json.end_object();
+  json.key("ranks").begin_array();
+  for (uint32_t i = 0; i < picture.ranks.size(); ++i) put_rank(json, roster, i, picture.ranks[i]);
+  json.end_array().key("servers").begin_array();
+  for (uint32_t i = 0; i < picture.servers.size(); ++i) {
+    put_server(json, roster, i, picture.servers[i]);
+  }
+  json.end_array().key("missing").begin_array();
+  for (const Missing& one : picture.missing) {
+    json.begin_object().field("what", one.what).field("for", to_seconds(one.age));
+    json.key("ranks").begin_array();
+    for (const uint32_t rank : one.ranks) json.value(rank);
+    json.end_array().end_object();
+  }
+  json.end_array().key("findings").begin_array();
+  for (const std::string& finding : picture.findings) json.value(finding);
+  json.end_array().end_object();
+  return json.take() + "\n";
+}
+
+std::string as_text(const Picture& picture, bool all) {
+  const Roster& roster = *picture.roster;
+  const Rounds::Split& split = picture.split;
+  const auto counted = [](uint64_t n, const char* one) {
+    return concat(n, " ", one, n == 1 ? "" : "s");
+  };
+  std::string text = concat("job ", roster.job, ": ", counted(roster.ranks.size(), "rank"), " on ",
+                            counted(roster.nodes, "node"), ", ",
+                            counted(roster.servers.size(), "server"), "; up for ",
+                            in_seconds(picture.uptime), "\n");
+  if (picture.compared > 0) {
+    text += concat("steps: ", picture.rounds, "; one takes ", in_seconds(split.step), " (",
+                   in_seconds(split.shortest), " to ", in_seconds(split.longest), "): ",
+                   in_seconds(split.compute), " until its data is ready, ", in_seconds(split.ranks),
+                   " for the last rank, ", in_seconds(split.tail), " for the results of ",
+                   bytes_text(static_cast<double>(split.bytes)), "\n");
+  }
+  if (picture.binds != Picture::Binds::kNothing) {
+    text += concat(name_of(picture.binds), picture.binds_who.empty() ? "" : " ",
+                   picture.binds_who, " binds ", static_cast<int>(100 * picture.binds_share + 0.5),
+                   " % of a step", picture.advice.empty() ? "" : "; " + picture.advice, "\n");
+  }
+  for (const std::string& finding : picture.findings) text += concat("- ", finding, "\n");
+  const auto list = [&](const auto& processes, bool is_server) {
+    size_t quiet = 0;
+    for (uint32_t i = 0; i < processes.size(); ++i) {
+      const Picture::Common& one = processes[i];
+      if (!all && !one.outlier) {
+        ++quiet;
+        continue;
+      }
+      text += concat(roster.name({is_server, i}), ": ", state_text(one), "; sent ",
+                     bytes_text(static_cast<double>(one.report.bytes_sent)), ", received ",
+                     bytes_text(static_cast<double>(one.report.bytes_received)), ", memory ",
+                     bytes_text(static_cast<double>(one.report.resources.memory)), "\n");
+    }
+    if (quiet > 0) {
+      text += concat(counted(quiet, is_server ? "server" : "rank"), " without anything to tell\n");
+    }
+  };
+  list(picture.ranks, false);
+  list(picture.servers, true);
+  return text;
+}
+
+std::string as_metrics(const Picture& picture) {
+  const Roster& roster = *picture.roster;
+  const Rounds::Split& split = picture.split;
+  std::string out;
+  const std::string job = label(roster.job);
+  const auto family = [&out](const char* name, const char* type, const char* help) {
+    out += concat("# HELP ", name, " ", help, "\n# TYPE ", name, " ", type, "\n");
+  };
+  const auto sample = [&out](const char* name, const std::string& labels, double value) {
+    char number[40];
+    std::snprintf(number, sizeof number, "%.10g", value);
+    out += concat(name, "{", labels, "} ", number, "\n");
+  };
+  const std::string labels = concat("job=\"", job, "\",nranks=\"", roster.ranks.size(), "\"");
+  family("herring_rounds_total", "counter", "Rounds of planned operations since the start.");
+  sample("herring_rounds_total", labels, static_cast<double>(picture.rounds));
+  family("herring_step_seconds", "gauge", "Duration of a step, the median of the last ones.");
+  sample("herring_step_seconds", labels, to_seconds(split.step));
+  family("herring_step_phase_seconds", "gauge", "Where the time of a step goes.");
+  for (const auto& [phase, time] : {std::pair{"compute", split.compute},
+                                    {"wait_for_ranks", split.ranks},
+                                    {"node_stage", split.node_stage},
+                                    {"push", split.push},
+                                    {"pull", split.pull},
+                                    {"network", split.tail},
+                                    {"exposed", split.exposed}}) {
+    sample("herring_step_phase_seconds", concat(labels, ",phase=\"", phase, "\""),
+           to_seconds(time));
+  }
+  family("herring_step_bytes", "gauge", "Bytes of gradients in a step.");
+  sample("herring_step_bytes", labels, static_cast<double>(split.bytes));
+  family("herring_missing_ranks", "gauge", "Ranks for which others wait now.");
+  std::vector<uint32_t> missing;
+  for (const Missing& one : picture.missing) {
+    missing.insert(missing.end(), one.ranks.begin(), one.ranks.end());
+  }
+  std::sort(missing.begin(), missing.end());
+  missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
+  sample("herring_missing_ranks", labels, static_cast<double>(missing.size()));
+
+  const auto rank_labels = [&](uint32_t i) {
+    return concat(labels, ",node=\"", label(roster.ranks[i].host), "\",rank=\"", i, "\"");
+  };
+  const auto server_labels = [&](uint32_t i) {
+    return concat(labels, ",node=\"", label(roster.servers[i].host), "\",server=\"", i, "\"");
+  };
+  const auto per_rank = [&](const char* name, const char* type, const char* help, const auto& get) {
+    family(name, type, help);
+    for (uint32_t i = 0; i < picture.ranks.size(); ++i) {
+      sample(name, rank_labels(i), static_cast<double>(get(picture.ranks[i])));
+    }
+  };
+  per_rank("herring_rank_up", "gauge", "1 while the rank is heard and takes part.",
+           [](const Picture::Rank& rank) {
+             return rank.state == State::kComputing || rank.state == State::kWaiting ? 1 : 0;
+           });
+  per_rank("herring_rank_waiting", "gauge", "1 while the rank waits in an operation.",
+           [](const Picture::Rank& rank) { return rank.state == State::kWaiting ? 1 : 0; });
+  per_rank("herring_rank_late_seconds", "gauge", "By how much the rank is late when it is late.",
+           [](const Picture::Rank& rank) { return to_seconds(rank.late_by); });
+  per_rank("herring_rank_late_share", "gauge", "Part of the last steps in which the rank was late.",
+           [](const Picture::Rank& rank) { return rank.late_share; });
+  per_rank("herring_rank_score", "gauge",
+           "How fast the rank computes in relation to the median rank, 0 to 1.",
+           [](const Picture::Rank& rank) { return rank.score; });
+  // Counters of processes, for ranks and servers.
+  const auto both = [&](const char* name, const char* type, const char* help, const auto& get) {
+    family(name, type, help);
+    for (uint32_t i = 0; i < picture.ranks.size(); ++i) {
+      sample(name, rank_labels(i), static_cast<double>(get(picture.ranks[i].report)));
+    }
+    for (uint32_t i = 0; i < picture.servers.size(); ++i) {
+      sample(name, server_labels(i), static_cast<double>(get(picture.servers[i].report)));
+    }
+  };
+  both("herring_sent_bytes_total", "counter", "Bytes that the process has sent.",
+       [](const Report& report) { return report.bytes_sent; });
+  both("herring_received_bytes_total", "counter", "Bytes that the process has received.",
+       [](const Report& report) { return report.bytes_received; });
+  both("herring_retransmits_total", "counter", "Packets that the process had to send again.",
+       [](const Report& report) { return report.retransmits; });
+  both("herring_in_flight", "gauge", "Operations in flight.",
+       [](const Report& report) { return report.in_flight; });
+  both("herring_memory_bytes", "gauge", "Physical memory of the process.",
+       [](const Report& report) { return report.resources.memory; });
+  both("herring_cpu_seconds_total", "counter", "Processor time of the process.",
+       [](const Report& report) { return to_seconds(report.resources.cpu); });
+  per_rank("herring_credit_bytes", "gauge", "Bytes that a flow may have outstanding.",
+           [](const Picture::Rank& rank) { return rank.report.credit; });
+  return out;
+}
+
+}  // namespace herring::observe

@@ -1,0 +1,219 @@
+#include "observe/report.h"
+
+#include <sys/resource.h>
+
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+
+#include "base/bytes.h"
+
+namespace herring::observe {
+namespace {
+
+constexpr size_t kMostRanks = 1 << 20;
+
+Status malformed(const char* what) { return breach("malformed ", what); }
+
+void put_text(ByteWriter& out, const std::string& text) {
+  out.text(std::string_view(text).substr(0, kMostTextBytes));
+}
+
+// Text from another process must be safe on a terminal and in a file.
+std::string get_text(ByteReader& in) {
+  std::string text = in.text(kMostTextBytes);
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
+  }
+  return text;
+}
+
+// Reads a count of items that have at least `least` bytes each. A count that cannot be true makes
+// `sound` false.
+uint32_t get_count(ByteReader& in, size_t most, size_t least, bool& sound) {
+  const auto count = in.get<uint32_t>();
+  if (count > most || count * least > in.remaining()) sound = false;
+  return sound && in.ok() ? count : 0;
+}
+
+void put(ByteWriter& out, const RoundSample& s) {
+  out.put(s.group).put(s.stream).put(s.round).put(s.before).put(s.called).put(s.ready);
+  out.put(s.reduced).put(s.pushed).put(s.done).put(s.waited).put(s.bytes);
+}
+
+RoundSample get_sample(ByteReader& in) {
+  RoundSample s;
+  s.group = in.get<uint32_t>();
+  s.stream = in.get<uint32_t>();
+  s.round = in.get<uint32_t>();
+  for (Nanos* time : {&s.before, &s.called, &s.ready, &s.reduced, &s.pushed, &s.done, &s.waited}) {
+    *time = in.get<Nanos>();
+  }
+  s.bytes = in.get<uint64_t>();
+  return s;
+}
+
+// Times are added and compared, so no value may come near the limits of the type.
+bool sane(Nanos t) { return t > -kEndless && t < kEndless; }
+
+bool sane(const RoundSample& s) {
+  return sane(s.before) && sane(s.called) && sane(s.ready) && sane(s.reduced) && sane(s.pushed) &&
+         sane(s.done) && sane(s.waited);
+}
+
+}  // namespace
+
+Resources own_resources() {
+  Resources found;
+  rusage usage{};
+  if (getrusage(RUSAGE_SELF, &usage) == 0) {
+    found.major_faults = static_cast<uint64_t>(usage.ru_majflt);
+    const auto nanos = [](const timeval& t) {
+      return t.tv_sec * kSecond + t.tv_usec * kMicrosecond;
+    };
+    found.cpu = nanos(usage.ru_utime) + nanos(usage.ru_stime);
+  }
+  uint64_t pages = 0;
+  if (std::ifstream statm("/proc/self/statm"); statm >> pages >> pages) {
+    found.memory = pages * 4096;
+  }
+  Nanos on_processor = 0, delay = 0;
+  if (std::ifstream schedstat("/proc/self/schedstat"); schedstat >> on_processor >> delay) {
+    found.run_delay = delay;
+  }
+  return found;
+}
+
+std::string encode(const Report& report) {
+  ByteWriter out;
+  out.put(report.sent).put(report.offset).put(report.offset_error);
+  put_text(out, report.where);
+  out.put(report.age);
+  put_text(out, report.stack);
+  put_text(out, report.cause);
+  out.put(report.rounds).put(report.calls).put(report.in_flight).put(report.credit);
+  out.put(report.stride);
+  const size_t samples = std::min(report.samples.size(), kMostSamples);
+  out.put(static_cast<uint32_t>(samples));
+  // The latest samples matter most.
+  for (size_t i = report.samples.size() - samples; i < report.samples.size(); ++i) {
+    put(out, report.samples[i]);
+  }
+  const Resources& r = report.resources;
+  out.put(r.memory).put(r.major_faults).put(r.cpu).put(r.run_delay);
+  out.put(report.bytes_sent).put(report.bytes_received).put(report.retransmits);
+  const size_t paths = std::min(report.paths.size(), kMostPaths);
+  out.put(static_cast<uint32_t>(paths));
+  for (size_t i = 0; i < paths; ++i) {
+    const PathReport& path = report.paths[i];
+    out.put(path.index).put(path.rtt).put(path.shortest_rtt).put(path.retransmits);
+  }
+  const size_t ranks = std::min(report.lateness.size(), kMostRanks);
+  out.put(static_cast<uint32_t>(ranks));
+  for (size_t i = 0; i < ranks; ++i) {
+    const auto& [rank, late] = report.lateness[i];
+    out.put(rank).put(late.calls).put(late.last_calls).put(late.calls_waited);
+    out.put(late.segments).put(late.last_segments).put(late.segments_waited);
+  }
+  out.put(report.sums).put(report.sum_time);
+  const size_t missing = std::min(report.missing.size(), kMostMissing);
+  out.put(static_cast<uint32_t>(missing));
+  for (size_t i = 0; i < missing; ++i) {
+    const Missing& one = report.missing[i];
+    put_text(out, one.what);
+    out.put(one.age).put(static_cast<uint32_t>(one.ranks.size()));
+    for (const uint32_t rank : one.ranks) out.put(rank);
+  }
+  return out.take();
+}
+
+Result<Report> decode_report(std::string_view payload) {
+  ByteReader in(payload);
+  Report report;
+  bool sound = true;
+  report.sent = in.get<Nanos>();
+  report.offset = in.get<Nanos>();
+  report.offset_error = in.get<Nanos>();
+  report.where = get_text(in);
+  report.age = in.get<Nanos>();
+  report.stack = get_text(in);
+  report.cause = get_text(in);
+  report.rounds = in.get<uint64_t>();
+  report.calls = in.get<uint64_t>();
+  report.in_flight = in.get<uint64_t>();
+  report.credit = in.get<uint64_t>();
+  report.stride = in.get<uint32_t>();
+  for (uint32_t i = get_count(in, kMostSamples, 76, sound); i > 0; --i) {
+    report.samples.push_back(get_sample(in));
+    sound = sound && sane(report.samples.back());
+  }
+  Resources& r = report.resources;
+  r.memory = in.get<uint64_t>();
+  r.major_faults = in.get<uint64_t>();
+  r.cpu = in.get<Nanos>();
+  r.run_delay = in.get<Nanos>();
+  report.bytes_sent = in.get<uint64_t>();
+  report.bytes_received = in.get<uint64_t>();
+  report.retransmits = in.get<uint64_t>();
+  for (uint32_t i = get_count(in, kMostPaths, 28, sound); i > 0; --i) {
+    PathReport& path = report.paths.emplace_back();
+    path.index = in.get<uint32_t>();
+    path.rtt = in.get<Nanos>();
+    path.shortest_rtt = in.get<Nanos>();
+    path.retransmits = in.get<uint64_t>();
+    sound = sound && sane(path.rtt) && sane(path.shortest_rtt);
+  }
+  for (uint32_t i = get_count(in, kMostRanks, 52, sound); i > 0; --i) {
+    auto& [rank, late] = report.lateness.emplace_back();
+    rank = in.get<uint32_t>();
+    late.calls = in.get<uint64_t>();
+    late.last_calls = in.get<uint64_t>();
+    late.calls_waited = in.get<Nanos>();
+    late.segments = in.get<uint64_t>();
+    late.last_segments = in.get<uint64_t>();
+    late.segments_waited = in.get<Nanos>();
+    sound = sound && sane(late.calls_waited) && sane(late.segments_waited);
+  }
+  report.sums = in.get<uint64_t>();
+  report.sum_time = in.get<Nanos>();
+  for (uint32_t i = get_count(in, kMostMissing, 16, sound); i > 0; --i) {
+    Missing& one = report.missing.emplace_back();
+    one.what = get_text(in);
+    one.age = in.get<Nanos>();
+    sound = sound && sane(one.age);
+    for (uint32_t n = get_count(in, kMostRanks, 4, sound); n > 0; --n) {
+      one.ranks.push_back(in.get<uint32_t>());
+    }
+  }
+  for (const Nanos time : {report.sent, report.offset, report.offset_error, report.age,
+                           report.sum_time, r.cpu, r.run_delay}) {
+    sound = sound && sane(time);
+  }
+  if (!sound || !in.done() || report.stride == 0) return malformed("report");
+  return report;
+}
+
+std::string encode(const RankTexts& texts) {
+  ByteWriter out;
+  const size_t count = std::min(texts.size(), kMostRankTexts);
+  out.put(static_cast<uint32_t>(count));
+  for (size_t i = 0; i < count; ++i) {
+    out.put(texts[i].first);
+    put_text(out, texts[i].second);
+  }
+  return out.take();
+}
+
+Result<RankTexts> decode_rank_texts(std::string_view payload) {
+  ByteReader in(payload);
+  bool sound = true;
+  RankTexts texts;
+  for (uint32_t i = get_count(in, kMostRankTexts, 8, sound); i > 0; --i) {
+    const auto rank = in.get<uint32_t>();
+    texts.emplace_back(rank, get_text(in));
+  }
+  if (!sound || !in.done()) return malformed("states of ranks");
+  return texts;
+}
+
+}  // namespace herring::observe

@@ -1,0 +1,48 @@
+// Who is in the job, as far as messages for people need it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace herring::observe {
+
+struct Process {
+  bool is_server = false;
+  uint32_t index = 0;  // rank, or number of the server
+
+  friend auto operator<=>(const Process&, const Process&) = default;
+};
+
+struct Roster {
+  struct Rank {
+    std::string host;
+    uint32_t node = 0;
+    int64_t pid = 0;
+  };
+  struct Server {
+    std::string host;
+    bool dedicated = true;
+    uint32_t node = 0;   // of a colocated server
+    int64_t pid = 0;
+    double weight = 0;   // its share of the bytes, 0 to 1
+  };
+
+  std::string job;
+  uint32_t nodes = 1;
+  std::vector<Rank> ranks;
+  std::vector<Server> servers;
+
+  uint32_t dedicated() const {
+    uint32_t count = 0;
+    for (const Server& server : servers) count += server.dedicated ? 1 : 0;
+    return count;
+  }
+  // "rank 3 (host1)" or "server 0 (host2)".
+  std::string name(const Process& process) const;
+};
+
+// "rank 3 (host1)", "ranks 3 (host1) and 5 (host2)", "ranks 3 (host1), 4 (host1) and 7 others".
+std::string list_ranks(const Roster& roster, const std::vector<uint32_t>& ranks);
+
+}  // namespace herring::observe

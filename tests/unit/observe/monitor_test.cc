@@ -1,0 +1,282 @@
+#include "observe/monitor.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "observe/json.h"
+
+namespace herring::observe {
+namespace {
+
+using testing::Test;
+
+Roster roster_of(uint32_t ranks, uint32_t servers) {
+  Roster roster;
+  roster.job = "test";
+  roster.nodes = ranks;
+  for (uint32_t i = 0; i < ranks; ++i) roster.ranks.push_back({concat("host", i), i, 100 + i});
+  for (uint32_t i = 0; i < servers; ++i) {
+    roster.servers.push_back({concat("server", i), true, ~0u, 200 + i, 1.0 / servers});
+  }
+  return roster;
+}
+
+// A job whose ranks report each second, ten rounds in each report.
+class MonitorTest : public Test {
+ protected:
+  static constexpr uint32_t kRanks = 4;
+
+  MonitorTest() : monitor(roster_of(kRanks, 2), options(), now) {}
+
+  static Monitor::Options options() {
+    Monitor::Options options;
+    options.report_every = 5 * kSecond;
+    return options;
+  }
+
+  // All ranks run for a second, each with its work per round.
+  void second() {
+    for (int i = 0; i < 10; ++i) {
+      Nanos last = 0;
+      for (uint32_t rank = 0; rank < kRanks; ++rank) last = std::max(last, before[rank] + work[rank]);
+      for (uint32_t rank = 0; rank < kRanks; ++rank) {
+        RoundSample sample;
+        sample.round = round;
+        sample.before = sample.called = before[rank];
+        sample.ready = before[rank] + work[rank];
+        sample.pushed = last + tail / 2;
+        sample.done = before[rank] = last + tail;
+        sample.waited = sample.done - sample.ready;
+        sample.bytes = 1000000;
+        reports[rank].samples.push_back(sample);
+      }
+      ++round;
+    }
+    now += kSecond;
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      Report& report = reports[rank];
+      report.offset_error = 0;
+      report.rounds = round;
+      if (!silent[rank]) monitor.report({false, rank}, report, now);
+      report.samples.clear();
+    }
+    for (uint32_t server = 0; server < 2; ++server) {
+      monitor.report({true, server}, server_reports[server], now);
+    }
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      monitor.heard({false, rank}, silent[rank] ? 0 : now, unreachable[rank] ? 0 : now);
+    }
+    for (uint32_t server = 0; server < 2; ++server) monitor.heard({true, server}, now, now);
+    monitor.tick(now);
+  }
+
+  Nanos now = 1000 * kSecond;
+  Monitor monitor;
+  std::vector<Report> reports = std::vector<Report>(kRanks);
+  std::vector<Report> server_reports = std::vector<Report>(2);
+  std::vector<Nanos> work = std::vector<Nanos>(kRanks, 90 * kMillisecond);
+  std::vector<Nanos> before = std::vector<Nanos>(kRanks, 1000 * kSecond);
+  std::vector<bool> silent = std::vector<bool>(kRanks), unreachable = std::vector<bool>(kRanks);
+  Nanos tail = 10 * kMillisecond;
+  uint32_t round = 0;
+};
+
+TEST_F(MonitorTest, AHealthyJobIsNotTalkedAbout) {
+  for (int i = 0; i < 20; ++i) {
+    second();
+    EXPECT_TRUE(monitor.due_lines(now).empty());
+  }
+  const Picture picture = monitor.picture(now);
+  EXPECT_TRUE(picture.findings.empty());
+  EXPECT_EQ(picture.binds, Picture::Binds::kCompute);
+  EXPECT_TRUE(monitor.rank_texts(now).empty());
+}
+
+TEST_F(MonitorTest, ALateRankIsNamedWithItsCause) {
+  work[2] += 31 * kMillisecond;
+  for (int i = 0; i < 6; ++i) second();
+  const auto lines = monitor.due_lines(now);
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_EQ(lines[0], "rank 2 (host2) is late by 31 ms in 100 % of the steps: it computes longer");
+  EXPECT_TRUE(monitor.due_lines(now + kSecond).empty());  // not again so soon
+  const Picture picture = monitor.picture(now);
+  EXPECT_EQ(picture.binds, Picture::Binds::kRank);
+  EXPECT_EQ(picture.binds_who, "rank 2 (host2)");
+}
+
+TEST_F(MonitorTest, CodeExplainsLateness) {
+  work[1] += 40 * kMillisecond;
+  reports[1].cause = "input";
+  reports[1].stack = "train.py:40 in load";
+  for (int i = 0; i < 3; ++i) second();
+  EXPECT_EQ(monitor.picture(now).findings.at(0),
+            "rank 1 (host1) is late by 40 ms in 100 % of the steps: it waits for its input "
+            "(train.py:40 in load)");
+}
+
+TEST_F(MonitorTest, SwappingExplainsLateness) {
+  work[3] += 40 * kMillisecond;
+  for (int i = 0; i < 4; ++i) {
+    reports[3].resources.major_faults += 500;
+    second();
+  }
+  EXPECT_EQ(monitor.picture(now).ranks[3].cause, "swapping");
+}
+
+TEST_F(MonitorTest, LackOfProcessorsExplainsLateness) {
+  work[3] += 40 * kMillisecond;
+  for (int i = 0; i < 4; ++i) {
+    reports[3].resources.run_delay += 300 * kMillisecond;
+    second();
+  }
+  EXPECT_EQ(monitor.picture(now).ranks[3].cause, "starved");
+}
+
+TEST_F(MonitorTest, OnceIsToldApartFromAlways) {
+  for (int i = 0; i < 5; ++i) second();
+  work[0] += 3 * kSecond;
+  second();
+  work[0] -= 3 * kSecond;
+  // Ten rounds of that second were late; a share of 10 in 60.
+  second();
+  const Picture picture = monitor.picture(now);
+  EXPECT_FALSE(picture.ranks[0].chronic);
+  EXPECT_TRUE(picture.ranks[0].once);
+  EXPECT_EQ(picture.findings.at(0).find("rank 0 (host0) was late by 3 s in round 5"), 0u)
+      << picture.findings.at(0);
+}
+
+TEST_F(MonitorTest, AStoppedRankIsTold) {
+  for (int i = 0; i < 2; ++i) second();
+  silent[1] = true;
+  reports[0].where = "'m' (round 20)";
+  reports[0].age = 2 * kSecond;
+  for (int i = 0; i < 3; ++i) second();
+  EXPECT_EQ(monitor.picture(now).ranks[1].state, State::kStopped);
+  const RankTexts texts = monitor.rank_texts(now);
+  const auto found = std::find_if(texts.begin(), texts.end(), [](const auto& text) {
+    return text.first == 1;
+  });
+  ASSERT_NE(found, texts.end());
+  EXPECT_NE(found->second.find("its process is stopped or starved"), std::string::npos);
+  unreachable[1] = true;
+  second();
+  second();
+  EXPECT_EQ(monitor.picture(now).ranks[1].state, State::kUnreachable);
+}
+
+TEST_F(MonitorTest, ARankThatComputesWhileOthersWaitIsTold) {
+  second();
+  for (uint32_t rank : {0u, 1u, 2u}) {
+    reports[rank].where = "'m' (round 10)";
+    reports[rank].age = 5 * kSecond;
+  }
+  reports[3].age = 5 * kSecond;
+  reports[3].stack = "train.py:7 in save";
+  reports[3].cause = "checkpoint";
+  server_reports[0].missing.push_back({"'m' (round 10)", 5 * kSecond, {3}});
+  second();
+  const RankTexts texts = monitor.rank_texts(now);
+  ASSERT_EQ(texts.size(), 1u);
+  EXPECT_EQ(texts[0].first, 3u);
+  EXPECT_EQ(texts[0].second, "computes since 5 s, in its checkpoint (train.py:7 in save)");
+  EXPECT_EQ(monitor.picture(now).findings.at(0),
+            "'m' (round 10) has waited 5 s for rank 3 (host3); rank 3 computes since 5 s, in its "
+            "checkpoint (train.py:7 in save)");
+}
+
+TEST_F(MonitorTest, ASlowLinkIsToldByServers) {
+  tail = 200 * kMillisecond;
+  for (int i = 0; i < 5; ++i) {
+    for (Report& server : server_reports) {
+      if (server.lateness.empty()) {
+        for (uint32_t rank = 0; rank < kRanks; ++rank) server.lateness.push_back({rank, {}});
+      }
+      for (auto& [rank, late] : server.lateness) {
+        late.segments += 1000;
+        late.last_segments += rank == 2 ? 940 : 20;
+        late.segments_waited += rank == 2 ? 300 * kMillisecond : kMillisecond;
+      }
+    }
+    second();
+  }
+  const Picture picture = monitor.picture(now);
+  EXPECT_TRUE(picture.ranks[2].chronic);
+  EXPECT_EQ(picture.ranks[2].cause, "link");
+  for (uint32_t rank : {0u, 1u, 3u}) EXPECT_FALSE(picture.ranks[rank].chronic);
+}
+
+TEST_F(MonitorTest, CallsTellWhoIsLateWithoutRounds) {
+  for (int i = 0; i < 4; ++i) {
+    now += kSecond;
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      reports[rank].calls += 20;
+      monitor.report({false, rank}, reports[rank], now);
+      monitor.heard({false, rank}, now, now);
+    }
+    Report& server = server_reports[0];
+    if (server.lateness.empty()) {
+      for (uint32_t rank = 0; rank < kRanks; ++rank) server.lateness.push_back({rank, {}});
+    }
+    for (auto& [rank, late] : server.lateness) {
+      late.calls += 20;
+      late.last_calls += rank == 1 ? 20 : 0;
+      late.calls_waited += rank == 1 ? 400 * kMillisecond : 0;
+    }
+    monitor.report({true, 0}, server, now);
+    for (uint32_t index : {0u, 1u}) monitor.heard({true, index}, now, now);
+    monitor.tick(now);
+  }
+  EXPECT_EQ(monitor.picture(now).findings.at(0),
+            "rank 1 (host1) is late by 20 ms in 100 % of the calls: it computes longer");
+}
+
+TEST_F(MonitorTest, ANetworkThatBindsGetsAdvice) {
+  tail = 300 * kMillisecond;
+  for (int i = 0; i < 3; ++i) second();
+  const Picture picture = monitor.picture(now);
+  EXPECT_EQ(picture.binds, Picture::Binds::kNetwork);
+  EXPECT_NE(picture.findings.at(0).find("the network binds 77 % of the step (0.39 s); 2 more "
+                                        "servers would make a step"),
+            std::string::npos)
+      << picture.findings.at(0);
+}
+
+TEST(MoreServers, FollowsThePaper) {
+  EXPECT_FALSE(more_servers(1, 0, 100, 90));
+  EXPECT_FALSE(more_servers(4, 4, 100, 90));
+  EXPECT_FALSE(more_servers(4, 0, 100, 5));  // it would not help
+  const auto more = more_servers(8, 0, 100, 100);
+  ASSERT_TRUE(more);
+  EXPECT_EQ(more->more, 8u);
+  EXPECT_NEAR(more->times, 14.0 / 8, 0.01);  // from 2(n-1)/n to 1
+}
+
+TEST_F(MonitorTest, AllFormatsHaveEveryRank) {
+  work[2] += 31 * kMillisecond;
+  for (int i = 0; i < 3; ++i) second();
+  const Picture picture = monitor.picture(now);
+  const std::string json = as_json(picture), metrics = as_metrics(picture);
+  EXPECT_NE(json.find("\"schema\":\"herring-status-1\""), std::string::npos);
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    EXPECT_NE(json.find(concat("{\"rank\":", rank, ",")), std::string::npos);
+    EXPECT_NE(metrics.find(concat("rank=\"", rank, "\"")), std::string::npos);
+  }
+  const std::string text = as_text(picture, false);
+  EXPECT_NE(text.find("3 ranks without anything to tell"), std::string::npos) << text;
+  EXPECT_EQ(as_text(picture, true).find("without anything"), std::string::npos);
+}
+
+TEST(Json, EscapesAndReplaces) {
+  Json json;
+  json.begin_object().field("a", "x\"\\\n\x01").field("b", "\xc3\xa9\xff\xed\xa0\x80");
+  json.field("c", 1.5).field("d", true).field("e", uint64_t{1} << 63).key("f").begin_array();
+  json.value(1).value(2).end_array().key("g").null().end_object();
+  EXPECT_EQ(json.take(),
+            "{\"a\":\"x\\\"\\\\\\u000a\\u0001\",\"b\":\"\xc3\xa9\\ufffd\\ufffd\\ufffd\\ufffd\","
+            "\"c\":1.5,\"d\":true,\"e\":9223372036854775808,\"f\":[1,2],\"g\":null}");
+}
+
+}  // namespace
+}  // namespace herring::observe

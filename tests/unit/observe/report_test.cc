@@ -1,0 +1,135 @@
+#include "observe/report.h"
+
+#include <gtest/gtest.h>
+
+#include "observe/clock_offset.h"
+
+namespace herring::observe {
+namespace {
+
+Report full() {
+  Report report;
+  report.sent = 5;
+  report.offset = -7;
+  report.offset_error = 9;
+  report.where = "allreduce 'x'";
+  report.age = kSecond;
+  report.stack = "train.py:40 in load";
+  report.cause = "input";
+  report.rounds = 11;
+  report.calls = 12;
+  report.in_flight = 2;
+  report.credit = 4096;
+  report.samples.push_back({1, 2, 3, 10, 20, 30, 40, 50, 60, 70, 80});
+  report.stride = 4;
+  report.resources = {1, 2, 3, 4};
+  report.bytes_sent = 100;
+  report.bytes_received = 200;
+  report.retransmits = 3;
+  report.paths.push_back({1, 2, 3, 4});
+  report.lateness.emplace_back(7, Lateness{1, 2, 3, 4, 5, 6});
+  report.sums = 8;
+  report.sum_time = 9;
+  report.missing.push_back({"'m' (round 3)", kSecond, {1, 4}});
+  return report;
+}
+
+TEST(Report, TravelsWhole) {
+  const Report sent = full();
+  const auto got = decode_report(encode(sent));
+  ASSERT_TRUE(got.ok());
+  EXPECT_EQ(encode(*got), encode(sent));
+  EXPECT_EQ(got->where, sent.where);
+  EXPECT_EQ(got->samples.at(0).waited, 70);
+  EXPECT_EQ(got->lateness.at(0).second.segments_waited, 6);
+  EXPECT_EQ(got->missing.at(0).ranks, (std::vector<uint32_t>{1, 4}));
+}
+
+TEST(Report, EveryCutIsMalformed) {
+  const std::string whole = encode(full());
+  for (size_t size = 0; size < whole.size(); ++size) {
+    EXPECT_FALSE(decode_report(std::string_view(whole).substr(0, size)).ok()) << size;
+  }
+  EXPECT_FALSE(decode_report(whole + "x").ok());
+}
+
+TEST(Report, TimesNearTheLimitsAreMalformed) {
+  Report report = full();
+  report.samples[0].ready = INT64_MAX;
+  EXPECT_FALSE(decode_report(encode(report)).ok());
+  report = full();
+  report.offset = INT64_MIN;
+  EXPECT_FALSE(decode_report(encode(report)).ok());
+}
+
+TEST(Report, TextsAreCutAndPrintable) {
+  Report report;
+  report.where = std::string(2 * kMostTextBytes, 'a');
+  report.stack = "a\x1b[31mb\nc";
+  const auto got = decode_report(encode(report));
+  ASSERT_TRUE(got.ok());
+  EXPECT_EQ(got->where.size(), kMostTextBytes);
+  EXPECT_EQ(got->stack, "a [31mb c");
+}
+
+TEST(Report, TheLatestSamplesAreKept) {
+  Report report;
+  for (uint32_t i = 0; i < 2 * kMostSamples; ++i) {
+    report.samples.emplace_back().round = i;
+  }
+  const auto got = decode_report(encode(report));
+  ASSERT_TRUE(got.ok());
+  ASSERT_EQ(got->samples.size(), kMostSamples);
+  EXPECT_EQ(got->samples.back().round, 2 * kMostSamples - 1);
+}
+
+TEST(Report, RankTextsTravel) {
+  const RankTexts sent = {{3, "computes since 2 s"}, {9, ""}};
+  const auto got = decode_rank_texts(encode(sent));
+  ASSERT_TRUE(got.ok());
+  EXPECT_EQ(*got, sent);
+  EXPECT_FALSE(decode_rank_texts(encode(sent) + "x").ok());
+  EXPECT_FALSE(decode_rank_texts("").ok());
+}
+
+TEST(Resources, OfThisProcessAreKnown) {
+  const Resources own = own_resources();
+  EXPECT_GT(own.memory, 1u << 20);
+  EXPECT_GT(own.cpu, 0);
+}
+
+TEST(ClockOffset, IsExactForEqualWays) {
+  ClockOffset clock;
+  EXPECT_FALSE(clock.known());
+  EXPECT_EQ(clock.error(), -1);
+  clock.exchanged(100, 1150, 1160, 210);  // the other clock shows 1000 more; ways take 50
+  EXPECT_EQ(clock.offset(), 1000);
+  EXPECT_GE(clock.error(), 50);
+}
+
+TEST(ClockOffset, TheErrorIsBoundedByHalfTheWay) {
+  for (const Nanos out : {0, 10, 99, 100}) {
+    ClockOffset clock;
+    clock.exchanged(1000, 1000 + out + 500, 1000 + out + 500, 1100);
+    EXPECT_LE(std::abs(clock.offset() - 500), clock.error());
+  }
+}
+
+TEST(ClockOffset, TheQuickestExchangeCounts) {
+  ClockOffset clock;
+  clock.exchanged(100, 1150, 1150, 200);
+  clock.exchanged(300, 1900, 1900, 1000);  // slow, and off
+  EXPECT_EQ(clock.offset(), 1000);
+  for (int i = 0; i < 32; ++i) clock.exchanged(300, 1900, 1900, 1000);
+  EXPECT_EQ(clock.offset(), 1250);  // the quick one is too long ago
+}
+
+TEST(ClockOffset, ImpossibleExchangesAreDropped) {
+  ClockOffset clock;
+  clock.exchanged(0, 5, 5, 10);
+  clock.exchanged(100, 10, 500, 110);
+  EXPECT_FALSE(clock.known());
+}
+
+}  // namespace
+}  // namespace herring::observe
