@@ -392,6 +392,7 @@ void return_to(Handle& handle, const nb::list& outputs, bool waits, double secon
     places.push_back({reinterpret_cast<device::Address>(view->data()), bytes});
   }
   const auto there = std::make_shared<worker::Future>(operation.loop_of());
+  there->continue_from(operation);
   Status queued;
   {
     GilReleased release;
@@ -457,6 +458,42 @@ nb::dict stats(Job& job) {
   return dict_of("bytes_sent"_a = sent, "bytes_received"_a = received, "servers"_a = servers,
                  "workers"_a = workers, "credit_bytes"_a = counters.credit_bytes,
                  "wakeups"_a = counters.wakeups, "gpu_sums"_a = counters.device_sums);
+}
+
+// Returns the latest entries of this worker. Times are those of time.monotonic().
+nb::list recorded(Job& job, size_t most) {
+  using namespace nb::literals;
+  using observe::Moment;
+  nb::list all;
+  for (const observe::Entry& one : job.engine().recorder().latest(most)) {
+    const std::string_view name = one.title();
+    PyObject* const text = PyUnicode_DecodeUTF8(name.data(), static_cast<Py_ssize_t>(name.size()),
+                                                "replace");  // a name may be cut anywhere
+    if (text == nullptr) throw nb::python_error();
+    nb::dict entry =
+        dict_of("id"_a = one.id, "kind"_a = observe::name_of(one.kind),
+                "name"_a = nb::steal<nb::str>(text), "group"_a = one.group,
+                "stream"_a = one.stream, "round"_a = one.round, "buffer"_a = one.buffer,
+                "bytes"_a = one.bytes, "waited"_a = to_seconds(one.waited));
+    for (size_t i = 0; i < observe::kMoments; ++i) {
+      const auto moment = static_cast<Moment>(i);
+      const Nanos at = one.when(moment);
+      entry[observe::name_of(moment)] = at == 0 ? nb::object(nb::none())
+                                                : nb::cast(to_seconds(at));
+    }
+    entry["outcome"] = one.ended ? nb::object(nb::str(code_name(one.outcome)))
+                                 : nb::object(nb::none());
+    all.append(entry);
+  }
+  return all;
+}
+
+nb::dict activity(Job& job) {
+  using namespace nb::literals;
+  const worker::Activity activity = job.engine().activity(job.engine().loop()->now());
+  return dict_of("where"_a = activity.where, "since"_a = to_seconds(activity.since),
+                 "rounds"_a = activity.rounds, "calls"_a = activity.calls,
+                 "in_flight"_a = activity.in_flight, "waited"_a = to_seconds(activity.waited));
 }
 
 }  // namespace
@@ -525,6 +562,8 @@ void register_job(nb::module_& module) {
            },
            "kind"_a, "name"_a, "why"_a, "group"_a = nb::none())
       .def("stats", &stats)
+      .def("recorded", &recorded, "most"_a = observe::Recorder::kEntries)
+      .def("activity", &activity)
       .def("abort", &Job::abort, nb::call_guard<GilReleased>())
       .def("shutdown", &shut_down)
       .def("failure", [](Job& job) { return job.engine().failure().message(); })

@@ -16,6 +16,8 @@ from written_page import ROOT, write_or_check
 PAGE = ROOT / "docs" / "settings.md"
 COMMAND = "python tools/make_settings_doc.py"
 
+OBSERVING = ("observe", "report_every", "status", "timeline", "flight_folder")
+
 # For each section, its heading, its introduction, and a filter for settings. A setting appears in
 # the first section whose filter accepts it.
 SECTIONS: Sequence[tuple[str, str, Callable[[Mapping[str, str]], bool]]] = (
@@ -46,6 +48,12 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Mapping[str, str]], bool]]] = (
         "different calls for 5 s, they are told who waits where. `HERRING_WARN_AFTER` can shorten\n"
         "the 5 s, but not lengthen them.",
         lambda row: row["type"] == "seconds",
+    ),
+    (
+        "What Herring records and reports",
+        "Processes record what they do, and rank 0 compares them. Where that is off, results stay\n"
+        "the same, but nobody can say which rank is late.",
+        lambda row: row["name"] in OBSERVING,
     ),
     (
         "The job on this host",

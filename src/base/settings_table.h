@@ -137,6 +137,8 @@ inline constexpr SettingSpec kSpecs[] = {
     {"server_memory", kBytes, kJob, "1GiB",
      "Memory that a server may use for contributions and results; at least 2 MiB per flow",
      {16 * kMiB, 1024 * kGiB}},
+    {"observe", kBool, kJob, "true",
+     "Whether workers and servers record what they do and report it to rank 0"},
 };
 
 }  // namespace herring::settings_table

@@ -104,6 +104,7 @@ worker::EngineOptions engine_options(const control::Cluster& cluster, uint32_t r
   engine.mesh.incarnation = cluster.incarnation;
   engine.small_bytes = plane.small_bytes;
   engine.buffer_bytes = shared.get_bytes("buffer_bytes");
+  engine.observe = shared.get_bool("observe");
   return engine;
 }
 

@@ -213,6 +213,7 @@ void NodeStage::added(const wire::Key& key) {
 }
 
 void NodeStage::combined(const std::shared_ptr<NodeWork>& work) {
+  if (work->task.mark) work->task.mark.at(observe::Moment::kReduced, loop_.now());
   work->last_stage() ? slice_done(*work) : push_slice(work);
 }
 

@@ -205,6 +205,7 @@ void NodeWork::prepare_push() {
   transfer.open = open();
   transfer.send = workers > 0 ? base : nullptr;
   transfer.receive = base;
+  transfer.mark = task.mark;
   pushed = true;
 }
 

@@ -70,6 +70,7 @@ struct NodeTask {
   // buffer any more.
   std::function<void(uint32_t workers)> on_done;
   std::shared_ptr<void> keeps;         // owns the memory of data and staging until all is done
+  observe::Mark mark;                  // passes kReduced here, and kPushed with the slice
 };
 
 // Returns the scale of sums on the wire. A sum of 16-bit floats must not overflow before the

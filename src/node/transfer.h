@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "observe/recorder.h"
 #include "plan/plan.h"
 #include "wire/key.h"
 #include "wire/messages.h"
@@ -25,10 +26,12 @@ struct Transfer {
   std::vector<plan::Shard> shards;       // of the buffer
   std::vector<plan::SegmentRun> runs;    // the segments that this worker pushes
   TransferOwner* owner = nullptr;
+  observe::Mark mark;                    // passes kPushed when all bytes were handed to flows
 
   // Progress, maintained by the Pusher.
   Nanos pushed_at = 0;
   uint32_t segments_left = 0;
+  uint32_t runs_left = 0;                // runs that were not handed to flows as a whole
   bool called_off = false;               // its group is called off, so its memory has no result
   uint32_t workers = 0;                  // contributing workers, as reported in results
   uint32_t fewest_workers = 0;           // minimum over all results; 0: one result is lost

@@ -1,5 +1,5 @@
-// One piece of work of a process, from the call that starts it to its end: a round of a plan, one of
-// its fusion buffers, a named call, or the sum of a shard on a server. The flight recorder, the
+// One piece of work of a process, from the call that starts it to its end: a round of a plan, one
+// of its fusion buffers, a named call, or the sum of a shard on a server. The flight recorder, the
 // timeline and the reports to the rendezvous all consist of entries.
 #pragma once
 

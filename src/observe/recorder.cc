@@ -57,16 +57,39 @@ void Recorder::waited(uint64_t id, Nanos duration) {
   if (entry.id == id) entry.waited += duration;
 }
 
+void Recorder::place(uint64_t id, uint32_t stream, uint32_t round) {
+  if (id == 0) return;
+  std::lock_guard lock(mutex_);
+  Entry* entry = find(id);
+  if (entry == nullptr) return;
+  entry->stream = stream;
+  entry->round = round;
+}
+
+void Recorder::finish(Entry& entry, Nanos when, Code outcome) {
+  Nanos& at = entry.at[static_cast<size_t>(Moment::kDone)];
+  if (at == 0) at = when;
+  entry.outcome = outcome;
+  entry.ended = true;
+  ended_[ended_count_++ % ended_.size()] = entry.id;
+}
+
 void Recorder::end(uint64_t id, Nanos when, Code outcome) {
   if (id == 0) return;
   std::lock_guard lock(mutex_);
   Entry* entry = find(id);
   if (entry == nullptr) return;
-  Nanos& at = entry->at[static_cast<size_t>(Moment::kDone)];
-  if (at == 0) at = when;
-  entry->outcome = outcome;
-  entry->ended = true;
-  ended_[ended_count_++ % ended_.size()] = id;
+  if (entry->kind == Kind::kRound && outcome != Code::kOk) {
+    for (uint64_t later = id + 1; later <= begun_count_; ++later) {
+      Entry* const part = find(later);
+      if (part == nullptr || part->kind != Kind::kBuffer || part->group != entry->group ||
+          part->stream != entry->stream || part->round != entry->round) {
+        continue;
+      }
+      finish(*part, when, outcome);
+    }
+  }
+  finish(*entry, when, outcome);
 }
 
 std::vector<Entry> Recorder::latest(size_t most) const {

@@ -25,6 +25,9 @@ class Recorder {
   // ended. Only the first time of a moment counts.
   void mark(uint64_t id, Moment moment, Nanos when);
   void waited(uint64_t id, Nanos duration);
+  // Sets the stream and the round of a call, which are known only once all ranks have made it.
+  void place(uint64_t id, uint32_t stream, uint32_t round);
+  // If a round fails, its buffers end with it.
   void end(uint64_t id, Nanos when, Code outcome = Code::kOk);
 
   // Returns up to `most` entries, the latest ones, in the order of their begin.
@@ -38,6 +41,7 @@ class Recorder {
 
  private:
   Entry* find(uint64_t id);
+  void finish(Entry& entry, Nanos when, Code outcome);
 
   mutable std::mutex mutex_;  // guards everything below
   std::vector<Entry> entries_;     // entry `id` is at id % size
@@ -45,13 +49,29 @@ class Recorder {
   uint64_t begun_count_ = 0, ended_count_ = 0;
 };
 
+// Parts of the work of one entry that have not passed a moment yet.
+struct Parts {
+  uint32_t to_reduce = 0, to_push = 0;
+};
+
 // An entry in its recorder, carried along by the work that it describes.
 struct Mark {
   Recorder* recorder = nullptr;  // null: nothing is recorded
   uint64_t id = 0;
+  // If not null, the work goes on in several parts, each of which carries this mark: the last one
+  // that is reduced or pushed counts. Used on one thread only.
+  Parts* parts = nullptr;
 
+  explicit operator bool() const { return recorder != nullptr && id != 0; }
   void at(Moment moment, Nanos when) const {
-    if (recorder != nullptr) recorder->mark(id, moment, when);
+    if (recorder == nullptr) return;
+    if (parts != nullptr) {
+      uint32_t* const left = moment == Moment::kReduced  ? &parts->to_reduce
+                             : moment == Moment::kPushed ? &parts->to_push
+                                                         : nullptr;
+      if (left != nullptr && *left > 0 && --*left > 0) return;
+    }
+    recorder->mark(id, moment, when);
   }
   void end(Nanos when, Code outcome = Code::kOk) const {
     if (recorder != nullptr) recorder->end(id, when, outcome);

@@ -81,14 +81,4 @@ void Arrivals::fail_all(const Status& why) {
   while (!expected_.empty()) named_.drop(*expected_.extract(expected_.begin()).key(), why);
 }
 
-void Arrivals::held_up(Nanos now, Nanos since, std::vector<std::string>& out) const {
-  for (const auto& [operation, warned] : expected_) {
-    const Nanos waits = operation->waits_since(now);
-    if (waits == 0 || waits >= since) continue;
-    out.push_back(concat(wire::name_of(operation->call_.what), " ",
-                         NamedOperations::title(*operation), ", which GPU ",
-                         operation->copier()->device().index(), " has not reached"));
-  }
-}
-
 }  // namespace herring::worker

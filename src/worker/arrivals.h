@@ -30,8 +30,6 @@ class Arrivals {
   // The operations of the group, or of all groups, will not start.
   void call_off(const Group& group, const Status& why);
   void fail_all(const Status& why);
-  // Appends the calls for which threads have been waiting since before `since`.
-  void held_up(Nanos now, Nanos since, std::vector<std::string>& out) const;
 
  private:
   // Refuses the call on all ranks; on this one it ends with the status `told`.

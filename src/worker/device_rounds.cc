@@ -241,6 +241,7 @@ Result<std::shared_ptr<Future>> DeviceRounds::when_back() {
   const std::shared_ptr<Future> round = planned_->round();
   if (round == nullptr) return Status(Code::kInvalidArgument, "wait() before begin()");
   auto back = std::make_shared<Future>(round->loop_of());
+  back->continue_from(*round);
   Status queued = copier_->when_back([back](const Status& status) { back->set(status); });
   if (!queued.ok()) return failed(queued);
   return back;

@@ -92,11 +92,18 @@ Engine::Counters Engine::counters() {
     if (core.stopped_) return {};
   }
   return core.loop_->ask([&core] {
-    return Counters{core.links_->counters(), core.executor_->counters(),
-                    core.links_->credit_bytes(), core.loop_->wakeups(),
-                    core.named_.device_sums()};
+    Counters counters{core.links_->counters(), core.executor_->counters(),
+                      core.links_->credit_bytes(), core.loop_->wakeups(),
+                      core.named_.device_sums()};
+    counters.paths = core.links_->paths();
+    for (const auto& path : counters.paths) counters.retransmits += path.retransmits;
+    return counters;
   }).value_or(Counters{});
 }
+
+observe::Recorder& Engine::recorder() { return core_->recorder(); }
+
+Activity Engine::activity(Nanos now) { return core_->activity(now); }
 
 size_t Engine::credit_bytes() const { return core_->links_->credit_bytes(); }
 

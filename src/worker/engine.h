@@ -27,6 +27,7 @@ struct EngineOptions {
   size_t buffer_bytes = 0;                 // of planned operations; 0: chosen automatically
   std::string node_stage = "auto";         // value of the setting node_stage
   uint32_t node_threads = 1;               // for sums in the node, including the engine's
+  bool observe = true;                     // records entries (observe/recorder.h)
   double timeout = default_of("timeout").real, warn_after = default_of("warn_after").real;  // s
   // Makes the whole job fail; any thread.
   std::function<void(const std::string& reason)> abort = [](const std::string&) {};
@@ -81,8 +82,16 @@ class Engine {
     size_t credit_bytes = 0;
     uint64_t wakeups = 0;
     uint64_t device_sums = 0;  // all-reduces whose sums a device did
+    uint64_t retransmits = 0;  // of packets to servers
+    // By server: retransmissions of all its flows, and the shortest and the longest of their latest
+    // round trips. A time of 0 is unknown.
+    std::vector<transport::PathInfo> paths;
   };
   Counters counters();
+  // Returns the entries of this worker. Any thread, down to the end of this object.
+  observe::Recorder& recorder();
+  // Returns what the program does at the time `now` of the loop. Any thread.
+  Activity activity(Nanos now);
   // Returns Counters::credit_bytes. Must run on the engine's own thread.
   size_t credit_bytes() const;
 

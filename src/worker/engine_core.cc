@@ -30,6 +30,8 @@ EngineCore::EngineCore(const control::Cluster& cluster, EngineOptions options,
           SharedHeap::kDefaultCacheBytes,
           cluster_.local_size(me_.node) > 1 ? Sharing::kNode : Sharing::kProcess)),
       loop_(transport.make_loop(true)),
+      program_(std::make_shared<Program>(options_.observe ? observe::Recorder::kEntries : 0,
+                                         loop_->now())),
       bus_(std::move(bus)),
       membership_(*this, cluster_, options_.rank),
       named_(*this) {
@@ -182,8 +184,8 @@ void EngineCore::end_all(bool leaves) {
 
 void EngineCore::fail_waiting(const Group& group, const Status& status) {
   std::vector<std::shared_ptr<Future>> ended;
-  for (const auto& [waiting, tracked] : waiting_) {
-    if (tracked.group == group.id()) ended.push_back(waiting);
+  for (const auto& [waiting, number] : waiting_) {
+    if (number == group.id()) ended.push_back(waiting);
   }
   for (const auto& waiting : ended) {
     waiting_.erase(waiting);
@@ -203,7 +205,7 @@ void EngineCore::fail_partial(const Group& group, const Status& status) {
 }
 
 bool EngineCore::moves(const Group& group) const {
-  const auto here = [&group](const auto& one) { return one.second.group == group.id(); };
+  const auto here = [&group](const auto& one) { return one.second == group.id(); };
   const auto partial = [&group](const auto& one) {
     return one.second->group().id() == group.id();
   };
@@ -289,11 +291,7 @@ void EngineCore::tell_whereabouts(Nanos now) {
   whereabouts_due_ = now + kWhereaboutsInterval;
   std::vector<std::string> all;
   const Nanos since = now - first_reminder(from_seconds(options_.warn_after));
-  named_.held_up(now, since, all);
-  for (const auto& [waiting, tracked] : waiting_) {
-    const Nanos waits = waiting->waits_since(now);
-    if (waits != 0 && waits < since) all.push_back(tracked.what);
-  }
+  program_->held_up(now, since, all);
   std::string text;
   for (size_t i = 0; i < std::min(all.size(), kMostPlaces); ++i) {
     text += concat(i == 0 ? "" : " and in ", all[i]);

@@ -47,6 +47,10 @@ class EngineCore {
 
   const control::Cluster& cluster() const { return cluster_; }
   const EngineOptions& options() const { return options_; }
+  // What the program does with this worker. Anyone who may outlive the engine keeps a share.
+  const std::shared_ptr<Program>& program() const { return program_; }
+  observe::Recorder& recorder() { return program_->recorder(); }
+  Activity activity(Nanos now) { return program_->activity(now); }
   SharedHeap& heap() { return *heap_; }
   // Anyone who may use the heap after the engine is gone must keep a share.
   const std::shared_ptr<SharedHeap>& shared_heap() const { return heap_; }
@@ -64,9 +68,9 @@ class EngineCore {
   NamedOperations& named() { return named_; }
   Membership& membership() { return membership_; }
   // Registers a round of a planned operation. `waiting` fails when the job fails, or when its group
-  // is called off. `what`: title for messages.
-  void track(const std::shared_ptr<Future>& waiting, const Group& group, std::string what) {
-    waiting_.emplace(waiting, Tracked{group.id(), std::move(what)});
+  // is called off.
+  void track(const std::shared_ptr<Future>& waiting, const Group& group) {
+    waiting_.emplace(waiting, group.id());
   }
   void untrack(const std::shared_ptr<Future>& waiting) { waiting_.erase(waiting); }
   void fail_waiting(const Group& group, const Status& status);
@@ -96,17 +100,13 @@ class EngineCore {
   void tell_whereabouts(Nanos now);
   void tick();
 
-  struct Tracked {
-    uint32_t group;
-    std::string what;
-  };
-
   const control::Cluster cluster_;
   const EngineOptions options_;
   const control::WorkerInfo me_;
   const std::shared_ptr<SharedHeap> heap_;  // shared with neighbours on the node, if there are any
   // Anyone who may still wait keeps a share of the loop.
   const std::shared_ptr<transport::EventLoop> loop_;
+  const std::shared_ptr<Program> program_;
   std::unique_ptr<LocalBus> bus_;
   Membership membership_;
   NamedOperations named_;
@@ -114,7 +114,7 @@ class EngineCore {
   std::unique_ptr<NodeStage> node_stage_;
   std::unique_ptr<collective::Executor> executor_;
 
-  std::map<std::shared_ptr<Future>, Tracked> waiting_;   // engine thread
+  std::map<std::shared_ptr<Future>, uint32_t> waiting_;  // to their groups; engine thread
   std::map<uint64_t, std::shared_ptr<Partial>> partials_;    // by id; engine thread
 
   std::string whereabouts_;      // text that the servers have

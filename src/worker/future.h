@@ -6,9 +6,9 @@
 #include <chrono>
 #include <condition_variable>
 #include <functional>
-#include <limits>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -16,6 +16,7 @@
 #include "base/continuations.h"
 #include "base/status.h"
 #include "transport/event_loop.h"
+#include "worker/program.h"
 
 namespace herring::worker {
 
@@ -26,6 +27,32 @@ enum class Where { kEngine, kThread };
 class Future {
  public:
   explicit Future(std::shared_ptr<transport::EventLoop> loop) : loop_(std::move(loop)) {}
+  virtual ~Future() {
+    if (waited_for_.load()) program_->over(this);
+  }
+  Future(const Future&) = delete;
+  Future& operator=(const Future&) = delete;
+
+  // Records that the program has begun the round or call whose result this is. The entry ends with
+  // this future. Must be called before any other thread knows the future.
+  void begin(std::shared_ptr<Program> program, const observe::Entry& entry) {
+    program_ = std::move(program);
+    asked_ = Asked(program_, entry);
+    entry_ = asked_.id();
+  }
+  // Counts the waits for this future as waits for `other`, of which it is the last step. Must be
+  // called before any other thread knows the future.
+  void continue_from(const Future& other) {
+    program_ = other.program_;
+    entry_ = other.entry_;
+    where_ = other.where();
+  }
+  // Returns a mark for the work on the result.
+  observe::Mark mark() const {
+    return {program_ == nullptr ? nullptr : &program_->recorder(), entry_};
+  }
+  // Returns text that says where a thread is that waits for the result. Any thread.
+  virtual std::string where() const { return where_; }
 
   bool done() const { return done_.load(); }
 
@@ -35,11 +62,14 @@ class Future {
       std::lock_guard lock(mutex_);
       if (done()) return;
       status_ = std::move(status);
+      if (program_ != nullptr) asked_.end(loop_->now(), status_.code());
       done_.store(true);
       then = std::move(then_);
     }
     changed_.notify_all();
     if (!loop_->in_loop_thread()) loop_->rouse_driver();
+    if (noted_.load()) program_->leave(this, loop_->now(), true);
+    if (waited_for_.load()) program_->over(this);
     for (const auto& callback : then) callback();
   }
 
@@ -63,27 +93,21 @@ class Future {
 
   // Waits for the result. Returns false if it is not done within `wait`, or if a signal arrived.
   bool wait_for(Nanos wait) {
-    const auto is_done = [this] { return done(); };
     if (done()) return true;
     const Nanos now = loop_->now();
-    if (waits_since(now) == 0) waits_since_.store(now, std::memory_order_relaxed);
-    waits_until_.store(now + wait + kBetweenWaits, std::memory_order_relaxed);
-    if (loop_->drive(now + wait, is_done)) return done();
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, std::chrono::nanoseconds(wait), is_done);
+    const bool noted = note_wait(now);
+    const bool ended = await(now + wait, wait);
+    if (!noted) return ended;
+    const bool over = done();
+    program_->leave(this, loop_->now(), over);
+    if (!over && done()) program_->over(this);
+    return ended;
   }
 
   // Notes that a program waits for the result, without a thread in wait_for(). Any thread.
   void note_program_waits() {
-    waits_since_.store(loop_->now(), std::memory_order_relaxed);
-    waits_until_.store(std::numeric_limits<Nanos>::max(), std::memory_order_relaxed);
-  }
-
-  // Returns the time since which a thread or program has waited; 0 if none does. Threads wait in
-  // slices, so a short gap between two slices still counts as waiting.
-  Nanos waits_since(Nanos now) const {
-    if (done() || waits_until_.load(std::memory_order_relaxed) < now) return 0;
-    return waits_since_.load(std::memory_order_relaxed);
+    std::lock_guard lock(mutex_);
+    if (!done() && !noted_.load()) noted_.store(note_wait(loop_->now()));
   }
 
   // Returns the loop of the engine that completes this future.
@@ -94,13 +118,28 @@ class Future {
   const Status& status() const { return status_; }
 
  private:
-  static constexpr Nanos kBetweenWaits = kSecond;
+  bool note_wait(Nanos now) {
+    if (program_ == nullptr) return false;
+    waited_for_.store(true);
+    return program_->enter(this, entry_, [this] { return where(); }, now);
+  }
+  bool await(Nanos deadline, Nanos wait) {
+    const auto is_done = [this] { return done(); };
+    if (loop_->drive(deadline, is_done)) return done();
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::nanoseconds(wait), is_done);
+  }
 
   const std::shared_ptr<transport::EventLoop> loop_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::atomic<bool> done_{false};
-  std::atomic<Nanos> waits_since_{0}, waits_until_{0};
+  std::shared_ptr<Program> program_;   // null: nobody counts the waits
+  Asked asked_;
+  uint64_t entry_ = 0;                 // the entry of asked_, also after its end
+  std::string where_;
+  std::atomic<bool> waited_for_{false};  // the program has noted a wait
+  std::atomic<bool> noted_{false};       // by note_program_waits(), until the result is there
   Status status_;
   std::vector<std::function<void()>> then_;  // guarded by mutex_
 };

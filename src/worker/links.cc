@@ -137,6 +137,7 @@ Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
                   transfer.open.name, "' is already in flight");
   }
   transfer.segments_left = 0;
+  transfer.runs_left = static_cast<uint32_t>(transfer.runs.size());
   transfer.fewest_workers = UINT32_MAX;
   transfer.pushed_at = loop_.now();
   transfer.called_off = false;
@@ -151,6 +152,7 @@ Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
   Pace& pace = pace_of(key.group);
   transfer.called_off = pace.called_off && !wire::outlives_members(key.stream);
   if (transfer.segments_left == 0 || transfer.called_off) {
+    if (!transfer.called_off) transfer.mark.at(observe::Moment::kPushed, transfer.pushed_at);
     transfer.owner->on_transfer_done(transfer);
     return {};
   }
@@ -293,7 +295,12 @@ bool Links::send_next(Link& link, const StreamId& id, Stream& stream) {
     flow.flow->lend(header, &piece, 1);
   }
   item.next += static_cast<uint32_t>(count);
-  if (item.next == run.first + run.count) stream.queue.pop();
+  if (item.next == run.first + run.count) {
+    stream.queue.pop();
+    if (--transfer.runs_left == 0 && transfer.mark) {
+      transfer.mark.at(observe::Moment::kPushed, loop_.now());
+    }
+  }
   if (balances_) note_position(flow.server, id, stream);
   return true;
 }
@@ -318,6 +325,21 @@ std::vector<transport::FlowCounters> Links::counters() const {
       sum.bytes_received += flow->flow->counters().bytes_received;
     }
     all.push_back(sum);
+  }
+  return all;
+}
+
+std::vector<transport::PathInfo> Links::paths() const {
+  std::vector<transport::PathInfo> all;
+  for (const Link& link : links_) {
+    transport::PathInfo& sum = all.emplace_back();
+    for (const auto& flow : link.flows) {
+      const transport::PathInfo one = flow->flow->path_info();
+      sum.retransmits += one.retransmits;
+      sum.rtt = std::max(sum.rtt, one.rtt);
+      const bool known = one.rtt > 0 && one.min_rtt <= one.rtt;
+      if (known && (sum.min_rtt == 0 || one.min_rtt < sum.min_rtt)) sum.min_rtt = one.min_rtt;
+    }
   }
   return all;
 }

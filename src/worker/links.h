@@ -89,6 +89,8 @@ class Links final : public Pusher, private transport::FlowHandler {
   // Returns the credit of a flow in the world, in bytes.
   size_t credit_bytes() const { return world_.credit() * options_.segment_bytes; }
   std::vector<transport::FlowCounters> counters() const;
+  // Returns for each server what is in Engine::Counters::paths.
+  std::vector<transport::PathInfo> paths() const;
 
  private:
   struct LinkFlow {

@@ -136,11 +136,13 @@ Transfer& Mover::add_transfer(Operation& operation, Key key, size_t bundle, size
   transfer.shards = plan::shard_layout(bytes, call.group->shards().weights);
   transfer.runs = plan::local_slice(transfer.shards, engine_.options().links.segment_bytes, 0, 1);
   transfer.owner = &operation;
+  transfer.mark = operation.part();
   return transfer;
 }
 
 bool Mover::push(Operation& operation) {
   operation.parts_left_ += operation.transfers_.size();
+  operation.parts_.to_push += static_cast<uint32_t>(operation.transfers_.size());
   for (Transfer& transfer : operation.transfers_) {
     const Status pushed = engine_.links().push(transfer, operation.shared_from_this());
     if (pushed.ok()) continue;
@@ -172,6 +174,7 @@ NodeTask Mover::task_of(Operation& operation, Key key, size_t bundle) {
   task.deadline = engine_.deadline(call.timeout);
   task.on_done = [this, &operation](uint32_t) { named_.part_done(operation); };
   task.keeps = operation.shared_from_this();
+  task.mark = operation.part();
   return task;
 }
 
@@ -188,7 +191,10 @@ void Mover::by_node_stage(Operation& operation, Key& key, size_t bundle, char* d
       nodes == 1 ? bytes
                  : plan::choose_buffer_bytes(bytes, nodes, servers,
                                              engine_.options().links.segment_bytes);
-  operation.parts_left_ += (bytes + buffer_bytes - 1) / buffer_bytes;
+  const size_t parts = (bytes + buffer_bytes - 1) / buffer_bytes;
+  operation.parts_left_ += parts;
+  operation.parts_.to_reduce += static_cast<uint32_t>(parts);
+  if (nodes > 1) operation.parts_.to_push += static_cast<uint32_t>(parts);
   for (size_t at = 0; at < bytes; at += buffer_bytes, ++key.buffer) {
     NodeTask task = task_of(operation, key, bundle);
     task.active = active;
@@ -299,6 +305,7 @@ void Mover::on_node(Operation& operation, Key key, size_t b, const Exchange& exc
     }
   }
   ++operation.parts_left_;
+  ++operation.parts_.to_reduce;
   engine_.node_stage().post(std::move(task));
 }
 

@@ -28,8 +28,8 @@ Result<std::shared_ptr<Operation>> NamedOperations::make(Call call, bool absent)
   return operation;
 }
 
-Result<std::shared_ptr<Operation>> NamedOperations::submit(Call call, bool waits) {
-  if (!call.group) call.group = engine_.world();
+// Checks whether the call can begin here, and makes its operation.
+Result<std::shared_ptr<Operation>> NamedOperations::admit(Call call) {
   const std::shared_ptr<Group> group = call.group;
   const bool forms = wire::is<wire::FormGroup>(call.what);
   const bool message = wire::is_message(call.what);
@@ -45,8 +45,25 @@ Result<std::shared_ptr<Operation>> NamedOperations::submit(Call call, bool waits
   }
   auto made = make(std::move(call));
   if (!made.ok()) return made.status();
+  HERRING_RETURN_IF_ERROR(names_.take((*made)->call_, (*made)->name_));
+  return made;
+}
+
+Result<std::shared_ptr<Operation>> NamedOperations::submit(Call call, bool waits) {
+  if (!call.group) call.group = engine_.world();
+  observe::Entry entry;
+  entry.kind = observe::Kind::kCall;
+  entry.at[static_cast<size_t>(observe::Moment::kCalled)] = engine_.loop()->now();
+  entry.group = call.group->id();
+  for (const Buffer& one : call.buffers) entry.bytes += one.array.bytes();
+  entry.set_name(concat(wire::name_of(call.what), " '", call.name, "'"));
+  auto made = admit(std::move(call));
+  if (!made.ok()) {
+    Asked(engine_.program(), entry).end(engine_.loop()->now(), made.status().code());
+    return made.status();
+  }
   const std::shared_ptr<Operation> operation = *made;
-  HERRING_RETURN_IF_ERROR(names_.take(operation->call_, operation->name_));
+  operation->begin(engine_.program(), entry);
   // Until the operation has started, only its caller knows of it.
   const auto fail = [this, operation](const Status& why) { drop(*operation, why); };
   const Status begun = or_tell(fail, [&] {
@@ -124,6 +141,7 @@ void NamedOperations::start(const std::shared_ptr<Operation>& operation) {
     return finish(*operation, why);
   }
   if (group.size() == 1 && !group.is_world() && forms == nullptr) {
+    operation->mark().at(observe::Moment::kReady, operation->started_);
     return mover_.alone(*operation);
   }
   if (forms != nullptr) {
@@ -181,6 +199,10 @@ Status NamedOperations::announce(const Operation& operation, uint32_t server) {
   header.type = wire::FrameType::kAnnounce;
   header.group = wire::is<wire::FormGroup>(call.what) ? 0 : group.id();
   engine_.links().send_control(server, header, std::move(payload));
+  const observe::Mark mark = operation.mark();
+  const Nanos now = mark ? engine_.loop()->now() : 0;
+  mark.at(observe::Moment::kReady, now);
+  if (announce.inline_payload && bytes > 0) mark.at(observe::Moment::kPushed, now);
   return {};
 }
 
@@ -240,6 +262,7 @@ void NamedOperations::launch(Operation& operation, const wire::FrameHeader& head
   if (header.group != group.id()) {
     return engine_.fail_now(breach(title(operation), " was answered for group ", header.group));
   }
+  engine_.recorder().place(operation.mark().id, header.stream, header.round);
   mover_.move(operation, {header.stream, header.round, 0, group.id()}, std::string(rest));
 }
 
@@ -381,24 +404,6 @@ std::string NamedOperations::overdue(Nanos now, Nanos margin, Nanos* waited) con
     return title(*operation);
   }
   return {};
-}
-
-void NamedOperations::held_up(Nanos now, Nanos since, std::vector<std::string>& out) const {
-  arrivals_.held_up(now, since, out);
-  for (const auto& [id, operation] : operations_) {
-    const Nanos waits = operation->waits_since(now);
-    if (waits == 0 || waits >= since) continue;
-    const Call& call = operation->call_;
-    const auto* send = std::get_if<wire::Send>(&call.what);
-    const auto* receive = std::get_if<wire::Receive>(&call.what);
-    const auto other = send != nullptr      ? std::optional<uint32_t>(send->to)
-                       : receive != nullptr ? receive->from
-                                            : std::nullopt;
-    const control::Group& members = call.group->members();
-    out.push_back(concat(wire::name_of(call.what), " '", call.name, "'",
-                         other ? concat(" (rank ", members.ranks()[*other], ")") : "",
-                         members.suffix()));
-  }
 }
 
 }  // namespace herring::worker

@@ -56,8 +56,6 @@ class NamedOperations {
   // Returns the title of an operation that no server has answered or failed in time, and how long
   // it has waited; "" if there is none.
   std::string overdue(Nanos now, Nanos margin, Nanos* waited) const;
-  // Appends the calls for which threads have been waiting since before `since`.
-  void held_up(Nanos now, Nanos since, std::vector<std::string>& out) const;
 
   // Returns the number of completed all-reduces whose sums a device did.
   uint64_t device_sums() const { return device_sums_; }
@@ -85,6 +83,7 @@ class NamedOperations {
   static std::string title(const Operation& operation);
 
  private:
+  Result<std::shared_ptr<Operation>> admit(Call call);
   Status bring_out(const std::shared_ptr<Operation>& operation);
   void on_formed(Operation& operation);
   // Calls finish(); a join instead ends when no all-reduce of others is left.

@@ -40,6 +40,21 @@ Operation::Operation(NamedOperations& owner, Call call, std::shared_ptr<transpor
                      std::shared_ptr<SharedHeap> heap)
     : Future(std::move(loop)), owner_(owner), call_(std::move(call)), heap_(std::move(heap)) {}
 
+std::string Operation::where() const {
+  const auto* send = std::get_if<wire::Send>(&call_.what);
+  const auto* receive = std::get_if<wire::Receive>(&call_.what);
+  const control::Group& members = call_.group->members();
+  std::string other;
+  if (send != nullptr) other = concat(" (rank ", members.ranks()[send->to], ")");
+  if (receive != nullptr && receive->from) {
+    other = concat(" (rank ", members.ranks()[*receive->from], ")");
+  }
+  return concat(wire::name_of(call_.what), " '", call_.name, "'", other, members.suffix(),
+                goes_out_.load() ? concat(", which GPU ", copier()->device().index(),
+                                          " has not reached")
+                                 : "");
+}
+
 // Copies the arrays of a list, and creates the bundles.
 Status Operation::prepare() {
   // Checked first, because everything below would break a stream capture.
@@ -115,6 +130,7 @@ Status Operation::take_back(const std::vector<device::Stream>& streams) {
 
 Status Operation::queue_back(const std::vector<device::Stream>& streams) {
   auto taken = std::make_shared<Future>(loop_of());
+  taken->continue_from(*this);
   device::Copier& copier = *call_.copier;
   for (const device::Stream stream : streams) HERRING_RETURN_IF_ERROR(copier.follow(stream));
   HERRING_RETURN_IF_ERROR(copier.back(device_copies()));

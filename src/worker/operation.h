@@ -54,6 +54,9 @@ class Operation : public Future,
   // Frees the copies of the arrays; take() also does so.
   void drop_staging();
 
+  // Returns the call for use in messages, such as "allreduce 'x'" or "send 'x' (rank 3)".
+  std::string where() const override;
+
   // Returns the copier of a call on a device; null if the call is not on a device.
   const std::shared_ptr<device::Copier>& copier() const { return call_.copier; }
   bool on_device() const { return copier() != nullptr; }
@@ -110,6 +113,12 @@ class Operation : public Future,
   void fill(Return& returned, const std::function<void()>& failed);  // once complete
   void end_return();                   // the device copies nothing from the staging any more
   size_t bytes() const;                // of all bundles
+  // Returns a mark for one of several parts.
+  observe::Mark part() {
+    observe::Mark mark = Future::mark();
+    mark.parts = &parts_;
+    return mark;
+  }
   char* place_result(size_t bytes);    // null if there is no memory
   Status unpack();                     // of a list: copies results to where they go
 
@@ -124,6 +133,7 @@ class Operation : public Future,
   std::atomic<bool> goes_out_{false};  // a device still reads its arrays
   bool came_ = false;                  // engine thread: the device no longer reads them
   bool launched_ = false;              // bytes of it may be moving
+  observe::Parts parts_;               // of the entry
   Nanos started_ = 0;
   std::deque<Transfer> transfers_;
   size_t parts_left_ = 0;

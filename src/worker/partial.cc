@@ -10,6 +10,7 @@ namespace herring::worker {
 
 Partial::Partial(EngineCore& engine, PartialOptions options)
     : engine_(engine),
+      program_(engine.program()),
       options_(std::move(options)),
       bytes_(options_.elements * size_of(options_.dtype)),
       pushes_(bytes_ > engine.options().small_bytes),
@@ -60,6 +61,17 @@ void Partial::announce_to_servers() {
   }
 }
 
+void Partial::begin_next(Nanos now, bool called) {
+  observe::Entry entry;
+  entry.kind = observe::Kind::kRound;
+  entry.group = group().id();
+  entry.round = next_round_;
+  entry.bytes = bytes_;
+  entry.set_name(options_.name);
+  if (called) entry.at[static_cast<size_t>(observe::Moment::kCalled)] = now;
+  next_ = Asked(program_, entry);
+}
+
 Status Partial::contribute(const char* data, bool waits, bool last,
                            const partial::Place& place, bool caller_waits) {
   std::lock_guard lock(mutex_);
@@ -74,6 +86,8 @@ Status Partial::contribute(const char* data, bool waits, bool last,
   if (!join.ok()) {
     return {join.status().code(), concat("'", options_.name, "': ", join.status().message())};
   }
+  const Nanos now = engine_.loop()->now();
+  next_.begun() ? program_->called(now) : begin_next(now, true);
   if (!*join) return {};
   const char* sent = options_.replays ? ledger_.announced() : data;
   // The task is posted under the lock, so that joins leave in the order of their contributions.
@@ -103,6 +117,9 @@ void Partial::announce(const partial::Join& join, std::string payload) {
     if (!failure_.ok()) return;
     message.digest_round = std::exchange(digest_rounds_, 0);
     message.digest = digest_;
+    const Nanos now = engine_.loop()->now();
+    engine_.recorder().mark(next_.id(), observe::Moment::kReady, now);
+    if (!pushes_) engine_.recorder().mark(next_.id(), observe::Moment::kPushed, now);
   }
   wire::FrameHeader header;
   header.type = wire::FrameType::kJoin;
@@ -138,6 +155,12 @@ Status Partial::on_round(const wire::FrameHeader& header, wire::RoundMessage mes
   const char* send = nullptr;
   {
     std::lock_guard lock(mutex_);
+    if (!closed_.begun()) {  // else this is another attempt
+      next_round_ = message.round;
+      if (!next_.begun()) begin_next(engine_.loop()->now(), false);
+      closed_ = std::move(next_);
+      ++next_round_;
+    }
     if (ledger_.ready() > options_.staleness + 1) {
       return nonsense(concat("closed while ", ledger_.ready(),
                              " results wait to be taken here; staleness is ", options_.staleness));
@@ -155,6 +178,7 @@ Status Partial::on_round(const wire::FrameHeader& header, wire::RoundMessage mes
   }
   if (header.group != group().id()) return nonsense(concat("closed for group ", header.group));
   transfer_.key = {header.stream, header.round, 0, header.group};
+  engine_.recorder().place(closed_.id(), header.stream, header.round);
   return launch(upto, send);
 }
 
@@ -183,6 +207,7 @@ Status Partial::launch(uint64_t upto, const char* send) {
   transfer_.runs =
       plan::local_slice(transfer_.shards, engine_.options().links.segment_bytes, 0, 1);
   transfer_.owner = this;
+  transfer_.mark = {&engine_.recorder(), closed_.id()};
   return engine_.links().push(transfer_, shared_from_this());
 }
 
@@ -219,6 +244,7 @@ void Partial::complete() {
     join = ledger_.completed();
     if (join && !pushes_) payload.assign(ledger_.announced(), bytes_);
     info_.completed_at = engine_.loop()->now();
+    closed_.end(info_.completed_at, Code::kOk);
     infos_.push_back(std::move(info_));
     info_ = {};
     info_.round = infos_.back().round + 1;
@@ -232,8 +258,20 @@ void Partial::fail(const Status& status) {
   {
     std::lock_guard lock(mutex_);
     if (failure_.ok()) failure_ = status;
+    const Nanos now = engine_.loop()->now();
+    closed_.end(now, status.code());
+    next_.end(now, status.code());
   }
   changed_.notify_all();
+}
+
+uint64_t Partial::awaited() {
+  std::lock_guard lock(mutex_);
+  return closed_.begun() ? closed_.id() : next_.id();
+}
+
+std::string Partial::where() {
+  return concat("'", options_.name, "'", group().members().suffix(), " (round ", taken(), ")");
 }
 
 bool Partial::wait_for(Nanos wait) {
@@ -247,9 +285,17 @@ bool Partial::wait_for(Nanos wait) {
     loop->wake_for_tasks();  // sends the contribution if the result was there before it
     return true;
   }
-  if (loop->drive(loop->now() + wait, has_ended)) return has_ended();
-  std::unique_lock lock(mutex_);
-  return changed_.wait_for(lock, std::chrono::nanoseconds(wait), ended);
+  const Nanos now = loop->now();
+  const uint64_t id = awaited();
+  const bool noted = program_->enter(this, id, [this] { return where(); }, now);
+  const auto await = [&] {
+    if (loop->drive(now + wait, has_ended)) return has_ended();
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::nanoseconds(wait), ended);
+  };
+  const bool over = await();
+  if (noted) program_->leave(this, loop->now(), over);
+  return over;
 }
 
 Result<RoundInfo> Partial::take(char* out) {

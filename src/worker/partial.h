@@ -15,6 +15,7 @@
 #include "wire/frame.h"
 #include "wire/partial.h"
 #include "worker/group.h"
+#include "worker/program.h"
 
 namespace herring::worker {
 
@@ -45,6 +46,7 @@ struct RoundInfo {
 
 class Partial : public TransferOwner, public std::enable_shared_from_this<Partial> {
  public:
+  ~Partial() override { program_->over(this); }
   // Every rank must call this with the same options; the caller has compared them.
   static Result<std::shared_ptr<Partial>> create(Engine& engine, PartialOptions options);
 
@@ -84,11 +86,16 @@ class Partial : public TransferOwner, public std::enable_shared_from_this<Partia
   Status launch(uint64_t upto, const char* send);
   void complete();
   void announce(const partial::Join& join, std::string payload);
+  // Records the next round to close. With the lock held.
+  void begin_next(Nanos now, bool called);
+  uint64_t awaited();  // the entry of the round whose result comes next
+  std::string where();
   // Returns a value of the ledger, with the lock held.
   template <typename T>
   T locked(T (partial::Ledger::*value)() const);
 
   EngineCore& engine_;
+  const std::shared_ptr<Program> program_;
   const PartialOptions options_;
   const size_t bytes_;
   const bool pushes_;
@@ -100,6 +107,7 @@ class Partial : public TransferOwner, public std::enable_shared_from_this<Partia
   RoundInfo info_;                 // of the round that has closed
   uint32_t attempt_ = 0;
   bool transferring_ = false, transferred_ = false, committed_ = false;
+  Asked closed_;                   // the round that has closed
 
   std::mutex mutex_;  // guards everything below
   std::condition_variable changed_;
@@ -108,6 +116,8 @@ class Partial : public TransferOwner, public std::enable_shared_from_this<Partia
   Status failure_;
   uint32_t digest_rounds_ = 0;
   uint64_t digest_ = 0;
+  Asked next_;                     // the next round to close, if this worker contributes to it
+  uint32_t next_round_ = 0;
 };
 
 }  // namespace herring::worker

@@ -10,11 +10,23 @@
 
 namespace herring::worker {
 
+class Planned::RoundFuture : public Future {
+ public:
+  RoundFuture(const Work& work, uint32_t number);
+  std::string where() const override { return concat(*title_, " (round ", number_, ")"); }
+
+ private:
+  const std::shared_ptr<const std::string> title_;
+  const uint32_t number_;
+};
+
 class Planned::Work : public std::enable_shared_from_this<Work> {
  public:
   Work(EngineCore& engine, PlannedOptions options, plan::Plan plan)
       : engine(engine), options(std::move(options)), plan(std::move(plan)),
-        stream(*this->options.stream) {}
+        stream(*this->options.stream),
+        title(std::make_shared<std::string>(
+            concat("'", this->options.name, "'", members().suffix()))) {}
   ~Work();
   Status allocate();
   void log_choices() const;
@@ -22,7 +34,10 @@ class Planned::Work : public std::enable_shared_from_this<Work> {
   // Queues a task for the engine thread. If that thread has ended, the round fails.
   void run(const std::shared_ptr<Round>& round, std::function<void()> task);
   void begin(const std::shared_ptr<Round>& round);
-  void launch(uint32_t from, uint32_t to, const std::shared_ptr<Round>& round);
+  // `now`: when the program gave the last of the data.
+  void launch(uint32_t from, uint32_t to, const std::shared_ptr<Round>& round, Nanos now);
+  // Returns an entry without its kind and its moments.
+  observe::Entry entry_of(const Round& round) const;
   const control::Group& members() const { return options.group->members(); }
   uint32_t count() const { return static_cast<uint32_t>(parts_.size()); }
   plan::Range slice(uint32_t part, uint32_t place) const;
@@ -32,6 +47,7 @@ class Planned::Work : public std::enable_shared_from_this<Work> {
   const plan::Plan plan;
   const uint32_t stream;
   const uint32_t generation = fork_generation();
+  const std::shared_ptr<const std::string> title;  // for messages
   std::vector<char*> arenas;
   char* note = nullptr;  // null if rounds have none
   std::atomic<uint32_t> contributors{0};
@@ -45,7 +61,7 @@ class Planned::Work : public std::enable_shared_from_this<Work> {
 
   Status take_memory(size_t bytes, char*& place);
   void add_part(char* data, size_t bytes, DType dtype, ReduceOp op, char* staging);
-  void launch_one(uint32_t part, const std::shared_ptr<Round>& round);
+  void launch_one(uint32_t part, const std::shared_ptr<Round>& round, Nanos now);
   void exchange_cards(const std::shared_ptr<Round>& round);
   void part_done(const std::shared_ptr<Round>& round, uint32_t part, uint32_t workers);
 
@@ -64,6 +80,7 @@ class Planned::Work::Part : public TransferOwner {
   NodeTask task;    // without the fields that differ from round to round
   Transfer transfer;
   std::shared_ptr<Round> round;
+  observe::Mark mark;  // of the running round
 
   void on_transfer_done(Transfer& done) override {
     const std::shared_ptr<Round> ended = std::exchange(round, nullptr);
@@ -74,6 +91,9 @@ class Planned::Work::Part : public TransferOwner {
  private:
   Work& work_;
 };
+
+Planned::RoundFuture::RoundFuture(const Work& work, uint32_t number)
+    : Future(work.engine.loop()), title_(work.title), number_(number) {}
 
 Planned::Planned(std::shared_ptr<Work> work) : work_(std::move(work)) {}
 
@@ -233,7 +253,7 @@ Status Planned::begin(bool active, bool held) {
   }
   // Allocates first, so that nothing has changed if there is no memory.
   auto round = std::make_shared<Round>();
-  round->future = std::make_shared<Future>(work_->engine.loop());
+  round->future = std::make_shared<RoundFuture>(*work_, next_round_);
   round->number = next_round_++;
   round->active = active;
   round->buffers_left = work_->count();
@@ -242,6 +262,11 @@ Status Planned::begin(bool active, bool held) {
     std::fill_n(work_->card, PlannedDevices::kCardBytes, 0);
     if (work_->options.devices) work_->options.devices->write_card(round->number, work_->card);
   }
+  observe::Entry entry = work_->entry_of(*round);
+  entry.kind = observe::Kind::kRound;
+  entry.at[static_cast<size_t>(observe::Moment::kCalled)] = work_->engine.loop()->now();
+  for (const plan::Arena& arena : plan().arenas) entry.bytes += arena.bytes;
+  round->future->begin(work_->engine.program(), entry);
   round_ = std::move(round);
   ready_.assign(plan().gradients.size(), !active);
   missing_.assign(work_->count(), 0);
@@ -254,6 +279,7 @@ Status Planned::begin(bool active, bool held) {
   next_buffer_ = 0;
   held_ = held;
   if (missing_.empty()) {
+    round_->future->mark().at(observe::Moment::kReady, entry.when(observe::Moment::kCalled));
     round_->future->set({});
     return {};
   }
@@ -272,7 +298,11 @@ void Planned::advance() {
   if (held_) return;
   const uint32_t from = next_buffer_;
   while (next_buffer_ < missing_.size() && missing_[next_buffer_] == 0) ++next_buffer_;
-  if (next_buffer_ > from) work_->launch(from, next_buffer_, round_);
+  if (next_buffer_ == from) return;
+  const Nanos now = work_->engine.loop()->now();
+  work_->engine.program()->called(now);
+  if (next_buffer_ == missing_.size()) round_->future->mark().at(observe::Moment::kReady, now);
+  work_->launch(from, next_buffer_, round_, now);
 }
 
 Status Planned::ready(size_t index) {
@@ -379,7 +409,7 @@ Result<std::shared_ptr<Future>> Planned::waiting() {
                   concat("'", name, "': wait() before ", missing(), "; call ready() for each ",
                          "gradient", has_note() ? " and note() once" : ""));
   }
-  return round_->future;
+  return std::shared_ptr<Future>(round_->future);
 }
 
 void Planned::Work::run(const std::shared_ptr<Round>& round, std::function<void()> task) {
@@ -393,9 +423,7 @@ void Planned::Work::begin(const std::shared_ptr<Round>& round) {
     } else if (Status off = options.group->called_off(); !off.ok()) {
       round->future->set(off);
     } else {
-      engine.track(round->future, *options.group,
-                   concat("'", options.name, "'", members().suffix(), " (round ",
-                          round->number, ")"));
+      engine.track(round->future, *options.group);
     }
   };
   run(round, [self = shared_from_this(), round, tracks] {
@@ -433,15 +461,35 @@ void Planned::Work::exchange_cards(const std::shared_ptr<Round>& round) {
   engine.node_stage().post(std::move(task));
 }
 
-void Planned::Work::launch(uint32_t from, uint32_t to, const std::shared_ptr<Round>& round) {
-  run(round, [self = shared_from_this(), from, to, round] {
-    for (uint32_t p = from; p < to && !round->future->done(); ++p) self->launch_one(p, round);
+observe::Entry Planned::Work::entry_of(const Round& round) const {
+  observe::Entry entry;
+  entry.group = members().id();
+  entry.stream = stream;
+  entry.round = round.number;
+  entry.set_name(options.name);
+  return entry;
+}
+
+void Planned::Work::launch(uint32_t from, uint32_t to, const std::shared_ptr<Round>& round,
+                           Nanos now) {
+  run(round, [self = shared_from_this(), from, to, round, now] {
+    for (uint32_t p = from; p < to && !round->future->done(); ++p) self->launch_one(p, round, now);
   });
 }
 
-void Planned::Work::launch_one(uint32_t index, const std::shared_ptr<Round>& round) {
+void Planned::Work::launch_one(uint32_t index, const std::shared_ptr<Round>& round, Nanos now) {
   Part& part = *parts_[index];
+  part.mark = {};
+  if (engine.recorder().on()) {
+    observe::Entry entry = entry_of(*round);
+    entry.kind = observe::Kind::kBuffer;
+    entry.buffer = index;
+    entry.bytes = part.task.bytes;
+    entry.at[static_cast<size_t>(observe::Moment::kReady)] = now;
+    part.mark = {&engine.recorder(), engine.recorder().begin(entry)};
+  }
   NodeTask task = part.task;
+  task.mark = part.mark;
   task.key.round = round->number;
   task.active = round->active;
   task.deadline = engine.deadline(0);
@@ -474,6 +522,7 @@ void Planned::Work::launch_one(uint32_t index, const std::shared_ptr<Round>& rou
   transfer.shards = task.shards;
   transfer.runs = plan::local_slice(transfer.shards, engine.options().links.segment_bytes, 0, 1);
   transfer.owner = &part;
+  transfer.mark = part.mark;
   const Status pushed = engine.links().push(transfer, shared_from_this());
   if (!pushed.ok()) engine.fail_now(pushed);
 }
@@ -481,6 +530,7 @@ void Planned::Work::launch_one(uint32_t index, const std::shared_ptr<Round>& rou
 void Planned::Work::part_done(const std::shared_ptr<Round>& round, uint32_t part,
                               uint32_t workers) {
   contributors.store(workers);
+  if (part < count() && parts_[part]->mark) parts_[part]->mark.end(engine.loop()->now());
   if (options.averaged && part < plan.buffers.size()) options.averaged(part);
   if (--round->buffers_left > 0) return;
   engine.untrack(round->future);

@@ -113,8 +113,9 @@ class Planned {
 
  private:
   class Work;  // the plan and its memory; the engine's tasks own shares of it
+  class RoundFuture;
   struct Round {
-    std::shared_ptr<Future> future;
+    std::shared_ptr<RoundFuture> future;
     uint32_t number = 0;
     bool active = true;
     uint32_t buffers_left = 0;  // engine thread
