@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/ranks.h"
 #include "base/status.h"
 #include "control/cluster.h"
 
@@ -55,8 +56,7 @@ class Group {
   std::string name_;
 };
 
-// Returns "rank 3" or "ranks 0-3, 6".
-std::string list_ranks(const std::vector<uint32_t>& ranks);
+using herring::list_ranks;
 
 // Who serves a group: which server sums which share of each buffer, and which server answers for a
 // name. Immutable; if owners move, a map with a higher version replaces this one.

@@ -479,49 +479,4 @@ void Aggregator::erase(Operation& op) {
   operations_.erase(op.key);
 }
 
-std::string Aggregator::describe_missing(const Operation& op,
-                                         std::vector<uint32_t>* present) const {
-  uint32_t fewest = op.segments;
-  bool all_opened = true;
-  for (const Contributor& one : op.contributors) {
-    fewest = std::min(fewest, one.arrived);
-    all_opened = all_opened && one.opened;
-  }
-  std::string missing, behind;
-  for (const uint32_t rank : op.group->members.ranks()) {
-    const uint32_t contributor = contributor_of(op.group->members, op.open, rank);
-    if (contributor == kNobody) continue;
-    const Contributor& one = op.contributors[contributor];
-    if (one.opened) present->push_back(rank);
-    std::string* const list = !one.opened ? &missing
-                              : all_opened && one.arrived == fewest ? &behind : nullptr;
-    if (list != nullptr) *list += (list->empty() ? "" : ", ") + cluster_.describe_rank(rank);
-  }
-  if (!missing.empty()) return missing;
-  if (fewest == op.segments) return "workers to read the results";
-  return concat("segments of ", behind, "; ", fewest, " of ", op.segments,
-                " have arrived");
-}
-
-std::vector<Aggregator::Overdue> Aggregator::overdue(Nanos now) {
-  std::vector<Overdue> list;
-  std::lock_guard lock(mutex_);
-  for (auto& [key, op] : operations_) {
-    const Nanos age = now - op->since;
-    const Deadline& deadline = op->open.deadline;
-    if (op->group->called_off && !goes_on_without(*op)) continue;  // its members know
-    const bool fatal = deadline.passed(now, op->since, moved_);
-    if (!fatal && (op->warned || !deadline.warns(now, op->since))) continue;
-    op->warned = true;
-    Overdue item{key, fatal, {}, {}};
-    const std::string missing = describe_missing(*op, &item.ranks);
-    item.text = concat("'", op->open.name, "'", op->group->members.suffix(), " (round ",
-                       key.round, ", buffer ", key.buffer, ") has waited ", in_seconds(age),
-                       " for ", missing);
-    if (fatal) op->since = now;  // told once; the job fails anyway
-    list.push_back(std::move(item));
-  }
-  return list;
-}
-
 }  // namespace herring::server

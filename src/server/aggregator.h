@@ -128,12 +128,18 @@ class Aggregator {
   // One contributor's result has been sent. The last one frees the slot.
   void result_sent(Slot& slot);
 
+  // The ranks of the job that have opened an operation, and those for which it waits: those that
+  // have not opened it or, if all have, those that have sent the fewest segments.
+  struct Awaited {
+    std::vector<uint32_t> present, missing, behind;
+    uint32_t fewest = 0;
+  };
   // An operation that has waited longer than its warning or deadline; the text says who is missing.
+  // Those who are present are to be told.
   struct Overdue {
-    Key key;
     bool fatal = false;
     std::string text;
-    std::vector<uint32_t> ranks;  // ranks to tell
+    Awaited awaited;
   };
   std::vector<Overdue> overdue(Nanos now);
 
@@ -173,7 +179,8 @@ class Aggregator {
   void settle(Slot& slot, uint32_t contributor, Contribution::State state);
   void combine_group(Slot& slot, uint32_t group);
   void finish(Slot& slot);
-  std::string describe_missing(const Operation& op, std::vector<uint32_t>* present) const;
+  static Awaited awaited(const Operation& op);
+  std::string describe(const Operation& op, const Awaited& awaited) const;
 
   const control::Cluster& cluster_;
   const GroupTable& groups_;

@@ -13,13 +13,14 @@ constexpr Nanos kMoment = kMillisecond;
 }  // namespace
 
 Changes::Changes(const control::Cluster& cluster, GroupTable& groups, Aggregator& aggregator,
-                 uint32_t index, transport::EventLoop& loop, bool several_loops)
+                 uint32_t index, const observe::RankStates& states, transport::EventLoop& loop,
+                 bool several_loops)
     : groups_(groups),
       aggregator_(aggregator),
       loop_(loop),
       several_loops_(several_loops),
-      coordinator_(cluster, groups, index),
-      series_(cluster, groups, index),
+      coordinator_(cluster, groups, index, states),
+      series_(cluster, groups, index, coordinator_.whereabouts()),
       recipients_(cluster.size) {}
 
 void Changes::connected(Peer& peer) {
@@ -203,15 +204,11 @@ void Changes::check_overdue() {
 
 void Changes::report_overdue(Nanos now, std::vector<Answer>& out) {
   for (const Aggregator::Overdue& item : aggregator_.overdue(now)) {
-    const std::shared_ptr<JobGroup> group = groups_.find(item.key.group);
-    std::vector<uint32_t> others;
-    if (group) {
-      std::ranges::copy_if(group->members.ranks(), std::back_inserter(others), [&](uint32_t one) {
-        return std::ranges::find(item.ranks, one) == item.ranks.end();
-      });
-    }
-    const std::string text = item.text + coordinator_.where(others);
-    for (const uint32_t rank : item.ranks) {
+    const Whereabouts& whereabouts = coordinator_.whereabouts();
+    const std::string text = item.text + (item.awaited.missing.empty()
+                                              ? whereabouts.describe_behind(item.awaited.behind)
+                                              : whereabouts.describe(item.awaited.missing));
+    for (const uint32_t rank : item.awaited.present) {
       out.push_back(item.fatal ? error_answer(rank, 0, {Code::kTimeout, text})
                                : warning_answer(rank, text));
       if (!item.fatal) break;  // one rank's log is enough

@@ -27,9 +27,11 @@ class Changes {
  public:
   static constexpr uint32_t kNobody = ~0u;  // no rank
 
-  // Timers run on `loop`. `several_loops`: flows of workers are on other loops, too.
+  // Timers run on `loop`. `several_loops`: flows of workers are on other loops, too. `states`: what
+  // messages say about missing ranks.
   Changes(const control::Cluster& cluster, GroupTable& groups, Aggregator& aggregator,
-          uint32_t index, transport::EventLoop& loop, bool several_loops);
+          uint32_t index, const observe::RankStates& states, transport::EventLoop& loop,
+          bool several_loops);
 
   // The first flow of a worker is connected, or has ended. Called on the thread of its proxy.
   void connected(Peer& peer);

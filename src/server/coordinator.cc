@@ -72,11 +72,12 @@ void reply(const JobGroup& group, const Announces& calls, std::vector<Answer>& o
 
 }  // namespace
 
-Coordinator::Coordinator(const control::Cluster& cluster, GroupTable& groups, uint32_t stream)
+Coordinator::Coordinator(const control::Cluster& cluster, GroupTable& groups, uint32_t stream,
+                         const observe::RankStates& states)
     : cluster_(cluster),
       groups_(groups),
       stream_(stream),
-      whereabouts_(cluster.size),
+      whereabouts_(cluster.size, states),
       mailbox_(cluster, stream, whereabouts_),
       reminders_(cluster, whereabouts_),
       loads_(cluster.size) {}

@@ -23,6 +23,7 @@
 
 #include "base/clock.h"
 #include "control/cluster.h"
+#include "observe/rank_states.h"
 #include "server/answer.h"
 #include "server/group_table.h"
 #include "server/mailbox.h"
@@ -34,8 +35,9 @@ namespace herring::server {
 class Coordinator {
  public:
   // `stream`: the server's index, which is also the number of the streams in which it gives
-  // tickets.
-  Coordinator(const control::Cluster& cluster, GroupTable& groups, uint32_t stream);
+  // tickets. All references must outlive this object.
+  Coordinator(const control::Cluster& cluster, GroupTable& groups, uint32_t stream,
+              const observe::RankStates& states);
 
   // Handles an announcement. `text`: the payload of a kAnnounce frame of that group. An error means
   // that the announcement is malformed, which is the sender's fault alone.
@@ -50,10 +52,7 @@ class Coordinator {
 
   // Sets the calls in which the rank says that it is held up; empty means none.
   void set_whereabouts(uint32_t rank, std::string text);
-  // Returns text that says where these ranks of the job are held up, to be appended to a message.
-  std::string where(const std::vector<uint32_t>& ranks) const {
-    return whereabouts_.describe(ranks);
-  }
+  const Whereabouts& whereabouts() const { return whereabouts_; }
 
   // Returns whether nobody waits for an answer.
   bool idle() const { return waiting_ == 0 && mailbox_.idle(); }

@@ -40,8 +40,12 @@ void add(std::string& sum, std::string_view part, DType dtype) {
 }  // namespace
 
 SeriesTable::SeriesTable(const control::Cluster& cluster, const GroupTable& groups,
-                         uint32_t server)
-    : cluster_(cluster), groups_(groups), server_(server), lost_(cluster.size, false) {}
+                         uint32_t server, const Whereabouts& whereabouts)
+    : cluster_(cluster),
+      groups_(groups),
+      server_(server),
+      whereabouts_(whereabouts),
+      lost_(cluster.size, false) {}
 
 std::string SeriesTable::describe_rank(const Series& series, uint32_t index) const {
   return cluster_.describe_rank(series.rank(index));
@@ -336,17 +340,20 @@ void SeriesTable::overdue(Nanos now, std::vector<Answer>& out) {
     if (!fatal && series->warned_for == since) continue;
     series->warned_for = since;
     std::string missing;
+    std::vector<uint32_t> in_job;
     const auto ranks = series->owner.missing();
     for (uint32_t index : ranks) {
       missing += (missing.empty() ? "" : ", ") + describe_rank(*series, index);
+      in_job.push_back(series->rank(index));
     }
     const std::string text =
         concat("partial all-reduce '", options.name, "'", series->group->members.suffix(),
                ", round ", series->owner.round(),
                ", has waited ", in_seconds(now - since), " for ",
                options.replays ? "recorded contributors among " : "", missing,
-               fatal ? ", which did not contribute; check that every rank contributes until "
-                       "it calls flush(), or give it more time (timeout=, HERRING_TIMEOUT)"
+               fatal ? ", which did not contribute" : "", whereabouts_.describe(in_job),
+               fatal ? "; check that every rank contributes until it calls flush(), or give it "
+                       "more time (timeout=, HERRING_TIMEOUT)"
                      : "");
     if (fatal) {
       series->failed = true;

@@ -15,13 +15,16 @@
 #include "partial/round_owner.h"
 #include "server/answer.h"
 #include "server/group_table.h"
+#include "server/whereabouts.h"
 #include "wire/partial.h"
 
 namespace herring::server {
 
 class SeriesTable {
  public:
-  SeriesTable(const control::Cluster& cluster, const GroupTable& groups, uint32_t server);
+  // All references must outlive this object.
+  SeriesTable(const control::Cluster& cluster, const GroupTable& groups, uint32_t server,
+              const Whereabouts& whereabouts);
 
   // Handle the payloads of frames from `rank` and append answers to `out`. An error is the sender's
   // fault.
@@ -79,6 +82,7 @@ class SeriesTable {
   const control::Cluster& cluster_;
   const GroupTable& groups_;
   const uint32_t server_;
+  const Whereabouts& whereabouts_;
   std::atomic<bool> any_{false};
   std::map<uint64_t, std::unique_ptr<Series>> series_;
   std::vector<bool> lost_;  // by rank in the job

@@ -69,7 +69,7 @@ void Server::attach(const control::Cluster& cluster, uint32_t index,
       changes_->end_job(why);
     });
   }
-  changes_ = std::make_unique<Changes>(cluster_, *groups_, *aggregator_, index,
+  changes_ = std::make_unique<Changes>(cluster_, *groups_, *aggregator_, index, states_,
                                        proxies_[0]->loop(), proxies_.size() > 1);
   for (auto& proxy : proxies_) {
     proxy->outbox_.resize(proxies_.size());

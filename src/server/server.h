@@ -5,12 +5,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "control/cluster.h"
+#include "observe/rank_states.h"
 #include "server/aggregator.h"
 #include "server/changes.h"
 #include "server/group_table.h"
@@ -75,6 +77,8 @@ class Server {
   ~Server();
 
   const transport::Address& address() const { return address_; }
+  // Sets what messages say about ranks that hold others up, see observe::RankStates. Any thread.
+  void tell_states(std::map<uint32_t, std::string> states) { states_.set(std::move(states)); }
   // Starts to serve the cluster, which is complete, as server `index`.
   void attach(const control::Cluster& cluster, uint32_t index, const DataPlaneOptions& options);
   // Adds a flow of `rank`, created on the loop of the proxy that owns it. Flow 0 carries the
@@ -142,6 +146,7 @@ class Server {
 
   control::Cluster cluster_;
   uint32_t index_ = 0;
+  observe::RankStates states_;
   std::unique_ptr<GroupTable> groups_;
   std::unique_ptr<Aggregator> aggregator_;
   std::unique_ptr<Changes> changes_;

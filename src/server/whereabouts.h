@@ -11,23 +11,27 @@
 #include <vector>
 
 #include "control/group.h"
+#include "observe/rank_states.h"
 
 namespace herring::server {
 
 class Whereabouts {
  public:
-  explicit Whereabouts(uint32_t size) : where_(size) {}
+  // `states`: what the rendezvous says about ranks that are not held up in a call. It must outlive
+  // this object.
+  Whereabouts(uint32_t size, const observe::RankStates& states) : states_(states), where_(size) {}
 
   // An empty text means that the rank is not held up.
   void set(uint32_t rank, std::string where) { where_[rank] = std::move(where); }
   bool waits(uint32_t rank) const { return !where_[rank].empty(); }
 
-  // Returns "; rank 1 waits in allgather 'a', ranks 2 and 3 in ...", or "". `ranks`: ranks in the
-  // job.
+  // Returns "; rank 1 waits in allgather 'a'; ranks 2-3 wait in ...; rank 4 computes since 12 s",
+  // or "". `ranks`: ranks in the job.
   std::string describe(const std::vector<uint32_t>& ranks) const {
     std::map<std::string, std::vector<uint32_t>> by_place;
+    std::vector<uint32_t> elsewhere;
     for (const uint32_t rank : ranks) {
-      if (waits(rank)) by_place[where_[rank]].push_back(rank);
+      waits(rank) ? by_place[where_[rank]].push_back(rank) : elsewhere.push_back(rank);
     }
     std::string text;
     size_t left = kMostPlaces;
@@ -36,11 +40,16 @@ class Whereabouts {
       text += concat("; ", control::list_ranks(here), here.size() == 1 ? " waits in " : " wait in ",
                      place);
     }
-    return text;
+    return text + states_.describe(elsewhere);
+  }
+  // Describes ranks that have come but are behind: where they wait now is where they should be.
+  std::string describe_behind(const std::vector<uint32_t>& ranks) const {
+    return states_.describe(ranks);
   }
 
  private:
   static constexpr size_t kMostPlaces = 8;
+  const observe::RankStates& states_;
   std::vector<std::string> where_;  // by rank
 };
 

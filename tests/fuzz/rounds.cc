@@ -169,7 +169,9 @@ class TableOfMembers {
 
   const control::Cluster cluster_ = some_cluster();
   server::GroupTable groups_{cluster_};
-  server::SeriesTable table_{cluster_, groups_, 0};
+  const observe::RankStates states_;
+  const server::Whereabouts whereabouts_{kRanks, states_};
+  server::SeriesTable table_{cluster_, groups_, 0, whereabouts_};
   std::vector<Enlist> enlists_;
   std::map<uint64_t, Known> known_;
 };

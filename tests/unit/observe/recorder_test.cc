@@ -106,7 +106,7 @@ TEST(Recorder, LongNamesAreCut) {
 }
 
 TEST(Recorder, ManyThreadsMayMark) {
-  Recorder recorder(1024);
+  Recorder recorder(4096);  // a smaller ring could drop the entry of a thread that is held up
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&recorder] {

@@ -141,7 +141,7 @@ TEST_P(AggregatorTest, NamesWhoIsMissing) {
   ASSERT_EQ(late.size(), 1u);
   EXPECT_FALSE(late[0].fatal);
   EXPECT_NE(late[0].text.find("rank 1 ("), std::string::npos) << late[0].text;
-  EXPECT_EQ(late[0].ranks, std::vector<uint32_t>{0});
+  EXPECT_EQ(late[0].awaited.present, std::vector<uint32_t>{0});
   late = aggregator.overdue(now + 2 * kSecond);
   ASSERT_EQ(late.size(), 1u);
   EXPECT_TRUE(late[0].fatal);

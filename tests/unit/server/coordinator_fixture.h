@@ -59,7 +59,8 @@ class CoordinatorTest : public testing::Test {
 
   control::Cluster cluster = make_cluster(3);
   GroupTable groups{cluster};
-  Coordinator coordinator{cluster, groups, 5};
+  observe::RankStates states;
+  Coordinator coordinator{cluster, groups, 5, states};
 };
 
 }  // namespace herring::server

@@ -129,6 +129,23 @@ TEST_F(CoordinatorTest, NobodyIsToldEarlyWhileOneOfTheMissingGoesOn) {
             std::string::npos) << text;
 }
 
+// Where a rank waits is told by the rank itself; what else it does, by the rendezvous.
+TEST_F(CoordinatorTest, MessagesSayWhatMissingRanksDo) {
+  say(0, small(1, floats({1})), 0);
+  states.set({{1, "computes since 12 s"}, {2, ": its process is stopped"}});
+  coordinator.set_whereabouts(1, "barrier 'z'");
+  const auto warning = overdue(600 * kMillisecond);
+  ASSERT_EQ(warning.size(), 1u);
+  EXPECT_TRUE(warning[0].payload.ends_with(
+      "; rank 1 waits in barrier 'z'; rank 2: its process is stopped")) << warning[0].payload;
+  coordinator.set_whereabouts(1, "");
+  const auto error = overdue(2 * kSecond);
+  ASSERT_EQ(error.size(), 1u);
+  EXPECT_NE(error_in(error[0]).text.find("which did not call it; rank 1 computes since 12 s; "
+                                         "rank 2: its process is stopped; check that"),
+            std::string::npos) << error_in(error[0]).text;
+}
+
 // If ranks wait for each other like this in every step, the early warnings become ever rarer.
 TEST_F(CoordinatorTest, EarlyWarningsGetRare) {
   size_t told = 0;
@@ -292,7 +309,8 @@ TEST(LargeCoordinator, AnAllToAllOfFourThousandRanks) {
   constexpr uint32_t kRanks = 4096;
   const control::Cluster cluster = make_cluster(kRanks);
   GroupTable groups(cluster);
-  Coordinator coordinator(cluster, groups, 5);
+  const observe::RankStates states;
+  Coordinator coordinator(cluster, groups, 5, states);
   std::vector<Answer> answers;
   for (uint32_t rank = 0; rank < kRanks; ++rank) {
     Call call = small(rank, "");
@@ -326,7 +344,8 @@ TEST(LargeCoordinator, SmallOperationsOfFourThousandRanks) {
   for (const uint32_t ranks : {512u, 4096u}) {
     const control::Cluster cluster = make_cluster(ranks);
     GroupTable groups(cluster);
-    Coordinator coordinator(cluster, groups, 5);
+    const observe::RankStates states;
+    Coordinator coordinator(cluster, groups, 5, states);
     const std::string payload(4096, '\1');
     std::vector<Answer> answers;
     const Nanos start = monotonic_now();

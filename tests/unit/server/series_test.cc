@@ -56,7 +56,9 @@ class SeriesTest : public testing::Test {
 
   control::Cluster cluster = make_cluster(3);
   GroupTable groups{cluster};
-  SeriesTable table{cluster, groups, 0};
+  observe::RankStates states;
+  Whereabouts whereabouts{3, states};
+  SeriesTable table{cluster, groups, 0, whereabouts};
   const uint64_t id = wire::series_id("s");
 };
 
@@ -105,7 +107,9 @@ TEST(SeriesOfMany, SumsInTheTreeOfTheRanks) {
   constexpr uint32_t kWorkers = 16, kMissing = 7;
   const control::Cluster cluster = make_cluster(kWorkers);
   GroupTable groups(cluster);
-  SeriesTable table(cluster, groups, 0);
+  const observe::RankStates states;
+  const Whereabouts whereabouts(cluster.size, states);
+  SeriesTable table(cluster, groups, 0, whereabouts);
   wire::Enlist enlist;
   enlist.name = "s";
   enlist.op = ReduceOp::kSum;
@@ -193,6 +197,22 @@ TEST_F(SeriesTest, WarnsAndEndsWithTheNamesOfThoseWhoAreMissing) {
   EXPECT_EQ(wire::decode_op_error(answers[0].payload)->code, Code::kTimeout);
 }
 
+TEST_F(SeriesTest, MessagesSayWhatMissingRanksDo) {
+  enlist(true, 3);
+  join(0, 1, 1, floats({1, 1}));
+  states.set({{1, "computes since 12 s"}});
+  whereabouts.set(2, "barrier 'z'");
+  const std::string where = "; rank 2 waits in barrier 'z'; rank 1 computes since 12 s";
+  std::vector<Answer> answers;
+  table.overdue(50 * kMillisecond, answers);
+  ASSERT_EQ(answers.size(), 1u);
+  EXPECT_TRUE(answers[0].payload.ends_with(where)) << answers[0].payload;
+  table.overdue(kSecond, answers);
+  const auto error = wire::decode_op_error(answers.back().payload);
+  EXPECT_NE(error->text.find("which did not contribute" + where + "; check that"),
+            std::string::npos) << error->text;
+}
+
 TEST_F(SeriesTest, AReplayTakesWhatWasRecordedAndNothingElse) {
   enlist(true, 3, true);
   wire::JoinMessage message;
@@ -224,7 +244,7 @@ TEST_F(SeriesTest, AReplayTakesWhatWasRecordedAndNothingElse) {
 
 TEST_F(SeriesTest, WhoHasFlushedFollowsWithoutBytesUntilAllHave) {
   for (const bool inlined : {true, false}) {
-    SeriesTable fresh(cluster, groups, 0);
+    SeriesTable fresh(cluster, groups, 0, whereabouts);
     wire::Enlist enlist;
     enlist.name = "s";
     enlist.inline_payload = inlined;
