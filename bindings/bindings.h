@@ -81,6 +81,13 @@ class ArrayView {
   device::Stream stream_ = 0;
 };
 
+// The thread that last began or awaited work, as threading.get_native_id() names it; 0: none has.
+// Identifiers of get_ident() pass on to new threads at once.
+inline std::atomic<unsigned long> last_caller{0};
+inline void note_caller() {
+  last_caller.store(PyThread_get_thread_native_id(), std::memory_order_relaxed);
+}
+
 // Waits with the GIL released; Ctrl-C raises. `what` and `seconds` (0: wait forever) are used in
 // the time-out error. If the future needs a device, `check_device` notices that the device is lost.
 void wait(worker::Future& future, double seconds, const std::string& what,
@@ -123,6 +130,7 @@ void register_log(nb::module_& module);
 void register_partial(nb::module_& module);
 void register_plan(nb::module_& module);
 void register_planned(nb::module_& module);
+void register_program(nb::module_& module);
 void register_tools(nb::module_& module);
 
 }  // namespace herring::bindings

@@ -187,6 +187,7 @@ std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object arr
                                nb::handle group, nb::object into, bool listed,
                                const std::string& agreement, bool anywhere,
                                nb::kwargs options) {
+  note_caller();
   worker::Call call;
   call.group = group_of(group);
   call.what = parse_kind(kind);

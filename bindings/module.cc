@@ -41,5 +41,6 @@ NB_MODULE(_core, module) {
   herring::bindings::register_partial(module);
   herring::bindings::register_plan(module);
   herring::bindings::register_planned(module);
+  herring::bindings::register_program(module);
   herring::bindings::register_tools(module);
 }

@@ -179,6 +179,7 @@ void register_planned(nb::module_& module) {
       .def("place", &place, "arenas"_a)
       .def("out_stream", [](PlanHandle& h) { return h.on_device().copier()->out_stream(); })
       .def("begin_on", [](PlanHandle& h, device::Stream stream, bool active) {
+        note_caller();
         queue([&] { return h.on_device().begin(stream, active); });
       }, "stream"_a, "active"_a)
       .def("ready_on", [](PlanHandle& h, device::Stream stream,
@@ -196,8 +197,10 @@ void register_planned(nb::module_& module) {
         const auto back = take(without_gil([&] { return rounds.when_back(); }));
         wait(*back, seconds, "the copy of the averages to the GPU", rounds.copier().get());
       }, "seconds"_a = 0.0)
-      .def("begin", [](PlanHandle& h, bool active) { check(h.planned().begin(active)); },
-           "active"_a = true)
+      .def("begin", [](PlanHandle& h, bool active) {
+        note_caller();
+        check(h.planned().begin(active));
+      }, "active"_a = true)
       .def("ready", [](PlanHandle& h, size_t index) { check(h.planned().ready(index)); }, "index"_a)
       .def("ready_all", [](PlanHandle& h, const std::vector<size_t>& indices) {
         for (const size_t index : indices) check(h.planned().ready(index));

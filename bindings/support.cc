@@ -222,6 +222,7 @@ void wait(worker::Future& future, double seconds, const std::string& what,
     raise({Code::kShutdown, concat(what, " was started before this process was forked, and "
                                    "completes only in the parent")});
   }
+  note_caller();
   const Nanos start = monotonic_now();
   const Nanos deadline = seconds > 0 ? start + from_seconds(seconds) : 0;
   for (;;) {

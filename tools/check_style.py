@@ -32,6 +32,8 @@ PYTHON_ROOMS = (
     "herring.split",
     "herring._core",
     "herring.logs",
+    "herring.program",
+    "herring.stacks",
     "herring.version",
     "herring.parts",
     "herring.provenance",

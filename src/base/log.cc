@@ -3,14 +3,13 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <cstdio>
 #include <ctime>
 #include <mutex>
 #include <utility>
 
 #include "base/fork_guard.h"
+#include "base/wake.h"
 
 namespace herring {
 namespace {
@@ -36,27 +35,7 @@ Log& the_log() {
   return *log;
 }
 
-// What the reader of the queue waits for. It cannot wait inside a ForkSection, so a fork may copy
-// this mutex while it is locked: whoever opens a queue in a child makes another one.
-struct Wake {
-  std::mutex mutex;
-  std::condition_variable changed;
-  uint64_t count = 0;  // guarded by mutex
-};
-std::atomic<Wake*> g_wake{nullptr};  // the one of the newest queue; never destroyed
-
-void wake_reader(Wake& wake) {
-  {
-    std::lock_guard lock(wake.mutex);
-    ++wake.count;
-  }
-  wake.changed.notify_all();
-}
-
-uint64_t count_of(Wake& wake) {
-  std::lock_guard lock(wake.mutex);
-  return wake.count;
-}
+std::atomic<Wake*> g_wake{nullptr};  // of the newest queue's reader; never destroyed
 
 Nanos wall_clock_now() {
   timespec now{};
@@ -102,7 +81,7 @@ void log_line(LogLevel level, const std::string& text) {
       queued = !log.queue.empty();
     }
   }
-  if (queued) wake_reader(*g_wake.load());
+  if (queued) g_wake.load()->ring();
   for (const LogLine& one : now) write_log_line(one);
 }
 
@@ -149,9 +128,9 @@ std::vector<LogLine> take_log_lines() {
     std::lock_guard lock(the_log().mutex);
     read = std::exchange(the_log().reading, false);
   }
-  if (read) wake_reader(*wake);  // wakes wait_for_log_reader() too
+  if (read) wake->ring();  // wakes wait_for_log_reader() too
   for (;;) {
-    const uint64_t seen = count_of(*wake);
+    const uint64_t seen = wake->count();
     {
       ForkSection section;
       Log& log = the_log();
@@ -162,8 +141,7 @@ std::vector<LogLine> take_log_lines() {
       }
       if (!log.queues) return {};
     }
-    std::unique_lock lock(wake->mutex);
-    wake->changed.wait(lock, [&] { return wake->count != seen; });
+    wake->wait(seen);
   }
 }
 
@@ -172,7 +150,7 @@ bool wait_for_log_reader(Nanos patience) {
   if (wake == nullptr) return true;
   const Nanos deadline = monotonic_now() + patience;
   for (;;) {
-    const uint64_t seen = count_of(*wake);
+    const uint64_t seen = wake->count();
     {
       ForkSection section;
       Log& log = the_log();
@@ -180,12 +158,7 @@ bool wait_for_log_reader(Nanos patience) {
       if (log.generation != fork_generation()) return true;
       if (log.queue.empty() && !log.reading) return true;
     }
-    const Nanos left = deadline - monotonic_now();
-    std::unique_lock lock(wake->mutex);
-    if (!wake->changed.wait_for(lock, std::chrono::nanoseconds(left),
-                                [&] { return wake->count != seen; })) {
-      return false;
-    }
+    if (!wake->wait_for(seen, deadline - monotonic_now())) return false;
   }
 }
 
@@ -196,7 +169,7 @@ void close_log_queue() {
     std::lock_guard lock(log.mutex);
     if (!std::exchange(log.queues, false) || log.generation != fork_generation()) return;
   }
-  wake_reader(*g_wake.load());
+  g_wake.load()->ring();
 }
 
 void flush_log_queue() {

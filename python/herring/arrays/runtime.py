@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from herring import _core, logs
+from herring import _core, logs, stacks
 from herring.arrays.apart import not_waited_for
 from herring.arrays.arguments import shown, text_of
 from herring.arrays.names import forget_names
@@ -136,6 +136,7 @@ def start(
         overrides = {name: _text_of_setting(name, value) for name, value in settings.items()}
         given = dict(overrides)
         overrides.update(logs.start(settings))
+        stacks.start()
         worker = who()
         with contextlib.suppress(ConfigurationError):  # Job.start tells the others too
             for text in _core.setting_warnings():

@@ -1,0 +1,151 @@
+"""Where the program is: a daemon thread answers when the core asks.
+
+The core asks when this rank is late or waits for long, and it never waits for the answer. If the
+interpreter's lock is held, the answer does not come, and the core says that instead. Between
+requests the thread sleeps in the core, without the lock.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import dis
+import os
+import sys
+import threading
+from types import BuiltinFunctionType, CodeType, FrameType, ModuleType
+from typing import Any
+
+from herring import _core
+from herring.program import Activity, Place, cause_of_call, describe
+
+__all__ = ["activity", "places_of", "start"]
+
+_PATIENCE = 1.0  # seconds for which the end of the process waits for this thread
+_DEEPEST = 400  # places of a stack that are looked at
+_NAMES = ("LOAD_GLOBAL", "LOAD_NAME")
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+
+_thread: threading.Thread | None = None
+
+
+def start() -> None:
+    """Begins to answer the core's requests, if that has not begun already."""
+    global _thread
+    if _thread is not None or not _can_look():
+        return
+    _core.open_stack_requests()
+    _thread = threading.Thread(target=_run, name="herring-stack", daemon=True)
+    try:
+        _thread.start()
+    except RuntimeError:  # no more threads, or this interpreter allows no daemon threads
+        _core.close_stack_requests()
+
+
+def _can_look() -> bool:
+    """Returns whether it is safe to look at the stacks of other threads.
+
+    Without the interpreter's lock a function may return while its frame is looked at.
+    """
+    enabled = getattr(sys, "_is_gil_enabled", None)
+    return enabled is None or bool(enabled())
+
+
+def _run() -> None:
+    while (caller := _core.wait_for_stack_request()) is not None:
+        try:
+            found = activity(caller)
+        except Exception:  # nothing that a program has on its stack may end this thread
+            found = Activity()
+        _core.answer_stack(found.text, found.cause)
+
+
+def activity(caller: int = 0) -> Activity:
+    """Returns what the program does: its main thread, or the one that last called Herring.
+
+    The second one counts unless it waits while the main thread does not.
+
+    Args:
+      caller: The native identifier of the thread that last called Herring; 0 if none has.
+    """
+    main = threading.main_thread()
+    callers = [thread for thread in threading.enumerate() if thread.native_id == caller]
+    threads = {thread.ident: thread for thread in (*callers, main)}
+    # A frame that is kept would keep the variables of its function alive.
+    found = {
+        ident: describe(places_of(frame))
+        for ident, frame in sys._current_frames().items()
+        if ident in threads
+    }
+    if not found:
+        return Activity()
+    order = [ident for ident in threads if ident in found]
+    chosen = next((ident for ident in order if not found[ident].waits), order[0])
+    what = found[chosen]
+    if threads[chosen] is main:
+        return what
+    name = "".join(c if c.isprintable() else "?" for c in threads[chosen].name[:40])
+    return Activity(f"{what.text} (thread {name})", what.cause, what.waits)
+
+
+def places_of(frame: FrameType | None) -> list[Place]:
+    """Returns the places of a stack, the innermost first."""
+    places: list[Place] = []
+    while frame is not None and len(places) < _DEEPEST:
+        code, line = frame.f_code, frame.f_lineno or 0
+        module = dict.get(frame.f_globals, "__name__", "")
+        calls = "" if places else _call_of(code, frame.f_lasti, line, frame.f_globals)
+        places.append(Place(code.co_filename, line, code.co_name, str(module), calls))
+        frame = frame.f_back
+    return places
+
+
+def _call_of(code: CodeType, last: int, line: int, names: dict[str, Any]) -> str:
+    """Returns the function in C that a line has got to, if its name tells a cause."""
+    spans = [(first, end) for first, end, number in code.co_lines() if number == line]
+    chain: list[str] = []
+    found = ""
+    for step in dis.get_instructions(code):
+        if step.offset > last:
+            break
+        if not any(first <= step.offset < end for first, end in spans):
+            continue
+        if step.opname in _NAMES:
+            chain = [str(step.argval)]
+        elif step.opname in _ATTRIBUTES and chain:
+            chain.append(str(step.argval))
+        elif step.opname != "PUSH_NULL":
+            chain = []
+        if chain and cause_of_call(name := _full_name(chain, names)):
+            found = name
+    return found
+
+
+def _full_name(chain: list[str], names: dict[str, Any]) -> str:
+    """Returns "os.fsync" for what a program calls `fsync`, `os.fsync` or `o.fsync`."""
+    one = dict.get(names, chain[0], None) or getattr(builtins, chain[0], None)
+    if isinstance(one, ModuleType):
+        return ".".join([one.__name__, *chain[1:]])
+    if isinstance(one, BuiltinFunctionType) and len(chain) == 1:
+        return f"{one.__module__}.{one.__name__}"
+    return ""
+
+
+# After the job has ended: `herring.arrays.runtime` registers its own function later than this one.
+@atexit.register
+def _at_exit() -> None:
+    global _thread
+    ending, _thread = _thread, None
+    if ending is None:
+        return
+    _core.close_stack_requests()
+    if ending.ident is not None:
+        ending.join(_PATIENCE)
+
+
+def _in_forked_child() -> None:
+    global _thread
+    _thread = None  # it runs in the parent only; nobody answers in the child
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
