@@ -107,8 +107,6 @@ inline constexpr SettingSpec kSpecs[] = {
      "Time after which a process counts as dead if neither it nor its system responds",
      {0.02, kWeek}},
 
-    {"observe", kBool, kJob, "true",
-     "Whether processes record what they do and report it to rank 0, which compares them"},
     {"buffer_bytes", kBytes, kJob, "0",
      "Size of a fusion buffer; 0: chosen from the sizes of the model and the cluster",
      {kKiB, 1024 * kGiB, true}},

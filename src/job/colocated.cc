@@ -42,6 +42,7 @@ void Colocated::leave(uint32_t rank, bool drains) {
     }));
   };
   static_cast<void>(joined());
+  serving_->end_reports();
   // The rendezvous tells all others that this rank has left.
   step([&] { server().rank_left(rank); });
   if (drains) step([&] { drain(); });

@@ -27,6 +27,7 @@ class Colocated {
   // is handed out first. Takes a bounded time.
   void leave(uint32_t rank, bool drains);
   void vanish() { serving_->vanish(); }
+  void end_reports() { serving_->end_reports(); }
 
  private:
   explicit Colocated(std::unique_ptr<Serving> serving) : serving_(std::move(serving)) {}

@@ -93,6 +93,7 @@ Status serve(const std::string& rendezvous, const std::string& secret, const Set
       },
       [&] { end.set({}); });
   const Status why = end.wait();
+  serving->end_reports();
   member.goodbye();
   server.stop();
   if (why.ok()) log(LogLevel::kInfo, "the job has ended");

@@ -170,12 +170,23 @@ Status Job::connect() {
   engine_ = std::make_unique<worker::Engine>(cluster, engine, transport::tcp::transport(),
                                              std::move(bus_), std::move(*flows));
   log_begin(engine, plane.flows);
+  if (engine.observe) begin_reports();
 
   std::lock_guard lock(news_);
   hears_ = true;
   for (const control::Loss& loss : std::exchange(early_losses_, {})) tell_engine(loss);
   if (!early_abort_.empty()) fail_engine(early_abort_);
   return {};
+}
+
+void Job::begin_reports() {
+  reports_ = std::make_unique<WorkerReports>(*engine_);
+  member_->on_rank_texts([this](const observe::RankTexts& texts) {
+    reports_->told(texts, options_.rank);
+    if (colocated_) colocated_->server().tell_states(states_of(texts));
+  });
+  reporter_ = std::make_unique<Reporter>(
+      *member_, [this] { return reports_->collect(); }, [this] { return reports_->pause(); });
 }
 
 void Job::log_begin(const worker::EngineOptions& engine, uint32_t flows) {
@@ -297,6 +308,7 @@ void Job::abort(const std::string& reason) {
 void Job::shutdown() {
   if (std::exchange(down_, true)) return;
   const bool healthy = engine_ && engine_->failure().ok();
+  reporter_.reset();
   if (engine_ && log_enabled(LogLevel::kInfo)) log_end();
   if (engine_) engine_->stop();
   // Skips the goodbye if there is no memory for it: the end must come in any case.
@@ -310,6 +322,7 @@ void Job::shutdown() {
 
 void Job::vanish() {
   if (std::exchange(down_, true)) return;
+  reporter_.reset();
   engine_->fail({Code::kShutdown, "this worker is taken for dead"});
   engine_->stop();
   if (colocated_) colocated_->vanish();

@@ -11,6 +11,8 @@
 #include "control/member.h"
 #include "control/rendezvous.h"
 #include "job/colocated.h"
+#include "job/reporter.h"
+#include "job/worker_reports.h"
 #include "worker/engine.h"
 
 namespace herring::job {
@@ -57,6 +59,7 @@ class Job {
   void tell_others(const Status& why);
   void on_loss(const control::Loss& loss);
   void on_abort(const std::string& reason);
+  void begin_reports();
   void tell_engine(const control::Loss& loss);
   void fail_engine(const std::string& reason);
   Status cannot_connect();
@@ -70,6 +73,8 @@ class Job {
   std::unique_ptr<Colocated> colocated_;
   std::unique_ptr<control::Member> member_;
   std::unique_ptr<worker::Engine> engine_;
+  std::unique_ptr<WorkerReports> reports_;  // null if the job is not observed
+  std::unique_ptr<Reporter> reporter_;
 
   std::mutex news_;  // guards the members below
   bool hears_ = false;                       // the engine exists

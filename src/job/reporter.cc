@@ -12,8 +12,9 @@
 
 namespace herring::job {
 
-Reporter::Reporter(control::Member& member, Collect collect)
-    : member_(member), collect_(std::move(collect)), generation_(fork_generation()) {
+Reporter::Reporter(control::Member& member, Collect collect, Pause pause)
+    : member_(member), collect_(std::move(collect)), pause_(std::move(pause)),
+      generation_(fork_generation()) {
   const WithoutSignals without_signals;
   try {
     thread_ = std::make_unique<std::thread>([this] { run(); });
@@ -36,26 +37,16 @@ Reporter::~Reporter() {
   thread_->join();
 }
 
-void Reporter::hurry() {
-  {
-    std::lock_guard lock(mutex_);
-    hurries_ = true;
-  }
-  changed_.notify_all();
-}
-
 void Reporter::run() {
   pthread_setname_np(pthread_self(), "herring-report");
   std::unique_lock lock(mutex_);
   while (!ends_) {
-    changed_.wait_for(lock, std::chrono::nanoseconds(kInterval),
-                      [this] { return ends_ || hurries_; });
+    changed_.wait_for(lock, std::chrono::nanoseconds(pause_()), [this] { return ends_; });
     if (ends_) return;
-    hurries_ = false;
     lock.unlock();
     // A report that fails for lack of memory is left out.
     static_cast<void>(without_exceptions([this] {
-      member_.report(collect_());
+      if (auto report = collect_()) member_.report(std::move(*report));
       return Status();
     }));
     lock.lock();

@@ -4,7 +4,11 @@
 #include <cstdint>
 #include <memory>
 
+#include <map>
+#include <string>
+
 #include "control/member.h"
+#include "job/reporter.h"
 #include "server/server.h"
 
 namespace herring::job {
@@ -25,14 +29,27 @@ class Serving {
   server::Server& server() { return *server_; }
   // Returns null before the server has joined.
   control::Member* member() { return member_.get(); }
+  // Sends no reports any more. Must be called before the membership or the server ends.
+  void end_reports() { reporter_.reset(); }
   // Ends the membership without a goodbye, so that the others count the server as dead.
-  void vanish() { member_.reset(); }
+  void vanish() {
+    end_reports();
+    member_.reset();
+  }
 
  private:
+  void begin_reports();
+  std::optional<observe::Report> report();
+
   explicit Serving(std::unique_ptr<server::Server> server) : server_(std::move(server)) {}
 
   std::unique_ptr<server::Server> server_;
   std::unique_ptr<control::Member> member_;
+  Nanos report_due_ = 0;
+  std::unique_ptr<Reporter> reporter_;
 };
+
+// Returns what messages about waits say of these ranks; see server::Server::tell_states().
+std::map<uint32_t, std::string> states_of(const observe::RankTexts& texts);
 
 }  // namespace herring::job

@@ -122,9 +122,9 @@ std::string Monitor::describe(const Process& who, Nanos now) const {
     case State::kLeft: return "has left the job";
     case State::kLost: return "is lost";
     case State::kUnreachable:
-      return concat("its host has not answered for ", ago(one.system_heard));
+      return concat("is unreachable: its host has not answered for ", ago(one.system_heard));
     case State::kStopped:
-      return concat("its process is stopped or starved: it was not heard for ",
+      return concat("is stopped or starved: its process was not heard for ",
                     ago(one.process_heard), ", though its host answers");
     case State::kStarting: return "has not reported yet";
     case State::kSilent: return concat("has not reported for ", ago(one.at));
@@ -157,7 +157,7 @@ RankTexts Monitor::rank_texts(Nanos now) const {
                         one.report.age + now - one.at > kStalled / 2;
     const bool mute = state == State::kStopped || state == State::kUnreachable ||
                       state == State::kSilent;
-    if (stalls || mute) texts.emplace_back(rank, describe(who, now));
+    if (stalls || mute) texts.push_back({rank, describe(who, now), 0});
   }
   // A rank that is late in most steps learns of it, so that it looks where its code is.
   for (uint32_t rank = 0; rank < ranks_.size() && texts.size() < kMostRankTexts; ++rank) {
@@ -166,9 +166,9 @@ RankTexts Monitor::rank_texts(Nanos now) const {
       continue;
     }
     const bool told = std::any_of(texts.begin(), texts.end(), [rank](const auto& text) {
-      return text.first == rank;
+      return text.rank == rank;
     });
-    if (!told) texts.emplace_back(rank, std::string());
+    if (!told) texts.push_back({rank, {}, rounds_.usual_work(rank)});
   }
   return texts;
 }

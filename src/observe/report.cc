@@ -198,8 +198,9 @@ std::string encode(const RankTexts& texts) {
   const size_t count = std::min(texts.size(), kMostRankTexts);
   out.put(static_cast<uint32_t>(count));
   for (size_t i = 0; i < count; ++i) {
-    out.put(texts[i].first);
-    put_text(out, texts[i].second);
+    out.put(texts[i].rank);
+    put_text(out, texts[i].text);
+    out.put(texts[i].usual);
   }
   return out.take();
 }
@@ -208,9 +209,12 @@ Result<RankTexts> decode_rank_texts(std::string_view payload) {
   ByteReader in(payload);
   bool sound = true;
   RankTexts texts;
-  for (uint32_t i = get_count(in, kMostRankTexts, 8, sound); i > 0; --i) {
-    const auto rank = in.get<uint32_t>();
-    texts.emplace_back(rank, get_text(in));
+  for (uint32_t i = get_count(in, kMostRankTexts, 16, sound); i > 0; --i) {
+    RankText& one = texts.emplace_back();
+    one.rank = in.get<uint32_t>();
+    one.text = get_text(in);
+    one.usual = in.get<Nanos>();
+    sound = sound && sane(one.usual);
   }
   if (!sound || !in.done()) return malformed("states of ranks");
   return texts;

@@ -86,8 +86,19 @@ std::string encode(const Report& report);
 // Checks every length and count. Texts come out printable.
 Result<Report> decode_report(std::string_view payload);
 
-// What stalled or unreachable ranks do, as the rendezvous tells all members: rank and text.
-using RankTexts = std::vector<std::pair<uint32_t, std::string>>;
+// What the rendezvous tells all members about a rank.
+struct RankText {
+  uint32_t rank = 0;
+  // What it does while others wait for it: "computes since 12 s". Empty if it is only late in many
+  // steps.
+  std::string text;
+  // How long a rank usually computes in a step, so that a late one can find out what it does after
+  // that; 0 if not known.
+  Nanos usual = 0;
+
+  friend bool operator==(const RankText&, const RankText&) = default;
+};
+using RankTexts = std::vector<RankText>;
 inline constexpr size_t kMostRankTexts = 64;
 std::string encode(const RankTexts& texts);
 Result<RankTexts> decode_rank_texts(std::string_view payload);

@@ -46,6 +46,10 @@ class Rounds {
   // How fast a rank computes in relation to the median rank: 1 if as fast or faster, 0.5 if it
   // takes twice as long. 1 while nothing is known.
   double score(uint32_t rank) const;
+  // Returns how long the median rank computed in the latest round of this rank; 0 if not known.
+  Nanos usual_work(uint32_t rank) const {
+    return verdicts_[rank].empty() ? 0 : verdicts_[rank].back().typical_work;
+  }
 
   // Where the time of a step goes, as medians over ranks and rounds. The phases of the median rank
   // follow each other; `ranks` is part of the time after `compute`.

@@ -156,10 +156,10 @@ TEST_F(MonitorTest, AStoppedRankIsTold) {
   EXPECT_EQ(monitor.picture(now).ranks[1].state, State::kStopped);
   const RankTexts texts = monitor.rank_texts(now);
   const auto found = std::find_if(texts.begin(), texts.end(), [](const auto& text) {
-    return text.first == 1;
+    return text.rank == 1;
   });
   ASSERT_NE(found, texts.end());
-  EXPECT_NE(found->second.find("its process is stopped or starved"), std::string::npos);
+  EXPECT_NE(found->text.find("is stopped or starved"), std::string::npos);
   unreachable[1] = true;
   second();
   second();
@@ -179,8 +179,8 @@ TEST_F(MonitorTest, ARankThatComputesWhileOthersWaitIsTold) {
   second();
   const RankTexts texts = monitor.rank_texts(now);
   ASSERT_EQ(texts.size(), 1u);
-  EXPECT_EQ(texts[0].first, 3u);
-  EXPECT_EQ(texts[0].second, "computes since 5 s, in its checkpoint (train.py:7 in save)");
+  EXPECT_EQ(texts[0].rank, 3u);
+  EXPECT_EQ(texts[0].text, "computes since 5 s, in its checkpoint (train.py:7 in save)");
   EXPECT_EQ(monitor.picture(now).findings.at(0),
             "'m' (round 10) has waited 5 s for rank 3 (host3); rank 3 computes since 5 s, in its "
             "checkpoint (train.py:7 in save)");
