@@ -48,6 +48,7 @@ PYTHON_ROOMS = (
     "herring.partial",
     "herring.planned",
     "herring.face",
+    "herring.observe",
     "herring.launch",
     "herring.bench",
     "herring.torch",

@@ -21,6 +21,7 @@ _COMMANDS = {
     "server": "run a dedicated server until its job ends",
     "config": "print every setting with its value, origin and meaning",
     "check": "report what this machine has, and try a small all-reduce",
+    "status": "show what a running job does, who is late, and what binds",
     "completion": "print a script for the shell's completion",
     "kubernetes": "write a Kubernetes manifest for a job with servers",
     "lab": "emulate a cluster on this machine (needs root)",

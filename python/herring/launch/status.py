@@ -1,0 +1,233 @@
+"""`herring status`: who is late in a running job, what binds, and what ranks wait for."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from herring.errors import ConfigurationError
+from herring.observe import client, metrics, words
+from herring.observe.client import Endpoint
+from herring.observe.schema import StatusError, parse
+from herring.units import argument, parse_seconds
+
+__all__ = ["HELP", "add_options", "handle"]
+
+HELP = """\
+examples:
+  herring status
+      the job of this user that runs on this machine; if there are several, a list of them
+
+  herring status --watch
+      a view that follows the job; q ends it
+
+  herring status host1:9400 --all
+      a job that was started with HERRING_STATUS=0.0.0.0:9400 and whose rank 0 runs on host1, with
+      tables of all its ranks and servers
+
+  herring status --json > status.json; herring status status.json
+      saves a status, and shows it later
+
+The exit status is 0, or 1 if there is no such job or it does not answer, or 2 for wrong usage.
+"""
+
+_EVERY = 1.0  # seconds between two statuses with --watch
+_WIDE = 240  # columns of tables where there is no terminal
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Adds the options of `herring status`."""
+    command.usage = "herring status [WHERE] [options]"
+    command.add_argument(
+        "where",
+        nargs="?",
+        metavar="WHERE",
+        default="",
+        help="socket of a job, HOST:PORT of its HERRING_STATUS, or a file with a saved status "
+        "(default: this user's job on this machine)",
+    )
+    command.add_argument("--job", metavar="NAME", help="the job of this name on this machine")
+    output = command.add_mutually_exclusive_group()
+    output.add_argument("--all", action="store_true", help="add tables of all ranks and servers")
+    output.add_argument("--json", action="store_true", help="print the status as JSON")
+    output.add_argument(
+        "--watch",
+        nargs="?",
+        const="",
+        metavar="SECONDS",
+        help="follow the job; a new status every SECONDS (default: 1)",
+    )
+    output.add_argument(
+        "--metrics", action="store_true", help="print the status as metrics for Prometheus"
+    )
+    output.add_argument(
+        "--record",
+        action="store_true",
+        help="let all ranks write what they did last to one file, and print its name",
+    )
+    output.add_argument(
+        "--dashboard", action="store_true", help="print a dashboard for Grafana, and ask no job"
+    )
+    command.add_argument(
+        "--timeout",
+        type=argument(parse_seconds),
+        default=5.0,
+        metavar="TIME",
+        help="how long the job may take to answer (default: 5s)",
+    )
+
+
+def handle(options: argparse.Namespace) -> int:
+    """Prints the status of a job; returns the exit status.
+
+    Raises:
+        ConfigurationError: The options do not say which job is meant.
+    """
+    try:
+        return _handle(options)
+    except StatusError as error:
+        sys.stdout.flush()
+        print(f"herring status: {error}", file=sys.stderr)
+        return 1
+
+
+def _handle(options: argparse.Namespace) -> int:
+    every = _every(options)
+    if options.where and options.job is not None:
+        raise ConfigurationError("WHERE and --job both say which job is meant: give one of them")
+    if options.dashboard:
+        if options.where or options.job is not None:
+            raise ConfigurationError("--dashboard is the same for all jobs: give it no WHERE")
+        from herring.observe.dashboard import dashboard
+
+        print(json.dumps(dashboard(), indent=2))
+        return 0
+    place = client.endpoint(options.where) if options.where else _only_job(options)
+    if place is None:
+        return 0
+    if options.record:
+        print(client.ask(place, "record", options.timeout).rstrip("\n"))
+    elif options.json:
+        sys.stdout.write(_ended(_fetch_text(place, options.timeout)))
+    elif options.metrics:
+        sys.stdout.write(metrics.prometheus(_fetch(place, options.timeout)))
+    elif every:
+        _watch(place, every, options.timeout)
+    else:
+        _show(_fetch(place, options.timeout), options.all)
+    return 0
+
+
+def _every(options: argparse.Namespace) -> float:
+    """Returns the seconds of --watch, 0 without it; the word after --watch may also be WHERE."""
+    if options.watch is None:
+        return 0.0
+    if not options.watch:
+        return _EVERY
+    try:
+        return parse_seconds(options.watch)
+    except ConfigurationError as error:
+        if options.where or not set(options.watch) & set("/:."):
+            raise ConfigurationError(f"--watch: {error}") from None
+        options.where = options.watch
+        return _EVERY
+
+
+def _only_job(options: argparse.Namespace) -> Endpoint | None:
+    """Returns the job that is meant without WHERE; lists the jobs and returns None if unclear.
+
+    Raises:
+        ConfigurationError: Several jobs run, and the output is not for people.
+        StatusError: There is no such job.
+    """
+    found, skipped = client.find()
+    for why in skipped:
+        print(f"herring status: skipped {why}", file=sys.stderr)
+    if options.job is not None:
+        named = [path for path in found if _job_of(path) == options.job]
+        if not named:
+            others = f"there are: {', '.join(map(_job_of, found))}" if found else _nothing()
+            raise StatusError(f"no job of this user is named {options.job!r}; {others}")
+        found = named
+    if not found:
+        raise StatusError(
+            f"{_nothing()}. A job on another machine: 'herring status HOST:PORT', with the "
+            "HERRING_STATUS that it was started with"
+        )
+    if len(found) == 1:
+        return Endpoint(str(found[0]), found[0])
+    if options.json or options.metrics or options.record or options.watch is not None:
+        names = ", ".join(map(str, found))
+        raise ConfigurationError(f"several jobs run here; say which one is meant: {names}")
+    _list(found, options.timeout)
+    return None
+
+
+def _nothing() -> str:
+    folders = ", ".join(map(str, client.folders()))
+    return f"no job of this user runs on this machine (its socket would be in {folders})"
+
+
+def _job_of(path: Path) -> str:
+    """Returns the name of a job, as its socket is called: JOB-PID.sock."""
+    return path.stem.rpartition("-")[0]
+
+
+def _list(found: Sequence[Path], timeout: float) -> None:
+    """Prints a line about each job, and how to choose one."""
+    for path in found:
+        try:
+            text = words.one_line(_fetch(Endpoint(str(path), path), timeout))
+        except StatusError as error:
+            text = str(error)
+        print(f"{path}\n    {text}")
+    named = {_job_of(path) for path in found}
+    choice = "--job NAME or its path" if len(named) == len(found) else "its path"
+    print(
+        f"\n{len(found)} jobs run here. Show one of them with {choice}: herring status {found[0]}"
+    )
+
+
+def _fetch_text(place: Endpoint, timeout: float) -> str:
+    """Returns the JSON of a status, once it is known to be one."""
+    text = client.ask(place, "json", timeout)
+    parse(text, place.name)
+    return text
+
+
+def _fetch(place: Endpoint, timeout: float) -> dict[str, Any]:
+    return parse(client.ask(place, "json", timeout), place.name)
+
+
+def _ended(text: str) -> str:
+    return text if text.endswith("\n") else f"{text}\n"
+
+
+def _show(status: Mapping[str, Any], all_of_it: bool = False) -> None:
+    """Prints a status as text."""
+    from rich.console import Console
+
+    from herring.observe.live import tables, text_of
+
+    console = Console(soft_wrap=True, highlight=False)
+    for line in words.lines(status):
+        console.print(text_of(line))
+    if all_of_it:
+        wide = console if console.is_terminal else Console(width=_WIDE, highlight=False)
+        for table in tables(status):
+            console.print()
+            wide.print(table)
+
+
+def _watch(place: Endpoint, every: float, timeout: float) -> None:
+    from rich.console import Console
+
+    from herring.observe.live import follow
+
+    console = Console(highlight=False)
+    follow(functools.partial(_fetch, place, timeout), every, console, _show)

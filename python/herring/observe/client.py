@@ -1,0 +1,249 @@
+"""Finds the jobs that run on this machine, and asks a job for its status.
+
+Rank 0 of a job listens at a Unix socket in a folder that only the job's user can enter, and where
+HERRING_STATUS names an address, at that address too. A client sends one line with a command
+(``json``, ``record`` ...) and reads the answer until the connection ends. An answer that begins
+with ``error: `` says why there is none. At an address beyond loopback, the job first answers
+``prove NONCE``, with 64 hexadecimal digits. The client then sends ``proof MAC``: the HMAC-SHA256 of
+the command and the nonce, with the job's secret as the key.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+import socket
+import stat
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from herring.observe.schema import StatusError
+from herring.rendezvous.detect import parse_secret
+from herring.rendezvous.meet import read_secret_file
+
+__all__ = ["Endpoint", "ask", "endpoint", "find", "folders", "proof"]
+
+_MOST_BYTES = 1 << 30
+_CHALLENGE = re.compile(rb"prove ([0-9a-f]{64})\n")
+_CHALLENGE_BYTES = len("prove ") + 64 + 1
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%\w]+\]|[^:/\[\]\s]+):([0-9]{1,5})")
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a status is read from.
+
+    Attributes:
+        name: What the user calls it, for messages.
+        path: The path of a socket, or of a file with a saved status; None means an address.
+        host: Host name or address literal.
+        port: The port of that host.
+    """
+
+    name: str
+    path: Path | None = None
+    host: str = ""
+    port: int = 0
+
+
+def endpoint(where: str) -> Endpoint:
+    """Returns what a path or HOST:PORT means.
+
+    Raises:
+        StatusError: `where` is neither a path that exists nor HOST:PORT.
+    """
+    path = Path(where)
+    match = _ADDRESS.fullmatch(where)
+    if "/" not in where and match and not path.exists():
+        port = int(match[2])
+        if not 0 < port < 65536:
+            raise StatusError(f"{where}: {port} is not a port; allowed is 1 to 65535")
+        return Endpoint(where, None, match[1].strip("[]"), port)
+    try:
+        mode = path.stat().st_mode
+    except PermissionError:
+        raise StatusError(_not_permitted(where)) from None
+    except OSError:
+        what = "is neither the socket of a job nor HOST:PORT"
+        if where.endswith(".sock"):
+            what = "is not there: its job has ended"
+        raise StatusError(
+            f"{where} {what}; 'herring status' shows the jobs of this machine, and --job NAME "
+            "finds one by its name"
+        ) from None
+    if not stat.S_ISSOCK(mode) and not stat.S_ISREG(mode):
+        raise StatusError(f"{where} is neither a socket nor a file with a saved status")
+    return Endpoint(where, path)
+
+
+def folders(environ: Mapping[str, str] = os.environ) -> list[Path]:
+    """Returns the folders in which jobs of this user may have their sockets.
+
+    A job may have been started with another environment than this process, such as by a scheduler.
+    So these are all the folders that a job may have chosen.
+    """
+    user = os.getuid()
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    found = [Path(runtime) / "herring"] if runtime.startswith("/") else []
+    found += [Path(f"/run/user/{user}/herring"), Path(f"/tmp/herring-{user}")]
+    return list(dict.fromkeys(found))
+
+
+def find(environ: Mapping[str, str] = os.environ) -> tuple[list[Path], list[str]]:
+    """Returns the sockets of this user's jobs on this machine, and what was skipped and why.
+
+    The sockets of jobs that have ended without removing them are skipped.
+    """
+    found: list[Path] = []
+    skipped: list[str] = []
+    for folder in folders(environ):
+        try:
+            about = folder.lstat()
+        except OSError:
+            continue  # no job has made it
+        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
+            skipped.append(
+                f"{folder}: not a folder of this user with mode 0700, so others may have put "
+                "sockets there"
+            )
+            continue
+        for path in sorted(folder.glob("*.sock")):
+            try:
+                with socket.socket(socket.AF_UNIX) as connection:
+                    connection.settimeout(1)
+                    connection.connect(str(path))
+            except ConnectionRefusedError:
+                skipped.append(f"{path}: its job is gone")
+                continue
+            except FileNotFoundError:
+                continue  # it has ended meanwhile
+            except OSError:
+                pass  # a job that is too busy now still is a job
+            found.append(path)
+    return found, skipped
+
+
+def ask(where: Endpoint, command: str, timeout: float) -> str:
+    """Returns what a job answers to a command.
+
+    Args:
+        where: The job, or a file with a saved status, which answers ``json`` only.
+        command: ``json``, ``status``, ``metrics`` or ``record``.
+        timeout: Seconds within which the whole answer must be here.
+
+    Raises:
+        StatusError: There is no answer.
+    """
+    name = where.name
+    try:
+        if where.path is not None and where.path.is_file():
+            if command != "json":
+                raise StatusError(f"{name} is a saved status, and no job that could do '{command}'")
+            return _text(where.path.read_bytes(), name)
+        answer = _exchange(where, command, time.monotonic() + timeout)
+    except TimeoutError:
+        raise StatusError(
+            f"{name} has not answered in {timeout:g} s: the process of rank 0 may be stopped, or "
+            "its machine too busy; --timeout 60s waits longer"
+        ) from None
+    except ConnectionRefusedError:
+        if where.path is not None:
+            raise StatusError(f"the job of {name} is gone: nobody listens there") from None
+        raise StatusError(
+            f"nobody listens at {name}: the job has ended, or its HERRING_STATUS is another address"
+        ) from None
+    except FileNotFoundError:
+        raise StatusError(f"the job of {name} is gone") from None
+    except PermissionError:
+        raise StatusError(_not_permitted(name)) from None
+    except (ConnectionResetError, BrokenPipeError):
+        raise StatusError(f"{name} ended the connection: the job is about to end") from None
+    except socket.gaierror as error:
+        raise StatusError(f"{name}: {where.host!r} has no address: {error.strerror}") from None
+    except OSError as error:
+        raise StatusError(f"{name} cannot be reached: {error.strerror or error}") from None
+    text = _text(answer, name)
+    if not text:
+        raise StatusError(f"{name} ended the connection: the job is about to end")
+    if text.startswith("error: "):
+        raise StatusError(f"{name}: {text.removeprefix('error: ').strip()}")
+    return text
+
+
+def proof(secret: bytes, command: str, nonce: bytes) -> str:
+    """Returns the hexadecimal proof that a client knows the job's secret."""
+    text = b"herring-status-1 " + command.encode() + b"\n" + nonce
+    return hmac.digest(secret, text, "sha256").hex()
+
+
+def _exchange(where: Endpoint, command: str, deadline: float) -> bytes:
+    with _connect(where, deadline) as connection:
+        _within(connection, deadline)
+        connection.sendall(f"{command}\n".encode())
+        answer = bytearray()
+        while more := _receive(connection, deadline):
+            answer += more
+            if len(answer) > _MOST_BYTES:
+                raise StatusError(f"{where.name} does not end its answer: it is not a Herring job")
+            challenge = len(answer) == _CHALLENGE_BYTES and _CHALLENGE.fullmatch(answer)
+            if challenge:
+                nonce = bytes.fromhex(challenge[1].decode())
+                words = proof(_secret(where.name), command, nonce)
+                connection.sendall(f"proof {words}\n".encode())
+                answer.clear()
+        return bytes(answer)
+
+
+def _connect(where: Endpoint, deadline: float) -> socket.socket:
+    if where.path is None:
+        left = max(deadline - time.monotonic(), 0.001)
+        return socket.create_connection((where.host, where.port), left)
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        while True:
+            _within(connection, deadline)
+            try:
+                connection.connect(str(where.path))
+                return connection
+            except BlockingIOError:  # too many others wait there
+                time.sleep(0.02)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _receive(connection: socket.socket, deadline: float) -> bytes:
+    _within(connection, deadline)
+    return connection.recv(1 << 18)
+
+
+def _within(connection: socket.socket, deadline: float) -> None:
+    """Lets the next call on the connection last no longer than the deadline."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    connection.settimeout(left)
+
+
+def _secret(name: str) -> bytes:
+    if path := os.environ.get("HERRING_SECRET_FILE", "").strip():
+        return read_secret_file(path)
+    if text := os.environ.get("HERRING_SECRET", "").strip():
+        return parse_secret(text)
+    raise StatusError(
+        f"{name} asks for the job's secret: set HERRING_SECRET_FILE to the file that the job has"
+    )
+
+
+def _text(answer: bytes, name: str) -> str:
+    try:
+        return answer.decode()
+    except UnicodeDecodeError:
+        raise StatusError(f"{name} did not answer with text: it is not a Herring job") from None
+
+
+def _not_permitted(name: str) -> str:
+    return f"{name}: permission denied; only the user whose job it is can ask for its status"

@@ -1,0 +1,153 @@
+"""The metrics of a job for OpenTelemetry, by choice: needs opentelemetry-api.
+
+```
+from herring.observe import otel
+
+herring.init()
+otel.instrument()
+```
+
+The names are those of `herring.observe.metrics` in OpenTelemetry's form, with dots and units:
+``herring_rank_sent_bytes_total`` is ``herring.rank.sent_bytes``, in ``By``. An exporter for
+Prometheus turns them into the old names.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import herring
+from herring.errors import HerringError
+from herring.observe import client
+from herring.observe.metrics import METRICS, SCOPES, Metric, samples
+from herring.observe.schema import StatusError, parse
+from herring.parts import import_optional
+from herring.rendezvous.settings import value_of
+from herring.version import version
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+
+__all__ = ["instrument", "instrument_name"]
+
+_UNITS = {"bytes": "By", "seconds": "s", "ratio": "1"}
+_FRESH_SECONDS = 0.5  # All instruments of one collection see the same status.
+
+
+def instrument(
+    where: str | None = None,
+    *,
+    meter_provider: MeterProvider | None = None,
+    timeout: float = 2.0,
+) -> None:
+    """Registers observable gauges and counters, which OpenTelemetry reads when it exports.
+
+    Args:
+      where: None registers what this rank has counted (`herring.stats`): call it on each rank. A
+        socket or HOST:PORT, as `herring status` takes it, registers all metrics of the job: call it
+        in one process.
+      meter_provider: Where to register; OpenTelemetry's global provider by default.
+      timeout: Seconds that the job may take to answer; later, an export lacks its metrics.
+
+    Raises:
+      ConfigurationError: opentelemetry-api is not installed; the error says how to install it.
+      StatusError: `where` is neither a path that exists nor HOST:PORT.
+    """
+    api = import_optional(
+        "opentelemetry.metrics", "opentelemetry-api", "exports the metrics", "otel"
+    )
+    read = _own_status if where is None else _reader(client.endpoint(where), timeout)
+    latest = _Latest(read)
+    meter = api.get_meter("herring", version(), meter_provider)
+    for metric in METRICS:
+        if where is None and metric.name not in _OWN:
+            continue
+        create = (
+            meter.create_observable_counter
+            if metric.kind == "counter"
+            else meter.create_observable_gauge
+        )
+        name, unit = instrument_name(metric)
+        create(name, [_callback(metric, latest, api.Observation)], unit, metric.help)
+
+
+def instrument_name(metric: Metric) -> tuple[str, str]:
+    """Returns the name and the unit that a metric has in OpenTelemetry."""
+    words = metric.name.removesuffix("_total").split("_")
+    scope = 2 if words[1] in SCOPES else 1
+    return ".".join([*words[:scope], "_".join(words[scope:])]), _UNITS.get(words[-1], "")
+
+
+def _callback(
+    metric: Metric, latest: _Latest, observation: Callable[..., Observation]
+) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    def observe(_: CallbackOptions) -> Iterator[Observation]:
+        status = latest.get()
+        if status is not None:
+            for labels, value in samples(metric, status):
+                yield observation(value, labels)
+
+    return observe
+
+
+class _Latest:
+    """The latest status, which is read again when it is no longer fresh."""
+
+    def __init__(self, read: Callable[[], Mapping[str, Any]]) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._status: Mapping[str, Any] | None = None
+        self._when = -_FRESH_SECONDS
+
+    def get(self) -> Mapping[str, Any] | None:
+        """Returns the status, or None if it cannot be had: an export must not fail for that."""
+        with self._lock:
+            if time.monotonic() - self._when >= _FRESH_SECONDS:
+                try:
+                    self._status = self._read()
+                except HerringError:
+                    self._status = None
+                self._when = time.monotonic()
+            return self._status
+
+
+def _reader(place: client.Endpoint, timeout: float) -> Callable[[], Mapping[str, Any]]:
+    return lambda: parse(client.ask(place, "json", timeout), place.name)
+
+
+# What `herring.stats` counts.
+_OWN = (
+    "herring_rank_sent_bytes_total",
+    "herring_rank_received_bytes_total",
+    "herring_rank_credit_bytes",
+)
+
+
+def _own_status() -> Mapping[str, Any]:
+    """Returns a status that has only this rank, with what it has counted.
+
+    Raises:
+      HerringError: This process has no job, or not any more.
+    """
+    if not herring.is_initialized():
+        raise StatusError("this process has no job now")
+    counted = herring.stats()
+    rank = {
+        "rank": herring.rank(),
+        "node": herring.node_rank(),
+        "host": socket.gethostname(),
+        "bytes_sent": counted["bytes_sent"],
+        "bytes_received": counted["bytes_received"],
+        "credit": counted["credit_bytes"],
+    }
+    return {
+        "job": value_of(os.environ, "HERRING_JOB"),
+        "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
+        "ranks": [rank],
+        "missing": [],
+    }

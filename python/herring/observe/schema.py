@@ -1,0 +1,161 @@
+"""The JSON of a status, as rank 0 of a job writes it (docs/how-to/status.md)."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from herring.errors import HerringError
+from herring.version import version
+
+__all__ = ["SCHEMA", "StatusError", "parse"]
+
+SCHEMA = "herring-status-1"
+
+_NUMBER = (int, float)
+_LATE = {"median": _NUMBER, "max": _NUMBER, "share": _NUMBER, "steps": int}
+_RANK = {
+    "rank": int,
+    "host": str,
+    "node": int,
+    "pid": int,
+    "state": str,
+    "where": str,
+    "for": _NUMBER,
+    "stack": str,
+    "heard": _NUMBER,
+    "late": _LATE,
+    "score": _NUMBER,
+    "cause": str,
+    "chronic": bool,
+    "outlier": bool,
+    "rounds": int,
+    "calls": int,
+    "in_flight": int,
+    "compute": _NUMBER,
+    "wait": _NUMBER,
+    "bytes_sent": int,
+    "bytes_received": int,
+    "retransmits": int,
+    "rtt": _NUMBER,
+    "credit": int,
+    "memory": int,
+    "major_faults": int,
+    "clock_offset": _NUMBER,
+    "clock_error": _NUMBER,
+}
+_SERVER = {
+    "server": int,
+    "kind": str,
+    "host": str,
+    "node": int,
+    "pid": int,
+    "state": str,
+    "heard": _NUMBER,
+    "weight": _NUMBER,
+    "bytes_sent": int,
+    "bytes_received": int,
+    "in_flight": int,
+    "retransmits": int,
+    "rtt": _NUMBER,
+    "memory": int,
+    "outlier": bool,
+    "cause": str,
+}
+_STATUS = {
+    "herring": str,
+    "job": str,
+    "slurm_job_id": str,
+    "time": _NUMBER,
+    "uptime": _NUMBER,
+    "size": int,
+    "nodes": int,
+    "epoch": int,
+    "steps": {
+        "count": int,
+        "per_second": _NUMBER,
+        "seconds": {"min": _NUMBER, "median": _NUMBER, "max": _NUMBER},
+        "compute": _NUMBER,
+        "node_stage": _NUMBER,
+        "push": _NUMBER,
+        "pull": _NUMBER,
+        "wait_for_ranks": _NUMBER,
+        "exposed": _NUMBER,
+    },
+    "binds": {"what": str, "share": _NUMBER, "who": str, "advice": str},
+    "ranks": [_RANK],
+    "servers": [_SERVER],
+    "missing": [{"what": str, "for": _NUMBER, "ranks": [int]}],
+    "groups": [{"group": int, "size": int}],
+    "findings": [str],
+}
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")
+_KINDS = {str: "a text", bool: "true or false", int: "an integer", _NUMBER: "a number"}
+
+
+class StatusError(HerringError):
+    """A status cannot be had, or cannot be read; the message says why, and what to do."""
+
+
+def parse(text: str, where: str) -> dict[str, Any]:
+    """Returns a status with every field of the schema.
+
+    A field that the text lacks is None, and a list that it lacks is empty. Fields that this version
+    does not know are kept. Control characters in texts become blanks, because a terminal would
+    obey them.
+
+    Args:
+      text: The JSON.
+      where: Who sent it, for the message.
+
+    Raises:
+      StatusError: The text is not a status, or has a schema that this version does not know.
+    """
+    try:
+        status = json.loads(text, parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        raise StatusError(f"{where} does not hold a status of a job: it is not JSON") from None
+    found = status.get("schema") if isinstance(status, dict) else None
+    if not isinstance(found, str):
+        raise StatusError(f"{where} does not hold a status of a job: it has no 'schema'")
+    if found != SCHEMA:
+        raise StatusError(
+            f"{where} has the schema {_clean(found)!r}, but Herring {version()} reads {SCHEMA!r}: "
+            f"use the 'herring' of the job's version ({_clean(str(status.get('herring')))})"
+        )
+    return {"schema": found, **_shaped(status, _STATUS, "", where)}
+
+
+def _shaped(value: Any, shape: Any, field: str, where: str) -> Any:
+    """Returns a value of the JSON in the shape that the schema gives it."""
+    if isinstance(shape, dict):
+        if not isinstance(value, dict | None):
+            raise _wrong(field, "an object", where)
+        value = value or {}
+        known = {
+            name: _shaped(value.get(name), inner, f"{field}.{name}" if field else name, where)
+            for name, inner in shape.items()
+        }
+        return {**value, **known}
+    if isinstance(shape, list):
+        if not isinstance(value, list | None):
+            raise _wrong(field, "a list", where)
+        found = [
+            _shaped(each, shape[0], f"{field}[{index}]", where)
+            for index, each in enumerate(value or [])
+        ]
+        return [each for each in found if each is not None]
+    if value is None:
+        return None
+    if not isinstance(value, shape) or (isinstance(value, bool) and shape is not bool):
+        raise _wrong(field, _KINDS[shape], where)
+    return _clean(value) if shape is str else value
+
+
+def _wrong(field: str, kind: str, where: str) -> StatusError:
+    return StatusError(f"{where} does not hold a status of a job: its '{field}' is not {kind}")
+
+
+def _clean(text: str) -> str:
+    return _CONTROL.sub(" ", text).encode(errors="replace").decode()

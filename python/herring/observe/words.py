@@ -1,0 +1,286 @@
+"""A status in words: what a job does, what binds, and which ranks and servers stand out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from herring.progress import show_time
+
+__all__ = [
+    "Line",
+    "abnormal",
+    "binds",
+    "duration",
+    "headline",
+    "lines",
+    "listed",
+    "named_ranks",
+    "notes",
+    "one_line",
+    "ranks_in_order",
+    "share",
+    "size",
+    "steps",
+]
+
+#: A line of the output: its style ("", "bold", "good", "warn" or "bad") and its text.
+Line = tuple[str, str]
+
+_NORMAL = {None, "computing", "waiting"}
+_BAD = {"stopped", "unreachable", "silent", "lost"}
+_MOST = 16  # Lines about ranks or servers without --all.
+_CAUSES = {
+    "compute": "its compute",
+    "input": "its input (data loading)",
+    "checkpoint": "it writes a checkpoint",
+    "swapping": "its memory is swapped out",
+    "starved": "other processes take its processors",
+    "link": "its link",
+    "stopped": "its process is stopped",
+    "slow": "it sums slowly",
+}
+_BINDS = {
+    "network": "The network binds",
+    "compute": "Compute binds",
+    "rank": "A slow rank binds",
+    "node stage": "The node stage binds",
+    "server": "A slow server binds",
+}
+
+
+def lines(status: Mapping[str, Any]) -> list[Line]:
+    """Returns what people should know about a job: all is well, or what stands out.
+
+    Args:
+      status: What `schema.parse` returns.
+    """
+    found = [("bold", headline(status)), ("", steps(status)), binds(status)]
+    return [*found, *(notes(status) or [("good", "No rank or server stands out.")])]
+
+
+def notes(status: Mapping[str, Any], with_ranks: bool = True) -> list[Line]:
+    """Returns lines about what stands out: what waits, ranks, servers, and other findings.
+
+    Args:
+      status: What `schema.parse` returns.
+      with_ranks: Whether to have lines about single ranks.
+    """
+    ranks = _ranks(status)
+    found = [*_missing(status), *_servers(status)]
+    told = " ".join(text for _, text in (*ranks, *found))
+    for finding in status["findings"]:
+        subject = " ".join(finding.split()[:2]).rstrip(":,")
+        if subject not in told:
+            found.append(("warn", finding))
+    return [*_missing(status), *ranks, *found[len(status["missing"]) :]] if with_ranks else found
+
+
+def one_line(status: Mapping[str, Any]) -> str:
+    """Returns what a list of jobs says about one of them."""
+    text = f"{headline(status)}; {_rate(status)}"
+    count = sum(1 for rank in status["ranks"] if abnormal(rank))
+    return f"{text}; {_count(count, 'rank')} not as usual" if count else text
+
+
+def headline(status: Mapping[str, Any]) -> str:
+    """Returns which job it is, and how large."""
+    hosts = {item["host"] for item in (*status["ranks"], *status["servers"]) if item["host"]}
+    size = status["size"] if status["size"] is not None else len(status["ranks"])
+    nodes = f" on {_count(status['nodes'], 'node')}" if status["nodes"] else ""
+    parts = [_count(size, "rank") + nodes]
+    parts += [_count(len(status["servers"]), "server")] if status["servers"] else []
+    parts += [_count(len(hosts), "host")] if hosts else []
+    parts += [f"running for {show_time(status['uptime'])}"] if status["uptime"] is not None else []
+    return f"job '{status['job']}': {', '.join(parts)}"
+
+
+def steps(status: Mapping[str, Any]) -> str:
+    """Returns how many steps a job has done, and how long they take."""
+    seconds = status["steps"]["seconds"]
+    if seconds["median"] is None:
+        return _rate(status)
+    text = f"{_rate(status)}; a step takes {duration(seconds['median'])}"
+    if seconds["min"] is not None and seconds["max"] is not None:
+        text += f" (from {duration(seconds['min'])} to {duration(seconds['max'])})"
+    exposed = status["steps"]["exposed"]
+    return text if exposed is None else f"{text}, of which programs wait {duration(exposed)}"
+
+
+def binds(status: Mapping[str, Any]) -> Line:
+    """Returns what bounds the speed of a job, with advice."""
+    found = status["binds"]
+    if not found["what"]:
+        return "", "It is not known yet what binds."
+    text = _BINDS.get(found["what"], f"{found['what']} binds")
+    text += f": {found['who']}" if found["who"] else ""
+    text += f", {share(found['share'])} of a step" if found["share"] is not None else ""
+    style = "warn" if found["what"] in ("rank", "server") else ""
+    return style, f"{text}. {_sentence(found['advice'])}".rstrip()
+
+
+def abnormal(rank: Mapping[str, Any]) -> bool:
+    """Returns whether a rank or server is in a state that needs somebody's attention."""
+    return rank["state"] not in _NORMAL
+
+
+def ranks_in_order(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Returns the ranks in the order in which somebody should look at them."""
+
+    def key(rank: Mapping[str, Any]) -> tuple[Any, ...]:
+        stands_out = rank["outlier"] or rank["chronic"]
+        return (
+            rank["state"] not in _BAD,
+            not abnormal(rank),
+            not stands_out,
+            -(rank["late"]["median"] or 0),
+            rank["rank"] if rank["rank"] is not None else -1,
+        )
+
+    return sorted(status["ranks"], key=key)
+
+
+def _missing(status: Mapping[str, Any]) -> Iterator[Line]:
+    for each in status["missing"]:
+        since = f" for {duration(each['for'])}" if each["for"] is not None else ""
+        yield "bad", f"{each['what']} has waited{since} for {named_ranks(each['ranks'])}."
+
+
+def _ranks(status: Mapping[str, Any]) -> list[Line]:
+    """Returns lines about the ranks that are late, and about those in no normal state."""
+    alike: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    found: list[Line] = []
+    for rank in ranks_in_order(status):
+        late = bool(rank["outlier"] or rank["chronic"])
+        if late:
+            found.append(("bad" if rank["state"] in _BAD else "warn", _rank(rank)))
+            found += [("stack", f"    {rank['stack']}")] if rank["stack"] else []
+        elif abnormal(rank):
+            alike.setdefault((rank["state"], rank["where"], rank["stack"]), []).append(rank)
+    others: list[Line] = []
+    for (state, where, stack), ranks in alike.items():
+        since = max((rank["for"] or 0 for rank in ranks), default=0)
+        text = f"{_who(ranks)}: {state}" + (f" for {duration(since)}" if since else "")
+        text += f", {where}" if where else ""
+        others.append(("bad" if state in _BAD else "warn", text))
+        others += [("stack", f"    {stack}")] if stack else []
+    return [*_cut(others), *_cut(found)]
+
+
+def _rank(rank: Mapping[str, Any]) -> str:
+    """Returns a line about a rank that is late or an outlier."""
+    late, parts = rank["late"], []
+    if abnormal(rank):
+        parts.append(rank["state"] + (f" for {duration(rank['for'])}" if rank["for"] else ""))
+    if late["median"]:
+        text = f"late by {duration(late['median'])}"
+        text += f" (at most {duration(late['max'])})" if late["max"] else ""
+        text += f" in {share(late['share'])} of the steps" if late["share"] is not None else ""
+        parts.append(text)
+    if rank["chronic"]:
+        parts.append("again and again")
+    text = f"rank {rank['rank']} ({rank['host']}, pid {rank['pid']}): " + ", ".join(parts)
+    if rank["cause"]:
+        text += f": {_CAUSES.get(rank['cause'], rank['cause'])}" if parts else rank["cause"]
+    return text if parts or rank["cause"] else f"{text}stands out among the ranks"
+
+
+def _servers(status: Mapping[str, Any]) -> list[Line]:
+    found: list[Line] = []
+    for server in status["servers"]:
+        if not server["outlier"] and not abnormal(server):
+            continue
+        parts = [server["state"]] if abnormal(server) else ["slow"]
+        if server["cause"]:
+            parts.append(_CAUSES.get(server["cause"], server["cause"]))
+        if server["retransmits"]:
+            parts.append(f"{server['retransmits']} retransmits")
+        if server["rtt"]:
+            parts.append(f"round trip {duration(server['rtt'])}")
+        style = "bad" if server["state"] in _BAD else "warn"
+        kind = f", {server['kind']}" if server["kind"] else ""
+        who = f"server {server['server']} ({server['host']}{kind}, pid {server['pid']})"
+        found.append((style, f"{who}: {', '.join(parts)}"))
+    return _cut(found)
+
+
+def _cut(found: list[Line]) -> list[Line]:
+    """Returns the lines, but says how many there are instead of listing too many of them."""
+    heads = [index for index, (style, _) in enumerate(found) if style != "stack"]
+    if len(heads) <= _MOST:
+        return found
+    rest = len(heads) - _MOST
+    return [*found[: heads[_MOST]], ("", f"... and {rest} more: --all shows them")]
+
+
+def _who(ranks: Sequence[Mapping[str, Any]]) -> str:
+    hosts = sorted({rank["host"] for rank in ranks if rank["host"]})
+    if len(ranks) == 1:
+        return f"rank {ranks[0]['rank']} ({ranks[0]['host']}, pid {ranks[0]['pid']})"
+    where = ", ".join(hosts) if len(hosts) <= 3 else f"{len(hosts)} hosts"
+    return f"{named_ranks(rank['rank'] for rank in ranks)} ({where})"
+
+
+def named_ranks(ranks: Iterable[int]) -> str:
+    """Returns numbers of ranks such as ``rank 3`` or ``ranks 0, 4-7``."""
+    numbers = sorted(set(ranks))
+    return f"rank{'s' if len(numbers) != 1 else ''} {listed(numbers)}"
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """Returns sorted numbers such as ``0, 4-7``; more than eight ranges are cut."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    texts = [f"{a}" if a == b else f"{a}{', ' if b == a + 1 else '-'}{b}" for a, b in ranges]
+    if len(texts) > 8:
+        texts = [*texts[:8], f"... ({len(numbers)} in all)"]
+    return ", ".join(texts)
+
+
+def duration(seconds: float) -> str:
+    """Returns a time such as ``310 us``, ``31 ms``, ``1.3 s`` or ``12 min``."""
+    if seconds < 0:
+        return f"-{duration(-seconds)}"
+    if seconds == 0:
+        return "0 s"
+    if seconds < 0.9995:
+        unit, scaled = ("ms", seconds * 1e3) if seconds >= 0.9995e-3 else ("us", seconds * 1e6)
+        return f"{scaled:.1f} {unit}" if scaled < 9.95 and unit == "ms" else f"{scaled:.0f} {unit}"
+    return f"{seconds:.1f} s" if seconds < 9.95 else show_time(seconds)
+
+
+def size(count: float | None) -> str:
+    """Returns a number of bytes such as ``1.2 GB``, in powers of 1000."""
+    if count is None:
+        return ""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 999.5:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} PB"
+
+
+def share(value: float | None) -> str:
+    """Returns a share such as ``62 %``."""
+    return "" if value is None else f"{value * 100:.0f} %"
+
+
+def _rate(status: Mapping[str, Any]) -> str:
+    count, rate = status["steps"]["count"], status["steps"]["per_second"]
+    if not count:
+        return "no step yet"
+    rounds = max((rank["rounds"] or 0 for rank in status["ranks"]), default=0)
+    text = f"{_count(count, 'step')}" + (f" ({_count(rounds, 'round')})" if rounds > count else "")
+    return text + (f", {rate:.3g} per second" if rate is not None else "")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _sentence(text: str | None) -> str:
+    return f"{text[0].upper()}{text[1:].rstrip('.')}." if text else ""
