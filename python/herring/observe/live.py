@@ -65,19 +65,18 @@ def tables(status: Mapping[str, Any]) -> list[RenderableType]:
 def view(
     status: Mapping[str, Any],
     history: Sequence[float],
-    height: int,
+    console: Console,
     trouble: str = "",
-    ascii_only: bool = False,
 ) -> RenderableType:
     """Returns the view that follows a job, as it is now.
 
     Args:
       status: What `schema.parse` returns.
       history: Median step times in seconds, the latest one last.
-      height: Lines of the terminal. The table of ranks is cut to what fits.
+      console: Where it will be shown. The table of ranks is cut to what fits.
       trouble: Why there is no newer status, or an empty text.
-      ascii_only: Whether bars must do without block characters.
     """
+    ascii_only = console.options.ascii_only
     found: list[RenderableType] = [text_of(("bold", words.headline(status)))]
     found.append(Text(words.steps(status)))
     found.append(text_of(words.binds(status)))
@@ -88,9 +87,10 @@ def view(
     found += _split(status["steps"], ascii_only)
     found += [text_of(line) for line in words.notes(status, with_ranks=False)[:_MOST_NOTES]]
     found.append(Text())
-    used = len(found) + 3  # the head of the table, a line for what is cut, and the last line
+    used = sum(len(console.render_lines(each)) for each in found)
+    used += 3  # the head of the table, a line for what is cut, and the last line
     ranks = words.ranks_in_order(status)
-    fitting = max(height - used, 1)
+    fitting = max(console.height - used, 1)
     found.append(_ranks(ranks[:fitting], counters=False))
     if len(ranks) > fitting:
         found.append(Text(f"and {len(ranks) - fitting} ranks more", style="dim"))
@@ -126,7 +126,7 @@ def follow(
     else:
         last, trouble = _follow_as_text(fetch, every, console, show, status)
     if trouble:
-        console.print(Text(f"{words.headline(last)}: has ended ({trouble})"))
+        console.print(Text(f"{words.headline(last)}: has ended ({trouble})"), soft_wrap=True)
 
 
 def _follow_on_terminal(
@@ -143,8 +143,7 @@ def _follow_on_terminal(
             while True:
                 if not trouble and (median := status["steps"]["seconds"]["median"]) is not None:
                     history.append(median)
-                plain = console.options.ascii_only
-                live.update(view(status, history, console.height, trouble, plain), refresh=True)
+                live.update(view(status, history, console, trouble), refresh=True)
                 if key(every) in ("q", "Q"):
                     return status, ""
                 try:
@@ -175,7 +174,7 @@ def _follow_as_text(
             except StatusError as error:
                 if _is_gone(error):
                     return status, str(error)
-                console.print(Text(str(error)))
+                console.print(Text(str(error)), soft_wrap=True)
     except KeyboardInterrupt:
         return status, ""
 

@@ -1,0 +1,435 @@
+"""`herring status`: finding jobs, asking them, and what people are told."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import statuses
+from herring.launch import cli
+from herring.observe import client, words
+from herring.observe.schema import SCHEMA, StatusError, parse
+from status_server import StatusServer, short_folder
+
+STATUS = [sys.executable, "-m", "herring.launch.cli", "status"]
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of this user's sockets; no other folder is looked at."""
+    with short_folder() as runtime:
+        own = runtime / "herring"
+        own.mkdir(mode=0o700)
+        monkeypatch.setattr(client, "folders", lambda _=None: [own])
+        yield own
+
+
+def told(status: dict[str, Any]) -> str:
+    return "\n".join(text for _, text in words.lines(parse(json.dumps(status), "the test")))
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = cli.main(["status", *arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_the_only_job_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with StatusServer(statuses.healthy(), folder / "resnet-7.sock") as server:
+        status, out, err = run(capsys)
+    assert (status, err, server.asked) == (0, "", ["json"])
+    assert out.startswith("job 'resnet': 4 ranks on 2 nodes, 2 servers, 4 hosts, running for 12 m")
+    assert "7200 steps, 9.81 per second" in out
+    assert "a step takes 102 ms (from 97 ms to 115 ms)" in out
+    assert "Compute binds, 81 % of a step." in out
+    assert out.endswith("No rank or server stands out.\n")
+
+
+def test_several_jobs_are_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (
+        StatusServer(statuses.healthy(job="bert"), folder / "bert-8.sock"),
+        StatusServer(statuses.late(), folder / "resnet-7.sock"),
+    ):
+        status, out, _ = run(capsys)
+        assert status == 0
+        assert "job 'bert': 4 ranks" in out and "job 'resnet': 8 ranks" in out
+        assert f"--job NAME or its path: herring status {folder}/bert-8.sock" in out
+        assert run(capsys, "--job", "resnet")[1].startswith("job 'resnet'")
+        status, out, err = run(capsys, "--json")
+        assert (status, out) == (2, "") and "bert-8.sock" in err
+        status, out, err = run(capsys, "--job", "gpt")
+        assert (status, out) == (1, "") and "'gpt'; there are: bert, resnet" in err
+
+
+def test_jobs_that_are_gone_are_skipped(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = socket.socket(socket.AF_UNIX)
+    gone.bind(str(folder / "old-1.sock"))
+    gone.close()
+    status, out, err = run(capsys)
+    assert (status, out) == (1, "")
+    assert f"skipped {folder}/old-1.sock: its job is gone" in err
+    assert "no job of this user runs on this machine" in err and "HOST:PORT" in err
+    with StatusServer(statuses.healthy(), folder / "resnet-7.sock"):
+        assert run(capsys)[0] == 0
+
+
+def test_a_folder_that_others_may_enter_is_not_trusted(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with StatusServer(statuses.healthy(), folder / "resnet-7.sock"):
+        folder.chmod(0o755)
+        status, _, err = run(capsys)
+        folder.chmod(0o700)
+    assert status == 1 and f"skipped {folder}: not a folder of this user with mode 0700" in err
+
+
+def test_the_folders_of_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    user = os.getuid()
+    usual = [Path(f"/run/user/{user}/herring"), Path(f"/tmp/herring-{user}")]
+    assert client.folders({"XDG_RUNTIME_DIR": "/elsewhere"}) == [Path("/elsewhere/herring"), *usual]
+    assert client.folders({}) == usual
+
+
+def test_a_job_at_an_address(capsys: pytest.CaptureFixture[str]) -> None:
+    with StatusServer(statuses.late()) as server:
+        status, out, _ = run(capsys, server.where)
+    assert status == 0 and "rank 5 (node03, pid 41205)" in out
+
+
+def test_a_job_that_asks_for_the_secret(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    secret = b"0123456789abcdef" * 4
+    monkeypatch.delenv("HERRING_SECRET", raising=False)
+    monkeypatch.delenv("HERRING_SECRET_FILE", raising=False)
+    with StatusServer(statuses.healthy(), secret=secret) as server:
+        status, _, err = run(capsys, server.where)
+        assert status == 1 and "asks for the job's secret: set HERRING_SECRET_FILE" in err
+        file = tmp_path / "secret"
+        file.write_bytes(secret + b"\n")
+        file.chmod(0o600)
+        monkeypatch.setenv("HERRING_SECRET_FILE", str(file))
+        assert run(capsys, server.where)[0] == 0
+        file.write_bytes(secret[::-1])
+        status, _, err = run(capsys, server.where)
+        assert status == 1 and "the job's secret differs" in err
+
+
+def test_json_is_printed_as_it_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sent = {**statuses.late(), "new": [1, None]}
+    with StatusServer(sent, folder / "resnet-7.sock"):
+        status, out, _ = run(capsys, "--json")
+    assert (status, json.loads(out)) == (0, sent)
+
+
+def test_a_saved_status_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = tmp_path / "status.json"
+    saved.write_text(json.dumps(statuses.late()), encoding="utf-8")
+    status, out, _ = run(capsys, str(saved), "--all")
+    assert status == 0
+    assert re.search(r"^rank  host +state ", out, re.MULTILINE)
+    assert len(re.findall(r"^ +\d  node0\d  computing ", out, re.MULTILINE)) == 8
+    assert re.search(r"^ +1  dedicated  server02  .*48211 .* link", out, re.MULTILINE)
+    status, _, err = run(capsys, str(saved), "--record")
+    assert status == 1 and "is a saved status, and no job" in err
+
+
+def test_a_flight_record_is_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answers = {"record": "/data/flight-resnet.json\n"}
+    with StatusServer(statuses.healthy(), folder / "r-7.sock", answers=answers) as server:
+        assert run(capsys, "--record")[:2] == (0, "/data/flight-resnet.json\n")
+        assert server.asked == ["record"]
+    with StatusServer(statuses.healthy()) as server:
+        status, out, err = run(capsys, server.where, "--record")
+    assert (status, out) == (1, "") and "there is no command 'record'" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--watch soon", ["--watch", "'soon'", "20ms"]),
+        ("--watch 0", ["--watch", "'0'"]),
+        ("--timeout never", ["--timeout", "'never'"]),
+        ("a:1 --job b", ["WHERE and --job"]),
+        ("--json --metrics", ["--metrics", "--json"]),
+        ("--dashboard a:1", ["--dashboard"]),
+        ("a:1 b:2", ["'b:2'", "too many"]),
+        ("--jsn", ["--jsn", "'--json'?"]),
+    ],
+)
+def test_wrong_usage(arguments: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        status = cli.main(["status", *arguments.split()])
+    except SystemExit as end:
+        status = int(end.code or 0)
+    captured = capsys.readouterr()
+    assert (status, captured.out) == (2, "")
+    assert captured.err.startswith("herring status: ")
+    for word in words:
+        assert word in captured.err
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("/nowhere/resnet-7.sock", "/nowhere/resnet-7.sock is not there: its job has ended"),
+        ("resnet", "resnet is neither the socket of a job nor HOST:PORT"),
+        ("localhost:99999", "99999 is not a port"),
+        ("/dev/null", "/dev/null is neither a socket nor a file"),
+        ("no.such.host.invalid:9400", "'no.such.host.invalid' has no address"),
+    ],
+)
+def test_a_wrong_place(where: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, where)
+    assert (status, out) == (1, "")
+    assert said in err and len(err.splitlines()) == 1
+
+
+def test_nobody_at_the_address(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    status, _, err = run(capsys, f"127.0.0.1:{port}")
+    assert status == 1 and f"nobody listens at 127.0.0.1:{port}: the job has ended" in err
+
+
+def test_a_job_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    with StatusServer(statuses.healthy(), silent=True) as server:
+        status, _, err = run(capsys, server.where, "--timeout", "100ms")
+    assert status == 1 and "has not answered in 0.1 s" in err and "--timeout" in err
+
+
+def test_a_job_that_ends_meanwhile(capsys: pytest.CaptureFixture[str]) -> None:
+    with StatusServer(statuses.healthy(), answers={"json": ""}) as server:
+        status, _, err = run(capsys, server.where)
+    assert status == 1 and "the job is about to end" in err
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may connect to every socket")
+def test_a_socket_of_another_user(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with StatusServer(statuses.healthy(), folder / "resnet-7.sock") as server:
+        os.chmod(server.where, 0)
+        status, _, err = run(capsys, server.where)
+    assert status == 1 and "permission denied" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nonsense", "it is not JSON"),
+        ("[" * 100_000, "it is not JSON"),
+        ("[]", "it has no 'schema'"),
+        ('{"schema": 1}', "it has no 'schema'"),
+        ('{"schema": "herring-status-2", "herring": "9.1"}', "'herring-status-2', but Herring "),
+        (f'{{"schema": "{SCHEMA}", "ranks": {{}}}}', "its 'ranks' is not a list"),
+        (f'{{"schema": "{SCHEMA}", "ranks": [{{"late": 3}}]}}', "its 'ranks[0].late' is not an o"),
+        (f'{{"schema": "{SCHEMA}", "steps": {{"count": true}}}}', "its 'steps.count' is not an i"),
+    ],
+)
+def test_what_is_not_a_status(text: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with StatusServer({}, answers={"json": text}) as server:
+        for option in ("--json", "--metrics", "--all"):
+            status, out, err = run(capsys, server.where, option)
+            assert (status, out) == (1, "")
+            assert said in err and len(err.splitlines()) == 1
+
+
+def test_a_status_with_nothing_but_its_schema_is_shown() -> None:
+    assert "no step yet" in told({"schema": SCHEMA})
+    assert "It is not known yet what binds" in told({"schema": SCHEMA, "binds": None})
+
+
+def test_texts_cannot_change_the_terminal() -> None:
+    status = statuses.stalled()
+    status["ranks"][6]["stack"] = "evil\x1b[2J\x9b2J.py\n\u202ereversed"
+    status["job"] = "\x1b]0;title\x07"
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", told(status))
+
+
+def test_a_late_rank_and_a_slow_server_are_named() -> None:
+    text = told(statuses.late())
+    assert "A slow rank binds: rank 5 (node03), 23 % of a step." in text
+    assert "Without it a step would be 1.3 times as fast." in text
+    assert (
+        "rank 5 (node03, pid 41205): late by 31 ms (at most 102 ms) in 94 % of the steps, again "
+        "and again: its input (data loading)\n    train.py:40 in load"
+    ) in text
+    assert "server 1 (server02, dedicated, pid 9901): slow, its link, 48211 retransmits" in text
+    assert text.count("rank 5") == 2  # the finding would say the same once more
+
+
+def test_missing_ranks_are_named_with_what_they_do() -> None:
+    text = told(statuses.stalled())
+    assert "'gradients' (round 7201) has waited for 42 s for ranks 3, 6." in text
+    assert "rank 3 (node02, pid 41203): stopped for 42 s" in text
+    assert "silent for 39 s, computes\n    checkpoint.py:112 in save" in text
+
+
+def test_many_ranks_alike_are_one_line_and_many_others_are_counted() -> None:
+    status = statuses.healthy(64)
+    for rank in status["ranks"][:48]:
+        rank |= {"state": "starting", "for": 3.0 + rank["rank"]}
+    assert "ranks 0-47 (24 hosts): starting for 50 s" in told(status)
+    for rank in status["ranks"]:
+        rank |= {"outlier": True, "late": {"median": 0.1, "max": 1, "share": 1, "steps": 9}}
+    text = told(status)
+    assert "... and 48 more: --all shows them" in text
+    assert text.count("late by 100 ms") == 16
+
+
+def test_numbers_in_words() -> None:
+    assert words.listed([0, 1, 3, 4, 5, 9]) == "0, 1, 3-5, 9"
+    assert words.listed(range(0, 40, 2)).endswith("14, ... (20 in all)")
+    shown = [words.duration(s) for s in (0, 3.1e-4, 0.00123, 0.031, 0.9996, 1.25, 12.3, 750)]
+    assert shown == ["0 s", "310 us", "1.2 ms", "31 ms", "1.0 s", "1.2 s", "12 s", "12 min"]
+    assert [words.size(n) for n in (0, 999, 1000, 1_234_000)] == ["0 B", "999 B", "1 kB", "1.23 MB"]
+
+
+def test_watching_without_a_terminal_repeats_the_text(folder: Path) -> None:
+    with StatusServer(statuses.healthy(), folder / "resnet-7.sock") as server:
+        watch = subprocess.Popen(
+            [*STATUS, server.where, "--watch", "10ms"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+        )
+        assert watch.stdout is not None
+        seen = 0
+        for line in watch.stdout:
+            seen += line.startswith("job 'resnet'")
+            if seen == 3:
+                break
+    out, err = watch.communicate(timeout=60)
+    assert (watch.returncode, err) == (0, "")
+    assert re.search(r"^job 'resnet': .* has ended \(.* gone.*\)$", out, re.MULTILINE), out
+
+
+class Terminal:
+    """`herring status` with a terminal of 100 columns and 30 lines."""
+
+    def __init__(self, *arguments: str, **environment: str) -> None:
+        self.process, self.screen = pty.fork()
+        if self.process == 0:
+            sized = {"COLUMNS": "100", "LINES": "30", "TERM": "xterm-256color", "LANG": "C.UTF-8"}
+            os.execve(sys.executable, [*STATUS, *arguments], {**os.environ, **sized, **environment})
+        self.text = ""
+
+    def expect(self, text: str) -> None:
+        """Reads until a text has been shown since the last call."""
+        seen, end = "", time.monotonic() + 60
+        while text not in seen:
+            assert time.monotonic() < end, f"no {text!r} in {seen[-2000:]!r}"
+            if not select.select([self.screen], [], [], 1)[0]:
+                continue
+            try:
+                more = os.read(self.screen, 65536).decode(errors="replace")
+            except OSError:
+                raise AssertionError(f"it ended without {text!r}: {seen[-2000:]!r}") from None
+            seen += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", more)
+        self.text = seen
+
+    def status(self) -> int:
+        """Returns the exit status; reads what is still shown."""
+        while True:
+            try:
+                more = os.read(self.screen, 65536)
+            except OSError:
+                break
+            self.text += more.decode(errors="replace")
+            if not more:
+                break
+        os.close(self.screen)
+        return os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
+
+
+def test_watching_on_a_terminal(folder: Path) -> None:
+    with StatusServer(statuses.healthy(), folder / "resnet-7.sock") as server:
+        terminal = Terminal("--watch", server.where)
+        terminal.expect("q ends this view")
+        for part in ("102 ms", "Compute binds", "wait for ranks", "█", "node02"):
+            assert part in terminal.text, part
+        server.status = statuses.late()
+        terminal.expect("rank 5 (node03), 23 % of a step")
+        terminal.expect("train.py:40 in load")
+        os.write(terminal.screen, b"q")
+        assert terminal.status() == 0
+
+
+def test_watching_ends_with_control_c(folder: Path) -> None:
+    with StatusServer(statuses.healthy(), folder / "resnet-7.sock") as server:
+        terminal = Terminal(server.where, "--watch", "30s")
+        terminal.expect("q ends this view")
+        os.write(terminal.screen, b"\x03")
+        assert terminal.status() == 0
+
+
+def test_watching_ends_with_the_job(folder: Path) -> None:
+    server = StatusServer(statuses.healthy(), folder / "resnet-7.sock")
+    with server:
+        terminal = Terminal(server.where, "--watch", "20ms")
+        terminal.expect("q ends this view")
+    assert terminal.status() == 0
+    assert "has ended" in terminal.text
+
+
+def test_watching_goes_on_while_a_job_is_slow_to_answer(folder: Path) -> None:
+    path = folder / "resnet-7.sock"
+    with StatusServer(statuses.healthy(), path):
+        terminal = Terminal(str(path), "--watch", "20ms", "--timeout", "300ms")
+        terminal.expect("q ends this view")
+        # From here on, connections wait in the queue of a socket that nobody accepts from.
+        with socket.socket(socket.AF_UNIX) as silent:
+            silent.bind(f"{path}.new")
+            silent.listen(8)
+            os.rename(f"{path}.new", path)
+            terminal.expect("has not answered in 0.3 s")
+            os.write(terminal.screen, b"q")
+            assert terminal.status() == 0
+
+
+def test_a_dumb_terminal_gets_text(folder: Path) -> None:
+    with StatusServer(statuses.healthy(), folder / "resnet-7.sock") as server:
+        terminal = Terminal(server.where, "--watch", "20ms", TERM="dumb")
+        terminal.expect("stands out")
+        os.kill(terminal.process, signal.SIGINT)
+        assert terminal.status() == 0
+        assert "\x1b[?1049h" not in terminal.text
+
+
+def test_a_view_fits_its_terminal() -> None:
+    from rich.console import Console
+
+    from herring.observe.live import view
+
+    status = parse(json.dumps(statuses.healthy(200)), "the test")
+    for height in (24, 40):
+        console = Console(width=90, height=height, record=True, file=io.StringIO())
+        console.print(view(status, [0.1, 0.2, 0.1], console))
+        shown = console.export_text()
+        assert len(shown.splitlines()) <= height, shown
+        assert "ranks more" in shown and "▁█▁" in shown
+    plain = Console(file=io.TextIOWrapper(io.BytesIO(), encoding="ascii"), record=True)
+    plain.print(view(status, [0.1, 0.2], plain))
+    assert plain.export_text().isascii()
+
+
+def test_an_error_of_a_status_is_an_error_of_herring() -> None:
+    from herring.errors import HerringError
+
+    with pytest.raises(HerringError, match="has ended"):
+        client.endpoint("/nowhere/a-1.sock")
+    assert issubclass(StatusError, HerringError)
