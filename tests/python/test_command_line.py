@@ -198,6 +198,8 @@ def test_bash_completes_commands_options_choices_and_files(
     hosts.touch()
     for words, offered in (
         ("herring chec", "check"),
+        ("herring stat", "status"),
+        (f"herring status {tmp_path}/ho", str(hosts)),
         ("herring run --sev", ""),
         ("herring run --serv", "--servers"),
         ("herring kubernetes --kind j", "jobset"),

@@ -54,7 +54,7 @@ def test_the_only_job_is_shown(folder: Path, capsys: pytest.CaptureFixture[str])
     assert (status, err, server.asked) == (0, "", ["json"])
     assert out.startswith("job 'resnet': 4 ranks on 2 nodes, 2 servers, 4 hosts, running for 12 m")
     assert "7200 steps, 9.81 per second" in out
-    assert "a step takes 102 ms (from 97 ms to 115 ms)" in out
+    assert "a step takes 102 ms (97 ms to 115 ms)" in out
     assert "Compute binds, 81 % of a step." in out
     assert out.endswith("No rank or server stands out.\n")
 

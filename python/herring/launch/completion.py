@@ -21,7 +21,7 @@ zsh, into a folder that is in $fpath before compinit runs:
 Repeat the command after an update of Herring.
 """
 
-_FILES = {"FILE", "PATHS"}
+_FILES = {"FILE", "PATHS", "WHERE"}
 _FOLDERS = {"FOLDER", "DIR"}
 
 

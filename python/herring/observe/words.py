@@ -102,7 +102,7 @@ def steps(status: Mapping[str, Any]) -> str:
         return _rate(status)
     text = f"{_rate(status)}; a step takes {duration(seconds['median'])}"
     if seconds["min"] is not None and seconds["max"] is not None:
-        text += f" (from {duration(seconds['min'])} to {duration(seconds['max'])})"
+        text += f" ({duration(seconds['min'])} to {duration(seconds['max'])})"
     exposed = status["steps"]["exposed"]
     return text if exposed is None else f"{text}, of which programs wait {duration(exposed)}"
 
