@@ -28,10 +28,8 @@ __version__: str
 
 if TYPE_CHECKING:
     from herring.arrays.collectives import (
-        Handle,
         allgather,
         allgather_object,
-        allreduce_async,
         alltoall,
         barrier,
         broadcast,
@@ -61,6 +59,9 @@ if TYPE_CHECKING:
         send,
         send_async,
     )
+    from herring.arrays.operations import (
+        Handle,
+    )
     from herring.arrays.partial import (
         PartialReduction,
         Quorum,
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     )
     from herring.arrays.reduction import (
         allreduce,
+        allreduce_async,
     )
     from herring.arrays.rooted import (
         gather,
@@ -100,6 +102,7 @@ if TYPE_CHECKING:
 _HOMES = (
     "herring.arrays.runtime",
     "herring.arrays.groups",
+    "herring.arrays.operations",
     "herring.arrays.collectives",
     "herring.arrays.reduction",
     "herring.arrays.rooted",

@@ -60,7 +60,7 @@ herring.shutdown()
 GATHERS = (
     GPUS
     + """
-from herring.arrays.collectives import submit
+from herring.arrays.operations import submit
 from herring.arrays.devices import return_to
 
 def list_of(kind, sent, places, *, late, **options):

@@ -20,8 +20,8 @@ import numpy as np
 from herring import _core
 from herring.arrays.arguments import Timeout
 from herring.arrays.calls import called, named
-from herring.arrays.collectives import Handle, submit
 from herring.arrays.groups import Group
+from herring.arrays.operations import Handle, submit
 from herring.errors import InvalidArgumentError
 
 __all__ = [

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from herring.arrays.arguments import Timeout, count_of, rank_of, seconds_of
-from herring.arrays.collectives import Handle, note_write
 from herring.arrays.groups import Group, scope_of
+from herring.arrays.operations import Handle, note_write
 from herring.arrays.runtime import job
 from herring.errors import InvalidArgumentError
 

@@ -1,16 +1,16 @@
-"""The all-reduce of arrays, over all ranks or partial."""
+"""The all-reduce of one array: at once or by a handle, over all ranks or partial."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from herring.arrays.arguments import Timeout
-from herring.arrays.collectives import Handle, note_write, submit
 from herring.arrays.groups import Group
+from herring.arrays.operations import Handle, note_write, submit
 from herring.arrays.partial import Quorum, Replay, allreduce_in_rounds
 from herring.errors import InvalidArgumentError
 
-__all__ = ["allreduce"]
+__all__ = ["allreduce", "allreduce_async"]
 
 
 def allreduce(
@@ -86,3 +86,49 @@ def allreduce(
         algorithm=algorithm,
     )
     return Handle(operation, array).wait()
+
+
+def allreduce_async(
+    array: Any,
+    op: str = "average",
+    *,
+    name: str | None = None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    timeout: Timeout = None,
+    algorithm: str = "herring",
+    group: Group | None = None,
+) -> Handle:
+    """Starts an all-reduce in place and returns at once; see `herring.allreduce`.
+
+    Args:
+      array: An array of any shape and of a dtype that `herring.allreduce` takes; equal on all
+        ranks. Leave it alone until `Handle.wait` has returned.
+      op: "average" (floats only), "sum", "min", "max" or "product".
+      name: Identifies the operation across ranks; None numbers the calls.
+      prescale: A factor for every rank's values before the reduction (floats only).
+      postscale: A factor for the result (floats only).
+      timeout: Seconds, or a text such as "5s", until the operation fails; None means
+        ``HERRING_TIMEOUT``.
+      algorithm: "herring", or an algorithm without servers.
+      group: The group that takes part; None means all ranks.
+
+    Returns:
+      A handle, whose `Handle.wait` returns `array`.
+
+    Raises:
+      InvalidArgumentError: An argument cannot be used; the other ranks are told.
+    """
+    operation = submit(
+        "allreduce",
+        array,
+        name,
+        timeout,
+        group,
+        waits=False,
+        op=op,
+        prescale=prescale,
+        postscale=postscale,
+        algorithm=algorithm,
+    )
+    return Handle(operation, array)

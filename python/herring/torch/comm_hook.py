@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 import herring
-from herring.arrays.collectives import Handle
 from herring.arrays.groups import Group
+from herring.arrays.operations import Handle
 from herring.errors import InvalidArgumentError
 from herring.torch import devices
 from herring.torch.backend.group import HerringProcessGroup

@@ -12,7 +12,7 @@ import torch
 
 from herring.arrays.agreement import require_agreement
 from herring.arrays.arguments import text_of
-from herring.arrays.collectives import named as named_call
+from herring.arrays.calls import named as named_call
 from herring.arrays.groups import Group
 from herring.arrays.partial import Quorum, Replay, RoundInfo
 from herring.errors import InvalidArgumentError

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from herring.arrays.arguments import count_of, shown
-from herring.arrays.collectives import named as named_call
+from herring.arrays.calls import named as named_call
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.partial import Quorum, Replay, RoundInfo
 from herring.errors import HerringError, InvalidArgumentError

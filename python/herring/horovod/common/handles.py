@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from herring import _core
 from herring.arrays.calls import name_of_next, refuse
-from herring.arrays.collectives import submit
 from herring.arrays.devices import take_back
 from herring.arrays.groups import Group, scope_of
+from herring.arrays.operations import submit
 from herring.arrays.runtime import forget_job
 from herring.errors import (
     HerringError,

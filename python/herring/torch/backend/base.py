@@ -17,8 +17,8 @@ import torch.distributed as dist
 import herring
 from herring.arrays import runtime
 from herring.arrays.calls import called
-from herring.arrays.collectives import submit
 from herring.arrays.names import next_name
+from herring.arrays.operations import submit
 from herring.errors import HerringError, InvalidArgumentError
 from herring.torch.backend.face import add_face
 from herring.torch.backend.listed import given

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from herring.arrays.collectives import submit
+from herring.arrays.operations import submit
 from herring.errors import InvalidArgumentError, MismatchError
 from herring.torch import devices
 from herring.torch.backend.base import routed
