@@ -25,6 +25,7 @@ NEEDS_jax := jax==0.10.2 jaxlib==0.10.2 optax keras
 NEEDS_ecosystem := accelerate==1.15.0 lightning==2.6.6 transformers==5.23.0 ray[train]==2.60.0
 TORCH_ecosystem := $(TORCH_VERSION)
 TORCH_keras := $(TORCH_VERSION)
+TESTS_jax := jax jax_mistakes
 TESTS_tensorflow := tensorflow horovod_tensorflow
 TESTS_keras := keras horovod_keras
 TESTS_mxnet := mxnet horovod_mxnet

@@ -9,13 +9,11 @@ import sys
 
 import pytest
 
-from gpus import ENVIRONMENT, FOLDER, TORCH_ENVIRONMENT
+from gpus import ENVIRONMENT, TORCH_ENVIRONMENT
 from herring.launch import check, tune
 from herring.launch.tune import Round, judge
+from standin import STANDIN
 
-STANDIN = pytest.mark.skipif(
-    not (FOLDER / "libcuda.so.1").exists(), reason="make test builds the stand-in"
-)
 GPU = {"stream_memory": True}
 
 

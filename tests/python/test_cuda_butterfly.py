@@ -11,14 +11,9 @@ from butterfly_scripts import BITS, MANY
 from gpu_scripts import GPUS
 from gpus import ENVIRONMENT, FOLDER
 from jobs import LAYOUTS, expect_success, run_job
+from standin import STANDIN
 
-pytestmark = [
-    pytest.mark.timeout(150),
-    pytest.mark.skipif(
-        not (FOLDER / "libcuda.so.1").exists(),
-        reason="the stand-in for CUDA's driver is not built: make test builds it",
-    ),
-]
+pytestmark = [pytest.mark.timeout(150), STANDIN]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])

@@ -5,16 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gpu_scripts import GPUS, STAGES
-from gpus import ENVIRONMENT, FOLDER
+from gpus import ENVIRONMENT
 from jobs import expect_success, run_job
+from standin import STANDIN
 
-pytestmark = [
-    pytest.mark.timeout(150),
-    pytest.mark.skipif(
-        not (FOLDER / "libcuda.so.1").exists(),
-        reason="the stand-in for CUDA's driver is not built: make test builds it",
-    ),
-]
+pytestmark = [pytest.mark.timeout(150), STANDIN]
 
 STAGE_LAYOUTS = {
     "one-gpu": (["-n", "3"], "ipc", {"GPUS": "1"}),

@@ -8,16 +8,11 @@ from __future__ import annotations
 import pytest
 
 from gpu_scripts import GPUS
-from gpus import ENVIRONMENT, FOLDER
+from gpus import ENVIRONMENT
 from jobs import LAYOUTS, expect_success, run_job
+from standin import STANDIN
 
-pytestmark = [
-    pytest.mark.timeout(150),
-    pytest.mark.skipif(
-        not (FOLDER / "libcuda.so.1").exists(),
-        reason="the stand-in for CUDA's driver is not built: make test builds it",
-    ),
-]
+pytestmark = [pytest.mark.timeout(150), STANDIN]
 
 PROGRAMS = (
     GPUS

@@ -12,8 +12,9 @@ import backend_cases
 import horovod_cases
 import torch_cases
 from batches import herring_run, outcomes
-from gpus import FOLDER, TORCH_ENVIRONMENT
+from gpus import TORCH_ENVIRONMENT
 from jobs import expect_success, run_job
+from standin import STANDIN
 
 # Version counters of tensors cannot be seen there, and compiling does not depend on the device.
 WRAPPERS = [
@@ -34,11 +35,6 @@ def run_all(cases: str) -> dict[str, str]:
         return outcomes(command, HOROVOD, OMP_NUM_THREADS="1", **TORCH_ENVIRONMENT)
     command = [*herring_run("-n", "3", "--nodes", "2"), "-m", "torch_cases"]
     return outcomes(command, WRAPPERS, **TORCH_ENVIRONMENT)
-
-
-STANDIN = pytest.mark.skipif(
-    not (FOLDER / "libcuda.so.1").exists(), reason="make test builds the stand-in"
-)
 
 
 @STANDIN

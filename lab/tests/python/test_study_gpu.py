@@ -7,11 +7,12 @@ import pathlib
 
 import pytest
 
-from gpus import FOLDER, TORCH_ENVIRONMENT
+from gpus import TORCH_ENVIRONMENT
 from herring.errors import ConfigurationError
 from herring_lab.report import markdown, write
 from herring_lab.study.gpu import ALGORITHMS, SIZES, gpu_study, tables_of
 from herring_lab.study.jobs import run_workers
+from standin import STANDIN
 
 
 def test_tables_have_times_and_ratios(tmp_path: pathlib.Path) -> None:
@@ -48,7 +49,7 @@ def test_without_a_gpu_it_says_so() -> None:
         gpu_study(True, 1, print)
 
 
-@pytest.mark.skipif(not (FOLDER / "libcuda.so.1").exists(), reason="make test builds the stand-in")
+@STANDIN
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_workers_measure(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
