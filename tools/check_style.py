@@ -1,8 +1,8 @@
-"""House rules that no linter knows: width of C++ lines, length of files, plain text, rooms.
+"""Checks rules that no linter knows: width of C++ lines, length of files, order of modules.
 
-A room uses only itself and rooms above it in the lists below, in Python as in C++. Every import
-counts, in a function and for type checkers too. No circle: modules of one room do not import each
-other.
+A module uses only itself and modules above it in the lists below, in Python as in C++. Every import
+counts, in a function and for type checkers too. Files of one module do not import each other in a
+circle.
 
 Usage: python tools/check_style.py (in the root of the repository). Lists every breach and ends with
 status 1 if there is one.
@@ -25,9 +25,9 @@ MAXIMUM_LINES = 650  # about 600: a file that wants to grow has two ideas in it
 PACKAGES = (Path("python/herring"), Path("lab/python/herring_lab"))
 SOURCES = {".cc", ".h", ".inc", ".py", ".sh", ".cmake"}
 
-# Rooms of the package: modules and packages with all that is in them, but for what has a line of
-# its own. `herring` itself is the face that users import.
-PYTHON_ROOMS = (
+# The modules of the packages in their order. A line includes everything in a package, except what
+# has a line of its own. `herring` itself is the face that users import.
+PYTHON_MODULES = (
     "herring.errors",
     "herring.split",
     "herring._core",
@@ -75,7 +75,7 @@ PYTHON_ROOMS = (
     "herring_lab.competitors",
     "herring_lab.study",
 )
-# Imports of rooms further down, each where a user asks for an optional part, and why.
+# Imports of modules further down, each where a user asks for an optional part, and why.
 OPTIONAL_PARTS = {
     ("herring.launch.cli", "herring_lab.emulate"): "herring lab is installed by herring-dl-lab",
     ("herring.launch.cli", "herring_lab.simulate"): "herring-dl-lab installs herring simulate",
@@ -84,13 +84,13 @@ OPTIONAL_PARTS = {
     ("herring.tensorflow", "herring.keras"): "DistributedOptimizer is for those who have Keras",
 }
 # CMakeLists.txt lists the core's modules in their order. Those of the laboratory come after them.
-CORE_ROOMS = re.compile(r"foreach\(room ([\w ]+)\)")
-LAB_ROOMS = ("virtual", "simulate", "switch")
+CORE_MODULES = re.compile(r"foreach\(module ([\w\s]+)\)")
+LAB_MODULES = ("virtual", "simulate", "switch")
 CORE, LAB = Path("src"), Path("lab/src")
 
 
 def breaches(path: Path) -> list[str]:
-    """What is wrong with the file at `path`."""
+    """Returns what is wrong with the file at `path`."""
     text = path.read_text(encoding="utf-8")
     lines = text.split("\n")
     found = []
@@ -125,9 +125,9 @@ def package_of(path: Path) -> str:
 
 
 def imports(path: Path, modules: set[str]) -> dict[str, int]:
-    """What the file at `path` imports of the package, at any place, with the line.
+    """Returns what the file at `path` imports of `modules`, at any place, with the line.
 
-    Of `modules` the longest name that fits; what the package itself hands on is the package's.
+    An import counts for the longest name that fits. A name that no module has is the package's own.
     """
     names: dict[str, int] = {}
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -149,37 +149,37 @@ def imports(path: Path, modules: set[str]) -> dict[str, int]:
     return names
 
 
-def room_of(name: str, rooms: Sequence[str], between: str) -> str:
-    """The room of a module or file: the longest of `rooms` that its name begins with."""
-    fitting = [room for room in rooms if f"{name}{between}".startswith(f"{room}{between}")]
+def module_of(name: str, listed: Sequence[str], between: str) -> str:
+    """Returns the longest of the `listed` modules that a file's name begins with, or ""."""
+    fitting = [module for module in listed if f"{name}{between}".startswith(f"{module}{between}")]
     return max(fitting, key=len, default="")
 
 
 def python_arrows(paths: list[Path]) -> list[str]:
-    """Imports in the package that run up, modules without a room, and the first circle."""
+    """Returns imports of modules further down, files of no listed module, and the first circle."""
     folders = {path: folder for path in paths if (folder := folder_of(path))}
     named = {module_name(path, folder): path for path, folder in folders.items()}
     faces = {package.name for package in PACKAGES}
-    modules = {*named, *PYTHON_ROOMS}
+    modules = {*named, *PYTHON_MODULES}
     found, graph, used = [], {}, set()
     for name, path in named.items():
-        room = room_of(name, PYTHON_ROOMS, ".")
-        if not room or (room in faces and room != name):
-            found.append(f"{path}: no room; PYTHON_ROOMS in {__file__} has them in their order")
+        module = module_of(name, PYTHON_MODULES, ".")
+        if not module or (module in faces and module != name):
+            found.append(f"{path}: not of a listed module; add it to PYTHON_MODULES in {__file__}")
             continue
         targets = imports(path, modules)
         for target, line in targets.items():
-            where = room_of(target, PYTHON_ROOMS, ".")
-            if PYTHON_ROOMS.index(where) <= PYTHON_ROOMS.index(room):
+            where = module_of(target, PYTHON_MODULES, ".")
+            if PYTHON_MODULES.index(where) <= PYTHON_MODULES.index(module):
                 continue
             if (name, where) in OPTIONAL_PARTS:
                 used.add((name, where))
             else:
-                found.append(f"{path}:{line}: {target} is of a room below {room}")
+                found.append(f"{path}:{line}: {target} belongs to a module below {module}")
         # `import herring` is what a user writes: it loads the module of a name with its first use.
         graph[name] = {*targets} - {name, *faces}
-    for name, room in OPTIONAL_PARTS.keys() - used:
-        found.append(f"OPTIONAL_PARTS: {name} does not import {room}")
+    for name, module in OPTIONAL_PARTS.keys() - used:
+        found.append(f"OPTIONAL_PARTS: {name} does not import {module}")
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
@@ -188,21 +188,22 @@ def python_arrows(paths: list[Path]) -> list[str]:
 
 
 def core_arrows(paths: list[Path]) -> list[str]:
-    """Includes in the core and the laboratory that run up, and files without a room."""
-    listed = CORE_ROOMS.search(Path("CMakeLists.txt").read_text(encoding="utf-8"))
-    rooms = (*(listed[1].split() if listed else ()), *LAB_ROOMS)
+    """Returns includes of modules further down in the core and the laboratory, and loose files."""
+    order = CORE_MODULES.search(Path("CMakeLists.txt").read_text(encoding="utf-8"))
+    core = tuple(order[1].split()) if order else ()
+    modules = (*core, *LAB_MODULES)
     found = []
     for path in paths:
-        own = LAB_ROOMS if LAB in path.parents else rooms[: -len(LAB_ROOMS)]
-        room = room_of(path.relative_to(LAB if LAB in path.parents else CORE).as_posix(), own, "/")
-        if not room:
-            found.append(f"{path}: no room; CMakeLists.txt has them in their order")
+        folder, own = (LAB, LAB_MODULES) if LAB in path.parents else (CORE, core)
+        module = module_of(path.relative_to(folder).as_posix(), own, "/")
+        if not module:
+            found.append(f"{path}: in no module; CMakeLists.txt has them in their order")
             continue
         for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
             include = re.match(r'#include "([^"]+)"', line)
-            where = room_of(include[1], rooms, "/") if include else ""
-            if where and rooms.index(where) > rooms.index(room):
-                found.append(f"{path}:{number}: {where} is a room below {room}")
+            where = module_of(include[1], modules, "/") if include else ""
+            if where and modules.index(where) > modules.index(module):
+                found.append(f"{path}:{number}: {where} is a module below {module}")
     return found
 
 

@@ -22,7 +22,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         _write(f"python/herring/{name}__init__.py", "")
     _write("python/herring/arrays/names.py", "")
     _write("python/herring/launch/cli.py", "")
-    _write("CMakeLists.txt", "foreach(room base wire server)\n")
+    _write("CMakeLists.txt", "foreach(module base wire server)\n")
     return tmp_path
 
 
@@ -58,7 +58,7 @@ def test_whatever_leads_up_is_found(house: Path, text: str) -> None:
     found = _of_python()
     assert len(found) == 1
     assert found[0].startswith("python/herring/arrays/names.py:")
-    assert "is of a room below herring.arrays" in found[0]
+    assert "belongs to a module below herring.arrays" in found[0]
 
 
 @pytest.mark.parametrize(
@@ -71,13 +71,13 @@ def test_whatever_leads_up_is_found(house: Path, text: str) -> None:
         "import os, numpy\n",
     ],
 )
-def test_what_leads_down_or_stays_in_its_room_is_fine(house: Path, text: str) -> None:
+def test_what_leads_down_or_stays_in_its_module_is_fine(house: Path, text: str) -> None:
     _write("python/herring/arrays/groups.py", "")
     _write("python/herring/arrays/names.py", text)
     assert _of_python() == []
 
 
-def test_a_module_without_a_room_is_found(house: Path) -> None:
+def test_a_file_of_no_listed_module_is_found(house: Path) -> None:
     _write("python/herring/loose.py", "")
     assert [line.split(":")[0] for line in _of_python()] == ["python/herring/loose.py"]
 
@@ -101,7 +101,7 @@ def test_an_exception_that_nobody_uses_is_found(
     assert _of_python() == ["OPTIONAL_PARTS: herring.launch.cli does not import herring.torch"]
 
 
-def test_a_circle_in_a_room_is_found(house: Path) -> None:
+def test_a_circle_in_a_module_is_found(house: Path) -> None:
     _write("python/herring/arrays/names.py", "from herring.arrays import groups\n")
     _write("python/herring/arrays/groups.py", "def late():\n    from .names import one\n")
     (found,) = _of_python()
@@ -115,7 +115,7 @@ def test_includes_that_lead_up_are_found(house: Path) -> None:
     core = _write("src/base/clock.cc", '#include "simulate/job.h"\n')
     loose = _write("src/new/file.cc", "")
     assert check_style.core_arrows([fine, wrong, lab, core, loose]) == [
-        "src/wire/frame.h:2: server is a room below wire",
-        "src/base/clock.cc:1: simulate is a room below base",
-        "src/new/file.cc: no room; CMakeLists.txt has them in their order",
+        "src/wire/frame.h:2: server is a module below wire",
+        "src/base/clock.cc:1: simulate is a module below base",
+        "src/new/file.cc: in no module; CMakeLists.txt has them in their order",
     ]
