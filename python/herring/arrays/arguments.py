@@ -15,6 +15,7 @@ from herring import _core
 from herring.errors import ConfigurationError, InvalidArgumentError
 
 __all__ = [
+    "Operator",
     "Timeout",
     "boolean_of",
     "count_of",
@@ -28,6 +29,9 @@ __all__ = [
     "shown",
     "text_of",
 ]
+
+#: The name of an operator: "average", "sum", "min", "max" or "product".
+Operator: TypeAlias = str
 
 #: A time limit that `seconds_of` takes.
 Timeout: TypeAlias = float | str | datetime.timedelta | None

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from herring import _core
-from herring.arrays.arguments import Timeout, count_of, rank_of, shown
+from herring.arrays.arguments import Operator, Timeout, count_of, rank_of, shown
 from herring.arrays.calls import called, named
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.operations import Handle, submit
@@ -157,7 +157,7 @@ def allgather(
 
 def reduce_scatter(
     array: Any,
-    op: str = "average",
+    op: Operator = "average",
     splits: Sequence[int] | None = None,
     *,
     name: str | None = None,

@@ -16,6 +16,7 @@ import numpy as np
 
 from herring import _core
 from herring.arrays.agreement import job_ranks, ranks_text, require_agreement
+from herring.arrays.arguments import Operator
 from herring.arrays.collectives import allgather_object
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.planned import PlannedReduction
@@ -68,7 +69,7 @@ class Source(NamedTuple):
         return math.prod(self.shape) * _PLANNED[self.dtype][1]
 
 
-def check_operator(op: str) -> None:
+def check_operator(op: Operator) -> None:
     """Raises InvalidArgumentError unless gradients can be reduced with `op`."""
     if op not in ("average", "sum"):
         raise InvalidArgumentError(f"op must be 'average' or 'sum', not {op!r}")
@@ -159,7 +160,7 @@ class GradientRounds:
         present: Sequence[int],
         *,
         name: str,
-        op: str = "average",
+        op: Operator = "average",
         wire_dtype: str | None = None,
         buffer_bytes: int = 0,
         group: Group | None = None,
@@ -337,7 +338,13 @@ class Averager:
     """
 
     def __init__(
-        self, name: str, *, op: str, wire_dtype: str | None, buffer_bytes: int, group: Group | None
+        self,
+        name: str,
+        *,
+        op: Operator,
+        wire_dtype: str | None,
+        buffer_bytes: int,
+        group: Group | None,
     ) -> None:
         check_operator(op)
         self.name = name

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from herring import _core
-from herring.arrays.arguments import Timeout
+from herring.arrays.arguments import Operator, Timeout
 from herring.arrays.calls import called, named
 from herring.arrays.groups import Group
 from herring.arrays.operations import Handle, submit
@@ -69,7 +69,7 @@ def results_of(operation: _core.Operation) -> list[np.ndarray]:
 
 def grouped_allreduce(
     arrays: Sequence[Any],
-    op: str = "average",
+    op: Operator = "average",
     *,
     name: str | None = None,
     prescale: float = 1.0,
@@ -105,7 +105,7 @@ def grouped_allreduce(
 
 def grouped_allreduce_async(
     arrays: Sequence[Any],
-    op: str = "average",
+    op: Operator = "average",
     *,
     name: str | None = None,
     prescale: float = 1.0,
@@ -140,7 +140,7 @@ def grouped_allreduce_async(
 
 def grouped_reduce_scatter(
     arrays: Sequence[Any],
-    op: str = "average",
+    op: Operator = "average",
     *,
     name: str | None = None,
     prescale: float = 1.0,

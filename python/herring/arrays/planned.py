@@ -13,6 +13,7 @@ import numpy as np
 
 from herring import _core
 from herring.arrays.arguments import (
+    Operator,
     Timeout,
     boolean_of,
     count_of,
@@ -66,7 +67,7 @@ class PlannedReduction:
         gradients: Sequence[tuple[int, str]],
         *,
         name: str | None = None,
-        op: str = "average",
+        op: Operator = "average",
         wire_dtype: str | None = None,
         buffer_bytes: int = 0,
         group: Group | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from herring.arrays.arguments import Timeout
+from herring.arrays.arguments import Operator, Timeout
 from herring.arrays.groups import Group
 from herring.arrays.operations import Handle, note_write, submit
 from herring.arrays.partial import Quorum, Replay, allreduce_in_rounds
@@ -15,7 +15,7 @@ __all__ = ["allreduce", "allreduce_async"]
 
 def allreduce(
     array: Any,
-    op: str = "average",
+    op: Operator = "average",
     *,
     name: str | None = None,
     prescale: float = 1.0,
@@ -90,7 +90,7 @@ def allreduce(
 
 def allreduce_async(
     array: Any,
-    op: str = "average",
+    op: Operator = "average",
     *,
     name: str | None = None,
     prescale: float = 1.0,

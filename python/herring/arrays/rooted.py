@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from herring.arrays.arguments import Timeout, rank_of
+from herring.arrays.arguments import Operator, Timeout, rank_of
 from herring.arrays.calls import called, named
 from herring.arrays.collectives import (
     broadcast_object,
@@ -24,7 +24,7 @@ __all__ = ["gather", "reduce", "scatter"]
 
 def reduce(
     array: Any,
-    op: str = "average",
+    op: Operator = "average",
     root: int = 0,
     *,
     name: str | None = None,

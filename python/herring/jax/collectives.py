@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from herring.arrays.arguments import Timeout, seconds_of
+from herring.arrays.arguments import Operator, Timeout, seconds_of
 from herring.arrays.groups import Group, scope_of
 from herring.errors import InvalidArgumentError
 from herring.jax.calls import Call, execute
@@ -36,7 +36,7 @@ _BUCKET_BYTES = 4 << 20
 
 def allreduce(
     tree: Any,
-    op: str = "average",
+    op: Operator = "average",
     *,
     name: str | None = None,
     prescale: float = 1.0,
@@ -82,7 +82,7 @@ def allreduce(
 
 def reduce_leaves(
     leaves: list[Any],
-    op: str,
+    op: Operator,
     *,
     name: str | None,
     prescale: float = 1.0,
@@ -185,7 +185,7 @@ def allgather(
 
 def reduce_scatter(
     tree: Any,
-    op: str = "average",
+    op: Operator = "average",
     *,
     name: str | None = None,
     prescale: float = 1.0,
@@ -245,7 +245,7 @@ def _leaves_of(kind: str, tree: Any, rows: bool = False) -> tuple[list[Any], Any
 
 
 def _check_reduction(
-    kind: str, leaves: Sequence[Any], op: str, prescale: float, postscale: float
+    kind: str, leaves: Sequence[Any], op: Operator, prescale: float, postscale: float
 ) -> None:
     if op not in _OPS:
         raise InvalidArgumentError(f"{kind}: op is {op!r}; it must be one of {', '.join(_OPS)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from herring.arrays.arguments import Operator
 from herring.arrays.groups import Group
 from herring.jax.collectives import allreduce
 
@@ -11,7 +12,7 @@ __all__ = ["distributed_gradients"]
 
 
 def distributed_gradients(
-    op: str = "average", *, name: str | None = None, group: Group | None = None
+    op: Operator = "average", *, name: str | None = None, group: Group | None = None
 ) -> Any:
     """Returns a gradient transformation of optax that reduces gradients over all ranks.
 

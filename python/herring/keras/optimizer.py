@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from herring.arrays.arguments import Operator
 from herring.arrays.calls import name_of_next
 from herring.arrays.groups import Group
 from herring.errors import InvalidArgumentError
@@ -22,7 +23,7 @@ _AVERAGER = "_herring_averager"
 def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     optimizer: Any,
     *,
-    op: str = "average",
+    op: Operator = "average",
     wire_dtype: str | None = None,
     buffer_bytes: int = 0,
     sparse: str = "densify",

@@ -7,6 +7,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
+from herring.arrays.arguments import Operator
 from herring.arrays.calls import name_of_next
 from herring.arrays.gradients import GradientRounds, Source, check_operator
 from herring.arrays.groups import Group, scope_of
@@ -34,7 +35,7 @@ class DistributedTrainer(mx.gluon.Trainer):
         optimizer: str | mx.optimizer.Optimizer,
         optimizer_params: dict[str, Any] | None = None,
         *,
-        op: str = "average",
+        op: Operator = "average",
         wire_dtype: str | None = None,
         buffer_bytes: int = 0,
         name: str | None = None,

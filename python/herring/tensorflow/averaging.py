@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from herring.arrays.arguments import Operator
 from herring.arrays.gradients import Averager, GradientRounds, Source
 from herring.arrays.grouped import grouped_allgather
 from herring.arrays.groups import Group
@@ -43,7 +44,7 @@ class TensorAverager(Averager):
         self,
         name: str,
         *,
-        op: str = "average",
+        op: Operator = "average",
         wire_dtype: str | None = None,
         buffer_bytes: int = 0,
         sparse: str = "densify",

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import herring
+from herring.arrays.arguments import Operator
 from herring.arrays.calls import name_of_next
 from herring.arrays.gradients import fresh
 from herring.arrays.groups import Group, scope_of
@@ -52,7 +53,7 @@ def _in_place(tensor: tf.Tensor, collective: Callable[[np.ndarray], object]) -> 
 
 @tf.autograph.experimental.do_not_convert
 def allreduce(
-    tensor: Any, op: str = "average", *, name: str | None = None, group: Group | None = None
+    tensor: Any, op: Operator = "average", *, name: str | None = None, group: Group | None = None
 ) -> tf.Tensor:
     """Reduces a tensor over all ranks, element by element; no gradient flows through it.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from herring.arrays.arguments import Operator
 from herring.arrays.calls import name_of_next
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.runtime import forget_job
@@ -63,7 +64,7 @@ class DistributedGradientTape(tf.GradientTape):
         self,
         tape: tf.GradientTape | None = None,
         *,
-        op: str = "average",
+        op: Operator = "average",
         wire_dtype: str | None = None,
         buffer_bytes: int = 0,
         sparse: str = "densify",

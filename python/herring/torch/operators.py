@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from herring.arrays import arguments
+
 __all__ = ["Operator", "name_of"]
 
 if TYPE_CHECKING:
     from torch.distributed import ReduceOp
 
     #: The name of an operator, or the member of `torch.distributed.ReduceOp`.
-    Operator: TypeAlias = str | ReduceOp | ReduceOp.RedOpType
+    Operator: TypeAlias = arguments.Operator | ReduceOp | ReduceOp.RedOpType
 else:  # torch may have been built without torch.distributed
     Operator = Any
 
 
-def name_of(op: Operator) -> str:
+def name_of(op: Operator) -> arguments.Operator:
     """Returns `op` unchanged; the functions of `herring` take members of ReduceOp, too."""
-    return cast("str", op)
+    return cast("arguments.Operator", op)

@@ -10,6 +10,7 @@ import numpy as np
 
 from herring import _core
 from herring.arrays.arguments import (
+    Operator,
     Timeout,
     boolean_of,
     count_of,
@@ -57,7 +58,7 @@ class PartialReduction:
         dtype: str,
         *,
         sync: str | Quorum | Replay,
-        op: str = "average",
+        op: Operator = "average",
         name: str | None = None,
         statistics: RoundStatistics | None = None,
         group: Group | None = None,
@@ -342,7 +343,7 @@ def _series_of(
 
 def allreduce_in_rounds(
     array: Any,
-    op: str,
+    op: Operator,
     sync: str | Quorum | Replay,
     name: str | None,
     timeout: Timeout,
