@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
 import os
 import secrets
 import socket
 from collections.abc import Iterator
 
+import digits_task
 from distributed import Client, LocalCluster, Worker
 
 
@@ -57,42 +57,10 @@ def serve(job: dict[str, str]) -> None:
         run_server()
 
 
-def train(job: dict[str, str], epochs: int) -> dict[str, object]:
-    """Runs one worker; returns the accuracy on the test set and a hash of the parameters."""
-    import torch
-    from sklearn.datasets import load_digits
-
-    import herring.torch as herring
-
+def work(job: dict[str, str], epochs: int) -> dict[str, object]:
+    """Runs one worker of the training."""
     with variables(job):
-        herring.init()
-    try:
-        rank, size = herring.rank(), herring.size()
-        torch.set_num_threads(1)
-        digits = load_digits()
-        images = torch.from_numpy(digits.images).float().flatten(1) / 16
-        labels = torch.from_numpy(digits.target)
-        shuffle = torch.Generator().manual_seed(0)  # The same on all ranks.
-        order = torch.randperm(len(labels), generator=shuffle)
-        test, rest = order[:600], order[600:]
-        layers = torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
-        model = herring.DistributedDataParallel(torch.nn.Sequential(*layers))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-        for _ in range(epochs):
-            order = rest[torch.randperm(len(rest), generator=shuffle)]
-            for first in range(0, len(rest) - 32 * size + 1, 32 * size):
-                mine = order[first : first + 32 * size][rank::size]
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(images[mine]), labels[mine]).backward()
-                optimizer.step()
-        right = (model(images[test]).argmax(1) == labels[test]).float().mean().item()
-        digest = hashlib.sha256()
-        for parameter in model.parameters():
-            digest.update(parameter.detach().numpy().tobytes())
-        servers = sum(server["dedicated"] for server in herring.stats()["servers"])
-        return {"accuracy": right, "parameters": digest.hexdigest(), "servers": servers}
-    finally:
-        herring.shutdown()
+        return digits_task.train(epochs)
 
 
 def run(client: Client, workers: int, servers: int, epochs: int) -> list[dict[str, object]]:
@@ -112,7 +80,7 @@ def run(client: Client, workers: int, servers: int, epochs: int) -> list[dict[st
     for index, place in enumerate(places[: workers + servers]):
         if index < workers:
             mine = {**job, "HERRING_RANK": str(index), "HERRING_SIZE": str(workers)}
-            task = client.submit(train, mine, epochs, workers=[place], pure=False, retries=0)
+            task = client.submit(work, mine, epochs, workers=[place], pure=False, retries=0)
         else:
             task = client.submit(serve, job, workers=[place], pure=False, retries=0)
         tasks.append(task)
@@ -135,6 +103,7 @@ def main() -> None:
             )
         client = stack.enter_context(Client(cluster))
         client.wait_for_workers(options.workers + options.servers, timeout=60)
+        client.upload_file(digits_task.__file__)
         results = run(client, options.workers, options.servers, options.epochs)
     same = len({result["parameters"] for result in results}) == 1
     print(json.dumps({"workers": len(results), "identical": same, **results[0]}))

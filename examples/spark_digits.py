@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
 import os
 import secrets
@@ -21,6 +20,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import digits_task
 from pyspark import BarrierTaskContext, SparkConf
 from pyspark.sql import SparkSession
 
@@ -60,43 +60,6 @@ def job(workers: int, servers: int) -> Iterator[int]:
                 os.environ.pop(name, None)
 
 
-def train(epochs: int) -> dict[str, object]:
-    """Runs one worker; returns the accuracy on the test set and a hash of the parameters."""
-    import torch
-    from sklearn.datasets import load_digits
-
-    import herring.torch as herring
-
-    herring.init()
-    try:
-        rank, size = herring.rank(), herring.size()
-        torch.set_num_threads(1)
-        digits = load_digits()
-        images = torch.from_numpy(digits.images).float().flatten(1) / 16
-        labels = torch.from_numpy(digits.target)
-        shuffle = torch.Generator().manual_seed(0)  # The same on all ranks.
-        order = torch.randperm(len(labels), generator=shuffle)
-        test, rest = order[:600], order[600:]
-        layers = torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
-        model = herring.DistributedDataParallel(torch.nn.Sequential(*layers))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-        for _ in range(epochs):
-            order = rest[torch.randperm(len(rest), generator=shuffle)]
-            for first in range(0, len(rest) - 32 * size + 1, 32 * size):
-                mine = order[first : first + 32 * size][rank::size]
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(images[mine]), labels[mine]).backward()
-                optimizer.step()
-        right = (model(images[test]).argmax(1) == labels[test]).float().mean().item()
-        digest = hashlib.sha256()
-        for parameter in model.parameters():
-            digest.update(parameter.detach().numpy().tobytes())
-        servers = sum(server["dedicated"] for server in herring.stats()["servers"])
-        return {"accuracy": right, "parameters": digest.hexdigest(), "servers": servers}
-    finally:
-        herring.shutdown()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Trains a small network in Spark tasks.")
     parser.add_argument("--workers", type=int, default=2, help="number of workers that train")
@@ -108,7 +71,7 @@ def main() -> None:
     def task(_: Iterable[Any]) -> Iterator[dict[str, object]]:
         with job(workers, servers) as number:
             if number < workers:
-                yield train(epochs)
+                yield digits_task.train(epochs)
                 return
             from herring.launch.server import run_server
 
@@ -119,6 +82,7 @@ def main() -> None:
     if not SparkConf().contains("spark.master"):  # spark-submit sets this.
         builder = builder.master(f"local[{workers + servers}]")
     session = builder.getOrCreate()
+    session.sparkContext.addPyFile(digits_task.__file__)
     try:
         stage = session.sparkContext.parallelize(range(workers + servers), workers + servers)
         results = stage.barrier().mapPartitions(task).collect()
