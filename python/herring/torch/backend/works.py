@@ -131,6 +131,33 @@ class _Work(dist.Work):
         if self._owner.aborted:
             raise HerringError(self._owner.aborted)
 
+    def _wait(self, limit: float) -> None:
+        """Waits until the work is finished, or for `limit` seconds; 0 means its own deadline.
+
+        Raises:
+          TimeoutError: The time has passed; operations go on.
+        """
+        raise NotImplementedError
+
+    @outside_graphs
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Waits until the outputs are ready; other threads can run and Ctrl-C works meanwhile.
+
+        Args:
+          timeout: How long to wait at most; None or zero means until the operations' own deadlines.
+
+        Returns:
+          True.
+
+        Raises:
+          TimeoutError: The work was not complete in time; its operations go on.
+          HerringError: The work failed; the outputs are undefined.
+        """
+        self._wait(0.0 if timeout is None else timeout.total_seconds())
+        if self._error is not None:
+            raise type(self._error)(*self._error.args)
+        return True
+
     def _poll(self) -> None:
         """Finishes the work if this is possible without waiting."""
 
@@ -212,32 +239,15 @@ class OperationWork(_Work):
         if follow and then is not None:
             self._follow()
 
-    @outside_graphs
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Waits until the outputs are ready; other threads can run and Ctrl-C works meanwhile.
-
-        Args:
-          timeout: How long to wait at most; None or zero means until the operation's own deadline.
-
-        Returns:
-          True.
-
-        Raises:
-          TimeoutError: The work was not complete in time; the operation goes on.
-          HerringError: The operation failed; the outputs are undefined.
-        """
-        limit = 0.0 if timeout is None else timeout.total_seconds()
+    def _wait(self, limit: float) -> None:
         deadline = time.monotonic() + limit if limit > 0 else None
         while not self._finished:
             operations = self._operations
             for operation in operations:
                 self._wait_for(operation, operations, deadline)
             self._advance(operations)
-        if self._error is not None:
-            raise type(self._error)(*self._error.args)
-        if self._returned is not None:
+        if self._error is None and self._returned is not None:
             self._returned.wait()
-        return True
 
     def _wait_for(
         self, operation: _core.Operation, together: Operations, deadline: float | None
@@ -370,29 +380,12 @@ class LocalWork(_Work):
         self._complete.set()
         return promise
 
-    @outside_graphs
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Waits until another call completes the work.
-
-        Args:
-          timeout: How long to wait at most; None or zero means until the group's time-out.
-
-        Returns:
-          True.
-
-        Raises:
-          TimeoutError: No call completed the work in time.
-          HerringError: The work failed; the outputs are undefined.
-        """
-        limit = 0.0 if timeout is None else timeout.total_seconds()
+    def _wait(self, limit: float) -> None:
         deadline = time.monotonic() + (limit if limit > 0 else self._limit)
         while not self._complete.wait(min(_SLICE, max(deadline - time.monotonic(), 0.0))):
             self._require_not_aborted()
             if time.monotonic() >= deadline:
                 raise TimeoutError("this message from a rank to itself has no counterpart")
-        if self._error is not None:
-            raise type(self._error)(*self._error.args)
-        return True
 
     def _source_rank(self) -> int:
         self.wait()
@@ -406,21 +399,7 @@ class JoinedWork(_Work):
         super().__init__(owner, [])
         self._works = list(works)
 
-    @outside_graphs
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Waits for all works; raises the first error when all are complete.
-
-        Args:
-          timeout: How long to wait at most; None or zero means until the operations' own deadlines.
-
-        Returns:
-          True.
-
-        Raises:
-          TimeoutError: A work was not complete in time; its operation goes on.
-          HerringError: An operation failed; its outputs are undefined.
-        """
-        limit = 0.0 if timeout is None else timeout.total_seconds()
+    def _wait(self, limit: float) -> None:
         deadline = time.monotonic() + limit
         failure = None
         for work in self._works:
@@ -430,8 +409,7 @@ class JoinedWork(_Work):
             except Exception as error:
                 failure = failure or error
         if failure is not None:
-            raise failure
-        return True
+            raise failure  # the first one, when all works are complete
 
     @outside_graphs
     def is_completed(self) -> bool:
