@@ -74,18 +74,8 @@ def allreduce(
         if allreduce_in_rounds(array, op, sync, name, timeout, group):
             note_write(array)
             return array
-    operation = submit(
-        "allreduce",
-        array,
-        name,
-        timeout,
-        group,
-        op=op,
-        prescale=prescale,
-        postscale=postscale,
-        algorithm=algorithm,
-    )
-    return Handle(operation, array).wait()
+    scales = {"prescale": prescale, "postscale": postscale}
+    return _start(array, op, name, timeout, group, algorithm=algorithm, **scales).wait()
 
 
 def allreduce_async(
@@ -119,16 +109,16 @@ def allreduce_async(
     Raises:
       InvalidArgumentError: An argument cannot be used; the other ranks are told.
     """
-    operation = submit(
-        "allreduce",
-        array,
-        name,
-        timeout,
-        group,
-        waits=False,
-        op=op,
-        prescale=prescale,
-        postscale=postscale,
-        algorithm=algorithm,
-    )
-    return Handle(operation, array)
+    scales = {"prescale": prescale, "postscale": postscale}
+    return _start(array, op, name, timeout, group, waits=False, algorithm=algorithm, **scales)
+
+
+def _start(
+    array: Any,
+    op: Operator,
+    name: str | None,
+    timeout: Timeout,
+    group: Group | None,
+    **options: Any,
+) -> Handle:
+    return Handle(submit("allreduce", array, name, timeout, group, op=op, **options), array)

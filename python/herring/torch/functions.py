@@ -98,16 +98,8 @@ def allreduce(
       PeerLostError: A worker or a server died or left.
       TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
-    return allreduce_async(
-        tensor,
-        name_of(op),
-        name=name,
-        prescale=prescale,
-        postscale=postscale,
-        timeout=timeout,
-        algorithm=algorithm,
-        group=group,
-    ).wait()
+    scales = {"prescale": prescale, "postscale": postscale}
+    return _start(tensor, op, name, group, timeout=timeout, algorithm=algorithm, **scales).wait()
 
 
 def allreduce_async(
@@ -144,19 +136,17 @@ def allreduce_async(
       InvalidArgumentError: The tensor is not contiguous or is sparse, the dtype or `op` is not
         supported, or this rank is not in the group.
     """
+    scales = {"prescale": prescale, "postscale": postscale}
+    return _start(tensor, op, name, group, timeout=timeout, algorithm=algorithm, **scales)
+
+
+def _start(
+    tensor: torch.Tensor, op: Operator, name: str | None, group: Group | None, **options: Any
+) -> Handle:
     with called("allreduce", name, group) as name:
         dense = _target(tensor, "allreduce")
         taken, host = devices.taken(dense, "allreduce")
-    inner = herring.allreduce_async(
-        taken,
-        name_of(op),
-        name=name,
-        prescale=prescale,
-        postscale=postscale,
-        timeout=timeout,
-        algorithm=algorithm,
-        group=group,
-    )
+    inner = herring.allreduce_async(taken, name_of(op), name=name, group=group, **options)
     return Handle(inner, tensor, host)
 
 

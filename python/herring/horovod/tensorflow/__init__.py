@@ -10,15 +10,8 @@ from herring.horovod.common.exceptions import HostsUpdatedInterrupt
 from herring.horovod.common.util import check_extension, gpu_available
 from herring.horovod.tensorflow import elastic
 from herring.horovod.tensorflow.compression import Compression
-from herring.horovod.tensorflow.functions import (
-    BroadcastGlobalVariablesHook,
-    allgather_object,
-    broadcast_,
-    broadcast_global_variables,
-    broadcast_object,
-    broadcast_object_fn,
-    broadcast_variables,
-)
+from herring.horovod.tensorflow.functions import *  # noqa: F403
+from herring.horovod.tensorflow.functions import __all__ as _of_functions
 from herring.horovod.tensorflow.mpi_ops import *  # noqa: F403
 from herring.horovod.tensorflow.mpi_ops import __all__ as __all__
 from herring.horovod.tensorflow.tape import (
@@ -36,17 +29,11 @@ _OF_KERAS = {
 __all__ = [
     *__all__,
     *_OF_KERAS,
-    "BroadcastGlobalVariablesHook",
+    *_of_functions,
     "Compression",
     "DistributedGradientTape",
     "HostsUpdatedInterrupt",
     "PartialDistributedGradientTape",
-    "allgather_object",
-    "broadcast_",
-    "broadcast_global_variables",
-    "broadcast_object",
-    "broadcast_object_fn",
-    "broadcast_variables",
     "check_extension",
     "elastic",
     "gpu_available",

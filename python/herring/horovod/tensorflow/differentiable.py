@@ -21,17 +21,6 @@ from herring.horovod.common.starter import Reduction
 from herring.horovod.tensorflow.graph import dense, run
 from herring.split import even_parts
 
-__all__ = [
-    "allgather",
-    "allreduce",
-    "alltoall",
-    "broadcast",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_reducescatter",
-    "reducescatter",
-]
-
 _ADVICE = "tf.stop_gradient()"
 
 

@@ -18,17 +18,6 @@ from herring.horovod.common.process_sets import ProcessSet
 from herring.horovod.common.starter import Reduction
 from herring.horovod.torch.starts import Starter
 
-__all__ = [
-    "allgather",
-    "allreduce",
-    "alltoall",
-    "broadcast",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_reducescatter",
-    "reducescatter",
-]
-
 
 def _backward_name(call: Call) -> str:
     return f"{call.name.removeprefix('horovod.')}.gradient"
