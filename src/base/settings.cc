@@ -392,9 +392,8 @@ Result<Settings> Settings::load(const std::map<std::string, std::string>& overri
     } else {
       continue;
     }
-    auto value = parse_setting(spec, read.value.text, settings.assignment(i));
-    if (!value.ok()) return value.status();
-    read.value = std::move(*value);
+    HERRING_RETURN_IF_ERROR(
+        parse_setting(spec, read.value.text, settings.assignment(i)).move_to(read.value));
   }
   HERRING_RETURN_IF_ERROR(settings.check_together());
 

@@ -66,6 +66,12 @@ class [[nodiscard]] Result {
   T* operator->() { return &*value_; }
   const T* operator->() const { return &*value_; }
 
+  // Moves the value to `place`, or returns the error.
+  Status move_to(T& place) && {
+    if (ok()) place = std::move(*value_);
+    return std::move(status_);
+  }
+
  private:
   Status status_;
   std::optional<T> value_;

@@ -221,10 +221,8 @@ class Member::Impl final : public Channel::Owner {
     greeted_ = true;
     switch (type) {
       case FrameType::kHeartbeat: {
-        auto rhythm = decode_rhythm(payload);
-        if (!rhythm.ok()) return rhythm.status();
-        rhythm_ = *rhythm;
-        clock_.exchanged(rhythm->echo, rhythm->received, rhythm->sent, loop_.now());
+        HERRING_RETURN_IF_ERROR(decode_rhythm(payload).move_to(rhythm_));
+        clock_.exchanged(rhythm_.echo, rhythm_.received, rhythm_.sent, loop_.now());
         return {};
       }
       case FrameType::kCluster:

@@ -39,21 +39,13 @@ Result<std::shared_ptr<Copier>> Copier::create(Flags& flags, Watcher& watcher) {
 }
 
 Status Copier::open() {
-  for (Stream* stream : {&out_, &back_}) {
-    auto made = device_.make_stream();
-    if (!made.ok()) return made.status();
-    *stream = *made;
-  }
+  HERRING_RETURN_IF_ERROR(device_.make_stream().move_to(out_));
+  HERRING_RETURN_IF_ERROR(device_.make_stream().move_to(back_));
   for (Event* event : {&produced_, &consumed_, &returned_}) {
-    auto made = device_.make_event();
-    if (!made.ok()) return made.status();
-    *event = *made;
+    HERRING_RETURN_IF_ERROR(device_.make_event().move_to(*event));
   }
-  for (Flag* flag : {&is_out_, &is_back_}) {
-    auto taken = flags_.take();
-    if (!taken.ok()) return taken.status();
-    *flag = *taken;
-  }
+  HERRING_RETURN_IF_ERROR(flags_.take().move_to(is_out_));
+  HERRING_RETURN_IF_ERROR(flags_.take().move_to(is_back_));
   outs_ = is_out_.word->load();  // flags keep the value of their previous user
   backs_ = is_back_.word->load();
   return {};
@@ -82,20 +74,11 @@ Copier::~Copier() {
 Status Copier::open_sums() {
   if (is_combined_.word != nullptr) return {};
   for (Stream* stream : {&sums_stream_, &results_}) {
-    if (*stream != 0) continue;
-    auto made = device_.make_stream();
-    if (!made.ok()) return made.status();
-    *stream = *made;
+    if (*stream == 0) HERRING_RETURN_IF_ERROR(device_.make_stream().move_to(*stream));
   }
-  if (combined_ == 0) {
-    auto made = device_.make_event();
-    if (!made.ok()) return made.status();
-    combined_ = *made;
-  }
-  auto flag = flags_.take();
-  if (!flag.ok()) return flag.status();
-  is_combined_ = *flag;
-  sums_ = flag->word->load();
+  if (combined_ == 0) HERRING_RETURN_IF_ERROR(device_.make_event().move_to(combined_));
+  HERRING_RETURN_IF_ERROR(flags_.take().move_to(is_combined_));
+  sums_ = is_combined_.word->load();
   return {};
 }
 

@@ -45,9 +45,8 @@ class Copiers {
     if (!device.ok()) return device.status();
     unmap();
     if ((*device)->shared == nullptr) {
-      auto made = Copier::create((*device)->flags, Watcher::shared());
-      if (!made.ok()) return made.status();
-      (*device)->shared = *made;
+      HERRING_RETURN_IF_ERROR(
+          Copier::create((*device)->flags, Watcher::shared()).move_to((*device)->shared));
     }
     return (*device)->shared;
   }

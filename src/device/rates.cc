@@ -29,12 +29,8 @@ class Way {
   Way& operator=(const Way&) = delete;
 
   Status open() {
-    auto stream = device_.make_stream();
-    if (!stream.ok()) return stream.status();
-    stream_ = *stream;
-    auto there = device_.allocate(bytes_);
-    if (!there.ok()) return there.status();
-    there_ = *there;
+    HERRING_RETURN_IF_ERROR(device_.make_stream().move_to(stream_));
+    HERRING_RETURN_IF_ERROR(device_.allocate(bytes_).move_to(there_));
     void* const host = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (host == MAP_FAILED) {

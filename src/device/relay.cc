@@ -28,21 +28,12 @@ Result<std::shared_ptr<Relay>> Relay::create(Flags& flags, Watcher& watcher) {
 }
 
 Status Relay::open() {
-  for (Stream* stream : {&outs_stream_, &ins_stream_}) {
-    auto made = device_.make_stream();
-    if (!made.ok()) return made.status();
-    *stream = *made;
-  }
-  auto event = device_.make_event();
-  if (!event.ok()) return event.status();
-  event_ = *event;
-  auto command = device_.allocate(sizeof(Command));
-  if (!command.ok()) return command.status();
-  command_ = *command;
+  HERRING_RETURN_IF_ERROR(device_.make_stream().move_to(outs_stream_));
+  HERRING_RETURN_IF_ERROR(device_.make_stream().move_to(ins_stream_));
+  HERRING_RETURN_IF_ERROR(device_.make_event().move_to(event_));
+  HERRING_RETURN_IF_ERROR(device_.allocate(sizeof(Command)).move_to(command_));
   for (Flag* flag : {&outs_, &ins_, &arrived_, &commands_[0], &commands_[1]}) {
-    auto taken = flags_.take();
-    if (!taken.ok()) return taken.status();
-    *flag = *taken;
+    HERRING_RETURN_IF_ERROR(flags_.take().move_to(*flag));
   }
   first_out_ = outs_.word->load();  // flags keep the value of their previous user
   first_in_ = ins_.word->load();

@@ -65,9 +65,7 @@ Status serve(const std::string& rendezvous, const std::string& secret, const Set
   const Nanos deadline = monotonic_now() + options->connect_timeout;
   options->waits_since = waits_since == 0 ? monotonic_now() : waits_since;
   log(LogLevel::kInfo, "waits for its job at ", rendezvous);
-  auto started = Serving::start(*options);
-  if (!started.ok()) return started.status();
-  serving = std::move(*started);
+  HERRING_RETURN_IF_ERROR(Serving::start(*options).move_to(serving));
   options->connect_timeout = std::max(deadline - monotonic_now(), kMillisecond);
   HERRING_RETURN_IF_ERROR(serving->join(*options, Serving::kNoNode));
   control::Member& member = *serving->member();

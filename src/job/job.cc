@@ -94,9 +94,8 @@ Status Job::host_rendezvous() {
   hosting.observe = settings.get_bool("observe");
   hosting.report_every = from_seconds(settings.get_seconds("report_every"));
   hosting.status = settings.get_string("status");
-  auto started = control::Rendezvous::start(std::move(*listener), hosting);
-  if (!started.ok()) return started.status();
-  rendezvous_ = std::move(*started);
+  HERRING_RETURN_IF_ERROR(
+      control::Rendezvous::start(std::move(*listener), hosting).move_to(rendezvous_));
   if (rendezvous.empty()) rendezvous = rendezvous_->address().to_string();
   return {};
 }
@@ -125,9 +124,7 @@ Status Job::join() {
   registration.settings = shared_settings(settings);
   asked_ = true;
   const auto start_server = [&](const control::Cluster&, uint32_t node) -> Status {
-    auto started = Colocated::start(*member, node);
-    if (!started.ok()) return started.status();
-    colocated_ = std::move(*started);
+    HERRING_RETURN_IF_ERROR(Colocated::start(*member, node).move_to(colocated_));
     return {};
   };
   auto joined = control::Member::join(*member, registration, start_server);

@@ -21,9 +21,7 @@ Result<control::Member::Options> member_options(const std::string& rendezvous,
   if (!address.ok()) return address.status();
   control::Member::Options options(settings);
   if (const std::string& name = settings.get_string("interface"); !name.empty()) {
-    auto source = transport::tcp::interface_address(name);
-    if (!source.ok()) return source.status();
-    options.source = *source;
+    HERRING_RETURN_IF_ERROR(transport::tcp::interface_address(name).move_to(options.source));
   }
   options.rendezvous = *address;
   options.credentials = {secret, wire::job_id(settings.get_string("job"))};

@@ -11,9 +11,7 @@ namespace herring::job {
 Result<std::unique_ptr<Serving>> Serving::start(const control::Member::Options& member) {
   std::string host = member.source;
   if (host.empty()) {
-    auto found = control::Member::find_own_address(member);
-    if (!found.ok()) return found.status();
-    host = *found;
+    HERRING_RETURN_IF_ERROR(control::Member::find_own_address(member).move_to(host));
   }
   auto started = server::Server::start({host, 0, member.credentials}, transport::tcp::transport());
   if (!started.ok()) return started.status();
@@ -26,9 +24,7 @@ Status Serving::join(const control::Member::Options& member, uint32_t node) {
   registration.node = node;
   registration.host = server_->address().host;
   registration.port = server_->address().port;
-  auto joined = control::Member::join(member, registration);
-  if (!joined.ok()) return joined.status();
-  member_ = std::move(*joined);
+  HERRING_RETURN_IF_ERROR(control::Member::join(member, registration).move_to(member_));
   return {};
 }
 

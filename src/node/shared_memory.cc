@@ -168,9 +168,7 @@ Result<void*> SharedHeap::allocate_large(size_t bytes, Use use, Regions& evicted
   }
   if (best == entries_.end()) {
     if (use.by_devices) replace(bytes, use, evicted);
-    auto added = add_region(bytes, use);
-    if (!added.ok()) return added.status();
-    best = *added;
+    HERRING_RETURN_IF_ERROR(add_region(bytes, use).move_to(best));
   } else {
     best->second.cached = false;
     cached_ -= best->second.region->bytes();

@@ -34,6 +34,10 @@ Status Peer::on_header(transport::Flow&, const wire::FrameHeader& header,
     expel(status);
   }
   out.count = 0;
+  return take_payload(header, out);
+}
+
+Status Peer::take_payload(const wire::FrameHeader& header, transport::Destinations& out) {
   control_.resize(header.payload);
   out.add(control_.data(), control_.size());
   return {};
@@ -44,9 +48,7 @@ Status Peer::begin_frame(const wire::FrameHeader& header, transport::Destination
     case wire::FrameType::kData: return begin_data(header, out);
     case wire::FrameType::kOpen:
       if (header.payload > kMaxOpenPayload || opened_) break;
-      control_.resize(header.payload);
-      out.add(control_.data(), control_.size());
-      return {};
+      return take_payload(header, out);
     case wire::FrameType::kAnnounce:
     case wire::FrameType::kEnlist:
     case wire::FrameType::kJoin:
@@ -54,14 +56,10 @@ Status Peer::begin_frame(const wire::FrameHeader& header, transport::Destination
     case wire::FrameType::kGroup:
     case wire::FrameType::kLeaveGroup:
       if (header.payload > server_.max_announce_payload()) break;
-      control_.resize(header.payload);
-      out.add(control_.data(), control_.size());
-      return {};
+      return take_payload(header, out);
     case wire::FrameType::kWhereabouts:
       if (header.payload > wire::kMaxWhereabouts) break;
-      control_.resize(header.payload);
-      out.add(control_.data(), control_.size());
-      return {};
+      return take_payload(header, out);
     case wire::FrameType::kTaken:
       if (header.payload > 0) break;
       return taken(header.taken);
@@ -93,9 +91,7 @@ Status Peer::begin_data(const wire::FrameHeader& header, transport::Destinations
   opened_.reset();
   called_off_ = !*begun;
   if (called_off_) {
-    control_.resize(header.payload);
-    out.add(control_.data(), control_.size());
-    return {};
+    return take_payload(header, out);
   }
   segments_complete_ = 0;
   segments_total_ = header.segments;

@@ -64,6 +64,8 @@ class Peer : public transport::FlowHandler {
 
   static uint32_t workers_in(const Slot& slot);
   Status begin_frame(const wire::FrameHeader& header, transport::Destinations& out);
+  // Receives the payload of a frame that is not data, or of one that is dropped.
+  Status take_payload(const wire::FrameHeader& header, transport::Destinations& out);
   Status begin_data(const wire::FrameHeader& header, transport::Destinations& out);
   void complete_segments(size_t up_to);
   void answer_called_off(const wire::FrameHeader& data);

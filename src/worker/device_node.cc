@@ -240,9 +240,8 @@ Status DeviceNode::reach_devices(const std::vector<char>& cards) {
       if ((card.exported >> i & 1u) == 0) {
         return {Code::kConfiguration, concat("local rank ", place, " cannot export its memory")};
       }
-      auto address = device_.import_memory(card.memory[i]);
-      if (!address.ok()) return address.status();
-      parts_[place][i].address = *address;
+      HERRING_RETURN_IF_ERROR(
+          device_.import_memory(card.memory[i]).move_to(parts_[place][i].address));
       parts_[place][i].from = std::make_unique<device::Exported>(card.memory[i]);
     }
   }
@@ -261,9 +260,8 @@ size_t DeviceNode::largest_slice() const {
 Status DeviceNode::take_scratch() {
   parts_scratch_ = plan().buffers.size() * kCommandBytes;
   parts_scratch_ += kScratchAlignment - parts_scratch_ % kScratchAlignment;
-  auto scratch = device_.allocate(parts_scratch_ + (places() - 1) * largest_slice());
-  if (!scratch.ok()) return scratch.status();
-  scratch_ = *scratch;
+  HERRING_RETURN_IF_ERROR(
+      device_.allocate(parts_scratch_ + (places() - 1) * largest_slice()).move_to(scratch_));
   return {};
 }
 

@@ -23,9 +23,8 @@ Result<std::unique_ptr<DeviceRounds>> DeviceRounds::create(
   options.devices = node;
   std::unique_ptr<DeviceRounds> rounds(
       new DeviceRounds(std::move(copier), flags, std::move(node)));
-  auto planned = Planned::create(engine, gradients, std::move(options));
-  if (!planned.ok()) return planned.status();
-  rounds->planned_ = std::move(*planned);
+  HERRING_RETURN_IF_ERROR(
+      Planned::create(engine, gradients, std::move(options)).move_to(rounds->planned_));
   rounds->node_->attach(*rounds->planned_, {});
   HERRING_RETURN_IF_ERROR(rounds->take_flags());
   return rounds;

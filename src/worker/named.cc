@@ -185,9 +185,7 @@ Status NamedOperations::announce(const Operation& operation, uint32_t server) {
       (!wire::is<wire::AllGather>(call.what) ||
        bytes * group.size() <= wire::kMaxControlPayload / 2);
   if (wire::is_message(call.what) && !announce.inline_payload) {
-    auto own = meeting_.own_address();
-    if (!own.ok()) return own.status();
-    announce.address = *own;
+    HERRING_RETURN_IF_ERROR(meeting_.own_address().move_to(announce.address));
   }
   std::string payload = encode(announce);
   if (announce.inline_payload && wire::gives_data(call.what, group.index())) {

@@ -69,9 +69,7 @@ Status Operation::prepare() {
     return {};
   }
   if (call_.device_sums) {
-    auto sums = DeviceSums::create(call_, heap_, loop_of());
-    if (!sums.ok()) return sums.status();
-    sums_ = *sums;
+    HERRING_RETURN_IF_ERROR(DeviceSums::create(call_, heap_, loop_of()).move_to(sums_));
   }
   if (sums_ != nullptr) {
     bundles_.push_back({one.array, sums_->image(), sums_->image()});

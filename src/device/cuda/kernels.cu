@@ -53,21 +53,16 @@ HERRING_INLINE double canonical(double v) {
 }
 
 // Element types. Memory holds Bits; sums are computed in Accumulator.
-struct Float32 {
-  typedef U32 Bits;
-  typedef float Accumulator;
+template <typename Word, typename Value>
+struct Float {
+  typedef Word Bits;
+  typedef Value Accumulator;
   static constexpr bool kFloat = true;
-  static HERRING_INLINE float load(Bits b) { return bits_of<float>(b); }
-  static HERRING_INLINE Bits store(float v) { return bits_of<U32>(v); }
+  static HERRING_INLINE Value load(Bits b) { return bits_of<Value>(b); }
+  static HERRING_INLINE Bits store(Value v) { return bits_of<Word>(v); }
 };
-
-struct Float64 {
-  typedef U64 Bits;
-  typedef double Accumulator;
-  static constexpr bool kFloat = true;
-  static HERRING_INLINE double load(Bits b) { return bits_of<double>(b); }
-  static HERRING_INLINE Bits store(double v) { return bits_of<U64>(v); }
-};
+typedef Float<U32, float> Float32;
+typedef Float<U64, double> Float64;
 
 struct Float16 {
   typedef U16 Bits;

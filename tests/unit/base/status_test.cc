@@ -5,9 +5,11 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace herring {
 namespace {
@@ -46,6 +48,15 @@ TEST(Concat, FloatingPointAsAStreamPrintsIt) {
 TEST(Status, TellsItsCode) {
   EXPECT_EQ(Status(Code::kTimeout, "late").to_string(), streamed("timeout: ", "late"));
   EXPECT_EQ(Status().to_string(), "ok");
+}
+
+TEST(Result, MovesItsValueOrReturnsItsError) {
+  std::unique_ptr<int> place = std::make_unique<int>(3);
+  Result<std::unique_ptr<int>> late = Status(Code::kTimeout, "late");
+  EXPECT_EQ(std::move(late).move_to(place).code(), Code::kTimeout);
+  EXPECT_EQ(*place, 3);
+  EXPECT_TRUE(Result(std::make_unique<int>(4)).move_to(place).ok());
+  EXPECT_EQ(*place, 4);
 }
 
 TEST(Faults, SayWhoseTheyAreAndWhatToDo) {
