@@ -62,9 +62,10 @@ how it ends:
 def add_options(command: argparse.ArgumentParser) -> None:
     """Adds the options of `herring run`."""
     command.usage = "herring run [-n N] [-H HOSTS] [--servers S] [options] -- COMMAND [ARG ...]"
+    add = command.add_argument
     add_settings(command, "size")
     command.set_defaults(size=None)  # with -H: all slots
-    command.add_argument(
+    add(
         "--nodes",
         type=integer,
         default=RunOptions.nodes,
@@ -72,32 +73,26 @@ def add_options(command: argparse.ArgumentParser) -> None:
         help="treat the workers of this machine as K nodes (default 1) of consecutive ranks",
     )
     add_settings(command, "servers")
-    command.add_argument(
-        "--timeout", type=_time, metavar="TIME", help="end the job after this time: 90, 30m, 2h"
-    )
-    command.add_argument(
+    add("--timeout", type=_time, metavar="TIME", help="end the job after this time: 90, 30m, 2h")
+    add(
         "--grace",
         type=_time,
         default=RunOptions.grace,
         metavar="TIME",
         help="time between SIGTERM and SIGKILL when the job is stopped (default 10s)",
     )
-    command.add_argument(
-        "--no-prefix", action="store_true", help="do not prefix output lines with the rank"
-    )
-    command.add_argument(
+    add("--no-prefix", action="store_true", help="do not prefix output lines with the rank")
+    add(
         "--keep-going", action="store_true", help="let the other workers go on after one has failed"
     )
-    command.add_argument(
+    add(
         "--require-init",
         action="store_true",
         help="fail with status 3 if a worker ends without having called herring.init()",
     )
     hosts.add_options(command)
     horovodrun.add_options(command)
-    command.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what each worker runs"
-    )
+    add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what each worker runs")
 
 
 def handle(options: argparse.Namespace) -> int:

@@ -120,20 +120,21 @@ struct Bool : Integer<U8, U8> {
   static HERRING_INLINE Bits load(Bits b) { return b != 0; }
 };
 
+template <typename T>
+using Accumulator = typename T::Accumulator;
+
 struct Sum {
   template <typename T>
-  static HERRING_INLINE typename T::Accumulator apply(typename T::Accumulator a,
-                                                      typename T::Accumulator b) {
-    return static_cast<typename T::Accumulator>(a + b);
+  static HERRING_INLINE Accumulator<T> apply(Accumulator<T> a, Accumulator<T> b) {
+    return static_cast<Accumulator<T>>(a + b);
   }
 };
 
 struct Product {
   template <typename T>
-  static HERRING_INLINE typename T::Accumulator apply(typename T::Accumulator a,
-                                                      typename T::Accumulator b) {
+  static HERRING_INLINE Accumulator<T> apply(Accumulator<T> a, Accumulator<T> b) {
     // Computes in unsigned int at least: shorter types would be widened to int, which may overflow.
-    return static_cast<typename T::Accumulator>(1u * a * b);
+    return static_cast<Accumulator<T>>(1u * a * b);
   }
 };
 template <>
@@ -169,23 +170,20 @@ template <bool kLess>
 struct Extreme {
   template <typename T, bool kFloat = T::kFloat>
   struct Of {
-    static HERRING_INLINE typename T::Accumulator apply(typename T::Accumulator a,
-                                                        typename T::Accumulator b) {
+    static HERRING_INLINE Accumulator<T> apply(Accumulator<T> a, Accumulator<T> b) {
       return extreme<kLess>(a, b);
     }
   };
   template <typename T>
   struct Of<T, false> {
-    static HERRING_INLINE typename T::Accumulator apply(typename T::Accumulator a,
-                                                        typename T::Accumulator b) {
+    static HERRING_INLINE Accumulator<T> apply(Accumulator<T> a, Accumulator<T> b) {
       const typename T::Signed x = static_cast<typename T::Signed>(a),
                                y = static_cast<typename T::Signed>(b);
       return (kLess ? x < y : x > y) ? a : b;
     }
   };
   template <typename T>
-  static HERRING_INLINE typename T::Accumulator apply(typename T::Accumulator a,
-                                                      typename T::Accumulator b) {
+  static HERRING_INLINE Accumulator<T> apply(Accumulator<T> a, Accumulator<T> b) {
     return Of<T>::apply(a, b);
   }
 };
@@ -194,16 +192,14 @@ typedef Extreme<false> Max;
 
 struct Or {
   template <typename T>
-  static HERRING_INLINE typename T::Accumulator apply(typename T::Accumulator a,
-                                                      typename T::Accumulator b) {
+  static HERRING_INLINE Accumulator<T> apply(Accumulator<T> a, Accumulator<T> b) {
     return a | b;
   }
 };
 
 struct And {
   template <typename T>
-  static HERRING_INLINE typename T::Accumulator apply(typename T::Accumulator a,
-                                                      typename T::Accumulator b) {
+  static HERRING_INLINE Accumulator<T> apply(Accumulator<T> a, Accumulator<T> b) {
     return a & b;
   }
 };
@@ -212,7 +208,7 @@ struct And {
 // 1 changes no bit.
 template <typename T, bool kFloat = T::kFloat>
 struct Factors {
-  typedef typename T::Accumulator Value;
+  typedef Accumulator<T> Value;
   HERRING_INLINE Factors(const Combination& what, double divisor)
       : prescale(static_cast<Value>(what.prescale)),
         divisor(static_cast<Value>(divisor)),
@@ -223,7 +219,7 @@ struct Factors {
 };
 template <typename T>
 struct Factors<T, false> {
-  typedef typename T::Accumulator Value;
+  typedef Accumulator<T> Value;
   HERRING_INLINE Factors(const Combination&, double) {}
   HERRING_INLINE Value before(Value v) const { return v; }
   HERRING_INLINE Value after(Value v) const { return v; }
@@ -234,8 +230,8 @@ struct Factors<T, false> {
 template <typename T, typename Operator, int kFirst, int kCount>
 struct Tree {
   static constexpr int kLeft = kCount > 4 ? 4 : kCount > 2 ? 2 : 1;
-  static HERRING_INLINE typename T::Accumulator of(const typename T::Bits* elements,
-                                                   const Factors<T>& factors) {
+  static HERRING_INLINE Accumulator<T> of(const typename T::Bits* elements,
+                                          const Factors<T>& factors) {
     return Operator::template apply<T>(
         Tree<T, Operator, kFirst, kLeft>::of(elements, factors),
         Tree<T, Operator, kFirst + kLeft, kCount - kLeft>::of(elements, factors));
@@ -243,8 +239,8 @@ struct Tree {
 };
 template <typename T, typename Operator, int kFirst>
 struct Tree<T, Operator, kFirst, 1> {
-  static HERRING_INLINE typename T::Accumulator of(const typename T::Bits* elements,
-                                                   const Factors<T>& factors) {
+  static HERRING_INLINE Accumulator<T> of(const typename T::Bits* elements,
+                                          const Factors<T>& factors) {
     return factors.before(T::load(elements[kFirst]));
   }
 };
