@@ -1,4 +1,4 @@
-"""The training of one worker in examples/dask_digits.py and examples/spark_digits.py.
+"""What examples/dask_digits.py and examples/spark_digits.py share: the training, and the report.
 
 Both programs send this file to the processes of their cluster.
 """
@@ -6,6 +6,8 @@ Both programs send this file to the processes of their cluster.
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Sequence
 
 
 def train(epochs: int) -> dict[str, object]:
@@ -43,3 +45,11 @@ def train(epochs: int) -> dict[str, object]:
         return {"accuracy": right, "parameters": digest.hexdigest(), "servers": servers}
     finally:
         herring.shutdown()
+
+
+def report(results: Sequence[dict[str, object]]) -> None:
+    """Prints the result of rank 0, and whether all ranks have the same parameters."""
+    same = len({result["parameters"] for result in results}) == 1
+    print(json.dumps({"workers": len(results), "identical": same, **results[0]}))
+    if not same:
+        raise SystemExit("the ranks ended with different parameters")

@@ -93,9 +93,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--rate", metavar="RATE", help="rate of each link, each way (default 100gbit)"
     )
     links.add_argument(
-        "--server-rate",
-        metavar="RATE",
-        help="rate of the dedicated servers' links (default: --rate)",
+        "--server-rate", metavar="RATE", help="rate of dedicated servers' links (default: --rate)"
     )
     links.add_argument("--rtt", metavar="TIME", help="round trip without queueing (default 50us)")
     links.add_argument(
