@@ -184,15 +184,10 @@ Result<KeyedCall> call_of(const xla::CallFrame& frame) {
     return defect("attribute '", attributes.lacking(), "' of '", call.key,
                   "' is missing or has the wrong type");
   }
-  auto parsed_op = parse_reduce_op(op);
-  if (!parsed_op.ok()) return parsed_op.status();
-  reduction.op = *parsed_op;
-  auto parsed = parse_collective(kind, reduction, root);
-  if (!parsed.ok()) return parsed.status();
-  call.call.what = std::move(*parsed);
-  auto inputs = buffers_of(frame.arguments, 1, call.call.what);
-  if (!inputs.ok()) return inputs.status();
-  call.call.buffers = std::move(*inputs);
+  HERRING_RETURN_IF_ERROR(parse_reduce_op(op).move_to(reduction.op));
+  HERRING_RETURN_IF_ERROR(parse_collective(kind, reduction, root).move_to(call.call.what));
+  HERRING_RETURN_IF_ERROR(
+      buffers_of(frame.arguments, 1, call.call.what).move_to(call.call.buffers));
   auto places = buffers_of(frame.results, 1, call.call.what);
   if (!places.ok()) return places.status();
   for (worker::Buffer& one : *places) call.results.push_back(std::move(one.array));

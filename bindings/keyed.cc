@@ -177,9 +177,7 @@ Result<std::shared_ptr<device::Copier>> KeyedCalls::copier_of(int device) {
   std::lock_guard lock(copiers_mutex_);
   std::shared_ptr<device::Copier>& copier = copiers_[device];
   if (copier == nullptr) {
-    auto made = device::own_copier(device);
-    if (!made.ok()) return made.status();
-    copier = *made;
+    HERRING_RETURN_IF_ERROR(device::own_copier(device).move_to(copier));
   }
   return copier;
 }

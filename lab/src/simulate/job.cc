@@ -86,9 +86,7 @@ Status SimulatedJob::set_up() {
     registration.host_id = workers[rank].host = transports_[rank]->address();
     registration.settings = shared;
   }
-  auto assembled = control::assemble(workers);
-  if (!assembled.ok()) return assembled.status();
-  cluster_ = std::move(*assembled);
+  HERRING_RETURN_IF_ERROR(control::assemble(workers).move_to(cluster_));
   auto weights = control::choose_weights(shared, options_.nodes, options_.dedicated_servers);
   if (!weights.ok()) return weights.status();
 

@@ -231,9 +231,7 @@ class Switch {
     if (verb == "tap") {
       words >> a >> space;
       HERRING_RETURN_IF_ERROR(check(a < hosts && !taps_[a]));
-      auto tap = open_tap(space, "eth0", static_cast<uint16_t>(a));
-      if (!tap.ok()) return tap.status();
-      taps_[a] = std::move(*tap);
+      HERRING_RETURN_IF_ERROR(open_tap(space, "eth0", static_cast<uint16_t>(a)).move_to(taps_[a]));
       return watch(taps_[a].get(), static_cast<uint32_t>(a));
     }
     if (verb == "link") {
