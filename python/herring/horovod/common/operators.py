@@ -51,7 +51,7 @@ def scattering_operator(op: Any, kind: str) -> str:
     return operator_of(op, kind)
 
 
-def operator_or_average(op: Any, average: bool | None) -> Any:
+def operator_or_average(op: int | None, average: bool | None) -> int:
     """Returns the operator that `op`, or the older argument `average`, selects.
 
     Raises:

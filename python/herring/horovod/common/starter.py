@@ -40,7 +40,7 @@ class Reduction(NamedTuple):
       postscale: factor for the result.
     """
 
-    op: Any = Average
+    op: int = Average
     prescale: float = 1.0
     postscale: float = 1.0
 

@@ -113,7 +113,7 @@ class Starter(starter.Starter):
 
     tensors = _Tensors()
 
-    def sparse_allreduce(self, tensor: torch.Tensor, op: Any) -> Call:
+    def sparse_allreduce(self, tensor: torch.Tensor, op: int) -> Call:
         """Starts an all-reduce of a sparse COO tensor, which gathers the entries of all ranks.
 
         The result is a new coalesced tensor.
