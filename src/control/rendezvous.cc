@@ -192,8 +192,7 @@ class Rendezvous::Impl final : public Channel::Owner {
       }
       auto address = transport::parse_address(options_.status, "HERRING_STATUS");
       if (!address.ok()) return address.status();
-      return StatusService::listen_at(
-          loop_, *address, wire::status_token(options_.credentials.secret), answer);
+      return StatusService::listen_at(loop_, *address, options_.credentials.secret, answer);
     }();
     if (!service.ok()) {
       return log(LogLevel::kWarning, "herring status cannot ask this job, which goes on: ",

@@ -15,6 +15,7 @@
 
 #include "base/log.h"
 #include "transport/tcp/socket.h"
+#include "wire/hello.h"
 
 namespace herring::control {
 namespace {
@@ -147,7 +148,7 @@ class StatusService::Client : private transport::DescriptorHandler {
     timer_ = loop_.call_after(kPatience, [this] {
       service_.forget(fd_.get());
     });
-    if (!answered_ && request_.empty()) {
+    if (!answered_ && request_.empty() && question_.empty()) {
       answer("status\n");
       if (!write()) service_.forget(fd_.get());
     }
@@ -170,15 +171,31 @@ class StatusService::Client : private transport::DescriptorHandler {
   }
 
   void answer(const std::string& request) {
-    answered_ = true;
     const auto [word, rest] = two_words(request);
     const bool http = word == "GET" || word == "HEAD";
-    const std::string& what = http ? rest : word;
-    const std::string given = http ? bearer(request) : rest;
-    if (!service_.token_.empty() && !same(given, service_.token_)) {
-      return reply(http, "401 Unauthorized", "text/plain",
-                   "this address needs the job's token: herring status --token prints it\n");
+    std::string what = http ? rest : word;
+    if (!service_.secret_.empty()) {
+      if (http) {
+        if (!same(bearer(request), wire::status_token(service_.secret_))) {
+          answered_ = true;
+          return reply(true, "401 Unauthorized", "text/plain",
+                       "this address needs the job's token (docs/how-to/metrics.md)\n");
+        }
+      } else if (question_.empty()) {
+        question_ = what.empty() ? "status" : what;
+        nonce_ = wire::random_nonce();
+        request_.clear();
+        return reply(false, "", "",
+                     concat("prove ", wire::in_hexadecimal(nonce_.data(), nonce_.size()), "\n"));
+      } else if (word != "proof" ||
+                 !same(rest, wire::status_proof(service_.secret_, question_, nonce_))) {
+        answered_ = true;
+        return reply(false, "", "", "error: this address answers who knows the job's secret\n");
+      } else {
+        what = question_;
+      }
     }
+    answered_ = true;
     static const std::map<std::string, Question> kQuestions = {
         {"", Question::kText},         {"status", Question::kText}, {"/", Question::kText},
         {"/status", Question::kText},  {"all", Question::kAll},     {"/all", Question::kAll},
@@ -187,7 +204,8 @@ class StatusService::Client : private transport::DescriptorHandler {
     const auto found = kQuestions.find(what);
     if (found == kQuestions.end()) {
       return reply(http, "404 Not Found", "text/plain",
-                   "unknown question; ask status, all, json or metrics\n");
+                   concat(http ? "" : "error: ",
+                          "unknown question; ask status, all, json or metrics\n"));
     }
     const char* const type = found->second == Question::kJson ? "application/json"
                              : found->second == Question::kMetrics
@@ -216,6 +234,7 @@ class StatusService::Client : private transport::DescriptorHandler {
       }
       sent_ += static_cast<size_t>(sent);
     }
+    if (!answered_) return true;  // the client must still prove something
     // Closing now could drop what the client has not read yet.
     loop_.modify(fd_.get(), kForReading);
     shutdown(fd_.get(), SHUT_WR);
@@ -226,7 +245,8 @@ class StatusService::Client : private transport::DescriptorHandler {
   transport::DescriptorLoop& loop_;
   const GuardedFd fd_;
   transport::EventLoop::TimerId timer_ = 0;
-  std::string request_, out_;
+  std::string request_, question_, out_;
+  wire::Nonce nonce_{};
   size_t sent_ = 0;
   bool answered_ = false, ended_ = false;
 };
@@ -251,7 +271,7 @@ Result<std::unique_ptr<StatusService>> StatusService::listen_locally(
 }
 
 Result<std::unique_ptr<StatusService>> StatusService::listen_at(
-    transport::DescriptorLoop& loop, const transport::Address& address, std::string token,
+    transport::DescriptorLoop& loop, const transport::Address& address, std::string secret,
     Answer answer) {
   auto listener = transport::tcp::listen_on(address, 16);
   if (!listener.ok()) return listener.status();
@@ -260,13 +280,13 @@ Result<std::unique_ptr<StatusService>> StatusService::listen_at(
   const bool loopback = local->host.starts_with("127.") || local->host == "::1";
   return std::unique_ptr<StatusService>(
       new StatusService(loop, std::move(*listener), local->to_string(), "",
-                        loopback ? std::string() : std::move(token), std::move(answer)));
+                        loopback ? std::string() : std::move(secret), std::move(answer)));
 }
 
 StatusService::StatusService(transport::DescriptorLoop& loop, GuardedFd listener,
-                             std::string place, std::string path, std::string token, Answer answer)
+                             std::string place, std::string path, std::string secret, Answer answer)
     : loop_(loop), listener_(std::move(listener)), place_(std::move(place)),
-      path_(std::move(path)), token_(std::move(token)), answer_(std::move(answer)) {
+      path_(std::move(path)), secret_(std::move(secret)), answer_(std::move(answer)) {
   loop_.add(listener_.get(), kForReading, this);
 }
 

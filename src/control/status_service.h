@@ -5,8 +5,10 @@
 //   status, all, json, metrics                            the other questions
 //   GET /metrics HTTP/1.1                                 the same over HTTP: /, /all, /status.json
 //
-// On an address beyond the loopback interface, a question needs the token that follows from the
-// job's secret: as a second word, or as "Authorization: Bearer TOKEN".
+// On an address beyond the loopback interface, a client must know the job's secret. The service
+// sends "prove NONCE", and the client answers "proof MAC" (wire::status_proof()). Over HTTP it
+// sends "Authorization: Bearer TOKEN" (wire::status_token()). An answer that begins with "error: "
+// says why there is none.
 #pragma once
 
 #include <functional>
@@ -30,10 +32,11 @@ class StatusService : private transport::DescriptorHandler {
   static Result<std::unique_ptr<StatusService>> listen_locally(transport::DescriptorLoop& loop,
                                                                const std::string& job,
                                                                Answer answer);
-  // Listens at an address. `token` is asked for unless the address is on the loopback interface.
+  // Listens at an address. Clients must know `secret` unless the address is on the loopback
+  // interface.
   static Result<std::unique_ptr<StatusService>> listen_at(transport::DescriptorLoop& loop,
                                                           const transport::Address& address,
-                                                          std::string token, Answer answer);
+                                                          std::string secret, Answer answer);
   // Removes the socket. Must run on the loop's thread, or after the loop has ended.
   ~StatusService() override;
 
@@ -44,7 +47,7 @@ class StatusService : private transport::DescriptorHandler {
   class Client;
 
   StatusService(transport::DescriptorLoop& loop, GuardedFd listener, std::string place,
-                std::string path, std::string token, Answer answer);
+                std::string path, std::string secret, Answer answer);
   void on_ready(uint32_t) override;
   void forget(int fd);
 
@@ -52,7 +55,9 @@ class StatusService : private transport::DescriptorHandler {
 
   transport::DescriptorLoop& loop_;
   GuardedFd listener_;
-  const std::string place_, path_, token_;  // path_: of the socket to remove, or empty
+  const std::string place_;
+  const std::string path_;    // of the socket to remove, or empty
+  const std::string secret_;  // empty: nobody must prove anything
   const Answer answer_;
   std::map<int, std::unique_ptr<Client>> clients_;
 };

@@ -1,6 +1,7 @@
 #include "control/watch.h"
 
 #include <chrono>
+#include <cstdlib>
 #include <utility>
 
 #include "base/log.h"
@@ -19,6 +20,7 @@ observe::Process process_of(const Peer& peer) {
 observe::Roster roster_of(const Cluster& cluster, const Peers& peers, std::string job) {
   observe::Roster roster;
   roster.job = std::move(job);
+  if (const char* const id = std::getenv("SLURM_JOB_ID")) roster.slurm_job_id = id;
   roster.nodes = cluster.nodes;
   for (const WorkerInfo& worker : cluster.workers) {
     roster.ranks.push_back({worker.host, worker.node, worker.pid});

@@ -85,7 +85,7 @@ std::string Roster::name(const Process& process) const {
   return host.empty() ? number : concat(number, " (", host, ")");
 }
 
-std::string list_ranks(const Roster& roster, const std::vector<uint32_t>& ranks) {
+std::string name_ranks(const Roster& roster, const std::vector<uint32_t>& ranks) {
   constexpr size_t kMost = 8;
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   const size_t shown = ranks.size() > kMost ? kMost : ranks.size();
@@ -140,7 +140,7 @@ std::vector<std::string> find(const Picture& picture) {
     const Missing& one = picture.missing[i];
     if (one.age < kSecond) continue;
     std::string line = concat(one.what, " has waited ", in_seconds(one.age), " for ",
-                              list_ranks(roster, one.ranks));
+                              name_ranks(roster, one.ranks));
     for (const uint32_t rank : one.ranks) {
       if (rank >= picture.ranks.size()) continue;
       const Picture::Rank& late = picture.ranks[rank];

@@ -1,14 +1,10 @@
-// The formats of a picture: JSON, text and Prometheus' metrics.
+// A picture as JSON and as text. Its metrics: metrics.cc.
 #include <algorithm>
 #include <cstdio>
 #include <tuple>
 
 #include "observe/json.h"
 #include "observe/picture.h"
-
-#ifndef HERRING_VERSION
-#define HERRING_VERSION ""
-#endif
 
 namespace herring::observe {
 namespace {
@@ -53,6 +49,10 @@ void put_rank(Json& json, const Roster& roster, uint32_t index, const Picture::R
   json.key("late").begin_object().field("median", to_seconds(rank.late_by));
   json.field("max", to_seconds(rank.late.most)).field("share", rank.late_share);
   json.field("steps", rank.late.rounds).end_object();
+  json.key("compute");
+  rank.late.rounds == 0 ? json.null() : json.value(to_seconds(rank.late.work));
+  json.key("wait");
+  rank.late.rounds == 0 ? json.null() : json.value(to_seconds(rank.late.waited));
   json.field("score", rank.score).field("chronic", rank.chronic).field("once", rank.once);
   json.field("rounds", report.rounds).field("calls", report.calls);
   json.field("credit", report.credit);
@@ -97,22 +97,15 @@ std::string state_text(const Picture::Common& one) {
   }
 }
 
-std::string label(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '\\' || c == '"') out += '\\';
-    out += c == '\n' ? ' ' : c;
-  }
-  return out;
-}
-
 }  // namespace
 
 std::string as_json(const Picture& picture) {
   const Roster& roster = *picture.roster;
   const Rounds::Split& split = picture.split;
   Json json;
-  json.begin_object().field("schema", "herring-status-1").field("herring", HERRING_VERSION);
+  json.begin_object().field("schema", "herring-status-1");
+  text_or_null(json, "herring", roster.version);
+  text_or_null(json, "slurm_job_id", roster.slurm_job_id);
   json.field("job", roster.job).field("time", picture.time);
   json.field("uptime", to_seconds(picture.uptime)).field("size", roster.ranks.size());
   json.field("nodes", roster.nodes).field("epoch", picture.epoch);
@@ -199,98 +192,6 @@ std::string as_text(const Picture& picture, bool all) {
   list(picture.ranks, false);
   list(picture.servers, true);
   return text;
-}
-
-std::string as_metrics(const Picture& picture) {
-  const Roster& roster = *picture.roster;
-  const Rounds::Split& split = picture.split;
-  std::string out;
-  const std::string job = label(roster.job);
-  const auto family = [&out](const char* name, const char* type, const char* help) {
-    out += concat("# HELP ", name, " ", help, "\n# TYPE ", name, " ", type, "\n");
-  };
-  const auto sample = [&out](const char* name, const std::string& labels, double value) {
-    char number[40];
-    std::snprintf(number, sizeof number, "%.10g", value);
-    out += concat(name, "{", labels, "} ", number, "\n");
-  };
-  const std::string labels = concat("job=\"", job, "\",nranks=\"", roster.ranks.size(), "\"");
-  family("herring_rounds_total", "counter", "Rounds of planned operations since the start.");
-  sample("herring_rounds_total", labels, static_cast<double>(picture.rounds));
-  family("herring_step_seconds", "gauge", "Duration of a step, the median of the last ones.");
-  sample("herring_step_seconds", labels, to_seconds(split.step));
-  family("herring_step_phase_seconds", "gauge", "Where the time of a step goes.");
-  for (const auto& [phase, time] : {std::pair{"compute", split.compute},
-                                    {"wait_for_ranks", split.ranks},
-                                    {"node_stage", split.node_stage},
-                                    {"push", split.push},
-                                    {"pull", split.pull},
-                                    {"network", split.tail},
-                                    {"exposed", split.exposed}}) {
-    sample("herring_step_phase_seconds", concat(labels, ",phase=\"", phase, "\""),
-           to_seconds(time));
-  }
-  family("herring_step_bytes", "gauge", "Bytes of gradients in a step.");
-  sample("herring_step_bytes", labels, static_cast<double>(split.bytes));
-  family("herring_missing_ranks", "gauge", "Ranks for which others wait now.");
-  std::vector<uint32_t> missing;
-  for (const Missing& one : picture.missing) {
-    missing.insert(missing.end(), one.ranks.begin(), one.ranks.end());
-  }
-  std::sort(missing.begin(), missing.end());
-  missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
-  sample("herring_missing_ranks", labels, static_cast<double>(missing.size()));
-
-  const auto rank_labels = [&](uint32_t i) {
-    return concat(labels, ",node=\"", label(roster.ranks[i].host), "\",rank=\"", i, "\"");
-  };
-  const auto server_labels = [&](uint32_t i) {
-    return concat(labels, ",node=\"", label(roster.servers[i].host), "\",server=\"", i, "\"");
-  };
-  const auto per_rank = [&](const char* name, const char* type, const char* help, const auto& get) {
-    family(name, type, help);
-    for (uint32_t i = 0; i < picture.ranks.size(); ++i) {
-      sample(name, rank_labels(i), static_cast<double>(get(picture.ranks[i])));
-    }
-  };
-  per_rank("herring_rank_up", "gauge", "1 while the rank is heard and takes part.",
-           [](const Picture::Rank& rank) {
-             return rank.state == State::kComputing || rank.state == State::kWaiting ? 1 : 0;
-           });
-  per_rank("herring_rank_waiting", "gauge", "1 while the rank waits in an operation.",
-           [](const Picture::Rank& rank) { return rank.state == State::kWaiting ? 1 : 0; });
-  per_rank("herring_rank_late_seconds", "gauge", "By how much the rank is late when it is late.",
-           [](const Picture::Rank& rank) { return to_seconds(rank.late_by); });
-  per_rank("herring_rank_late_share", "gauge", "Part of the last steps in which the rank was late.",
-           [](const Picture::Rank& rank) { return rank.late_share; });
-  per_rank("herring_rank_score", "gauge",
-           "How fast the rank computes in relation to the median rank, 0 to 1.",
-           [](const Picture::Rank& rank) { return rank.score; });
-  // Counters of processes, for ranks and servers.
-  const auto both = [&](const char* name, const char* type, const char* help, const auto& get) {
-    family(name, type, help);
-    for (uint32_t i = 0; i < picture.ranks.size(); ++i) {
-      sample(name, rank_labels(i), static_cast<double>(get(picture.ranks[i].report)));
-    }
-    for (uint32_t i = 0; i < picture.servers.size(); ++i) {
-      sample(name, server_labels(i), static_cast<double>(get(picture.servers[i].report)));
-    }
-  };
-  both("herring_sent_bytes_total", "counter", "Bytes that the process has sent.",
-       [](const Report& report) { return report.bytes_sent; });
-  both("herring_received_bytes_total", "counter", "Bytes that the process has received.",
-       [](const Report& report) { return report.bytes_received; });
-  both("herring_retransmits_total", "counter", "Packets that the process had to send again.",
-       [](const Report& report) { return report.retransmits; });
-  both("herring_in_flight", "gauge", "Operations in flight.",
-       [](const Report& report) { return report.in_flight; });
-  both("herring_memory_bytes", "gauge", "Physical memory of the process.",
-       [](const Report& report) { return report.resources.memory; });
-  both("herring_cpu_seconds_total", "counter", "Processor time of the process.",
-       [](const Report& report) { return to_seconds(report.resources.cpu); });
-  per_rank("herring_credit_bytes", "gauge", "Bytes that a flow may have outstanding.",
-           [](const Picture::Rank& rank) { return rank.report.credit; });
-  return out;
 }
 
 }  // namespace herring::observe

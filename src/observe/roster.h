@@ -28,7 +28,9 @@ struct Roster {
     double weight = 0;   // its share of the bytes, 0 to 1
   };
 
-  std::string job;
+  std::string job;           // its name
+  std::string version;       // of Herring; empty if not known
+  std::string slurm_job_id;  // empty outside of Slurm
   uint32_t nodes = 1;
   std::vector<Rank> ranks;
   std::vector<Server> servers;
@@ -43,6 +45,6 @@ struct Roster {
 };
 
 // "rank 3 (host1)", "ranks 3 (host1) and 5 (host2)", "ranks 3 (host1), 4 (host1) and 7 others".
-std::string list_ranks(const Roster& roster, const std::vector<uint32_t>& ranks);
+std::string name_ranks(const Roster& roster, const std::vector<uint32_t>& ranks);
 
 }  // namespace herring::observe

@@ -98,6 +98,7 @@ void Rounds::compare_one(const Key& key, const Open& open) {
     verdict.by = one.sample.ready - typical;
     verdict.work = work_of(one.sample);
     verdict.typical_work = typical_work;
+    verdict.waited = one.sample.waited;
     verdict.late = verdict.by > threshold;
     if (verdict.late && one.sample.before != 0) {
       verdict.computed = std::clamp<Nanos>(verdict.work - typical_work, 0, verdict.by);
@@ -132,6 +133,8 @@ Rounds::Late Rounds::late(uint32_t rank) const {
     late.received = received / total;
   }
   late.median = median(std::move(by));
+  late.work = median(values(verdicts_[rank], [](const Verdict& one) { return one.work; }));
+  late.waited = median(values(verdicts_[rank], [](const Verdict& one) { return one.waited; }));
   return late;
 }
 

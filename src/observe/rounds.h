@@ -40,6 +40,8 @@ class Rounds {
     // Of the time by which it was late: the part that it computed longer than the median rank, and
     // the part by which results of the round before had reached it later.
     double computed = 0, received = 0;
+    // Per round, the median: how long it computed, and how long its program waited.
+    Nanos work = 0, waited = 0;
     double share() const { return rounds == 0 ? 0 : static_cast<double>(late) / rounds; }
   };
   Late late(uint32_t rank) const;
@@ -83,7 +85,7 @@ class Rounds {
     uint32_t round = 0;
     bool late = false;
     Nanos by = 0, computed = 0, received = 0;
-    Nanos work = 0, typical_work = 0;
+    Nanos work = 0, typical_work = 0, waited = 0;
   };
 
   void compare_one(const Key& key, const Open& open);

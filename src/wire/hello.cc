@@ -13,16 +13,20 @@ namespace {
 
 constexpr uint8_t kMagic[8] = {'H', 'R', 'R', 'I', 'N', 'G', '\r', '\n'};
 
-Mac mac(std::string_view label, const ClientHello& client, const ServerHello& server,
-        std::string_view secret) {
-  std::string text(label);
-  text.append(reinterpret_cast<const char*>(&client), sizeof(client));
-  text.append(reinterpret_cast<const char*>(&server), sizeof(server));
+Mac mac(std::string_view text, std::string_view secret) {
   Mac out{};
   unsigned length = 0;
   HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()),
        reinterpret_cast<const uint8_t*>(text.data()), text.size(), out.data(), &length);
   return out;
+}
+
+Mac mac(std::string_view label, const ClientHello& client, const ServerHello& server,
+        std::string_view secret) {
+  std::string text(label);
+  text.append(reinterpret_cast<const char*>(&client), sizeof(client));
+  text.append(reinterpret_cast<const char*>(&server), sizeof(server));
+  return mac(text, secret);
 }
 
 void fill_random(uint8_t* out, size_t bytes) {
@@ -54,14 +58,31 @@ JobId job_id(std::string_view job_name) {
 }
 
 std::string status_token(std::string_view secret) {
-  static constexpr std::string_view kLabel = "herring status";
-  Mac out{};
-  unsigned length = 0;
-  HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()),
-       reinterpret_cast<const uint8_t*>(kLabel.data()), kLabel.size(), out.data(), &length);
+  const Mac out = mac("herring status", secret);
+  return in_hexadecimal(out.data(), out.size());
+}
+
+std::string status_proof(std::string_view secret, std::string_view question, const Nonce& nonce) {
+  std::string text("herring-status-1 ");
+  text.append(question).append("\n").append(reinterpret_cast<const char*>(nonce.data()),
+                                            nonce.size());
+  const Mac out = mac(text, secret);
+  return in_hexadecimal(out.data(), out.size());
+}
+
+Nonce random_nonce() {
+  Nonce nonce;
+  fill_random(nonce.data(), nonce.size());
+  return nonce;
+}
+
+std::string in_hexadecimal(const void* bytes, size_t count) {
   constexpr char kDigits[] = "0123456789abcdef";
   std::string text;
-  for (const uint8_t byte : out) text += {kDigits[byte >> 4], kDigits[byte & 15]};
+  for (size_t i = 0; i < count; ++i) {
+    const uint8_t byte = static_cast<const uint8_t*>(bytes)[i];
+    text += {kDigits[byte >> 4], kDigits[byte & 15]};
+  }
   return text;
 }
 

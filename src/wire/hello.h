@@ -85,6 +85,10 @@ JobId job_id(std::string_view job_name);
 // Returns what proves to the job's status service that somebody knows the secret, in hexadecimal.
 // The secret does not follow from it.
 std::string status_token(std::string_view secret);
+// Returns what proves the same for one question, which follows from a nonce of the service.
+std::string status_proof(std::string_view secret, std::string_view question, const Nonce& nonce);
+Nonce random_nonce();
+std::string in_hexadecimal(const void* bytes, size_t count);
 
 ClientHello make_client_hello(const Hello& hello, const JobId& job);
 // Returns whether the first `have` bytes of a message could begin a ClientHello.
