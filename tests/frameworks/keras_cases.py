@@ -265,6 +265,31 @@ def test_gradients_applied_by_hand(rank, size):
         assert np.isclose(before - after, (size + 1) / 2), (before, after)
 
 
+def test_devices_on_torch(rank, size):
+    """An average lies on its variable's device, also on a rank that has no gradient."""
+    if keras.backend.backend() != "torch":
+        return
+    import types
+
+    import torch
+
+    from herring.keras.averaging import make_averager
+
+    options = {"op": "sum", "wire_dtype": None, "buffer_bytes": 0, "sparse": "densify"}
+    averager = make_averager("devices", {**options, "group": None})
+    variables = [
+        types.SimpleNamespace(
+            path=device, shape=(3,), dtype="float32", value=torch.empty(3, device=device)
+        )
+        for device in ("meta", "cpu")  # "meta" stands for a GPU.
+    ]
+    for _ in range(2):
+        gradients = [torch.ones(3), torch.ones(3)] if rank == 0 else [None, None]
+        found = averager.average(gradients, variables)
+        assert [one.device.type for one in found] == ["meta", "cpu"], found
+        assert (found[1] == 1).all(), found
+
+
 def test_an_optimizer_of_another_job(rank, size):
     if keras.backend.backend() == "tensorflow":
         return  # Functions compiled in the first job remain.

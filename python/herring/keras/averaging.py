@@ -81,7 +81,7 @@ class HostAverager(Averager):
         )
         present = {i: gradient for i, gradient in enumerate(gradients) if gradient is not None}
         rounds = self._rounds_of(sources, lambda name: self.plan(name, sources, list(present)))
-        for i, average in zip(rounds.used, self.run(rounds, present)):
+        for i, average in zip(rounds.used, self.run(rounds, present, variables)):
             gradients[i] = average
         return gradients
 
@@ -93,12 +93,13 @@ class HostAverager(Averager):
         """
         return GradientRounds(sources, present, name=name, **self._options)
 
-    def run(self, rounds: Any, present: dict[int, Any]) -> Sequence[Any]:
+    def run(self, rounds: Any, present: dict[int, Any], variables: Sequence[Any]) -> Sequence[Any]:
         """Runs one round.
 
         Args:
           rounds: what `plan` returned.
           present: this rank's gradients, by their places in ``rounds.sources``.
+          variables: the variables, in the order of ``rounds.sources``.
 
         Returns:
           A tensor with the average for each place in ``rounds.used``.
@@ -107,9 +108,11 @@ class HostAverager(Averager):
 
 
 class TorchAverager(HostAverager):
-    """Averages on the backend torch; averages are new tensors on the gradients' device."""
+    """Averages on the backend torch; averages are new tensors on the variables' devices."""
 
-    def run(self, rounds: GradientRounds, present: dict[int, Any]) -> Sequence[Any]:
+    def run(
+        self, rounds: GradientRounds, present: dict[int, Any], variables: Sequence[Any]
+    ) -> Sequence[Any]:
         """Runs one round."""
         import torch
 
@@ -127,8 +130,8 @@ class TorchAverager(HostAverager):
             for i in rounds.used
         ]
         rounds.finish_into(averages)
-        device = next((one.device for one in dense.values()), "cpu")
-        return [one.to(device) for one in averages]
+        # This rank may have no gradient, so only the variables tell where an average is needed.
+        return [one.to(variables[i].value.device) for i, one in zip(rounds.used, averages)]
 
 
 class Keyed(NamedTuple):
@@ -169,7 +172,7 @@ class JaxAverager(HostAverager):
         used = sorted(agree(sources, present, name=name, group=group))
         return Keyed(name, sources, used)
 
-    def run(self, rounds: Any, present: dict[int, Any]) -> Sequence[Any]:
+    def run(self, rounds: Any, present: dict[int, Any], variables: Sequence[Any]) -> Sequence[Any]:
         """Runs one round."""
         run = self._by_handler if isinstance(rounds, Keyed) else self._by_callback
         sources = rounds.sources
