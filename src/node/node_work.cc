@@ -29,7 +29,7 @@ Status NodeWork::check_posted() const {
       return {Code::kMismatch,
               concat("ranks disagree about '", task.name, "': ", options.names[r], " has ",
                      ranks[r].bytes, " bytes, ", options.names[options.local_rank], " ",
-                     task.bytes)};
+                     task.bytes, wire::kMakeSameCall)};
     }
   }
   return {};

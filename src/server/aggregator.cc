@@ -124,7 +124,7 @@ Status Aggregator::open(const Key& key, wire::Open open, uint32_t rank) {
                    " pushes ", open.shard_bytes, " bytes of ", herring::name_of(open.dtype), " (",
                    herring::name_of(open.reduction.op), "); others push ", first.shard_bytes,
                    " bytes of ", herring::name_of(first.dtype), " (",
-                   herring::name_of(first.reduction.op), ")")};
+                   herring::name_of(first.reduction.op), ")", wire::kMakeSameCall)};
   }
   // Each local rank of a node and each flow of a rank opens the operation; only the first one
   // counts.

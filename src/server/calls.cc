@@ -95,9 +95,12 @@ std::string describe_mismatch(const control::Group& group, const Announces& call
   for (const auto& [what, ranks] : who) {
     text += concat(" ", control::list_ranks(ranks), ": ", what, ";");
   }
-  if (others > 0) return concat(text, " and ", others, " more ranks with other calls");
-  text.pop_back();
-  return text;
+  if (others > 0) {
+    text += concat(" and ", others, " more ranks with other calls");
+  } else {
+    text.pop_back();
+  }
+  return concat(text, wire::kMakeSameCall);
 }
 
 // Buffers of an all-to-all are numbered by sender and receiver together, in 32 bits.

@@ -289,7 +289,8 @@ void Coordinator::fail(Pending& pending, Status why, std::vector<Answer>& out) {
         rank, 0,
         {Code::kMismatch,
          concat("ranks make different calls: ", kMostFailed,
-                " calls have failed that some rank has not made; the last one: ",
+                " calls have failed that some rank has not made; "
+                "every rank must make the same calls. The last one: ",
                 pending.failure->message())}));
   }
 }

@@ -50,7 +50,8 @@ Status GroupTable::define(uint32_t id, std::string name, std::vector<uint32_t> r
   } else if (entry.group->members.ranks() != ranks) {
     return {Code::kMismatch, concat("rank ", rank, " says that group '", name, "' has ",
                                     control::list_ranks(ranks), "; others say ",
-                                    control::list_ranks(entry.group->members.ranks()))};
+                                    control::list_ranks(entry.group->members.ranks()),
+                                    "; give new_group() the same ranks everywhere")};
   }
   entry.defined[entry.group->members.index_of(rank)] = true;
   entry.waiting.emplace_back(rank, call);

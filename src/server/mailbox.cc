@@ -136,7 +136,8 @@ void Mailbox::pair(JobGroup& group, const Post& send, const Post& receive,
                             cluster_.describe_rank(from), " sends ", name_of_array(send.message),
                             " (tag ", *send.tag(), "), ",
                             cluster_.describe_rank(to), " receives ",
-                            name_of_array(receive.message)));
+                            name_of_array(receive.message),
+                            "; both need the same dtype and number of elements"));
     out.push_back(error_answer(from, send.message.id, why));
     out.push_back(error_answer(to, receive.message.id, why));
     return;

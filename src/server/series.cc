@@ -87,7 +87,8 @@ Status SeriesTable::enlist(uint32_t rank, uint32_t group_id, std::string_view te
   } else if (!agree(series->options, *enlist)) {
     fail({Code::kMismatch, concat("ranks disagree about a partial all-reduce: ",
                                   cluster_.describe_rank(rank), ": ", describe(*enlist),
-                                  "; others: ", describe(series->options))},
+                                  "; others: ", describe(series->options),
+                                  "; give every rank the same options")},
          out);
     return {};
   }

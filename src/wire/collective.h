@@ -112,4 +112,8 @@ bool goes_without_joined(const Collective& what);
 // Returns whether two ranks' calls match, ignoring what each rank may choose freely.
 bool agree(const Collective& a, const Collective& b);
 
+// The end of a message about calls that do not match: what the user does next.
+inline constexpr std::string_view kMakeSameCall =
+    ". Every rank must make the same call; look for code that depends on the rank";
+
 }  // namespace herring::wire

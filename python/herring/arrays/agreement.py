@@ -68,4 +68,7 @@ def require_agreement(
                 f"{name}: {what} {index} differs between ranks: {parts}. "
                 "Build the same model, in the same order, on every rank"
             )
-    raise MismatchError(f"{name}: the lists differ between ranks")  # only the digests differ
+    raise MismatchError(  # Only the digests differ.
+        f"{name}: the lists differ between ranks. Build the same model, in the same order, on "
+        "every rank"
+    )

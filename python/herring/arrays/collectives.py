@@ -420,4 +420,7 @@ def check_same(what: str, value: Any, *, name: str, group: Group | None = None) 
     if any(one != values[0] for one in values):
         ranks = range(len(values)) if group is None else group.ranks
         listed = "; ".join(f"rank {rank}: {one}" for rank, one in zip(ranks, values))
-        raise MismatchError(f"ranks disagree about {what}: {listed}")
+        raise MismatchError(
+            f"ranks disagree about {what}: {listed}. Every rank must pass the same; look for code "
+            "that depends on the rank"
+        )

@@ -97,7 +97,7 @@ for step in range(3):
     assert (plan.arena(0).view(np.float32) == expected).all()
 raises(
     herring.MismatchError,
-    "ranks disagree about planned",
+    "Every rank must pass the same; look for code that depends on the rank",
     herring.PlannedReduction,
     [(3 + k, "float32")],
     group=mine,

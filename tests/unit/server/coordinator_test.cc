@@ -55,6 +55,7 @@ TEST_F(CoordinatorTest, DisagreementSaysWhoHadWhat) {
   EXPECT_NE(error->text.find("ranks 0, 2: allreduce of float32 [1]"), std::string::npos)
       << error->text;
   EXPECT_NE(error->text.find("rank 1: allreduce of float32 [2]"), std::string::npos);
+  EXPECT_TRUE(error->text.ends_with(wire::kMakeSameCall)) << error->text;
   EXPECT_TRUE(coordinator.idle());
 }
 
