@@ -55,7 +55,7 @@ void end_callbacks(const transport::EventLoop* loop) {
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     if (monotonic_now() < deadline) continue;
     return log(LogLevel::kWarning, "a callback of a handle still runs ", in_seconds(kPatience),
-               " after herring.shutdown(), which no longer waits for it");
+               " after shutdown(), which no longer waits for it");
   }
 }
 

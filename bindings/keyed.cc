@@ -100,7 +100,7 @@ Status KeyedCalls::start(KeyedCall call) {
   std::shared_lock lock(attached_);
   if (job_ == nullptr) {
     return {Code::kShutdown, concat("'", call.key, "': herring is not initialized in this process "
-                                    "(call herring.init())")};
+                                    "(call init())")};
   }
   std::shared_ptr<worker::Group> group = job_->engine().world();
   if (call.group != 0) {

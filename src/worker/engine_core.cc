@@ -92,8 +92,8 @@ Status EngineCore::incomplete(const Group& group) const {
   {
     std::lock_guard lock(mutex_);
     if (stopped_) {
-      return {Code::kShutdown, "herring.shutdown() has ended the job that this belongs to; after "
-                               "another herring.init() make it anew (wrap the model again)"};
+      return {Code::kShutdown, "shutdown() has ended the job that this belongs to; after another "
+                               "init(), make it anew (wrap the model again)"};
     }
     if (!failure_.ok()) return failure_;
   }

@@ -280,7 +280,7 @@ program = jax.jit(lambda x: hj.allreduce(x, "sum"))
 grouped = jax.jit(lambda x, g=herring.new_group([0, 1]): hj.allreduce(x, "sum", group=g))
 assert float(program(jnp.ones(3))[0]) == float(grouped(jnp.ones(3))[0]) == 2.0
 herring.shutdown()
-fails("ShutdownError", "herring.init()", program, jnp.ones(3))
+fails("ShutdownError", "(call init())", program, jnp.ones(3))
 herring.init()
 assert float(program(jnp.ones(3))[0]) == 2.0  # in the next job
 fails("ShutdownError", "a job that has ended", grouped, jnp.ones(3))

@@ -347,6 +347,8 @@ def test_a_job_that_nobody_joined_says_so() -> None:
     done = run("-n", "2", "--", "true")
     assert done.returncode == 0
     assert "none of the 2 workers has called herring.init()" in done.stderr
+    done = run("-n", "2", "--horovod", "--", "true")
+    assert "none of the 2 workers has called hvd.init()" in done.stderr
     # One worker has nobody to average with, and a failure says enough.
     assert run("-n", "1", "--", "true").stderr == ""
     assert "herring.init()" not in run("-n", "2", "--", "false").stderr

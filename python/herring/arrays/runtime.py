@@ -277,9 +277,8 @@ def job() -> _core.Job:
     """
     current = _job
     if current is None:
-        where = (
-            "in a forked child; only the parent takes part" if _forked else "call herring.init()"
-        )
+        # The script may call Horovod's init() instead of Herring's.
+        where = "in a forked child; only the parent takes part" if _forked else "call init()"
         raise ShutdownError(f"herring is not initialized in this process ({where})")
     return current
 

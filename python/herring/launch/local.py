@@ -47,7 +47,6 @@ from herring.rendezvous.network import with_port
 __all__ = ["Launcher", "run"]
 
 EXIT_NOT_JOINED = 3
-_NO_INIT = "ended without having called herring.init()"
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -101,6 +100,8 @@ class Launcher:
             options, self._selector, self._wait_for_reader, self._on_output_error
         )
         self._say = self._streams.say
+        # What the script calls to join the job, for messages.
+        self._init = "hvd.init()" if as_horovod(options) else "herring.init()"
         self._joined: Joined | None = None
         self._waits = False  # whether the launcher waits for the reader of its output
         self._held = contextlib.ExitStack()  # what is held until the end
@@ -361,7 +362,8 @@ class Launcher:
                 self._on_failure(child)
         elif self._options.require_init and child.left_out and not ending.begun:
             ending.decide(EXIT_NOT_JOINED)
-            text = f"{child.described} {_NO_INIT} (--require-init){ending.consequence()}"
+            what = f"ended without having called {self._init}"
+            text = f"{child.described} {what} (--require-init){ending.consequence()}"
             self._say("error", text)
             ending.after_failure()
         elif code and not child.is_server and ending.signal:
@@ -418,10 +420,11 @@ class Launcher:
         if ending.status or ending.signal or workers < 2 or not left_out:
             return
         if len(left_out) == workers:
-            what = f"none of the {workers} workers has called herring.init()"
+            what = f"none of the {workers} workers has called {self._init}"
         else:
             names = ", ".join(str(child.task.rank) for child in left_out)
-            what = f"rank{'s' * (len(left_out) > 1)} {names} {_NO_INIT}"
+            who = f"rank{'s' * (len(left_out) > 1)} {names}"
+            what = f"{who} ended without having called {self._init}"
         whose = "their" if len(left_out) > 1 else "its"
         text = f"{what}, so Herring has averaged nothing of {whose} work"
         self._say("warning", f"{text}; --require-init makes that an error (status 3)")
