@@ -383,9 +383,9 @@ void return_to(Handle& handle, const nb::list& outputs, bool waits, double secon
             ? operation.result_rows()[i] * handle.views[i]->array().row_bytes()
             : 0;
     if (view->copier() != operation.copier() || bytes != expected) {
-      raise({Code::kMismatch, concat("result ", i, " of ", handle.what, " has ", expected,
-                                     " bytes, and the array for it has ", bytes, " ",
-                                     place_of(*view))});
+      raise({Code::kMismatch, concat("result ", i, " of ", handle.what, " has ",
+                                     counted(expected, "byte"), ", and the array for it has ",
+                                     bytes, " ", place_of(*view))});
     }
     if (std::find(streams.begin(), streams.end(), view->stream()) == streams.end()) {
       streams.push_back(view->stream());

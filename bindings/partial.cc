@@ -45,7 +45,7 @@ void check_fits(const Partial& partial, const ArrayView& array) {
   const auto& options = partial.options();
   if (array.dtype() == options.dtype && elements == options.elements) return;
   raise({Code::kInvalidArgument,
-         concat("'", options.name, "' is over ", options.elements, " elements of ",
+         concat("'", options.name, "' is over ", counted(options.elements, "element"), " of ",
                 name_of(options.dtype), ", but the array has ", elements, " of ",
                 name_of(array.dtype()), "; use another name for another array")});
 }

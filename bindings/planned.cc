@@ -142,7 +142,7 @@ void place(PlanHandle& handle, const nb::list& arenas) {
     const size_t bytes = i < expected.size() ? expected[i].bytes : 0;
     if (!lies_there(view) || view.array().bytes() != bytes) {
       raise({Code::kInvalidArgument,
-             concat("arena ", i, " has ", view.array().bytes(), " bytes ",
+             concat("arena ", i, " has ", counted(view.array().bytes(), "byte"), " ",
                     view.copier() ? concat("on GPU ", view.copier()->device().index())
                                   : "in host memory",
                     "; this plan needs ", bytes, " on GPU ", gpu.index())});

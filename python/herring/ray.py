@@ -21,6 +21,7 @@ from typing import Any
 from herring.errors import ConfigurationError, TimeoutError
 from herring.rendezvous.detect import Rendezvous
 from herring.rendezvous.endpoint import bind_any
+from herring.units import counted
 
 try:
     import ray
@@ -150,7 +151,7 @@ class _HerringBackend(_TorchBackend):
                 f"{name}: {free.get(name, 0):g} free of {every.get(name, 0):g}" for name in amounts
             )
             raise TimeoutError(
-                f"Ray has not placed {config.servers} servers with {amounts} each "
+                f"Ray has not placed {counted(config.servers, 'server')} with {amounts} each "
                 f"({config.placement}) within {limit:g} s (placement_timeout_s). The cluster has "
                 f"{there}: ask for fewer servers or resources, or add nodes"
             )
@@ -167,8 +168,8 @@ class _HerringBackend(_TorchBackend):
         _, missing = ray.wait(ready, num_returns=len(ready), timeout=limit)
         if missing:
             raise TimeoutError(
-                f"{len(missing)} of {config.servers} servers have not started within {limit:g} s "
-                "(placement_timeout_s) after Ray placed them"
+                f"{len(missing)} of {counted(config.servers, 'server')} did not start within "
+                f"{limit:g} s (placement_timeout_s) after Ray placed them"
             )
         ray.get(ready)
         self._served = [server.serve.remote() for server in self._servers]

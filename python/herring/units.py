@@ -1,4 +1,4 @@
-"""Parses times, sizes, rates and shares as people write them, for all commands and settings.
+"""Parses and shows times, sizes, rates, shares and counts as people write them.
 
 ==========  ==============================================  ==========================
 a time      ``450ms``, ``50us``, ``5m``, ``1h``, ``30``     a number alone is seconds
@@ -21,6 +21,7 @@ from herring.errors import ConfigurationError
 
 __all__ = [
     "argument",
+    "counted",
     "parse_option",
     "parse_rate",
     "parse_seconds",
@@ -134,6 +135,11 @@ def parse_option(option: str, parse: Callable[[str], _Value], text: str) -> _Val
         return parse(text)
     except ConfigurationError as error:
         raise ConfigurationError(f"{option}: {error}") from None
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns a number with its noun, e.g. ``1 worker`` or ``2 workers``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def show_rate(bits: float) -> str:

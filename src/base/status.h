@@ -137,6 +137,11 @@ std::string concat(const Parts&... parts) {
   return concat_parts({Part(parts)...});
 }
 
+// Returns a number with its noun: "1 worker", "2 workers".
+inline std::string counted(uint64_t number, std::string_view noun) {
+  return concat(number, ' ', noun, number == 1 ? "" : "s");
+}
+
 // Returns the error for a peer that sent what no correct peer sends. The message says what to do.
 template <typename... Parts>
 Status breach(const Parts&... what) {

@@ -126,8 +126,8 @@ Status find_contradiction(const std::vector<RegisteredWorker>& workers, uint32_t
     const uint32_t rank = worker.registration.rank;
     if (rank >= size) {
       return {Code::kConfiguration,
-              concat(describe(worker), " cannot be in a job of ", size,
-                     " workers: HERRING_RANK must be from 0 to HERRING_SIZE - 1")};
+              concat(describe(worker), " cannot be in a job of ", counted(size, "worker"),
+                     ": HERRING_RANK must be from 0 to HERRING_SIZE - 1")};
     }
     const auto [first, is_new] = by_rank.emplace(rank, &worker);
     if (!is_new) {
@@ -168,7 +168,7 @@ std::string list_missing(const std::vector<RegisteredWorker>& workers, uint32_t 
   }
   if (dedicated < dedicated_servers) {
     missing += concat(missing.empty() ? "" : " and ", dedicated_servers - dedicated, " of ",
-                      dedicated_servers, " dedicated servers");
+                      counted(dedicated_servers, "dedicated server"));
   }
   return missing;
 }

@@ -93,8 +93,8 @@ Status Gathering::find_place(const ServerRegistration& server) const {
   if (server.dedicated) {
     if (state_ == State::kGathering && dedicated_ < options_.dedicated_servers) return {};
     return {Code::kConfiguration,
-            concat("this job expects ", options_.dedicated_servers, " dedicated servers "
-                   "(HERRING_SERVERS) and has them all; another one is not needed")};
+            concat("this job expects ", counted(options_.dedicated_servers, "dedicated server"),
+                   " (HERRING_SERVERS), which it has; another one is not needed")};
   }
   if (state_ == State::kStartingServers && missing_nodes_.count(server.node) != 0) return {};
   return {Code::kConfiguration,
@@ -261,8 +261,9 @@ void Gathering::complete() {
   cluster_.epoch = kFirstEpoch;
   state_ = State::kComplete;
   loop_.cancel(deadline_timer_);
-  log(LogLevel::kInfo, "the job begins: ", cluster_.size, " workers on ", cluster_.nodes,
-      " nodes, ", options_.dedicated_servers, " dedicated servers; all were here after ",
+  log(LogLevel::kInfo, "the job begins: ", counted(cluster_.size, "worker"), " on ",
+      counted(cluster_.nodes, "node"), ", ",
+      counted(options_.dedicated_servers, "dedicated server"), "; all were here after ",
       in_seconds(loop_.now() - started_));
   outcome_.complete();
   send_cluster(FrameType::kReady, [](const Peer&) { return true; });

@@ -71,8 +71,9 @@ Status serve(const std::string& rendezvous, const std::string& secret, const Set
   control::Member& member = *serving->member();
   set_log_identity(concat("server ", member.server_index()));
   HERRING_RETURN_IF_ERROR(serving->attach(0));
-  log(LogLevel::kInfo, "serves ", member.cluster().size, " workers on ", member.cluster().nodes,
-      " nodes at ", member.cluster().servers[member.server_index()].address);
+  log(LogLevel::kInfo, "serves ", counted(member.cluster().size, "worker"), " on ",
+      counted(member.cluster().nodes, "node"), " at ",
+      member.cluster().servers[member.server_index()].address);
 
   End end;
   server::Server& server = serving->server();

@@ -197,10 +197,10 @@ void Job::log_begin(const worker::EngineOptions& engine, uint32_t flows) {
       me.local_rank, " of ", cluster.local_size(me.node), " on node ", me.node, " of ",
       cluster.nodes, ", from ", me.host, "; servers: ", dedicated, " dedicated, ",
       cluster.servers.size() - static_cast<size_t>(dedicated), " colocated; transport: TCP, ",
-      flows, " flows to a server, a window of ",
+      counted(flows, "flow"), " to a server, a window of ",
       links.credit_initial * links.segment_bytes / 1000, " kB for each, which ",
       links.credit_fixed ? "is fixed" : "adapts", "; node stage: ", engine.node_stage, ", ",
-      engine.node_threads, " threads");
+      counted(engine.node_threads, "thread"));
 }
 
 void Job::log_end() {

@@ -64,8 +64,8 @@ void Adders::start() {
       pthread_setname_np(helpers_.back().native_handle(), "herring-adder");
     }
   } catch (const std::system_error& error) {
-    log(LogLevel::kWarning, "the node stage adds with ", helpers_.size() + 1,
-        " threads instead of ", threads_, " (HERRING_NODE_THREADS): ", error.what());
+    log(LogLevel::kWarning, "the node stage adds with ", counted(helpers_.size() + 1, "thread"),
+        " instead of ", threads_, " (HERRING_NODE_THREADS): ", error.what());
   }
 }
 

@@ -28,7 +28,7 @@ Status NodeWork::check_posted() const {
     if (ranks[r].bytes != task.bytes && !task.exchanges) {
       return {Code::kMismatch,
               concat("ranks disagree about '", task.name, "': ", options.names[r], " has ",
-                     ranks[r].bytes, " bytes, ", options.names[options.local_rank], " ",
+                     counted(ranks[r].bytes, "byte"), ", ", options.names[options.local_rank], " ",
                      task.bytes, wire::kMakeSameCall)};
     }
   }

@@ -131,7 +131,7 @@ Result<size_t> place(Plan& plan) {
     const size_t size = size_of(gradient.dtype);
     if (gradient.elements > (kMaxModelBytes - total) / size) {
       return Status(Code::kInvalidArgument,
-                    concat("gradient ", i, " with ", gradient.elements, " elements of ",
+                    concat("gradient ", i, " with ", counted(gradient.elements, "element"), " of ",
                            name_of(gradient.dtype), " makes the model larger than ",
                            kMaxModelBytes, " bytes"));
     }

@@ -96,7 +96,7 @@ std::string describe_mismatch(const control::Group& group, const Announces& call
     text += concat(" ", control::list_ranks(ranks), ": ", what, ";");
   }
   if (others > 0) {
-    text += concat(" and ", others, " more ranks with other calls");
+    text += concat(" and ", counted(others, "more rank"), " with other calls");
   } else {
     text.pop_back();
   }
@@ -122,7 +122,7 @@ Status check_shape(const Announce& call, uint32_t size) {
       allreduce != nullptr && allreduce->algorithm != wire::Algorithm::kHerring;
   if (empty != call.arrays.empty() || (call.arrays.size() > 1 && (!bundles || by_workers))) {
     return {Code::kInvalidArgument, concat("'", call.name, "' cannot be ", wire::name_of(call.what),
-                                           " of ", call.arrays.size(), " arrays")};
+                                           " of ", counted(call.arrays.size(), "array"))};
   }
   if (const auto* broadcast = std::get_if<wire::Broadcast>(&call.what);
       broadcast != nullptr && broadcast->root >= size) {

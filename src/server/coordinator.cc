@@ -254,7 +254,7 @@ Status Coordinator::objection_to(const Pending& pending, const Announcement& cal
   const Load& load = loads_[rank];
   if (load.calls >= kMostCalls || load.bytes + call.text.size() > kMostCallBytes) {
     return {Code::kInvalidArgument,
-            concat("'", message.name, "' exceeds the limit: ", load.calls, " calls of ",
+            concat("'", message.name, "' exceeds the limit: ", counted(load.calls, "call"), " of ",
                    cluster_.describe_rank(rank), " with ", load.bytes,
                    " bytes already wait for other ranks; wait for some of these calls first")};
   }

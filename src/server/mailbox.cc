@@ -9,7 +9,8 @@ namespace {
 constexpr size_t kMostPosts = 1 << 16, kMostPostBytes = size_t{1} << 30;
 
 std::string name_of_array(const wire::Announce& a) {
-  return concat(a.arrays.front().elements(), " elements of ", name_of(a.arrays.front().dtype));
+  return concat(counted(a.arrays.front().elements(), "element"), " of ",
+                name_of(a.arrays.front().dtype));
 }
 
 }  // namespace

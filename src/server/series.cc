@@ -22,8 +22,8 @@ bool agree(const wire::Enlist& a, const wire::Enlist& b) {
 }
 
 std::string describe(const wire::Enlist& e) {
-  return concat("'", e.name, "', ", e.elements, " elements of ", name_of(e.dtype), ", op ",
-                name_of(e.op), ", quorum ", e.quorum, ", grace ", to_seconds(e.grace),
+  return concat("'", e.name, "', ", counted(e.elements, "element"), " of ", name_of(e.dtype),
+                ", op ", name_of(e.op), ", quorum ", e.quorum, ", grace ", to_seconds(e.grace),
                 " s, staleness ", e.staleness, e.replays ? ", a replay" : "");
 }
 
@@ -194,8 +194,9 @@ Status SeriesTable::compare(Series& series, uint32_t index, const wire::JoinMess
   const auto [place, first] = series.digests.try_emplace(join.digest_round, join.digest, index);
   if (!first && place->second.first != join.digest) {
     return {Code::kMismatch,
-            concat("the replicas of '", series.options.name, "' differ after ", join.digest_round,
-                   " rounds: ", describe_rank(series, index), " has digest ", join.digest, ", ",
+            concat("the replicas of '", series.options.name, "' differ after ",
+                   counted(join.digest_round, "round"), ": ", describe_rank(series, index),
+                   " has digest ", join.digest, ", ",
                    describe_rank(series, place->second.second), " has ", place->second.first)};
   }
   constexpr size_t kDigestsKept = 16;

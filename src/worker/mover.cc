@@ -13,7 +13,7 @@ namespace {
 
 Status no_memory(const std::string& name, size_t bytes) {
   return {Code::kInternal,
-          concat("out of memory: the result of '", name, "' needs ", bytes, " bytes")};
+          concat("out of memory: the result of '", name, "' needs ", counted(bytes, "byte"))};
 }
 
 // Whether the result overwrites the array.

@@ -50,7 +50,7 @@ void Pace::steer(const wire::FrameHeader& result, uint32_t server, size_t before
   const uint16_t credit = controller.credit();
   controller.on_losses(static_cast<uint32_t>(fresh), now);
   if (controller.credit() != credit) {
-    log(LogLevel::kDebug, "credit: ", fresh, " lost at ", credit, " segments, now ",
+    log(LogLevel::kDebug, "credit: ", fresh, " lost at ", counted(credit, "segment"), ", now ",
         controller.base());
   }
 }
@@ -73,7 +73,7 @@ void Pace::log_progress() {
   if (const uint32_t trials = controller.trials(); trials != trials_) {
     trials_ = trials;
     log(LogLevel::kDebug, "credit: a trial gained ", controller.last_gain(), ", now ",
-        controller.base(), " segments", path());
+        counted(controller.base(), "segment"), path());
   }
 }
 

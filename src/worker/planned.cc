@@ -138,8 +138,9 @@ Status Planned::Work::allocate() {
 void Planned::Work::log_choices() const {
   size_t bytes = 0;
   for (const plan::Arena& arena : plan.arenas) bytes += arena.bytes;
-  log(LogLevel::kInfo, "'", options.name, "'", members().suffix(), ": ", plan.gradients.size(),
-      " gradients, ", bytes / 1e6, " MB in ", plan.buffers.size(), " fusion buffers; ",
+  log(LogLevel::kInfo, "'", options.name, "'", members().suffix(), ": ",
+      counted(plan.gradients.size(), "gradient"), ", ", bytes / 1e6, " MB in ",
+      counted(plan.buffers.size(), "fusion buffer"), "; ",
       options.narrow ? concat("float32 travels as ", name_of(options.wire))
                      : std::string("gradients travel in their own dtype"));
 }
@@ -327,7 +328,7 @@ Status Planned::note(std::string_view bytes) {
     return {Code::kInvalidArgument,
             concat("'", work_->options.name, "': a note ",
                    bytes.size() != expected
-                       ? concat("of ", bytes.size(), " bytes; this plan has ", expected)
+                       ? concat("of ", counted(bytes.size(), "byte"), "; this plan has ", expected)
                        : round_ == nullptr ? "before begin()" : "twice in one round")};
   }
   std::copy(bytes.begin(), bytes.end(), work_->note);

@@ -14,7 +14,7 @@ import pytest
 
 from herring.errors import ConfigurationError
 from herring.launch import cli
-from herring.units import parse_rate, parse_seconds, parse_share, parse_size
+from herring.units import counted, parse_rate, parse_seconds, parse_share, parse_size
 from launched import HERRING, LIMIT
 
 BENCH = [sys.executable, "-m", "herring.bench"]
@@ -247,3 +247,8 @@ def test_ctrl_c_ends_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> 
 
     assert guarded(interrupted) == 130
     assert capsys.readouterr().err == ""
+
+
+def test_numbers_with_nouns() -> None:
+    found = [counted(number, "server") for number in (0, 1, 2)]
+    assert found == ["0 servers", "1 server", "2 servers"]

@@ -37,7 +37,7 @@ def test_without_a_handler_lines_are_on_stderr_with_time_process_and_level() -> 
     lines = done.stderr.splitlines()
     assert all(re.fullmatch(LINE, line) for line in lines), done.stderr
     text = "\n".join(lines)
-    for words in ("info: rank 0 (127.0.0.1, pid ", "info: the job begins: 1 workers on 1 nodes"):
+    for words in ("info: rank 0 (127.0.0.1, pid ", "info: the job begins: 1 worker on 1 node,"):
         assert words in text
     for words in ("joined as rank 0 of 1", "transport: TCP", "node stage: ", "leaves the job"):
         assert f"[herring rank 0] info: {words}" in text or words in text, text
@@ -219,9 +219,9 @@ herring.shutdown()
         r"\[herring server 0\] info: the job has ended",
         r"\[herring rank 0\] info: rank 1 \([\w.:]+, pid \d+\) joined",
         r"\[herring rank 0\] info: a dedicated server \([\w.:]+, pid \d+\) joined",
-        r"info: the job begins: 2 workers on 2 nodes, 1 dedicated servers",
+        r"info: the job begins: 2 workers on 2 nodes, 1 dedicated server;",
         r"\[herring rank 1\] info: joined as rank 1 of 2, .*; servers: 1 dedicated, 2 colocated; ",
-        r"\[herring rank 1\] info: 'model': 1 gradients, 0.4 MB .* float32 travels as bfloat16",
+        r"\[herring rank 1\] info: 'model': 1 gradient, 0.4 MB .* float32 travels as bfloat16",
         r"\[herring rank 0\] info: rank 1 \([\w.:]+, pid \d+\) left the job",
     ):
         assert re.search(words, said), (words, said)

@@ -44,7 +44,7 @@ def test_replicas_that_differ_fail_the_job() -> None:
             while True:
                 series.allreduce(work)
         except herring.MismatchError as error:
-            assert "differ after 1 rounds" in str(error), error
+            assert "differ after 1 round:" in str(error), error
             print("told", flush=True)
     """,
     )

@@ -29,6 +29,7 @@ from herring.arrays.operations import Handle, submit
 from herring.arrays.runtime import job
 from herring.errors import InvalidArgumentError, MismatchError
 from herring.split import even_parts
+from herring.units import counted
 
 __all__ = [
     "allgather",
@@ -261,19 +262,21 @@ def checked_splits(
     if splits is None:
         if rows % ranks:
             raise InvalidArgumentError(
-                f"{kind}: {rows} rows cannot be split evenly over {ranks} ranks; give splits"
+                f"{kind}: {counted(rows, 'row')} cannot be split evenly over {ranks} ranks; give "
+                "splits"
             )
         return [rows // ranks] * ranks
     try:
         counts = [count_of(n, "a split") for n in splits]
     except (InvalidArgumentError, TypeError):
         raise InvalidArgumentError(
-            f"{kind}: splits is {shown(splits)}; it must be {ranks} integers that sum to {rows}, "
-            "or None"
+            f"{kind}: splits is {shown(splits)}; it must be {counted(ranks, 'integer')} with "
+            f"the sum {rows}, or None"
         ) from None
     if len(counts) != ranks or sum(counts) != rows or min(counts) < 0:
         raise InvalidArgumentError(
-            f"{kind}: splits is {counts}; it must be {ranks} integers that sum to {rows}"
+            f"{kind}: splits is {counts}; it must be {counted(ranks, 'integer')} with the sum "
+            f"{rows}"
         )
     return counts
 

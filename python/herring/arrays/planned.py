@@ -28,6 +28,7 @@ from herring.arrays.devices import find_compiler, stream_of
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.runtime import job, require_running
 from herring.errors import InvalidArgumentError
+from herring.units import counted
 
 __all__ = ["PlannedReduction"]
 
@@ -112,8 +113,8 @@ class PlannedReduction:
         bytes_by_dtype = ", ".join(f"{n} bytes of {dtype}" for dtype, n in self._planned.arenas)
         check_same(
             f"planned operation '{name}'",
-            f"{len(listed)} gradients, {bytes_by_dtype}, op {op}, wire dtype {wire_dtype}, "
-            f"notes of {note_bytes} bytes, plan {self._planned.signature:016x}",
+            f"{counted(len(listed), 'gradient')}, {bytes_by_dtype}, op {op}, wire "
+            f"dtype {wire_dtype}, notes of {note_bytes} bytes, plan {self._planned.signature:016x}",
             name=f"{name}.plan",
             group=group,
         )

@@ -10,6 +10,7 @@ import numpy as np
 from herring.arrays.collectives import check_same
 from herring.arrays.grouped import grouped_broadcast
 from herring.arrays.groups import Group, scope_of
+from herring.units import counted
 
 __all__ = ["broadcast_values"]
 
@@ -51,5 +52,5 @@ def _shortened(about: list[tuple[str, tuple[int, ...]]]) -> str:
     """Returns a text that differs whenever the lists differ, and is readable if it is short."""
     text = ", ".join(f"{dtype} {list(shape)}" for dtype, shape in about)
     if len(text) <= 2000:
-        return f"{len(about)} variables: {text}"
+        return f"{counted(len(about), 'variable')}: {text}"
     return f"{len(about)} variables: {text[:500]} ... #{hashlib.sha256(text.encode()).hexdigest()}"

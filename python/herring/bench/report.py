@@ -6,6 +6,7 @@ from typing import Any
 
 from herring.bench.communicator import Communicator
 from herring.bench.measure import Measurement
+from herring.units import counted
 
 _COLUMNS = (
     ("size", 12),
@@ -40,8 +41,8 @@ _UNITS = (
 def header(communicator: Communicator, operation: str, details: dict[str, Any]) -> str:
     """Returns the lines above the first row."""
     lines = [
-        f"# {communicator.name} {operation}: {communicator.size} workers,"
-        f" {communicator.num_nodes} nodes"
+        f"# {communicator.name} {operation}: {counted(communicator.size, 'worker')},"
+        f" {counted(communicator.num_nodes, 'node')}"
     ]
     lines += [f"# {key}: {_detail(key, value)}" for key, value in details.items()]
     lines.append(

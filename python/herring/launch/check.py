@@ -26,6 +26,7 @@ from herring.parts import install_command
 from herring.provenance import provenance
 from herring.rendezvous.network import interfaces, own_address
 from herring.rendezvous.settings import value_of
+from herring.units import counted
 from herring.version import version
 
 __all__ = ["Finding", "add_options", "findings", "handle", "trials"]
@@ -211,7 +212,7 @@ def _devices() -> list[Finding]:
     if not described:
         return [Finding("GPUs", f"none ({why})")]
     devices = described["devices"]
-    found = [Finding("GPU driver", f"{described['driver']}, {len(devices)} GPUs")]
+    found = [Finding("GPU driver", f"{described['driver']}, {counted(len(devices), 'GPU')}")]
     for index, each in enumerate(devices):
         major, minor = each["capability"]
         node = each["numa_node"]
@@ -301,7 +302,7 @@ def _proxies() -> Finding:
         return Finding(name, str(error), "note", "no job can run here before this is corrected")
     link = f"a link of {rate / 1e9:g} Gbit/s" if rate else "a link of unknown rate"
     nodes = ", in jobs of as many nodes" if proxies > 1 else ""
-    return Finding(name, f"{proxies}{nodes} ({link} at {address}, {cores} cores)")
+    return Finding(name, f"{proxies}{nodes} ({link} at {address}, {counted(cores, 'core')})")
 
 
 def _limits() -> list[Finding]:

@@ -14,6 +14,7 @@ from herring.errors import ConfigurationError
 from herring.launch.options import add_settings
 from herring.rendezvous.network import is_local_address
 from herring.rendezvous.settings import named
+from herring.units import counted
 
 __all__ = [
     "THIS_MACHINE",
@@ -165,7 +166,9 @@ def lay_out(hosts: tuple[Host, ...], workers: int | None, servers: int) -> Layou
     if not hosts:
         return Layout(((THIS_MACHINE, workers),), (THIS_MACHINE,) * servers)
     if workers > slots:
-        raise ConfigurationError(f"-n {workers}: the hosts have only {slots} slots; add slots")
+        raise ConfigurationError(
+            f"-n {workers}: the hosts have only {counted(slots, 'slot')}; add slots"
+        )
     placed = []
     left = workers
     for host in hosts:

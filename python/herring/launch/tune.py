@@ -22,6 +22,7 @@ from herring.launch.commands import module_command
 from herring.launch.findings import Finding, last_lines, run_job
 from herring.parts import install_command
 from herring.rendezvous.settings import value_of
+from herring.units import counted
 
 __all__ = ["Round", "judge", "tune"]
 
@@ -125,8 +126,8 @@ def judge(
         threads: Threads with which each rank added in the first stage.
         asked: The value of HERRING_NODE_STAGE outside these jobs.
     """
-    shared = ", which share GPU 0" if gpus < ranks else f" on {ranks} of {gpus} GPUs"
-    layout = f"planned rounds of {_BYTES // 10**6} MB, {ranks} ranks{shared}"
+    shared = ", which share GPU 0" if gpus < ranks else f" on {ranks} of {counted(gpus, 'GPU')}"
+    layout = f"planned rounds of {_BYTES // 10**6} MB, {counted(ranks, 'rank')}{shared}"
     found = [Finding(_NAME, layout), *(_line(one, threads) for one in rounds)]
     fastest = min((one for one in rounds if one.available), key=lambda one: one.seconds)
     last = rounds[-1]
@@ -217,6 +218,5 @@ def _line(one: Round, threads: int) -> Finding:
         return Finding(name, f"not available here: {one.added} was used", "note", one.why)
     text = f"{1e3 * one.seconds:9.3f} ms {_BYTES / one.seconds / 1e9:8.2f} GB/s per rank"
     if one.stage == "host":
-        plural = "" if threads == 1 else "s"
-        text += f"   {threads} thread{plural} per rank (HERRING_NODE_THREADS)"
+        text += f"   {counted(threads, 'thread')} per rank (HERRING_NODE_THREADS)"
     return Finding(name, text)

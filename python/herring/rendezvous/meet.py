@@ -39,6 +39,7 @@ from herring.rendezvous.network import (
     with_port,
 )
 from herring.rendezvous.settings import setting, value_of
+from herring.units import counted
 
 __all__ = ["Meeting", "meet", "meet_as_server", "meet_nobody", "read_secret_file"]
 
@@ -392,9 +393,9 @@ def _require_behind(server: ServerEnvironment, note: Mapping[str, str]) -> None:
     if server.rank is not None and server.rank < size:
         raise ConfigurationError(
             f"this server is rank {server.rank} of its launch ({server.rank_variable}), but the "
-            f"job waits for {size} workers: put the servers last, and set HERRING_SIZE to the "
-            "number of workers for these, as in 'mpirun -n 4 -x HERRING_SIZE=4 python train.py : "
-            "-n 2 herring server'"
+            f"job waits for {counted(size, 'worker')}: put the servers last, and set HERRING_SIZE "
+            "to the number of workers for these, as in 'mpirun -n 4 -x HERRING_SIZE=4 python "
+            "train.py : -n 2 herring server'"
         )
 
 

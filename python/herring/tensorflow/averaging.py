@@ -19,6 +19,7 @@ from herring.tensorflow.copies import say_copies
 from herring.tensorflow.graphs import name_of_use
 from herring.tensorflow.ops import read, update
 from herring.tensorflow.xla import refuse_xla
+from herring.units import counted
 
 __all__ = ["TensorAverager"]
 
@@ -93,7 +94,8 @@ class TensorAverager(Averager):
             return list(gradients)
         if len(gradients) != len(variables):
             raise InvalidArgumentError(
-                f"{self.name}: {len(gradients)} gradients for {len(variables)} variables"
+                f"{self.name}: {counted(len(gradients), 'gradient')} for "
+                f"{counted(len(variables), 'variable')}"
             )
         if tf.distribute.has_strategy():
             raise InvalidArgumentError(

@@ -80,7 +80,8 @@ class Attempts {
     if (!failure_.ok()) return failure_;
     if (left_ > 0 && !waiting_.why.ok()) return waiting_.why;
     if (left_ > 0) {
-      return Status(Code::kTimeout, concat("interrupted with ", left_, " connections missing"));
+      return Status(Code::kTimeout,
+                    concat("interrupted with ", counted(left_, "connection"), " missing"));
     }
     return std::move(found_);
   }

@@ -26,6 +26,8 @@ TEST(Concat, TextAndCharacters) {
   const char* where = "node";
   EXPECT_EQ(concat(text, ' ', 3, std::string_view(" of "), where), "rank 3 of node");
   EXPECT_EQ(concat(), "");
+  EXPECT_EQ(concat(counted(1, "worker"), " on ", counted(2, "node")), "1 worker on 2 nodes");
+  EXPECT_EQ(counted(0, "server"), "0 servers");
   EXPECT_EQ(concat("", std::string()), "");
 }
 

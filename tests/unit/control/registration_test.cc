@@ -283,7 +283,7 @@ TEST(Registration, ALateRankAndASurplusServerAreRefusedAlone) {
       << late.status().message();
   auto surplus = job.join(dedicated).get();
   EXPECT_EQ(surplus.status().code(), Code::kConfiguration);
-  EXPECT_TRUE(contains(surplus.status().message(), "expects 1 dedicated servers"));
+  EXPECT_TRUE(contains(surplus.status().message(), "expects 1 dedicated server "));
   ServerRegistration colocated;
   colocated.dedicated = false;
   colocated.node = 0;

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from herring.errors import ConfigurationError
-from herring.units import parse_rate, parse_seconds, parse_share
+from herring.units import counted, parse_rate, parse_seconds, parse_share
 from herring_lab.report import Chart, Table
 from herring_lab.simulate.answer import Answer, Job, Prices, answer, peer_steps
 from herring_lab.simulate.network import PEERS, Network
@@ -198,9 +198,9 @@ def table(
 
 def _fixed(network: Network, varied: str) -> str:
     parts = {
-        "nodes": f"{network.nodes} nodes",
-        "servers": f"{network.servers} servers" if varied != "nodes" else "",
-        "workers": f"{network.workers} worker{'s' if network.workers > 1 else ''} per node",
+        "nodes": counted(network.nodes, "node"),
+        "servers": counted(network.servers, "server") if varied != "nodes" else "",
+        "workers": f"{counted(network.workers, 'worker')} per node",
         "rate": f"{network.rate / 1e9:g} Gbit/s",
         "rtt": f"round trip {network.rtt * 1e6:g} us",
         "loss": f"{100 * network.loss:g} % lost" if network.loss else "",

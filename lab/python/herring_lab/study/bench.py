@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from herring.units import counted
 from herring_lab.emulate.cluster import Cluster, ClusterError
 from herring_lab.emulate.mpi import MPIS
 from herring_lab.emulate.runner import Plan, run
@@ -117,14 +118,10 @@ class Point:
         library = f"{self.library} ({self.algorithm})" if self.algorithm else self.library
         text = (
             f"{self.operation} of {self.size:,} bytes of {self.dtype} by {library} with "
-            f"{_count(self.workers, 'worker')} and {_count(self.servers, 'server')}"
+            f"{counted(self.workers, 'worker')} and {counted(self.servers, 'server')}"
         )
         settings = " ".join(f"{name}={value}" for name, value in self.settings.items())
         return f"{text} ({settings})" if settings else text
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def measure(network: Network, point: Point, iterations: int, warmup: int = 2) -> dict[str, Any]:

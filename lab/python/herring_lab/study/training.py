@@ -16,6 +16,7 @@ from typing import Any
 from herring import models
 from herring.errors import ConfigurationError
 from herring.parts import install_command
+from herring.units import counted
 from herring_lab.competitors import MissingLibraryError
 from herring_lab.emulate.cluster import ClusterError
 from herring_lab.emulate.runner import Plan, run
@@ -82,10 +83,6 @@ def model_step(
     return compute_seconds + nbytes * speed
 
 
-def _hosts(number: int) -> str:
-    return f"{number} host{'s' if number > 1 else ''}"
-
-
 def measure_training(
     network: Network, strategy: str, hosts: int, nbytes: float, compute_seconds: float, steps: int
 ) -> dict[str, Any]:
@@ -116,7 +113,7 @@ def measure_training(
             counters = cluster.total()
         if status != 0:
             raise ClusterError(
-                f"{_SHOWN[strategy]} on {_hosts(hosts)} ended with {status}: "
+                f"{_SHOWN[strategy]} on {counted(hosts, 'host')} ended with {status}: "
                 f"{log.read_text(errors='replace')[-1500:]}"
             )
         found = json.loads(result.read_text())
@@ -143,7 +140,7 @@ def training(scale: Scale) -> Table:
     rows: list[dict[str, Any]] = []
     alone: dict[str, float] = {}
     for index, (number, strategy) in enumerate(points):
-        scale.report(index, len(points), f"{_SHOWN[strategy]}, {_hosts(number)}")
+        scale.report(index, len(points), f"{_SHOWN[strategy]}, {counted(number, 'host')}")
         found = measure_training(network, strategy, number, nbytes, compute, scale.iterations)
         step = statistics.median(found["step_seconds"])
         alone.setdefault(strategy, step)

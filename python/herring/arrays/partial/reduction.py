@@ -27,6 +27,7 @@ from herring.arrays.partial.replay import Recorded, Replay
 from herring.arrays.partial.statistics import RoundInfo, RoundStatistics
 from herring.arrays.runtime import forget_job, job
 from herring.errors import InvalidArgumentError
+from herring.units import counted
 
 __all__ = ["PartialReduction", "allreduce_in_rounds", "flush", "partial_statistics"]
 
@@ -81,7 +82,7 @@ class PartialReduction:
                 quorum = quorum_of(sync, scope.size)
         check_same(
             f"the partial all-reduce '{self.name}'",
-            f"sync={sync!r}, {elements} elements of {dtype}, op {op}",
+            f"sync={sync!r}, {counted(elements, 'element')} of {dtype}, op {op}",
             name=f"{self.name}.sync",
             group=group,
         )

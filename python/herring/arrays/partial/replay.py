@@ -20,6 +20,7 @@ from herring.arrays.collectives import allgather_object, broadcast_object
 from herring.arrays.names import next_name
 from herring.arrays.runtime import job
 from herring.errors import InvalidArgumentError, MismatchError
+from herring.units import counted
 
 __all__ = ["Recorded", "Recorder", "Replay", "save"]
 
@@ -85,7 +86,8 @@ class Replay:
         workers, series = recording["workers"], recording["series"]
         if workers != job().size:
             raise InvalidArgumentError(
-                f"'{self.path}' was recorded with {workers} workers; this job has {job().size}"
+                f"'{self.path}' was recorded with {counted(workers, 'worker')}; this job has "
+                f"{job().size}"
             )
         if number >= len(series):
             raise InvalidArgumentError(
@@ -128,19 +130,19 @@ class Recorded:
         """
         if number >= len(self._steps) and not last:
             raise InvalidArgumentError(
-                f"{self._of} made {len(self._steps) - 1} contributions and flushed; more cannot be "
-                "repeated"
+                f"{self._of} made {counted(len(self._steps) - 1, 'contribution')} and flushed; "
+                "more cannot be repeated"
             )
         if number != len(self._steps) and last:
             raise InvalidArgumentError(
-                f"{self._of} made {len(self._steps) - 1} contributions before it flushed; now it "
-                f"flushes after {number - 1}"
+                f"{self._of} made {counted(len(self._steps) - 1, 'contribution')} before it "
+                f"flushed; now it flushes after {number - 1}"
             )
         then, waited = self._steps[number - 1]
         if then != taken:
             raise InvalidArgumentError(
-                f"{self._of} made contribution {number} after {then} results; now it has taken "
-                f"{taken}"
+                f"{self._of} made contribution {number} after {counted(then, 'result')}; now it "
+                f"has taken {taken}"
             )
         if bool(waited) != waits:
             raise InvalidArgumentError(
@@ -284,29 +286,29 @@ def _check(series: dict[str, Any], workers: int, where: str) -> None:
     for key, kind in _OPTIONS.items():
         if not isinstance(series[key], kind) and (kind, type(series[key])) != (float, int):
             raise _Damaged(f"{where} has {key} {series[key]!r}")
-    steps, counted = series["steps"], [0] * workers
+    steps, included = series["steps"], [0] * workers
     if len(steps) != workers:
-        raise _Damaged(f"{where} has steps of {len(steps)} workers, not of {workers}")
+        raise _Damaged(f"{where} has steps of {counted(len(steps), 'worker')}, not of {workers}")
     for number, contributors in enumerate(series["rounds"]):
         ranks = [rank for rank, _ in contributors]
         if not ranks or ranks != sorted(set(ranks)) or not 0 <= ranks[0] <= ranks[-1] < workers:
             raise _Damaged(f"{where}, round {number} has contributors {ranks} of {workers} workers")
         for rank, upto in contributors:
-            if not counted[rank] < upto <= len(steps[rank]):
+            if not included[rank] < upto <= len(steps[rank]):
                 raise _Damaged(
                     f"{where}, round {number} counts contribution {upto} of rank {rank}, which "
-                    f"made {len(steps[rank])}, {counted[rank]} of them counted before"
+                    f"made {len(steps[rank])}, {included[rank]} of them counted before"
                 )
-            counted[rank] = upto
+            included[rank] = upto
             taken, _ = steps[rank][upto - 1]
             if taken > number:
                 raise _Damaged(
                     f"{where}, round {number} counts contribution {upto} of rank {rank}, which was "
-                    f"made after {taken} results"
+                    f"made after {counted(taken, 'result')}"
                 )
     for rank, made in enumerate(steps):
-        if counted[rank] != len(made) or not made:
-            raise _Damaged(f"{where} counts {counted[rank]} of {len(made)} steps of rank {rank}")
+        if included[rank] != len(made) or not made:
+            raise _Damaged(f"{where} counts {included[rank]} of {len(made)} steps of rank {rank}")
         due = 0
         for number, (taken, waited) in enumerate(made, 1):
             if not isinstance(taken, int) or taken < due:

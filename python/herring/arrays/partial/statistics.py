@@ -13,6 +13,7 @@ from herring import _core
 from herring.arrays.partial.replay import Recorder
 from herring.arrays.partial.replay import save as save_recording
 from herring.errors import ConfigurationError, InvalidArgumentError
+from herring.units import counted
 
 __all__ = ["RoundInfo", "RoundStatistics"]
 
@@ -112,20 +113,20 @@ class RoundStatistics:
             return "no rounds"
         counts = np.array(self.rounds)
         lines = [
-            f"{len(counts)} rounds; contributors {counts[:, 0].mean():.1f} on average "
+            f"{counted(len(counts), 'round')}; contributors {counts[:, 0].mean():.1f} on average "
             f"({counts[:, 0].min()} to {counts[:, 0].max()}), waiting for the round "
             f"{counts[:, 1].mean():.1f} ({counts[:, 1].min()} to {counts[:, 1].max()})",
             "staleness: "
-            + ", ".join(f"{k} rounds: {n}" for k, n in sorted(self.staleness.items())),
+            + ", ".join(f"{counted(k, 'round')}: {n}" for k, n in sorted(self.staleness.items())),
         ]
         for rank, times in sorted(self.late.items(), key=lambda item: -sum(item[1])):
             lines.append(
-                f"rank {rank} was late {len(times)} times, by {np.mean(times) * 1e3:.1f} ms on "
-                f"average, {np.max(times) * 1e3:.1f} ms at most"
+                f"rank {rank} was late {counted(len(times), 'time')}, by "
+                f"{np.mean(times) * 1e3:.1f} ms on average, {np.max(times) * 1e3:.1f} ms at most"
             )
-        for rank, counted, announced in self.lost:
+        for rank, upto, announced in self.lost:
             lines.append(
-                f"rank {rank} is gone: {counted} contributions counted, {announced - counted} "
+                f"rank {rank} is gone: {counted(upto, 'contribution')} counted, {announced - upto} "
                 "announced and not counted"
             )
         return "\n".join(lines)

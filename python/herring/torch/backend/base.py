@@ -28,6 +28,7 @@ from herring.torch.backend.outside import outside_graphs
 from herring.torch.backend.tensors import Blocks, first_tensor, limit_of, option
 from herring.torch.backend.works import JoinedWork, Operations, OperationWork, Owner
 from herring.torch.hook_calls import current_hook_call
+from herring.units import counted
 
 __all__ = ["BaseProcessGroup", "routed"]
 
@@ -325,8 +326,8 @@ class BaseProcessGroup(dist.ProcessGroup):
     def _require_one_each(self, blocks: Sequence[torch.Tensor], kind: str) -> None:
         if len(blocks) != self.size():
             raise InvalidArgumentError(
-                f"{kind}: the list has {len(blocks)} tensors; it must have one for each of "
-                f"{self.size()} ranks"
+                f"{kind}: the list has {counted(len(blocks), 'tensor')}; it must have one for each "
+                f"rank, {self.size()} in all"
             )
 
     def _require_size(self, given: torch.Tensor, output: torch.Tensor, kind: str) -> None:

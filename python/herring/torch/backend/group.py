@@ -26,6 +26,7 @@ from herring.torch.backend.tensors import (
     option,
 )
 from herring.torch.backend.works import JoinedWork, Operations, back_to
+from herring.units import counted
 
 __all__ = ["HerringProcessGroup"]
 
@@ -89,7 +90,7 @@ class HerringProcessGroup(ReducingProcessGroup):
                 raise InvalidArgumentError(
                     f"all_gather_coalesced: outputs are lists of {[len(each) for each in outputs]} "
                     f"tensors; there must be one for each of {self.size()} ranks, with "
-                    f"{len(tensors)} tensors"
+                    f"{counted(len(tensors), 'tensor')}"
                 )
         works = [
             self._plain(self.allgather, [[each[i] for each in outputs]], [tensor], opts)
