@@ -2,8 +2,8 @@
 
     python tests/device/soak.py --runs 1000 --first 1
 
-Each run is a job of `gpu_scripts.py` or `butterfly_scripts.py` in `tests/python`. The first job
-that fails or hangs ends the program.
+Each run is a job of one of `PROGRAMS`, which lie in `tests/python/programs`. The first job that
+fails or hangs ends the program.
 """
 
 from __future__ import annotations
@@ -16,17 +16,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 
-from butterfly_scripts import BITS, MANY
-from gpu_scripts import COLLECTIVES, ROUNDS
 from gpus import ENVIRONMENT
-from jobs import run_job
+from jobs import program, run_job
 
-SCRIPTS = {
-    "collectives": COLLECTIVES,
-    "rounds": ROUNDS,
-    "butterfly bits": BITS,
-    "many butterflies": MANY,
-}
+PROGRAMS = ("gpu_collectives", "gpu_rounds", "butterfly_bits", "butterfly_many")
 
 
 def layout_of(choice: random.Random) -> list[str]:
@@ -46,8 +39,8 @@ def main() -> int:
     for seed in range(options.first, options.first + options.runs):
         choice = random.Random(seed)
         layout, jitter = layout_of(choice), choice.choice((0, 50, 300, 2000))
-        what = choice.choice(tuple(SCRIPTS))
-        job = run_job(layout, SCRIPTS[what], timeout=120, JITTER=str(jitter), **ENVIRONMENT)
+        what = choice.choice(PROGRAMS)
+        job = run_job(layout, program(what), timeout=120, JITTER=str(jitter), **ENVIRONMENT)
         if job.returncode != 0:
             print(f"seed {seed} ({what}, {' '.join(layout)}, jitter {jitter} us): {job.stdout}")
             return 1

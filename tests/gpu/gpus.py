@@ -1,4 +1,4 @@
-"""Arrays on real GPUs for the scripts of `tests/python/gpu_scripts.py`, made with torch.
+"""Arrays on real GPUs, made with torch, for the programs of `tests/python/programs/gpu_*.py`.
 
 This module has the interface of `tests/python/gpus.py`, whose driver is a stand-in for CUDA's.
 For what only the stand-in can count, this driver returns fixed values.
@@ -13,8 +13,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+_HERE = Path(__file__).resolve().parent
+# Programs find this module, and what programs share.
+_PATHS = (_HERE, _HERE.parent / "python" / "programs")
 ENVIRONMENT = {
-    "PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}".rstrip(":"),
+    "PYTHONPATH": ":".join([*map(str, _PATHS), os.environ.get("PYTHONPATH", "")]).rstrip(":"),
 }
 
 

@@ -16,10 +16,8 @@ if not torch.cuda.is_available():
     pytest.skip("torch sees no GPU", allow_module_level=True)
 sys.path.append(str(Path(__file__).resolve().parents[1] / "python"))  # after this folder
 
-from butterfly_scripts import BITS, MANY  # noqa: E402
-from gpu_scripts import COLLECTIVES, GATHERS, ROUNDS, STAGES  # noqa: E402
 from gpus import ENVIRONMENT  # noqa: E402
-from jobs import expect_success, run_job  # noqa: E402
+from jobs import expect_success, program, run_job  # noqa: E402
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -30,194 +28,23 @@ LAYOUTS = {
     "dedicated-server": ["-n", "3", "--nodes", "3", "--servers", "1"],
 }
 
-# Compares training steps with the same steps on one rank without Herring. Meanwhile, kernels run in
-# another stream and memory is freed.
-TRAINING = """
-import torch
-import herring.torch
-herring.init()
-rank, size = herring.rank(), herring.size()
-torch.cuda.set_device(rank % torch.cuda.device_count())
-
-def model():
-    torch.manual_seed(7)
-    return torch.nn.Sequential(
-        torch.nn.Linear(300, 2000), torch.nn.Tanh(), torch.nn.Linear(2000, 2000), torch.nn.Tanh(),
-        torch.nn.Linear(2000, 10),
-    ).cuda().double()
-
-def batch(step, of):
-    torch.manual_seed(100 * step + of)
-    return torch.randn(16, 300, dtype=torch.float64).cuda()
-
-for wrapper in ("ddp", "views", "optimizer"):
-    mine, alone = model(), model()
-    optimizer = torch.optim.SGD(mine.parameters(), lr=0.1)
-    if wrapper == "optimizer":
-        forward = mine
-        optimizer = herring.torch.DistributedOptimizer(optimizer, mine.named_parameters())
-    else:
-        forward = herring.torch.DistributedDataParallel(
-            mine, gradient_as_bucket_view=wrapper == "views")
-    reference = torch.optim.SGD(alone.parameters(), lr=0.1)
-    side = torch.cuda.Stream()
-    for step in range(8):
-        optimizer.zero_grad()
-        with torch.cuda.stream(side):
-            torch.cuda._sleep(2_000_000)
-        forward(batch(step, rank)).square().mean().backward()
-        if step % 3 == 1:
-            torch.cuda.empty_cache()
-        optimizer.step()
-        reference.zero_grad()
-        (sum(alone(batch(step, r)).square().mean() for r in range(size)) / size).backward()
-        reference.step()
-        for p, q in zip(mine.parameters(), alone.parameters()):
-            assert torch.allclose(p, q, rtol=1e-9, atol=1e-12), (wrapper, step)
-    (forward if wrapper != "optimizer" else optimizer).close()
-
-tensor = torch.full((1000, 1000), float(rank), device="cuda")
-torch.cuda._sleep(20_000_000)
-tensor += 1
-herring.torch.allreduce(tensor, "sum")
-assert (tensor == sum(r + 1 for r in range(size))).all()
-graph = torch.cuda.CUDAGraph()
-try:
-    with torch.cuda.graph(graph):
-        herring.torch.allreduce(tensor, "sum", name="captured")
-except herring.InvalidArgumentError as error:
-    assert "captured for a CUDA graph" in str(error)
-else:
-    raise AssertionError("a capture was not refused")
-herring.shutdown()
-"""
-
-# The result is ready for the stream that is current during the call of `synchronize`.
-HOROVOD = """
-import torch
-import herring.horovod.torch as hvd
-hvd.init()
-rank, size = hvd.rank(), hvd.size()
-torch.cuda.set_device(rank % torch.cuda.device_count())
-total = sum(r + 1 for r in range(size))
-for start in (hvd.allreduce_async, hvd.allreduce_async_):
-    tensor = torch.full((1_000_000,), float(rank), device="cuda")
-    torch.cuda._sleep(20_000_000)
-    tensor += 1
-    handle = start(tensor, op=hvd.Sum)
-    with torch.cuda.stream(torch.cuda.Stream()):
-        found = hvd.synchronize(handle)
-        assert (found * 2 == 2 * total).all() and found.is_cuda
-    assert (found is tensor) == (start is hvd.allreduce_async_)
-    torch.cuda.synchronize()
-pair = [torch.full((n,), rank + 1, device="cuda") for n in (7, 70_000)]
-torch.cuda._sleep(20_000_000)
-for one in pair:
-    one += 1
-assert all((one == total + size).all() for one in hvd.grouped_allreduce(pair, op=hvd.Sum))
-assert (hvd.broadcast(pair[1], size - 1) == size + 1).all()
-assert (hvd.allreduce(pair[1], op=hvd.Average) == int((total + size) / size)).all()
-hvd.shutdown()
-"""
-
-# Tests calls whose tensors torch copies to host memory and back, in a stream with queued work.
-COPIED = """
-import torch
-import torch.distributed as dist
-import herring.torch
-dist.init_process_group("herring", init_method="herring://")
-rank, size = herring.rank(), herring.size()
-torch.cuda.set_device(rank % torch.cuda.device_count())
-N = 100_000
-
-def late(value, n=N):
-    tensor = torch.full((n,), -1.0, device="cuda")
-    torch.cuda._sleep(20_000_000)
-    return tensor.fill_(value)
-
-def blocks(*values):
-    return torch.cat([torch.full((N,), float(v), device="cuda") for v in values])
-
-with torch.cuda.stream(torch.cuda.Stream()):
-    everyone = blocks(*range(size))
-    assert torch.equal(herring.torch.allgather(late(rank)), everyone)
-    found = herring.torch.gather(late(rank))
-    assert found is None if rank else torch.equal(found, everyone)
-    assert (herring.torch.reduce_scatter(late(rank, size * N), "sum") == sum(range(size))).all()
-    assert torch.equal(herring.torch.alltoall(late(rank, size * N)), everyone)
-    assert (herring.torch.scatter(late(5, size * N), 0) == 5).all()
-    grown = late(rank).requires_grad_()
-    herring.torch.functional.allgather(grown).sum().backward()
-    assert (grown.grad == size).all()
-
-    # Outputs that are still to be written to when the call is made.
-    output = late(-2)
-    dist.scatter(output, list(everyone.chunk(size)) if rank == 0 else None)
-    assert (output == rank).all()
-    output = late(-2, size * N)
-    dist.all_gather_into_tensor(output, late(rank))
-    assert torch.equal(output, everyone)
-    output = late(-2, size * N)
-    dist.all_to_all_single(output, late(rank, size * N))
-    assert torch.equal(output, everyone)
-    if size > 1:
-        output = late(-2)
-        works = dist.batch_isend_irecv([
-            dist.P2POp(dist.isend, late(rank), (rank + 1) % size),
-            dist.P2POp(dist.irecv, output, (rank - 1) % size)])
-        [work.wait() for work in works]
-        assert (output == (rank - 1) % size).all()
-
-    norm = herring.torch.SyncBatchNorm(3).cuda().double()
-    alone = torch.nn.BatchNorm1d(3).cuda().double()
-    torch.manual_seed(1)
-    whole = torch.randn(4 * size, 3, dtype=torch.float64, device="cuda")
-    torch.cuda._sleep(20_000_000)
-    mine = (2 * whole)[4 * rank : 4 * rank + 4]
-    assert torch.allclose(norm(mine), alone(2 * whole)[4 * rank : 4 * rank + 4])
-
-    model = torch.nn.Linear(1000, 1, bias=False).cuda()
-    torch.nn.init.zeros_(model.weight)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    sync = herring.Quorum(size, staleness=0)
-    ddp = herring.torch.DistributedDataParallel(model, sync=sync if size > 1 else "full")
-    for step in range(3):
-        optimizer.zero_grad()
-        ddp(late(float(rank + 1), 1000)).sum().backward()
-        for _ in ddp.rounds() if size > 1 else [None]:
-            optimizer.step()
-    for _ in ddp.flush() if size > 1 else []:
-        optimizer.step()
-    average = sum(range(1, size + 1)) / size
-    assert torch.allclose(model.weight, torch.full_like(model.weight, -3 * average))
-    ddp.close()
-
-moving = torch.nn.Linear(4, 2).cuda()
-ddp = herring.torch.DistributedDataParallel(moving, name="moving")
-moving.cpu()
-text = "was on cuda:%d when 'moving' was made and is on cpu now" % torch.cuda.current_device()
-raises(herring.InvalidArgumentError, text, moving(torch.ones(1, 4)).sum().backward)
-ddp.close()
-dist.destroy_process_group()
-"""
-
-
-SCRIPTS = {
-    "collectives": COLLECTIVES,
-    "gathers": GATHERS,
-    "rounds": ROUNDS,
-    "training": TRAINING,
-    "horovod": HOROVOD,
-    "copied": COPIED,
-    "butterfly-bits": BITS,
-    "many-butterflies": MANY,
+HERE = Path(__file__).parent / "programs"
+PROGRAMS = {
+    "collectives": program("gpu_collectives"),
+    "gathers": program("gpu_gathers"),
+    "rounds": program("gpu_rounds"),
+    "training": program("torch_training", folder=HERE),
+    "horovod": program("torch_horovod", folder=HERE),
+    "copied": program("torch_copied", folder=HERE),
+    "butterfly-bits": program("butterfly_bits"),
+    "many-butterflies": program("butterfly_many"),
 }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_right(name: str, layout: str) -> None:
-    expect_success(run_job(LAYOUTS[layout], SCRIPTS[name], timeout=150, **ENVIRONMENT))
+    expect_success(run_job(LAYOUTS[layout], PROGRAMS[name], timeout=150, **ENVIRONMENT))
 
 
 @pytest.mark.parametrize("layout", ["one-node", "two-nodes", "four"])
@@ -226,7 +53,9 @@ def test_gpus_add_with_the_bits_of_processors(stage: str, layout: str) -> None:
     options = {**LAYOUTS, "four": ["-n", "4"]}[layout]
     nodes = "2" if layout == "two-nodes" else "1"
     environment = {"WANTED": stage, "HERRING_NODE_STAGE": stage, "GPUS": "1", "NODES": nodes}
-    expect_success(run_job(options, STAGES, timeout=150, **environment, **ENVIRONMENT))
+    expect_success(
+        run_job(options, program("gpu_stages"), timeout=150, **environment, **ENVIRONMENT)
+    )
 
 
 def test_check_measures_each_stage() -> None:

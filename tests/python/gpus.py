@@ -26,6 +26,9 @@ TORCH_ENVIRONMENT = {
     "PYTHONPATH": f"{Path(__file__).parent / 'on_gpus'}:{ENVIRONMENT['PYTHONPATH']}",
 }
 
+# The first line of a short script whose arrays lie on GPUs; it joins the job.
+GPUS = "from gpu_job import GpuArray, driver, gpus, rank, size\n"
+
 _CODES = {"i": 0, "u": 1, "f": 2, "b": 6, "c": 5}
 
 

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from butterfly_scripts import BITS, MANY
-from gpu_scripts import GPUS
-from gpus import ENVIRONMENT, FOLDER
-from jobs import LAYOUTS, expect_success, run_job
+from gpus import ENVIRONMENT, FOLDER, GPUS
+from jobs import LAYOUTS, expect_success, program, run_job
 from standin import STANDIN
 
 pytestmark = [pytest.mark.timeout(150), STANDIN]
@@ -18,12 +16,16 @@ pytestmark = [pytest.mark.timeout(150), STANDIN]
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 def test_the_bits_of_the_host(size: int) -> None:
-    expect_success(run_job(["-n", str(size)], BITS, JITTER="100", timeout=120, **ENVIRONMENT))
+    expect_success(
+        run_job(
+            ["-n", str(size)], program("butterfly_bits"), JITTER="100", timeout=120, **ENVIRONMENT
+        )
+    )
 
 
 @pytest.mark.parametrize("layout", ["one-node", "colocated-servers", "dedicated-servers"])
 def test_many_at_a_time(layout: str) -> None:
-    expect_success(run_job(LAYOUTS[layout], MANY, timeout=120, **ENVIRONMENT))
+    expect_success(run_job(LAYOUTS[layout], program("butterfly_many"), timeout=120, **ENVIRONMENT))
 
 
 def test_bfloat16_and_arrays_that_begin_anywhere() -> None:

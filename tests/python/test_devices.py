@@ -10,9 +10,8 @@ import sys
 
 import pytest
 
-from gpu_scripts import COLLECTIVES, GATHERS, GPUS, ROUNDS
-from gpus import ENVIRONMENT
-from jobs import LAYOUTS, expect_success, run_job
+from gpus import ENVIRONMENT, GPUS
+from jobs import LAYOUTS, expect_success, program, run_job
 from standin import STANDIN
 
 pytestmark = [pytest.mark.timeout(150), STANDIN]
@@ -20,13 +19,11 @@ pytestmark = [pytest.mark.timeout(150), STANDIN]
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("stage", ["auto", "host"])
-@pytest.mark.parametrize(
-    "script", [COLLECTIVES, GATHERS, ROUNDS], ids=["collectives", "gathers", "rounds"]
-)
-def test_right_under_jitter(script: str, layout: str, stage: str) -> None:
-    if script != ROUNDS and stage == "host":
+@pytest.mark.parametrize("name", ["gpu_collectives", "gpu_gathers", "gpu_rounds"])
+def test_right_under_jitter(name: str, layout: str, stage: str) -> None:
+    if name != "gpu_rounds" and stage == "host":
         pytest.skip("only planned rounds have a choice")
-    expect_success(run_job(LAYOUTS[layout], script, HERRING_NODE_STAGE=stage, **ENVIRONMENT))
+    expect_success(run_job(LAYOUTS[layout], program(name), HERRING_NODE_STAGE=stage, **ENVIRONMENT))
 
 
 def test_a_plan_on_a_gpu_may_have_no_gradients() -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scripts import GPUS, STAGES
-from gpus import ENVIRONMENT
-from jobs import expect_success, run_job
+from gpus import ENVIRONMENT, GPUS
+from jobs import expect_success, program, run_job
 from standin import STANDIN
 
 pytestmark = [pytest.mark.timeout(150), STANDIN]
@@ -25,7 +24,9 @@ STAGE_LAYOUTS = {
 @pytest.mark.parametrize("layout", STAGE_LAYOUTS)
 def test_gpus_add_with_the_bits_of_processors(layout: str) -> None:
     options, wanted, environment = STAGE_LAYOUTS[layout]
-    expect_success(run_job(options, STAGES, WANTED=wanted, **environment, **ENVIRONMENT))
+    expect_success(
+        run_job(options, program("gpu_stages"), WANTED=wanted, **environment, **ENVIRONMENT)
+    )
 
 
 @pytest.mark.parametrize("layout", ["two-gpus", "two-nodes"])
@@ -268,7 +269,9 @@ herring.shutdown()
 
 
 def test_a_stage_that_is_not_to_be_had_is_said() -> None:
-    job = run_job(["-n", "2"], STAGES, WANTED="staged", HERRING_NODE_STAGE="ipc", **ENVIRONMENT)
+    job = run_job(
+        ["-n", "2"], program("gpu_stages"), WANTED="staged", HERRING_NODE_STAGE="ipc", **ENVIRONMENT
+    )
     said = expect_success(job)
     assert "HERRING_NODE_STAGE is ipc, which is not available on this node; using staged" in said
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scripts import GPUS
-from gpus import ENVIRONMENT
+from gpus import ENVIRONMENT, GPUS
 from jobs import LAYOUTS, expect_success, run_job
 from standin import STANDIN
 

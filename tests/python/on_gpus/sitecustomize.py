@@ -1,8 +1,9 @@
-"""Lets workers take tensors of the CPU for ones on a GPU: the stand-in's, with the same memory.
+"""Makes workers treat CPU tensors as tensors on the stand-in's GPU; memory is not copied.
 
-So `herring.torch` runs its ways for GPUs without one: arenas on the device, copies out and back,
-and their order. What torch queues is done at once, so CUDA does not order the streams of the two.
-The benchmark has a stream, in which what is copied back is ordered: it must wait for that.
+So the code of `herring.torch` for GPUs runs without one: arenas on the device, copies out and back,
+and their order. Torch executes at once what a GPU would queue, so nothing orders torch's work with
+the stand-in's streams. The benchmark orders what is copied back in a stream of its own, for which
+it must wait.
 """
 
 from __future__ import annotations
@@ -16,5 +17,5 @@ if "HERRING_RANK" in os.environ:
 
     devices.gpu_of = lambda tensor: 0
     devices.exported = Adopted
-    layout._GPU_BATCH_BYTES = layout._BATCH_BYTES  # for small models, too, some go early
+    layout._GPU_BATCH_BYTES = layout._BATCH_BYTES  # Small models send some gradients early, too.
     gpus.Gpus = BenchGpus

@@ -1,0 +1,77 @@
+"""Runs rounds in which GPUs add; the results have the same bits as sums in host memory."""
+
+import os
+import random
+
+import numpy as np
+
+import herring
+from gpu_job import GpuArray, driver, gpus, rank, size
+
+wanted = os.environ["WANTED"]
+gpus = int(os.environ.get("GPUS", gpus))
+total = 200_003 + 7 + 600_000 + 50_001
+for dtype in (np.float32, np.float64, np.float16, np.int32):
+    op = "average" if np.issubdtype(dtype, np.floating) else "max"
+    sizes = [(n, np.dtype(dtype).name) for n in (200_003, 7, 600_000, 50_001)]
+    plan, reference = (
+        herring.PlannedReduction(sizes, name=name, op=op, device=gpu, buffer_bytes=1 << 19)
+        for name, gpu in (("gpu", rank % gpus), ("host", None))
+    )
+    [(_, nbytes)] = plan.arenas
+    items = nbytes // np.dtype(dtype).itemsize
+    arena = GpuArray(np.zeros(items, dtype), rank % gpus)
+    plan.place([arena])
+    host = reference.arena(0).view(dtype)
+    numbers = np.random.default_rng(rank)
+    copied = driver.bytes()
+    for step in range(8):
+        active = not (step in (3, 5) and rank == size - 1 and size > 1)
+        values = (100 * numbers.standard_normal(items)).astype(dtype)
+        if active:
+            if np.issubdtype(dtype, np.floating) and rank == 0:
+                values[step] = [np.nan, np.inf, -0.0, 6e-8][step % 4]
+            host[:] = values
+        if step == 3:
+            copied = driver.bytes()
+        plan.begin(active)
+        if active:
+            arena.store(values, 1000)
+            order = list(range(len(sizes)))
+            random.shuffle(order)
+            for index in order:
+                plan.ready(index)
+        plan.wait()
+        reference.begin(active)
+        if active:
+            reference.ready_all(range(len(sizes)))
+        reference.wait()
+        assert plan.contributors == reference.contributors == size - (step in (3, 5) and size > 1)
+        stage = plan.node_stage
+        assert stage == (wanted if step > 1 else "host"), (stage, step)
+        found = arena.get()
+        for _, offset, count in plan.placements:
+            part = slice(offset // arena.dtype.itemsize, (offset + count) // arena.dtype.itemsize)
+            same = found[part].tobytes() == host[part].tobytes()
+            assert same, (dtype, step, found[part][:4], host[part][:4])
+        if active and dtype == np.float32:
+            arena.scale(2, 500)  # Neighbours' results must not overtake this.
+    if copied and dtype == np.float32:
+        out, back, _ = (now - then for now, then in zip(driver.bytes(), copied))
+        nodes = int(os.environ.get("NODES", 1))
+        rounds_out = 3 if rank == size - 1 and size > 1 else 5
+        whole, commands = 4 * total, 5 * 64 * len(plan.buffers)
+        if wanted == "ipc" and nodes == 1:
+            assert out == 0 and back <= commands, (out, back)
+        elif wanted == "ipc":
+            # One sum leaves each node.
+            assert 0 < out < whole * 5 and whole * 5 <= back <= whole * 5 + commands, (out, back)
+        elif wanted == "staged":
+            # A rank copies out what others add and its sum; it copies in what it adds, and sums.
+            assert whole * rounds_out <= out <= whole * 5, (out, whole, rounds_out)
+            most = whole * (2 if nodes == 1 else 3)
+            assert whole * 5 <= back <= most * 5 + commands, (back, whole)
+    plan.close()
+    reference.close()
+assert driver.threads() == 1
+herring.shutdown()
