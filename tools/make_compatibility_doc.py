@@ -41,27 +41,29 @@ PAGE_TEXT = """\
 ## Systems
 
 Herring runs on little-endian Linux with Python {oldest} to {newest}. It is tested on Debian 12 for
-x86-64. `make check-aarch64` compiles the core for aarch64, where it was not run. A build needs
-g++ 12 or newer and OpenSSL 3. Processes of one job must speak the same protocol version
+x86-64. For aarch64, `make check-aarch64` compiles the core, but nobody has run it there. A build
+needs g++ 12 or newer and OpenSSL 3. All processes of a job must speak the same protocol version
 ([versions](protocol.md#versions)).
 
 ## Frameworks
 
-`make test` and `make test-frameworks` install these versions. Versions in between should work.
+`make test` and `make test-frameworks` install the tested versions. Versions from the lowest allowed
+to the tested one should work, but were not tested. An empty cell allows any version.
 
 | framework | tested | lowest allowed | page |
 |---|---|---|---|
 {rows}
 
-Scripts for Horovod meet the API of Horovod {horovod}: [from Horovod](horovod.md).
+Scripts for Horovod find the API of Horovod {horovod}: [from Horovod](horovod.md).
 
 ## Launchers
 
-`make test-clusters` and `make test` start jobs under these ([launching](launching.md#tested)):
+`make test` and `make test-clusters` start jobs under these launchers
+([how](launching.md#tested)):
 
 | launcher | tested |
 |---|---|
-| torchrun | of PyTorch {torch} |
+| torchrun | PyTorch {torch} |
 | Slurm | 22.05 |
 | OpenSSH (`herring run -H`) | 9.2 |
 | Open MPI | 4.1 |
@@ -70,9 +72,9 @@ Scripts for Horovod meet the API of Horovod {horovod}: [from Horovod](horovod.md
 
 ## GPUs
 
-CUDA 11.7 or later is loaded when the first array of a GPU comes. An NVIDIA H100 and an H200 were
-tested, one GPU each ([what was measured](gpu-report.md)). Machines with several GPUs were not
-tried.
+Arrays on NVIDIA GPUs need a driver for CUDA 11.7 or newer. Herring loads it for the first such
+array. One H100 and one H200 were tested ([what was measured](gpu-report.md)). Machines with several
+GPUs were not.
 """
 GUIDES = {
     "torch": "[PyTorch](pytorch.md), [backend](torch-distributed.md)",
