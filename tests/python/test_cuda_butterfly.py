@@ -63,63 +63,7 @@ herring.shutdown()
 
 
 def test_where_nothing_comes_of_a_call_its_array_is_untouched() -> None:
-    script = """
-array = GpuArray(np.full(500_000, 7, np.float32))
-def untouched():
-    time.sleep(0.05)
-    return (array.get() == 7).all()
-
-warm = GpuArray(np.ones(10, np.float32))
-herring.allreduce(warm, algorithm="cuda-butterfly", prescale=0.5)
-for scale in (1.0, 0.5):
-    options = {"prescale": scale, "algorithm": "cuda-butterfly"}
-    # Too late.
-    if rank == 0:
-        raises(herring.TimeoutError, "rank 1", herring.allreduce, array, name="late", timeout=1,
-               **options)
-    else:
-        time.sleep(1.5)
-        raises(herring.TimeoutError, "'late'", herring.allreduce, array, name="late", **options)
-    assert untouched()
-    # Refused by one rank, and by all.
-    driver.capture(array.stream, rank == 1)
-    text = "is being captured for a CUDA graph" if rank == 1 else "was refused by rank 1"
-    raises(herring.InvalidArgumentError, text, herring.allreduce, array, name="c", **options)
-    driver.capture(array.stream, False)
-    assert untouched()
-    raises(herring.MismatchError, "op max", herring.allreduce, array, "max" if rank else "sum",
-           name="m", **options)
-    assert untouched()
-herring.allreduce(array, "sum", algorithm="cuda-butterfly")
-assert (array.get() == 7 * size).all()
-driver.synchronize(0)
-herring.shutdown()
-"""
-    expect_success(run_job(["-n", "2"], GPUS + script, **ENVIRONMENT))
-
-
-FAILING = (
-    GPUS
-    + """
-first = GpuArray(np.ones(1_000_000, np.float32))
-herring.allreduce(first, "sum", algorithm="cuda-butterfly") if os.environ["WARM"] == "1" else None
-herring.barrier()
-before, start = driver.calls(None), time.monotonic()
-if rank == 0:
-    driver.fail(None, int(os.environ["NTH"]), 719, os.environ["STICKY"] == "1")
-try:
-    for _ in range(3):
-        herring.allreduce(first, "sum", algorithm="cuda-butterfly")
-    print(f"rank {rank}: no error")
-except herring.HerringError as error:
-    print(f"rank {rank}: {type(error).__name__}: {error}")
-assert time.monotonic() - start < 3, "an error came late"
-driver.fail(None, 0, 0, False)
-driver.synchronize(0)  # no stream waits for what does not come
-if rank == 0:
-    print("calls", driver.calls(None) - before)
-"""
-)
+    expect_success(run_job(["-n", "2"], program("butterfly_untouched"), **ENVIRONMENT))
 
 
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
@@ -128,7 +72,7 @@ def test_a_driver_that_fails_ends_in_an_error_on_all_ranks(sticky: bool, warm: b
     for nth in (1, 12, 20, 33, 50):
         job = run_job(
             ["-n", "2", "--keep-going"],
-            FAILING,
+            program("butterfly_driver_fails"),
             NTH=str(nth),
             STICKY=str(int(sticky)),
             WARM=str(int(warm)),
@@ -146,70 +90,14 @@ def test_a_driver_that_fails_ends_in_an_error_on_all_ranks(sticky: bool, warm: b
 @pytest.mark.parametrize("moment", ["before", "announced", "moving"])
 @pytest.mark.parametrize("how", ["dies", "leaves"])
 def test_who_ends_in_the_middle_parks_nobody(how: str, moment: str) -> None:
-    script = """
-how, moment = os.environ["HOW"], os.environ["MOMENT"]
-array = GpuArray(np.ones(6_000_000, np.float32), 0)
-herring.allreduce(array, "sum", name="warm", algorithm="cuda-butterfly")
-herring.barrier()
-if rank == 1:
-    if moment != "before":
-        # With a kernel of 300 ms before its array is made, so that the others have begun.
-        array.fill(1, 300_000 if moment == "moving" else 0)
-        handle = herring.allreduce_async(array, "sum", name="x", algorithm="cuda-butterfly")
-    if moment == "moving":
-        time.sleep(0.2)
-    if how == "dies":
-        os.kill(os.getpid(), signal.SIGKILL)
-    herring.shutdown()
-    os._exit(0)
-start = time.monotonic()
-try:
-    herring.allreduce(array, "sum", name="x", algorithm="cuda-butterfly")
-    print(f"rank {rank}: no error")
-    assert moment == "announced"  # it may be over before the end
-except herring.HerringError as error:
-    print(f"rank {rank}: {type(error).__name__}: {error}")
-assert time.monotonic() - start < 4, time.monotonic() - start
-array.scale(2)
-array.get()
-driver.synchronize(0)  # no stream waits for what does not come
-del array
-print("nobody is parked")
-"""
     layout = ["-n", "3", "--keep-going"]
-    job = run_job(layout, GPUS + script, HOW=how, MOMENT=moment, **ENVIRONMENT)
+    job = run_job(layout, program("butterfly_ends"), HOW=how, MOMENT=moment, **ENVIRONMENT)
     assert how == "dies" or job.returncode == 0, job.stdout
     assert job.stdout.count("nobody is parked") == 2, job.stdout
 
 
 def test_a_group_whose_member_dies_parks_nobody_and_others_go_on() -> None:
-    script = """
-groups = [herring.new_group([1, 2]), herring.new_group([0, 1])]
-array = GpuArray(np.ones(6_000_000, np.float32), 0)
-for group in groups:
-    if rank in group.ranks:
-        herring.allreduce(array, "max", group=group, algorithm="cuda-butterfly")
-herring.barrier()
-if rank == 2:
-    array.fill(1, 300_000)
-    herring.allreduce_async(array, "sum", name="x", group=groups[0], algorithm="cuda-butterfly")
-    time.sleep(0.2)
-    os.kill(os.getpid(), signal.SIGKILL)
-if rank == 1:
-    start = time.monotonic()
-    raises(herring.PeerLostError, "rank 2", herring.allreduce, array, "sum", name="x",
-           group=groups[0], algorithm="cuda-butterfly")
-    assert time.monotonic() - start < 4
-    driver.synchronize(0)  # no stream waits for what does not come
-before = herring.stats()["gpu_sums"]
-array = GpuArray(np.full(300_000, rank + 1, np.float32), 0)
-herring.allreduce(array, "sum", name="y", group=groups[1], algorithm="cuda-butterfly")
-assert (array.get() == 3).all()
-assert herring.stats()["gpu_sums"] == before + 1
-print("done without it", flush=True)
-os._exit(0)
-"""
-    job = run_job(["-n", "3", "--keep-going"], GPUS + script, **ENVIRONMENT)
+    job = run_job(["-n", "3", "--keep-going"], program("butterfly_group_death"), **ENVIRONMENT)
     assert job.stdout.count("done without it") == 2, job.stdout
 
 
@@ -217,36 +105,8 @@ os._exit(0)
     ("late", "missing"), [("rank", r"rank 1 \("), ("gpu", "the GPU of this rank")]
 )
 def test_a_deadline_names_whom_it_waits_for_and_parks_nobody(late: str, missing: str) -> None:
-    script = """
-# Rank 0 alone has a deadline: who is overdue first speaks for all.
-array = GpuArray(np.ones(6_000_000, np.float32))
-herring.allreduce(array, "sum", algorithm="cuda-butterfly")
-herring.barrier()
-by_gpu = os.environ["LATE"] == "gpu"
-if rank == 0:
-    array.fill(1, 4_000_000 if by_gpu else 0)
-    start = time.monotonic()
-    try:
-        herring.allreduce(array, "sum", name="x", algorithm="cuda-butterfly", timeout=2)
-        raise AssertionError("there was no time-out")
-    except herring.TimeoutError as error:
-        print(f"told: {error}", flush=True)
-    assert time.monotonic() - start < 3.5
-    driver.synchronize(0)  # no stream waits for what does not come
-    print("nobody is parked", flush=True)
-    os._exit(0)
-array.fill(1, 0 if by_gpu else 500_000)
-handle = herring.allreduce_async(array, "sum", name="x", algorithm="cuda-butterfly", timeout=100)
-if not by_gpu:
-    time.sleep(0.2)
-    os.kill(os.getpid(), signal.SIGSTOP)
-try:
-    handle.wait()
-except herring.HerringError:
-    os._exit(0)
-"""
     settings = {"HERRING_HEARTBEAT_TIMEOUT": "100", **ENVIRONMENT}
-    job = run_job(["-n", "2"], GPUS + script, timeout=12, LATE=late, **settings)
+    job = run_job(["-n", "2"], program("butterfly_deadlines"), timeout=12, LATE=late, **settings)
     said = r"told: .*allreduce 'x' \(butterfly, 6000000 float32\) waited [\d.]+ s for (.*)"
     told = re.search(said, job.stdout)
     assert told is not None, job.stdout

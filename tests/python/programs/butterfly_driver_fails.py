@@ -1,0 +1,28 @@
+"""Lets the driver call number NTH of rank 0 fail; every rank prints its error."""
+
+import os
+import time
+
+import numpy as np
+
+import herring
+from gpu_job import GpuArray, driver, rank
+
+first = GpuArray(np.ones(1_000_000, np.float32))
+if os.environ["WARM"] == "1":
+    herring.allreduce(first, "sum", algorithm="cuda-butterfly")
+herring.barrier()
+before, start = driver.calls(None), time.monotonic()
+if rank == 0:
+    driver.fail(None, int(os.environ["NTH"]), 719, os.environ["STICKY"] == "1")
+try:
+    for _ in range(3):
+        herring.allreduce(first, "sum", algorithm="cuda-butterfly")
+    print(f"rank {rank}: no error")
+except herring.HerringError as error:
+    print(f"rank {rank}: {type(error).__name__}: {error}")
+assert time.monotonic() - start < 3, "an error came late"
+driver.fail(None, 0, 0, False)
+driver.synchronize(0)  # No stream may wait for what never comes.
+if rank == 0:
+    print("calls", driver.calls(None) - before)

@@ -1,0 +1,44 @@
+"""Kills rank 2 during a call of its group; another group goes on."""
+
+import os
+import signal
+import time
+
+import numpy as np
+
+import herring
+from gpu_job import GpuArray, driver, rank
+from support import raises
+
+groups = [herring.new_group([1, 2]), herring.new_group([0, 1])]
+array = GpuArray(np.ones(6_000_000, np.float32), 0)
+for group in groups:
+    if rank in group.ranks:
+        herring.allreduce(array, "max", group=group, algorithm="cuda-butterfly")
+herring.barrier()
+if rank == 2:
+    array.fill(1, 300_000)
+    herring.allreduce_async(array, "sum", name="x", group=groups[0], algorithm="cuda-butterfly")
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGKILL)
+if rank == 1:
+    start = time.monotonic()
+    raises(
+        herring.PeerLostError,
+        "rank 2",
+        herring.allreduce,
+        array,
+        "sum",
+        name="x",
+        group=groups[0],
+        algorithm="cuda-butterfly",
+    )
+    assert time.monotonic() - start < 4
+    driver.synchronize(0)  # No stream may wait for what never comes.
+before = herring.stats()["gpu_sums"]
+array = GpuArray(np.full(300_000, rank + 1, np.float32), 0)
+herring.allreduce(array, "sum", name="y", group=groups[1], algorithm="cuda-butterfly")
+assert (array.get() == 3).all()
+assert herring.stats()["gpu_sums"] == before + 1
+print("done without it", flush=True)
+os._exit(0)

@@ -1,0 +1,66 @@
+"""Makes calls behind a kernel that takes 9 s; all ranks refuse them, and the job goes on."""
+
+import gc
+import time
+import weakref
+
+import numpy as np
+
+import herring
+from gpu_job import GpuArray, driver, rank, size
+from support import raises
+
+array = GpuArray(np.full(100_000, 1.0, np.float32), tells=rank != 2)
+herring.allreduce(array, "sum", name="warm")
+herring.barrier()
+start = time.monotonic()
+if rank == 0:
+    array.fill(1, 9_000_000)
+    try:
+        herring.allreduce(array, "sum", name="x", timeout=2)
+    except herring.TimeoutError as error:
+        assert "'x': GPU 0 has not reached the call after 2" in str(error), error
+        assert "a kernel queued before the call has not finished" in str(error), error
+        del error
+    raises(
+        herring.TimeoutError,
+        "'list': GPU 0 has not reached the call after 0.",
+        herring.grouped_allreduce,
+        [array],
+        name="list",
+        timeout=0.1,
+    )
+    # A queued copy will still read the array, so Herring keeps it.
+    kept, address = weakref.ref(array), array.address
+    array = None
+    gc.collect()
+    assert kept() is not None and kept().address == address
+    array = GpuArray(np.full(100_000, 1.0, np.float32), device=1)
+else:
+    raises(
+        herring.InvalidArgumentError,
+        "allreduce 'x' was refused by rank 0 (",
+        herring.allreduce,
+        array,
+        "sum",
+        name="x",
+    )
+    raises(
+        herring.InvalidArgumentError,
+        "): GPU 0 has not reached the call after 0.",
+        herring.grouped_allreduce,
+        [array],
+        name="list",
+    )
+    array.fill(1)
+assert time.monotonic() - start < 8, "not before the kernel has ended"
+for name in ("x", "list"):  # The next calls of these names use another GPU.
+    herring.allreduce(array, "sum", name=name)
+assert (array.get() == size * size).all()
+if rank == 0:
+    driver.synchronize(0)
+for _ in range(50):  # Each call drops arrays that nothing reads any more.
+    time.sleep(0.01)
+    herring.barrier()
+assert rank > 0 or kept() is None
+herring.shutdown()

@@ -1,0 +1,46 @@
+"""Lets the driver call number NTH of rank 0 fail; every rank prints its error."""
+
+import os
+import time
+
+import numpy as np
+
+import herring
+from gpu_job import GpuArray, driver, rank
+
+first, second = (GpuArray(np.zeros(1_000_000, np.float32)) for _ in range(2))
+
+
+def allreduces():
+    for _ in range(3):
+        herring.allreduce(first, "sum")
+
+
+def lists():
+    for _ in range(3):
+        herring.grouped_allreduce([first, second], "sum")
+
+
+def rounds():
+    plan = herring.PlannedReduction([(500_000, "float32")] * 2, name="p", device=0)
+    plan.place([first])
+    for _ in range(5):
+        plan.begin()
+        plan.ready_all([1, 0])
+        plan.wait()
+    if rank == 0:
+        print("closed after call", driver.calls(None) - before)
+
+
+herring.barrier()
+before, start = driver.calls(None), time.monotonic()
+if rank == 0:
+    driver.fail(None, int(os.environ["NTH"]), 719, os.environ["STICKY"] == "1")
+try:
+    {"allreduces": allreduces, "lists": lists, "rounds": rounds}[os.environ["CALLS"]]()
+    print(f"rank {rank}: no error")
+except herring.HerringError as error:
+    print(f"rank {rank}: {type(error).__name__}: {error}")
+assert time.monotonic() - start < 2, "an error came late"
+if rank == 0:
+    print("failed call:", driver.failed().decode())

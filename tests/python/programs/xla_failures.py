@@ -1,0 +1,41 @@
+"""Lets a call fail behind a program; the results are NaN, and the next call reports the error."""
+
+import os
+import signal
+import time
+
+import numpy as np
+
+import herring
+from xla_job import Program, array, rank
+
+how = os.environ["HOW"]
+mine = array(np.zeros(100_000, np.float32))
+program = Program(mine)
+assert program.start("k", [mine], [mine]) is None and program.finish("k", [mine]) is None
+mine.get()
+herring.barrier()
+if rank == 1 and how == "dies":
+    os.kill(os.getpid(), signal.SIGKILL)
+if rank == 1 and how == "is late":
+    time.sleep(1.5)
+agreement = str(rank) if how == "disagrees" else ""
+error = program.start("k", [mine], [mine], agreement=agreement, timeout=0.5)
+error = error or program.finish("k", [mine])
+mine.scale(1)
+begun = time.monotonic()
+found = mine.get()  # No stream may wait for what never comes.
+assert time.monotonic() - begun < 4
+if error is None:
+    assert np.isnan(found).all(), found[:3]
+    error = program.start("k", [mine], [mine])
+code, text = error
+kind = {
+    "dies": (14, "PeerLostError"),
+    "disagrees": (3, "MismatchError"),
+    "is late": (4, "TimeoutError"),
+}[how]
+assert code == kind[0] and text.startswith("herring." + kind[1]), error
+print("told:", text, flush=True)
+time.sleep(2 if rank == 0 and how == "is late" else 0)
+os._exit(0)
