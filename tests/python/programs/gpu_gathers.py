@@ -4,7 +4,7 @@ import numpy as np
 
 import herring
 from gpu_job import GpuArray, driver, gpus, rank, size
-from herring.arrays.collectives import submit
+from herring.arrays.operations import submit
 from herring.arrays.devices import return_to
 from support import raises
 
