@@ -15,12 +15,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from herring import _core, logs, stacks
 from herring.arrays.apart import not_waited_for
 from herring.arrays.arguments import shown, text_of
 from herring.arrays.names import forget_names
+from herring.arrays.seconds import Meter, Seconds
 from herring.errors import ConfigurationError, ShutdownError
 from herring.rendezvous import joined
 from herring.rendezvous.detect import WorkerEnvironment, detect
@@ -47,6 +48,7 @@ _PATIENCE = 5.0  # seconds that the process's end waits for a thread that is ins
 
 _lock = threading.Lock()
 _job: _core.Job | None = None
+_meter: Meter | None = None  # of the running job
 _settings: dict[str, str] = {}  # settings given to the running job's init(), as text
 _told_alone = False
 learn_job: list[Callable[[_core.Job], None]] = []  # functions called when a job begins
@@ -120,7 +122,7 @@ def start(
       AuthenticationError: The rendezvous does not know this job's secret.
       TimeoutError: Not all processes came in time; the message lists those that are missing.
     """
-    global _job, _settings
+    global _job, _meter, _settings
     with _lock:
         # A launcher tells a worker its ranks, so that one script runs under all launchers.
         outside = variables_of("launcher", "environment")
@@ -164,6 +166,7 @@ def start(
             )
         finally:
             meeting.close()
+        _meter = Meter(_job)
         _settings = given
         joined.tell(worker.job, worker.rank)
         if worker.source == "single":
@@ -350,8 +353,50 @@ def num_nodes() -> int:
     return job().num_nodes
 
 
-def stats() -> dict[str, Any]:
-    """Returns counters of this worker since `init`.
+class WorkerBytes(TypedDict):
+    """Bytes on the wire, including headers."""
+
+    bytes_sent: int
+    bytes_received: int
+
+
+class ServerBytes(WorkerBytes):
+    """Bytes between this worker and one server.
+
+    Attributes:
+      name: The server's name in messages.
+      dedicated: Whether it has a process of its own.
+      weight: Its share of the data.
+    """
+
+    name: str
+    dedicated: bool
+    weight: float
+
+
+class Stats(WorkerBytes):
+    """What `stats` returns; `bytes_sent` and `bytes_received` are those of all connections.
+
+    Attributes:
+      servers: The bytes of each server, as this worker sees them.
+      workers: The bytes of algorithms that send messages between workers.
+      credit_bytes: The bytes that a flow may have outstanding now.
+      wakeups: Wake-ups of the engine.
+      gpu_sums: Completed all-reduces whose sums this worker's GPU computed
+        (``algorithm="cuda-butterfly"``).
+      seconds: Where the time went, since the last call of `stats` and since `init`.
+    """
+
+    servers: list[ServerBytes]
+    workers: WorkerBytes
+    credit_bytes: int
+    wakeups: int
+    gpu_sums: int
+    seconds: Seconds
+
+
+def stats() -> Stats:
+    """Returns counters of this worker since `init`, and where its time went.
 
     Returns:
       A dictionary with these keys. ``bytes_sent`` and ``bytes_received``: bytes on the wire between
@@ -360,6 +405,20 @@ def stats() -> dict[str, Any]:
       ``workers``: bytes_sent and bytes_received of algorithms that send messages between workers.
       ``credit_bytes``: bytes that a flow may have outstanding now. ``wakeups``: wake-ups of the
       engine. ``gpu_sums``: completed all-reduces whose sums this worker's GPU computed
-      (``algorithm="cuda-butterfly"``).
+      (``algorithm="cuda-butterfly"``). ``seconds``: a dictionary with the keys ``last`` (since the
+      last call of `stats`) and ``total`` (since `init`). Each has the numbers ``rounds`` and
+      ``calls`` that the program began, and seconds. ``seconds`` is the whole time. It consists of
+      ``exposed``, in which a thread of the program waited for a result, and ``compute``, the rest.
+      ``node_stage``, ``push`` and ``pull`` overlap with both. They say how long at least one
+      buffer was in the node stage, on its way to servers, and awaited from there. They cover what
+      the recorder still knows; ``missed`` counts what it has forgotten (it keeps 4,096 rounds,
+      buffers and calls).
+
+    Raises:
+      ShutdownError: This process is not in a job.
     """
-    return job().stats()
+    running, meter = job(), _meter
+    assert meter is not None, "a running job has a meter"
+    counters: Stats = running.stats()
+    counters["seconds"] = meter.read()
+    return counters

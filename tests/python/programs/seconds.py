@@ -1,0 +1,43 @@
+"""A rank that others wait for computes, and the others are exposed."""
+
+import time
+
+import numpy as np
+
+import herring
+
+LATE = 0.5  # seconds, in each of 3 rounds
+
+herring.init()
+rank = herring.rank()
+plan = herring.PlannedReduction([(1000, "float32")], name="model")
+herring.barrier()
+herring.stats()
+for _ in range(3):
+    if rank == 0:
+        time.sleep(LATE)
+    plan.begin()
+    plan.ready(0)
+    plan.wait()
+plan.close()
+herring.allreduce(np.ones(10, np.float32))
+before = time.monotonic()
+seconds = herring.stats()["seconds"]
+last, total = seconds["last"], seconds["total"]
+assert (last["rounds"], last["calls"]) == (3, 1), last
+assert total["rounds"] == 3, total
+assert total["calls"] >= 2, total
+assert last["missed"] == total["missed"] == 0
+for one in last, total:
+    assert abs(one["seconds"] - one["compute"] - one["exposed"]) < 1e-6, one
+    assert all(value >= 0 for value in one.values()), one
+assert total["seconds"] >= last["seconds"] > LATE
+if rank == 0:
+    assert last["compute"] >= 3 * LATE, last
+else:  # less than 3 * LATE: this rank may have been slow itself
+    assert last["exposed"] > LATE, last
+    assert last["node_stage"] + last["push"] + last["pull"] > LATE, last
+again = herring.stats()["seconds"]
+assert again["last"]["rounds"] == again["last"]["calls"] == 0
+assert again["total"]["rounds"] == 3
+assert again["last"]["seconds"] <= time.monotonic() - before + 1e-6
