@@ -116,6 +116,35 @@ def test_broadcast_and_metrics(rank, size):
         assert all(one == losses[0] for one in losses), losses
 
 
+def test_seconds_of_steps(rank, size):
+    class Keep(keras.callbacks.Callback):  # such as callbacks for TensorBoard and W&B
+        def __init__(self):
+            super().__init__()
+            self.of_batches = []
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.of_batches.append({k: v for k, v in logs.items() if k.startswith("herring/")})
+
+    x, y = data()
+    part = mine(x, y, 24, rank, size)
+    few = {"herring/step_seconds", "herring/exposed_seconds"}
+    for every, details in ((None, False), (2, True)):
+        keep = Keep()
+        callbacks = [herring.StepSecondsCallback(every, details=details), keep]
+        model = network()
+        optimizer = herring.DistributedOptimizer(keras.optimizers.Adam(0.01))
+        model.compile(optimizer, loss="binary_crossentropy")
+        options = {"epochs": 2, "verbose": 0, "validation_data": (x, y)}
+        history = model.fit(*part[:2], part[2], callbacks=callbacks, **options).history
+        names = {name for name in history if name.startswith("herring/")}
+        assert names > few if details else names == few, names
+        assert all(len(history[name]) == 2 for name in names), history
+        assert all(value > 0 for value in history["herring/step_seconds"]), history
+        # An epoch has two batches.
+        assert [bool(one) for one in keep.of_batches] == [False, every == 2] * 2, keep.of_batches
+    raises(herring.InvalidArgumentError, "every is 0", herring.StepSecondsCallback, 0)
+
+
 def test_warm_up(rank, size):
     x, y = data()
     part = mine(x, y, 24, rank, size)

@@ -32,6 +32,7 @@ from herring.keras.callbacks import (
     LearningRateScheduleCallback,
     LearningRateWarmupCallback,
     MetricAverageCallback,
+    StepSecondsCallback,
     broadcast_model,
     on_root,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
+    "StepSecondsCallback",
     "allreduce",
     "broadcast_model",
     "callbacks",

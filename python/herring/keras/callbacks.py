@@ -12,6 +12,8 @@ import herring
 from herring.arrays.calls import name_of_next
 from herring.arrays.collectives import check_same
 from herring.arrays.groups import Group, scope_of
+from herring.arrays.runtime import job
+from herring.arrays.seconds import StepMeter
 from herring.arrays.values import broadcast_values
 from herring.errors import InvalidArgumentError
 from herring.keras.optimizer import is_distributed
@@ -21,6 +23,7 @@ __all__ = [
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
+    "StepSecondsCallback",
     "broadcast_model",
     "on_root",
 ]
@@ -165,6 +168,72 @@ class MetricAverageCallback(keras.callbacks.Callback):
         values = np.array([float(logs[key]) for key in keys], np.float64)
         herring.allreduce(values, name=self._name, group=self._group)
         logs.update(zip(keys, values.tolist()))
+
+
+class StepSecondsCallback(keras.callbacks.Callback):
+    """Adds where the time of a training step goes to the metrics.
+
+    Callbacks after it in the list write the values to TensorBoard, W&B or a file. They are means of
+    a step on this rank: ``herring/step_seconds`` and ``herring/exposed_seconds``, for which the
+    program waited for results.
+    """
+
+    def __init__(self, every: int | None = None, *, details: bool = False) -> None:
+        """Creates the callback; nothing is collective.
+
+        Args:
+          every: After so many batches the metrics of a batch have the values of these batches; None
+            means that only the metrics of an epoch have values.
+          details: Whether to add ``herring/compute_seconds``, ``herring/node_stage_seconds``,
+            ``herring/push_seconds``, ``herring/pull_seconds``, ``herring/bytes_sent`` and
+            ``herring/bytes_received``.
+
+        Raises:
+          InvalidArgumentError: `every` is less than 1.
+        """
+        super().__init__()
+        if every is not None and every < 1:
+            raise InvalidArgumentError(f"every is {every}; it must be at least 1, or None")
+        self._every = every
+        self._details = details
+        self._of_batches, self._of_epoch = StepMeter(), StepMeter()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Begins to measure; what happens between epochs does not count."""
+        self._of_batches, self._of_epoch = StepMeter(), StepMeter()
+        self._count()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Adds the values to the metrics of the batch if they are asked for there."""
+        self._count()
+        if self._every is not None and self._of_batches.steps >= self._every and logs is not None:
+            self._add(self._of_batches, logs)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Leaves out validation."""
+        self._of_batches.pause()
+        self._of_epoch.pause()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Goes on measuring."""
+        self._of_batches.resume()
+        self._of_epoch.resume()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Adds the values to the metrics of the epoch."""
+        if logs is not None:
+            self._add(self._of_epoch, logs)
+
+    def _count(self) -> None:
+        steps = int(getattr(self.model, "steps_per_execution", None) or 1)
+        self._of_epoch.step(job(), steps)
+        if self._every is not None:
+            self._of_batches.step(job(), steps)
+
+    def _add(self, meter: StepMeter, logs: Any) -> None:
+        few = ("herring/step_seconds", "herring/exposed_seconds")
+        values = meter.read()
+        logs.update(values if self._details else {k: values[k] for k in few if k in values})
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):

@@ -24,6 +24,7 @@ from herring.arrays.partial import Quorum, Replay, RoundInfo, RoundStatistics
 from herring.face import *  # noqa: F403
 from herring.face import __all__ as __all__
 from herring.torch import backend, functional
+from herring.torch.boards import StepLogger
 from herring.torch.comm_hook import ddp_comm_hook
 from herring.torch.ddp import DistributedDataParallel
 from herring.torch.functions import (
@@ -57,6 +58,7 @@ __all__ = [
     "Replay",
     "RoundInfo",
     "RoundStatistics",
+    "StepLogger",
     "SyncBatchNorm",
     "allgather",
     "allreduce",
