@@ -48,6 +48,8 @@ _OF_ADAPTERS = {
     "DistributedGradientTape": "herring.tensorflow",
     "DistributedOptimizer": "herring.torch (or .keras)",
     "DistributedTrainer": "herring.mxnet",
+    "StepLogger": "herring.torch",
+    "StepSecondsCallback": "herring.keras",
     "SyncBatchNorm": "herring.torch",
     "allreduce_": "herring.horovod.torch, which has Horovod's API",
     "broadcast_": "herring.torch",

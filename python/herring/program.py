@@ -16,7 +16,7 @@ import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Activity", "Place", "cause_of_call", "describe"]
+__all__ = ["KNOWN_MODULES", "Activity", "Place", "cause_of_call", "describe"]
 
 COMPUTE, INPUT, CHECKPOINT = "compute", "input", "checkpoint"
 COMPILE, EVALUATION = "compile", "evaluation"
@@ -131,6 +131,7 @@ _OTHERWISE: dict[str, dict[str, tuple[str, ...]]] = {
         "imageio": (),
         "librosa": (),
         "numpy.lib._npyio_impl": ("fromregex", "genfromtxt", "load", "loadtxt"),
+        "numpy.lib._format_impl": ("open_memmap", "read_array"),
         "numpy.lib.format": ("open_memmap", "read_array"),
         "numpy.lib.npyio": ("fromregex", "genfromtxt", "load", "loadtxt"),
         "pandas.io": (),
@@ -150,6 +151,7 @@ _OTHERWISE: dict[str, dict[str, tuple[str, ...]]] = {
     },
     CHECKPOINT: {
         "numpy.lib._npyio_impl": ("save", "savetxt", "savez", "savez_compressed", "_savez"),
+        "numpy.lib._format_impl": ("write_array",),
         "numpy.lib.format": ("write_array",),
         "numpy.lib.npyio": ("save", "savetxt", "savez", "savez_compressed", "_savez"),
         "shutil": (),
@@ -164,7 +166,7 @@ _EVALUATING: dict[str, dict[str, tuple[str, ...]]] = {
         "lightning.pytorch.loops.evaluation_loop": (),
         "pytorch_lightning.loops.evaluation_loop": (),
         "pytorch_lightning.loops.dataloader.evaluation_loop": (),
-        "transformers.trainer": ("evaluate", "evaluation_loop", "prediction_loop"),
+        "transformers.trainer": ("evaluate", "evaluation_loop", "predict"),
         "transformers.trainer_seq2seq": ("evaluate",),
     },
 }
@@ -217,6 +219,8 @@ def _by_module(table: dict[str, dict[str, tuple[str, ...]]]) -> _Rows:
 
 
 _ROWS, _WEAK_ROWS, _EVALUATION_ROWS = map(_by_module, (_TABLE, _OTHERWISE, _EVALUATING))
+# Modules of libraries whose functions tell a cause.
+KNOWN_MODULES = frozenset({*_ROWS, *_WEAK_ROWS, *_EVALUATION_ROWS})
 _PATHS = sysconfig.get_paths()
 _STANDARD = tuple({os.path.join(_PATHS[key], "") for key in ("stdlib", "platstdlib")})
 _PACKAGES = tuple({os.path.join(_PATHS[key], "") for key in ("purelib", "platlib")})

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sysconfig
+from pathlib import Path
 
 import pytest
 
-from herring.program import Activity, Place, cause_of_call, describe
+from herring.program import KNOWN_MODULES, Activity, Place, cause_of_call, describe
 
 SITE = "/venv/lib/python3.12/site-packages"
 STANDARD = sysconfig.get_paths()["stdlib"]
@@ -158,6 +159,16 @@ def test_a_function_in_c_tells_the_cause_in_the_line_that_calls_it() -> None:
     assert describe([sync]) == Activity("train.py:9 in store, inside os.fsync", "checkpoint", False)
     assert cause_of_call("cv2.imread") == "input"
     assert cause_of_call("time.sleep") == ""
+
+
+def test_the_table_names_modules_of_the_torch_that_is_installed() -> None:
+    torch = pytest.importorskip("torch")
+    root = Path(torch.__file__).parent.parent
+    names = [name for name in KNOWN_MODULES if name.split(".")[0] == "torch"]
+    assert len(names) > 10
+    for name in names:
+        path = root / name.replace(".", "/")
+        assert path.is_dir() or path.with_suffix(".py").is_file(), name
 
 
 def test_texts_are_short_and_printable() -> None:

@@ -234,9 +234,9 @@ def shutdown() -> None:
     The call ends within a bounded time. It runs by itself when the interpreter exits. Without an
     earlier `init` it does nothing.
     """
-    global _job
+    global _job, _meter
     with _lock:
-        leaving, _job = _job, None
+        leaving, _job, _meter = _job, None, None
     for forget in forget_job:
         forget()
     if leaving is not None:
@@ -418,7 +418,8 @@ def stats() -> Stats:
       ShutdownError: This process is not in a job.
     """
     running, meter = job(), _meter
-    assert meter is not None, "a running job has a meter"
+    if meter is None:  # another thread has called shutdown() just now
+        meter = Meter(running)
     counters: Stats = running.stats()
     counters["seconds"] = meter.read()
     return counters
