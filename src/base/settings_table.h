@@ -101,6 +101,12 @@ inline constexpr SettingSpec kSpecs[] = {
      "Where rank 0 answers herring status. local: on a socket in the user's runtime folder; "
      "HOST:PORT: at that address, which beyond the loopback interface asks for the job's token; "
      "off: nowhere", {1, 300}},
+    {"flight_folder", kString, kProcess, "",
+     "Folder in which rank 0 writes the flight record when something fails; empty: herring-UID in "
+     "the system's folder for temporary files; off: no record", {0, 4096}},
+    {"timeline", kString, kProcess, "",
+     "File to which rank 0 writes a Chrome trace of all ranks and servers; empty: none", {0, 4096},
+     "--timeline FILE"},
     {"heartbeat_interval", kSeconds, kProcess, "0.25", "Time between two heartbeats of a process",
      {0.01, 3600}},
     {"heartbeat_timeout", kSeconds, kProcess, "1.5",

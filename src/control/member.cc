@@ -12,6 +12,7 @@
 
 #include "base/interrupt.h"
 #include "base/log.h"
+#include "base/record_place.h"
 #include "base/reminders.h"
 #include "control/channel.h"
 #include "control/messages.h"
@@ -133,20 +134,40 @@ class Member::Impl final : public Channel::Owner {
     });
   }
 
-  void on_rank_texts(OnRankTexts told) {
+  void observe(Observer observer) {
     if (!here()) return;
-    loop_.post([this, told = std::move(told)]() mutable { on_rank_texts_ = std::move(told); });
+    loop_.ask([this, &observer] {
+      observer_ = std::move(observer);
+      if (timeline_wanted_ && observer_.timeline) observer_.timeline(true);
+      return true;
+    });
   }
 
   void send_report(observe::Report report) {
     if (!here()) return;
     loop_.post([this, report = std::move(report)]() mutable {
-      // A connection that is full carries what matters more.
-      if (silent_ || channel_->closed() || channel_->backlog() > kMostBacklog) return;
+      if (!may_tell()) return;
       report.sent = loop_.now();
       report.offset = clock_.offset();
       report.offset_error = clock_.error();
       channel_->send(FrameType::kReport, observe::encode(report));
+    });
+  }
+
+  void send_timeline(observe::ProcessRecord entries) {
+    if (!here()) return;
+    loop_.post([this, entries = std::move(entries)]() mutable {
+      if (may_tell()) tell(FrameType::kTimeline, std::move(entries), 0);
+    });
+  }
+
+  void send_failure(const std::string& why) {
+    if (!here()) return;
+    loop_.post([this, why] {
+      if (!may_tell() || !observer_.record || std::exchange(told_failure_, true)) return;
+      observe::ProcessRecord record = observer_.record();
+      record.failure = why;
+      tell(FrameType::kRecord, std::move(record), kFlagFailed);
     });
   }
 
@@ -243,9 +264,20 @@ class Member::Impl final : public Channel::Owner {
       case FrameType::kRankTexts: {
         auto texts = observe::decode_rank_texts(payload);
         if (!texts.ok()) return texts.status();
-        if (on_rank_texts_) on_rank_texts_(*texts);
+        if (observer_.rank_texts) observer_.rank_texts(*texts);
         return {};
       }
+      case FrameType::kRecord:
+        if (flags == kFlagPlace) {
+          set_record_place(std::string(payload.substr(0, kMaxTextBytes)));
+        } else if (observer_.record && may_tell()) {
+          tell(FrameType::kRecord, observer_.record(), 0);
+        }
+        return {};
+      case FrameType::kTimeline:
+        timeline_wanted_ = flags == kFlagWanted;
+        if (observer_.timeline) observer_.timeline(timeline_wanted_);
+        return {};
       case FrameType::kPeerLost: {
         auto notice = decode_losses(payload);
         if (!notice.ok()) return notice.status();
@@ -398,6 +430,17 @@ class Member::Impl final : public Channel::Owner {
     loop_.call_after(check_period_, [this] { check_silence(); });
   }
 
+  // A connection that is full carries what matters more.
+  bool may_tell() const {
+    return !silent_ && !channel_->closed() && channel_->backlog() <= kMostBacklog;
+  }
+
+  void tell(FrameType type, observe::ProcessRecord record, uint8_t flags) {
+    record.offset = clock_.offset();
+    record.offset_error = clock_.error();
+    channel_->send(type, observe::encode(record), flags);
+  }
+
   void said_goodbye() {
     std::lock_guard lock(mutex_);
     goodbye_done_ = true;
@@ -426,7 +469,8 @@ class Member::Impl final : public Channel::Owner {
   OnLoss on_loss_;
   OnAbort on_abort_;
   OnEnd on_end_;
-  OnRankTexts on_rank_texts_;
+  Observer observer_;
+  bool timeline_wanted_ = false, told_failure_ = false;
   observe::ClockOffset clock_;  // of the rendezvous
   bool watched_ = false, delivering_ = false;
   bool silent_ = false;  // set by goodbye()
@@ -579,7 +623,9 @@ void Member::watch(OnLoss on_loss, OnAbort on_abort, OnEnd on_end) {
   impl_->watch(std::move(on_loss), std::move(on_abort), std::move(on_end));
 }
 
-void Member::on_rank_texts(OnRankTexts told) { impl_->on_rank_texts(std::move(told)); }
+void Member::observe(Observer observer) { impl_->observe(std::move(observer)); }
+void Member::timeline(observe::ProcessRecord entries) { impl_->send_timeline(std::move(entries)); }
+void Member::failed(const std::string& why) { impl_->send_failure(why); }
 void Member::report(observe::Report report) { impl_->send_report(std::move(report)); }
 
 void Member::abort(const std::string& reason) { abort(Status(Code::kShutdown, reason)); }

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "control/cluster.h"
+#include "observe/record.h"
 #include "observe/report.h"
 #include "transport/tcp/connector.h"
 
@@ -45,8 +46,16 @@ class Member {
   using OnLoss = std::function<void(const Loss&)>;
   using OnAbort = std::function<void(const std::string& reason)>;
   using OnEnd = std::function<void()>;
-  // Gets what ranks do that hold others up, and nothing once nobody does.
-  using OnRankTexts = std::function<void(const observe::RankTexts&)>;
+  // What the process tells about itself, and hears of others. All run on the member's thread; none
+  // may block.
+  struct Observer {
+    // What ranks do that hold others up; nothing once nobody does.
+    std::function<void(const observe::RankTexts&)> rank_texts;
+    // Returns the latest entries of the process.
+    std::function<observe::ProcessRecord()> record;
+    // Entries are wanted for a timeline, by timeline(), or no more.
+    std::function<void(bool wanted)> timeline;
+  };
 
   // Registers a worker. Returns when the whole cluster is registered, or with the error that every
   // process gets. If this worker must start its node's colocated server, `start_server` is called
@@ -75,10 +84,15 @@ class Member {
   // on_end means that all workers have said goodbye, so servers end. No callback may destroy the
   // member. May be called only once.
   void watch(OnLoss on_loss, OnAbort on_abort, OnEnd on_end);
-  // Sets a callback, which runs on the member's thread; it must not block.
-  void on_rank_texts(OnRankTexts told);
-  // Sends a report, whose times of sending and of the clock are filled in. Any thread; never blocks.
+  // Replaces the observer. The former one is not called any more when this returns.
+  void observe(Observer observer);
+  // The three calls below fill in what the clock of the rendezvous shows. Any thread; they never
+  // block, and send nothing if much waits to be sent already.
   void report(observe::Report report);
+  // Sends entries that have ended, for the timeline.
+  void timeline(observe::ProcessRecord entries);
+  // Sends the record of the process, which has failed.
+  void failed(const std::string& why);
   // Tells everybody that this process cannot take part, so that they get this error instead of
   // waiting. Takes a bounded time.
   static void decline(Options options, wire::Role role, uint32_t rank, const Status& why);

@@ -8,6 +8,7 @@
 
 #include "control/channel.h"
 #include "control/member.h"
+#include "observe/roster.h"
 
 namespace herring::control {
 
@@ -27,6 +28,10 @@ struct Peer {
 
   bool is_member() const { return kind != Kind::kUnknown && !gone; }
 };
+
+inline observe::Process process_of(const Peer& peer) {
+  return {peer.kind == Peer::Kind::kServer, peer.index};
+}
 
 using Peers = std::vector<std::unique_ptr<Peer>>;
 

@@ -31,6 +31,8 @@ constexpr uint32_t kMaxFromMember = 1 << 20;
 // How long stop() waits for members that have not said goodbye, and then for connections to close.
 constexpr Nanos kLinger = kSecond;
 constexpr Nanos kClosing = 300 * kMillisecond;
+// How long stop() waits for a flight record that is being collected.
+constexpr Nanos kRecording = 300 * kMillisecond;
 
 }  // namespace
 
@@ -107,7 +109,32 @@ class Rendezvous::Impl final : public Channel::Owner {
 
   bool here() const { return loop_.here(); }
 
+  Status begin_timeline(const std::string& path) {
+    return ask([&] { return watch_->begin_timeline(path); });
+  }
+  Status end_timeline() {
+    return ask([&] {
+      watch_->end_timeline();
+      return Status();
+    });
+  }
+  Result<std::string> write_record(const std::string& why) {
+    std::string path;
+    const Status status = ask([&] { return watch_->write_record(why).move_to(path); });
+    if (!status.ok()) return status;
+    return path;
+  }
+
  private:
+  template <typename Call>
+  Status ask(const Call& call) {
+    const auto asked = [&]() -> Status {
+      if (watch_) return call();
+      return {Code::kConfiguration, "the job is not observed (HERRING_OBSERVE)"};
+    };
+    return loop_.ask(asked).value_or(Status(Code::kShutdown, "herring was shut down"));
+  }
+
   // ---- connections ----
 
   void admit(GuardedFd fd, const wire::Hello& hello, const Address& address) {
@@ -124,7 +151,8 @@ class Rendezvous::Impl final : public Channel::Owner {
 
   static Peer& peer_of(const Channel& channel) { return *static_cast<Peer*>(channel.user); }
 
-  Status on_message(Channel& channel, FrameType type, uint8_t, std::string_view payload) override {
+  Status on_message(Channel& channel, FrameType type, uint8_t flags,
+                    std::string_view payload) override {
     Peer& peer = peer_of(channel);
     if (type == FrameType::kHeartbeat) {
       const auto beat = decode_beat(payload);
@@ -142,6 +170,10 @@ class Rendezvous::Impl final : public Channel::Owner {
       return {};
     }
     if (type == FrameType::kReport) return on_report(peer, payload);
+    if (type == FrameType::kRecord && watch_) {
+      return watch_->record(peer, flags == kFlagFailed, payload);
+    }
+    if (type == FrameType::kTimeline && watch_) return watch_->timeline(peer, payload);
     return nonsense(concat("a message of type ", wire::name_of(type)));
   }
 
@@ -169,6 +201,8 @@ class Rendezvous::Impl final : public Channel::Owner {
     Watch::Options watching;
     watching.job = options_.job;
     watching.report_every = options_.report_every;
+    watching.flight_folder = options_.flight_folder;
+    watching.timeline = options_.timeline;
     watch_.emplace(loop_, peers_, gathering_.cluster(), std::move(watching));
     serve_status();
   }
@@ -183,6 +217,11 @@ class Rendezvous::Impl final : public Channel::Owner {
         case StatusService::Question::kAll: return observe::as_text(picture, true);
         case StatusService::Question::kJson: return observe::as_json(picture);
         case StatusService::Question::kMetrics: return observe::as_metrics(picture);
+        case StatusService::Question::kRecord: {
+          const auto written = watch_->write_record("herring status --record");
+          return written.ok() ? *written + "\n"
+                              : concat("error: ", written.status().message(), "\n");
+        }
       }
       return std::string();
     };
@@ -293,18 +332,31 @@ class Rendezvous::Impl final : public Channel::Owner {
   void begin_stop() {
     stopping_ = true;
     status_.reset();
+    if (watch_ && watch_->collects()) {
+      // Members that fail for the same reason are about to tell what they did.
+      records_ = true;
+      loop_.call_after(kRecording, [this] {
+        records_ = false;
+        check_stopped();
+      });
+    }
     // Processes that come now belong to the next job, which may use the same address.
     acceptor_.close();
     gathering_.stop();
     loop_.call_after(kLinger, [this] {
       for (const auto& peer : peers_) peer->channel->send(FrameType::kGoodbye, {}, kFlagStop);
-      loop_.call_after(kClosing, [this] { set(stopped_); });
+      loop_.call_after(kClosing, [this] {
+        if (watch_) watch_->finish();
+        set(stopped_);
+      });
     });
     check_stopped();
   }
 
   void check_stopped() {
-    if (stopping_ && !somebody_stays()) set(stopped_);
+    if (!stopping_ || records_ || somebody_stays()) return;
+    if (watch_) watch_->finish();
+    set(stopped_);
   }
 
   void set(bool& flag) {
@@ -321,6 +373,7 @@ class Rendezvous::Impl final : public Channel::Owner {
   Peers peers_;
   bool reaping_ = false;
   bool stopping_ = false;
+  bool records_ = false;  // stop() waits for a flight record
   Gathering gathering_;
   std::optional<RunningJob> job_;  // set once the gathering is complete
   std::optional<Watch> watch_;     // as job_, unless the job is not observed
@@ -366,6 +419,12 @@ Result<std::unique_ptr<Rendezvous>> Rendezvous::start(GuardedFd listener,
 }
 
 const transport::Address& Rendezvous::address() const { return impl_->address(); }
+
+Status Rendezvous::begin_timeline(const std::string& path) { return impl_->begin_timeline(path); }
+Status Rendezvous::end_timeline() { return impl_->end_timeline(); }
+Result<std::string> Rendezvous::write_record(const std::string& why) {
+  return impl_->write_record(why);
+}
 
 void Rendezvous::tell_all(Nanos most) { impl_->tell_all(most); }
 void Rendezvous::stop() { impl_->stop(); }

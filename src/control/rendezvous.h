@@ -22,7 +22,8 @@ struct RendezvousOptions : Timings {
   std::string job;                          // its name, for people
   bool observe = true;                      // whether members report and are compared
   Nanos report_every = 300 * kSecond;       // see observe::Monitor::Options
-  std::string status = "off";               // value of the setting status
+  // Values of settings.
+  std::string status = "off", flight_folder = "off", timeline;
 };
 
 class Rendezvous {
@@ -33,6 +34,11 @@ class Rendezvous {
   Rendezvous& operator=(const Rendezvous&) = delete;
 
   const transport::Address& address() const;
+  // Begin and end a timeline; see Watch. Any thread but that of the rendezvous.
+  Status begin_timeline(const std::string& path);
+  Status end_timeline();
+  // Writes the flight record of all members. Returns where, or why not.
+  Result<std::string> write_record(const std::string& why);
   // Waits, for at most `most`, until all processes know the error that keeps the job from forming,
   // including those that have yet to come.
   void tell_all(Nanos most);

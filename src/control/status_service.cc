@@ -200,12 +200,15 @@ class StatusService::Client : private transport::DescriptorHandler {
         {"", Question::kText},         {"status", Question::kText}, {"/", Question::kText},
         {"/status", Question::kText},  {"all", Question::kAll},     {"/all", Question::kAll},
         {"json", Question::kJson},     {"/json", Question::kJson},  {"/status.json", Question::kJson},
-        {"metrics", Question::kMetrics}, {"/metrics", Question::kMetrics}};
+        {"metrics", Question::kMetrics}, {"/metrics", Question::kMetrics},
+        {"record", Question::kRecord}};
+    // At an address the service only tells.
     const auto found = kQuestions.find(what);
-    if (found == kQuestions.end()) {
+    if (found == kQuestions.end() ||
+        (found->second == Question::kRecord && service_.path_.empty())) {
       return reply(http, "404 Not Found", "text/plain",
                    concat(http ? "" : "error: ",
-                          "unknown question; ask status, all, json or metrics\n"));
+                          "this address answers status, all, json and metrics\n"));
     }
     const char* const type = found->second == Question::kJson ? "application/json"
                              : found->second == Question::kMetrics

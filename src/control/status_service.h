@@ -3,6 +3,7 @@
 //
 //   echo | nc -U /run/user/1000/herring/JOB-PID.sock      what is worth telling
 //   status, all, json, metrics                            the other questions
+//   record                                                writes a flight record, says where
 //   GET /metrics HTTP/1.1                                 the same over HTTP: /, /all, /status.json
 //
 // On an address beyond the loopback interface, a client must know the job's secret. The service
@@ -24,7 +25,7 @@ namespace herring::control {
 
 class StatusService : private transport::DescriptorHandler {
  public:
-  enum class Question { kText, kAll, kJson, kMetrics };
+  enum class Question { kText, kAll, kJson, kMetrics, kRecord };
   using Answer = std::function<std::string(Question)>;
 
   // Listens on a socket in the user's runtime folder. `job`: its name. Removes sockets of jobs that

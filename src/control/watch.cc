@@ -1,5 +1,7 @@
 #include "control/watch.h"
 
+#include <unistd.h>
+
 #include <chrono>
 #include <cstdlib>
 #include <utility>
@@ -12,10 +14,6 @@ namespace herring::control {
 namespace {
 
 using wire::FrameType;
-
-observe::Process process_of(const Peer& peer) {
-  return {peer.kind == Peer::Kind::kServer, peer.index};
-}
 
 observe::Roster roster_of(const Cluster& cluster, const Peers& peers, std::string job) {
   observe::Roster roster;
@@ -38,12 +36,9 @@ observe::Roster roster_of(const Cluster& cluster, const Peers& peers, std::strin
   return roster;
 }
 
-observe::Monitor::Options monitor_options(const Watch::Options& options, Nanos now) {
-  observe::Monitor::Options result;
-  result.report_every = options.report_every;
+double unix_zero(Nanos now) {
   const auto since_1970 = std::chrono::system_clock::now().time_since_epoch();
-  result.unix_zero = std::chrono::duration<double>(since_1970).count() - to_seconds(now);
-  return result;
+  return std::chrono::duration<double>(since_1970).count() - to_seconds(now);
 }
 
 }  // namespace
@@ -52,9 +47,103 @@ Watch::Watch(transport::EventLoop& loop, const Peers& peers, const Cluster& clus
              Options options)
     : loop_(loop),
       peers_(peers),
-      monitor_(roster_of(cluster, peers, std::move(options.job)),
-               monitor_options(options, loop.now()), loop.now()) {
+      monitor_(roster_of(cluster, peers, options.job),
+               {.report_every = options.report_every, .unix_zero = unix_zero(loop.now())},
+               loop.now()),
+      unix_zero_(unix_zero(loop.now())) {
   loop_.call_after(kTick, [this] { tick(); });
+  prepare_record(options);
+  if (options.timeline.empty()) return;
+  if (const Status begun = begin_timeline(options.timeline); !begun.ok()) {
+    log(LogLevel::kWarning, "there is no timeline (HERRING_TIMELINE), and the job goes on: ",
+        begun.message());
+  }
+}
+
+void Watch::prepare_record(const Options& options) {
+  if (options.flight_folder == "off") return;
+  auto folder = record_folder(options.flight_folder);
+  if (!folder.ok()) {
+    return log(LogLevel::kWarning, "there will be no flight record, and the job goes on: ",
+               folder.status().message());
+  }
+  const std::string path = concat(*folder, "/", options.job, "-", getpid(), ".flight.json");
+  recording_.emplace(loop_, peers_, path, unix_zero_, [this] { return picture(); });
+  char host[256] = {};
+  gethostname(host, sizeof host - 1);
+  for (const auto& peer : peers_) {
+    if (!peer->is_member()) continue;
+    peer->channel->send(FrameType::kRecord, concat(host, ":", path), kFlagPlace);
+  }
+}
+
+Status Watch::record(const Peer& from, bool failed, std::string_view payload) {
+  auto record = observe::decode_process_record(payload);
+  if (!record.ok()) return record.status();
+  if (!recording_) return {};
+  if (failed) {
+    recording_->begin(concat(monitor_.roster().name(process_of(from)), ": ", record->failure));
+  }
+  recording_->add(from, std::move(*record));
+  return {};
+}
+
+Result<std::string> Watch::write_record(const std::string& why) {
+  if (!recording_) {
+    return Status(Code::kConfiguration,
+                  "this job writes no flight records (HERRING_FLIGHT_FOLDER)");
+  }
+  recording_->begin(why);
+  return recording_->path();
+}
+
+Status Watch::timeline(const Peer& from, std::string_view payload) {
+  auto entries = observe::decode_process_record(payload);
+  if (!entries.ok()) return entries.status();
+  if (timeline_ && !trace_->write(timeline_->add(process_of(from), *entries))) ++dropped_;
+  return {};
+}
+
+Status Watch::begin_timeline(const std::string& path) {
+  if (timeline_) {
+    return {Code::kInvalidArgument, concat("a timeline is being written to ", trace_->path(),
+                                           "; end it first")};
+  }
+  HERRING_RETURN_IF_ERROR(observe::FileWriter::open(path, [](const Status& why) {
+    log(LogLevel::kWarning, "the timeline ends, and the job goes on: ", why.message());
+  }).move_to(trace_));
+  timeline_ = std::make_unique<observe::Timeline>(monitor_.roster(), loop_.now());
+  dropped_ = 0;
+  trace_->write(timeline_->begin());
+  want_entries(kFlagWanted);
+  return {};
+}
+
+void Watch::end_timeline() {
+  if (!timeline_) return;
+  want_entries(0);
+  trace_->write(observe::Timeline::end());
+  if (dropped_ > 0) {
+    log(LogLevel::kWarning, "the timeline ", trace_->path(), " lacks ", counted(dropped_, "message"),
+        " of entries, because the disk was too slow");
+  }
+  timeline_.reset();
+  trace_->flush();
+  trace_.reset();
+}
+
+void Watch::want_entries(uint8_t flags) {
+  for (const auto& peer : peers_) {
+    if (peer->is_member()) peer->channel->send(FrameType::kTimeline, {}, flags);
+  }
+}
+
+void Watch::finish() {
+  if (recording_) {
+    recording_->finish();
+    recording_->flush();
+  }
+  end_timeline();
 }
 
 Status Watch::report(const Peer& from, std::string_view payload) {
@@ -67,6 +156,9 @@ Status Watch::report(const Peer& from, std::string_view payload) {
 void Watch::gone(const Peer& peer, bool left) {
   if (left) end();
   monitor_.gone(process_of(peer), left);
+  if (!left && recording_) {
+    recording_->begin(concat(monitor_.roster().name(process_of(peer)), " is lost"));
+  }
 }
 
 // The first rank that leaves ends the time in which all ranks can be compared.

@@ -2,12 +2,17 @@
 // members about ranks that hold them up, and writes lines to the log.
 #pragma once
 
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "control/cluster.h"
 #include "control/peer.h"
+#include "control/recording.h"
+#include "observe/file_writer.h"
 #include "observe/monitor.h"
+#include "observe/timeline.h"
 
 namespace herring::control {
 
@@ -15,8 +20,10 @@ namespace herring::control {
 class Watch {
  public:
   struct Options {
-    std::string job;  // its name
+    std::string job;            // its name
     Nanos report_every = 300 * kSecond;
+    std::string flight_folder;  // value of that setting; "off": there are no flight records
+    std::string timeline;       // value of that setting; empty: there is no timeline yet
   };
 
   // `loop` and `peers` must outlive the Watch, which must not be destroyed before the loop has ended.
@@ -29,7 +36,25 @@ class Watch {
   // Writes the last lines of the job to the log.
   void end();
 
+  // A member has sent its entries: because it was asked, or because it has `failed`.
+  Status record(const Peer& from, bool failed, std::string_view payload);
+  // Writes the record of all members. Returns where, or why not.
+  Result<std::string> write_record(const std::string& why);
+  // A member has sent entries for the timeline.
+  Status timeline(const Peer& from, std::string_view payload);
+  // Begins to write a timeline to this path. Returns kInvalidArgument if one is being written, and
+  // kConfiguration if the file cannot be written.
+  Status begin_timeline(const std::string& path);
+  // Ends the timeline, if there is one. Members send what they still have for a moment.
+  void end_timeline();
+  // Writes what has come of records and of the timeline, and waits for the files for a moment.
+  void finish();
+  // Returns whether a record is being collected.
+  bool collects() const { return recording_ && recording_->collects(); }
+
  private:
+  void prepare_record(const Options& options);
+  void want_entries(uint8_t flags);
   void tick();
   void hear();
 
@@ -41,6 +66,11 @@ class Watch {
   observe::Monitor monitor_;
   Nanos tell_at_ = 0;
   bool told_ = false;  // members know of some rank
+  const double unix_zero_;  // seconds since 1970 when the loop's clock showed 0
+  std::optional<Recording> recording_;
+  std::unique_ptr<observe::FileWriter> trace_;  // of the timeline; null: none is written
+  std::unique_ptr<observe::Timeline> timeline_;
+  uint64_t dropped_ = 0;  // messages with entries, because the disk was too slow
   bool ended_ = false;
 };
 

@@ -94,6 +94,8 @@ Status Job::host_rendezvous() {
   hosting.observe = settings.get_bool("observe");
   hosting.report_every = from_seconds(settings.get_seconds("report_every"));
   hosting.status = settings.get_string("status");
+  hosting.flight_folder = settings.get_string("flight_folder");
+  hosting.timeline = settings.get_string("timeline");
   HERRING_RETURN_IF_ERROR(
       control::Rendezvous::start(std::move(*listener), hosting).move_to(rendezvous_));
   if (rendezvous.empty()) rendezvous = rendezvous_->address().to_string();
@@ -167,23 +169,16 @@ Status Job::connect() {
   engine_ = std::make_unique<worker::Engine>(cluster, engine, transport::tcp::transport(),
                                              std::move(bus_), std::move(*flows));
   log_begin(engine, plane.flows);
-  if (engine.observe) begin_reports();
+  if (engine.observe) {
+    reports_ = std::make_unique<WorkerReports>(*engine_, options_.rank);
+    reporter_ = std::make_unique<Reporter>(*member_, *reports_);
+  }
 
   std::lock_guard lock(news_);
   hears_ = true;
   for (const control::Loss& loss : std::exchange(early_losses_, {})) tell_engine(loss);
   if (!early_abort_.empty()) fail_engine(early_abort_);
   return {};
-}
-
-void Job::begin_reports() {
-  reports_ = std::make_unique<WorkerReports>(*engine_);
-  member_->on_rank_texts([this](const observe::RankTexts& texts) {
-    reports_->told(texts, options_.rank);
-    if (colocated_) colocated_->server().tell_states(states_of(texts));
-  });
-  reporter_ = std::make_unique<Reporter>(
-      *member_, [this] { return reports_->collect(); }, [this] { return reports_->pause(); });
 }
 
 void Job::log_begin(const worker::EngineOptions& engine, uint32_t flows) {

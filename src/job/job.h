@@ -59,7 +59,6 @@ class Job {
   void tell_others(const Status& why);
   void on_loss(const control::Loss& loss);
   void on_abort(const std::string& reason);
-  void begin_reports();
   void tell_engine(const control::Loss& loss);
   void fail_engine(const std::string& reason);
   Status cannot_connect();
@@ -73,7 +72,8 @@ class Job {
   std::unique_ptr<Colocated> colocated_;
   std::unique_ptr<control::Member> member_;
   std::unique_ptr<worker::Engine> engine_;
-  std::unique_ptr<WorkerReports> reports_;  // null if the job is not observed
+  // Null if the job is not observed.
+  std::unique_ptr<WorkerReports> reports_;
   std::unique_ptr<Reporter> reporter_;
 
   std::mutex news_;  // guards the members below

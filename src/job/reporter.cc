@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <chrono>
 #include <system_error>
 #include <utility>
@@ -12,9 +13,14 @@
 
 namespace herring::job {
 
-Reporter::Reporter(control::Member& member, Collect collect, Pause pause)
-    : member_(member), collect_(std::move(collect)), pause_(std::move(pause)),
-      generation_(fork_generation()) {
+Reporter::Reporter(control::Member& member, ReportSource& source)
+    : member_(member), source_(source), generation_(fork_generation()),
+      timeline_(std::make_shared<std::atomic<bool>>(false)) {
+  member_.observe({
+      .rank_texts = [&source](const observe::RankTexts& texts) { source.told(texts); },
+      .record = [&source] { return source.record(); },
+      .timeline = [wanted = timeline_](bool on) { wanted->store(on); },
+  });
   const WithoutSignals without_signals;
   try {
     thread_ = std::make_unique<std::thread>([this] { run(); });
@@ -24,9 +30,10 @@ Reporter::Reporter(control::Member& member, Collect collect, Pause pause)
 }
 
 Reporter::~Reporter() {
+  member_.observe({});
   if (!thread_) return;
   if (generation_ != fork_generation()) {
-    thread_.release();  // in a forked child, which does not have the thread
+    static_cast<void>(thread_.release());  // in a forked child, which does not have the thread
     return;
   }
   {
@@ -41,16 +48,36 @@ void Reporter::run() {
   pthread_setname_np(pthread_self(), "herring-report");
   std::unique_lock lock(mutex_);
   while (!ends_) {
-    changed_.wait_for(lock, std::chrono::nanoseconds(pause_()), [this] { return ends_; });
-    if (ends_) return;
+    Nanos pause = source_.pause();
+    if (timeline_->load()) {
+      pause = std::min(pause, std::max<Nanos>(timeline_due_ - monotonic_now(), 0));
+    } else {
+      pause = std::min(pause, kTimelineInterval);
+    }
+    changed_.wait_for(lock, std::chrono::nanoseconds(pause), [this] { return ends_; });
     lock.unlock();
-    // A report that fails for lack of memory is left out.
+    // What fails for lack of memory is left out.
     static_cast<void>(without_exceptions([this] {
-      if (auto report = collect_()) member_.report(std::move(*report));
+      send();
       return Status();
     }));
     lock.lock();
   }
+}
+
+void Reporter::send() {
+  if (auto report = source_.report()) member_.report(std::move(*report));
+  if (!timeline_->load()) return;
+  const Nanos now = monotonic_now();
+  const bool last = [this] {
+    std::lock_guard lock(mutex_);
+    return ends_;
+  }();
+  if (now < timeline_due_ && !last) return;
+  timeline_due_ = now + kTimelineInterval;
+  observe::ProcessRecord entries;
+  entries.entries = source_.ended();
+  if (!entries.entries.empty()) member_.timeline(std::move(entries));
 }
 
 }  // namespace herring::job

@@ -1,41 +1,37 @@
-// Sends reports of a process to the rendezvous, on a thread of its own: what it asks may have to
-// wait, and the member's thread must not.
+// Sends reports, and entries for a timeline, to the rendezvous on a thread of its own: what it asks
+// may have to wait, and the member's thread must not.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
-#include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <thread>
 
-#include "base/clock.h"
 #include "control/member.h"
-#include "observe/report.h"
+#include "job/report_source.h"
 
 namespace herring::job {
 
 class Reporter {
  public:
-  // Returns a report, or nothing if none is due.
-  using Collect = std::function<std::optional<observe::Report>()>;
-  // Returns how long to wait before the next call of `collect`.
-  using Pause = std::function<Nanos()>;
-
-  // `member` and what the functions use must outlive this object. If the process has no threads
-  // left, there are no reports.
-  Reporter(control::Member& member, Collect collect, Pause pause);
+  // Both must outlive this object. If the process has no threads left, there are no reports.
+  Reporter(control::Member& member, ReportSource& source);
   ~Reporter();
   Reporter(const Reporter&) = delete;
   Reporter& operator=(const Reporter&) = delete;
 
  private:
   void run();
+  void send();
+
+  static constexpr Nanos kTimelineInterval = 250 * kMillisecond;
 
   control::Member& member_;
-  const Collect collect_;
-  const Pause pause_;
+  ReportSource& source_;
   const uint32_t generation_;  // of forks
+  std::shared_ptr<std::atomic<bool>> timeline_;  // entries are wanted
+  Nanos timeline_due_ = 0;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool ends_ = false;  // guarded by mutex_

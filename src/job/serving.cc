@@ -1,7 +1,5 @@
 #include "job/serving.h"
 
-#include <algorithm>
-
 #include "job/options.h"
 #include "transport/tcp/socket.h"
 #include "transport/tcp/transport.h"
@@ -39,34 +37,11 @@ Status Serving::attach(size_t others) {
   HERRING_RETURN_IF_ERROR(
       transport::tcp::want_descriptors((size_t{cluster.size} + others) * plane.flows));
   server_->attach(cluster, member_->server_index(), plane);
-  if (shared->get_bool("observe")) begin_reports();
-  return {};
-}
-
-void Serving::begin_reports() {
-  member_->on_rank_texts([this](const observe::RankTexts& texts) {
-    server_->tell_states(states_of(texts));
-  });
-  reporter_ = std::make_unique<Reporter>(
-      *member_, [this] { return report(); },
-      [this] { return std::max<Nanos>(report_due_ - monotonic_now(), 0); });
-}
-
-std::optional<observe::Report> Serving::report() {
-  const Nanos now = monotonic_now();
-  if (now < report_due_) return std::nullopt;
-  report_due_ = now + kSecond;
-  observe::Report report;
-  report.resources = observe::own_resources();
-  return report;
-}
-
-std::map<uint32_t, std::string> states_of(const observe::RankTexts& texts) {
-  std::map<uint32_t, std::string> states;
-  for (const observe::RankText& one : texts) {
-    if (!one.text.empty()) states.emplace(one.rank, one.text);
+  if (shared->get_bool("observe")) {
+    reports_ = std::make_unique<ServerReports>(*server_);
+    reporter_ = std::make_unique<Reporter>(*member_, *reports_);
   }
-  return states;
+  return {};
 }
 
 }  // namespace herring::job

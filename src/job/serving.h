@@ -4,11 +4,9 @@
 #include <cstdint>
 #include <memory>
 
-#include <map>
-#include <string>
-
 #include "control/member.h"
 #include "job/reporter.h"
+#include "job/server_reports.h"
 #include "server/server.h"
 
 namespace herring::job {
@@ -38,18 +36,12 @@ class Serving {
   }
 
  private:
-  void begin_reports();
-  std::optional<observe::Report> report();
-
   explicit Serving(std::unique_ptr<server::Server> server) : server_(std::move(server)) {}
 
   std::unique_ptr<server::Server> server_;
+  std::unique_ptr<ServerReports> reports_;
   std::unique_ptr<control::Member> member_;
-  Nanos report_due_ = 0;
-  std::unique_ptr<Reporter> reporter_;
+  std::unique_ptr<Reporter> reporter_;  // null if the job is not observed
 };
-
-// Returns what messages about waits say of these ranks; see server::Server::tell_states().
-std::map<uint32_t, std::string> states_of(const observe::RankTexts& texts);
 
 }  // namespace herring::job

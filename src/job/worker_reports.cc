@@ -11,11 +11,9 @@ using observe::Entry;
 using observe::Kind;
 using observe::Moment;
 
-WorkerReports::WorkerReports(worker::Engine& engine) : engine_(engine) {}
-
-void WorkerReports::told(const observe::RankTexts& texts, uint32_t own_rank) {
-  const auto own = std::find_if(texts.begin(), texts.end(), [own_rank](const auto& text) {
-    return text.rank == own_rank;
+void WorkerReports::told(const observe::RankTexts& texts) {
+  const auto own = std::find_if(texts.begin(), texts.end(), [this](const auto& text) {
+    return text.rank == rank_;
   });
   watched_.store(own == texts.end() ? -1 : own->usual);
 }
@@ -47,7 +45,7 @@ bool WorkerReports::computes_too_long(Nanos now, Nanos usual) {
   return done != 0 && now - done > usual + kLook / 2;
 }
 
-std::optional<observe::Report> WorkerReports::collect() {
+std::optional<observe::Report> WorkerReports::report() {
   const Nanos now = monotonic_now();
   const Nanos usual = watched_.load();
   if (usual >= 0 && now - asked_ > kInterval / 4 && computes_too_long(now, usual)) {
@@ -68,6 +66,20 @@ std::optional<observe::Report> WorkerReports::collect() {
   return make(now, activity);
 }
 
+std::vector<Entry> WorkerReports::ended() { return engine_.recorder().ended_since(told_); }
+
+observe::ProcessRecord WorkerReports::record() {
+  const Nanos now = monotonic_now();
+  const worker::Activity activity = engine_.activity(now);
+  observe::ProcessRecord record;
+  record.where = activity.where;
+  record.age = std::max<Nanos>(now - activity.since, 0);
+  const ProgramStack stack = latest_program_stack();
+  if (stack.taken != 0 && now - stack.taken < 2 * kInterval) record.stack = stack.text;
+  record.entries = engine_.recorder().latest(observe::kMostRecorded);
+  return record;
+}
+
 observe::Report WorkerReports::make(Nanos now, const worker::Activity& activity) {
   observe::Report report;
   report.where = activity.where;
@@ -81,7 +93,7 @@ observe::Report WorkerReports::make(Nanos now, const worker::Activity& activity)
     report.stack = stack.say(now);
     if (fresh) report.cause = stack.cause;
   }
-  report.samples = sampler_.take(engine_.recorder().ended_since(cursor_));
+  report.samples = sampler_.take(engine_.recorder().ended_since(sampled_));
   report.stride = sampler_.stride();
   report.resources = observe::own_resources();
   const worker::Engine::Counters counters = engine_.counters();

@@ -1,29 +1,30 @@
-// Makes the reports of a worker: what its program does and where its code is, samples of the rounds
-// that have ended, and counters.
+// What a worker tells: what its program does and where its code is, samples of the rounds that have
+// ended, and counters.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
-#include "observe/report.h"
+#include "job/report_source.h"
 #include "observe/sampler.h"
 #include "worker/engine.h"
 
 namespace herring::job {
 
-class WorkerReports {
+// Looks where the code is when that is worth knowing: while the program computes for long, and if
+// the rank is late in many steps, when it computes longer than other ranks do.
+class WorkerReports final : public ReportSource {
  public:
   // `engine` must outlive this object.
-  explicit WorkerReports(worker::Engine& engine);
+  WorkerReports(worker::Engine& engine, uint32_t rank) : engine_(engine), rank_(rank) {}
 
-  // Returns a report if one is due. Looks where the code is when that is worth knowing: while the
-  // program computes for long, and if the rank is late in many steps, when it computes longer than
-  // other ranks do. Called on one thread, repeatedly, after pauses of pause().
-  std::optional<observe::Report> collect();
-  Nanos pause() const;
-  // The rendezvous has told of ranks that hold others up. Any thread.
-  void told(const observe::RankTexts& texts, uint32_t own_rank);
+  Nanos pause() const override;
+  std::optional<observe::Report> report() override;
+  std::vector<observe::Entry> ended() override;
+  observe::ProcessRecord record() override;
+  void told(const observe::RankTexts& texts) override;
 
  private:
   bool computes_too_long(Nanos now, Nanos usual);
@@ -35,8 +36,9 @@ class WorkerReports {
   static constexpr Nanos kAnswer = 60 * kMillisecond;      // in which the program's stack comes
 
   worker::Engine& engine_;
+  const uint32_t rank_;
   observe::Sampler sampler_;
-  uint64_t cursor_ = 0;           // in the recorder
+  uint64_t sampled_ = 0, told_ = 0;  // cursors in the recorder
   Nanos due_ = 0;                 // when the next report is
   Nanos asked_ = 0;               // when this thread last asked for the program's stack
   bool delayed_ = false;          // the report waits for the answer

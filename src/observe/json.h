@@ -37,6 +37,12 @@ class Json {
     std::snprintf(text, sizeof text, "%.9g", number);
     return raw(text);
   }
+  // A time in seconds, to the microsecond.
+  Json& exact(double seconds) {
+    char text[40];
+    std::snprintf(text, sizeof text, "%.6f", seconds);
+    return raw(text);
+  }
   template <typename T>
     requires(std::is_integral_v<T> && !std::is_same_v<T, bool>)
   Json& value(T number) {

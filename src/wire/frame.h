@@ -43,8 +43,10 @@ enum class FrameType : uint8_t {
   // Control plane: what processes tell about themselves (observe/).
   kReport,       // member -> rendezvous: what it does and has counted
   kRankTexts,    // rendezvous -> member: what ranks do that hold others up
-  kRecord,       // rendezvous -> member: asks for its latest entries, says why; and the answer
-  kLast = kRecord,
+  kRecord,       // rendezvous -> member: asks for its latest entries; and the answer
+  kTimeline,     // rendezvous -> member: entries are wanted, or no more; member -> rendezvous: those
+                 // that have ended since the last message
+  kLast = kTimeline,
 };
 
 const char* name_of(FrameType type);

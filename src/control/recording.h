@@ -1,0 +1,61 @@
+// Collects the flight record of a job: asks all members for their latest entries, waits for them for
+// a moment, and writes one file.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "control/peer.h"
+#include "observe/file_writer.h"
+#include "observe/record.h"
+
+namespace herring::control {
+
+// Runs on the thread of the rendezvous.
+class Recording {
+ public:
+  // `path`: of the file, which a later record replaces. `picture`: returns the job as it is then.
+  // `loop` and `peers` must outlive the Recording, which must not be destroyed before the loop has
+  // ended.
+  Recording(transport::EventLoop& loop, const Peers& peers, std::string path, double unix_zero,
+            std::function<observe::Picture()> picture);
+
+  const std::string& path() const { return path_; }
+  // Asks all members, unless that was done a moment ago.
+  void begin(const std::string& why);
+  // A member has sent its entries.
+  void add(const Peer& from, observe::ProcessRecord record);
+  bool collects() const { return collects_; }
+  // Writes what has come so far, if something is being collected.
+  void finish();
+  // Waits for a moment until the file is written.
+  void flush() {
+    if (writer_) writer_->flush();
+  }
+
+ private:
+  // For how long members may answer, and how soon another record may follow.
+  static constexpr Nanos kPatience = kSecond, kPause = 5 * kSecond;
+
+  transport::EventLoop& loop_;
+  const Peers& peers_;
+  const std::string path_;
+  const double unix_zero_;
+  const std::function<observe::Picture()> picture_;
+  bool collects_ = false;
+  size_t wanted_ = 0;  // members that were asked
+  Nanos finished_ = 0;
+  std::string why_;
+  std::vector<std::pair<observe::Process, observe::ProcessRecord>> records_;
+  std::unique_ptr<observe::FileWriter> writer_;
+  transport::EventLoop::TimerId timer_ = 0;
+};
+
+// Returns the folder for records: `setting`, or a folder of this user in the system's folder for
+// temporary files. It exists then. Removes the oldest records in the latter.
+Result<std::string> record_folder(const std::string& setting);
+
+}  // namespace herring::control

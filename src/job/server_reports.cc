@@ -1,0 +1,54 @@
+#include "job/server_reports.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace herring::job {
+
+Nanos ServerReports::pause() const { return std::max<Nanos>(due_ - monotonic_now(), 0); }
+
+std::optional<observe::Report> ServerReports::report() {
+  const Nanos now = monotonic_now();
+  if (now < due_) return std::nullopt;
+  server::ServerView view = server_.view(now);
+  due_ = now + (view.missing.empty() ? kInterval : kStalledInterval);
+  observe::Report report;
+  report.resources = observe::own_resources();
+  report.bytes_sent = view.bytes_out;
+  report.bytes_received = view.bytes_in;
+  report.retransmits = view.retransmits;
+  report.in_flight = view.in_flight + view.announced;
+  report.sums = view.sums;
+  report.sum_time = view.sum_time;
+  for (uint32_t rank = 0; rank < view.ranks.size(); ++rank) {
+    const observe::Lateness& late = view.ranks[rank];
+    if (late.calls > 0 || late.segments > 0) report.lateness.emplace_back(rank, late);
+  }
+  for (const auto& path : view.paths) {
+    report.paths.push_back({path.rank, path.rtt, path.rtt, path.retransmits});
+  }
+  for (auto& one : view.missing) {
+    report.missing.push_back({std::move(one.what), now - one.since, std::move(one.ranks)});
+  }
+  return report;
+}
+
+std::vector<observe::Entry> ServerReports::ended() {
+  return server_.recorder().ended_since(told_);
+}
+
+observe::ProcessRecord ServerReports::record() {
+  observe::ProcessRecord record;
+  record.entries = server_.recorder().latest(observe::kMostRecorded);
+  return record;
+}
+
+void ServerReports::told(const observe::RankTexts& texts) {
+  std::map<uint32_t, std::string> states;
+  for (const observe::RankText& one : texts) {
+    if (!one.text.empty()) states.emplace(one.rank, one.text);
+  }
+  server_.tell_states(std::move(states));
+}
+
+}  // namespace herring::job

@@ -1,0 +1,33 @@
+// What a server tells: who comes late, what it sums, and counters.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "job/report_source.h"
+#include "server/server.h"
+
+namespace herring::job {
+
+class ServerReports final : public ReportSource {
+ public:
+  // `server` must outlive this object.
+  explicit ServerReports(server::Server& server) : server_(server) {}
+
+  Nanos pause() const override;
+  std::optional<observe::Report> report() override;
+  std::vector<observe::Entry> ended() override;
+  observe::ProcessRecord record() override;
+  void told(const observe::RankTexts& texts) override;
+
+ private:
+  static constexpr Nanos kInterval = kSecond, kStalledInterval = 250 * kMillisecond;
+
+  server::Server& server_;
+  Nanos due_ = 0;       // when the next report is
+  uint64_t told_ = 0;   // a cursor in the recorder
+};
+
+}  // namespace herring::job

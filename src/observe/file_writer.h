@@ -1,0 +1,42 @@
+// Writes files on a thread of its own, because a disk may be slow or full, and nobody who has
+// something else to do may wait for it.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/clock.h"
+#include "base/status.h"
+
+namespace herring::observe {
+
+class FileWriter {
+ public:
+  // Called once, on the writer's thread, if a file cannot be written: nothing more is written then.
+  using Failed = std::function<void(const Status& why)>;
+
+  // Creates or empties the file. Returns kConfiguration, naming it, if that is impossible.
+  static Result<std::unique_ptr<FileWriter>> open(const std::string& path, Failed failed);
+  // What is queued is still written, unless the process ends before.
+  ~FileWriter();
+  FileWriter(const FileWriter&) = delete;
+  FileWriter& operator=(const FileWriter&) = delete;
+
+  // Queues text. Returns false, and drops the text, if more than kMostQueued bytes wait already or
+  // the file cannot be written.
+  bool write(std::string text);
+  // Waits until what is queued is written, but not longer than kPatience.
+  void flush();
+  const std::string& path() const;
+
+  static constexpr size_t kMostQueued = 64 << 20;
+  static constexpr Nanos kPatience = 2 * kSecond;
+
+ private:
+  class Impl;
+  explicit FileWriter(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace herring::observe
