@@ -54,9 +54,12 @@ struct Entry {
   Nanos when(Moment moment) const { return at[static_cast<size_t>(moment)]; }
   std::string_view title() const { return {name, strnlen(name, kNameBytes)}; }
   void set_name(std::string_view text) {
-    const size_t bytes = std::min(text.size(), kNameBytes - 1);
-    std::memcpy(name, text.data(), bytes);
-    std::memset(name + bytes, 0, kNameBytes - bytes);
+    std::memset(name, 0, kNameBytes);
+    add_to_name(text);
+  }
+  void add_to_name(std::string_view text) {
+    const size_t used = title().size();
+    std::memcpy(name + used, text.data(), std::min(text.size(), kNameBytes - 1 - used));
   }
 };
 

@@ -24,11 +24,12 @@ namespace herring::worker {
 // other results.
 enum class Where { kEngine, kThread };
 
-class Future {
+class Future : public Awaited {
  public:
   explicit Future(std::shared_ptr<transport::EventLoop> loop) : loop_(std::move(loop)) {}
-  virtual ~Future() {
-    if (waited_for_.load()) program_->over(this);
+  ~Future() override {
+    if (noted_.load()) program_->leave_elsewhere(*this, loop_->now());
+    if (waited_for_.load()) program_->over(*this);
   }
   Future(const Future&) = delete;
   Future& operator=(const Future&) = delete;
@@ -51,8 +52,7 @@ class Future {
   observe::Mark mark() const {
     return {program_ == nullptr ? nullptr : &program_->recorder(), entry_};
   }
-  // Returns text that says where a thread is that waits for the result. Any thread.
-  virtual std::string where() const { return where_; }
+  std::string where() const override { return where_; }
 
   bool done() const { return done_.load(); }
 
@@ -68,8 +68,8 @@ class Future {
     }
     changed_.notify_all();
     if (!loop_->in_loop_thread()) loop_->rouse_driver();
-    if (noted_.load()) program_->leave(this, loop_->now(), true);
-    if (waited_for_.load()) program_->over(this);
+    if (noted_.exchange(false)) program_->leave_elsewhere(*this, loop_->now());
+    if (waited_for_.load()) program_->over(*this);
     for (const auto& callback : then) callback();
   }
 
@@ -95,19 +95,21 @@ class Future {
   bool wait_for(Nanos wait) {
     if (done()) return true;
     const Nanos now = loop_->now();
-    const bool noted = note_wait(now);
+    if (program_ != nullptr) waited_for_.store(true);
+    const bool noted = program_ != nullptr && program_->enter(*this, entry_, now);
     const bool ended = await(now + wait, wait);
     if (!noted) return ended;
     const bool over = done();
-    program_->leave(this, loop_->now(), over);
-    if (!over && done()) program_->over(this);
+    program_->leave(*this, loop_->now(), over);
+    if (!over && done()) program_->over(*this);
     return ended;
   }
 
   // Notes that a program waits for the result, without a thread in wait_for(). Any thread.
   void note_program_waits() {
     std::lock_guard lock(mutex_);
-    if (!done() && !noted_.load()) noted_.store(note_wait(loop_->now()));
+    if (done() || noted_.load() || program_ == nullptr) return;
+    noted_.store(program_->enter_elsewhere(*this, entry_, loop_->now()));
   }
 
   // Returns the loop of the engine that completes this future.
@@ -118,11 +120,6 @@ class Future {
   const Status& status() const { return status_; }
 
  private:
-  bool note_wait(Nanos now) {
-    if (program_ == nullptr) return false;
-    waited_for_.store(true);
-    return program_->enter(this, entry_, [this] { return where(); }, now);
-  }
   bool await(Nanos deadline, Nanos wait) {
     const auto is_done = [this] { return done(); };
     if (loop_->drive(deadline, is_done)) return done();

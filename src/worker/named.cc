@@ -56,7 +56,11 @@ Result<std::shared_ptr<Operation>> NamedOperations::submit(Call call, bool waits
   entry.at[static_cast<size_t>(observe::Moment::kCalled)] = engine_.loop()->now();
   entry.group = call.group->id();
   for (const Buffer& one : call.buffers) entry.bytes += one.array.bytes();
-  entry.set_name(concat(wire::name_of(call.what), " '", call.name, "'"));
+  for (const std::string_view text : {std::string_view(wire::name_of(call.what)),
+                                      std::string_view(" '"), std::string_view(call.name),
+                                      std::string_view("'")}) {
+    entry.add_to_name(text);
+  }
   auto made = admit(std::move(call));
   if (!made.ok()) {
     Asked(engine_.program(), entry).end(engine_.loop()->now(), made.status().code());

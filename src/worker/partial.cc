@@ -270,7 +270,7 @@ uint64_t Partial::awaited() {
   return closed_.begun() ? closed_.id() : next_.id();
 }
 
-std::string Partial::where() {
+std::string Partial::where() const {
   return concat("'", options_.name, "'", group().members().suffix(), " (round ", taken(), ")");
 }
 
@@ -287,14 +287,14 @@ bool Partial::wait_for(Nanos wait) {
   }
   const Nanos now = loop->now();
   const uint64_t id = awaited();
-  const bool noted = program_->enter(this, id, [this] { return where(); }, now);
+  const bool noted = program_->enter(*this, id, now);
   const auto await = [&] {
     if (loop->drive(now + wait, has_ended)) return has_ended();
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, std::chrono::nanoseconds(wait), ended);
   };
   const bool over = await();
-  if (noted) program_->leave(this, loop->now(), over);
+  if (noted) program_->leave(*this, loop->now(), over);
   return over;
 }
 
@@ -322,7 +322,7 @@ Result<RoundInfo> Partial::take(char* out) {
 }
 
 template <typename T>
-T Partial::locked(T (partial::Ledger::*value)() const) {
+T Partial::locked(T (partial::Ledger::*value)() const) const {
   std::lock_guard lock(mutex_);
   return (ledger_.*value)();
 }
@@ -330,7 +330,7 @@ T Partial::locked(T (partial::Ledger::*value)() const) {
 uint32_t Partial::ready() { return locked(&partial::Ledger::ready); }
 uint64_t Partial::produced() { return locked(&partial::Ledger::produced); }
 uint64_t Partial::counted() { return locked(&partial::Ledger::counted); }
-uint32_t Partial::taken() { return locked(&partial::Ledger::taken); }
+uint32_t Partial::taken() const { return locked(&partial::Ledger::taken); }
 size_t Partial::blocks() { return locked(&partial::Ledger::blocks); }
 
 Status Partial::failure() {

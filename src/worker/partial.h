@@ -44,9 +44,11 @@ struct RoundInfo {
   std::vector<partial::Lost> lost;  // since the series began
 };
 
-class Partial : public TransferOwner, public std::enable_shared_from_this<Partial> {
+class Partial : public TransferOwner,
+                public Awaited,
+                public std::enable_shared_from_this<Partial> {
  public:
-  ~Partial() override { program_->over(this); }
+  ~Partial() override { program_->over(*this); }
   // Every rank must call this with the same options; the caller has compared them.
   static Result<std::shared_ptr<Partial>> create(Engine& engine, PartialOptions options);
 
@@ -66,12 +68,13 @@ class Partial : public TransferOwner, public std::enable_shared_from_this<Partia
   uint32_t ready();
   uint64_t produced();
   uint64_t counted();
-  uint32_t taken();
+  uint32_t taken() const;
   size_t blocks();
   Status failure();
   const PartialOptions& options() const { return options_; }
   size_t bytes() const { return bytes_; }
   uint64_t id() const { return id_; }
+  std::string where() const override;
   const Group& group() const { return *options_.group; }
 
   // For the engine, on its thread. If a call returns an error, the job fails.
@@ -89,10 +92,9 @@ class Partial : public TransferOwner, public std::enable_shared_from_this<Partia
   // Records the next round to close. With the lock held.
   void begin_next(Nanos now, bool called);
   uint64_t awaited();  // the entry of the round whose result comes next
-  std::string where();
   // Returns a value of the ledger, with the lock held.
   template <typename T>
-  T locked(T (partial::Ledger::*value)() const);
+  T locked(T (partial::Ledger::*value)() const) const;
 
   EngineCore& engine_;
   const std::shared_ptr<Program> program_;
@@ -109,7 +111,7 @@ class Partial : public TransferOwner, public std::enable_shared_from_this<Partia
   bool transferring_ = false, transferred_ = false, committed_ = false;
   Asked closed_;                   // the round that has closed
 
-  std::mutex mutex_;  // guards everything below
+  mutable std::mutex mutex_;  // guards everything below
   std::condition_variable changed_;
   partial::Ledger ledger_;
   std::deque<RoundInfo> infos_;    // of the results that can be taken

@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -27,6 +26,14 @@ struct Activity {
   Nanos waited = 0;          // how long it has waited in all; threads that wait together count once
 };
 
+// A result that the program may wait for.
+class Awaited {
+ public:
+  virtual ~Awaited() = default;
+  // Returns text that says where a thread is that waits for it. Any thread; must not call Program.
+  virtual std::string where() const = 0;
+};
+
 class Program {
  public:
   // `entries`: the size of the recorder; 0: nothing is recorded.
@@ -41,24 +48,17 @@ class Program {
   // Notes that the program goes on computing after a call that does not wait.
   void called(Nanos now) noexcept { busy_since_.store(now, std::memory_order_relaxed); }
 
-  // Notes that a thread, or a program without a thread here, waits for the result behind `key`
-  // until it calls leave(). `id`: the entry whose result this is, or 0. `where`: returns the text
-  // that says where. Returns false if there is no memory for the note; leave() must not be called
-  // then.
-  template <typename Where>
-  bool enter(const void* key, uint64_t id, const Where& where, Nanos now) noexcept {
-    try {
-      enter_now(key, id, where(), now);
-    } catch (const std::exception&) {
-      return false;
-    }
-    return true;
-  }
-  // Threads wait in slices, so the wait goes on for another moment unless it is `over`.
-  void leave(const void* key, Nanos now, bool over) noexcept;
-  // Notes that the result behind `key` is there, or will never be, so nobody waits for it any more
-  // except threads that have not called leave() yet.
-  void over(const void* key) noexcept;
+  // Notes that a thread waits for a result, until it calls leave(). `id`: the entry whose result
+  // this is, or 0. Returns false if there is no memory for the note; leave() must not be called
+  // then. Threads wait in slices, so the wait goes on for another moment unless it is `over`.
+  bool enter(const Awaited& awaited, uint64_t id, Nanos now) noexcept;
+  void leave(const Awaited& awaited, Nanos now, bool over) noexcept;
+  // Notes in the same way that the program waits without a thread here, until leave_elsewhere().
+  bool enter_elsewhere(const Awaited& awaited, uint64_t id, Nanos now) noexcept;
+  void leave_elsewhere(const Awaited& awaited, Nanos now) noexcept;
+  // Notes that a result is there, or will never be, so that nobody waits for it any more except
+  // threads that have not called leave() yet.
+  void over(const Awaited& awaited) noexcept;
 
   // Appends the texts of the waits that began before `since`.
   void held_up(Nanos now, Nanos since, std::vector<std::string>& out);
@@ -68,18 +68,23 @@ class Program {
   static constexpr Nanos kBetweenSlices = kSecond;
 
   struct Wait {
-    const void* key = nullptr;
+    const Awaited* awaited = nullptr;  // to be read while threads wait
+    std::string where;     // its text, for when no thread waits
     uint64_t id = 0;
-    std::string where;
     Nanos since = 0;       // when the first slice began
-    Nanos began = 0;       // when the first of the threads that wait now began
-    Nanos until = 0;       // without threads: when the wait counts as given up
+    Nanos began = 0;       // when the first of those who wait now began
+    Nanos until = 0;       // if nobody waits now: when the wait counts as given up
     uint32_t threads = 0;
+    bool elsewhere = false;
+
+    bool waits() const { return threads > 0 || elsewhere; }
+    std::string text() const { return threads > 0 ? awaited->where() : where; }
   };
 
-  void enter_now(const void* key, uint64_t id, std::string where, Nanos now);
+  Wait& enter(const Awaited& awaited, uint64_t id, Nanos now, std::string where);
+  void leave(std::vector<Wait>::iterator wait, Nanos now);
   void drop_old(Nanos now);
-  std::vector<Wait>::iterator find(const void* key);
+  std::vector<Wait>::iterator find(const Awaited& awaited);
   // The mutex may be locked in a forked child for ever.
   bool forked() const { return generation_ != fork_generation(); }
 
@@ -90,7 +95,7 @@ class Program {
 
   std::mutex mutex_;                // guards everything below; taken before the recorder's
   std::vector<Wait> waits_;
-  uint32_t threads_ = 0;            // that wait now, for anything
+  uint32_t waiting_ = 0;            // results for which somebody waits now
   Nanos began_ = 0, waited_ = 0;    // when the first of them began; sum of the earlier waits
 };
 

@@ -111,7 +111,7 @@ class NodeStageTest : public ::testing::Test {
   }
 
   void post(uint32_t r, char* data, size_t bytes, uint32_t round = 0, bool active = true,
-            std::shared_ptr<SliceAdder> adder = nullptr) {
+            std::shared_ptr<SliceAdder> adder = nullptr, observe::Mark mark = {}) {
     NodeTask task;
     task.group = ranks[r].group;
     task.key = {3, round, 0};
@@ -122,6 +122,7 @@ class NodeStageTest : public ::testing::Test {
     task.adder = std::move(adder);
     task.active = active;
     task.deadline = {60'000, 60'000, 60'000};
+    task.mark = mark;
     task.shards = {{0, 0, bytes}};
     task.on_done = [this, r](uint32_t workers) { ranks[r].workers.push_back(workers); };
     ranks[r].stage->post(std::move(task));
@@ -179,6 +180,26 @@ class NodeStageTest : public ::testing::Test {
   control::Cluster cluster;
   std::vector<Rank> ranks;
 };
+
+TEST_F(NodeStageTest, MarksWhenTheSliceOfARankIsCombined) {
+  constexpr size_t kBytes = 2 * kSegment;
+  make(2, 2);
+  observe::Recorder recorder;
+  const observe::Mark mark{&recorder, recorder.begin({})};
+  const auto reduced = [&] { return recorder.latest(1).front().when(observe::Moment::kReduced); };
+  char* const mine = allocate(0, kBytes);
+  char* const theirs = allocate(1, kBytes);
+  std::memset(mine, 0, kBytes);
+  std::memset(theirs, 0, kBytes);
+  const Nanos start = loop.now();
+  run({[&] { post(0, mine, kBytes, 0, true, nullptr, mark); },
+       [&] {
+         EXPECT_EQ(reduced(), 0);
+         post(1, theirs, kBytes);
+       }});
+  EXPECT_GE(reduced(), start);
+  EXPECT_EQ(ranks[0].workers, std::vector<uint32_t>{5});
+}
 
 // A neighbour may close its plan, free its array or end its process. What it has posted stays
 // readable and writable as long as somebody may use it.

@@ -40,6 +40,56 @@ TEST(Recorder, OnlyTheFirstTimeOfAMomentCounts) {
   EXPECT_EQ(recorder.ended(), 1u);
 }
 
+TEST(Recorder, TheBuffersOfAFailedRoundEndWithIt) {
+  Recorder recorder(16);
+  const auto begin = [&](Kind kind, uint32_t round) {
+    Entry entry;
+    entry.kind = kind;
+    entry.stream = 3;
+    entry.round = round;
+    return recorder.begin(entry);
+  };
+  const uint64_t round = begin(Kind::kRound, 7);
+  const uint64_t done = begin(Kind::kBuffer, 7), open = begin(Kind::kBuffer, 7);
+  const uint64_t call = begin(Kind::kCall, 7), next = begin(Kind::kBuffer, 8);
+  recorder.end(done, 5);
+  recorder.end(round, 9, Code::kPeerLost);
+  for (const Entry& entry : recorder.latest(16)) {
+    EXPECT_EQ(entry.ended, entry.id != call && entry.id != next) << entry.id;
+    EXPECT_EQ(entry.outcome, entry.id == round || entry.id == open ? Code::kPeerLost : Code::kOk);
+  }
+  EXPECT_EQ(recorder.ended(), 3u);
+  uint64_t cursor = 0;
+  EXPECT_EQ(recorder.ended_since(cursor).size(), 3u);
+}
+
+TEST(Recorder, ACallLearnsItsStreamAndRound) {
+  Recorder recorder(4);
+  const uint64_t id = recorder.begin(named("x"));
+  recorder.place(id, 5, 6);
+  recorder.end(id, 1);
+  recorder.place(id, 7, 8);
+  EXPECT_EQ(recorder.latest(1).front().stream, 5u);
+  EXPECT_EQ(recorder.latest(1).front().round, 6u);
+}
+
+TEST(Mark, OfSeveralPartsTheLastOneCounts) {
+  Recorder recorder(4);
+  Parts parts{2, 3};
+  const Mark mark{&recorder, recorder.begin(named("x")), &parts};
+  const auto at = [&](Moment moment) { return recorder.latest(1).front().when(moment); };
+  mark.at(Moment::kReduced, 1);
+  mark.at(Moment::kPushed, 2);
+  mark.at(Moment::kPushed, 3);
+  EXPECT_EQ(at(Moment::kReduced), 0);
+  EXPECT_EQ(at(Moment::kPushed), 0);
+  mark.at(Moment::kReduced, 4);
+  mark.at(Moment::kPushed, 5);
+  EXPECT_EQ(at(Moment::kReduced), 4);
+  EXPECT_EQ(at(Moment::kPushed), 5);
+  EXPECT_FALSE(Mark());
+}
+
 TEST(Recorder, MarksOfDroppedEntriesChangeNothing) {
   Recorder recorder(2);
   const uint64_t old = recorder.begin(named("old"));

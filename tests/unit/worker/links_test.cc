@@ -138,6 +138,27 @@ class LinksTest : public ::testing::Test, public TransferOwner {
   std::function<void()> on_done;
 };
 
+// A credit of one segment hands a transfer to the flow piece by piece.
+TEST_F(LinksTest, ATransferIsPushedWhenItsLastBytesAreHandedToTheFlows) {
+  make({1, 1});
+  observe::Recorder recorder;
+  transfer.mark = {&recorder, recorder.begin({})};
+  const auto pushed = [&] { return recorder.latest(1).front().when(observe::Moment::kPushed); };
+  servers[0]->answering = true;
+  loop.post([&] {
+    push();
+    when_quiet([&] {
+      EXPECT_FALSE(done);
+      EXPECT_EQ(pushed(), 0);  // server 1 has not answered, and lacks most of its shard
+      servers[1]->answer();
+    });
+  });
+  loop.run();
+  EXPECT_TRUE(done);
+  EXPECT_GE(pushed(), transfer.pushed_at);
+  EXPECT_LE(pushed(), loop.now());
+}
+
 TEST_F(LinksTest, ALightServerDoesNotRunAheadOfAHeavyOne) {
   make({3, 1});  // 72 and 24 segments
   servers[1]->answering = true;
