@@ -19,16 +19,18 @@ Block* const Aggregator::kAllReleased = &g_all_released;
 
 Aggregator::Aggregator(const control::Cluster& cluster, const GroupTable& groups,
                        size_t segment_bytes, size_t most_open, Deliver deliver,
-                       std::function<Nanos()> now)
+                       std::function<Nanos()> now, observe::Recorder& recorder)
     : cluster_(cluster),
       groups_(groups),
       segment_bytes_(segment_bytes),
       most_open_(most_open),
       deliver_(std::move(deliver)),
       now_(std::move(now)),
+      recorder_(recorder),
       lanes_(segment_bytes),
       wide_lanes_(2 * segment_bytes),
-      open_(cluster.size) {}
+      open_(cluster.size),
+      lateness_(cluster.size) {}
 
 Aggregator::~Aggregator() = default;
 
@@ -85,8 +87,9 @@ Result<Operation*> Aggregator::add(const Key& key, std::shared_ptr<JobGroup> gro
   auto op = std::make_unique<Operation>();
   op->key = key;
   op->open = open;
-  op->since = now_();
-  op->expected = expected_by(group->members, open);
+  op->since = op->called = now_();
+  op->expected = op->unopened = expected_by(group->members, open);
+  op->compares = op->expected > 1 && !key.outlives_members();
   op->group = std::move(group);
   op->contributors.resize(op->expected);
   op->first_rank = rank;
@@ -94,7 +97,25 @@ Result<Operation*> Aggregator::add(const Key& key, std::shared_ptr<JobGroup> gro
   op->blocks.assign((segments + kBlockSegments - 1) / kBlockSegments, nullptr);
   ++open_[rank];
   segments_ += segments;
+  observe::Entry entry;
+  entry.kind = observe::Kind::kSum;
+  entry.group = key.group;
+  entry.stream = key.stream;
+  entry.round = key.round;
+  entry.buffer = key.buffer;
+  entry.bytes = open.shard_bytes;
+  entry.at[static_cast<size_t>(observe::Moment::kCalled)] = op->called;
+  entry.set_name(open.name);
+  op->mark = {&recorder_, recorder_.begin(entry)};
+  if (goes_on_without(*op)) {
+    for (const uint32_t lost : lost_) op->unopened -= op->group->members.has(lost);
+  }
   return (operations_[key] = std::move(op)).get();
+}
+
+// Another contributor has opened the operation, or never will.
+void Aggregator::opened(Operation& op) {
+  if (--op.unopened == 0) op.mark.at(observe::Moment::kReady, now_());
 }
 
 Status Aggregator::open(const Key& key, wire::Open open, uint32_t rank) {
@@ -131,6 +152,7 @@ Status Aggregator::open(const Key& key, wire::Open open, uint32_t rank) {
   const uint32_t contributor = contributor_of(group->members, open, rank);
   if (!std::exchange(op->contributors[contributor].opened, true)) {
     op->workers += open.workers;
+    opened(*op);
   }
   op->open.deadline = shorter(op->open.deadline, open.deadline);
   return {};
@@ -229,6 +251,8 @@ Slot* Aggregator::take_slot(Operation& op, uint32_t segment) {
   slot->groups_done = 0;
   slot->result = nullptr;
   slot->given = 0;
+  slot->arrived = 0;
+  slot->newest = 0;
   slot->called_off = false;
   slot->contributions.assign(op.expected, {});
   const uint32_t groups = (op.expected + kTreeGroup - 1) / kTreeGroup;
@@ -280,6 +304,7 @@ void Aggregator::rank_gone(uint32_t rank, bool left) {
       const uint32_t index = op->group->members.index_of(rank);
       if (index == control::Group::kNobody) continue;
       const bool goes_on = goes_on_without(*op);
+      if (goes_on && !op->contributors[index].opened) opened(*op);
       for_each_slot(*op, [&](Slot& slot) {
         for (uint32_t c = 0; c < slot.contributions.size(); ++c) {
           Contribution& contribution = slot.contributions[c];
@@ -326,26 +351,47 @@ void Aggregator::call_off(JobGroup& group, std::vector<Missing>& missing) {
       }
     });
   }
-  for (Operation* op : idle) erase(*op);
+  for (Operation* op : idle) erase(*op, now_());
 }
 
 // Settles each missing contribution once. The last one of a slot may complete and free the slot.
 void Aggregator::settle_missing(const std::vector<Missing>& missing) {
-  for (const Missing& one : missing) settle(*one.slot, one.contributor, Contribution::kLost);
+  for (const Missing& one : missing) {
+    settle(*one.slot, one.contributor, Contribution::kLost, now_());
+  }
 }
 
-void Aggregator::arrived(Slot& slot, uint32_t rank) {
-  settle(slot, contributor_of(slot.op->group->members, slot.op->open, rank), Contribution::kHere);
+void Aggregator::arrived(Slot& slot, uint32_t rank, Nanos now) {
+  settle(slot, contributor_of(slot.op->group->members, slot.op->open, rank), Contribution::kHere,
+         now);
+}
+
+// Counts who came last, as far as others have waited for it.
+void Aggregator::compare(Slot& slot, uint32_t rank, Nanos now) {
+  observe::Lateness& lateness = lateness_[rank];
+  ++lateness.segments;
+  if (slot.arrived == slot.op->expected && !slot.called_off) {
+    ++lateness.last_segments;
+    // Proxies read the clock before they lock the table, so moments may come out of order.
+    lateness.segments_waited += std::max<Nanos>(now - slot.newest, 0);
+  }
 }
 
 // Nothing more of this contribution will come.
-void Aggregator::settle(Slot& slot, uint32_t contributor, Contribution::State state) {
+void Aggregator::settle(Slot& slot, uint32_t contributor, Contribution::State state, Nanos now) {
   uint32_t group_index;
   {
     std::lock_guard lock(mutex_);
-    moved_ = now_();
+    moved_ = std::max(moved_, now);
     slot.contributions[contributor].state = state;
     slot.called_off |= state == Contribution::kLost && !goes_on_without(*slot.op);
+    slot.op->broken |= slot.called_off;
+    ++slot.arrived;
+    if (state == Contribution::kHere) {
+      if (slot.op->compares) compare(slot, slot.contributions[contributor].rank, now);
+      slot.newest = std::max(slot.newest, now);
+      slot.op->newest = std::max(slot.op->newest, now);
+    }
     ++slot.op->contributors[contributor].arrived;
     group_index = contributor / kTreeGroup;
     Subtree& group = slot.groups[group_index];
@@ -423,10 +469,6 @@ void Aggregator::finish(Slot& slot) {
   } else {
     slot.result = static_cast<char*>(const_cast<void*>(sources[0]));
   }
-  if (n == 0) {
-    std::memset(slot.result, 0, slot.bytes);  // nobody had anything to add
-    return;
-  }
   const double divisor =
       open.reduction.op == ReduceOp::kAverage ? static_cast<double>(slot.op->workers) : 1.0;
   reduce::Stage stage = reduce::whole(open.dtype, open.reduction, divisor);
@@ -434,7 +476,11 @@ void Aggregator::finish(Slot& slot) {
     stage.in = accumulator_of(open.dtype);
     stage.prescale = 1.0;
   }
-  reduce::combine(sources, n, slot.result, count, stage);
+  if (n == 0) {
+    std::memset(slot.result, 0, slot.bytes);  // nobody had anything to add
+  } else {
+    reduce::combine(sources, n, slot.result, count, stage);
+  }
   std::lock_guard lock(mutex_);
   for (Contribution& contribution : slot.contributions) {
     if (contribution.lane != nullptr && contribution.lane != slot.result) {
@@ -448,12 +494,15 @@ void Aggregator::finish(Slot& slot) {
     }
     group.partial = nullptr;
   }
+  Operation& op = *slot.op;
+  if (++op.combined == op.segments) op.mark.at(observe::Moment::kSummed, now_());
 }
 
 void Aggregator::result_sent(Slot& slot) {
   if (slot.results_pending.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   std::lock_guard lock(mutex_);
-  moved_ = now_();
+  const Nanos now = now_();
+  moved_ = std::max(moved_, now);
   Operation& op = *slot.op;
   lanes_.give(slot.result);
   Block*& block = op.blocks[slot.segment / kBlockSegments];
@@ -467,10 +516,17 @@ void Aggregator::result_sent(Slot& slot) {
     block = kAllReleased;
   }
   const bool called_off = op.group->called_off && !goes_on_without(op);
-  if (op.released == op.segments || (called_off && op.slots == 0)) erase(op);
+  if (op.released == op.segments || (called_off && op.slots == 0)) erase(op, now);
 }
 
-void Aggregator::erase(Operation& op) {
+void Aggregator::erase(Operation& op, Nanos now) {
+  const bool whole = op.released == op.segments && !op.broken;
+  op.mark.end(now, whole ? Code::kOk : Code::kPeerLost);
+  const Nanos handed = op.handed.load(std::memory_order_relaxed);
+  if (whole && handed != 0) {
+    ++sums_;
+    sum_time_ += std::max<Nanos>(handed - op.newest, 0);
+  }
   for (Block* block : op.blocks) {
     if (block != nullptr && block != kAllReleased) free_blocks_.push_back(block);
   }

@@ -21,9 +21,12 @@
 
 #include "base/clock.h"
 #include "control/cluster.h"
+#include "observe/lateness.h"
+#include "observe/recorder.h"
 #include "reduce/reduce.h"
 #include "server/group_table.h"
 #include "server/lane_pool.h"
+#include "server/view.h"
 #include "transport/transport.h"
 #include "wire/key.h"
 #include "wire/messages.h"
@@ -69,11 +72,19 @@ struct Operation {
   uint32_t expected = 0;               // contributors
   uint64_t workers = 0;                // workers in the contributions opened so far
   std::vector<Contributor> contributors;
+  uint32_t unopened = 0;               // contributors that have not opened it and may
   uint32_t first_rank = 0;             // the rank that opened it first
   uint32_t segments = 0;
   std::vector<Block*> blocks;          // null before the first use, kAllReleased after the last
   uint32_t released = 0;               // segments whose results have all been sent
   uint32_t slots = 0;                  // slots in use now
+  uint32_t combined = 0;               // segments whose results exist
+  bool broken = false;                 // some contributions are lost, so there is no whole result
+  bool compares = false;               // who comes last is counted
+  Nanos called = 0;                    // when it was opened first
+  Nanos newest = 0;                    // when its latest contribution arrived
+  std::atomic<Nanos> handed{0};        // when a result was last given to a flow
+  observe::Mark mark;
 };
 
 // Adjacent contributors that are combined together.
@@ -92,6 +103,8 @@ struct Slot {
   std::vector<Subtree> groups;              // each of up to reduce::kTreeGroup contributors
   char* result = nullptr;
   uint32_t given = 0;  // contributors that had something to add
+  uint32_t arrived = 0;  // contributions
+  Nanos newest = 0;      // when the latest of them arrived
   bool called_off = false;  // some contributions are lost, so there is no result
   std::atomic<uint32_t> results_pending{0};
 };
@@ -103,8 +116,10 @@ class Aggregator {
   using Deliver = std::function<void(Slot&)>;
 
   // `most_open`: maximum number of operations in progress that one rank was the first to open.
+  // `recorder` gets an entry for each operation. All references must outlive this object.
   Aggregator(const control::Cluster& cluster, const GroupTable& groups, size_t segment_bytes,
-             size_t most_open, Deliver deliver, std::function<Nanos()> now);
+             size_t most_open, Deliver deliver, std::function<Nanos()> now,
+             observe::Recorder& recorder);
   ~Aggregator();
 
   // Handles a kOpen from `rank`. Returns kMismatch if it contradicts another contributor.
@@ -123,8 +138,8 @@ class Aggregator {
   // have arrived are answered as parts of a failed operation; later ones are not begun. On a
   // proxy's thread.
   void break_group(JobGroup& group);
-  // The contribution of `rank` to this slot is complete.
-  void arrived(Slot& slot, uint32_t rank);
+  // The contribution of `rank` to this slot is complete since `now`.
+  void arrived(Slot& slot, uint32_t rank, Nanos now);
   // One contributor's result has been sent. The last one frees the slot.
   void result_sent(Slot& slot);
 
@@ -142,6 +157,8 @@ class Aggregator {
     Awaited awaited;
   };
   std::vector<Overdue> overdue(Nanos now);
+  // Adds what there is to tell about operations. Takes a time bounded by their number.
+  void report(Nanos now, ServerView& view);
 
   bool idle() {
     std::lock_guard lock(mutex_);
@@ -162,7 +179,8 @@ class Aggregator {
   Status check(const control::Group& group, const wire::Open& open, uint32_t rank) const;
   Result<Operation*> add(const Key& key, std::shared_ptr<JobGroup> group, const wire::Open& open,
                          uint32_t rank);
-  void erase(Operation& op);
+  void erase(Operation& op, Nanos now);
+  void opened(Operation& op);
   static Slot* slot_of(const Operation& op, uint32_t segment);
   static bool is_done(const Operation& op, uint32_t segment);
   void mark_done(const Slot& slot);
@@ -176,10 +194,11 @@ class Aggregator {
   void call_off(JobGroup& group, std::vector<Missing>& missing);
   void settle_missing(const std::vector<Missing>& missing);
   Slot* take_slot(Operation& op, uint32_t segment);
-  void settle(Slot& slot, uint32_t contributor, Contribution::State state);
+  void settle(Slot& slot, uint32_t contributor, Contribution::State state, Nanos now);
+  void compare(Slot& slot, uint32_t rank, Nanos now);
   void combine_group(Slot& slot, uint32_t group);
   void finish(Slot& slot);
-  static Awaited awaited(const Operation& op);
+  Awaited awaited(const Operation& op) const;
   std::string describe(const Operation& op, const Awaited& awaited) const;
 
   const control::Cluster& cluster_;
@@ -187,6 +206,7 @@ class Aggregator {
   const size_t segment_bytes_, most_open_;
   const Deliver deliver_;
   const std::function<Nanos()> now_;
+  observe::Recorder& recorder_;
 
   std::mutex mutex_;  // guards everything below
   std::map<Key, std::unique_ptr<Operation>> operations_;
@@ -200,6 +220,9 @@ class Aggregator {
   std::vector<size_t> open_;   // by rank: operations that it was the first to open
   uint64_t segments_ = 0;      // of all operations
   std::vector<uint32_t> lost_;  // ranks
+  std::vector<observe::Lateness> lateness_;  // by rank
+  uint64_t sums_ = 0;
+  Nanos sum_time_ = 0;
 };
 
 }  // namespace herring::server

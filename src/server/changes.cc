@@ -202,6 +202,12 @@ void Changes::check_overdue() {
   }));
 }
 
+void Changes::report(Nanos now, ServerView& view) {
+  std::lock_guard lock(mutex_);
+  coordinator_.report(now, view);
+  series_.report(now, view);
+}
+
 void Changes::report_overdue(Nanos now, std::vector<Answer>& out) {
   for (const Aggregator::Overdue& item : aggregator_.overdue(now)) {
     const Whereabouts& whereabouts = coordinator_.whereabouts();

@@ -50,6 +50,9 @@ class Changes {
   // Warns about operations that have waited long, and fails those past their deadline.
   void check_overdue();
 
+  // Adds what there is to tell about calls and rounds of partial all-reduces.
+  void report(Nanos now, ServerView& view);
+
   bool any_series() const { return series_.any(); }
   // Returns whether nothing is announced and no answer is delayed.
   bool idle();

@@ -80,7 +80,8 @@ Coordinator::Coordinator(const control::Cluster& cluster, GroupTable& groups, ui
       whereabouts_(cluster.size, states),
       mailbox_(cluster, stream, whereabouts_),
       reminders_(cluster, whereabouts_),
-      loads_(cluster.size) {}
+      loads_(cluster.size),
+      lateness_(cluster.size) {}
 
 // Returns the group that the call is for. For a call that forms a group, that is the future group.
 Result<std::shared_ptr<JobGroup>> Coordinator::group_of(uint32_t group, const Announce& message,
@@ -173,12 +174,24 @@ Status Coordinator::announce(uint32_t rank, uint32_t group_id, std::string text,
       Announcement& kept = pending.calls.emplace_back(std::move(call));
       kept.message.payload = std::string_view(kept.text).substr(kept.text.size() - payload);
     }
-    if (!objection.ok()) fail(pending, std::move(objection), out);
+    objection.ok() ? compare(pending, rank, now) : fail(pending, std::move(objection), out);
   }
   if (joining(**group) == &pending) join(**group, index, out);
   advance(name->second, place, out);
   if (name->second.empty()) names_.erase(name);
   return {};
+}
+
+// Counts who came last, as far as others have waited for it. A rank joins when it has nothing more
+// to do, so nobody's program is late there.
+void Coordinator::compare(Pending& pending, uint32_t rank, Nanos now) {
+  const Nanos before = std::exchange(pending.newest, now);
+  if (pending.here.size() < 2 || wire::is<wire::Join>(pending.calls.back().message.what)) return;
+  observe::Lateness& lateness = lateness_[rank];
+  ++lateness.calls;
+  if (pending.calls.size() < 2 || pending.arrived < pending.here.size()) return;
+  ++lateness.last_calls;
+  lateness.calls_waited += now - before;
 }
 
 // Ends a call that every rank has made. Returns the next call; `pending` stays if ranks are
@@ -348,6 +361,31 @@ void Coordinator::form(const JobGroup& group, const Announces& calls, std::vecto
 
 void Coordinator::set_whereabouts(uint32_t rank, std::string text) {
   whereabouts_.set(rank, std::move(text));
+}
+
+void Coordinator::report(Nanos now, ServerView& view) const {
+  for (size_t rank = 0; rank < lateness_.size(); ++rank) {
+    const observe::Lateness& counted = lateness_[rank];
+    observe::Lateness& told = view.ranks[rank];
+    told.calls += counted.calls;
+    told.last_calls += counted.last_calls;
+    told.calls_waited += counted.calls_waited;
+  }
+  view.announced += waiting_;
+  if (waiting_ == 0) return;
+  std::vector<std::pair<Nanos, const Pending*>> waiting;
+  for (const auto& [name, calls] : names_) {
+    for (const Pending& pending : calls) {
+      const bool waits = !pending.failure && now - pending.since > ServerView::kLeastWait;
+      if (waits) waiting.emplace_back(pending.since, &pending);
+    }
+  }
+  const size_t told = std::min(waiting.size(), ServerView::kMostMissing);
+  std::partial_sort(waiting.begin(), waiting.begin() + told, waiting.end());
+  for (size_t i = 0; i < told; ++i) {
+    const auto& [since, pending] = waiting[i];
+    view.missing.push_back({Reminders::name_of(*pending), since, pending->missing()});
+  }
 }
 
 void Coordinator::overdue(Nanos now, std::vector<Answer>& out) {

@@ -23,11 +23,13 @@
 
 #include "base/clock.h"
 #include "control/cluster.h"
+#include "observe/lateness.h"
 #include "observe/rank_states.h"
 #include "server/answer.h"
 #include "server/group_table.h"
 #include "server/mailbox.h"
 #include "server/pending.h"
+#include "server/view.h"
 #include "server/whereabouts.h"
 
 namespace herring::server {
@@ -53,6 +55,8 @@ class Coordinator {
   // Sets the calls in which the rank says that it is held up; empty means none.
   void set_whereabouts(uint32_t rank, std::string text);
   const Whereabouts& whereabouts() const { return whereabouts_; }
+  // Adds what there is to tell about calls. Takes a time bounded by their number.
+  void report(Nanos now, ServerView& view) const;
 
   // Returns whether nobody waits for an answer.
   bool idle() const { return waiting_ == 0 && mailbox_.idle(); }
@@ -74,6 +78,7 @@ class Coordinator {
   Status gone(const JobGroup& group, const std::string& name) const;
   void fail(Pending& pending, Status why, std::vector<Answer>& out);
   void answered(const Pending& pending);
+  void compare(Pending& pending, uint32_t rank, Nanos now);
   Calls::iterator advance(Calls& calls, Calls::iterator pending, std::vector<Answer>& out);
   void resolve(Pending& pending, std::vector<Answer>& out);
   void form(const JobGroup& group, const Announces& calls, std::vector<Answer>& out);
@@ -91,6 +96,7 @@ class Coordinator {
   Reminders reminders_;
   std::map<Name, Calls> names_;
   std::vector<Load> loads_;       // by rank
+  std::vector<observe::Lateness> lateness_;  // by rank
   size_t waiting_ = 0;            // calls that wait for an answer
   size_t failed_ = 0;             // failed calls that some rank has not made yet
   uint32_t formed_ = 0;           // number of groups formed here

@@ -1,25 +1,27 @@
 // What the slot table says about operations that wait.
 #include <algorithm>
+#include <utility>
 
 #include "server/aggregator.h"
 
 namespace herring::server {
 
-Aggregator::Awaited Aggregator::awaited(const Operation& op) {
+Aggregator::Awaited Aggregator::awaited(const Operation& op) const {
   Awaited found;
   found.fewest = op.segments;
-  bool all_opened = true;
-  for (const Contributor& one : op.contributors) {
-    found.fewest = std::min(found.fewest, one.arrived);
-    all_opened = all_opened && one.opened;
-  }
+  std::vector<std::pair<uint32_t, uint32_t>> opened;  // ranks, and how many segments have arrived
   for (const uint32_t rank : op.group->members.ranks()) {
     const uint32_t contributor = contributor_of(op.group->members, op.open, rank);
     if (contributor == kNobody) continue;
+    if (goes_on_without(op) && std::ranges::find(lost_, rank) != lost_.end()) continue;
     const Contributor& one = op.contributors[contributor];
+    found.fewest = std::min(found.fewest, one.arrived);
     (one.opened ? found.present : found.missing).push_back(rank);
-    const bool behind = all_opened && found.fewest < op.segments && one.arrived == found.fewest;
-    if (behind) found.behind.push_back(rank);
+    if (one.opened) opened.emplace_back(rank, one.arrived);
+  }
+  if (!found.missing.empty() || found.fewest == op.segments) return found;
+  for (const auto& [rank, arrived] : opened) {
+    if (arrived == found.fewest) found.behind.push_back(rank);
   }
   return found;
 }
@@ -52,10 +54,47 @@ std::vector<Aggregator::Overdue> Aggregator::overdue(Nanos now) {
     item.text = concat("'", op->open.name, "'", op->group->members.suffix(), " (round ",
                        key.round, ", buffer ", key.buffer, ") has waited ", in_seconds(age),
                        " for ", describe(*op, item.awaited));
-    if (fatal) op->since = now;  // told once; the job fails anyway
+    if (fatal) {
+      op->since = now;  // told once; the job fails anyway
+      op->mark.end(now, Code::kTimeout);
+    }
     list.push_back(std::move(item));
   }
   return list;
+}
+
+void Aggregator::report(Nanos now, ServerView& view) {
+  // When nothing moves, thousands of operations may wait, of which the oldest are enough.
+  constexpr size_t kMostLooked = 16 * ServerView::kMostMissing;
+  std::vector<std::pair<Nanos, const Operation*>> waiting;
+  std::lock_guard lock(mutex_);
+  for (size_t rank = 0; rank < lateness_.size(); ++rank) {
+    const observe::Lateness& counted = lateness_[rank];
+    observe::Lateness& told = view.ranks[rank];
+    told.segments += counted.segments;
+    told.last_segments += counted.last_segments;
+    told.segments_waited += counted.segments_waited;
+  }
+  view.sums += sums_;
+  view.sum_time += sum_time_;
+  view.in_flight += operations_.size();
+  for (const auto& [key, op] : operations_) {
+    if (op->group->called_off && !goes_on_without(*op)) continue;
+    // While segments come, nobody waits for ranks that have opened the operation.
+    const Nanos since = op->unopened > 0 ? op->called : std::max(op->called, op->newest);
+    if (now - since > ServerView::kLeastWait) waiting.emplace_back(since, op.get());
+  }
+  const size_t looked = std::min(waiting.size(), kMostLooked);
+  std::partial_sort(waiting.begin(), waiting.begin() + looked, waiting.end());
+  for (size_t i = 0; i < looked; ++i) {
+    const auto& [since, op] = waiting[i];
+    Awaited awaited = Aggregator::awaited(*op);
+    std::vector<uint32_t>& ranks = awaited.missing.empty() ? awaited.behind : awaited.missing;
+    if (ranks.empty()) continue;  // only results are on their way
+    view.missing.push_back({concat("'", op->open.name, "'", op->group->members.suffix(),
+                                   " (round ", op->key.round, ")"),
+                            since, std::move(ranks)});
+  }
 }
 
 }  // namespace herring::server

@@ -116,8 +116,10 @@ void Peer::on_payload(transport::Flow&, const wire::FrameHeader& header, size_t 
 }
 
 void Peer::complete_segments(size_t up_to) {
+  if (segments_complete_ >= up_to) return;
+  const Nanos now = proxy_.loop().now();  // these segments came together
   while (segments_complete_ < up_to) {
-    server_.aggregator().arrived(*slots_[segments_complete_++], rank_);
+    server_.aggregator().arrived(*slots_[segments_complete_++], rank_, now);
   }
 }
 
@@ -187,9 +189,11 @@ uint32_t Peer::workers_in(const Slot& slot) {
 
 // Sends adjacent segments of one operation as one frame.
 void Peer::flush_results() {
+  const Nanos now = proxy_.loop().now();
   while (!results_.empty() && !flow_->closed()) {
     const Result first = results_.front();
-    const Operation& op = *first.slot->op;
+    Operation& op = *first.slot->op;
+    op.handed.store(now, std::memory_order_relaxed);
     wire::FrameHeader header;
     header.type = wire::FrameType::kResult;
     header.flags = first.with_payload ? 0 : wire::kFlagEmpty;

@@ -37,7 +37,10 @@ class Peer : public transport::FlowHandler {
   void queue_result(Slot& slot, bool with_payload);
   void send(const wire::FrameHeader& header, std::string payload);
   bool quiet() const { return results_.empty() && flow_->backlog() == 0; }
-  uint32_t poll_losses() { return static_cast<uint32_t>(losses_.poll(flow_->path_info())); }
+  transport::PathInfo path_info() const { return flow_->path_info(); }
+  uint32_t poll_losses(const transport::PathInfo& path) {
+    return static_cast<uint32_t>(losses_.poll(path));
+  }
   // Ends the flow, because its worker is dead. Proxy's thread.
   void drop();
   const transport::FlowCounters& counters() const { return flow_->counters(); }

@@ -12,14 +12,17 @@ std::vector<uint32_t> Pending::missing() const {
   return ranks;
 }
 
-std::string Reminders::waits(const Pending& pending, Nanos now, const char* verb) const {
+std::string Reminders::name_of(const Pending& pending) {
   const wire::Announce& first = pending.calls.front().message;
+  return concat(wire::name_of(first.what), " '", first.name, "'", pending.group->members.suffix());
+}
+
+std::string Reminders::waits(const Pending& pending, Nanos now, const char* verb) const {
   std::string who;
   for (const uint32_t rank : pending.missing()) {
     who += (who.empty() ? "" : ", ") + cluster_.describe_rank(rank);
   }
-  return concat(wire::name_of(first.what), " '", first.name, "'", pending.group->members.suffix(),
-                verb, in_seconds(now - pending.since), " for ", who);
+  return concat(name_of(pending), verb, in_seconds(now - pending.since), " for ", who);
 }
 
 Status Reminders::timed_out(const Pending& pending, Nanos now) const {

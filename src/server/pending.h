@@ -35,6 +35,7 @@ struct Pending {
   uint32_t arrived = 0;      // ranks that have made it, or never will
   std::vector<uint32_t> joined;  // of these, by index: ranks that joined instead
   std::vector<Announcement> calls;   // calls that wait for an answer, in order of arrival
+  Nanos newest = 0;  // when the latest of them arrived
   std::optional<Status> failure;
 
   std::vector<uint32_t> missing() const;  // ranks in the job
@@ -47,6 +48,8 @@ class Reminders {
   Reminders(const control::Cluster& cluster, const Whereabouts& whereabouts)
       : cluster_(cluster), whereabouts_(whereabouts), quiet_(cluster.size) {}
 
+  // Returns a text such as "allreduce 'x'".
+  static std::string name_of(const Pending& pending);
   // Returns kTimeout if the call has waited too long.
   Status timed_out(const Pending& pending, Nanos now) const;
   // Appends a warning if one is due.

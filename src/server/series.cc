@@ -333,6 +333,23 @@ Nanos SeriesTable::wake_at() const {
   return first;
 }
 
+std::vector<uint32_t> SeriesTable::missing(const Series& series) {
+  std::vector<uint32_t> ranks = series.owner.missing();
+  for (uint32_t& rank : ranks) rank = series.rank(rank);
+  return ranks;
+}
+
+void SeriesTable::report(Nanos now, ServerView& view) const {
+  for (const auto& [id, series] : series_) {
+    const Nanos since = series->owner.waiting_since();
+    if (series->failed || since == 0 || now - since <= ServerView::kLeastWait) continue;
+    view.missing.push_back({concat("partial all-reduce '", series->options.name, "'",
+                                   series->group->members.suffix(), " (round ",
+                                   series->owner.round(), ")"),
+                            since, missing(*series)});
+  }
+}
+
 void SeriesTable::overdue(Nanos now, std::vector<Answer>& out) {
   for (const auto& [id, series] : series_) {
     const Nanos since = series->owner.waiting_since();
@@ -341,19 +358,17 @@ void SeriesTable::overdue(Nanos now, std::vector<Answer>& out) {
     const bool fatal = now - since > options.timeout_ms * kMillisecond;
     if (!fatal && series->warned_for == since) continue;
     series->warned_for = since;
-    std::string missing;
-    std::vector<uint32_t> in_job;
-    const auto ranks = series->owner.missing();
-    for (uint32_t index : ranks) {
-      missing += (missing.empty() ? "" : ", ") + describe_rank(*series, index);
-      in_job.push_back(series->rank(index));
+    const std::vector<uint32_t> ranks = missing(*series);
+    std::string who;
+    for (const uint32_t rank : ranks) {
+      who += (who.empty() ? "" : ", ") + cluster_.describe_rank(rank);
     }
     const std::string text =
         concat("partial all-reduce '", options.name, "'", series->group->members.suffix(),
                ", round ", series->owner.round(),
                ", has waited ", in_seconds(now - since), " for ",
-               options.replays ? "recorded contributors among " : "", missing,
-               fatal ? ", which did not contribute" : "", whereabouts_.describe(in_job),
+               options.replays ? "recorded contributors among " : "", who,
+               fatal ? ", which did not contribute" : "", whereabouts_.describe(ranks),
                fatal ? "; check that every rank contributes until it calls flush(), or give it "
                        "more time (timeout=, HERRING_TIMEOUT)"
                      : "");
@@ -364,9 +379,9 @@ void SeriesTable::overdue(Nanos now, std::vector<Answer>& out) {
     }
     wire::FrameHeader header;
     header.type = wire::FrameType::kWarning;
-    for (uint32_t index = 0; index < series->size(); ++index) {
-      if (std::find(ranks.begin(), ranks.end(), index) != ranks.end()) continue;
-      out.push_back({series->rank(index), header, text});  // one rank's log is enough
+    for (const uint32_t rank : series->group->members.ranks()) {
+      if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) continue;
+      out.push_back({rank, header, text});  // one rank's log is enough
       break;
     }
   }

@@ -15,6 +15,7 @@
 #include "partial/round_owner.h"
 #include "server/answer.h"
 #include "server/group_table.h"
+#include "server/view.h"
 #include "server/whereabouts.h"
 #include "wire/partial.h"
 
@@ -40,6 +41,8 @@ class SeriesTable {
   Nanos wake_at() const;
   // Appends warnings and errors for rounds that have waited too long.
   void overdue(Nanos now, std::vector<Answer>& out);
+  // Adds the rounds that wait for ranks.
+  void report(Nanos now, ServerView& view) const;
   // Returns whether the job has any series, here or on other servers. If so, the job outlives the
   // deaths of workers. Needs no lock.
   bool any() const { return any_.load(); }
@@ -73,6 +76,7 @@ class SeriesTable {
   std::string sum(Series& series, const partial::Closed& closed, uint32_t divisor) const;
   Status compare(Series& series, uint32_t index, const wire::JoinMessage& join);
   std::string describe_rank(const Series& series, uint32_t index) const;
+  static std::vector<uint32_t> missing(const Series& series);  // ranks of the job
   bool all_enlisted(const Series& series) const;
   // Fails only this series, which cannot begin without the lost rank.
   void call_off(uint64_t id, Series& series, uint32_t lost, std::vector<Answer>& out) const;

@@ -47,6 +47,7 @@ void Server::attach(const control::Cluster& cluster, uint32_t index,
                     const DataPlaneOptions& options) {
   cluster_ = cluster;
   index_ = index;
+  recorder_ = std::make_unique<observe::Recorder>(options.observe ? observe::Recorder::kEntries : 0);
   groups_ = std::make_unique<GroupTable>(cluster_, options.credit_segments(options.credit));
   credit_max_ = options.credit_segments(std::max(options.credit, options.credit_max));
   max_frame_segments_ = static_cast<uint32_t>(
@@ -60,7 +61,8 @@ void Server::attach(const control::Cluster& cluster, uint32_t index,
   const size_t most_open = kMostStreams + size_t{cluster_.size} * flows_ * credit_max_;
   aggregator_ = std::make_unique<Aggregator>(cluster_, *groups_, options.segment_bytes, most_open,
                                              [this](Slot& slot) { deliver(slot); },
-                                             [loop = &proxies_[0]->loop()] { return loop->now(); });
+                                             [loop = &proxies_[0]->loop()] { return loop->now(); },
+                                             *recorder_);
   const uint32_t proxies = std::clamp<uint32_t>(options.proxies, 1, std::max(1u, cluster_.nodes));
   while (proxies_.size() < proxies) {
     proxies_.push_back(
@@ -173,10 +175,21 @@ void Server::set_credit(JobGroup& group, uint16_t segments) {
   group.credit.store(std::clamp<uint16_t>(segments, 1, credit_max_), std::memory_order_relaxed);
 }
 
-// Every proxy reports the losses on its flows; the first also checks for overdue operations.
+// Every proxy reports the losses on its flows, and what view() tells of them. The first also checks
+// for overdue operations.
 void Server::watch(Proxy& proxy) {
+  std::vector<Proxy::Seen> seen;
+  seen.reserve(proxy.peers_.size());
   for (const auto& peer : proxy.peers_) {
-    if (const uint32_t losses = peer->poll_losses()) add_signals(losses);
+    const transport::PathInfo path = peer->path_info();
+    if (const uint32_t losses = peer->poll_losses(path)) add_signals(losses);
+    const uint64_t needed = path.retransmits - std::min(path.spurious, path.retransmits);
+    seen.push_back({peer->counters().bytes_received, peer->counters().bytes_sent,
+                    {peer->rank(), path.rtt, needed}});
+  }
+  {
+    std::lock_guard lock(proxy.seen_mutex_);
+    proxy.seen_.swap(seen);
   }
   if (proxy.index() == 0) changes_->check_overdue();
   proxy.loop().call_after(kWatchInterval, [this, &proxy] { watch(proxy); });

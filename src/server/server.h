@@ -13,10 +13,12 @@
 
 #include "control/cluster.h"
 #include "observe/rank_states.h"
+#include "observe/recorder.h"
 #include "server/aggregator.h"
 #include "server/changes.h"
 #include "server/group_table.h"
 #include "server/peer.h"
+#include "server/view.h"
 #include "transport/transport.h"
 
 namespace herring::server {
@@ -37,6 +39,7 @@ struct DataPlaneOptions {
   size_t credit_ladder = 0;  // credit above this is bounded by memory alone; 0: credit_max
   size_t small_bytes = default_of("small_bytes").integer;
   uint32_t flows = 1;  // from a worker to a server
+  bool observe = true;  // record what is summed
 
   uint16_t credit_segments(size_t bytes) const {
     return static_cast<uint16_t>(std::clamp<size_t>(bytes / segment_bytes, 1, 65535));
@@ -58,6 +61,13 @@ class Proxy {
   const uint32_t index_;
   const std::shared_ptr<transport::EventLoop> loop_;
   std::vector<std::unique_ptr<Peer>> peers_;
+  // The counters of its flows, for any thread.
+  struct Seen {
+    uint64_t bytes_in = 0, bytes_out = 0;
+    ServerView::Path path;
+  };
+  std::mutex seen_mutex_;
+  std::vector<Seen> seen_;  // guarded by seen_mutex_
   // Results for peers of other proxies, by proxy; handed over once per loop iteration.
   struct Handover {
     Peer* peer;
@@ -106,6 +116,11 @@ class Server {
   bool released() { return !changes_ || changes_->released(); }
   // Returns the number of bytes sent and received so far. Any thread; takes a limited time.
   uint64_t traffic();
+  // Returns what the server sees of its job; nothing before attach(). `now`: of the loops' clock. Any
+  // thread; waits for no loop.
+  ServerView view(Nanos now);
+  // The shards that were summed lately. After attach(); any thread.
+  const observe::Recorder& recorder() const { return *recorder_; }
 
   // For peers, on the thread of their proxy.
   Aggregator& aggregator() { return *aggregator_; }
@@ -147,6 +162,7 @@ class Server {
   control::Cluster cluster_;
   uint32_t index_ = 0;
   observe::RankStates states_;
+  std::unique_ptr<observe::Recorder> recorder_;
   std::unique_ptr<GroupTable> groups_;
   std::unique_ptr<Aggregator> aggregator_;
   std::unique_ptr<Changes> changes_;

@@ -29,7 +29,7 @@ class AggregatorTest : public testing::TestWithParam<uint32_t> {
               slot.contributions.begin(), slot.contributions.end(),
               [](const Contribution& one) { return one.state != Contribution::kLost; });
           for (int i = 0; i < answered; ++i) aggregator.result_sent(slot);
-        }, monotonic_now) {}
+        }, monotonic_now, recorder) {}
 
   wire::Open open_message(size_t bytes) {
     wire::Open open;
@@ -57,7 +57,7 @@ class AggregatorTest : public testing::TestWithParam<uint32_t> {
       std::memcpy(out.pieces[i].iov_base, data, out.pieces[i].iov_len);
       data += out.pieces[i].iov_len;
     }
-    for (uint32_t i = 0; i < count; ++i) aggregator.arrived(*slots[i], rank);
+    for (uint32_t i = 0; i < count; ++i) aggregator.arrived(*slots[i], rank, monotonic_now());
     return {};
   }
 
@@ -66,6 +66,7 @@ class AggregatorTest : public testing::TestWithParam<uint32_t> {
   GroupTable groups;
   std::vector<char> result;
   uint32_t delivered = 0, called_off = 0;
+  observe::Recorder recorder{0};
   Aggregator aggregator;
 };
 
@@ -194,7 +195,7 @@ TEST_P(AggregatorTest, ABrokenGroupIsCalledOff) {
   EXPECT_EQ(push(1, 0, 1, data.data(), kSegment).code(), Code::kPeerLost);
   EXPECT_EQ(delivered, 2u);
   EXPECT_FALSE(aggregator.idle());
-  aggregator.arrived(*slot, 0);
+  aggregator.arrived(*slot, 0, monotonic_now());
   EXPECT_EQ(delivered, 3u);
   EXPECT_TRUE(aggregator.idle());
   // Data that arrives later is read and answered, and nothing else is done with it.
@@ -245,7 +246,7 @@ TEST_P(AggregatorTest, ADeathCallsOffItsGroupsAndNoOthers) {
   aggregator.rank_gone(1, false);
   EXPECT_TRUE(groups.find(4)->called_off);
   EXPECT_FALSE(groups.find(5)->called_off);
-  aggregator.arrived(*living, 0);
+  aggregator.arrived(*living, 0, monotonic_now());
   EXPECT_EQ(living->contributions[1].state, Contribution::kNone);
 }
 
@@ -265,7 +266,7 @@ TEST_P(AggregatorTest, WhoLeavesCallsOffOnlyWhatItBreaksOff) {
     header.group = group;
     ASSERT_TRUE(aggregator.open({0, 0, 0, group}, open_message(kSegment), 0).ok());
     ASSERT_TRUE(*aggregator.begin(header, 0, nullptr, out, &slots[group]));
-    if (group == 4) aggregator.arrived(*slots[group], 0);
+    if (group == 4) aggregator.arrived(*slots[group], 0, monotonic_now());
   }
   aggregator.rank_gone(0, true);
   EXPECT_FALSE(groups.find(4)->called_off) << "all that it sent is here";

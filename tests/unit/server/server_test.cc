@@ -416,6 +416,51 @@ TEST_P(ServerTest, OneConnectionPerFlow) {
   EXPECT_EQ(first.receive().header.type, wire::FrameType::kReply) << "the first is served";
 }
 
+TEST_P(ServerTest, AViewTellsWhoIsMissingAndWhatMovedAndWhoWasLast) {
+  server->tell_states({{3, ": its process is stopped"}});
+  std::vector<std::unique_ptr<Client>> clients;
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    clients.push_back(std::make_unique<Client>(*server, rank));
+    clients[rank]->open(0, kSegment);
+  }
+  for (auto& client : clients) client->data(0, 1);
+  for (auto& client : clients) {
+    ASSERT_EQ(client->receive().header.type, wire::FrameType::kResult);
+  }
+  wire::Announce call = message("x", 1, true);
+  call.warn_ms = 1;
+  clients[0]->announce(call, "abcd");
+  const std::string warning = clients[0]->receive().payload;  // the first to come is told
+  EXPECT_NE(warning.find("; rank 3: its process is stopped"), std::string::npos) << warning;
+  for (const uint32_t rank : {1, 2}) clients[rank]->announce(call, "abcd");
+  const Nanos deadline = monotonic_now() + kPatience;
+  ServerView view;
+  while (view.sums < 1 || view.announced < 3 || view.missing.empty() || view.bytes_out == 0) {
+    ASSERT_LT(monotonic_now(), deadline);
+    std::this_thread::yield();
+    view = server->view(monotonic_now());
+  }
+  EXPECT_GT(view.bytes_in, kRanks * kSegment);
+  ASSERT_EQ(view.missing.size(), 1u);
+  EXPECT_EQ(view.missing[0].what, "allreduce 'x'");
+  EXPECT_EQ(view.missing[0].ranks, std::vector<uint32_t>{3});
+  EXPECT_EQ(view.in_flight, 0u);
+  ASSERT_EQ(view.paths.size(), kRanks);
+  EXPECT_GT(view.paths[2].rtt, 0);
+  clients[3]->announce(call, "abcd");
+  EXPECT_EQ(clients[3]->receive().header.type, wire::FrameType::kReply);
+  const ServerView after = server->view(monotonic_now());
+  EXPECT_EQ(after.ranks[3].last_calls, 1u);
+  EXPECT_GT(after.ranks[3].calls_waited, 0);
+  EXPECT_TRUE(after.missing.empty());
+  uint64_t last = 0;
+  for (const observe::Lateness& one : after.ranks) last += one.last_segments;
+  EXPECT_EQ(last, 1u);
+  const auto entries = server->recorder().latest(10);
+  ASSERT_EQ(entries.size(), 1u);
+  EXPECT_TRUE(entries[0].ended);
+}
+
 INSTANTIATE_TEST_SUITE_P(Proxies, ServerTest, testing::Values(1, 2, 4));
 
 }  // namespace
