@@ -47,7 +47,8 @@ void Server::attach(const control::Cluster& cluster, uint32_t index,
                     const DataPlaneOptions& options) {
   cluster_ = cluster;
   index_ = index;
-  recorder_ = std::make_unique<observe::Recorder>(options.observe ? observe::Recorder::kEntries : 0);
+  recorder_ =
+      std::make_unique<observe::Recorder>(options.observe ? observe::Recorder::kEntries : 0);
   groups_ = std::make_unique<GroupTable>(cluster_, options.credit_segments(options.credit));
   credit_max_ = options.credit_segments(std::max(options.credit, options.credit_max));
   max_frame_segments_ = static_cast<uint32_t>(

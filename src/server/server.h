@@ -116,8 +116,8 @@ class Server {
   bool released() { return !changes_ || changes_->released(); }
   // Returns the number of bytes sent and received so far. Any thread; takes a limited time.
   uint64_t traffic();
-  // Returns what the server sees of its job; nothing before attach(). `now`: of the loops' clock. Any
-  // thread; waits for no loop.
+  // Returns what the server sees of its job; nothing before attach(). `now`: on the loops' clock.
+  // Any thread; waits for no loop.
   ServerView view(Nanos now);
   // The shards that were summed lately. After attach(); any thread.
   const observe::Recorder& recorder() const { return *recorder_; }

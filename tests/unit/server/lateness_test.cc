@@ -60,7 +60,7 @@ class Sums {
     open.name = "op";
     return aggregator.open(key, open, rank);
   }
-  void push(const Key& key, uint32_t rank, uint32_t segment) {
+  Slot* begin(const Key& key, uint32_t rank, uint32_t segment) {
     wire::FrameHeader header;
     header.type = wire::FrameType::kData;
     header.group = key.group;
@@ -73,9 +73,12 @@ class Sums {
     transport::Destinations out;
     Slot* slot = nullptr;
     const auto begun = aggregator.begin(header, rank, nullptr, out, &slot);
-    ASSERT_TRUE(begun.ok() && *begun) << begun.status().to_string();
+    EXPECT_TRUE(begun.ok() && *begun) << begun.status().to_string();
     std::memset(out.pieces[0].iov_base, 0, kSegment);
-    aggregator.arrived(*slot, rank, now);
+    return slot;
+  }
+  void push(const Key& key, uint32_t rank, uint32_t segment) {
+    aggregator.arrived(*begin(key, rank, segment), rank, now);
   }
   ServerView view() {
     ServerView view;
@@ -155,6 +158,18 @@ TEST(Lateness, NobodyIsLastWhereARankIsLost) {
   EXPECT_TRUE(view.missing.empty());
   EXPECT_TRUE(sums.entry().ended);
   EXPECT_EQ(sums.entry().outcome, Code::kPeerLost);
+}
+
+TEST(Lateness, WhatArrivesAfterALossKeptNobodyWaiting) {
+  Sums sums(2, 1);
+  ASSERT_TRUE(sums.open({}, 0, 1).ok());
+  Slot* slot = sums.begin({}, 0, 0);
+  sums.aggregator.rank_gone(1, false);
+  sums.now += 10;
+  sums.aggregator.arrived(*slot, 0, sums.now);
+  EXPECT_EQ(sums.view().in_flight, 0u);
+  EXPECT_EQ(sums.view().ranks[0].segments, 1u);
+  EXPECT_EQ(sums.view().ranks[0].last_segments, 0u);
 }
 
 TEST(Lateness, AShardPassesAllMomentsOfASum) {
