@@ -1,6 +1,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
+#include "base/record_place.h"
 #include "bindings.h"
 
 namespace herring::bindings {
@@ -121,7 +122,12 @@ const char* class_of(Code code) {
 
 void raise(const Status& status) {
   nb::object type = nb::module_::import_("herring.errors").attr(class_of(status.code()));
-  PyErr_SetString(type.ptr(), status.message().c_str());
+  std::string message = status.message();
+  if (status.code() == Code::kTimeout || status.code() == Code::kPeerLost) {
+    const std::string place = record_place();
+    if (!place.empty()) message += concat("; what all ranks did last is in ", place);
+  }
+  PyErr_SetString(type.ptr(), message.c_str());
   throw nb::python_error();
 }
 

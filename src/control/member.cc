@@ -29,6 +29,8 @@ constexpr Nanos kGoodbyeTimeout = kSecond;
 constexpr Nanos kDrainTimeout = 200 * kMillisecond;
 // Bytes that wait for the rendezvous, beyond which reports are dropped.
 constexpr size_t kMostBacklog = 1 << 20;
+// Operations may fail by the dozen, for one reason.
+constexpr Nanos kFailurePause = 5 * kSecond;
 // The rendezvous tells who is missing before this member's patience ends. This is extra time in
 // case it does not.
 constexpr Nanos kLastWord = 500 * kMillisecond;
@@ -164,7 +166,9 @@ class Member::Impl final : public Channel::Owner {
   void send_failure(const std::string& why) {
     if (!here()) return;
     loop_.post([this, why] {
-      if (!may_tell() || !observer_.record || std::exchange(told_failure_, true)) return;
+      const Nanos now = loop_.now();
+      if (!may_tell() || !observer_.record || now < fails_again_at_) return;
+      fails_again_at_ = now + kFailurePause;
       observe::ProcessRecord record = observer_.record();
       record.failure = why;
       tell(FrameType::kRecord, std::move(record), kFlagFailed);
@@ -470,7 +474,8 @@ class Member::Impl final : public Channel::Owner {
   OnAbort on_abort_;
   OnEnd on_end_;
   Observer observer_;
-  bool timeline_wanted_ = false, told_failure_ = false;
+  bool timeline_wanted_ = false;
+  Nanos fails_again_at_ = 0;  // when a further failure may be told
   observe::ClockOffset clock_;  // of the rendezvous
   bool watched_ = false, delivering_ = false;
   bool silent_ = false;  // set by goodbye()

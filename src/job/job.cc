@@ -6,6 +6,7 @@
 #include "base/bytes.h"
 #include "base/interrupt.h"
 #include "base/log.h"
+#include "base/record_place.h"
 #include "job/options.h"
 #include "job/process.h"
 #include "transport/tcp/connector.h"
@@ -37,6 +38,7 @@ Result<LocalAddress> decode_bus(const std::string& text) {
 Result<std::unique_ptr<Job>> Job::start(JobOptions options) {
   apply_process_settings(options.settings);
   set_log_identity(concat("rank ", options.rank));
+  set_record_place({});  // of an earlier job
   std::unique_ptr<Job> job(new Job(std::move(options)));
   const Status status = without_exceptions([&job]() -> Status {
     HERRING_RETURN_IF_ERROR(job->host_rendezvous());
@@ -165,6 +167,7 @@ Status Job::connect() {
   engine.timeout = settings.get_seconds("timeout");
   engine.node_stage = settings.get_string("node_stage");
   engine.warn_after = settings.get_seconds("warn_after");
+  engine.failed = [member = member_.get()](const Status& why) { member->failed(why.message()); };
   engine.abort = [member = member_.get()](const std::string& reason) { member->abort(reason); };
   engine_ = std::make_unique<worker::Engine>(cluster, engine, transport::tcp::transport(),
                                              std::move(bus_), std::move(*flows));

@@ -69,6 +69,7 @@ server::DataPlaneOptions data_plane(const Settings& settings, const control::Clu
   options.credit_max = settings.get_bytes("credit_max");
   options.small_bytes = settings.get_bytes("small_bytes");
   options.flows = static_cast<uint32_t>(settings.get_int("flows"));
+  options.observe = settings.get_bool("observe");
   if (options.credit_max == 0) {
     const size_t flows = size_t{std::max(cluster.size, 1u)} * options.flows;
     options.credit_max =

@@ -29,6 +29,9 @@ struct EngineOptions {
   uint32_t node_threads = 1;               // for sums in the node, including the engine's
   bool observe = true;                     // records entries (observe/recorder.h)
   double timeout = default_of("timeout").real, warn_after = default_of("warn_after").real;  // s
+  // Called on any thread, and must not block: the engine or one of its operations has failed, for a
+  // reason that its flight record may explain.
+  std::function<void(const Status& why)> failed = [](const Status&) {};
   // Makes the whole job fail; any thread.
   std::function<void(const std::string& reason)> abort = [](const std::string&) {};
 };

@@ -35,6 +35,7 @@ EngineCore::EngineCore(const control::Cluster& cluster, EngineOptions options,
       bus_(std::move(bus)),
       membership_(*this, cluster_, options_.rank),
       named_(*this) {
+  program_->on_failure([failed = options_.failed](const Status& why) { failed(why); });
   links_ = std::make_unique<Links>(
       *loop_, options_.links,
       [this](uint32_t server, const wire::FrameHeader& header, std::string_view payload) {
@@ -155,6 +156,7 @@ void EngineCore::fail_now(const Status& status, bool leaves) {
     if (!failure_.ok()) return;
     failure_ = status;
   }
+  if (status.code() != Code::kShutdown) options_.failed(status);
   failing_ = true;
   end_all(leaves);
 }

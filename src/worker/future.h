@@ -58,15 +58,19 @@ class Future : public Awaited {
 
   void set(Status status) {
     std::vector<std::function<void()>> then;
+    bool failed = false;
     {
       std::lock_guard lock(mutex_);
       if (done()) return;
       status_ = std::move(status);
       if (program_ != nullptr) asked_.end(loop_->now(), status_.code());
+      failed = program_ != nullptr &&
+               (status_.code() == Code::kTimeout || status_.code() == Code::kPeerLost);
       done_.store(true);
       then = std::move(then_);
     }
     changed_.notify_all();
+    if (failed) program_->failed(status_);
     if (!loop_->in_loop_thread()) loop_->rouse_driver();
     if (noted_.exchange(false)) program_->leave_elsewhere(*this, loop_->now());
     if (waited_for_.load()) program_->over(*this);

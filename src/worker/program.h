@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -40,6 +41,12 @@ class Program {
   Program(size_t entries, Nanos now) : recorder_(entries), busy_since_(now) {}
 
   observe::Recorder& recorder() { return recorder_; }
+  // Calls `call`, on any thread, when a round or call has failed for a reason that other ranks know
+  // more about. Must be set before the first round or call.
+  void on_failure(std::function<void(const Status&)> call) { on_failure_ = std::move(call); }
+  void failed(const Status& why) const {
+    if (on_failure_) on_failure_(why);
+  }
 
   // Records that the program has begun a round or made a call at entry.when(kCalled). Returns the
   // ID of the entry. The caller must call end() once.
@@ -89,6 +96,7 @@ class Program {
   bool forked() const { return generation_ != fork_generation(); }
 
   const uint32_t generation_ = fork_generation();
+  std::function<void(const Status&)> on_failure_;
   observe::Recorder recorder_;
   std::atomic<uint64_t> rounds_{0}, calls_{0}, over_{0};
   std::atomic<Nanos> busy_since_;   // when the program last called, or got a result
