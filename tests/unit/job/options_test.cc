@@ -52,8 +52,21 @@ TEST(Defaults, AreThoseOfTheTable) {
   const worker::EngineOptions engine;
   EXPECT_EQ(engine.timeout, settings.get_seconds("timeout"));
   EXPECT_EQ(engine.warn_after, settings.get_seconds("warn_after"));
+  EXPECT_EQ(engine.observe, settings.get_bool("observe"));
   EXPECT_EQ(engine.node_threads, 1u) << "in a process that shares its cores with a simulated job";
   EXPECT_EQ(control::Timings().connect_timeout, 60 * kSecond);
+}
+
+TEST(EngineOptions, SayWhetherTheJobObserves) {
+  control::Cluster cluster;
+  cluster.size = cluster.nodes = 1;
+  cluster.workers.resize(1);
+  for (const char* text : {"true", "false"}) {
+    const auto shared = adopt({{"observe", text}});
+    ASSERT_TRUE(shared.ok());
+    const auto engine = engine_options(cluster, 0, data_plane(*shared, cluster, {}), *shared);
+    EXPECT_EQ(engine.observe, text == std::string("true"));
+  }
 }
 
 TEST(Doors, AreOneForEachFlowToEachServer) {

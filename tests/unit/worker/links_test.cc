@@ -138,6 +138,21 @@ class LinksTest : public ::testing::Test, public TransferOwner {
   std::function<void()> on_done;
 };
 
+TEST_F(LinksTest, TheRoundTripToEachServerIsKnown) {
+  make({1, 1});
+  servers[0]->answering = servers[1]->answering = true;
+  std::vector<transport::PathInfo> paths;
+  loop.post([&] { push(); });
+  loop.run();
+  paths = links->paths();
+  ASSERT_EQ(paths.size(), 2u);
+  for (const transport::PathInfo& path : paths) {
+    EXPECT_GT(path.min_rtt, 0);
+    EXPECT_LE(path.min_rtt, path.rtt);
+    EXPECT_LT(path.rtt, 60 * kSecond);
+  }
+}
+
 // A credit of one segment hands a transfer to the flow piece by piece.
 TEST_F(LinksTest, ATransferIsPushedWhenItsLastBytesAreHandedToTheFlows) {
   make({1, 1});
