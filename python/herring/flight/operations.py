@@ -1,0 +1,251 @@
+"""Finds the entries of all processes that belong to one operation."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from herring.flight.record import Entry, Process, Record
+from herring.flight.words import ranks_text
+
+__all__ = ["COLLECTIVES", "Key", "Operation", "Series", "called_by", "match", "members_of"]
+
+#: The collectives, as they stand in the names of calls that a program did not name.
+COLLECTIVES = (
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "gather",
+    "join",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+)
+_NUMBERED = re.compile(r"(?P<base>.+?)(?:#(?P<era>\d+))?\.(?P<number>\d+)")
+_COLLECTIVE = re.compile(rf"(?:.*\.)?({'|'.join(COLLECTIVES)})", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Key:
+    """What identifies an operation on all ranks.
+
+    Attributes:
+        group: The number of the group; 0 means all ranks.
+        name: The name of the plan or the call.
+        round: The number of the round, or of the call among those of its name.
+        planned: Whether it is a round of a plan.
+    """
+
+    group: int
+    name: str
+    round: int
+    planned: bool
+
+    @property
+    def title(self) -> str:
+        """What reports call the operation."""
+        numbered = self.planned or self.round > 0
+        return f"'{self.name}' round {self.round}" if numbered else f"'{self.name}'"
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """Operations that each rank calls in the order of their numbers.
+
+    Attributes:
+        name: The group, the name without its number, and whether they are rounds of a plan.
+        number: The place of the operation in the series.
+    """
+
+    name: tuple[int, str, bool]
+    number: tuple[int, int, int]
+
+    @staticmethod
+    def of(key: Key) -> Series:
+        """Returns the series of an operation; calls without a name have numbers in their names."""
+        if match := None if key.planned else _NUMBERED.fullmatch(key.name):
+            number = int(match["era"] or 0), int(match["number"]), key.round
+            return Series((key.group, match["base"], False), number)
+        return Series((key.group, key.name, key.planned), (0, 0, key.round))
+
+
+@dataclasses.dataclass
+class Operation:
+    """One operation, with the entries of all processes.
+
+    Attributes:
+        key: What identifies it.
+        members: The ranks that take part, in ascending order; None if the record does not tell.
+        calls: The entry of each rank that has called it.
+        buffers: The fusion buffers of each rank, if it is a round of a plan.
+        sums: The sums of each server.
+    """
+
+    key: Key
+    members: tuple[int, ...] | None = None
+    calls: dict[int, Entry] = dataclasses.field(default_factory=dict)
+    buffers: dict[int, list[Entry]] = dataclasses.field(default_factory=dict)
+    sums: dict[int, list[Entry]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """What reports call the operation."""
+        return self.key.title
+
+    @property
+    def begun(self) -> float:
+        """When the first rank called it."""
+        return min((one.called or one.ready or 0.0 for one in self.calls.values()), default=0.0)
+
+    @property
+    def waiting(self) -> list[int]:
+        """The ranks that have called it and for which it has not ended well."""
+        return sorted(rank for rank, entry in self.calls.items() if not entry.finished)
+
+    @property
+    def collective(self) -> str:
+        """The collective if the record or the name tells; else ""."""
+        if self.key.planned:
+            return "allreduce"
+        for entry in self.calls.values():
+            if entry.collective:
+                return entry.collective
+        series = Series.of(self.key).name[1]
+        match = _COLLECTIVE.fullmatch(series) if series != self.key.name else None
+        return match[1] if match else ""
+
+    def completed(self) -> bool:
+        """Returns whether it has ended well on all its ranks."""
+        return self.members is not None and all(
+            rank in self.calls and self.calls[rank].finished for rank in self.members
+        )
+
+
+def members_of(record: Record, group: int, seen: Iterable[int]) -> tuple[int, ...] | None:
+    """Returns the ranks of a group, in ascending order; None if the record does not tell.
+
+    Args:
+        record: The flight record.
+        group: The group's number.
+        seen: The ranks that have called an operation of the group.
+    """
+    if group == 0:
+        return tuple(range(record.size))
+    if group in record.groups:
+        return tuple(sorted(record.groups[group]))
+    # A rank of the group that has called nothing is not seen, unless every rank's record is whole.
+    found = tuple(sorted(seen))
+    return found if len(found) == record.size else None
+
+
+def match(record: Record) -> list[Operation]:
+    """Finds the operations in a record.
+
+    Returns:
+        The operations, in the order in which a rank first called them.
+    """
+    found: dict[Key, Operation] = {}
+    buffers: dict[Key, dict[int, list[Entry]]] = defaultdict(lambda: defaultdict(list))
+    seen: dict[int, set[int]] = defaultdict(set)
+    for rank, process in record.ranks.items():
+        for entry in process.entries:
+            key = Key(entry.group, entry.name, entry.round, entry.kind in ("round", "buffer"))
+            seen[entry.group].add(rank)
+            if entry.kind in ("round", "call"):
+                # A plan that was made again counts from 0 again, so only the latest entry counts.
+                found.setdefault(key, Operation(key)).calls[rank] = entry
+            elif entry.kind == "buffer":
+                buffers[key][rank].append(entry)
+    for key, operation in found.items():
+        operation.members = members_of(record, key.group, seen[key.group])
+        for rank, entries in buffers[key].items():
+            if rank in operation.calls:
+                stream = operation.calls[rank].stream
+                operation.buffers[rank] = [one for one in entries if one.stream == stream]
+    _add_sums(record, found)
+    return sorted(found.values(), key=lambda one: (one.begun, one.key))
+
+
+def _add_sums(record: Record, found: Mapping[Key, Operation]) -> None:
+    by_stream = {}
+    for key, operation in found.items():
+        for entry in operation.calls.values():
+            by_stream[key.group, entry.stream, key.round, key.planned] = key
+    for server, process in record.servers.items():
+        for entry in process.entries:
+            for planned in (True, False):
+                key = Key(entry.group, entry.name, entry.round, planned)
+                if not entry.name:  # a server may know only the number of a plan
+                    key = by_stream.get((entry.group, entry.stream, entry.round, planned), key)
+                if key in found:
+                    found[key].sums.setdefault(server, []).append(entry)
+                    break
+
+
+def called_by(record: Record, operation: Operation, rank: int) -> bool | None:
+    """Tells whether a rank has called an operation.
+
+    Processes keep only their latest entries, so an operation that a record lacks may have been
+    called long ago.
+
+    Returns:
+        True or False if the record proves it, else None.
+    """
+    if rank in operation.calls:
+        return True
+    what = (operation.title, f"'{operation.key.name}' (round {operation.key.round})")
+    if any(rank in one.ranks and one.what in what for one in record.missing):
+        return False
+    process = record.ranks.get(rank)
+    if process is None or not process.entries:
+        return None
+    if process.entries[0].id <= 1:
+        return False  # nothing was dropped
+    series = Series.of(operation.key)
+    numbers = [place.number for place in _series_on(process) if place.name == series.name]
+    if numbers:
+        if max(numbers) < series.number:
+            return False
+        return True if min(numbers) > series.number else None
+    return False if _covers(record, process, operation) else None
+
+
+def _series_on(process: Process) -> list[Series]:
+    return [
+        Series.of(Key(entry.group, entry.name, entry.round, entry.kind == "round"))
+        for entry in process.entries
+        if entry.kind in ("round", "call")
+    ]
+
+
+def _covers(record: Record, process: Process, operation: Operation) -> bool:
+    """Returns whether a rank's entries go back to an operation that all ended before this one."""
+    kept = {
+        (entry.group, entry.name, entry.round)
+        for entry in process.entries
+        if entry.kind in ("round", "call") and entry.finished
+    }
+    for rank in operation.calls:
+        earlier = [
+            entry
+            for entry in record.ranks[rank].entries
+            if entry.kind in ("round", "call")
+            and entry.finished
+            and (entry.group, entry.name, entry.round) in kept
+            and (entry.done or 0.0) <= operation.begun
+        ]
+        if not earlier:
+            return False
+    return True
+
+
+def describe(ranks: Iterable[int], record: Record) -> str:
+    """Returns the ranks, with the host's name if it is a single rank: "rank 3 (host1)"."""
+    listed = sorted(set(ranks))
+    text = ranks_text(listed)
+    process = record.ranks.get(listed[0]) if len(listed) == 1 else None
+    return f"{text} ({process.host})" if process is not None and process.host else text

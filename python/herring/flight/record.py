@@ -1,0 +1,296 @@
+"""A flight record as objects: the latest entries of every process of a job, on one clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from herring.errors import ConfigurationError
+
+__all__ = ["SCHEMA", "Entry", "Missing", "Process", "Record", "parse", "read"]
+
+SCHEMA = "herring-flight-1"
+_KINDS = ("round", "buffer", "call", "sum")
+_SILENT = re.compile(r"(rank|server) (\d+): (.+)", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One piece of work of a process.
+
+    Attributes:
+        id: Counts the entries of the process from 1 on.
+        kind: "round" of a plan, its fusion "buffer", a named "call", or the "sum" of a server.
+        name: The name of the plan or the call.
+        group: The number of the group; 0 means all ranks.
+        stream: The number of the plan.
+        round: The number of the round, or of the call among those of its name.
+        buffer: The number of the fusion buffer.
+        bytes: The size of this rank's data.
+        called: When the program began it. All times are seconds since 1970 on rank 0's clock; None
+            if that moment was not reached.
+        ready: When this rank had given all its data; on a server, when the last rank's data came.
+        reduced: When the node had combined this rank's part.
+        pushed: When all of this rank's bytes were handed to the system.
+        summed: When the server had combined the last segment.
+        done: When the result was in place, or when the operation failed.
+        waited: How long the program waited, in seconds.
+        outcome: "ok", the kind of failure such as "timeout", or None if it has not ended.
+        collective: The collective if the record has it, else "".
+    """
+
+    id: int
+    kind: str
+    name: str
+    group: int = 0
+    stream: int = 0
+    round: int = 0
+    buffer: int = 0
+    bytes: int = 0
+    called: float | None = None
+    ready: float | None = None
+    reduced: float | None = None
+    pushed: float | None = None
+    summed: float | None = None
+    done: float | None = None
+    waited: float = 0.0
+    outcome: str | None = None
+    collective: str = ""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the entry has ended well."""
+        return self.outcome == "ok"
+
+
+@dataclasses.dataclass(frozen=True)
+class Process:
+    """What a record has of one rank or server.
+
+    Attributes:
+        kind: "rank" or "server".
+        index: The number of the rank or the server.
+        host: The name of its host.
+        pid: The number of the process.
+        state: "computing", "waiting", "stopped", "silent", "unreachable", "left", "lost" ...
+        where: What it waits in, such as "waits in allreduce 'x'".
+        seconds: For how long it has been in this state.
+        stack: Where its program was, such as "train.py:40 in load".
+        failure: The text of its failure; empty if it has not failed.
+        entries: Its latest entries, in the order of their begin.
+    """
+
+    kind: str
+    index: int
+    host: str = ""
+    pid: int = 0
+    state: str = ""
+    where: str = ""
+    seconds: float = 0.0
+    stack: str = ""
+    failure: str = ""
+    entries: tuple[Entry, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Missing:
+    """What the job's servers told about ranks that had not come.
+
+    Attributes:
+        what: The operation, such as "'resnet' (round 7)".
+        seconds: How long others had waited.
+        ranks: The ranks that had not come.
+    """
+
+    what: str
+    seconds: float
+    ranks: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A whole flight record.
+
+    Attributes:
+        herring: The version of Herring that wrote it.
+        job: The job's name.
+        time: When it was written, in seconds since 1970.
+        why: The failure or the request that it was written for.
+        size: The number of ranks in the job.
+        ranks: The ranks whose record came, by number.
+        servers: The servers whose record came, by number.
+        missing: Which ranks the servers waited for.
+        silent: What is known about processes that did not answer, by kind and number.
+        groups: The ranks of groups if the record has them, by the group's number.
+    """
+
+    herring: str
+    job: str
+    time: float
+    why: str
+    size: int
+    ranks: Mapping[int, Process]
+    servers: Mapping[int, Process]
+    missing: tuple[Missing, ...] = ()
+    silent: Mapping[tuple[str, int], str] = dataclasses.field(default_factory=dict)
+    groups: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+
+
+class _Wrong(Exception):
+    """Says what in a document is not as in a flight record."""
+
+
+def read(path: Path) -> Record:
+    """Reads the file at `path`.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or is not a flight record.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path} is not a flight record: not JSON ({error})") from None
+    return parse(document, str(path))
+
+
+def parse(document: Any, name: str = "the document") -> Record:
+    """Makes a record of a parsed JSON document.
+
+    Args:
+        document: What the file contains.
+        name: The file's name, for errors.
+
+    Raises:
+        ConfigurationError: The document is not a flight record; the error names the wrong value.
+    """
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema != SCHEMA:
+        raise ConfigurationError(
+            f"{name} is not a flight record that this version can read: its schema is "
+            f"{schema!r}, expected {SCHEMA!r}"
+        )
+    try:
+        return _record(document)
+    except _Wrong as wrong:
+        raise ConfigurationError(f"{name} is not a valid flight record: {wrong}") from None
+
+
+def _record(document: dict[str, Any]) -> Record:
+    processes = [_process(one) for one in _list(document, "processes")]
+    missing = [
+        Missing(_text(one, "what"), _number(one, "for"), _integers(one, "ranks"))
+        for one in _list(document, "missing")
+    ]
+    silent = {}
+    for line in document.get("silent") or []:
+        if match := _SILENT.fullmatch(str(line)):
+            silent[match[1], int(match[2])] = match[3]
+    return Record(
+        herring=_text(document, "herring"),
+        job=_text(document, "job"),
+        time=_number(document, "time"),
+        why=_text(document, "why"),
+        size=_integer(document, "size"),
+        ranks={one.index: one for one in processes if one.kind == "rank"},
+        servers={one.index: one for one in processes if one.kind == "server"},
+        missing=tuple(missing),
+        silent=silent,
+        groups={
+            _integer(one, "group"): _integers(one, "ranks")
+            for one in _list(document, "groups")
+            if "ranks" in one
+        },
+    )
+
+
+def _process(one: dict[str, Any]) -> Process:
+    kind = _text(one, "kind")
+    if kind not in ("rank", "server"):
+        raise _Wrong(f"the kind of a process is {kind!r}; allowed are 'rank' and 'server'")
+    entries = [_entry(entry) for entry in _list(one, "entries")]
+    return Process(
+        kind=kind,
+        index=_integer(one, "index"),
+        host=_text(one, "host"),
+        pid=_integer(one, "pid"),
+        state=_text(one, "state"),
+        where=_text(one, "where"),
+        seconds=_number(one, "for"),
+        stack=_text(one, "stack"),
+        failure=_text(one, "failure"),
+        entries=tuple(sorted(entries, key=lambda entry: entry.id)),
+    )
+
+
+def _entry(one: dict[str, Any]) -> Entry:
+    kind = _text(one, "kind")
+    if kind not in _KINDS:
+        raise _Wrong(f"the kind of an entry is {kind!r}; allowed are {', '.join(_KINDS)}")
+    moments = {
+        moment: None if one.get(moment) is None else _number(one, moment)
+        for moment in ("called", "ready", "reduced", "pushed", "summed", "done")
+    }
+    return Entry(
+        id=_integer(one, "id"),
+        kind=kind,
+        name=_text(one, "name"),
+        group=_integer(one, "group"),
+        stream=_integer(one, "stream"),
+        round=_integer(one, "round"),
+        buffer=_integer(one, "buffer"),
+        bytes=_integer(one, "bytes"),
+        waited=_number(one, "waited"),
+        outcome=_text(one, "outcome") or None,
+        collective=_text(one, "collective"),
+        **moments,
+    )
+
+
+def _list(one: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    value = one.get(key)
+    value = [] if value is None else value
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise _Wrong(f"{key!r} is {_shown(value)}; expected a list of objects")
+    return value
+
+
+def _text(one: dict[str, Any], key: str) -> str:
+    value = one.get(key)
+    if value is not None and not isinstance(value, str):
+        raise _Wrong(f"{key!r} is {_shown(value)}; expected text")
+    return value or ""
+
+
+def _number(one: dict[str, Any], key: str) -> float:
+    value = one.get(key)
+    value = 0 if value is None else value
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _Wrong(f"{key!r} is {_shown(value)}; expected a number")
+    return float(value)
+
+
+def _integer(one: dict[str, Any], key: str) -> int:
+    value = one.get(key)
+    value = 0 if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _Wrong(f"{key!r} is {_shown(value)}; expected an integer")
+    return value
+
+
+def _integers(one: dict[str, Any], key: str) -> tuple[int, ...]:
+    value = one.get(key)
+    value = [] if value is None else value
+    if not isinstance(value, list) or not all(isinstance(each, int) for each in value):
+        raise _Wrong(f"{key!r} is {_shown(value)}; expected a list of integers")
+    return tuple(value)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
