@@ -42,6 +42,7 @@ PYTHON_MODULES = (
     "herring.models",
     "herring.command_line",
     "herring.habits",
+    "herring.flight",
     "herring.rendezvous",
     "herring.arrays",
     "herring",

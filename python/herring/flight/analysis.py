@@ -215,8 +215,11 @@ class _Analyser:
             if place != other and rank in one.waiting
         ]
         # The program waits in what its state names; without a name, in what it called last.
-        named = [place for place in stuck if f"'{self._operations[place].key.name}'" in process.where]
-        return (named or stuck or [None])[-1]
+        named = [
+            place for place in stuck if f"'{self._operations[place].key.name}'" in process.where
+        ]
+        found = named or stuck
+        return found[-1] if found else None
 
     def _missing(self, operation: Operation, free: Sequence[int]) -> None:
         waiting = operation.waiting
@@ -242,11 +245,13 @@ class _Analyser:
 
     def _circle(self, places: Sequence[int]) -> None:
         """Describes ranks that wait for each other in different operations."""
+        start = places.index(min(places))
+        places = [*places[start:], *places[:start]]  # the same circle has the same text
         operations = [self._operations[place] for place in places]
         if len(operations) == 1:
             return self._missing(operations[0], self._absent[places[0]])
         parts = [
-            f"{ranks_text(one.waiting)} {'wait' if len(one.waiting) > 1 else 'waits'} in {one.title}"
+            f"{ranks_text(one.waiting)} wait{'' if len(one.waiting) > 1 else 's'} in {one.title}"
             for one in operations
         ]
         collectives = [one.collective for one in operations]

@@ -11,6 +11,8 @@ from herring.flight.words import ranks_text, seconds_text
 
 __all__ = ["path_finding"]
 
+_LATE = 0.1  # seconds; ranks that come within this time count as together
+
 
 def path_finding(record: Record, operation: Operation) -> Finding:
     """Says where the data of an operation is that every rank has called.
@@ -19,10 +21,43 @@ def path_finding(record: Record, operation: Operation) -> Finding:
         record: The flight record.
         operation: An operation that has not ended well everywhere.
     """
+    if (late := _late(record, operation)) is not None:
+        return late
     unready = [r for r in operation.waiting if operation.calls[r].ready is None]
     if unready:
         return _unready(record, operation, unready)
     return _Path(record, operation).finding()
+
+
+def _late(record: Record, operation: Operation) -> Finding | None:
+    """Looks for ranks that came after others had given up, or only just before the record."""
+    calls = operation.calls
+    given_up = [one.done for one in calls.values() if not one.finished and one.done is not None]
+    if given_up:
+        late = [r for r, one in sorted(calls.items()) if (one.called or 0.0) > min(given_up)]
+        others = [rank for rank in calls if rank not in late]
+        if late and others:
+            after = min(calls[rank].called or 0.0 for rank in late) - min(given_up)
+            text = (
+                f"{describe(late, record)} called {operation.title} {seconds_text(after)} after "
+                f"{ranks_text(others)} had given it up"
+            )
+            return Finding("late", text, tuple(late), operation=operation.key)
+    moments = {rank: one.ready for rank, one in calls.items() if one.ready is not None}
+    if len(moments) < len(calls):
+        return None
+    last, first = max(moments.values()), min(moments.values())
+    since = min([record.time, *given_up]) - last
+    late = [rank for rank, ready in sorted(moments.items()) if ready - first > (last - first) / 2]
+    if last - first < _LATE or last - first < 2 * since or len(late) == len(calls):
+        return None
+    text = (
+        f"{describe(late, record)} gave {'their' if len(late) > 1 else 'its'} data of "
+        f"{operation.title} {seconds_text(last - first)} after "
+        f"{ranks_text(rank for rank in calls if rank not in late)}, and "
+        f"{seconds_text(since)} before the record ends"
+    )
+    return Finding("late", text, tuple(late), operation=operation.key)
 
 
 def _unready(record: Record, operation: Operation, unready: Sequence[int]) -> Finding:
@@ -34,7 +69,7 @@ def _unready(record: Record, operation: Operation, unready: Sequence[int]) -> Fi
     if len(unready) == 1 and (buffers := operation.buffers.get(unready[0])):
         total = max(len(operation.buffers.get(rank, ())) for rank in operation.calls)
         given = sum(one.ready is not None for one in buffers)
-        if 0 < total and given < total:
+        if total > 0 and given < total:
             counts = f" ({given} of {total} buffers)"
     down = [rank for rank in unready if is_down(record, "rank", rank)]
     clauses = [text for rank in unready if (text := doing(record, "rank", rank))]
@@ -126,7 +161,7 @@ class _Path:
                 )
                 return self._found("server", text, servers=[server])
         summed = [server for server, one in sorted(sums.items()) if one.summed is not None]
-        if not sums or len(summed) < len(sums) or not self._late:
+        if not sums or len(summed) < len({*sums, *self._expected()}) or not self._late:
             return None
         if all(self._pieces[rank].pushed is None for rank in self._late):
             return None  # their own data may be what another server misses
@@ -216,7 +251,11 @@ class _Path:
         return f"server {server}{host}"
 
     def _waited(self) -> str:
-        return seconds_text(longest_wait(self._record, self._operation))
+        """Returns how long all data have been there at most."""
+        last = max(one.ready or 0.0 for one in self._operation.calls.values())
+        ended = [self._operation.calls[rank].done for rank in self._operation.waiting]
+        end = max([self._record.time if one is None else one for one in ended], default=last)
+        return seconds_text(end - last)
 
     def _since(self, moment: float | None) -> str:
         return seconds_text(self._record.time - (moment or self._record.time))

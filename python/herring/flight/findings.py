@@ -18,6 +18,7 @@ RANKING = (
     "order",  # ranks called the same operations in different orders
     "missing",  # ranks never called an operation for which others wait
     "stopped",  # a process is stopped, silent or gone
+    "late",  # ranks gave their data long after the others, or after these had given up
     "unready",  # ranks have begun an operation and not given all their data
     "node",  # the processes of a host did not combine their data
     "server",  # a server has all data and has not summed it
@@ -85,10 +86,8 @@ def doing(record: Record, kind: str, index: int) -> str:
         return told
     if process.stack:
         names = [name for name, words in _ACTIVITIES if words.search(process.stack)]
-        kind_of_work = f" ({names[0]})" if names else ""
-        return f"{told or 'its program'} was in {process.stack}{kind_of_work}".replace(
-            f"{told} was in", f"{told}, and its program was in" if told else " was in"
-        )
+        program = f"program was in {process.stack}" + (f" ({names[0]})" if names else "")
+        return f"{told}, and its {program}" if told else f"its {program}"
     if told:
         return told
     if process.failure:
