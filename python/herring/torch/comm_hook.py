@@ -13,6 +13,7 @@ from herring.errors import InvalidArgumentError
 from herring.torch import devices
 from herring.torch.backend.group import HerringProcessGroup
 from herring.torch.promises import Promise
+from herring.torch.ranges import work_range
 
 __all__ = ["ddp_comm_hook"]
 
@@ -39,6 +40,11 @@ def ddp_comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[t
       InvalidArgumentError: `state` is something else.
       ShutdownError: This process is not in a job.
     """
+    with work_range("ddp_comm_hook", f"bucket {bucket.index()}"):
+        return _average(state, bucket)
+
+
+def _average(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     buffer = bucket.buffer()
     if isinstance(state, HerringProcessGroup):
         options = dist.AllreduceOptions()

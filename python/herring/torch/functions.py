@@ -25,14 +25,18 @@ from herring.arrays.groups import Group, scope_of
 from herring.errors import InvalidArgumentError
 from herring.torch import devices
 from herring.torch.operators import Operator, name_of
+from herring.torch.ranges import shown, work_range
 from herring.torch.tensors import dtype_name, on_host, require_dense, warn_once
 
 
 class Handle:
     """An all-reduce under way."""
 
-    def __init__(self, inner: Any, tensor: torch.Tensor, staged: torch.Tensor | None) -> None:
+    def __init__(
+        self, inner: Any, tensor: torch.Tensor, staged: torch.Tensor | None, name: str
+    ) -> None:
         self._inner = inner
+        self._name = name
         self._tensor = tensor
         self._staged = staged
 
@@ -54,6 +58,10 @@ class Handle:
           TimeoutError: The deadline has passed; the message names the missing ranks.
           HerringError: The operation failed.
         """
+        with work_range("wait", self._name):
+            return self._finish(timeout)
+
+    def _finish(self, timeout: Timeout) -> torch.Tensor:
         self._inner.wait(timeout)
         if self._staged is not None:
             self._tensor.detach().copy_(self._staged)
@@ -100,6 +108,13 @@ def allreduce(
     """
     scales = {"prescale": prescale, "postscale": postscale}
     return _start(tensor, op, name, group, timeout=timeout, algorithm=algorithm, **scales).wait()
+    operator = name_of(op)
+    name = named(name, "allreduce", group)
+    with work_range("allreduce", name):
+        handle = _start_allreduce(
+            tensor, operator, name, prescale, postscale, timeout, algorithm, group
+        )
+        return handle._finish(None)
 
 
 def allreduce_async(
@@ -148,8 +163,38 @@ def _start(
         taken, host = devices.taken(dense, "allreduce")
     inner = herring.allreduce_async(taken, name_of(op), name=name, group=group, **options)
     return Handle(inner, tensor, host)
+    name = named(name, "allreduce", group)
+    with work_range("allreduce_async", name):
+        return _start_allreduce(tensor, op, name, prescale, postscale, timeout, algorithm, group)
 
 
+def _start_allreduce(
+    tensor: torch.Tensor,
+    op: Operator,
+    name: str,
+    prescale: float,
+    postscale: float,
+    timeout: Timeout,
+    algorithm: str,
+    group: Group | None,
+) -> Handle:
+    with called("allreduce", name, group):
+        dense = _target(tensor, "allreduce")
+        taken, host = devices.taken(dense, "allreduce")
+    inner = herring.allreduce_async(
+        taken,
+        name_of(op),
+        name=name,
+        prescale=prescale,
+        postscale=postscale,
+        timeout=timeout,
+        algorithm=algorithm,
+        group=group,
+    )
+    return Handle(inner, tensor, host, name)
+
+
+@shown("broadcast")
 def broadcast(
     tensor: torch.Tensor,
     root: int = 0,
@@ -189,6 +234,7 @@ def broadcast(
 broadcast_ = broadcast
 
 
+@shown("allgather")
 def allgather(
     tensor: torch.Tensor, *, name: str | None = None, group: Group | None = None
 ) -> torch.Tensor:
@@ -214,6 +260,7 @@ def allgather(
     return _tensor(herring.allgather(words, name=name, group=group), dtype, tensor.device)
 
 
+@shown("reduce")
 def reduce(
     tensor: torch.Tensor,
     op: Operator = "average",
@@ -251,6 +298,7 @@ def reduce(
     return _tensor(found, dense.dtype, tensor.device).view(tensor.shape)
 
 
+@shown("gather")
 def gather(
     tensor: torch.Tensor, root: int = 0, *, name: str | None = None, group: Group | None = None
 ) -> torch.Tensor | None:
@@ -279,6 +327,7 @@ def gather(
     return None if found is None else _tensor(found, dtype, tensor.device)
 
 
+@shown("scatter")
 def scatter(
     tensor: torch.Tensor | None = None,
     root: int = 0,
@@ -329,6 +378,7 @@ def scatter(
     return _tensor(found, dtype, device)
 
 
+@shown("reduce_scatter")
 def reduce_scatter(
     tensor: torch.Tensor,
     op: Operator = "average",
@@ -363,6 +413,7 @@ def reduce_scatter(
     return _tensor(result, dense.dtype, tensor.device)
 
 
+@shown("alltoall")
 def alltoall(
     tensor: torch.Tensor,
     splits: Sequence[int] | None = None,

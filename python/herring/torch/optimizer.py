@@ -15,6 +15,7 @@ from herring.arrays.groups import Group, scope_of
 from herring.arrays.partial import Quorum, Replay, RoundInfo
 from herring.errors import HerringError, InvalidArgumentError
 from herring.torch.partial import InRounds, PartialReducer, wants_rounds
+from herring.torch.ranges import work_range
 from herring.torch.reducer import GradientReducer
 from herring.torch.state import broadcast_parameters as _broadcast_parameters
 
@@ -223,6 +224,10 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
         """
         if self._partial is not None:
             return
+        with work_range("synchronize", self.name):
+            self._end_round()
+
+    def _end_round(self) -> None:
         if self._reducer.round_open:
             self._reducer.abandon()
             raise HerringError(

@@ -26,6 +26,7 @@ from herring.arrays.partial import (
 )
 from herring.errors import InvalidArgumentError
 from herring.torch.ownership import Pausable, claim, collect, release
+from herring.torch.ranges import each_shown
 from herring.torch.tensors import describe, dtype_name
 
 
@@ -176,7 +177,7 @@ class PartialReducer(Pausable):
         series = self._open()
         self._gather()
         with contextlib.closing(series.step(self._mine.numpy(), self._result.numpy())) as results:
-            for info in results:
+            for info in each_shown(results, "round", self.name):
                 self._note(info)
                 try:
                     yield info
@@ -197,7 +198,7 @@ class PartialReducer(Pausable):
         else:
             self._mine.zero_()
         self._result.copy_(self._mine)
-        for info in series.flush(self._result.numpy()):
+        for info in each_shown(series.flush(self._result.numpy()), "round", self.name):
             self._note(info)
             if series.ended:
                 self._series = None

@@ -18,6 +18,7 @@ from herring.errors import HerringError, InvalidArgumentError
 from herring.torch.layout import Layout, Options
 from herring.torch.ownership import Pausable, claim, collect, release
 from herring.torch.passes import EndsWithPass, accumulates
+from herring.torch.ranges import work_range
 from herring.torch.round import Round
 from herring.torch.sparse import average_sparse
 from herring.torch.tensors import describe, wire_dtype_name
@@ -261,6 +262,10 @@ class GradientReducer(Pausable, EndsWithPass):
             self._finish()
 
     def _finish(self) -> None:
+        with work_range("round", self.name):
+            self._end_round()
+
+    def _end_round(self) -> None:
         ended, layout = self._round, self._layout
         try:
             changed = ended.active and not ended.failing and self._has_changed()

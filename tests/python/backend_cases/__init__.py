@@ -4,9 +4,18 @@
 Most cases compare with gloo, which serves a second group of the same ranks.
 """
 
-from . import collectives, faults, frames, groups, models, operators
+from . import collectives, faults, frames, groups, models, operators, profiles
 from .support import CASES
 
 CASES["once_more"] = CASES.pop("once_more")  # last, because gloo cannot reuse a store
 
-__all__ = ["CASES", "collectives", "faults", "frames", "groups", "models", "operators"]
+__all__ = [
+    "CASES",
+    "collectives",
+    "faults",
+    "frames",
+    "groups",
+    "models",
+    "operators",
+    "profiles",
+]

@@ -29,6 +29,7 @@ from herring.torch.backend.tensors import Blocks, first_tensor, limit_of, option
 from herring.torch.backend.works import JoinedWork, Operations, OperationWork, Owner
 from herring.torch.hook_calls import current_hook_call
 from herring.units import counted
+from herring.torch.ranges import profiling, work_range
 
 __all__ = ["BaseProcessGroup", "routed"]
 
@@ -79,6 +80,12 @@ def routed(method: _Method) -> _Method:
     return call  # type: ignore[return-value]
 
 
+class _Started(threading.local):
+    """The name of the operation that a thread has started last, while a profiler records it."""
+
+    name = ""
+
+
 class BaseProcessGroup(dist.ProcessGroup):
     """A process group without collectives.
 
@@ -120,6 +127,7 @@ class BaseProcessGroup(dist.ProcessGroup):
         self._blocks = Blocks(self._places)
         self._calls = 0
         self._lock = threading.Lock()
+        self._started = _Started()
         self._coalesced: list[Any] | None = None
         self._devices: dict[str, str] | None = None
         self._others: dict[str, Any] = {}
@@ -232,7 +240,12 @@ class BaseProcessGroup(dist.ProcessGroup):
         """Starts an operation; ranks must give the same `about`, which the core does not see."""
         waits = not option(options, "asyncOp", True)
         limit = limit_of(option(options, "timeout", None), self._limit)
-        return submit(kind, tensor, name, limit, self._group, waits=waits, agreement=about, **more)
+        more |= {"waits": waits, "agreement": about}
+        if not profiling():
+            return submit(kind, tensor, name, limit, self._group, **more)
+        self._started.name = name
+        with work_range(kind, name):
+            return submit(kind, tensor, name, limit, self._group, **more)
 
     def _start_list(
         self,
@@ -255,7 +268,9 @@ class BaseProcessGroup(dist.ProcessGroup):
         then: Any = None,
     ) -> Any:
         follow = bool(option(options, "asyncOp", True))
-        return OperationWork(self._owner, operations, outputs, then, follow=follow)
+        name = self._started.name
+        self._started.name = ""
+        return OperationWork(self._owner, operations, outputs, then, follow=follow, name=name)
 
     # The end of the group.
 

@@ -17,6 +17,7 @@ from herring.torch.backend.reductions import movable
 from herring.torch.backend.tensors import as_dense, copy_back
 from herring.torch.backend.works import LocalWork, OperationWork, Owner
 from herring.torch.devices import Moment
+from herring.torch.ranges import work_range
 
 __all__ = ["Messages"]
 
@@ -60,8 +61,10 @@ class Messages:
         host = movable(as_dense(tensor, "send"))
         place = self._places[to]
         seconds = limit.total_seconds()
-        handle = send_async(host, place, tag, timeout=seconds, group=self._group)
-        return OperationWork(self._owner, [handle._operation], [tensor])
+        name = f"to {to}, tag {tag}"
+        with work_range("send", name):
+            handle = send_async(host, place, tag, timeout=seconds, group=self._group)
+        return OperationWork(self._owner, [handle._operation], [tensor], name=name)
 
     def receive(self, tensor: torch.Tensor, source: int | None, tag: int, limit: timedelta) -> Any:
         """Starts a receive; `source` None means from any other rank."""
@@ -72,14 +75,17 @@ class Messages:
         host = as_dense(tensor, "recv")
         place = None if source is None else self._places[source]
         seconds = limit.total_seconds()
-        handle = receive_async(movable(host), place, tag, timeout=seconds, group=self._group)
+        name = f"from {'any rank' if source is None else source}, tag {tag}"
+        with work_range("recv", name):
+            handle = receive_async(movable(host), place, tag, timeout=seconds, group=self._group)
         then = None
         if host.data_ptr() != tensor.data_ptr():
 
             def then(operations: Any) -> None:
                 copy_back(tensor, host)
 
-        work = _Received(self._owner, [handle._operation], [tensor], then, follow=True)
+        operations = [handle._operation]
+        work = _Received(self._owner, operations, [tensor], then, follow=True, name=name)
         work.ranks = self._ranks
         return work
 

@@ -20,6 +20,7 @@ from herring.torch import devices
 from herring.torch.backend.outside import outside_graphs
 from herring.torch.backend.tensors import copy_back
 from herring.torch.promises import Promise
+from herring.torch.ranges import work_range
 
 __all__ = ["JoinedWork", "LocalWork", "OperationWork", "Operations", "Owner", "Then", "back_to"]
 
@@ -217,6 +218,7 @@ class OperationWork(_Work):
       then: A function called once, by the thread that finds the operations complete. It copies
         results to where they belong, or starts a next step.
       follow: Whether `then` must be called even if nobody waits.
+      name: What a profile calls the wait for the operations.
     """
 
     def __init__(
@@ -227,8 +229,10 @@ class OperationWork(_Work):
         then: Then | None = None,
         *,
         follow: bool = False,
+        name: str = "",
     ) -> None:
         super().__init__(owner, outputs)
+        self._name = name
         self._operations = operations
         self._then = then
         # Another thread may write the outputs, after the work that was queued for them by now.
@@ -240,6 +244,25 @@ class OperationWork(_Work):
             self._follow()
 
     def _wait(self, limit: float) -> None:
+    @outside_graphs
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Waits until the outputs are ready; other threads can run and Ctrl-C works meanwhile.
+
+        Args:
+          timeout: How long to wait at most; None or zero means until the operation's own deadline.
+
+        Returns:
+          True.
+
+        Raises:
+          TimeoutError: The work was not complete in time; the operation goes on.
+          HerringError: The operation failed; the outputs are undefined.
+        """
+        with work_range("wait", self._name):
+            return self._wait(timeout)
+
+    def _wait(self, timeout: timedelta | None) -> bool:
+        limit = 0.0 if timeout is None else timeout.total_seconds()
         deadline = time.monotonic() + limit if limit > 0 else None
         while not self._finished:
             operations = self._operations
