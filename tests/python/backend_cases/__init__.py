@@ -4,7 +4,7 @@
 Most cases compare with gloo, which serves a second group of the same ranks.
 """
 
-from . import collectives, faults, frames, groups, models, operators, profiles
+from . import collectives, faults, frames, groups, hooks, models, operators, profiles
 from .support import CASES
 
 CASES["once_more"] = CASES.pop("once_more")  # last, because gloo cannot reuse a store
@@ -15,6 +15,7 @@ __all__ = [
     "faults",
     "frames",
     "groups",
+    "hooks",
     "models",
     "operators",
     "profiles",

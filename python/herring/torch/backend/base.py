@@ -21,6 +21,7 @@ from herring.arrays.names import next_name
 from herring.arrays.operations import submit
 from herring.errors import HerringError, InvalidArgumentError
 from herring.torch.backend.face import add_face
+from herring.torch.backend.hooks import Hooks
 from herring.torch.backend.listed import given
 from herring.torch.backend.messages import Messages
 from herring.torch.backend.others import other_backend
@@ -33,7 +34,7 @@ from herring.torch.ranges import profiling, work_range
 
 __all__ = ["BaseProcessGroup", "routed"]
 
-_GOODBYE = 10.0  # seconds that the end of a job waits for the other ranks
+_GOODBYE = 10.0  # seconds that the end of a job waits for the other ranks, and for hooks
 
 # Methods that write to their first argument, and the core's collective for each ("": a message).
 _KINDS = {
@@ -73,6 +74,8 @@ def routed(method: _Method) -> _Method:
         if method.__name__ in _KINDS:
             self._require_apart(method.__name__, arguments)
         work = method(self, *arguments, **options)
+        if self._hooks.any:
+            self._hooks.watch(work, method.__name__, self._calls)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
@@ -128,6 +131,7 @@ class BaseProcessGroup(dist.ProcessGroup):
         self._calls = 0
         self._lock = threading.Lock()
         self._started = _Started()
+        self._hooks = Hooks()
         self._coalesced: list[Any] | None = None
         self._devices: dict[str, str] | None = None
         self._others: dict[str, Any] = {}
@@ -217,6 +221,40 @@ class BaseProcessGroup(dist.ProcessGroup):
             )
         return self._others[kind]
 
+    # Hooks of torch, by the names that the version of torch has for them.
+
+    supports_abort_hooks = True
+    supports_completion_hooks = False  # those must not be called by a thread that runs Python
+
+    def register_abort_hook(self, hook_id: int, hook: Callable[[], None]) -> None:
+        """Registers a function that is called before the group gives up.
+
+        It is called on a time-out, when a peer is lost, and before `abort`.
+
+        Args:
+          hook_id: A number that identifies the hook.
+          hook: A function without arguments. It may be called more than once.
+        """
+        self._hooks.on_abort(hook_id, hook)
+
+    def unregister_abort_hook(self, hook_id: int) -> None:
+        """Removes an abort hook."""
+        self._hooks.forget(hook_id)
+
+    def _register_on_completion_hook(self, hook: Callable[[Any], None]) -> None:
+        """Registers the function that is called with a `WorkInfo` after each work."""
+        self._hooks.on_completion(hook)
+
+    def _has_hooks(self) -> bool:
+        return self._hooks.has_completion
+
+    def _wait_for_pending_works(self) -> None:
+        """Returns when the hooks were called for all works that have begun."""
+        self._hooks.wait(self._limit.total_seconds())
+
+    def _enable_collectives_timing(self) -> None:
+        """Does nothing, because works that have a hook are timed anyway."""
+
     # The start of operations.
 
     def _name(self) -> str:
@@ -276,6 +314,8 @@ class BaseProcessGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Leaves the group; if the group of all ranks has begun the job, the job ends."""
+        if self._hooks.any:
+            self._hooks.wait(_GOODBYE)
         self._messages.close()
         self._others.clear()
         with suppress(RuntimeError):
@@ -298,6 +338,7 @@ class BaseProcessGroup(dist.ProcessGroup):
 
     def abort(self) -> None:
         """Fails operations under way on this rank; in the group of all ranks, on every rank."""
+        self._hooks.group_is_lost()
         self._owner.abort(f"the process group of rank {self.rank()} was aborted")
         if self._world and runtime.is_initialized() and runtime.job() is self._job:
             runtime.abort(f"{self._owner.aborted}, torch.distributed's group of all ranks")

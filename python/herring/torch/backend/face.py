@@ -63,11 +63,15 @@ def _face() -> Any:
     members["allreduce_sparse"] = _forward("allreduce_sparse", "allreduce")
     for name in ("start_coalescing", "end_coalescing"):
         members[name] = _forward(name, f"_{name}")
+    # Hooks that C++ registers with the default backend of the group.
+    members["registerAbortHook"] = _forward("registerAbortHook", "register_abort_hook")
+    members["unregisterAbortHook"] = _forward("unregisterAbortHook", "unregister_abort_hook")
+    members["_register_on_completion_hook"] = _forward("_register_on_completion_hook")
     members["getBackendName"] = lambda _: "herring"
     # C++ would answer a missing property by asking this class again and again.
     for name in dir(c10d.Backend):
         if name.startswith("supports_") and isinstance(getattr(c10d.Backend, name), property):
-            members[name] = False
+            members[name] = name == "supports_abort_hooks"
     members["options"] = property(lambda _: c10d.Backend.Options("herring"))
     # The group itself ends its backends, so these calls must do nothing.
     members["shutdown"] = members["abort"] = lambda _: None

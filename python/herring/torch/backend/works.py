@@ -106,6 +106,7 @@ class _Work(dist.Work):
 
     def __init__(self, owner: Owner, outputs: list[torch.Tensor]) -> None:
         super().__init__()
+        self.watched = False  # whether the hooks of the process group wait for it
         self._owner = owner
         self._outputs = outputs
         self._lock = threading.Lock()
