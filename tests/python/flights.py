@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from herring.flight import report
+from herring.flight.analysis import analyse
 from herring.flight.record import Record, parse
 
 START = 1_795_680_000.0
@@ -223,4 +225,14 @@ def with_all_states() -> list[Flight]:
     return flights
 
 
-__all__ = ["START", "Flight", "examples", "missing_rank", "with_all_states"]
+def example_text() -> str:
+    """Returns the report that docs/how-to/flight-recorder.md quotes."""
+    record = missing_rank().record()
+    return report.as_text(record, analyse(record))
+
+
+__all__ = ["START", "Flight", "example_text", "examples", "missing_rank", "with_all_states"]
+
+
+if __name__ == "__main__":
+    print(example_text())

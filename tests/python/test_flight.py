@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from flights import Flight, examples, missing_rank
+from flights import Flight, example_text, examples, missing_rank
 from herring.errors import ConfigurationError
 from herring.flight import record, torch_format, trace
 from herring.flight.analysis import analyse
+from herring.flight.findings import RANKING
 from herring.flight.words import bytes_text, ranks_text, seconds_text
 from herring.launch import cli
 
@@ -172,3 +173,16 @@ def test_words() -> None:
     texts = [seconds_text(one) for one in (12.4, 1.26, 0.0123, 3e-6, -1.0)]
     assert texts == ["12 s", "1.3 s", "12.3 ms", "3 us", "0 us"]
     assert [bytes_text(one) for one in (4, 25_000_000)] == ["4 B", "25 MB"]
+
+
+def test_the_page_shows_what_the_command_prints() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "flight-recorder.md"
+    mark = "<!-- printed by: python tests/python/flights.py -->\n"
+    quoted = page.read_text(encoding="utf-8").partition(f"{mark}```\n")[2].partition("\n```\n")[0]
+    assert quoted == example_text()
+
+
+def test_the_page_explains_every_kind_of_finding() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "flight-recorder.md"
+    text = page.read_text(encoding="utf-8")
+    assert all(f"`{kind}`" in text for kind in RANKING)
