@@ -107,13 +107,9 @@ def allreduce(
       TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     scales = {"prescale": prescale, "postscale": postscale}
-    return _start(tensor, op, name, group, timeout=timeout, algorithm=algorithm, **scales).wait()
-    operator = name_of(op)
     name = named(name, "allreduce", group)
     with work_range("allreduce", name):
-        handle = _start_allreduce(
-            tensor, operator, name, prescale, postscale, timeout, algorithm, group
-        )
+        handle = _start(tensor, op, name, group, timeout=timeout, algorithm=algorithm, **scales)
         return handle._finish(None)
 
 
@@ -152,45 +148,18 @@ def allreduce_async(
         supported, or this rank is not in the group.
     """
     scales = {"prescale": prescale, "postscale": postscale}
-    return _start(tensor, op, name, group, timeout=timeout, algorithm=algorithm, **scales)
+    name = named(name, "allreduce", group)
+    with work_range("allreduce_async", name):
+        return _start(tensor, op, name, group, timeout=timeout, algorithm=algorithm, **scales)
 
 
 def _start(
-    tensor: torch.Tensor, op: Operator, name: str | None, group: Group | None, **options: Any
-) -> Handle:
-    with called("allreduce", name, group) as name:
-        dense = _target(tensor, "allreduce")
-        taken, host = devices.taken(dense, "allreduce")
-    inner = herring.allreduce_async(taken, name_of(op), name=name, group=group, **options)
-    return Handle(inner, tensor, host)
-    name = named(name, "allreduce", group)
-    with work_range("allreduce_async", name):
-        return _start_allreduce(tensor, op, name, prescale, postscale, timeout, algorithm, group)
-
-
-def _start_allreduce(
-    tensor: torch.Tensor,
-    op: Operator,
-    name: str,
-    prescale: float,
-    postscale: float,
-    timeout: Timeout,
-    algorithm: str,
-    group: Group | None,
+    tensor: torch.Tensor, op: Operator, name: str, group: Group | None, **options: Any
 ) -> Handle:
     with called("allreduce", name, group):
         dense = _target(tensor, "allreduce")
         taken, host = devices.taken(dense, "allreduce")
-    inner = herring.allreduce_async(
-        taken,
-        name_of(op),
-        name=name,
-        prescale=prescale,
-        postscale=postscale,
-        timeout=timeout,
-        algorithm=algorithm,
-        group=group,
-    )
+    inner = herring.allreduce_async(taken, name_of(op), name=name, group=group, **options)
     return Handle(inner, tensor, host, name)
 
 

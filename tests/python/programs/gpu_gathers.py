@@ -4,8 +4,8 @@ import numpy as np
 
 import herring
 from gpu_job import GpuArray, driver, gpus, rank, size
-from herring.arrays.operations import submit
 from herring.arrays.devices import return_to
+from herring.arrays.operations import submit
 from support import raises
 
 

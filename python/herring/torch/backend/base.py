@@ -29,8 +29,8 @@ from herring.torch.backend.outside import outside_graphs
 from herring.torch.backend.tensors import Blocks, first_tensor, limit_of, option
 from herring.torch.backend.works import JoinedWork, Operations, OperationWork, Owner
 from herring.torch.hook_calls import current_hook_call
-from herring.units import counted
 from herring.torch.ranges import profiling, work_range
+from herring.units import counted
 
 __all__ = ["BaseProcessGroup", "routed"]
 

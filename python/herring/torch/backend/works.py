@@ -245,25 +245,10 @@ class OperationWork(_Work):
             self._follow()
 
     def _wait(self, limit: float) -> None:
-    @outside_graphs
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Waits until the outputs are ready; other threads can run and Ctrl-C works meanwhile.
-
-        Args:
-          timeout: How long to wait at most; None or zero means until the operation's own deadline.
-
-        Returns:
-          True.
-
-        Raises:
-          TimeoutError: The work was not complete in time; the operation goes on.
-          HerringError: The operation failed; the outputs are undefined.
-        """
         with work_range("wait", self._name):
-            return self._wait(timeout)
+            self._wait_for_all(limit)
 
-    def _wait(self, timeout: timedelta | None) -> bool:
-        limit = 0.0 if timeout is None else timeout.total_seconds()
+    def _wait_for_all(self, limit: float) -> None:
         deadline = time.monotonic() + limit if limit > 0 else None
         while not self._finished:
             operations = self._operations
