@@ -565,6 +565,15 @@ void register_job(nb::module_& module) {
       .def("stats", &stats)
       .def("recorded", &recorded, "most"_a = observe::Recorder::kEntries)
       .def("activity", &activity)
+      .def("begin_timeline", [](Job& job, const std::string& path) {
+        check(without_gil([&] { return job.begin_timeline(path); }));
+      }, "path"_a)
+      .def("end_timeline", [](Job& job) {
+        check(without_gil([&] { return job.end_timeline(); }));
+      })
+      .def("write_record", [](Job& job, const std::string& why) {
+        return take(without_gil([&] { return job.write_record(why); }));
+      }, "why"_a)
       .def("abort", &Job::abort, nb::call_guard<GilReleased>())
       .def("shutdown", &shut_down)
       .def("failure", [](Job& job) { return job.engine().failure().message(); })

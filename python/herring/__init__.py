@@ -94,7 +94,10 @@ if TYPE_CHECKING:
         rank,
         shutdown,
         size,
+        start_timeline,
         stats,
+        stop_timeline,
+        write_flight_record,
     )
 
 # Modules that define the public names. They are imported when a public name is first used, in this
@@ -171,7 +174,10 @@ __all__ = [
     "send_async",
     "shutdown",
     "size",
+    "start_timeline",
     "stats",
+    "stop_timeline",
+    "write_flight_record",
 ]
 
 

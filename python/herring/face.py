@@ -18,7 +18,10 @@ from herring import (
     ranks_of_node,
     shutdown,
     size,
+    start_timeline,
     stats,
+    stop_timeline,
+    write_flight_record,
 )
 from herring.arrays.groups import Group
 from herring.errors import *  # noqa: F403
@@ -41,5 +44,8 @@ __all__ = [
     "ranks_of_node",
     "shutdown",
     "size",
+    "start_timeline",
     "stats",
+    "stop_timeline",
+    "write_flight_record",
 ]

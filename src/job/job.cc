@@ -295,6 +295,17 @@ Status Job::cannot_connect() {
 
 Job::~Job() { shutdown(); }
 
+Status Job::begin_timeline(const std::string& path) {
+  return rendezvous_ ? rendezvous_->begin_timeline(path) : Status();
+}
+
+Status Job::end_timeline() { return rendezvous_ ? rendezvous_->end_timeline() : Status(); }
+
+Result<std::string> Job::write_record(const std::string& why) {
+  if (!rendezvous_) return std::string();
+  return rendezvous_->write_record(why);
+}
+
 void Job::abort(const std::string& reason) {
   member_->abort(reason);
   engine_->fail({Code::kPeerLost, concat("the job was aborted: ", reason)});

@@ -42,6 +42,12 @@ class Job {
   uint32_t rank() const { return options_.rank; }
   // Makes every rank's pending and later operations fail with this reason. Any thread; cannot hang.
   void abort(const std::string& reason);
+  // These do something on the rank that hosts the rendezvous only, and nothing on others; see
+  // control::Watch. Any thread.
+  Status begin_timeline(const std::string& path);
+  Status end_timeline();
+  // Returns where the record is written, or nothing on other ranks.
+  Result<std::string> write_record(const std::string& why);
   // Leaves the job in a bounded time. Operations in flight fail with kShutdown.
   void shutdown();
   // For tests: ends as if the process had died, so the others hear no goodbye. Not for rank 0.

@@ -41,7 +41,10 @@ __all__ = [
     "shutdown",
     "size",
     "start",
+    "start_timeline",
     "stats",
+    "stop_timeline",
+    "write_flight_record",
 ]
 
 _PATIENCE = 5.0  # seconds that the process's end waits for a thread that is inside init()
@@ -351,6 +354,53 @@ def node_rank() -> int:
 def num_nodes() -> int:
     """Returns the number of nodes, which are groups of workers that share a machine's memory."""
     return job().num_nodes
+
+
+def start_timeline(path: str | os.PathLike[str]) -> None:
+    """Begins to write a timeline of all ranks and servers, which rank 0 writes.
+
+    The file is a Chrome trace for https://ui.perfetto.dev. It shows for each rank and server what
+    it computed, combined in its node, sent and received, on one clock. ``HERRING_TIMELINE`` does
+    the same from the start. Ranks other than 0 do nothing.
+
+    Args:
+      path: The file to write. Its folder must exist.
+
+    Raises:
+      ShutdownError: This process is not in a job.
+      InvalidArgumentError: A timeline is being written already.
+      ConfigurationError: The file cannot be written, or the job is not observed
+        (``HERRING_OBSERVE``).
+    """
+    job().begin_timeline(os.fspath(path))
+
+
+def stop_timeline() -> None:
+    """Ends the timeline, if one is being written. Ranks other than 0 do nothing.
+
+    Raises:
+      ShutdownError: This process is not in a job.
+    """
+    job().end_timeline()
+
+
+def write_flight_record(why: str = "the program asked for it") -> str:
+    """Writes what all ranks and servers did last to a file, as happens when something fails.
+
+    The file is written within a second, on the host of rank 0; ``herring flight FILE`` explains it.
+    Ranks other than 0 do nothing.
+
+    Args:
+      why: A reason, which the file tells.
+
+    Returns:
+      The path of the file; an empty text on other ranks.
+
+    Raises:
+      ShutdownError: This process is not in a job.
+      ConfigurationError: The job writes no records (``HERRING_FLIGHT_FOLDER`` is "off").
+    """
+    return job().write_record(why)
 
 
 class WorkerBytes(TypedDict):
