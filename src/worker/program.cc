@@ -90,6 +90,7 @@ void Program::leave(const Awaited& awaited, Nanos now, bool over) noexcept {
 }
 
 void Program::leave_elsewhere(const Awaited& awaited, Nanos now) noexcept {
+  if (forked()) return;
   std::lock_guard lock(mutex_);
   const auto wait = find(awaited);
   wait->elsewhere = false;
