@@ -9,13 +9,13 @@ import atexit
 import contextlib
 import datetime
 import os
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypedDict
+from typing import Any
 
 from herring import _core, logs, stacks
 from herring.arrays.apart import not_waited_for
@@ -25,8 +25,9 @@ from herring.arrays.seconds import Meter, Seconds
 from herring.errors import ConfigurationError, ShutdownError
 from herring.rendezvous import joined
 from herring.rendezvous.detect import WorkerEnvironment, detect
+from herring.rendezvous.identity import host_identity
 from herring.rendezvous.meet import Meeting, meet
-from herring.rendezvous.settings import named, value_of, variables_of
+from herring.rendezvous.settings import named, variables_of
 
 __all__ = [
     "abort",
@@ -56,24 +57,6 @@ _settings: dict[str, str] = {}  # settings given to the running job's init(), as
 _told_alone = False
 learn_job: list[Callable[[_core.Job], None]] = []  # functions called when a job begins
 forget_job: list[Callable[[], None]] = []  # called when a job ends; they drop what they keep of it
-
-
-def host_identity() -> str:
-    """Returns a text that identifies this host: boot id, host name and network namespace.
-
-    ``HERRING_HOST_ID`` overrides it. Workers with the same identity form a node.
-    """
-    if given := value_of(os.environ, "HERRING_HOST_ID"):
-        return str(given)
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot = "unknown"
-    try:
-        namespace = os.readlink("/proc/self/ns/net")
-    except OSError:
-        namespace = "net"
-    return f"{boot}/{socket.gethostname()}/{namespace}"
 
 
 def init(**settings: Any) -> None:

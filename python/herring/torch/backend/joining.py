@@ -22,6 +22,7 @@ from herring.arrays import runtime
 from herring.errors import ConfigurationError, TimeoutError
 from herring.rendezvous.detect import Rendezvous, WorkerEnvironment, detect
 from herring.rendezvous.endpoint import bind_any
+from herring.rendezvous.identity import host_identity
 from herring.rendezvous.meet import Meeting, meet, meet_nobody, read_secret_file
 from herring.rendezvous.network import loopback_address, own_address
 from herring.rendezvous.publication import Wait, in_seconds
@@ -117,7 +118,7 @@ def _meet_by_store(
     name += f"/{next(_uses[name])}"
     wait = Wait(f"rank {worker.rank} of {worker.size}", patience, first_reminder)
     if worker.rank != 0:
-        store.set(f"{name}/host/{worker.rank}", runtime.host_identity())
+        store.set(f"{name}/host/{worker.rank}", host_identity())
         _wait_for_keys(store, {f"{name}/address": 0}, wait)
         note = json.loads(store.get(f"{name}/address"))
         if not note["secret"] and secret is None:
@@ -128,7 +129,7 @@ def _meet_by_store(
         return Meeting(note["address"], secret or bytes.fromhex(note["secret"]))
     keys = {f"{name}/host/{rank}": rank for rank in range(1, worker.size)}
     _wait_for_keys(store, keys, wait)
-    hosts = {store.get(key).decode() for key in keys} | {runtime.host_identity()}
+    hosts = {store.get(key).decode() for key in keys} | {host_identity()}
     if len(hosts) == 1:
         address = loopback_address()
     else:
