@@ -50,6 +50,7 @@ PYTHON_MODULES = (
     "herring.planned",
     "herring.face",
     "herring.observe",
+    "herring.doctor",
     "herring.launch",
     "herring.bench",
     "herring.torch",

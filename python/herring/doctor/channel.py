@@ -1,0 +1,240 @@
+"""Connections between the doctor's processes; both ends prove that they know the job's secret.
+
+The proof has the shape of the one that opens a job's connections (docs/protocol.md), with labels of
+its own. The client proves itself first, so a stranger who connects gets nothing that depends on the
+secret::
+
+    client: MAGIC, nonce    server: MAGIC, nonce    client: MAC    server: MAC
+
+Both MACs are HMAC-SHA-256 under the secret, of a label and of both nonces. Messages follow: a
+length of four bytes, and as many bytes of JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from herring.errors import AuthenticationError
+
+__all__ = ["Channel", "ChannelError", "Listener", "call"]
+
+_MAGIC = b"HRDOCTR\n"
+_NONCE_BYTES = 32
+_MAC_BYTES = 32
+_MOST_BYTES = 4 << 20  # of a message; the facts of a host have some kilobytes
+_PROOF_SECONDS = 5.0
+_GUESTS = 256  # connections without a proof
+# Bytes of a segment where a path may lose full packets. Every path carries this size.
+_SMALL_SEGMENT = 1000
+_LENGTH = struct.Struct("!I")
+
+
+class ChannelError(OSError):
+    """The other end has closed the connection, or has sent something that is not a message."""
+
+
+class Channel:
+    """A connection whose ends have proved themselves.
+
+    Attributes:
+        socket: The connection.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = connection
+
+    def send(self, message: Mapping[str, Any], seconds: float = 10.0) -> None:
+        """Sends a message.
+
+        Raises:
+            OSError: The connection is broken, or the other end does not read.
+        """
+        data = json.dumps(message).encode()
+        self.socket.settimeout(seconds)
+        self.socket.sendall(_LENGTH.pack(len(data)) + data)
+
+    def receive(self, seconds: float) -> dict[str, Any]:
+        """Returns the next message.
+
+        Raises:
+            OSError: The connection is broken, or no message came in time.
+        """
+        deadline = time.monotonic() + seconds
+        (length,) = _LENGTH.unpack(read(self.socket, _LENGTH.size, deadline))
+        if length > _MOST_BYTES:
+            raise ChannelError(f"a message of {length} bytes is too long")
+        try:
+            message = json.loads(read(self.socket, length, deadline))
+        except ValueError:
+            raise ChannelError("the other end sent something that is not JSON") from None
+        if not isinstance(message, dict):
+            raise ChannelError("the other end sent something that is not a message")
+        return message
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self.socket.close()
+
+
+class Listener:
+    """Accepts connections on several ports, and calls a function for those with a proof."""
+
+    def __init__(
+        self,
+        sockets: Sequence[socket.socket],
+        secret: bytes,
+        handle: Callable[[Channel], None],
+    ) -> None:
+        """Starts to accept.
+
+        Args:
+            sockets: Sockets that listen; `close` closes them.
+            secret: The job's secret.
+            handle: Called in a thread of its own with each connection, which it has to close.
+        """
+        self._sockets = list(sockets)
+        self._secret = secret
+        self._handle = handle
+        self._guests: dict[socket.socket, None] = {}  # the oldest one comes first
+        self._lock = threading.Lock()
+        for each in self._sockets:
+            each.settimeout(None)
+            threading.Thread(target=self._accept, args=(each,), daemon=True).start()
+
+    def close(self) -> None:
+        """Closes the ports."""
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+            each.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                guest, _ = listener.accept()
+            except OSError:
+                if listener.fileno() < 0:
+                    return
+                time.sleep(0.05)  # no descriptor is left, or the guest has gone
+                continue
+            with self._lock:
+                if len(self._guests) >= _GUESTS:
+                    oldest = next(iter(self._guests))
+                    del self._guests[oldest]
+                    with contextlib.suppress(OSError):
+                        oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
+                self._guests[guest] = None
+            threading.Thread(target=self._welcome, args=(guest,), daemon=True).start()
+
+    def _welcome(self, guest: socket.socket) -> None:
+        try:
+            prove_as_server(guest, self._secret, time.monotonic() + _PROOF_SECONDS)
+            with self._lock:
+                self._guests.pop(guest, None)
+            self._handle(Channel(guest))
+        except (OSError, AuthenticationError, ValueError, KeyError, TypeError):
+            guest.close()  # a stranger, or a peer that has gone
+        finally:
+            with self._lock:
+                self._guests.pop(guest, None)
+
+
+def call(address: str, port: int, secret: bytes, seconds: float, small: bool = True) -> Channel:
+    """Connects to a listener of this job.
+
+    Args:
+        address: An address literal.
+        port: The port.
+        secret: The job's secret.
+        seconds: The time for all of it.
+        small: Whether both ends send small packets only, so that the connection works on a path
+            that loses large ones.
+
+    Raises:
+        OSError: Nobody listens there, or nobody answers in time.
+        AuthenticationError: The process that listens there does not know the secret.
+    """
+    deadline = time.monotonic() + seconds
+    connection = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    try:
+        if small:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SMALL_SEGMENT)
+        connection.settimeout(seconds)
+        connection.connect((address, port))
+        prove_as_client(connection, secret, deadline)
+        return Channel(connection)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def prove_as_client(connection: socket.socket, secret: bytes, deadline: float) -> None:
+    """Opens a connection from the side that connects.
+
+    Raises:
+        OSError: The connection broke, or the time is over.
+        AuthenticationError: The other end is not a doctor of this job.
+    """
+    hello = _MAGIC + secrets.token_bytes(_NONCE_BYTES)
+    connection.settimeout(max(deadline - time.monotonic(), 0.01))
+    connection.sendall(hello)
+    try:
+        answer = read(connection, len(hello), deadline)
+        if not answer.startswith(_MAGIC):
+            raise AuthenticationError("the process that listens there is not 'herring doctor'")
+        connection.sendall(_mac(secret, "client", hello + answer))
+        proof = read(connection, _MAC_BYTES, deadline)
+    except (ChannelError, ConnectionError):
+        raise AuthenticationError(
+            "the process that listens there has another secret, or is not 'herring doctor'"
+        ) from None
+    if not hmac.compare_digest(proof, _mac(secret, "server", hello + answer)):
+        raise AuthenticationError("the process that listens there has another secret")
+
+
+def prove_as_server(connection: socket.socket, secret: bytes, deadline: float) -> None:
+    """Opens a connection from the side that listens.
+
+    Raises:
+        OSError: The connection broke, or the time is over.
+        AuthenticationError: The other end is not a doctor of this job.
+    """
+    hello = read(connection, len(_MAGIC) + _NONCE_BYTES, deadline)
+    if not hello.startswith(_MAGIC):
+        raise AuthenticationError("a stranger has connected")
+    answer = _MAGIC + secrets.token_bytes(_NONCE_BYTES)
+    connection.sendall(answer)
+    proof = read(connection, _MAC_BYTES, deadline)
+    if not hmac.compare_digest(proof, _mac(secret, "client", hello + answer)):
+        raise AuthenticationError("a process with another secret has connected")
+    connection.sendall(_mac(secret, "server", hello + answer))
+
+
+def read(connection: socket.socket, size: int, deadline: float) -> bytes:
+    """Returns exactly `size` bytes.
+
+    Raises:
+        OSError: The connection broke, or the time is over.
+    """
+    data = bytearray()
+    while len(data) < size:
+        connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        more = connection.recv(size - len(data))
+        if not more:
+            raise ChannelError("the other end has closed the connection")
+        data += more
+    return bytes(data)
+
+
+def _mac(secret: bytes, side: str, text: bytes) -> bytes:
+    return hmac.digest(secret, f"herring doctor {side}".encode() + text, "sha256")

@@ -1,0 +1,233 @@
+"""Gathers the facts of one host: cores, versions, limits, buffers, its interface and its GPUs.
+
+Nothing here takes long or imports a framework. What cannot be found out is left out.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import resource
+import socket
+import struct
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from herring.errors import ConfigurationError, HerringError
+from herring.rendezvous.network import interfaces
+from herring.version import version
+
+__all__ = ["cgroup_cores", "gather", "given_settings", "parse_cores"]
+
+_PACKAGES = ("torch", "numpy", "jax", "tensorflow")
+_SYSCTLS = {
+    "rmem_max": "net/core/rmem_max",
+    "wmem_max": "net/core/wmem_max",
+    "tcp_rmem": "net/ipv4/tcp_rmem",
+    "tcp_wmem": "net/ipv4/tcp_wmem",
+    "congestion_control": "net/ipv4/tcp_congestion_control",
+    "mtu_probing": "net/ipv4/tcp_mtu_probing",
+}
+_COPIED_BYTES = 64 << 20
+_SIOCGIFHWADDR = 0x8927
+# Settings that a launcher or a host may set as it likes, and the secret.
+_OWN = ("HERRING_INTERFACE", "HERRING_HOST_ID")
+
+
+def gather(address: str) -> dict[str, Any]:
+    """Examines this host.
+
+    Args:
+        address: The address by which the other hosts reach this host.
+
+    Returns:
+        A dictionary that JSON can represent. Each group of facts has a key.
+    """
+    return {
+        "versions": versions(),
+        "cores": _cores(),
+        "numa": _numa(),
+        "interface": _interface(address),
+        "addresses": [each for one in interfaces() for each in one.addresses],
+        "sysctl": {name: found for name, path in _SYSCTLS.items() if (found := _sysctl(path))},
+        "limits": _limits(),
+        "memory": _memory(),
+        "gpus": _gpus(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Herring, its protocol, Python, the kernel and frameworks."""
+    from herring import _core
+
+    found = {
+        "herring": version(),
+        "protocol": str(_core.PROTOCOL_VERSION),
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+    }
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)  # importing torch takes seconds
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def given_settings() -> tuple[dict[str, str], str, list[str]]:
+    """Returns the settings of this process that must or should be the same on all ranks.
+
+    Returns:
+        Variables with their values, where these are not the defaults; why no job would start with
+        them, or an empty text; and warnings about variables that are not settings.
+    """
+    from herring import _core
+
+    try:
+        rows = _core.settings()
+        warnings = [str(warning) for warning in _core.setting_warnings()]
+    except ConfigurationError as error:
+        return {}, str(error), []
+    found = {
+        str(row["env"]): str(row["value"])
+        for row in rows
+        if row["scope"] != "launcher" and row["env"] not in _OWN and row["origin"] != "default"
+    }
+    return found, "", warnings
+
+
+def _cores() -> dict[str, Any]:
+    return {
+        "all": os.cpu_count() or 1,
+        "allowed": sorted(os.sched_getaffinity(0)),
+        "quota": cgroup_cores(Path("/sys/fs/cgroup"), _text("/proc/self/cgroup")),
+    }
+
+
+def cgroup_cores(root: Path, membership: str) -> float | None:
+    """Returns the number of cores that the control groups of this process allow, or None.
+
+    Args:
+        root: The folder at which the control groups of version 2 are mounted.
+        membership: The content of ``/proc/self/cgroup``.
+    """
+    path = next((line[3:] for line in membership.splitlines() if line.startswith("0::")), "/")
+    parts = [part for part in path.split("/") if part and part != ".."]
+    found = []
+    for depth in range(len(parts) + 1):
+        words = _text(root.joinpath(*parts[:depth], "cpu.max")).split()
+        if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]):
+            found.append(int(words[0]) / int(words[1]))
+    return min(found, default=None)
+
+
+def _numa() -> dict[str, list[int]]:
+    """Returns the processors of each NUMA node."""
+    nodes = Path("/sys/devices/system/node").glob("node[0-9]*")
+    return {path.name[4:]: parse_cores(_text(path / "cpulist")) for path in sorted(nodes)}
+
+
+def parse_cores(text: str) -> list[int]:
+    """Returns the numbers in a list such as ``0-3,8``."""
+    found: list[int] = []
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit() and (not last or last.isdigit()):
+            found.extend(range(int(first), int(last or first) + 1))
+    return found
+
+
+def _interface(address: str) -> dict[str, Any]:
+    """Returns name, MTU, speed and NUMA node of the interface with an address."""
+    name = next((one.name for one in interfaces() if address in one.addresses), "")
+    if not name:
+        return {}
+    import psutil
+
+    found: dict[str, Any] = {"name": name}
+    about = psutil.net_if_stats().get(name)
+    if about is not None:
+        found["mtu"] = about.mtu
+    # /sys may show the devices of another network namespace, as in some containers.
+    folder = Path("/sys/class/net") / name
+    if _text(folder / "address").strip() == _hardware_address(name):
+        found["physical"] = (folder / "device").exists()
+        if about is not None and found["physical"]:  # virtual devices make their speed up
+            found["speed"] = about.speed * 1e6
+        node = _text(folder / "device" / "numa_node").strip()
+        if node.isdigit():
+            found["numa"] = node
+    return found
+
+
+def _hardware_address(name: str) -> str:
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+            reply = fcntl.ioctl(one, _SIOCGIFHWADDR, struct.pack("256s", name.encode()[:15]))
+    except OSError:
+        return "unknown"
+    return ":".join(f"{byte:02x}" for byte in reply[18:24])
+
+
+def _sysctl(path: str) -> list[int] | str | None:
+    """Returns a setting of the kernel: numbers, or a text."""
+    words = _text(Path("/proc/sys") / path).split()
+    if words and all(word.isdigit() for word in words):
+        return [int(word) for word in words]
+    return " ".join(words) or None
+
+
+def _limits() -> dict[str, int]:
+    """Returns limits of this process; -1 means that there is none."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return {
+        "open_files": files[0],
+        "open_files_hard": files[1],
+        "locked_memory": locked[0],
+        "locked_memory_hard": locked[1],
+    }
+
+
+def _memory() -> dict[str, int]:
+    import psutil
+
+    found = {"total": psutil.virtual_memory().total, "available": psutil.virtual_memory().available}
+    try:
+        shared = os.statvfs("/dev/shm")
+        found["shm"] = shared.f_blocks * shared.f_frsize
+        found["shm_free"] = shared.f_bavail * shared.f_frsize
+    except OSError:
+        pass
+    return found
+
+
+def _gpus() -> dict[str, Any]:
+    """Returns the driver, and name and copy rates of each GPU; empty if there are none."""
+    from herring import _core
+
+    try:
+        described = _core.describe_devices()
+    except HerringError:
+        return {}
+    devices = []
+    for index, each in enumerate(described["devices"]):
+        device = {"name": each["name"], "stream_memory": bool(each["stream_memory"])}
+        try:
+            rates = _core.measure_copies(index, _COPIED_BYTES)
+            device.update({key: rates[key] for key in ("out", "in", "both")})
+            device["pinned"] = bool(rates["pinned"])
+        except HerringError as error:
+            device["error"] = str(error)
+        devices.append(device)
+    return {"driver": str(described["driver"]), "devices": devices} if devices else {}
+
+
+def _text(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
