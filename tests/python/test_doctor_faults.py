@@ -160,7 +160,7 @@ def test_small_socket_buffers(tmp_path: Path) -> None:
 def test_settings_that_differ(tmp_path: Path) -> None:
     with Cluster(3, rate_bits=RATE) as hosts:
         report = doctor(hosts, tmp_path, per_host=2, settings={1: {"HERRING_FLOWS": "4"}})
-    assert found(report, "h1", "All ranks of the host have HERRING_FLOWS set to 4")
+    assert found(report, "h1", "On all ranks of the host HERRING_FLOWS is 4")
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")

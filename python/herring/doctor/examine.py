@@ -7,7 +7,6 @@ import dataclasses
 import ipaddress
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -17,7 +16,12 @@ from herring.doctor.agent import Agent, introduction
 from herring.doctor.channel import Channel, call
 from herring.doctor.hub import Hub
 from herring.doctor.records import Examination, Host, Rank
-from herring.errors import AuthenticationError, ConfigurationError, TimeoutError
+from herring.errors import (
+    ConfigurationError,
+    HerringError,
+    PeerLostError,
+    TimeoutError,
+)
 from herring.rendezvous import joined
 from herring.rendezvous.detect import WorkerEnvironment, detect, parse_address
 from herring.rendezvous.identity import host_identity
@@ -60,6 +64,7 @@ def examine(wishes: Wishes) -> Examination | None:
         ConfigurationError: The environment is missing, wrong or contradictory.
         AuthenticationError: Rank 0's doctor does not know this job's secret.
         TimeoutError: Rank 0 was not reached in time.
+        PeerLostError: Rank 0 ended during the examination.
     """
     start = time.monotonic()
     worker = detect(os.environ)
@@ -129,7 +134,7 @@ def _follow_quietly(
     worker: WorkerEnvironment, meeting: Meeting, patience: float, deadline: float
 ) -> None:
     """Answers for rank 0's host; the report names the host if it cannot answer."""
-    with contextlib.suppress(OSError, AuthenticationError, TimeoutError, ConfigurationError):
+    with contextlib.suppress(OSError, HerringError):
         _follow(worker, meeting, patience, deadline - time.monotonic())
 
 
@@ -153,10 +158,10 @@ def _follow(
             if answer.get("examine"):
                 Agent(channel, meeting.secret, address).serve(time_limit)
         except OSError as error:
-            print(
-                f"herring doctor: rank {worker.rank} lost rank 0 at {meeting.address}: {error}",
-                file=sys.stderr,
-            )
+            raise PeerLostError(
+                f"rank {worker.rank} on {socket.gethostname()} lost rank 0 at {meeting.address} "
+                f"({error.strerror or error}): look at the output of rank 0"
+            ) from None
 
 
 def _reach(worker: WorkerEnvironment, meeting: Meeting, patience: float) -> Channel:

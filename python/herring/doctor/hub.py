@@ -5,16 +5,20 @@ from __future__ import annotations
 import itertools
 import queue
 import socket
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from herring.command_line import log_line
 from herring.doctor.agent import VERSION
 from herring.doctor.channel import Channel, Listener
+from herring.doctor.findings import listed
 from herring.doctor.judge_links import lossy_hosts
 from herring.doctor.judge_rates import suspects
 from herring.doctor.pairs import rounds_of, sample_of
 from herring.doctor.records import Examination, Host, Rank
+from herring.rendezvous.publication import FIRST_REMINDER, in_seconds
 
 __all__ = ["Hub"]
 
@@ -80,11 +84,21 @@ class Hub:
         """
         end = time.monotonic() + seconds
         came: dict[int, tuple[Channel, dict[str, Any]]] = {}
+        start = time.monotonic()
+        reminder = start + FIRST_REMINDER
         while len(came) < self._size:
             try:
-                channel, hello = self._came.get(timeout=max(end - time.monotonic(), 0.01))
+                wait = min(end, reminder) - time.monotonic()
+                channel, hello = self._came.get(timeout=max(wait, 0.01))
             except queue.Empty:
-                break
+                if time.monotonic() >= end:
+                    break
+                absent = [str(rank) for rank in range(self._size) if rank not in came]
+                waited = in_seconds(time.monotonic() - start)
+                text = f"rank 0 has waited {waited} for ranks {listed(absent, 8)}"
+                sys.stderr.write(log_line("warning", "herring doctor", text))
+                reminder = float("inf")
+                continue
             if not 0 <= hello["rank"] < self._size:
                 channel.close()
                 continue

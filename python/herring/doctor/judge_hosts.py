@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from herring.doctor.findings import Finding, listed, show_size
+from herring.doctor.findings import Finding, listed, show_size, times
 from herring.doctor.records import Examination, Host, Rank
 from herring.rendezvous.settings import setting
 
@@ -135,21 +135,20 @@ def _setting(variable: str, hosts: Sequence[Host], ranks: Sequence[Rank]) -> Ite
         odd = [rank.number for rank in host.ranks if values.get(rank.number, usual) != usual]
         if not odd:
             continue
-        own = _shown(values[odd[0]])
-        whole = len(odd) == len(host.ranks)
         numbers = listed([str(number) for number in odd])
-        who = "All ranks of the host have" if whole else f"Rank {numbers} has"
+        who = "all ranks of the host" if len(odd) == len(host.ranks) else f"rank {numbers}"
+        own, others = _shown(values[odd[0]]), _shown(usual)
         yield Finding(
             "note" if variable in _QUIET else "warning",
             host.name,
-            f"{who} {variable} {own}, and the others have {_shown(usual)}.",
+            f"On {who} {variable} is {own}, and on the other ranks it is {others}.",
             f"Set {variable} to the same value for all ranks.",
             helps,
         )
 
 
 def _shown(value: str | None) -> str:
-    return "not set" if value is None else f"set to {value}"
+    return "not set" if value is None else value
 
 
 def _cores(hosts: Sequence[Host]) -> Iterator[Finding]:
@@ -158,35 +157,41 @@ def _cores(hosts: Sequence[Host]) -> Iterator[Finding]:
     shares = {host.name: usable_cores(host) / len(host.ranks) for host in hosts}
     typical = statistics.median_high(list(shares.values()))
     for host in hosts:
-        usable, share = usable_cores(host), shares[host.name]
-        about = host.facts.get("cores", {})
-        quota = about.get("quota")
+        usable, share, count = usable_cores(host), shares[host.name], len(host.ranks)
         if len(hosts) > 1 and share < _FEW_CORES * typical:
             factor = typical / share
-            why = (
-                "its control group" if quota is not None and quota <= usable else "its CPU affinity"
-            )
             yield Finding(
                 "warning",
                 host.name,
-                f"Each rank of the host has {share:.3g} of its {about.get('all', usable)} cores, "
-                f"limited by {why}; ranks of the other hosts have {typical:.3g}.",
+                f"{_why_few(host, usable)}; ranks of the other hosts have {typical:.3g} each.",
                 "Look at taskset, at the launcher's binding (mpirun --bind-to, srun "
-                "--cpus-per-task) and at the limits of the container.",
-                f"What processors compute takes up to {factor:.2g} times as long there, and all "
-                "ranks wait for it.",
+                "--cpus-per-task), at the limits of the container, and at the number of ranks.",
+                f"What processors compute takes up to {times(factor)} as long there, and all ranks "
+                "wait for it.",
                 factor,
             )
-        elif usable < len(host.ranks):
+        elif usable < count:
             yield Finding(
                 "warning",
                 host.name,
-                f"The {len(host.ranks)} ranks of the host share {usable:.3g} "
+                f"The {count} ranks of the host share {usable:.3g} "
                 f"core{'s' if usable != 1 else ''}.",
                 "Start fewer ranks there, or look at the launcher's binding (mpirun --bind-to).",
                 "Ranks that share a core take turns.",
-                len(host.ranks) / max(usable, 0.01),
+                count / max(usable, 0.01),
             )
+
+
+def _why_few(host: Host, usable: float) -> str:
+    """Says how many cores the ranks of a host have, and what limits them."""
+    about, count = host.facts.get("cores", {}), len(host.ranks)
+    installed = about.get("all", usable)
+    if usable >= installed:
+        return f"The host has {count} ranks on {usable:.3g} cores"
+    why = "its control group" if about.get("quota") == usable else "its CPU affinity"
+    return (
+        f"Each rank of the host has {usable / count:.3g} of its {installed} cores because of {why}"
+    )
 
 
 def _open_files(about: Examination, hosts: Sequence[Host]) -> Iterator[Finding]:
