@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gpus import ENVIRONMENT, FOLDER
 from herring.errors import ConfigurationError
 from herring.launch.cli import make_parser
 from herring.launch.doctor import handle
@@ -78,6 +79,14 @@ def test_this_host_alone() -> None:
     assert host["facts"]["versions"]["python"] == sys.version.split()[0]
     assert host["cores"] >= 1 and host["facts"]["limits"]["open_files_hard"] != 0
     assert report["provenance"]["options"]["time_limit"] == 60
+
+
+@pytest.mark.skipif(not (FOLDER / "libcuda.so.1").exists(), reason="make test builds the stand-in")
+def test_copies_of_gpus() -> None:
+    [(status, out, _)] = ends(start({**ENVIRONMENT, "STANDIN_DEVICES": "2"}, "--json"))
+    gpus = json.loads(out)["hosts"][0]["facts"]["gpus"]
+    assert status == 0 and len(gpus["devices"]) == 2
+    assert all(each["out"] > 0 and each["in"] > 0 for each in gpus["devices"])
 
 
 def test_rank_0_alone_reports() -> None:
@@ -181,6 +190,16 @@ def test_a_rank_waits_for_rank_0_only_for_its_time(port: int) -> None:
     assert f"for rank 0's doctor at 127.0.0.1:{port} (Connection refused)" in error
 
 
+def test_a_rank_that_comes_twice_is_named(port: int) -> None:
+    first = start(by_hand(0, port, size=3), "--time-limit", "8", "--json")
+    others = [start(by_hand(1, port, size=3), "--time-limit", "8") for _ in range(2)]
+    (status, out, _), *ended = ends(first, *others)
+    assert (status, sorted(code for code, _, _ in ended)) == (1, [0, 2])
+    assert "rank 0 refuses this process: Rank 1 has come twice" in "".join(e for _, _, e in ended)
+    errors = [one["what"] for one in of_job(json.loads(out)) if one["severity"] == "error"]
+    assert any("Rank 1 has come twice" in what for what in errors)
+
+
 def test_a_process_that_is_killed_meanwhile_is_named(port: int) -> None:
     # The second process stops when it has introduced itself, and is killed then.
     first = start(by_hand(0, port, size=3), "--time-limit", "20", "--json")
@@ -206,6 +225,24 @@ def test_a_process_that_is_killed_meanwhile_is_named(port: int) -> None:
     rates = {(one["from"], one["to"]) for one in report["links"] if one["bits_per_second"]}
     names = [host["name"] for host in report["hosts"]]
     assert rates == {(names[0], names[2]), (names[2], names[0])}
+
+
+def test_a_doctor_of_another_version_is_named(port: int) -> None:
+    first = start(by_hand(0, port), "--time-limit", "8", "--json")
+    program = (
+        "from herring.doctor import agent; agent.VERSION = 7;"
+        "from herring.launch.cli import main; import sys; sys.exit(main(['doctor']))"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={**os.environ, **by_hand(1, port)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    (status, out, _), (refused, _, error) = ends(first, other)
+    assert (status, refused) == (1, 2) and "speaks version 7" in error
+    assert any("speaks version 7" in one["what"] for one in of_job(json.loads(out)))
 
 
 def test_the_others_end_if_rank_0_does(port: int) -> None:
@@ -251,7 +288,8 @@ def test_bad_input_is_one_clear_line(
 
 def test_a_wrong_setting_is_an_error_of_this_host() -> None:
     [(status, out, _)] = ends(start({"HERRING_FLOWS": "many"}))
-    assert status == 1 and "No job starts with the settings of rank 0: HERRING_FLOWS=many" in out
+    said = " ".join(out.split())
+    assert status == 1 and "No job starts with the settings of rank 0: HERRING_FLOWS=many" in said
 
 
 def test_options_of_ssh_need_hosts() -> None:

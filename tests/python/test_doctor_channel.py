@@ -160,6 +160,20 @@ def test_a_race_ends_with_its_other_end() -> None:
         assert time.monotonic() - start < 4.0
 
 
+def test_an_end_that_does_not_send_only_receives() -> None:
+    with socket.create_server((HOST, 0)) as server:
+        caller = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda: found.append(race(other, 0.2, sends=False)))
+        thread.start()
+        assert race(caller, 0.2).rate == 0
+        thread.join()
+        assert found[0].rate > 1e6
+        discard(caller)
+        discard(other)
+
+
 def test_ports_that_can_be_reached_and_those_that_cannot() -> None:
     with socket.create_server((HOST, 0)) as closed:
         dead = closed.getsockname()[1]

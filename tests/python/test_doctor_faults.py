@@ -69,6 +69,14 @@ def test_a_slow_link(tmp_path: Path) -> None:
     assert "times as long" in one["helps"]
 
 
+def test_the_odd_one_of_sixteen_hosts(tmp_path: Path) -> None:
+    with Cluster(16, rate_bits=RATE / 2, rates={11: RATE / 20}) as hosts:
+        report = doctor(hosts, tmp_path)
+    slow = [one for one in serious(report) if "the others reach" in one[1]]
+    assert [subject for subject, _ in slow] == ["h11"], serious(report)
+    assert len(report["links"]) == 16 * 15 and not report["not_measured"]
+
+
 @pytest.mark.parametrize("way", ["sends", "receives"])
 def test_a_link_that_is_slow_in_one_direction(tmp_path: Path, way: str) -> None:
     with Cluster(4, rate_bits=RATE) as hosts:

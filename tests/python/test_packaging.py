@@ -55,6 +55,7 @@ import importlib, pkgutil, herring
 from herring.launch.cli import main
 from herring.bench.cli import main as bench
 for name in ("arrays", "bench", "launch", "observe", "rendezvous"):
+for name in ("arrays", "bench", "doctor", "launch", "rendezvous"):
     for module in pkgutil.walk_packages([f"{folder}/{name}" for folder in herring.__path__],
                                         f"herring.{name}."):
         if not module.name.endswith("__main__"):

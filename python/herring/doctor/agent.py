@@ -149,17 +149,17 @@ class Agent:
 
     def _sizes(self, ask: Mapping[str, Any]) -> dict[str, Any]:
         assert self._probes is not None
-        found = self._probes.sizes([Peer(**peer) for peer in ask["peers"]])
+        found = self._probes.sizes([Peer(**peer) for peer in ask["peers"]], ask["smaller"])
         return {str(index): {"largest": largest} for index, largest in found.items()}
 
     def _race(self, ask: Mapping[str, Any]) -> dict[str, Any]:
         """Measures the rate of the link to one other host in both directions."""
         connection = self._call_race(ask) if ask["calls"] else self._await_race(ask["name"])
         try:
-            found: Race = race(connection, ask["seconds"])
+            found: Race = race(connection, ask["seconds"], ask["sends"])
         finally:
             discard(connection)
-        return found.to_json()
+        return vars(found)
 
     def _call_race(self, ask: Mapping[str, Any]) -> socket.socket:
         channel = call(ask["address"], ask["port"], self._secret, _CALL_SECONDS, small=False)

@@ -75,7 +75,7 @@ def examine(wishes: Wishes) -> Examination | None:
         meeting = meet(worker, os.environ, patience)
         try:
             joined.tell(worker.job, worker.rank)  # `herring run` would miss the rank otherwise
-            left = start + patience - time.monotonic()
+            left = max(start + patience - time.monotonic(), _RETRY_SECONDS)
             if worker.rank != 0:
                 _follow(worker, meeting, left, wishes.time_limit)
                 return None
@@ -151,10 +151,7 @@ def _follow(
         try:
             answer = channel.receive(time_limit)
             if "refused" in answer:
-                raise ConfigurationError(
-                    f"rank 0 refuses rank {worker.rank}: {answer['refused']}; install the same "
-                    "version of Herring on all hosts"
-                )
+                raise ConfigurationError(f"rank 0 refuses this process: {answer['refused']}")
             if answer.get("examine"):
                 Agent(channel, meeting.secret, address).serve(time_limit)
         except OSError as error:

@@ -31,11 +31,11 @@ _MORE_DATAGRAMS = 100
 _MOST_LOSSY = 3  # hosts whose losses are measured again
 _MOST_PORTS = 8  # tried on each host
 _RACE_SECONDS = (0.2, 0.5)
-_ALL_RACES = 5.0  # seconds that all rounds should take together
+_ALL_RACES = 4.0  # seconds that all rounds should take together
 _LONGEST_RACE = 2.0
 _ROUND_TRIPS = 10  # that a race lasts at least
-_MOST_AGAIN = 8
-_AGAIN_SECONDS = 0.4
+_MOST_AGAIN = 4
+_AGAIN_SECONDS = 0.35
 _SLACK = 5.0  # seconds that a host may be late with an answer
 
 
@@ -99,7 +99,9 @@ class Hub:
                 sys.stderr.write(log_line("warning", "herring doctor", text))
                 reminder = float("inf")
                 continue
-            if not 0 <= hello["rank"] < self._size:
+            if reason := self._refusal(hello, came):
+                self.about.turned_away.append((hello["hostname"], *reason))
+                self._tell(channel, {"refused": " ".join(reason)})
                 channel.close()
                 continue
             came[hello["rank"]] = (channel, hello)
@@ -121,6 +123,28 @@ class Hub:
                     self._channels[index] = channel
                 else:
                     channel.close()
+
+    def _refusal(self, hello: Mapping[str, Any], came: Mapping[int, Any]) -> tuple[str, str] | None:
+        """Returns why a process cannot take part and what to change, or None if it can."""
+        rank = hello["rank"]
+        if hello["doctor"] != VERSION:
+            return (
+                f"The doctor of rank {rank} speaks version {hello['doctor']}, and that of rank 0 "
+                f"speaks version {VERSION}.",
+                "Install the same version of Herring on all hosts.",
+            )
+        if rank in came:
+            first = came[rank][1]["hostname"]
+            return (
+                f"Rank {rank} has come twice, from {first} and from {hello['hostname']}.",
+                "Give each process a rank of its own, and end processes of an earlier start.",
+            )
+        if not 0 <= rank < self._size:
+            return (
+                f"Rank {rank} has come to a job of {self._size} ranks.",
+                "Start all ranks with the same size.",
+            )
+        return None
 
     def examine(self) -> None:
         """Asks all that there is to ask, one examination after the other."""
@@ -239,20 +263,16 @@ class Hub:
         self._losses(asks)
         self._sizes(asks)
         # A host that is busy may be late with its answers, so what is bad is tried again.
-        self._sizes(
-            {
-                index: {**ask, "peers": worse}
-                for index, ask in asks.items()
-                if (
-                    worse := [
-                        p for p in ask["peers"] if self.about.link(index, p["index"]).loses_large
-                    ]
-                )
-            }
-        )
+        worse: dict[int, dict[str, Any]] = {}
+        for index, ask in asks.items():
+            peers = [p for p in ask["peers"] if self.about.link(index, p["index"]).loses_large]
+            if peers:
+                worse[index] = {**ask, "peers": peers}
+        self._sizes(worse, smaller=False)
         for index in lossy_hosts(self.about)[:_MOST_LOSSY]:
-            for other in range(len(self.about.hosts)):
-                self.about.link(other, index).sent = 0  # judged by the way back
+            for (_, other), link in self.about.links.items():
+                if other == index:
+                    link.sent = 0  # the answers to this host's own datagrams come the same way
             self._losses({index: {**asks[index], "count": _MORE_DATAGRAMS}})
 
     def _losses(self, asks: Mapping[int, Mapping[str, Any]]) -> None:
@@ -262,8 +282,8 @@ class Hub:
                 link = self.about.link(index, int(text))
                 link.sent, link.lost = found["sent"], found["lost"]
 
-    def _sizes(self, asks: Mapping[int, Mapping[str, Any]]) -> None:
-        each = {index: {**ask, "do": "sizes"} for index, ask in asks.items()}
+    def _sizes(self, asks: Mapping[int, Mapping[str, Any]], smaller: bool = True) -> None:
+        each = {index: {**ask, "do": "sizes", "smaller": smaller} for index, ask in asks.items()}
         for index, answer in self._ask("large datagrams", each, 5.0).items():
             for peer in asks[index]["peers"]:
                 link = self.about.link(index, peer["index"])
@@ -286,8 +306,17 @@ class Hub:
         usual = min(max(_ALL_RACES / max(rounds, 1), least), most)
         return min(max(usual, _ROUND_TRIPS * max(trips, default=0.0)), _LONGEST_RACE)
 
-    def _race(self, pairs: Iterable[tuple[int, int]], seconds: float, alone: bool = False) -> None:
-        """Measures pairs at the same time."""
+    def _race(
+        self, pairs: Iterable[tuple[int, int]], seconds: float, one_way: bool = False
+    ) -> None:
+        """Measures pairs at the same time.
+
+        Args:
+            pairs: Pairs of hosts.
+            seconds: How long to measure.
+            one_way: Whether only the first host of each pair sends. Otherwise acknowledgements wait
+                behind the data of a slow way back.
+        """
         asks: dict[int, dict[str, Any]] = {}
         for one, other in pairs:
             for caller, called in ((one, other), (other, one)):
@@ -295,18 +324,22 @@ class Hub:
                 if peer is None or caller not in self._channels:
                     continue
                 common = {"do": "race", "name": f"{next(self._numbers)}", "seconds": seconds}
-                asks[caller] = {**common, **peer, "calls": True}
-                asks[called] = {**common, "index": caller, "calls": False}
+                asks[caller] = {**common, **peer, "calls": True, "sends": True}
+                asks[called] = {**common, "index": caller, "calls": False, "sends": True}
+                if one_way:
+                    asks[other]["sends"] = False
                 break
         for index, found in self._ask("link rates", asks, seconds).items():
             other = asks[index]["index"]
             here, there = self.about.link(index, other), self.about.link(other, index)
             # What arrives here was sent by the other host.
-            if alone:
-                there.alone = True
-                there.rate = max(there.rate or 0.0, found["rate"])
-                here.resent = min(here.resent, found["resent"])
-                here.limited = min(here.limited, found["limited"])
+            if one_way:
+                if asks[index]["sends"]:
+                    here.resent = min(here.resent, found["resent"])
+                    here.limited = min(here.limited, found["limited"])
+                else:
+                    there.alone = True
+                    there.rate = max(there.rate or 0.0, found["rate"])
             else:
                 there.rate = found["rate"]
                 here.resent, here.limited = found["resent"], found["limited"]
@@ -315,11 +348,12 @@ class Hub:
         """Measures links again, one at a time, that look slow or long beside the others."""
         seconds = max(_AGAIN_SECONDS, self._race_seconds(100))
         for one, other in suspects(self.about)[:_MOST_AGAIN]:
-            if time.monotonic() + 2 * seconds > self._deadline:
+            if time.monotonic() + 3 * seconds > self._deadline:
                 self.about.skipped.append("links that look slow, a second time")
                 return
             self._pings([one], only=other)
-            self._race([(one, other)], seconds, alone=True)
+            for pair in ((one, other), (other, one)):
+                self._race([pair], seconds, one_way=True)
 
     def _late_clocks(self) -> None:
         self._pings([index for index in self._channels if index], only=0)
@@ -380,11 +414,10 @@ class Hub:
     def _welcome(self, channel: Channel) -> None:
         """Keeps the introduction of a rank, in a thread of its own."""
         hello = channel.receive(5.0)
-        if hello["doctor"] != VERSION:
-            channel.send({"refused": f"rank 0's doctor speaks version {VERSION}"})
+        if isinstance(hello["rank"], int) and isinstance(hello["hostname"], str):
+            self._came.put((channel, hello))
+        else:
             channel.close()
-            return
-        self._came.put((channel, hello))
 
 
 def _names(hellos: list[dict[str, Any]]) -> list[str]:

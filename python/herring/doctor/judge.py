@@ -53,6 +53,8 @@ def _absent(about: Examination) -> Iterator[Finding]:
             "A job waits for all of its ranks and does not start without them.",
             factor=1000.0,
         )
+    for host, what, change in about.turned_away:
+        yield Finding("error", host, what, change, "A job refuses such a process.", factor=950.0)
     for each in about.hosts:
         if each.lost_in:
             yield Finding(

@@ -96,10 +96,15 @@ def suspects(about: Examination) -> list[tuple[int, int]]:
 
 
 def _slow_pairs(about: Examination) -> Iterator[tuple[int, int]]:
-    """Yields pairs that are slower than both of their hosts are with others."""
+    """Yields pairs that are slower than both of their hosts are with others.
+
+    Pairs of slow hosts are left out: their rates scatter.
+    """
     sends, receives = capacities(about)
+    limit = _SLOW * typical_rate(about)
+    slow = {host for rates in (sends, receives) for host, rate in rates.items() if rate < limit}
     for (one, other), rate in measured(about).items():
-        if rate < _SLOW_PAIR * min(sends[one], receives[other]):
+        if not slow & {one, other} and rate < _SLOW_PAIR * min(sends[one], receives[other]):
             yield one, other
 
 
@@ -162,7 +167,7 @@ def _host(
         )
         what += f"reach {show_rate(typical)} both ways."
     factor = typical / max(min(sends, receives), 1.0)
-    held = _held_up(about, host) > _HELD_UP
+    held = slow[1] and _held_up(about, host) > _HELD_UP
     yield Finding(
         "warning",
         one.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import select
 import socket
 import struct
@@ -134,6 +135,7 @@ def ping(channel: Channel, count: int, seconds: float) -> tuple[float, float]:
     return best, ahead
 
 
+@dataclasses.dataclass(frozen=True)
 class Race:
     """The figures of one end of a race.
 
@@ -143,15 +145,12 @@ class Race:
         limited: The share of the time in which the other end's receive buffer held this end up.
     """
 
-    def __init__(self, rate: float, resent: float, limited: float) -> None:
-        self.rate, self.resent, self.limited = rate, resent, limited
-
-    def to_json(self) -> dict[str, float]:
-        """Returns the figures by name."""
-        return {"rate": self.rate, "resent": self.resent, "limited": self.limited}
+    rate: float
+    resent: float
+    limited: float
 
 
-def race(connection: socket.socket, seconds: float) -> Race:
+def race(connection: socket.socket, seconds: float, sends: bool = True) -> Race:
     """Sends and receives as fast as possible at the same time; both ends call it.
 
     The connection is useless afterwards, and what is still under way on it is discarded.
@@ -159,6 +158,7 @@ def race(connection: socket.socket, seconds: float) -> Race:
     Args:
         connection: The connection.
         seconds: How long to send and receive.
+        sends: Whether this end sends; it receives in any case.
     """
     connection.setblocking(False)
     payload, buffer = memoryview(bytes(_CHUNK)), bytearray(_CHUNK)
@@ -166,7 +166,7 @@ def race(connection: socket.socket, seconds: float) -> Race:
     deadline = start + seconds
     total, samples, noted = 0, [(start, 0)], start
     ready = select.poll()
-    ready.register(connection, select.POLLIN | select.POLLOUT)
+    ready.register(connection, select.POLLIN | (select.POLLOUT if sends else 0))
     while (now := time.monotonic()) < deadline:
         events = sum(event for _, event in ready.poll(1e3 * (deadline - now)))
         try:

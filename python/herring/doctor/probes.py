@@ -26,8 +26,7 @@ _SMALL = _HEADER.size + _MAC_BYTES
 # Numbers of linux/in.h and linux/in6.h that the module socket lacks.
 _IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _PROBE_MTU = 10, 23, 3
 # What links and tunnels between hosts usually carry, in bytes of an IP packet.
-_USUAL = (9000, 8950, 8192, 4470, 4000, 3000, 2000, 1500, 1492, 1480, 1450, 1420, 1400, 1350)
-_USUAL_LEAST = (1280, 1000, 576)
+_USUAL = (9000, 8950, 4470, 4000, 2000, 1500, 1492, 1450, 1400, 1280, 576)
 _REPEATS = 3
 _PAUSE = 0.002
 _PATIENCE = 0.6
@@ -55,7 +54,7 @@ class Peer:
 
 def sizes_below(mtu: int) -> list[int]:
     """Returns the sizes of packets to try, in bytes: `mtu` and usual sizes below it."""
-    return [mtu, *(size for size in (*_USUAL, *_USUAL_LEAST) if size < mtu)]
+    return [mtu, *(size for size in _USUAL if size < mtu)]
 
 
 class Probes:
@@ -118,17 +117,19 @@ class Probes:
             for index, numbers in sent.items()
         }
 
-    def sizes(self, peers: Sequence[Peer]) -> dict[int, int]:
+    def sizes(self, peers: Sequence[Peer], smaller: bool = True) -> dict[int, int]:
         """Finds the largest packets that arrive at peers, for all of them at the same time.
 
-        Smaller sizes than the largest one are tried only if that one does not arrive.
+        Args:
+            peers: The hosts.
+            smaller: Whether to try smaller sizes for those where the largest one does not arrive.
 
         Returns:
             Bytes of the largest packet that arrived, by the peers' indices; 0 if none did.
         """
         found = dict.fromkeys((peer.index for peer in peers), 0)
         left = list(peers)
-        for sizes in (lambda mtu: [mtu], sizes_below):
+        for sizes in (lambda mtu: [mtu], sizes_below)[: 2 if smaller else 1]:
             sent: dict[int, tuple[int, int]] = {}
             for _ in range(_REPEATS):
                 latest: set[int] = set()
@@ -192,4 +193,4 @@ class Probes:
 
 def _patience(peers: Sequence[Peer]) -> float:
     """Returns for how many seconds answers may be under way, or a busy host may be late."""
-    return max([_PATIENCE, *(3 * peer.rtt for peer in peers)])
+    return max([_PATIENCE, *(6 * peer.rtt for peer in peers)])

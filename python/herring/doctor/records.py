@@ -111,6 +111,7 @@ class Examination:
         hosts: The hosts, in the order of their first ranks.
         links: What was measured from one host to another, by their indices.
         missing: The ranks that did not come, with the name of the host where it is known.
+        turned_away: Host name, sentence and advice for each process that could not take part.
         source: The launcher, as `herring.rendezvous.detect` names it.
         rendezvous: The host of the rendezvous as it was given; empty if there is none.
         by_munge: Whether the secret travels by MUNGE.
@@ -124,6 +125,7 @@ class Examination:
     hosts: list[Host]
     links: dict[tuple[int, int], Link] = dataclasses.field(default_factory=dict)
     missing: dict[int, str] = dataclasses.field(default_factory=dict)
+    turned_away: list[tuple[str, str, str]] = dataclasses.field(default_factory=list)
     source: str = "herring"
     rendezvous: str = ""
     by_munge: bool = False

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import statistics
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -44,7 +46,8 @@ def lines(
     result = listed(said) if said else "all is well"
     yield f"herring doctor: {result} ({where}, {about.seconds:.1f} s)", _STYLES.get(worst, "green")
     if summary := _summary(about):
-        yield summary, ""
+        for line in textwrap.wrap(summary, _WIDTH):
+            yield line, ""
     for one in findings:
         yield "", ""
         yield from _finding(one)
@@ -66,6 +69,7 @@ def to_json(about: Examination, findings: Sequence[Finding]) -> dict[str, Any]:
         "findings": [vars(one) for one in findings],
         "seconds": about.seconds,
         "size": about.size,
+        "launcher": about.source,
         "missing_ranks": sorted(about.missing),
         "not_measured": about.skipped,
         "hosts": [
@@ -115,26 +119,55 @@ def _finding(one: Finding) -> Iterator[tuple[str, str]]:
     yield f"{one.severity:8} {one.subject}", _STYLES[one.severity]
     for label, text in (("", one.what), ("change", one.change), ("helps", one.helps)):
         if text:
-            yield f"{label:>8} {text}", ""
+            for number, line in enumerate(_folded(text, _WIDTH - 9)):
+                yield f"{label if number == 0 else '':>8} {line}", ""
+
+
+def _folded(text: str, width: int) -> list[str]:
+    """Returns the lines of a text; a command in quotes stays in one line, to be copied."""
+    whole = re.sub(r"(?<!\w)'[^']* [^']*'(?!\w)", lambda found: found[0].replace(" ", "\0"), text)
+    found = textwrap.wrap(whole, width, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\0", " ") for line in found]
 
 
 def _summary(about: Examination) -> str:
-    """Returns one line about the links, or an empty text if there are none."""
+    """Returns a sentence about links and GPUs, or an empty text if there are none."""
+    parts = [*_links(about), *_gpus(about)]
+    text = ", ".join(parts)
+    return f"{text[0].upper()}{text[1:]}." if parts else ""
+
+
+def _links(about: Examination) -> Iterator[str]:
     rates = [link.rate for link in about.links.values() if link.rate is not None]
     trips = [link.rtt for link in about.links.values() if link.rtt is not None]
     if not rates or not trips:
-        return ""
-    largest = [link.largest for link in about.links.values() if link.largest]
+        return
+    yield f"links carry {_between(min(rates), max(rates), show_rate)}"
+    yield f"round trips take {_between(min(trips), max(trips), show_duration)}"
+    if largest := [link.largest for link in about.links.values() if link.largest]:
+        yield f"packets of {min(largest)} bytes arrive"
     clocks = [abs(ahead) for ahead, _ in offsets(about).values()]
-    parts = [
-        f"links carry {_between(min(rates), max(rates), show_rate)}",
-        f"round trips take {_between(min(trips), max(trips), show_duration)}",
+    yield f"clocks differ by {show_duration(max(clocks))} at most"
+
+
+def _gpus(about: Examination) -> Iterator[str]:
+    devices = [
+        device
+        for host in about.hosts
+        for device in host.facts.get("gpus", {}).get("devices", ())
+        if "out" in device
     ]
-    if largest:
-        parts.append(f"packets of {min(largest)} bytes arrive")
-    parts.append(f"clocks differ by {show_duration(max(clocks))} at most")
-    text = ", ".join(parts)
-    return f"{text[0].upper()}{text[1:]}."
+    if devices:
+        out, back = ([device[way] for device in devices] for way in ("out", "in"))
+        yield (
+            f"copies of {_plural(len(devices), 'GPU')} reach "
+            f"{_between(min(out), max(out), _per_second)} to host memory and "
+            f"{_between(min(back), max(back), _per_second)} back"
+        )
+
+
+def _per_second(rate: float) -> str:
+    return f"{rate / 1e9:.1f} GB/s"
 
 
 def _between(least: float, most: float, show: Any) -> str:
