@@ -12,7 +12,7 @@ from herring.doctor.facts import cgroup_cores, parse_cores
 from herring.doctor.findings import Finding, listed, ordered, show_duration, show_size
 from herring.doctor.judge import judge, verdict
 from herring.doctor.judge_links import blame, lossy_hosts, offsets
-from herring.doctor.judge_rates import suspects
+from herring.doctor.judge_rates import is_slow, suspects
 from herring.doctor.links import rate_of
 from herring.doctor.pairs import MOST_ROUNDS, rounds_of, sample_of
 from herring.doctor.probes import sizes_below
@@ -116,8 +116,11 @@ def test_the_costs_are_those_of_the_gradients_given() -> None:
 def test_a_slow_pair_is_no_fault_of_its_hosts() -> None:
     about = healthy(5)
     about.links[1, 3].rate = 0.3 * GIGABIT
-    assert suspects(about) == [(1, 3)]
+    assert suspects(about) == [(1, 3)] and is_slow(about, 1, 3) and not is_slow(about, 3, 1)
+    assert (only(about).severity, only(about).subject) == ("note", "h1 -> h3")
+    about.links[1, 3].alone = True
     one = only(about)
+    assert one.severity == "warning"
     assert one.subject == "h1 -> h3" and "300 Mbit/s flow from h1 to h3" in one.what
 
 
@@ -574,7 +577,7 @@ def test_commands_are_not_folded() -> None:
 
 def test_the_report_as_json() -> None:
     about = healthy(3)
-    about.links[0, 1].rate = 0.2 * GIGABIT
+    about.links[0, 1].rate, about.links[0, 1].alone = 0.2 * GIGABIT, True
     document = to_json(about, judge(about))
     assert document["verdict"] == "warning"
     assert document["findings"][0]["subject"] == "h0 -> h1"

@@ -10,7 +10,7 @@ from herring.doctor.judge_links import far_hosts
 from herring.doctor.pairs import MOST_ROUNDS
 from herring.doctor.records import Examination, Host
 
-__all__ = ["capacities", "judge", "suspects"]
+__all__ = ["capacities", "is_slow", "judge", "suspects"]
 
 _SLOW = 0.7  # of the typical rate
 _SLOW_PAIR = 0.6  # of what both of its hosts reach with others
@@ -93,6 +93,14 @@ def suspects(about: Examination) -> list[tuple[int, int]]:
             seen.add(frozenset(pair))
             ordered.append(pair)
     return ordered
+
+
+def is_slow(about: Examination, one: int, other: int) -> bool:
+    """Returns whether a link is slower than most hosts, or than its two hosts with others."""
+    rate = measured(about).get((one, other))
+    if rate is None:
+        return False
+    return rate < _SLOW * typical_rate(about) or (one, other) in _slow_pairs(about)
 
 
 def _slow_pairs(about: Examination) -> Iterator[tuple[int, int]]:
@@ -181,6 +189,13 @@ def _host(
 def _pair(about: Examination, one: int, other: int, expected: float) -> Finding:
     rate = about.links[one, other].rate or 0.0
     names = f"{about.hosts[one].name} -> {about.hosts[other].name}"
+    if not about.links[one, other].alone:
+        return Finding(
+            "note",
+            names,
+            f"{show_rate(rate)} flowed from {about.hosts[one].name} to {about.hosts[other].name} "
+            "while all hosts measured, and there was no time to measure this link alone.",
+        )
     return Finding(
         "warning",
         names,
