@@ -1,5 +1,5 @@
-// Where the flight record of this process's job is written, for error messages: "host1:/tmp/x.json".
-// Any thread.
+// Where the flight record of this process's job is written, for error messages, such as
+// "host1:/tmp/x.json". Any thread.
 #pragma once
 
 #include <string>

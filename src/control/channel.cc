@@ -38,7 +38,8 @@ void Channel::send(FrameType type, std::string own, std::shared_ptr<const std::s
 Status Channel::on_header(transport::Flow&, const wire::FrameHeader& header,
                           transport::Destinations& out) {
   heard_at_ = loop_.now();
-  if (header.type < FrameType::kWarning || header.type > FrameType::kAbort) {
+  const bool control = header.type >= FrameType::kWarning && header.type <= FrameType::kAbort;
+  if (!control && header.type < FrameType::kReport) {
     return breach("it sent a frame of type ", wire::name_of(header.type),
                   " on a control connection");
   }

@@ -81,8 +81,8 @@ inline constexpr uint8_t kFlagAgain = 1;
 std::string encode(const Status& why);
 Status decode_abort(std::string_view payload, Status& why);
 
-// kRecord. From a member, with this flag: nobody has asked, but it has failed. To a member, with this
-// flag: text that says where the record of all members is written.
+// kRecord. From a member, with the first flag: nobody has asked, but it has failed. To a member,
+// with the second flag: text that says where the record of all members is written.
 inline constexpr uint8_t kFlagFailed = 1;
 inline constexpr uint8_t kFlagPlace = 2;
 // kTimeline, to a member: entries are wanted from now on; without the flag, no more.

@@ -1,5 +1,5 @@
-// Collects the flight record of a job: asks all members for their latest entries, waits for them for
-// a moment, and writes one file.
+// Collects the flight record of a job: asks all members for their latest entries, waits a moment
+// for the answers, and writes one file.
 #pragma once
 
 #include <functional>

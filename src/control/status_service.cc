@@ -199,7 +199,8 @@ class StatusService::Client : private transport::DescriptorHandler {
     static const std::map<std::string, Question> kQuestions = {
         {"", Question::kText},         {"status", Question::kText}, {"/", Question::kText},
         {"/status", Question::kText},  {"all", Question::kAll},     {"/all", Question::kAll},
-        {"json", Question::kJson},     {"/json", Question::kJson},  {"/status.json", Question::kJson},
+        {"json", Question::kJson},     {"/json", Question::kJson},
+        {"/status.json", Question::kJson},
         {"metrics", Question::kMetrics}, {"/metrics", Question::kMetrics},
         {"record", Question::kRecord}};
     // At an address the service only tells.

@@ -124,8 +124,8 @@ void Watch::end_timeline() {
   want_entries(0);
   trace_->write(observe::Timeline::end());
   if (dropped_ > 0) {
-    log(LogLevel::kWarning, "the timeline ", trace_->path(), " lacks ", counted(dropped_, "message"),
-        " of entries, because the disk was too slow");
+    log(LogLevel::kWarning, "the timeline ", trace_->path(), " lacks ",
+        counted(dropped_, "message"), " of entries, because the disk was too slow");
   }
   timeline_.reset();
   trace_->flush();

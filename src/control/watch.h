@@ -26,7 +26,8 @@ class Watch {
     std::string timeline;       // value of that setting; empty: there is no timeline yet
   };
 
-  // `loop` and `peers` must outlive the Watch, which must not be destroyed before the loop has ended.
+  // `loop` and `peers` must outlive the Watch, which must not be destroyed before the loop has
+  // ended.
   Watch(transport::EventLoop& loop, const Peers& peers, const Cluster& cluster, Options options);
 
   // A member has sent a report. Returns an error if it is malformed.

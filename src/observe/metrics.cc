@@ -28,7 +28,8 @@ using Value = std::optional<double>;
 class Metrics {
  public:
   explicit Metrics(const Picture& picture) : picture_(picture), roster_(*picture.roster) {
-    job_ = concat("job=\"", escaped(roster_.job), "\"", label("slurm_job_id", roster_.slurm_job_id));
+    job_ = concat("job=\"", escaped(roster_.job), "\"",
+                  label("slurm_job_id", roster_.slurm_job_id));
   }
 
   std::string take() { return std::move(out_); }

@@ -211,8 +211,8 @@ std::vector<Monitor::LateAtServers> Monitor::late_at_servers() const {
   return all;
 }
 
-// Why a process is slow by itself, as far as its system and its code tell. "compute" if nothing else
-// is known.
+// Why a process is slow by itself, as far as its system and its code tell. "compute" if nothing
+// else is known.
 std::string Monitor::own_cause(const Process& who, Nanos now) const {
   const Known& one = known(who);
   if (now - one.silence_at < kMemory && one.longest_silence > options_.silent_after) {
@@ -320,8 +320,8 @@ void Monitor::judge_binding(Picture& picture) const {
     }
   } else if (network >= node) {
     if (network > picture.binds_share) binds(Picture::Binds::kNetwork, network);
-    if (const auto more = more_servers(roster_.nodes, roster_.dedicated(), split.step,
-                                       static_cast<Nanos>(network * static_cast<double>(split.step)));
+    const auto tail = static_cast<Nanos>(network * static_cast<double>(split.step));
+    if (const auto more = more_servers(roster_.nodes, roster_.dedicated(), split.step, tail);
         more && network > 0.2) {
       picture.advice = concat(more->more, more->more == 1 ? " more server" : " more servers",
                               " would make a step ", std::round(more->times * 10) / 10,

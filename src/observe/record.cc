@@ -28,7 +28,8 @@ bool get(ByteReader& in, Entry& entry) {
   entry.round = in.get<uint32_t>();
   entry.buffer = in.get<uint32_t>();
   entry.bytes = in.get<uint64_t>();
-  bool sane = kind <= static_cast<uint8_t>(Kind::kLast) && outcome <= static_cast<uint8_t>(kLastCode);
+  bool sane = kind <= static_cast<uint8_t>(Kind::kLast) &&
+              outcome <= static_cast<uint8_t>(kLastCode);
   for (Nanos& at : entry.at) {
     at = in.get<Nanos>();
     sane = sane && at >= 0 && at < kEndless;

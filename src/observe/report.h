@@ -73,7 +73,8 @@ struct Report {
   std::vector<PathReport> paths;
 
   // Servers only.
-  std::vector<std::pair<uint32_t, Lateness>> lateness;  // by rank; ranks without activity are left out
+  // By rank, without ranks that were not active.
+  std::vector<std::pair<uint32_t, Lateness>> lateness;
   uint64_t sums = 0;
   Nanos sum_time = 0;       // between last contributions and results, over all sums
   std::vector<Missing> missing;

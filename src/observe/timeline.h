@@ -26,7 +26,8 @@ class Timeline {
 
  private:
   struct Rows {
-    std::map<std::tuple<uint32_t, uint32_t, uint32_t>, uint32_t> of_buffers;  // group, stream, buffer
+    // By group, stream and buffer.
+    std::map<std::tuple<uint32_t, uint32_t, uint32_t>, uint32_t> of_buffers;
     std::vector<Nanos> free_at;              // rows of calls and sums: when the last slice ends
     std::map<std::pair<uint32_t, uint32_t>, Nanos> done;  // of each stream: its latest round
     uint32_t named = 0;                      // rows of buffers that have a name

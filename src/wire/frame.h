@@ -44,8 +44,8 @@ enum class FrameType : uint8_t {
   kReport,       // member -> rendezvous: what it does and has counted
   kRankTexts,    // rendezvous -> member: what ranks do that hold others up
   kRecord,       // rendezvous -> member: asks for its latest entries; and the answer
-  kTimeline,     // rendezvous -> member: entries are wanted, or no more; member -> rendezvous: those
-                 // that have ended since the last message
+  kTimeline,     // rendezvous -> member: entries are wanted, or no more; member -> rendezvous: what
+                 // has ended since the last message
   kLast = kTimeline,
 };
 

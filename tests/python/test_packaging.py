@@ -54,8 +54,7 @@ def test_all_of_what_trains_does_without_the_lab():
 import importlib, pkgutil, herring
 from herring.launch.cli import main
 from herring.bench.cli import main as bench
-for name in ("arrays", "bench", "launch", "observe", "rendezvous"):
-for name in ("arrays", "bench", "doctor", "launch", "rendezvous"):
+for name in ("arrays", "bench", "doctor", "flight", "launch", "observe", "rendezvous"):
     for module in pkgutil.walk_packages([f"{folder}/{name}" for folder in herring.__path__],
                                         f"herring.{name}."):
         if not module.name.endswith("__main__"):

@@ -13,9 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypedDict
-from typing import Any
 
 from herring import _core, logs, stacks
 from herring.arrays.apart import not_waited_for

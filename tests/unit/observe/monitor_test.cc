@@ -39,7 +39,9 @@ class MonitorTest : public Test {
   void second() {
     for (int i = 0; i < 10; ++i) {
       Nanos last = 0;
-      for (uint32_t rank = 0; rank < kRanks; ++rank) last = std::max(last, before[rank] + work[rank]);
+      for (uint32_t rank = 0; rank < kRanks; ++rank) {
+        last = std::max(last, before[rank] + work[rank]);
+      }
       for (uint32_t rank = 0; rank < kRanks; ++rank) {
         RoundSample sample;
         sample.round = round;
