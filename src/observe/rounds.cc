@@ -84,7 +84,8 @@ void Rounds::compare_one(const Key& key, const Open& open) {
   }));
   split.exposed = median(of([](const RoundSample& s) { return s.waited; }));
   split.bytes = told.front().sample.bytes;
-  splits_.push_back(split);
+  // The first round has no beginning: what the program did before is no step.
+  if (split.step > 0) splits_.push_back(split);
   if (splits_.size() > kWindow) splits_.pop_front();
   ++compared_;
 

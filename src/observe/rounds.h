@@ -13,8 +13,8 @@
 
 namespace herring::observe {
 
-// Quantiles that need no interpolation: element floor(q * (n - 1)) in order. The median of two ranks
-// is the earlier one, so that the later one is late.
+// Quantiles that need no interpolation: element floor(q * (n - 1)) in order. So the median of two
+// ranks is the earlier one, and the later one is late.
 Nanos quantile(std::vector<Nanos> values, double q);
 inline Nanos median(std::vector<Nanos> values) { return quantile(std::move(values), 0.5); }
 
