@@ -84,7 +84,7 @@ class Members : public Channel::Owner {
  private:
   void beat() {
     for (auto& channel : channels_) {
-      if (!channel->closed()) channel->send(FrameType::kHeartbeat);
+      if (!channel->closed()) channel->send(FrameType::kHeartbeat, encode(Beat{loop_.now()}));
     }
     loop_.call_after(kSecond, [this] { beat(); });
   }
