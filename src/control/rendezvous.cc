@@ -201,6 +201,7 @@ class Rendezvous::Impl final : public Channel::Owner {
     Watch::Options watching;
     watching.job = options_.job;
     watching.report_every = options_.report_every;
+    watching.heartbeat_interval = options_.heartbeat_interval;
     watching.flight_folder = options_.flight_folder;
     watching.timeline = options_.timeline;
     watch_.emplace(loop_, peers_, gathering_.cluster(), std::move(watching));

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <utility>
@@ -48,7 +49,9 @@ Watch::Watch(transport::EventLoop& loop, const Peers& peers, const Cluster& clus
     : loop_(loop),
       peers_(peers),
       monitor_(roster_of(cluster, peers, options.job),
-               {.report_every = options.report_every, .unix_zero = unix_zero(loop.now())},
+               {.report_every = options.report_every,
+                .silent_after = std::max(kSecond, 4 * options.heartbeat_interval),
+                .unix_zero = unix_zero(loop.now())},
                loop.now()),
       unix_zero_(unix_zero(loop.now())) {
   loop_.call_after(kTick, [this] { tick(); });

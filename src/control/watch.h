@@ -22,6 +22,7 @@ class Watch {
   struct Options {
     std::string job;            // its name
     Nanos report_every = 300 * kSecond;
+    Nanos heartbeat_interval = 250 * kMillisecond;
     std::string flight_folder;  // value of that setting; "off": there are no flight records
     std::string timeline;       // value of that setting; empty: there is no timeline yet
   };

@@ -2,6 +2,7 @@
 
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -11,7 +12,8 @@
 namespace herring::observe {
 namespace {
 
-constexpr size_t kMostRanks = 1 << 20;
+// A report must fit into a message to the rendezvous, which has at most 1 MiB.
+constexpr size_t kMostRanks = 1 << 13, kMostMissingRanks = 1024;
 
 Status malformed(const char* what) { return breach("malformed ", what); }
 
@@ -121,8 +123,9 @@ std::string encode(const Report& report) {
   for (size_t i = 0; i < missing; ++i) {
     const Missing& one = report.missing[i];
     put_text(out, one.what);
-    out.put(one.age).put(static_cast<uint32_t>(one.ranks.size()));
-    for (const uint32_t rank : one.ranks) out.put(rank);
+    const size_t count = std::min(one.ranks.size(), kMostMissingRanks);
+    out.put(one.age).put(static_cast<uint32_t>(count));
+    for (size_t n = 0; n < count; ++n) out.put(one.ranks[n]);
   }
   return out.take();
 }
@@ -181,7 +184,7 @@ Result<Report> decode_report(std::string_view payload) {
     one.what = get_text(in);
     one.age = in.get<Nanos>();
     sound = sound && sane(one.age);
-    for (uint32_t n = get_count(in, kMostRanks, 4, sound); n > 0; --n) {
+    for (uint32_t n = get_count(in, kMostMissingRanks, 4, sound); n > 0; --n) {
       one.ranks.push_back(in.get<uint32_t>());
     }
   }

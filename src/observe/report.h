@@ -73,7 +73,7 @@ struct Report {
   std::vector<PathReport> paths;
 
   // Servers only.
-  // By rank, without ranks that were not active.
+  // By rank, without ranks that were not active; at most 8,192 of them.
   std::vector<std::pair<uint32_t, Lateness>> lateness;
   uint64_t sums = 0;
   Nanos sum_time = 0;       // between last contributions and results, over all sums

@@ -100,7 +100,8 @@ void Rounds::compare_one(const Key& key, const Open& open) {
     verdict.work = work_of(one.sample);
     verdict.typical_work = typical_work;
     verdict.waited = one.sample.waited;
-    verdict.late = verdict.by > threshold;
+    // In a partial all-reduce, results come without a late rank: nobody waits for it.
+    verdict.late = verdict.by > threshold && done >= one.sample.ready;
     if (verdict.late && one.sample.before != 0) {
       verdict.computed = std::clamp<Nanos>(verdict.work - typical_work, 0, verdict.by);
       verdict.received = std::clamp<Nanos>(one.sample.before - typical_before, 0,

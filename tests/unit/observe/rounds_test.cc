@@ -106,6 +106,20 @@ TEST(Rounds, OnceIsTold) {
   EXPECT_EQ(late.most_round, 17u);
 }
 
+TEST(Rounds, ARankThatNobodyWaitsForIsNotLate) {
+  Rounds rounds(3);
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    RoundSample sample;
+    sample.before = 1;
+    sample.ready = (rank == 2 ? 900 : 100) * kMillisecond;
+    sample.done = std::max(sample.ready, 150 * kMillisecond);
+    rounds.add(rank, sample, 0, kSecond);
+  }
+  rounds.compare(3, kSecond);
+  EXPECT_EQ(rounds.compared(), 1u);
+  EXPECT_EQ(rounds.late(2).late, 0u);
+}
+
 TEST(Rounds, OnlyTheLastOnesCount) {
   Job job(2);
   job.work[1] += 50 * kMillisecond;
