@@ -130,10 +130,11 @@ std::string Monitor::describe(const Process& who, Nanos now) const {
     case State::kSilent: return concat("has not reported for ", ago(one.at));
     case State::kServing: return "serves";
     case State::kWaiting:
-      return concat("waits in ", one.report.where, " since ",
+      return concat("has waited in ", one.report.where, " for ",
                     in_seconds(one.report.age + now - one.at));
     case State::kComputing: {
-      std::string text = concat("computes since ", in_seconds(one.report.age + now - one.at));
+      std::string text =
+          concat("has been computing for ", in_seconds(one.report.age + now - one.at));
       const std::string& cause = one.report.cause;
       if (!cause.empty() && cause != "compute") text += concat(", in its ", cause);
       if (!one.report.stack.empty()) text += concat(" (", one.report.stack, ")");

@@ -41,7 +41,7 @@ class Monitor {
   std::vector<std::string> due_lines(Nanos now);
   // Returns lines about the whole job, for its end.
   std::vector<std::string> last_lines(Nanos now) const;
-  // Returns what a process does or why it says nothing, for people: "computes since 12 s
+  // Returns what a process does or why it says nothing, for people: "has been computing for 12 s
   // (train.py:40 in load)".
   std::string describe(const Process& who, Nanos now) const;
   const Roster& roster() const { return roster_; }

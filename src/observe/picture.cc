@@ -146,7 +146,7 @@ std::vector<std::string> find(const Picture& picture) {
       const Picture::Rank& late = picture.ranks[rank];
       if (late.state == State::kComputing) {
         const std::string& cause = late.report.cause;
-        line += concat("; rank ", rank, " computes since ", in_seconds(late.report.age),
+        line += concat("; rank ", rank, " has been computing for ", in_seconds(late.report.age),
                        cause.empty() || cause == "compute" ? "" : ", in its " + cause,
                        late.report.stack.empty() ? "" : concat(" (", late.report.stack, ")"));
       } else if (late.state == State::kWaiting) {

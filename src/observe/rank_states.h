@@ -13,12 +13,12 @@ namespace herring::observe {
 class RankStates {
  public:
   // Replaces all that is known. A text continues a sentence whose subject is its rank, such as
-  // "computes since 12 s", or begins with a colon, such as ": its process is stopped". An empty
-  // text says nothing.
+  // "has been computing for 12 s", or begins with a colon, such as ": its process is stopped". An
+  // empty text says nothing.
   void set(std::map<uint32_t, std::string> states);
 
-  // Returns "; rank 3 computes since 12 s; each of ranks 4-6: its process is stopped", or "" if
-  // nothing is known about any of these ranks of the job.
+  // Returns "; rank 3 has been computing for 12 s; each of ranks 4-6: its process is stopped", or ""
+  // if nothing is known about any of these ranks of the job.
   std::string describe(const std::vector<uint32_t>& ranks) const;
 
  private:

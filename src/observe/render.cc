@@ -87,9 +87,9 @@ std::string state_text(const Picture::Common& one) {
   const Report& report = one.report;
   switch (one.state) {
     case State::kWaiting:
-      return concat("waits in ", report.where, " since ", in_seconds(report.age));
+      return concat("has waited in ", report.where, " for ", in_seconds(report.age));
     case State::kComputing:
-      return concat("computes since ", in_seconds(report.age),
+      return concat("has been computing for ", in_seconds(report.age),
                     report.stack.empty() ? "" : concat(" (", report.stack, ")"));
     case State::kStopped:
     case State::kUnreachable: return concat(name_of(one.state), " for ", in_seconds(one.heard));

@@ -90,8 +90,8 @@ Result<Report> decode_report(std::string_view payload);
 // What the rendezvous tells all members about a rank.
 struct RankText {
   uint32_t rank = 0;
-  // What it does while others wait for it: "computes since 12 s". Empty if it is only late in many
-  // steps.
+  // What it does while others wait for it: "has been computing for 12 s". Empty if it is only late
+  // in many steps.
   std::string text;
   // How long a rank usually computes in a step, so that a late one can find out what it does after
   // that; 0 if not known.

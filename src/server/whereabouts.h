@@ -25,8 +25,8 @@ class Whereabouts {
   void set(uint32_t rank, std::string where) { where_[rank] = std::move(where); }
   bool waits(uint32_t rank) const { return !where_[rank].empty(); }
 
-  // Returns "; rank 1 waits in allgather 'a'; ranks 2-3 wait in ...; rank 4 computes since 12 s",
-  // or "". `ranks`: ranks in the job.
+  // Returns "; rank 1 waits in allgather 'a'; ranks 2-3 wait in ...; rank 4 has been computing for
+  // 12 s", or "". `ranks`: ranks in the job.
   std::string describe(const std::vector<uint32_t>& ranks) const {
     std::map<std::string, std::vector<uint32_t>> by_place;
     std::vector<uint32_t> elsewhere;

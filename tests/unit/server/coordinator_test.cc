@@ -133,7 +133,7 @@ TEST_F(CoordinatorTest, NobodyIsToldEarlyWhileOneOfTheMissingGoesOn) {
 // Where a rank waits is told by the rank itself; what else it does, by the rendezvous.
 TEST_F(CoordinatorTest, MessagesSayWhatMissingRanksDo) {
   say(0, small(1, floats({1})), 0);
-  states.set({{1, "computes since 12 s"}, {2, ": its process is stopped"}});
+  states.set({{1, "has been computing for 12 s"}, {2, ": its process is stopped"}});
   coordinator.set_whereabouts(1, "barrier 'z'");
   const auto warning = overdue(600 * kMillisecond);
   ASSERT_EQ(warning.size(), 1u);
@@ -142,8 +142,8 @@ TEST_F(CoordinatorTest, MessagesSayWhatMissingRanksDo) {
   coordinator.set_whereabouts(1, "");
   const auto error = overdue(2 * kSecond);
   ASSERT_EQ(error.size(), 1u);
-  EXPECT_NE(error_in(error[0]).text.find("which did not call it; rank 1 computes since 12 s; "
-                                         "rank 2: its process is stopped; check that"),
+  EXPECT_NE(error_in(error[0]).text.find("which did not call it; rank 1 has been computing for "
+                                         "12 s; rank 2: its process is stopped; check that"),
             std::string::npos) << error_in(error[0]).text;
 }
 

@@ -200,9 +200,9 @@ TEST_F(SeriesTest, WarnsAndEndsWithTheNamesOfThoseWhoAreMissing) {
 TEST_F(SeriesTest, MessagesSayWhatMissingRanksDo) {
   enlist(true, 3);
   join(0, 1, 1, floats({1, 1}));
-  states.set({{1, "computes since 12 s"}});
+  states.set({{1, "has been computing for 12 s"}});
   whereabouts.set(2, "barrier 'z'");
-  const std::string where = "; rank 2 waits in barrier 'z'; rank 1 computes since 12 s";
+  const std::string where = "; rank 2 waits in barrier 'z'; rank 1 has been computing for 12 s";
   std::vector<Answer> answers;
   table.overdue(50 * kMillisecond, answers);
   ASSERT_EQ(answers.size(), 1u);
