@@ -17,8 +17,8 @@ class RankStates {
   // empty text says nothing.
   void set(std::map<uint32_t, std::string> states);
 
-  // Returns "; rank 3 has been computing for 12 s; each of ranks 4-6: its process is stopped", or ""
-  // if nothing is known about any of these ranks of the job.
+  // Returns "; rank 3 has been computing for 12 s; each of ranks 4-6: its process is stopped", or
+  // "" if nothing is known about any of these ranks of the job.
   std::string describe(const std::vector<uint32_t>& ranks) const;
 
  private:

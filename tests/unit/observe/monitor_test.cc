@@ -184,8 +184,8 @@ TEST_F(MonitorTest, ARankThatComputesWhileOthersWaitIsTold) {
   EXPECT_EQ(texts[0].rank, 3u);
   EXPECT_EQ(texts[0].text, "has been computing for 5 s, in its checkpoint (train.py:7 in save)");
   EXPECT_EQ(monitor.picture(now).findings.at(0),
-            "'m' (round 10) has waited 5 s for rank 3 (host3); rank 3 has been computing for 5 s, in "
-            "its checkpoint (train.py:7 in save)");
+            "'m' (round 10) has waited 5 s for rank 3 (host3); rank 3 has been computing for 5 s, "
+            "in its checkpoint (train.py:7 in save)");
 }
 
 TEST_F(MonitorTest, ASlowLinkIsToldByServers) {
