@@ -138,10 +138,9 @@ class Member::Impl final : public Channel::Owner {
 
   void observe(Observer observer) {
     if (!here()) return;
-    loop_.ask([this, &observer] {
+    loop_.post([this, observer = std::move(observer)]() mutable {
       observer_ = std::move(observer);
       if (timeline_wanted_ && observer_.timeline) observer_.timeline(true);
-      return true;
     });
   }
 

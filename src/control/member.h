@@ -84,7 +84,6 @@ class Member {
   // on_end means that all workers have said goodbye, so servers end. No callback may destroy the
   // member. May be called only once.
   void watch(OnLoss on_loss, OnAbort on_abort, OnEnd on_end);
-  // Replaces the observer. The former one is not called any more when this returns.
   void observe(Observer observer);
   // The three calls below fill in what the clock of the rendezvous shows. Any thread; they never
   // block, and send nothing if much waits to be sent already.

@@ -15,11 +15,19 @@ namespace herring::job {
 
 Reporter::Reporter(control::Member& member, ReportSource& source)
     : member_(member), source_(source), generation_(fork_generation()),
-      timeline_(std::make_shared<std::atomic<bool>>(false)) {
+      link_(std::make_shared<Link>(source)) {
   member_.observe({
-      .rank_texts = [&source](const observe::RankTexts& texts) { source.told(texts); },
-      .record = [&source] { return source.record(); },
-      .timeline = [wanted = timeline_](bool on) { wanted->store(on); },
+      .rank_texts =
+          [link = link_](const observe::RankTexts& texts) {
+            std::lock_guard lock(link->mutex);
+            if (link->source != nullptr) link->source->told(texts);
+          },
+      .record =
+          [link = link_] {
+            std::lock_guard lock(link->mutex);
+            return link->source == nullptr ? observe::ProcessRecord() : link->source->record();
+          },
+      .timeline = [link = link_](bool on) { link->timeline.store(on); },
   });
   const WithoutSignals without_signals;
   try {
@@ -30,12 +38,15 @@ Reporter::Reporter(control::Member& member, ReportSource& source)
 }
 
 Reporter::~Reporter() {
-  member_.observe({});
-  if (!thread_) return;
   if (generation_ != fork_generation()) {
     static_cast<void>(thread_.release());  // in a forked child, which does not have the thread
     return;
   }
+  {
+    std::lock_guard lock(link_->mutex);
+    link_->source = nullptr;
+  }
+  if (!thread_) return;
   {
     std::lock_guard lock(mutex_);
     ends_ = true;
@@ -49,7 +60,7 @@ void Reporter::run() {
   std::unique_lock lock(mutex_);
   while (!ends_) {
     Nanos pause = source_.pause();
-    if (timeline_->load()) {
+    if (link_->timeline.load()) {
       pause = std::min(pause, std::max<Nanos>(timeline_due_ - monotonic_now(), 0));
     } else {
       pause = std::min(pause, kTimelineInterval);
@@ -67,7 +78,7 @@ void Reporter::run() {
 
 void Reporter::send() {
   if (auto report = source_.report()) member_.report(std::move(*report));
-  if (!timeline_->load()) return;
+  if (!link_->timeline.load()) return;
   const Nanos now = monotonic_now();
   const bool last = [this] {
     std::lock_guard lock(mutex_);

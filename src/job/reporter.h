@@ -27,10 +27,20 @@ class Reporter {
 
   static constexpr Nanos kTimelineInterval = 250 * kMillisecond;
 
+  // What the member's thread uses, also after this object is gone. The end of this object needs no
+  // memory, so it must not have to tell the member.
+  struct Link {
+    std::mutex mutex;
+    ReportSource* source;             // guarded by mutex; null after the end
+    std::atomic<bool> timeline{false};  // entries are wanted
+
+    explicit Link(ReportSource& of) : source(&of) {}
+  };
+
   control::Member& member_;
   ReportSource& source_;
   const uint32_t generation_;  // of forks
-  std::shared_ptr<std::atomic<bool>> timeline_;  // entries are wanted
+  const std::shared_ptr<Link> link_;
   Nanos timeline_due_ = 0;
   std::mutex mutex_;
   std::condition_variable changed_;

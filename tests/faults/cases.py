@@ -271,7 +271,12 @@ def watch(run: Run) -> bool:
         run.pids.clear()
     if run.pids:
         return False
-    left = [path.name for path in (run.folder / "tmp").iterdir()]
+    # Flight records stay: they are for people.
+    left = [
+        path.name
+        for path in (run.folder / "tmp").rglob("*")
+        if (path.is_file() or path.is_socket()) and not path.name.endswith(".flight.json")
+    ]
     if left:
         run.wrong.append(f"left behind: {', '.join(left)}")
     return True

@@ -20,7 +20,7 @@ from herring.arrays.apart import not_waited_for
 from herring.arrays.arguments import shown, text_of
 from herring.arrays.names import forget_names
 from herring.arrays.seconds import Meter, Seconds
-from herring.errors import ConfigurationError, ShutdownError
+from herring.errors import ConfigurationError, InvalidArgumentError, ShutdownError
 from herring.rendezvous import joined
 from herring.rendezvous.detect import WorkerEnvironment, detect
 from herring.rendezvous.identity import host_identity
@@ -349,11 +349,15 @@ def start_timeline(path: str | os.PathLike[str]) -> None:
 
     Raises:
       ShutdownError: This process is not in a job.
-      InvalidArgumentError: A timeline is being written already.
+      InvalidArgumentError: A timeline is being written already, or `path` is not a path.
       ConfigurationError: The file cannot be written, or the job is not observed
         (``HERRING_OBSERVE``).
     """
-    job().begin_timeline(os.fspath(path))
+    if not isinstance(path, (str, os.PathLike)):
+        raise InvalidArgumentError(
+            f"start_timeline: path is {shown(path)}; it must be a text or a Path"
+        )
+    job().begin_timeline(text_of(os.fspath(path), "start_timeline: path"))
 
 
 def stop_timeline() -> None:
@@ -381,7 +385,7 @@ def write_flight_record(why: str = "the program asked for it") -> str:
       ShutdownError: This process is not in a job.
       ConfigurationError: The job writes no records (``HERRING_FLIGHT_FOLDER`` is "off").
     """
-    return job().write_record(why)
+    return job().write_record(text_of(why, "write_flight_record: why"))
 
 
 class WorkerBytes(TypedDict):

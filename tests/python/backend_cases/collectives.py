@@ -234,7 +234,7 @@ def uneven_strided_and_empty() -> None:
     loss.backward()
     if size > 2:
         wrong = [torch.empty(2) for _ in range(size)]
-        raises(ValueError, "one for each of", dist.all_gather, wrong[1:], torch.ones(2))
+        raises(ValueError, "one for each rank", dist.all_gather, wrong[1:], torch.ones(2))
         raises(RuntimeError, "sent 4 bytes", dist.all_gather, wrong, torch.ones(1))
 
 

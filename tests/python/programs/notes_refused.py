@@ -36,7 +36,7 @@ plan.wait()
 assert plan.notes == b"xyz"
 bare = herring.PlannedReduction([(10, "float32")], name="bare")
 bare.begin()
-raises(bad, "'bare': a note of 1 bytes; this plan has 0", bare.note, b"a")
+raises(bad, "'bare': a note of 1 byte; this plan has 0", bare.note, b"a")
 raises(bad, "a note twice", bare.note, b"")
 bare.ready(0)
 bare.wait()

@@ -1,6 +1,7 @@
 """Passes values of wrong types to every public function and method of `herring`."""
 
 import inspect
+import os
 import warnings
 
 import numpy as np
@@ -20,6 +21,7 @@ usual = {
     "source": lambda: 0,
     "shape": lambda: (2, 2),
     "ranks": lambda: [0],
+    "path": lambda: os.devnull,
     "timeout": short,
 }
 REST = {

@@ -1,6 +1,7 @@
 """Passes values of wrong types to every public function and class of `herring.torch`."""
 
 import inspect
+import os
 import warnings
 
 import torch
@@ -39,6 +40,7 @@ usual = {
     "named_parameters": lambda: list(torch.nn.Linear(2, 2).named_parameters()),
     "num_features": lambda: 3,
     "hook": lambda: a_function,
+    "path": lambda: os.devnull,
 }
 functions = {name: getattr(herring.torch, name) for name in herring.torch.__all__}
 functions |= {
@@ -59,6 +61,7 @@ REST = {
     "Replay",
     "GradientReducer",
     "ddp_comm_hook",
+    "StepLogger",
     "SyncBatchNorm",
     "DistributedOptimizer",
     "DistributedDataParallel",
