@@ -3,6 +3,7 @@
 
 #include <nanobind/stl/string.h>
 
+#include "base/version.h"
 #include "bindings.h"
 
 namespace herring::bindings {
@@ -29,6 +30,7 @@ nb::list log_lines() {
 
 void register_log(nb::module_& module) {
   using namespace nb::literals;
+  module.def("set_version", &set_version, "version"_a);
   module.def("log_info", [](const std::string& text) { log(LogLevel::kInfo, text); }, "text"_a);
   module.def("log_warning", [](const std::string& text) { log(LogLevel::kWarning, text); },
              "text"_a);

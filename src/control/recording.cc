@@ -23,10 +23,11 @@ Recording::Recording(transport::EventLoop& loop, const Peers& peers, std::string
       picture_(std::move(picture)) {}
 
 void Recording::begin(const std::string& why) {
-  if (collects_ || (finished_ != 0 && loop_.now() - finished_ < kPause)) return;
+  const bool just_now = finished_ != 0 && loop_.now() - finished_ < kPause;
+  if (collects_ || just_now || (file_ && !file_->finished())) return;
   collects_ = true;
   why_ = why;
-  records_.clear();
+  then_ = picture_();
   wanted_ = 0;
   for (const auto& peer : peers_) {
     if (!peer->is_member() || peer->index == ~0u) continue;
@@ -37,16 +38,21 @@ void Recording::begin(const std::string& why) {
 }
 
 void Recording::add(const Peer& from, observe::ProcessRecord record) {
+  if (!collects_) return;
   const observe::Process process = process_of(from);
   const auto known = std::find_if(records_.begin(), records_.end(), [&process](const auto& one) {
     return one.first == process;
   });
   if (known == records_.end()) {
+    observe::keep_latest(record.entries, std::max(kMostEntries / peers_.size(), kFewestOfOne));
     records_.emplace_back(process, std::move(record));
-  } else if (known->second.failure.empty()) {
+    if (records_.size() == wanted_) {
+      loop_.cancel(timer_);
+      timer_ = loop_.call_after(kEcho, [this] { finish(); });
+    }
+  } else if (known->second.failure.empty() && !record.failure.empty()) {
     known->second = std::move(record);
   }
-  if (collects_ && records_.size() >= wanted_) finish();
 }
 
 void Recording::finish() {
@@ -55,19 +61,47 @@ void Recording::finish() {
   finished_ = loop_.now();
   std::sort(records_.begin(), records_.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });
-  const observe::Picture picture = picture_();
-  auto writer = observe::FileWriter::open(path_, [](const Status& why) {
-    log(LogLevel::kWarning, "the flight record is not complete: ", why.message());
-  });
-  if (!writer.ok()) {
-    log(LogLevel::kWarning, "there is no flight record: ", writer.status().message(),
-        " (HERRING_FLIGHT_FOLDER)");
-    return;
+  // The file of a large job takes long to make.
+  struct Contents {
+    observe::Roster roster;
+    observe::Picture picture;
+    std::string why;
+    std::vector<std::pair<observe::Process, observe::ProcessRecord>> records;
+  };
+  auto contents = std::make_shared<Contents>();
+  contents->picture = picture_();
+  // Members that fail leave the job. What counts is what they did before.
+  const auto undo = [](auto& now, const auto& then) {
+    for (size_t i = 0; i < now.size(); ++i) {
+      if (now[i].state == observe::State::kLeft) now[i].state = then[i].state;
+    }
+  };
+  undo(contents->picture.ranks, then_.ranks);
+  undo(contents->picture.servers, then_.servers);
+  if (contents->picture.missing.empty()) contents->picture.missing = std::move(then_.missing);
+  then_ = {};
+  contents->roster = *contents->picture.roster;
+  contents->picture.roster = &contents->roster;
+  contents->why = why_;
+  contents->records = std::exchange(records_, {});
+  auto file = observe::WholeFile::write(
+      path_,
+      [contents, zero = unix_zero_] {
+        return observe::record_as_json(contents->picture, contents->why, contents->records, zero);
+      },
+      [path = path_](const Status& status) {
+        if (!status.ok()) {
+          return log(LogLevel::kWarning, "there is no flight record: ", status.message(),
+                     " (HERRING_FLIGHT_FOLDER)");
+        }
+        log(LogLevel::kWarning, "what all ranks did last is in ", path, "; 'herring flight ",
+            path, "' says who waited for whom");
+      });
+  if (file.ok()) {
+    file_ = std::move(*file);
+  } else {
+    log(LogLevel::kWarning, "there is no flight record: ", file.status().message());
   }
-  writer_ = std::move(*writer);
-  writer_->write(observe::record_as_json(picture, why_, records_, unix_zero_));
-  log(LogLevel::kWarning, "what all ranks did last is in ", path_, "; 'herring flight ", path_,
-      "' says who waited for whom");
 }
 
 Result<std::string> record_folder(const std::string& setting) {
@@ -92,7 +126,7 @@ Result<std::string> record_folder(const std::string& setting) {
     return Status(Code::kConfiguration,
                   concat(folder, " is not a folder that belongs to this user alone (mode 0700)"));
   }
-  constexpr size_t kMostKept = 20;
+  constexpr size_t kMostKept = 19;  // and that of this job
   std::error_code error;
   std::vector<std::pair<fs::file_time_type, fs::path>> records;
   for (const auto& entry : fs::directory_iterator(folder, error)) {

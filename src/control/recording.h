@@ -26,19 +26,23 @@ class Recording {
   const std::string& path() const { return path_; }
   // Asks all members, unless that was done a moment ago.
   void begin(const std::string& why);
-  // A member has sent its entries.
+  // A member has sent its entries. Does nothing unless records are being collected.
   void add(const Peer& from, observe::ProcessRecord record);
   bool collects() const { return collects_; }
   // Writes what has come so far, if something is being collected.
   void finish();
   // Waits for a moment until the file is written.
   void flush() {
-    if (writer_) writer_->flush();
+    if (file_) file_->flush();
   }
 
  private:
   // For how long members may answer, and how soon another record may follow.
   static constexpr Nanos kPatience = kSecond, kPause = 5 * kSecond;
+  // How long a record waits, when all have answered, for members that fail for the same reason.
+  static constexpr Nanos kEcho = 100 * kMillisecond;
+  // Entries in the file, so that it stays readable for large jobs.
+  static constexpr size_t kMostEntries = 1 << 17, kFewestOfOne = 32;
 
   transport::EventLoop& loop_;
   const Peers& peers_;
@@ -49,8 +53,9 @@ class Recording {
   size_t wanted_ = 0;  // members that were asked
   Nanos finished_ = 0;
   std::string why_;
+  observe::Picture then_;  // when the record was begun
   std::vector<std::pair<observe::Process, observe::ProcessRecord>> records_;
-  std::unique_ptr<observe::FileWriter> writer_;
+  std::unique_ptr<observe::WholeFile> file_;
   transport::EventLoop::TimerId timer_ = 0;
 };
 

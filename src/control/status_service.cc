@@ -52,7 +52,10 @@ void remove_stale(const std::string& folder) {
   if (entries == nullptr) return;
   while (const dirent* entry = readdir(entries)) {
     const std::string path = folder + "/" + entry->d_name;
-    if (!path.ends_with(".sock")) continue;
+    struct stat about {};
+    if (!path.ends_with(".sock") || lstat(path.c_str(), &about) != 0 || !S_ISSOCK(about.st_mode)) {
+      continue;
+    }
     auto address = unix_address(path);
     if (!address.ok()) continue;
     const GuardedFd probe = unix_socket();
@@ -85,16 +88,29 @@ std::pair<std::string, std::string> two_words(const std::string& line) {
   return {first, word(end).second};
 }
 
+bool starts_with_ignoring_case(std::string_view text, std::string_view lower) {
+  return text.size() >= lower.size() &&
+         std::equal(lower.begin(), lower.end(), text.begin(), [](char a, char b) {
+           return a == std::tolower(static_cast<unsigned char>(b));
+         });
+}
+
 // Returns the value of "Authorization: Bearer VALUE" in the header of a request.
-std::string bearer(const std::string& request) {
-  std::string lower = request;
-  for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  static constexpr std::string_view kField = "\nauthorization: bearer ";
-  const size_t at = lower.find(kField);
-  if (at == std::string::npos) return {};
-  const size_t begin = at + kField.size();
-  return request.substr(begin, std::min(request.find_first_of(" \r\n", begin), request.size()) -
-                                   begin);
+std::string bearer(std::string_view request) {
+  for (size_t end; (end = request.find('\n')) != std::string_view::npos;) {
+    request.remove_prefix(end + 1);
+    std::string_view line = request.substr(0, request.find_first_of("\r\n"));
+    for (const std::string_view part : {"authorization:", "bearer"}) {
+      if (!starts_with_ignoring_case(line, part)) {
+        line = {};
+        break;
+      }
+      line.remove_prefix(part.size());
+      line.remove_prefix(std::min(line.find_first_not_of(" \t"), line.size()));
+    }
+    if (!line.empty()) return std::string(line.substr(0, line.find_first_of(" \t")));
+  }
+  return {};
 }
 
 }  // namespace
@@ -158,14 +174,19 @@ class StatusService::Client : private transport::DescriptorHandler {
     char bytes[4096];
     const ssize_t got = recv(fd_.get(), bytes, sizeof bytes, 0);
     if (got < 0) return errno == EAGAIN || errno == EINTR;
-    if (answered_) return got > 0;  // the client closes when it has read the answer
+    if (got == 0) hung_up_ = true;
+    if (answered_) {
+      // The client closes when it has read the answer, or it has said before that it asks no more.
+      if (hung_up_ && sent_ < out_.size()) loop_.modify(fd_.get(), kForWriting);
+      return !hung_up_ || sent_ < out_.size();
+    }
     request_.append(bytes, static_cast<size_t>(got));
     if (request_.size() > kMostRequest) return false;
     const bool http = request_.starts_with("GET ") || request_.starts_with("HEAD ");
-    const bool whole = got == 0 ||
-                       (http ? request_.find("\r\n\r\n") != std::string::npos
-                             : request_.find('\n') != std::string::npos);
-    if (!whole) return true;
+    const auto has = [this](const char* text) {
+      return request_.find(text) != std::string::npos;
+    };
+    if (!hung_up_ && !(http ? has("\r\n\r\n") || has("\n\n") : has("\n"))) return true;
     answer(request_.empty() ? "status\n" : request_);
     return write();
   }
@@ -173,13 +194,15 @@ class StatusService::Client : private transport::DescriptorHandler {
   void answer(const std::string& request) {
     const auto [word, rest] = two_words(request);
     const bool http = word == "GET" || word == "HEAD";
-    std::string what = http ? rest : word;
+    std::string what = http ? rest.substr(0, rest.find('?')) : word;
+    only_head_ = word == "HEAD";
     if (!service_.secret_.empty()) {
       if (http) {
         if (!same(bearer(request), wire::status_token(service_.secret_))) {
           answered_ = true;
           return reply(true, "401 Unauthorized", "text/plain",
-                       "this address needs the job's token (docs/how-to/metrics.md)\n");
+                       "this address needs the job's token (herring status --token)\n",
+                       "WWW-Authenticate: Bearer\r\n");
         }
       } else if (question_.empty()) {
         question_ = what.empty() ? "status" : what;
@@ -215,16 +238,28 @@ class StatusService::Client : private transport::DescriptorHandler {
                              : found->second == Question::kMetrics
                                  ? "text/plain; version=0.0.4"
                                  : "text/plain; charset=utf-8";
-    reply(http, "200 OK", type, service_.answer_(found->second), word == "HEAD");
+    // The job goes on if there is no memory for an answer.
+    std::string text;
+    const Status status = without_exceptions([&] {
+      text = service_.answer_(found->second);
+      return Status();
+    });
+    if (!status.ok()) {
+      return reply(http, "500 Internal Server Error", "text/plain",
+                   concat(http ? "" : "error: ", status.message(), "\n"));
+    }
+    reply(http, "200 OK", type, text);
   }
 
   void reply(bool http, const char* status, const char* type, const std::string& body,
-             bool only_head = false) {
+             const char* field = "") {
+    out_.clear();
+    sent_ = 0;
     if (http) {
       out_ = concat("HTTP/1.1 ", status, "\r\nContent-Type: ", type, "\r\nContent-Length: ",
-                    body.size(), "\r\nConnection: close\r\n\r\n");
+                    body.size(), "\r\n", field, "Connection: close\r\n\r\n");
     }
-    if (!only_head) out_ += body;
+    if (!only_head_) out_ += body;
   }
 
   bool write() {
@@ -233,14 +268,15 @@ class StatusService::Client : private transport::DescriptorHandler {
       if (sent < 0 && errno == EINTR) continue;
       if (sent < 0) {
         if (errno != EAGAIN) return false;
-        loop_.modify(fd_.get(), kForReading | kForWriting);
+        loop_.modify(fd_.get(), hung_up_ ? kForWriting : kForReading | kForWriting);
         return true;
       }
       sent_ += static_cast<size_t>(sent);
     }
-    if (!answered_) return true;  // the client must still prove something
-    // Closing now could drop what the client has not read yet.
     loop_.modify(fd_.get(), kForReading);
+    if (!answered_) return !hung_up_;  // the client must still prove something
+    if (hung_up_) return false;
+    // Closing now could drop what the client has not read yet.
     shutdown(fd_.get(), SHUT_WR);
     return true;
   }
@@ -253,6 +289,8 @@ class StatusService::Client : private transport::DescriptorHandler {
   wire::Nonce nonce_{};
   size_t sent_ = 0;
   bool answered_ = false, ended_ = false;
+  bool hung_up_ = false;    // the client will send nothing more
+  bool only_head_ = false;  // the client wants no body
 };
 
 Result<std::unique_ptr<StatusService>> StatusService::listen_locally(
@@ -261,13 +299,15 @@ Result<std::unique_ptr<StatusService>> StatusService::listen_locally(
   if (!folder.ok()) return folder.status();
   remove_stale(*folder);
   const std::string path = concat(*folder, "/", job, "-", getpid(), ".sock");
-  auto address = unix_address(path);
+  // Until it listens, a socket looks like a stale one, so it gets its name only then.
+  const std::string early = path + ".new";
+  auto address = unix_address(early);
   if (!address.ok()) return address.status();
   GuardedFd listener = unix_socket();
-  unlink(path.c_str());  // of an earlier job of this process
+  unlink(early.c_str());
   if (!listener.valid() ||
       ::bind(listener.get(), reinterpret_cast<sockaddr*>(&*address), sizeof *address) != 0 ||
-      ::listen(listener.get(), 16) != 0) {
+      ::listen(listener.get(), kMostClients) != 0 || rename(early.c_str(), path.c_str()) != 0) {
     return system_error(concat("cannot listen on ", path));
   }
   return std::unique_ptr<StatusService>(new StatusService(loop, std::move(listener), path, path,
@@ -296,6 +336,7 @@ StatusService::StatusService(transport::DescriptorLoop& loop, GuardedFd listener
 
 StatusService::~StatusService() {
   clients_.clear();
+  loop_.cancel(pause_);
   loop_.remove(listener_.get());
   if (!path_.empty()) unlink(path_.c_str());
 }
@@ -304,10 +345,22 @@ void StatusService::on_ready(uint32_t) {
   GuardedFd fd = GuardedFd::open([this] {
     return accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
   });
-  if (!fd.valid()) return;
+  if (!fd.valid()) {
+    if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return;
+    // The process has no descriptor left. The waiting client would wake the loop again and again.
+    loop_.remove(listener_.get());
+    pause_ = loop_.call_after(kSilence, [this] {
+      loop_.add(listener_.get(), kForReading, this);
+    });
+    return;
+  }
   if (clients_.size() >= kMostClients) return;  // it is closed; the client may come again
-  const int number = fd.get();
-  clients_.emplace(number, std::make_unique<Client>(*this, std::move(fd)));
+  // The job goes on if the system cannot watch one more connection.
+  static_cast<void>(without_exceptions([&] {
+    const int number = fd.get();
+    clients_.emplace(number, std::make_unique<Client>(*this, std::move(fd)));
+    return Status();
+  }));
 }
 
 void StatusService::forget(int fd) {

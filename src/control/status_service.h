@@ -60,6 +60,7 @@ class StatusService : private transport::DescriptorHandler {
   const std::string path_;    // of the socket to remove, or empty
   const std::string secret_;  // empty: nobody must prove anything
   const Answer answer_;
+  transport::EventLoop::TimerId pause_ = 0;  // without accepting
   std::map<int, std::unique_ptr<Client>> clients_;
 };
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/version.h"
 #include "control/messages.h"
 #include "transport/address.h"
 
@@ -19,6 +20,7 @@ using wire::FrameType;
 observe::Roster roster_of(const Cluster& cluster, const Peers& peers, std::string job) {
   observe::Roster roster;
   roster.job = std::move(job);
+  roster.version = version();
   if (const char* const id = std::getenv("SLURM_JOB_ID")) roster.slurm_job_id = id;
   roster.nodes = cluster.nodes;
   for (const WorkerInfo& worker : cluster.workers) {

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
+#include <cstdio>
 #include <cstring>
 #include <deque>
 #include <mutex>
@@ -19,6 +20,43 @@
 #include "base/signals.h"
 
 namespace herring::observe {
+namespace {
+
+Status cannot_write(const std::string& path) {
+  return {Code::kConfiguration, concat("cannot write ", path, ": ", std::strerror(errno))};
+}
+
+// A pipe that nobody reads would keep the caller.
+UniqueFd create(const std::string& path, mode_t mode) {
+  return UniqueFd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK, mode));
+}
+
+Status put(int fd, const std::string& text, const std::string& path) {
+  size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t wrote = ::write(fd, text.data() + done, text.size() - done);
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0) return cannot_write(path);
+    done += static_cast<size_t>(wrote);
+  }
+  return {};
+}
+
+// Threads are detached, so that a disk that never answers keeps nobody but them.
+Status run_apart(const std::string& path, std::function<void()> body) {
+  const WithoutSignals without_signals;
+  try {
+    std::thread([body = std::move(body)] {
+      pthread_setname_np(pthread_self(), "herring-file");
+      body();
+    }).detach();
+  } catch (const std::system_error& error) {
+    return {Code::kInternal, concat("cannot write ", path, ": ", error.what())};
+  }
+  return {};
+}
+
+}  // namespace
 
 // The thread owns a share, so that a disk that never answers keeps nobody but that thread.
 class FileWriter::Impl {
@@ -27,7 +65,6 @@ class FileWriter::Impl {
       : path(std::move(path)), fd_(std::move(fd)), failed_(std::move(failed)) {}
 
   void run() {
-    pthread_setname_np(pthread_self(), "herring-file");
     std::unique_lock lock(mutex_);
     for (;;) {
       changed_.wait(lock, [this] { return ends_ || !queue_.empty(); });
@@ -35,7 +72,7 @@ class FileWriter::Impl {
       const std::string text = std::move(queue_.front());
       queue_.pop_front();
       lock.unlock();
-      const Status status = put(text);
+      const Status status = put(fd_.get(), text, path);
       lock.lock();
       queued_ -= text.size();
       changed_.notify_all();
@@ -74,19 +111,6 @@ class FileWriter::Impl {
   const std::string path;
 
  private:
-  Status put(const std::string& text) {
-    size_t done = 0;
-    while (done < text.size()) {
-      const ssize_t wrote = ::write(fd_.get(), text.data() + done, text.size() - done);
-      if (wrote < 0 && errno == EINTR) continue;
-      if (wrote < 0) {
-        return {Code::kConfiguration, concat("cannot write ", path, ": ", std::strerror(errno))};
-      }
-      done += static_cast<size_t>(wrote);
-    }
-    return {};
-  }
-
   const UniqueFd fd_;
   const Failed failed_;
   const uint32_t generation_ = fork_generation();
@@ -98,17 +122,10 @@ class FileWriter::Impl {
 };
 
 Result<std::unique_ptr<FileWriter>> FileWriter::open(const std::string& path, Failed failed) {
-  UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  if (!fd.valid()) {
-    return Status(Code::kConfiguration, concat("cannot write ", path, ": ", std::strerror(errno)));
-  }
+  UniqueFd fd = create(path, 0644);
+  if (!fd.valid()) return cannot_write(path);
   auto impl = std::make_shared<Impl>(path, std::move(fd), std::move(failed));
-  const WithoutSignals without_signals;
-  try {
-    std::thread([impl] { impl->run(); }).detach();
-  } catch (const std::system_error& error) {
-    return Status(Code::kInternal, concat("cannot write ", path, ": ", error.what()));
-  }
+  HERRING_RETURN_IF_ERROR(run_apart(path, [impl] { impl->run(); }));
   return std::unique_ptr<FileWriter>(new FileWriter(std::move(impl)));
 }
 
@@ -121,5 +138,47 @@ void FileWriter::flush() {
   if (impl_->here()) impl_->flush();
 }
 const std::string& FileWriter::path() const { return impl_->path; }
+
+struct WholeFile::State {
+  const uint32_t generation = fork_generation();
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool finished = false;  // guarded by mutex
+};
+
+Result<std::unique_ptr<WholeFile>> WholeFile::write(const std::string& path, Make make,
+                                                    Done done) {
+  auto state = std::make_shared<State>();
+  HERRING_RETURN_IF_ERROR(run_apart(path, [state, path, make = std::move(make),
+                                           done = std::move(done)] {
+    const std::string early = path + ".part";
+    Status status = without_exceptions([&]() -> Status {
+      const std::string text = make();
+      const UniqueFd fd = create(early, 0600);
+      if (!fd.valid()) return cannot_write(path);
+      HERRING_RETURN_IF_ERROR(put(fd.get(), text, path));
+      return rename(early.c_str(), path.c_str()) == 0 ? Status() : cannot_write(path);
+    });
+    if (!status.ok()) unlink(early.c_str());
+    done(status);
+    std::lock_guard lock(state->mutex);
+    state->finished = true;
+    state->changed.notify_all();
+  }));
+  return std::unique_ptr<WholeFile>(new WholeFile(std::move(state)));
+}
+
+bool WholeFile::finished() const {
+  if (state_->generation != fork_generation()) return true;
+  std::lock_guard lock(state_->mutex);
+  return state_->finished;
+}
+
+void WholeFile::flush() const {
+  if (state_->generation != fork_generation()) return;
+  std::unique_lock lock(state_->mutex);
+  state_->changed.wait_for(lock, std::chrono::nanoseconds(FileWriter::kPatience),
+                           [this] { return state_->finished; });
+}
 
 }  // namespace herring::observe

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/status.h"
@@ -37,6 +38,27 @@ class FileWriter {
   class Impl;
   explicit FileWriter(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
   std::shared_ptr<Impl> impl_;
+};
+
+// Writes a whole file once. It appears under its name when it is complete, and only this user may
+// read it.
+class WholeFile {
+ public:
+  // Both run on the thread of the file. `make` returns the contents; `done` hears what came of it.
+  using Make = std::function<std::string()>;
+  using Done = std::function<void(const Status&)>;
+
+  // Returns kInternal if there is no thread for it.
+  static Result<std::unique_ptr<WholeFile>> write(const std::string& path, Make make, Done done);
+  // Returns whether the file is written, or has failed.
+  bool finished() const;
+  // Waits until finished(), but not longer than FileWriter::kPatience.
+  void flush() const;
+
+ private:
+  struct State;
+  explicit WholeFile(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  std::shared_ptr<State> state_;
 };
 
 }  // namespace herring::observe

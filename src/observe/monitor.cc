@@ -27,6 +27,13 @@ double median_of(std::vector<double> values) {
   return *middle;
 }
 
+// Returns the median of sorted values without one of them.
+double median_without(const std::vector<double>& sorted, double one) {
+  if (sorted.size() < 2) return 0;
+  const size_t middle = (sorted.size() - 2) / 2;
+  return sorted[one <= sorted[middle] ? middle + 1 : middle];
+}
+
 }  // namespace
 
 Monitor::Monitor(Roster roster, Options options, Nanos now)
@@ -68,8 +75,13 @@ void Monitor::report(const Process& from, Report report, Nanos now) {
       }
     }
   }
-  one.earlier.emplace_back(now, report);
-  while (one.earlier.size() > 2 && now - one.earlier[1].first >= kMemory) one.earlier.pop_front();
+  const size_t kept = one.earlier.size();
+  if (kept >= 2 && one.earlier[kept - 1].at - one.earlier[kept - 2].at < kSpacing) {
+    one.earlier.pop_back();
+  }
+  one.earlier.push_back({now, report.resources, report.retransmits, report.rounds,
+                         report.lateness});
+  while (one.earlier.size() > 2 && now - one.earlier[1].at >= kMemory) one.earlier.pop_front();
   one.report = std::move(report);
   one.reported = true;
   one.at = now;
@@ -93,6 +105,11 @@ void Monitor::gone(const Process& who, bool left) {
   Known& one = known(who);
   (left ? one.left : one.lost) = true;
   ++epoch_;
+  one.earlier.clear();
+  one.causes.clear();
+  one.report.paths = {};
+  one.report.lateness = {};
+  one.report.missing = {};
 }
 
 uint32_t Monitor::living() const {
@@ -177,9 +194,9 @@ RankTexts Monitor::rank_texts(Nanos now) const {
 Monitor::Change Monitor::change(const Known& known) {
   Change change;
   if (known.earlier.size() < 2) return change;
-  const auto& [then, before] = known.earlier.front();
-  const auto& [now, latest] = known.earlier.back();
-  change.seconds = to_seconds(now - then);
+  const Past& before = known.earlier.front();
+  const Past& latest = known.earlier.back();
+  change.seconds = to_seconds(latest.at - before.at);
   if (change.seconds <= 0) return {};
   const auto rate = [&](auto from, auto to) {
     return to > from ? static_cast<double>(to - from) / change.seconds : 0;
@@ -194,7 +211,7 @@ std::vector<Monitor::LateAtServers> Monitor::late_at_servers() const {
   std::vector<LateAtServers> all(ranks_.size());
   for (const Known& server : servers_) {
     if (server.earlier.size() < 2) continue;
-    const auto add = [&all](const Report& report, double sign) {
+    const auto add = [&all](const Past& report, double sign) {
       for (const auto& [rank, late] : report.lateness) {
         if (rank >= all.size()) continue;
         LateAtServers& sum = all[rank];
@@ -206,29 +223,49 @@ std::vector<Monitor::LateAtServers> Monitor::late_at_servers() const {
         sum.segments_waited += sign * to_seconds(late.segments_waited);
       }
     };
-    add(server.earlier.back().second, 1);
-    add(server.earlier.front().second, -1);
+    add(server.earlier.back(), 1);
+    add(server.earlier.front(), -1);
   }
   return all;
 }
 
+Monitor::Usual Monitor::usual() const {
+  Usual usual;
+  const auto rates = [](const std::vector<Known>& all, std::vector<double>& faults,
+                        std::vector<double>& delays) {
+    for (const Known& one : all) {
+      if (!one.reported) continue;
+      const Change found = change(one);
+      faults.push_back(found.major_faults);
+      delays.push_back(found.run_delay);
+    }
+    std::sort(faults.begin(), faults.end());
+    std::sort(delays.begin(), delays.end());
+  };
+  rates(ranks_, usual.rank_faults, usual.rank_delays);
+  rates(servers_, usual.server_faults, usual.server_delays);
+  usual.at_servers = late_at_servers();
+  std::vector<double> shares;
+  for (const LateAtServers& one : usual.at_servers) {
+    if (one.segments > 0) ++usual.pushing;
+    shares.push_back(ratio(one.last_segments, one.segments));
+  }
+  usual.last_segments = median_of(std::move(shares));
+  return usual;
+}
+
 // Why a process is slow by itself, as far as its system and its code tell. "compute" if nothing
 // else is known.
-std::string Monitor::own_cause(const Process& who, Nanos now) const {
+std::string Monitor::own_cause(const Process& who, const Usual& usual, Nanos now) const {
   const Known& one = known(who);
   if (now - one.silence_at < kMemory && one.longest_silence > options_.silent_after) {
     return "stopped";
   }
-  const auto others = [&](double Change::* field) {
-    std::vector<double> values;
-    const auto& all = who.is_server ? servers_ : ranks_;
-    for (const Known& other : all) {
-      if (&other != &one && other.reported) values.push_back(change(other).*field);
-    }
-    return median_of(std::move(values));
-  };
   const Change own = change(one);
-  if (own.major_faults > kSwapping && own.major_faults > 4 * others(&Change::major_faults)) {
+  const auto& faults = who.is_server ? usual.server_faults : usual.rank_faults;
+  const auto& delays = who.is_server ? usual.server_delays : usual.rank_delays;
+  if (own.major_faults > kSwapping &&
+      own.major_faults > 4 * median_without(faults, own.major_faults)) {
     return "swapping";
   }
   const auto most = std::max_element(one.causes.begin(), one.causes.end(),
@@ -236,12 +273,13 @@ std::string Monitor::own_cause(const Process& who, Nanos now) const {
                                        return a.second < b.second;
                                      });
   if (most != one.causes.end() && most->first != "compute") return most->first;
-  if (own.run_delay > kStarved && own.run_delay > 3 * others(&Change::run_delay)) return "starved";
+  if (own.run_delay > kStarved && own.run_delay > 3 * median_without(delays, own.run_delay)) {
+    return "starved";
+  }
   return "compute";
 }
 
-void Monitor::judge_rank(Picture& picture, uint32_t rank,
-                         const std::vector<LateAtServers>& at_servers, Nanos now) const {
+void Monitor::judge_rank(Picture& picture, uint32_t rank, const Usual& usual, Nanos now) const {
   Picture::Rank& judged = picture.ranks[rank];
   const double step = to_seconds(picture.split.step);
   const Rounds::Late late = judged.late = rounds_.late(rank);
@@ -253,25 +291,19 @@ void Monitor::judge_rank(Picture& picture, uint32_t rank,
   judged.once = !judged.chronic && late.late > 0 && late.most >= kOnceLate &&
                 late.most > 2 * picture.split.step;
   if (judged.chronic || judged.once) {
-    judged.cause = late.received > late.computed ? "link" : own_cause({false, rank}, now);
+    judged.cause = late.received > late.computed ? "link" : own_cause({false, rank}, usual, now);
     if (judged.once) judged.late_by = late.most;
     return;
   }
   // A rank whose segments come last at servers although its data was ready in time.
-  const LateAtServers& own = at_servers[rank];
-  std::vector<double> shares, calls;
-  uint32_t pushing = 0;
-  for (const LateAtServers& one : at_servers) {
-    if (one.segments > 0) ++pushing;
-    shares.push_back(ratio(one.last_segments, one.segments));
-    calls.push_back(ratio(one.last_calls, one.calls));
-  }
+  const LateAtServers& own = usual.at_servers[rank];
+  const uint32_t pushing = usual.pushing;
   const double share = ratio(own.last_segments, own.segments);
   const double tail = ratio(static_cast<double>(picture.split.tail),
                             static_cast<double>(picture.split.step));
   const double seconds = change(ranks_[rank]).seconds;
   if (pushing >= 2 && own.segments >= 20 && share > 1.4 / pushing && share >= 0.35 &&
-      share > 3 * median_of(shares) - (pushing == 2 ? share : 0) &&
+      share > 3 * usual.last_segments - (pushing == 2 ? share : 0) &&
       (picture.compared == 0 || tail > kBinds) && own.segments_waited > kWorthPart * seconds) {
     judged.chronic = true;
     judged.cause = "link";
@@ -290,7 +322,7 @@ void Monitor::judge_rank(Picture& picture, uint32_t rank,
     judged.in_steps = false;
     judged.late_share = last;
     judged.late_by = static_cast<Nanos>(by * 1e9);
-    judged.cause = own_cause({false, rank}, now);
+    judged.cause = own_cause({false, rank}, usual, now);
   }
 }
 
@@ -354,28 +386,30 @@ Picture Monitor::picture(Nanos now) const {
     fill(picture.ranks.emplace_back(), {false, rank});
     picture.rounds = std::max(picture.rounds, one.report.rounds);
     if (one.earlier.size() >= 2) {
-      const auto& [then, before] = one.earlier.front();
-      const auto& [latest, report] = one.earlier.back();
-      if (latest > then && report.rounds >= before.rounds) {
+      const Past& before = one.earlier.front();
+      const Past& latest = one.earlier.back();
+      if (latest.at > before.at && latest.rounds >= before.rounds) {
         picture.rounds_per_second =
-            std::max(picture.rounds_per_second, static_cast<double>(report.rounds - before.rounds) /
-                                                    to_seconds(latest - then));
+            std::max(picture.rounds_per_second, static_cast<double>(latest.rounds - before.rounds) /
+                                                    to_seconds(latest.at - before.at));
       }
     }
   }
-  const auto at_servers = late_at_servers();
+  const Usual usual = this->usual();
+  const bool somebody_waits = std::any_of(ranks_.begin(), ranks_.end(), [](const Known& one) {
+    return !one.left && !one.lost && !one.report.where.empty() && one.report.age > kStalled;
+  });
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     Picture::Rank& judged = picture.ranks[rank];
-    judge_rank(picture, rank, at_servers, now);
+    if (judged.state != State::kLeft && judged.state != State::kLost) {
+      judge_rank(picture, rank, usual, now);
+    }
     judged.outlier = judged.chronic || judged.once || judged.state == State::kStopped ||
                      judged.state == State::kUnreachable || judged.state == State::kSilent ||
                      judged.state == State::kLost;
     // While others wait, a rank that computes for long is worth a line.
     if (judged.state == State::kComputing && judged.report.age > 3 * kStalled) {
-      judged.outlier = judged.outlier ||
-                       std::any_of(ranks_.begin(), ranks_.end(), [&](const Known& other) {
-                         return !other.report.where.empty() && other.report.age > kStalled;
-                       });
+      judged.outlier = judged.outlier || somebody_waits;
     }
   }
   for (uint32_t index = 0; index < servers_.size(); ++index) {
@@ -384,13 +418,20 @@ Picture Monitor::picture(Nanos now) const {
     fill(server, who);
     if (server.state == State::kStopped) server.cause = "stopped";
     if (server.cause.empty() && server.reported) {
-      const std::string cause = own_cause(who, now);
+      const std::string cause = own_cause(who, usual, now);
       if (cause != "compute") server.cause = cause;
     }
     server.outlier = !server.cause.empty() || server.state == State::kUnreachable ||
                      server.state == State::kLost || server.state == State::kSilent;
   }
-  // What servers wait for. A server that was told of twice may know of one operation in two groups.
+  collect_missing(picture, now);
+  judge_binding(picture);
+  picture.findings = find(picture);
+  return picture;
+}
+
+// What servers wait for. A server that was told of twice may know of one operation in two groups.
+void Monitor::collect_missing(Picture& picture, Nanos now) const {
   for (const Known& server : servers_) {
     if (!server.reported || server.left || server.lost) continue;
     for (Missing one : server.report.missing) {
@@ -414,9 +455,6 @@ Picture Monitor::picture(Nanos now) const {
   std::sort(picture.missing.begin(), picture.missing.end(),
             [](const Missing& a, const Missing& b) { return a.age > b.age; });
   for (Missing& one : picture.missing) std::sort(one.ranks.begin(), one.ranks.end());
-  judge_binding(picture);
-  picture.findings = find(picture);
-  return picture;
 }
 
 std::vector<std::string> Monitor::due_lines(Nanos now) {

@@ -47,6 +47,13 @@ class Monitor {
   const Roster& roster() const { return roster_; }
 
  private:
+  // What is kept of a report to compare later ones with.
+  struct Past {
+    Nanos at = 0;  // when the report came
+    Resources resources;
+    uint64_t retransmits = 0, rounds = 0;
+    std::vector<std::pair<uint32_t, Lateness>> lateness;
+  };
   struct Known {
     bool reported = false, left = false, lost = false;
     Report report;
@@ -54,8 +61,8 @@ class Monitor {
     Nanos process_heard = 0, system_heard = 0;
     Nanos longest_silence = 0;    // of the process, lately
     Nanos silence_at = 0;
-    // The report of some seconds ago, which the latest one is compared with.
-    std::deque<std::pair<Nanos, Report>> earlier;
+    // Of the last kMemory, about one a second, and the latest one.
+    std::deque<Past> earlier;
     std::map<std::string, int> causes;  // of its code, as seen lately
   };
   // What changed over some seconds.
@@ -70,18 +77,28 @@ class Monitor {
     double segments = 0, last_segments = 0, segments_waited = 0;
   };
 
+  // What is usual in the whole job at one moment; lists are sorted.
+  struct Usual {
+    std::vector<double> rank_faults, rank_delays, server_faults, server_delays;
+    std::vector<LateAtServers> at_servers;  // by rank
+    uint32_t pushing = 0;                   // ranks that push segments
+    double last_segments = 0;               // a rank's share of segments that came last, the median
+  };
+
   const Known& known(const Process& who) const;
   Known& known(const Process& who);
   State state_of(const Process& who, Nanos now) const;
   static Change change(const Known& known);
   std::vector<LateAtServers> late_at_servers() const;
-  void judge_rank(Picture& picture, uint32_t rank, const std::vector<LateAtServers>& at_servers,
-                  Nanos now) const;
-  std::string own_cause(const Process& who, Nanos now) const;
+  Usual usual() const;
+  void judge_rank(Picture& picture, uint32_t rank, const Usual& usual, Nanos now) const;
+  std::string own_cause(const Process& who, const Usual& usual, Nanos now) const;
+  void collect_missing(Picture& picture, Nanos now) const;
   void judge_binding(Picture& picture) const;
   uint32_t living() const;
 
   static constexpr Nanos kMemory = 10 * kSecond;  // how far back changes reach
+  static constexpr Nanos kSpacing = kSecond;      // between reports that are kept
 
   const Roster roster_;
   const Options options_;

@@ -10,6 +10,15 @@ namespace {
 
 constexpr size_t kMostEntries = 8192;
 
+// Text from another process must be safe on a terminal.
+std::string get_text(ByteReader& in, size_t most) {
+  std::string text = in.text(most);
+  for (char& c : text) {
+    if ((static_cast<unsigned char>(c) < 0x20 && c != '\n') || c == 0x7f) c = ' ';
+  }
+  return text;
+}
+
 void put(ByteWriter& out, const Entry& entry) {
   out.put(entry.id).put(entry.kind).put(static_cast<uint8_t>(entry.outcome)).put(entry.ended);
   out.put(entry.group).put(entry.stream).put(entry.round).put(entry.buffer).put(entry.bytes);
@@ -36,11 +45,7 @@ bool get(ByteReader& in, Entry& entry) {
   }
   entry.waited = in.get<Nanos>();
   sane = sane && entry.waited >= 0 && entry.waited < kEndless;
-  std::string name = in.text(Entry::kNameBytes);
-  for (char& c : name) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
-  }
-  entry.set_name(name);
+  entry.set_name(get_text(in, Entry::kNameBytes));
   if (!sane || !in.ok()) return false;
   entry.kind = static_cast<Kind>(kind);
   entry.outcome = static_cast<Code>(outcome);
@@ -72,9 +77,9 @@ Result<ProcessRecord> decode_process_record(std::string_view payload) {
   record.offset = in.get<Nanos>();
   record.offset_error = in.get<Nanos>();
   record.age = in.get<Nanos>();
-  record.failure = in.text(4096);
-  record.where = in.text(kMostTextBytes);
-  record.stack = in.text(kMostTextBytes);
+  record.failure = get_text(in, 4096);
+  record.where = get_text(in, kMostTextBytes);
+  record.stack = get_text(in, kMostTextBytes);
   bool sound = true;
   for (const Nanos time : {record.offset, record.offset_error, record.age}) {
     sound = sound && time > -kEndless && time < kEndless;
@@ -86,6 +91,16 @@ Result<ProcessRecord> decode_process_record(std::string_view payload) {
   }
   if (!sound || !in.done()) return breach("malformed record");
   return record;
+}
+
+void keep_latest(std::vector<Entry>& entries, size_t most) {
+  if (entries.size() <= most) return;
+  size_t surplus = entries.size() - most;
+  std::erase_if(entries, [&surplus](const Entry& entry) {
+    if (!entry.ended || surplus == 0) return false;
+    --surplus;
+    return true;
+  });
 }
 
 std::string record_as_json(const Picture& picture, const std::string& why,

@@ -28,6 +28,9 @@ std::string encode(const ProcessRecord& record);
 // Checks every length and count.
 Result<ProcessRecord> decode_process_record(std::string_view payload);
 
+// Drops all but the latest entries, and those that have not ended.
+void keep_latest(std::vector<Entry>& entries, size_t most);
+
 // Returns the file as JSON of the schema "herring-flight-1". `picture`: the job at that time. Times
 // in it are seconds since 1970 on the clock of rank 0.
 std::string record_as_json(const Picture& picture, const std::string& why,

@@ -26,6 +26,7 @@ from herring.rendezvous.detect import WorkerEnvironment, detect
 from herring.rendezvous.identity import host_identity
 from herring.rendezvous.meet import Meeting, meet
 from herring.rendezvous.settings import named, variables_of
+from herring.version import version
 
 __all__ = [
     "abort",
@@ -135,6 +136,8 @@ def start(
         if right:
             overrides["connect_timeout"] = f"{max(deadline - time.monotonic(), 0.5):.3f}"
         try:
+            if worker.rank == 0:  # it tells of the whole job
+                _core.set_version(version())
             descriptor = meeting.take_descriptor()
             _job = _core.Job.start(
                 rank=worker.rank,
