@@ -155,10 +155,22 @@ class Member::Impl final : public Channel::Owner {
     });
   }
 
-  void send_timeline(observe::ProcessRecord entries) {
+  void send_timeline(observe::ProcessRecord entries, bool last) {
     if (!here()) return;
-    loop_.post([this, entries = std::move(entries)]() mutable {
-      if (may_tell()) tell(FrameType::kTimeline, std::move(entries), 0);
+    loop_.post([this, entries = std::move(entries), last]() mutable {
+      if (silent_ || channel_->closed()) return;
+      held_.lost += entries.lost;
+      const size_t room = observe::kMostEntries - held_.entries.size();
+      if (channel_->backlog() > kMostBacklog || entries.entries.size() > room) {
+        held_.lost += entries.entries.size();
+        entries.entries.clear();
+      }
+      held_.entries.insert(held_.entries.end(), entries.entries.begin(), entries.entries.end());
+      if (last) {
+        tell(FrameType::kTimeline, std::exchange(held_, {}), kFlagLast);
+      } else {
+        send_held();
+      }
     });
   }
 
@@ -247,6 +259,7 @@ class Member::Impl final : public Channel::Owner {
       case FrameType::kHeartbeat: {
         HERRING_RETURN_IF_ERROR(decode_rhythm(payload).move_to(rhythm_));
         clock_.exchanged(rhythm_.echo, rhythm_.received, rhythm_.sent, loop_.now());
+        send_held();
         return {};
       }
       case FrameType::kCluster:
@@ -279,7 +292,11 @@ class Member::Impl final : public Channel::Owner {
         return {};
       case FrameType::kTimeline:
         timeline_wanted_ = flags == kFlagWanted;
-        if (observer_.timeline) observer_.timeline(timeline_wanted_);
+        if (observer_.timeline) {
+          observer_.timeline(timeline_wanted_);
+        } else if (!timeline_wanted_) {
+          tell(FrameType::kTimeline, std::exchange(held_, {}), kFlagLast);
+        }
         return {};
       case FrameType::kPeerLost: {
         auto notice = decode_losses(payload);
@@ -433,6 +450,12 @@ class Member::Impl final : public Channel::Owner {
     loop_.call_after(check_period_, [this] { check_silence(); });
   }
 
+  // Sends entries of the timeline, if the clock of the rendezvous is known by now.
+  void send_held() {
+    if (!clock_.known() || held_.entries.empty() || !may_tell()) return;
+    tell(FrameType::kTimeline, std::exchange(held_, {}), 0);
+  }
+
   // A connection that is full carries what matters more.
   bool may_tell() const {
     return !silent_ && !channel_->closed() && channel_->backlog() <= kMostBacklog;
@@ -474,6 +497,7 @@ class Member::Impl final : public Channel::Owner {
   OnEnd on_end_;
   Observer observer_;
   bool timeline_wanted_ = false;
+  observe::ProcessRecord held_;  // entries of the timeline that wait
   Nanos fails_again_at_ = 0;  // when a further failure may be told
   observe::ClockOffset clock_;  // of the rendezvous
   bool watched_ = false, delivering_ = false;
@@ -628,7 +652,9 @@ void Member::watch(OnLoss on_loss, OnAbort on_abort, OnEnd on_end) {
 }
 
 void Member::observe(Observer observer) { impl_->observe(std::move(observer)); }
-void Member::timeline(observe::ProcessRecord entries) { impl_->send_timeline(std::move(entries)); }
+void Member::timeline(observe::ProcessRecord entries, bool last) {
+  impl_->send_timeline(std::move(entries), last);
+}
 void Member::failed(const std::string& why) { impl_->send_failure(why); }
 void Member::report(observe::Report report) { impl_->send_report(std::move(report)); }
 

@@ -88,8 +88,9 @@ class Member {
   // The three calls below fill in what the clock of the rendezvous shows. Any thread; they never
   // block, and send nothing if much waits to be sent already.
   void report(observe::Report report);
-  // Sends entries that have ended, for the timeline.
-  void timeline(observe::ProcessRecord entries);
+  // Sends entries for the timeline; the `last` ones are due when no more are wanted. They wait for
+  // the clock of the rendezvous to be known.
+  void timeline(observe::ProcessRecord entries, bool last);
   // Sends the record of the process, which has failed.
   void failed(const std::string& why);
   // Tells everybody that this process cannot take part, so that they get this error instead of

@@ -85,8 +85,10 @@ Status decode_abort(std::string_view payload, Status& why);
 // with the second flag: text that says where the record of all members is written.
 inline constexpr uint8_t kFlagFailed = 1;
 inline constexpr uint8_t kFlagPlace = 2;
-// kTimeline, to a member: entries are wanted from now on; without the flag, no more.
+// kTimeline, to a member: entries are wanted from now on; without the first flag, no more. From a
+// member, with the second flag: these are its last ones.
 inline constexpr uint8_t kFlagWanted = 1;
+inline constexpr uint8_t kFlagLast = 2;
 
 // kGoodbye. From a member: it leaves. To a member: an acknowledgement, or one of these flags.
 inline constexpr uint8_t kFlagEnd = 1;   // all workers are gone, so servers end

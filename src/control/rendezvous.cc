@@ -1,7 +1,9 @@
 #include "control/rendezvous.h"
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -113,10 +115,31 @@ class Rendezvous::Impl final : public Channel::Owner {
     return ask([&] { return watch_->begin_timeline(path); });
   }
   Status end_timeline() {
-    return ask([&] {
-      watch_->end_timeline();
+    struct Answer {
+      std::mutex mutex;
+      std::condition_variable came;
+      bool ended = false;
+      std::shared_ptr<observe::FileWriter> file;
+    };
+    const auto answer = std::make_shared<Answer>();
+    HERRING_RETURN_IF_ERROR(ask([&] {
+      watch_->end_timeline([answer](std::shared_ptr<observe::FileWriter> file) {
+        std::lock_guard lock(answer->mutex);
+        answer->ended = true;
+        answer->file = std::move(file);
+        answer->came.notify_all();
+      });
       return Status();
-    });
+    }));
+    // The loop keeps its own deadline; this one is for a loop that ends.
+    std::unique_lock lock(answer->mutex);
+    answer->came.wait_for(lock, std::chrono::nanoseconds(2 * kSecond),
+                          [&answer] { return answer->ended; });
+    if (answer->file && !answer->file->flush()) {
+      log(LogLevel::kWarning, "the timeline ", answer->file->path(),
+          " is not complete yet: the disk has not taken it in time");
+    }
+    return {};
   }
   Result<std::string> write_record(const std::string& why) {
     std::string path;
@@ -173,7 +196,9 @@ class Rendezvous::Impl final : public Channel::Owner {
     if (type == FrameType::kRecord && watch_) {
       return watch_->record(peer, flags == kFlagFailed, payload);
     }
-    if (type == FrameType::kTimeline && watch_) return watch_->timeline(peer, payload);
+    if (type == FrameType::kTimeline && watch_) {
+      return watch_->timeline(peer, flags == kFlagLast, payload);
+    }
     return nonsense(concat("a message of type ", wire::name_of(type)));
   }
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "base/log.h"
@@ -102,39 +104,73 @@ Result<std::string> Watch::write_record(const std::string& why) {
   return recording_->path();
 }
 
-Status Watch::timeline(const Peer& from, std::string_view payload) {
+Status Watch::timeline(const Peer& from, bool last, std::string_view payload) {
   auto entries = observe::decode_process_record(payload);
   if (!entries.ok()) return entries.status();
-  if (timeline_ && !trace_->write(timeline_->add(process_of(from), *entries))) ++dropped_;
+  if (!timeline_) return {};
+  const observe::Process process = process_of(from);
+  if (!trace_->write(timeline_->add(process, *entries, loop_.now()))) {
+    dropped_ += entries->entries.size();
+  }
+  if (last) last_came(process);
   return {};
 }
 
 Status Watch::begin_timeline(const std::string& path) {
+  if (trace_ && trace_->broken()) {  // nobody has ended it, because its disk is full
+    timeline_.reset();
+    trace_.reset();
+  }
   if (timeline_) {
     return {Code::kInvalidArgument, concat("a timeline is being written to ", trace_->path(),
                                            "; end it first")};
   }
-  HERRING_RETURN_IF_ERROR(observe::FileWriter::open(path, [](const Status& why) {
+  std::error_code error;
+  const auto full = std::filesystem::absolute(path, error);
+  auto opened = observe::FileWriter::open(error ? path : full.string(), [](const Status& why) {
     log(LogLevel::kWarning, "the timeline ends, and the job goes on: ", why.message());
-  }).move_to(trace_));
+  });
+  if (!opened.ok()) return opened.status();
+  trace_ = std::move(*opened);
   timeline_ = std::make_unique<observe::Timeline>(monitor_.roster(), loop_.now());
+  ++timelines_;
   dropped_ = 0;
   trace_->write(timeline_->begin());
+  log(LogLevel::kInfo, "writes a timeline to ", trace_->path());
   want_entries(kFlagWanted);
   return {};
 }
 
-void Watch::end_timeline() {
-  if (!timeline_) return;
+void Watch::end_timeline(Ended ended) {
+  if (!timeline_) return ended(nullptr);
+  ends_.push_back(std::move(ended));
+  if (ends_.size() > 1) return;
+  for (const auto& peer : peers_) {
+    if (peer->is_member() && peer->index != ~0u) unfinished_.insert(process_of(*peer));
+  }
+  if (unfinished_.empty() || trace_->broken()) return close_timeline();
   want_entries(0);
-  trace_->write(observe::Timeline::end());
-  if (dropped_ > 0) {
-    log(LogLevel::kWarning, "the timeline ", trace_->path(), " lacks ",
-        counted(dropped_, "message"), " of entries, because the disk was too slow");
+  loop_.call_after(kLastEntries, [this, number = timelines_] {
+    if (number == timelines_) close_timeline();
+  });
+}
+
+void Watch::last_came(const observe::Process& process) {
+  if (unfinished_.erase(process) > 0 && unfinished_.empty()) close_timeline();
+}
+
+void Watch::close_timeline() {
+  if (!timeline_) return;
+  trace_->write(timeline_->end());
+  const uint64_t lost = timeline_->lost() + dropped_;
+  if (lost > 0 && !trace_->broken()) {
+    log(LogLevel::kWarning, "the timeline ", trace_->path(), " lacks ", lost, " entries: ",
+        dropped_ > 0 ? "the disk was too slow" : "more ended than could be sent");
   }
   timeline_.reset();
-  trace_->flush();
-  trace_.reset();
+  unfinished_.clear();
+  const std::shared_ptr<observe::FileWriter> trace = std::exchange(trace_, nullptr);
+  for (const Ended& ended : std::exchange(ends_, {})) ended(trace);
 }
 
 void Watch::want_entries(uint8_t flags) {
@@ -148,7 +184,14 @@ void Watch::finish() {
     recording_->finish();
     recording_->flush();
   }
-  end_timeline();
+  if (!timeline_) return;
+  // Everybody has left, with their last entries.
+  const std::shared_ptr<observe::FileWriter> trace = trace_;
+  close_timeline();
+  if (!trace->flush()) {
+    log(LogLevel::kWarning, "the timeline ", trace->path(),
+        " may be cut: the disk has not taken it in time");
+  }
 }
 
 Status Watch::report(const Peer& from, std::string_view payload) {
@@ -161,6 +204,7 @@ Status Watch::report(const Peer& from, std::string_view payload) {
 void Watch::gone(const Peer& peer, bool left) {
   if (left) end();
   monitor_.gone(process_of(peer), left);
+  last_came(process_of(peer));
   if (!left && recording_) {
     recording_->begin(concat(monitor_.roster().name(process_of(peer)), " is lost"));
   }

@@ -2,10 +2,13 @@
 // members about ranks that hold them up, and writes lines to the log.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "control/cluster.h"
 #include "control/peer.h"
@@ -43,12 +46,14 @@ class Watch {
   // Writes the record of all members. Returns where, or why not.
   Result<std::string> write_record(const std::string& why);
   // A member has sent entries for the timeline.
-  Status timeline(const Peer& from, std::string_view payload);
+  Status timeline(const Peer& from, bool last, std::string_view payload);
   // Begins to write a timeline to this path. Returns kInvalidArgument if one is being written, and
   // kConfiguration if the file cannot be written.
   Status begin_timeline(const std::string& path);
-  // Ends the timeline, if there is one. Members send what they still have for a moment.
-  void end_timeline();
+  // Ends the timeline, if there is one, once all members have sent their last entries, which they
+  // do within kLastEntries. `ended` is called then, with the file, or with null if there is none.
+  using Ended = std::function<void(std::shared_ptr<observe::FileWriter>)>;
+  void end_timeline(Ended ended);
   // Writes what has come of records and of the timeline, and waits for the files for a moment.
   void finish();
   // Returns whether a record is being collected.
@@ -57,11 +62,14 @@ class Watch {
  private:
   void prepare_record(const Options& options);
   void want_entries(uint8_t flags);
+  void last_came(const observe::Process& process);
+  void close_timeline();
   void tick();
   void hear();
 
   // How often the job is looked at, and how often members are told of ranks that hold others up.
   static constexpr Nanos kTick = 250 * kMillisecond, kTelling = 500 * kMillisecond;
+  static constexpr Nanos kLastEntries = 500 * kMillisecond;
 
   transport::EventLoop& loop_;
   const Peers& peers_;
@@ -70,9 +78,12 @@ class Watch {
   bool told_ = false;  // members know of some rank
   const double unix_zero_;  // seconds since 1970 when the loop's clock showed 0
   std::optional<Recording> recording_;
-  std::unique_ptr<observe::FileWriter> trace_;  // of the timeline; null: none is written
+  std::shared_ptr<observe::FileWriter> trace_;  // of the timeline; null: none is written
   std::unique_ptr<observe::Timeline> timeline_;
-  uint64_t dropped_ = 0;  // messages with entries, because the disk was too slow
+  std::vector<Ended> ends_;                     // not empty: the timeline is being ended
+  std::set<observe::Process> unfinished_;       // members that have not sent their last entries
+  uint64_t timelines_ = 0;                      // how many have begun
+  uint64_t dropped_ = 0;                        // entries, because the disk was too slow
   bool ended_ = false;
 };
 

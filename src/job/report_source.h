@@ -17,8 +17,9 @@ class ReportSource {
   virtual Nanos pause() const = 0;
   // Returns a report if one is due.
   virtual std::optional<observe::Report> report() = 0;
-  // Returns the entries that have ended since the last call.
-  virtual std::vector<observe::Entry> ended() = 0;
+  // Returns the entries that have ended since the last call; with `last`, also those that have not
+  // ended.
+  virtual observe::ProcessRecord timeline(bool last) = 0;
 
   // Any thread; must not block.
   // Returns the latest entries, and what the process does.

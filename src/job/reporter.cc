@@ -19,15 +19,15 @@ Reporter::Reporter(control::Member& member, ReportSource& source)
   member_.observe({
       .rank_texts =
           [link = link_](const observe::RankTexts& texts) {
-            std::lock_guard lock(link->mutex);
+            std::lock_guard lock(link->source_mutex);
             if (link->source != nullptr) link->source->told(texts);
           },
       .record =
           [link = link_] {
-            std::lock_guard lock(link->mutex);
+            std::lock_guard lock(link->source_mutex);
             return link->source == nullptr ? observe::ProcessRecord() : link->source->record();
           },
-      .timeline = [link = link_](bool on) { link->timeline.store(on); },
+      .timeline = [link = link_](bool wanted) { link->want(wanted); },
   });
   const WithoutSignals without_signals;
   try {
@@ -43,52 +43,54 @@ Reporter::~Reporter() {
     return;
   }
   {
-    std::lock_guard lock(link_->mutex);
+    std::lock_guard lock(link_->source_mutex);
     link_->source = nullptr;
   }
   if (!thread_) return;
   {
-    std::lock_guard lock(mutex_);
-    ends_ = true;
+    std::lock_guard lock(link_->mutex);
+    link_->ends = true;
   }
-  changed_.notify_all();
+  link_->changed.notify_all();
   thread_->join();
+}
+
+void Reporter::Link::want(bool yes) {
+  std::lock_guard lock(mutex);
+  wanted = yes;
+  news = true;
+  changed.notify_all();
 }
 
 void Reporter::run() {
   pthread_setname_np(pthread_self(), "herring-report");
-  std::unique_lock lock(mutex_);
-  while (!ends_) {
+  Link& link = *link_;
+  std::unique_lock lock(link.mutex);
+  while (!link.ends) {
     Nanos pause = source_.pause();
-    if (link_->timeline.load()) {
-      pause = std::min(pause, std::max<Nanos>(timeline_due_ - monotonic_now(), 0));
-    } else {
-      pause = std::min(pause, kTimelineInterval);
-    }
-    changed_.wait_for(lock, std::chrono::nanoseconds(pause), [this] { return ends_; });
+    if (link.wanted) pause = std::min(pause, std::max<Nanos>(timeline_due_ - monotonic_now(), 0));
+    link.changed.wait_for(lock, std::chrono::nanoseconds(pause),
+                          [&link] { return link.ends || link.news; });
+    // A member whose entries are wanted no more sends the last ones, as does one that leaves.
+    const bool last = link.ends ? link.wanted : std::exchange(link.news, false) && !link.wanted;
+    const bool wanted = link.wanted;
     lock.unlock();
     // What fails for lack of memory is left out.
-    static_cast<void>(without_exceptions([this] {
-      send();
+    static_cast<void>(without_exceptions([&] {
+      send(wanted, last);
       return Status();
     }));
     lock.lock();
   }
 }
 
-void Reporter::send() {
+void Reporter::send(bool wanted, bool last) {
   if (auto report = source_.report()) member_.report(std::move(*report));
-  if (!link_->timeline.load()) return;
   const Nanos now = monotonic_now();
-  const bool last = [this] {
-    std::lock_guard lock(mutex_);
-    return ends_;
-  }();
-  if (now < timeline_due_ && !last) return;
+  if (!last && (!wanted || now < timeline_due_)) return;
   timeline_due_ = now + kTimelineInterval;
-  observe::ProcessRecord entries;
-  entries.entries = source_.ended();
-  if (!entries.entries.empty()) member_.timeline(std::move(entries));
+  observe::ProcessRecord entries = source_.timeline(last);
+  if (last || !entries.entries.empty()) member_.timeline(std::move(entries), last);
 }
 
 }  // namespace herring::job

@@ -2,7 +2,6 @@
 // may have to wait, and the member's thread must not.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -22,29 +21,31 @@ class Reporter {
   Reporter& operator=(const Reporter&) = delete;
 
  private:
-  void run();
-  void send();
-
-  static constexpr Nanos kTimelineInterval = 250 * kMillisecond;
-
   // What the member's thread uses, also after this object is gone. The end of this object needs no
   // memory, so it must not have to tell the member.
   struct Link {
-    std::mutex mutex;
-    ReportSource* source;             // guarded by mutex; null after the end
-    std::atomic<bool> timeline{false};  // entries are wanted
-
     explicit Link(ReportSource& of) : source(&of) {}
+    void want(bool wanted);
+
+    std::mutex source_mutex;
+    ReportSource* source;  // guarded by source_mutex; null after the end
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool ends = false;    // guarded by mutex, as are the following two
+    bool wanted = false;  // entries are wanted for a timeline
+    bool news = false;    // that has just changed
   };
+
+  void run();
+  void send(bool wanted, bool last);
+
+  static constexpr Nanos kTimelineInterval = 250 * kMillisecond;
 
   control::Member& member_;
   ReportSource& source_;
   const uint32_t generation_;  // of forks
   const std::shared_ptr<Link> link_;
   Nanos timeline_due_ = 0;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool ends_ = false;  // guarded by mutex_
   std::unique_ptr<std::thread> thread_;
 };
 

@@ -33,8 +33,8 @@ std::optional<observe::Report> ServerReports::report() {
   return report;
 }
 
-std::vector<observe::Entry> ServerReports::ended() {
-  return server_.recorder().ended_since(told_);
+observe::ProcessRecord ServerReports::timeline(bool last) {
+  return observe::for_timeline(server_.recorder(), told_, last);
 }
 
 observe::ProcessRecord ServerReports::record() {

@@ -18,7 +18,7 @@ class ServerReports final : public ReportSource {
 
   Nanos pause() const override;
   std::optional<observe::Report> report() override;
-  std::vector<observe::Entry> ended() override;
+  observe::ProcessRecord timeline(bool last) override;
   observe::ProcessRecord record() override;
   void told(const observe::RankTexts& texts) override;
 

@@ -66,7 +66,9 @@ std::optional<observe::Report> WorkerReports::report() {
   return make(now, activity);
 }
 
-std::vector<Entry> WorkerReports::ended() { return engine_.recorder().ended_since(told_); }
+observe::ProcessRecord WorkerReports::timeline(bool last) {
+  return observe::for_timeline(engine_.recorder(), told_, last);
+}
 
 observe::ProcessRecord WorkerReports::record() {
   const Nanos now = monotonic_now();

@@ -22,7 +22,7 @@ class WorkerReports final : public ReportSource {
 
   Nanos pause() const override;
   std::optional<observe::Report> report() override;
-  std::vector<observe::Entry> ended() override;
+  observe::ProcessRecord timeline(bool last) override;
   observe::ProcessRecord record() override;
   void told(const observe::RankTexts& texts) override;
 

@@ -39,7 +39,7 @@ const char* name_of(Kind kind);
 const char* name_of(Moment moment);
 
 struct Entry {
-  static constexpr size_t kNameBytes = 48;
+  static constexpr size_t kNameBytes = 80;
 
   uint64_t id = 0;           // counts the entries of a process from 1 on
   Kind kind = Kind::kCall;
@@ -49,7 +49,7 @@ struct Entry {
   uint64_t bytes = 0;
   std::array<Nanos, kMoments> at{};  // in this process's monotonic clock; 0: not reached
   Nanos waited = 0;          // how long the program waited for the result
-  char name[kNameBytes] = {};  // ends with a zero byte; longer names are cut
+  char name[kNameBytes] = {};  // ends with a zero byte; longer names lose their middle
 
   Nanos when(Moment moment) const { return at[static_cast<size_t>(moment)]; }
   std::string_view title() const { return {name, strnlen(name, kNameBytes)}; }
@@ -58,8 +58,17 @@ struct Entry {
     add_to_name(text);
   }
   void add_to_name(std::string_view text) {
-    const size_t used = title().size();
-    std::memcpy(name + used, text.data(), std::min(text.size(), kNameBytes - 1 - used));
+    const size_t used = title().size(), room = kNameBytes - 1 - used;
+    constexpr std::string_view kGap = "...";
+    if (text.size() <= room || room <= kGap.size()) {
+      std::memcpy(name + used, text.data(), std::min(text.size(), room));
+      return;
+    }
+    // Names of parameters differ at their end.
+    const size_t head = (room - kGap.size()) / 3, tail = room - kGap.size() - head;
+    std::memcpy(name + used, text.data(), head);
+    std::memcpy(name + used + head, kGap.data(), kGap.size());
+    std::memcpy(name + kNameBytes - 1 - tail, text.data() + text.size() - tail, tail);
   }
 };
 

@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -11,6 +13,7 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -61,11 +64,14 @@ Status run_apart(const std::string& path, std::function<void()> body) {
 // The thread owns a share, so that a disk that never answers keeps nobody but that thread.
 class FileWriter::Impl {
  public:
-  Impl(std::string path, UniqueFd fd, Failed failed)
-      : path(std::move(path)), fd_(std::move(fd)), failed_(std::move(failed)) {}
+  Impl(std::string path, Failed failed) : path(std::move(path)), failed_(std::move(failed)) {}
 
   void run() {
+    const Status opened = open_file();
     std::unique_lock lock(mutex_);
+    opened_ = opened;
+    changed_.notify_all();
+    if (!opened.ok()) return;
     for (;;) {
       changed_.wait(lock, [this] { return ends_ || !queue_.empty(); });
       if (queue_.empty()) break;
@@ -86,6 +92,20 @@ class FileWriter::Impl {
     }
   }
 
+  Status opened() {
+    std::unique_lock lock(mutex_);
+    const auto known = [this] { return opened_.has_value(); };
+    if (changed_.wait_for(lock, std::chrono::nanoseconds(kPatience), known)) return *opened_;
+    ends_ = true;
+    return {Code::kConfiguration, concat("cannot write ", path, ": it does not open within ",
+                                         in_seconds(kPatience))};
+  }
+
+  bool broken() {
+    std::lock_guard lock(mutex_);
+    return broken_;
+  }
+
   bool write(std::string text) {
     std::lock_guard lock(mutex_);
     if (broken_ || ends_ || queued_ + text.size() > kMostQueued) return false;
@@ -101,9 +121,10 @@ class FileWriter::Impl {
     changed_.notify_all();
   }
 
-  void flush() {
+  bool flush() {
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, std::chrono::nanoseconds(kPatience), [this] { return queued_ == 0; });
+    return changed_.wait_for(lock, std::chrono::nanoseconds(kPatience),
+                             [this] { return queued_ == 0; });
   }
 
   bool here() const { return generation_ == fork_generation(); }
@@ -111,7 +132,31 @@ class FileWriter::Impl {
   const std::string path;
 
  private:
-  const UniqueFd fd_;
+  Status failure(int error) const {
+    return {Code::kConfiguration, concat("cannot write ", path, ": ", std::strerror(error))};
+  }
+
+  Status open_file() {
+    // A pipe that nobody reads would make this wait.
+    fd_ = UniqueFd(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0644));
+    if (!fd_.valid()) {
+      return errno == ENXIO ? Status(Code::kConfiguration,
+                                     concat("cannot write ", path, ": nobody reads this pipe"))
+                            : failure(errno);
+    }
+    if (fcntl(fd_.get(), F_SETFL, fcntl(fd_.get(), F_GETFL) & ~O_NONBLOCK) != 0) {
+      return failure(errno);
+    }
+    struct stat file {};
+    if (fstat(fd_.get(), &file) != 0 || !S_ISREG(file.st_mode)) return {};
+    // Some file systems have no locks.
+    if (flock(fd_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      return {Code::kConfiguration, concat("cannot write ", path, ": another process writes it")};
+    }
+    return ftruncate(fd_.get(), 0) == 0 ? Status() : failure(errno);
+  }
+
+  UniqueFd fd_;  // of the writer's thread
   const Failed failed_;
   const uint32_t generation_ = fork_generation();
   std::mutex mutex_;
@@ -119,13 +164,13 @@ class FileWriter::Impl {
   std::deque<std::string> queue_;  // guarded by mutex_, as is all of the following
   size_t queued_ = 0;              // bytes
   bool broken_ = false, ends_ = false;
+  std::optional<Status> opened_;
 };
 
 Result<std::unique_ptr<FileWriter>> FileWriter::open(const std::string& path, Failed failed) {
-  UniqueFd fd = create(path, 0644);
-  if (!fd.valid()) return cannot_write(path);
-  auto impl = std::make_shared<Impl>(path, std::move(fd), std::move(failed));
+  auto impl = std::make_shared<Impl>(path, std::move(failed));
   HERRING_RETURN_IF_ERROR(run_apart(path, [impl] { impl->run(); }));
+  HERRING_RETURN_IF_ERROR(impl->opened());
   return std::unique_ptr<FileWriter>(new FileWriter(std::move(impl)));
 }
 
@@ -134,9 +179,8 @@ FileWriter::~FileWriter() {
 }
 
 bool FileWriter::write(std::string text) { return impl_->write(std::move(text)); }
-void FileWriter::flush() {
-  if (impl_->here()) impl_->flush();
-}
+bool FileWriter::flush() { return impl_->here() && impl_->flush(); }
+bool FileWriter::broken() const { return impl_->broken(); }
 const std::string& FileWriter::path() const { return impl_->path; }
 
 struct WholeFile::State {

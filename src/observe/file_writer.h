@@ -17,7 +17,8 @@ class FileWriter {
   // Called once, on the writer's thread, if a file cannot be written: nothing more is written then.
   using Failed = std::function<void(const Status& why)>;
 
-  // Creates or empties the file. Returns kConfiguration, naming it, if that is impossible.
+  // Creates or empties the file. Returns kConfiguration, naming it, if that is impossible, takes
+  // longer than kPatience, or if another process writes this file.
   static Result<std::unique_ptr<FileWriter>> open(const std::string& path, Failed failed);
   // What is queued is still written, unless the process ends before.
   ~FileWriter();
@@ -27,8 +28,10 @@ class FileWriter {
   // Queues text. Returns false, and drops the text, if more than kMostQueued bytes wait already or
   // the file cannot be written.
   bool write(std::string text);
-  // Waits until what is queued is written, but not longer than kPatience.
-  void flush();
+  // Waits until what is queued is written, but not longer than kPatience. Returns whether it is.
+  bool flush();
+  // Returns whether the file could not be written.
+  bool broken() const;
   const std::string& path() const;
 
   static constexpr size_t kMostQueued = 64 << 20;

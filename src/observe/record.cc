@@ -8,8 +8,6 @@
 namespace herring::observe {
 namespace {
 
-constexpr size_t kMostEntries = 8192;
-
 // Text from another process must be safe on a terminal.
 std::string get_text(ByteReader& in, size_t most) {
   std::string text = in.text(most);
@@ -54,6 +52,16 @@ bool get(ByteReader& in, Entry& entry) {
 
 }  // namespace
 
+ProcessRecord for_timeline(const Recorder& recorder, uint64_t& cursor, bool last) {
+  ProcessRecord record;
+  record.entries = recorder.ended_since(cursor, &record.lost);
+  if (!last) return record;
+  for (Entry& entry : recorder.latest(Recorder::kEntries)) {
+    if (!entry.ended) record.entries.push_back(std::move(entry));
+  }
+  return record;
+}
+
 std::string encode(const ProcessRecord& record) {
   ByteWriter out;
   const auto text = [&out](const std::string& s, size_t most) {
@@ -64,7 +72,7 @@ std::string encode(const ProcessRecord& record) {
   text(record.where, kMostTextBytes);
   text(record.stack, kMostTextBytes);
   const size_t count = std::min(record.entries.size(), kMostEntries);
-  out.put(static_cast<uint32_t>(count));
+  out.put(record.lost + (record.entries.size() - count)).put(static_cast<uint32_t>(count));
   for (size_t i = record.entries.size() - count; i < record.entries.size(); ++i) {
     put(out, record.entries[i]);
   }
@@ -84,6 +92,7 @@ Result<ProcessRecord> decode_process_record(std::string_view payload) {
   for (const Nanos time : {record.offset, record.offset_error, record.age}) {
     sound = sound && time > -kEndless && time < kEndless;
   }
+  record.lost = in.get<uint64_t>();
   const auto count = in.get<uint32_t>();
   sound = sound && count <= kMostEntries && count * kLeastEntry <= in.remaining();
   for (uint32_t i = 0; sound && i < count; ++i) {

@@ -9,10 +9,12 @@
 
 #include "observe/entry.h"
 #include "observe/picture.h"
+#include "observe/recorder.h"
 
 namespace herring::observe {
 
 inline constexpr size_t kMostRecorded = 512;  // entries of one process
+inline constexpr size_t kMostEntries = 8192;  // in one message
 
 // The latest entries of a process, or those that have ended since the last message.
 struct ProcessRecord {
@@ -22,7 +24,12 @@ struct ProcessRecord {
   Nanos age = 0;
   std::string stack;
   std::vector<Entry> entries;
+  uint64_t lost = 0;  // entries that should be here; of a timeline only
 };
+
+// Returns the entries that have ended since the call that returned this cursor; with `last`, also
+// those that have not ended.
+ProcessRecord for_timeline(const Recorder& recorder, uint64_t& cursor, bool last);
 
 std::string encode(const ProcessRecord& record);
 // Checks every length and count.

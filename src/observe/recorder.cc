@@ -103,7 +103,7 @@ std::vector<Entry> Recorder::latest(size_t most) const {
   return found;
 }
 
-std::vector<Entry> Recorder::ended_since(uint64_t& cursor) const {
+std::vector<Entry> Recorder::ended_since(uint64_t& cursor, uint64_t* dropped) const {
   std::lock_guard lock(mutex_);
   std::vector<Entry> found;
   if (entries_.empty()) return found;
@@ -113,6 +113,7 @@ std::vector<Entry> Recorder::ended_since(uint64_t& cursor) const {
     const Entry& entry = entries_[id % entries_.size()];
     if (entry.id == id) found.push_back(entry);
   }
+  if (dropped != nullptr) *dropped += ended_count_ - cursor - found.size();
   cursor = ended_count_;
   return found;
 }

@@ -131,7 +131,7 @@ def add_options(run: argparse.ArgumentParser) -> None:
     options.add_argument(
         "--timeline-filename",
         metavar="FILE",
-        help="timeline of the calls of herring.horovod, which rank 0 writes (HOROVOD_TIMELINE)",
+        help="timeline of all ranks and servers, which rank 0 writes (HOROVOD_TIMELINE)",
     )
     for count, found in _IGNORED.items():
         for name in found:

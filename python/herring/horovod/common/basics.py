@@ -11,7 +11,6 @@ from herring import _core
 from herring.errors import InvalidArgumentError
 from herring.horovod.common import process_sets as sets
 from herring.horovod.common.exceptions import NotInitializedError, NotSupportedError
-from herring.horovod.common.timeline import start_timeline
 from herring.launch.horovod_settings import TIMELINE, read_variables
 
 __all__ = [
@@ -83,13 +82,14 @@ def init(
 def _init_as_asked() -> None:
     """Joins the job with the settings that Horovod's environment variables request."""
     settings, lines = read_variables(os.environ)
+    trace = os.environ.get(TIMELINE, "").strip()
+    # With DYNAMIC, the script calls start_timeline().
+    if trace and trace.upper() != "DYNAMIC" and not os.environ.get("HERRING_TIMELINE"):
+        settings["timeline"] = trace
     herring.init(**settings)
     if herring.rank() == 0:
         for line in lines:
             _core.log_warning(line)
-    trace = os.environ.get(TIMELINE, "").strip()
-    if trace and trace.upper() != "DYNAMIC":  # With DYNAMIC, the script calls start_timeline().
-        start_timeline(trace)
 
 
 def shutdown() -> None:

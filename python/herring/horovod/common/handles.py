@@ -23,7 +23,6 @@ from herring.errors import (
     InvalidArgumentError,
     PeerLostError,
 )
-from herring.horovod.common import timeline
 from herring.horovod.common.exceptions import as_horovod, internal_errors
 from herring.horovod.common.process_sets import ProcessSet, group_of
 
@@ -78,7 +77,6 @@ class Call:
         self._operation: _core.Operation | None = None
         self._array: Any = None  # The array on a GPU that receives the result.
         self._told = False  # Whether the other ranks know of this rank's call, or of its error.
-        self._noted: Callable[[], None] = _nothing
         while (other := self._register()) is not None:
             if not queues:
                 raise InvalidArgumentError(
@@ -128,7 +126,6 @@ class Call:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         """Tells the other ranks, after an error, that this rank does not start the operation."""
         if error is None:
-            self._noted = timeline.started(self.name, self._operation)
             return
         with _lock:
             if self._operation is None:
@@ -162,7 +159,6 @@ class Call:
                     take_back(self._operation, self._array, 0.0)
             finally:
                 self.forget()
-                self._noted()
             return self.finish()
 
     def forget(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from herring.errors import HerringError
-from herring.horovod.common import rounds, timeline
+from herring.horovod.common import rounds
 from herring.horovod.common.exceptions import internal_errors
 from herring.horovod.common.handles import Call
 from herring.horovod.common.process_sets import ProcessSet, group_of
@@ -120,7 +120,6 @@ class PlannedGradients:
         self._pass = -1  # torch's number of the last backward pass.
         self._number = 0  # Backward passes since the last step.
         self._last = passes  # The expected number of backward passes in a step.
-        self._begun = 0.0
         self._watch(named)
         self._reducer = _Reducer(
             named,
@@ -155,7 +154,6 @@ class PlannedGradients:
             reducer.enabled = self._number == self._last
             self._complete = reducer.enabled
             self._rounds = reducer.rounds
-            self._begun = timeline.begin()
 
     @property
     def pending(self) -> bool:
@@ -188,7 +186,6 @@ class PlannedGradients:
             if not ended or self._counts.exceeded:
                 reducer.enabled = True
                 reducer.finish_step()
-        timeline.ended(reducer.name, self._begun)
         if self._sums:
             self._multiply(reducer.contributors)
         # A step that ended early does not lower the number expected for the next step.
@@ -305,7 +302,6 @@ class TensorGradients:
         Raises:
           HorovodInternalError: the first operation that failed; all other operations completed.
         """
-        since = timeline.begin()
         for name, parameter in self._named:
             if parameter.requires_grad and id(parameter) not in self._calls:
                 self._start(name, parameter)
@@ -328,7 +324,6 @@ class TensorGradients:
                     continue
                 found = found.view_as(parameter)
             parameter.grad = found
-        timeline.ended(self._name, since)
         if failed is not None:
             raise failed
 
