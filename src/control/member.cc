@@ -29,6 +29,8 @@ constexpr Nanos kGoodbyeTimeout = kSecond;
 constexpr Nanos kDrainTimeout = 200 * kMillisecond;
 // Bytes that wait for the rendezvous, beyond which reports are dropped.
 constexpr size_t kMostBacklog = 1 << 20;
+// Entries of a timeline wait for a clock as good as this, or for so long.
+constexpr Nanos kGoodClock = 300 * kMicrosecond, kClockPatience = 4 * kSecond;
 // Operations may fail by the dozen, for one reason.
 constexpr Nanos kFailurePause = 5 * kSecond;
 // The rendezvous tells who is missing before this member's patience ends. This is extra time in
@@ -159,6 +161,7 @@ class Member::Impl final : public Channel::Owner {
     if (!here()) return;
     loop_.post([this, entries = std::move(entries), last]() mutable {
       if (silent_ || channel_->closed()) return;
+      if (held_.entries.empty()) held_since_ = loop_.now();
       held_.lost += entries.lost;
       const size_t room = observe::kMostEntries - held_.entries.size();
       if (channel_->backlog() > kMostBacklog || entries.entries.size() > room) {
@@ -450,9 +453,14 @@ class Member::Impl final : public Channel::Owner {
     loop_.call_after(check_period_, [this] { check_silence(); });
   }
 
-  // Sends entries of the timeline, if the clock of the rendezvous is known by now.
+  // Sends entries of the timeline once the clock of the rendezvous is known well. On a busy machine
+  // that may take several exchanges.
   void send_held() {
     if (!clock_.known() || held_.entries.empty() || !may_tell()) return;
+    if (clock_.error() > kGoodClock && loop_.now() - held_since_ < kClockPatience &&
+        held_.entries.size() < observe::kMostEntries / 2) {
+      return;
+    }
     tell(FrameType::kTimeline, std::exchange(held_, {}), 0);
   }
 
@@ -498,6 +506,7 @@ class Member::Impl final : public Channel::Owner {
   Observer observer_;
   bool timeline_wanted_ = false;
   observe::ProcessRecord held_;  // entries of the timeline that wait
+  Nanos held_since_ = 0;
   Nanos fails_again_at_ = 0;  // when a further failure may be told
   observe::ClockOffset clock_;  // of the rendezvous
   bool watched_ = false, delivering_ = false;
