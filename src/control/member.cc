@@ -7,16 +7,16 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <utility>
 
 #include "base/interrupt.h"
 #include "base/log.h"
-#include "base/record_place.h"
 #include "base/reminders.h"
 #include "control/channel.h"
 #include "control/messages.h"
-#include "observe/clock_offset.h"
+#include "control/teller.h"
 #include "transport/epoll_loop.h"
 #include "transport/tcp/transport.h"
 
@@ -27,12 +27,6 @@ using wire::FrameType;
 
 constexpr Nanos kGoodbyeTimeout = kSecond;
 constexpr Nanos kDrainTimeout = 200 * kMillisecond;
-// Bytes that wait for the rendezvous, beyond which reports are dropped.
-constexpr size_t kMostBacklog = 1 << 20;
-// Entries of a timeline wait for a clock as good as this, or for so long.
-constexpr Nanos kGoodClock = 300 * kMicrosecond, kClockPatience = 4 * kSecond;
-// Operations may fail by the dozen, for one reason.
-constexpr Nanos kFailurePause = 5 * kSecond;
 // The rendezvous tells who is missing before this member's patience ends. This is extra time in
 // case it does not.
 constexpr Nanos kLastWord = 500 * kMillisecond;
@@ -53,6 +47,7 @@ class Member::Impl final : public Channel::Owner {
     const auto connection =
         transport::tcp::make_connection(std::move(fd), options.rendezvous.to_string());
     channel_ = std::make_unique<Channel>(loop_, *connection, wire::kMaxControlPayload, *this);
+    teller_.emplace(loop_, *channel_);
     loop_.on_exhausted([this](const Status& why) {
       if (!silent_) channel_->send(FrameType::kAbort, encode(why));
       phase() == Phase::kReady ? report({Event::Kind::kAbort, {}, why.message()}) : fail(why);
@@ -141,58 +136,34 @@ class Member::Impl final : public Channel::Owner {
   void observe(Observer observer) {
     if (!here()) return;
     loop_.post([this, observer = std::move(observer)]() mutable {
-      observer_ = std::move(observer);
-      if (timeline_wanted_ && observer_.timeline) observer_.timeline(true);
+      teller_->observe(std::move(observer));
     });
   }
 
   void send_report(observe::Report report) {
     if (!here()) return;
     loop_.post([this, report = std::move(report)]() mutable {
-      if (!may_tell()) return;
-      report.sent = loop_.now();
-      report.offset = clock_.offset();
-      report.offset_error = clock_.error();
-      channel_->send(FrameType::kReport, observe::encode(report));
+      teller_->report(std::move(report));
     });
   }
 
   void send_timeline(observe::ProcessRecord entries, bool last) {
     if (!here()) return;
     loop_.post([this, entries = std::move(entries), last]() mutable {
-      if (silent_ || channel_->closed()) return;
-      if (held_.entries.empty()) held_since_ = loop_.now();
-      held_.lost += entries.lost;
-      const size_t room = observe::kMostEntries - held_.entries.size();
-      if (channel_->backlog() > kMostBacklog || entries.entries.size() > room) {
-        held_.lost += entries.entries.size();
-        entries.entries.clear();
-      }
-      held_.entries.insert(held_.entries.end(), entries.entries.begin(), entries.entries.end());
-      if (last) {
-        tell(FrameType::kTimeline, std::exchange(held_, {}), kFlagLast);
-      } else {
-        send_held();
-      }
+      teller_->timeline(std::move(entries), last);
     });
   }
 
   void send_failure(const std::string& why) {
     if (!here()) return;
-    loop_.post([this, why] {
-      const Nanos now = loop_.now();
-      if (!may_tell() || !observer_.record || now < fails_again_at_) return;
-      fails_again_at_ = now + kFailurePause;
-      observe::ProcessRecord record = observer_.record();
-      record.failure = why;
-      tell(FrameType::kRecord, std::move(record), kFlagFailed);
-    });
+    loop_.post([this, why] { teller_->failed(why); });
   }
 
   void goodbye() {
     if (!here()) return;
     loop_.post([this] {
       silent_ = true;
+      teller_->silence();
       ended_ = true;
       events_.clear();
       if (channel_->closed()) return said_goodbye();
@@ -261,8 +232,7 @@ class Member::Impl final : public Channel::Owner {
     switch (type) {
       case FrameType::kHeartbeat: {
         HERRING_RETURN_IF_ERROR(decode_rhythm(payload).move_to(rhythm_));
-        clock_.exchanged(rhythm_.echo, rhythm_.received, rhythm_.sent, loop_.now());
-        send_held();
+        teller_->heartbeat(rhythm_);
         return {};
       }
       case FrameType::kCluster:
@@ -280,27 +250,9 @@ class Member::Impl final : public Channel::Owner {
       case FrameType::kWarning:
         log(LogLevel::kWarning, payload);
         return {};
-      case FrameType::kRankTexts: {
-        auto texts = observe::decode_rank_texts(payload);
-        if (!texts.ok()) return texts.status();
-        if (observer_.rank_texts) observer_.rank_texts(*texts);
-        return {};
-      }
+      case FrameType::kRankTexts:
       case FrameType::kRecord:
-        if (flags == kFlagPlace) {
-          set_record_place(std::string(payload.substr(0, kMaxTextBytes)));
-        } else if (observer_.record && may_tell()) {
-          tell(FrameType::kRecord, observer_.record(), 0);
-        }
-        return {};
-      case FrameType::kTimeline:
-        timeline_wanted_ = flags == kFlagWanted;
-        if (observer_.timeline) {
-          observer_.timeline(timeline_wanted_);
-        } else if (!timeline_wanted_) {
-          tell(FrameType::kTimeline, std::exchange(held_, {}), kFlagLast);
-        }
-        return {};
+      case FrameType::kTimeline: return teller_->on_message(type, flags, payload);
       case FrameType::kPeerLost: {
         auto notice = decode_losses(payload);
         if (!notice.ok()) return notice.status();
@@ -453,28 +405,6 @@ class Member::Impl final : public Channel::Owner {
     loop_.call_after(check_period_, [this] { check_silence(); });
   }
 
-  // Sends entries of the timeline once the clock of the rendezvous is known well. On a busy machine
-  // that may take several exchanges.
-  void send_held() {
-    if (!clock_.known() || held_.entries.empty() || !may_tell()) return;
-    if (clock_.error() > kGoodClock && loop_.now() - held_since_ < kClockPatience &&
-        held_.entries.size() < observe::kMostEntries / 2) {
-      return;
-    }
-    tell(FrameType::kTimeline, std::exchange(held_, {}), 0);
-  }
-
-  // A connection that is full carries what matters more.
-  bool may_tell() const {
-    return !silent_ && !channel_->closed() && channel_->backlog() <= kMostBacklog;
-  }
-
-  void tell(FrameType type, observe::ProcessRecord record, uint8_t flags) {
-    record.offset = clock_.offset();
-    record.offset_error = clock_.error();
-    channel_->send(type, observe::encode(record), flags);
-  }
-
   void said_goodbye() {
     std::lock_guard lock(mutex_);
     goodbye_done_ = true;
@@ -494,6 +424,7 @@ class Member::Impl final : public Channel::Owner {
   const Options options_;
   transport::EpollLoop loop_;
   std::unique_ptr<Channel> channel_;
+  std::optional<Teller> teller_;
   std::string local_address_;
   bool is_server_ = false;
 
@@ -503,12 +434,6 @@ class Member::Impl final : public Channel::Owner {
   OnLoss on_loss_;
   OnAbort on_abort_;
   OnEnd on_end_;
-  Observer observer_;
-  bool timeline_wanted_ = false;
-  observe::ProcessRecord held_;  // entries of the timeline that wait
-  Nanos held_since_ = 0;
-  Nanos fails_again_at_ = 0;  // when a further failure may be told
-  observe::ClockOffset clock_;  // of the rendezvous
   bool watched_ = false, delivering_ = false;
   bool silent_ = false;  // set by goodbye()
   bool greeted_ = false;  // the rendezvous has sent something

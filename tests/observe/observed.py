@@ -9,7 +9,6 @@ import json
 import os
 import pickle
 import re
-import select
 import shutil
 import signal
 import socket
@@ -152,9 +151,7 @@ class Run:
             servers = 2 if "servers" in case.layout else 0
             plan = Plan(command, 4, servers, timeout=90, grace=3, settings=settings)
             self.cluster = self._stack.enter_context(Cluster(plan.hosts, case.rate))
-            thread = threading.Thread(
-                target=self._run_on_hosts, args=(plan, writing), daemon=True
-            )
+            thread = threading.Thread(target=self._run_on_hosts, args=(plan, writing), daemon=True)
             thread.start()
             return
         layout = {
@@ -306,7 +303,7 @@ def _watch(running: Run) -> Result:
     while not running.ready() and time.time() < end and not running.over():
         time.sleep(0.05)
     start = time.time()
-    if case.outside or not case.expect and not case.says:
+    if case.outside or (not case.expect and not case.says):
         end = time.time() + 2
         while time.time() < end:
             running.ask()

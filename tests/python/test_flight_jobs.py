@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
 import re
 import signal
 import stat
-import time
 from pathlib import Path
 
 import pytest
 
-from herring.errors import ConfigurationError
 from herring.flight.analysis import analyse
 from herring.flight.record import Record, read
 from herring.flight.report import as_text
-from herring.launch import cli
 from jobs import LAYOUTS, expect_success, run_job
 from launched import Job
 
@@ -47,7 +41,9 @@ rank = herring.rank()
 
 def flight_of(output: str) -> tuple[Record, str]:
     """Returns the record of a job, whose place each of its errors names, and the verdict."""
-    places = set(re.findall(r"what all ranks did last is in [^\s:]+:(\S+\.flight\.json)$", output, re.M))
+    places = set(
+        re.findall(r"what all ranks did last is in [^\s:]+:(\S+\.flight\.json)$", output, re.M)
+    )
     assert len(places) == 1, output
     file = Path(places.pop())
     record = read(file)
@@ -134,9 +130,15 @@ if rank == 0 and os.environ["NUMBER"] == "19":
 
 
 def test_a_server_that_is_killed(folder: Path) -> None:
-    job = Job(
-        *("-n", "2", "--nodes", "2", "--servers", "1", "--grace", "5", "--"),
-        *("python3", "-c", "import numpy as np, os, sys, time, herring\n" + FAIL + """
+    job = (
+        Job(
+            *("-n", "2", "--nodes", "2", "--servers", "1", "--grace", "5", "--"),
+            *(
+                "python3",
+                "-c",
+                "import numpy as np, os, sys, time, herring\n"
+                + FAIL
+                + """
 herring.allreduce(np.ones(4), name="first")
 if rank == 0:
     mine = os.getppid()
@@ -145,8 +147,12 @@ if rank == 0:
             print("SERVER", pid, flush=True)
 time.sleep(0.5)
 failing(herring.allreduce, np.ones(4), name="second") if rank else time.sleep(9)
-"""),
-    ) if False else None
+""",
+            ),
+        )
+        if False
+        else None
+    )
     assert job is None
 
 

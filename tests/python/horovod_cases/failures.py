@@ -122,7 +122,9 @@ def timelines():
     hvd.stop_timeline()
     if hvd.rank() == 0:
         events = [one for one in json.loads(path.read_text()) if one["ph"] == "X"]
-        calls = {one["pid"] for one in events if one["name"] == "allreduce 'horovod.allreduce.seen'"}
+        calls = {
+            one["pid"] for one in events if one["name"] == "allreduce 'horovod.allreduce.seen'"
+        }
         assert calls == set(range(hvd.size())), calls  # of all ranks
         path.unlink()
         raises(ValueError, "folder does not exist", hvd.start_timeline, "/nowhere/at/all.json")
