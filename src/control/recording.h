@@ -29,6 +29,8 @@ class Recording {
   // A member has sent its entries. Does nothing unless records are being collected.
   void add(const Peer& from, observe::ProcessRecord record);
   bool collects() const { return collects_; }
+  // Returns whether a record was ever begun.
+  bool ever() const { return collects_ || finished_ != 0; }
   // Writes what has come so far, if something is being collected.
   void finish();
   // Waits for a moment until the file is written.

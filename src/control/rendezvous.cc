@@ -208,6 +208,7 @@ class Rendezvous::Impl final : public Channel::Owner {
     if (peer.kind == Peer::Kind::kUnknown) {
       gathering_.on_declined(peer, why);
     } else if (job_) {
+      if (watch_) watch_->expect_failures();
       job_->abort(peer, why);
     } else {
       gathering_.abort(peer, why);
@@ -229,6 +230,7 @@ class Rendezvous::Impl final : public Channel::Owner {
     watching.heartbeat_interval = options_.heartbeat_interval;
     watching.flight_folder = options_.flight_folder;
     watching.timeline = options_.timeline;
+    watching.on_signal = options_.status != "off";
     watch_.emplace(loop_, peers_, gathering_.cluster(), std::move(watching));
     serve_status();
   }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/status_signal.h"
 #include "base/version.h"
 #include "control/messages.h"
 #include "transport/address.h"
@@ -57,7 +58,9 @@ Watch::Watch(transport::EventLoop& loop, const Peers& peers, const Cluster& clus
                 .silent_after = std::max(kSecond, 4 * options.heartbeat_interval),
                 .unix_zero = unix_zero(loop.now())},
                loop.now()),
-      unix_zero_(unix_zero(loop.now())) {
+      unix_zero_(unix_zero(loop.now())),
+      on_signal_(options.on_signal),
+      signals_(status_signals()) {
   loop_.call_after(kTick, [this] { tick(); });
   prepare_record(options);
   if (options.timeline.empty()) return;
@@ -88,7 +91,7 @@ Status Watch::record(const Peer& from, bool failed, std::string_view payload) {
   auto record = observe::decode_process_record(payload);
   if (!record.ok()) return record.status();
   if (!recording_) return {};
-  if (failed) {
+  if (failed && !expects_failures_) {
     recording_->begin(concat(monitor_.roster().name(process_of(from)), ": ", record->failure));
   }
   recording_->add(from, std::move(*record));
@@ -202,11 +205,22 @@ Status Watch::report(const Peer& from, std::string_view payload) {
 }
 
 void Watch::gone(const Peer& peer, bool left) {
-  if (left) end();
+  if (left) {
+    end();
+    expect_failures();
+  }
   monitor_.gone(process_of(peer), left);
   last_came(process_of(peer));
   if (!left && recording_) {
     recording_->begin(concat(monitor_.roster().name(process_of(peer)), " is lost"));
+  }
+}
+
+void Watch::expect_failures() {
+  if (std::exchange(expects_failures_, true) || !recording_ || recording_->ever()) return;
+  // Errors must not name a file that will not be there. Members read this before the reason.
+  for (const auto& peer : peers_) {
+    if (peer->is_member()) peer->channel->send(FrameType::kRecord, {}, kFlagPlace);
   }
 }
 
@@ -233,9 +247,23 @@ observe::Picture Watch::picture() {
   return monitor_.picture(loop_.now());
 }
 
+void Watch::log_status() {
+  const std::string all = observe::as_text(picture(), false);
+  std::string_view text = all;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size() - 1);
+    log(LogLevel::kWarning, "status (SIGUSR1): ", text.substr(0, end));
+    text.remove_prefix(end + 1);
+  }
+}
+
 void Watch::tick() {
   const Nanos now = loop_.now();
   hear();
+  if (const uint64_t signals = status_signals(); on_signal_ && signals != signals_) {
+    signals_ = signals;
+    log_status();
+  }
   if (now >= tell_at_) {
     tell_at_ = now + kTelling;
     const observe::RankTexts texts = monitor_.rank_texts(now);

@@ -28,6 +28,7 @@ class Watch {
     Nanos heartbeat_interval = 250 * kMillisecond;
     std::string flight_folder;  // value of that setting; "off": there are no flight records
     std::string timeline;       // value of that setting; empty: there is no timeline yet
+    bool on_signal = false;     // whether SIGUSR1 asks for the status, in the log
   };
 
   // `loop` and `peers` must outlive the Watch, which must not be destroyed before the loop has
@@ -56,6 +57,9 @@ class Watch {
   void end_timeline(Ended ended);
   // Writes what has come of records and of the timeline, and waits for the files for a moment.
   void finish();
+  // Failures that come now have a reason that all are told anyway: a rank has left, or the program
+  // has aborted the job. They begin no record.
+  void expect_failures();
   // Returns whether a record is being collected.
   bool collects() const { return recording_ && recording_->collects(); }
 
@@ -66,6 +70,7 @@ class Watch {
   void close_timeline();
   void tick();
   void hear();
+  void log_status();
 
   // How often the job is looked at, and how often members are told of ranks that hold others up.
   static constexpr Nanos kTick = 250 * kMillisecond, kTelling = 500 * kMillisecond;
@@ -85,6 +90,9 @@ class Watch {
   uint64_t timelines_ = 0;                      // how many have begun
   uint64_t dropped_ = 0;                        // entries, because the disk was too slow
   bool ended_ = false;
+  bool expects_failures_ = false;
+  const bool on_signal_;
+  uint64_t signals_;  // that were answered
 };
 
 }  // namespace herring::control

@@ -7,6 +7,7 @@
 #include "base/interrupt.h"
 #include "base/log.h"
 #include "base/record_place.h"
+#include "base/status_signal.h"
 #include "job/options.h"
 #include "job/process.h"
 #include "transport/tcp/connector.h"
@@ -175,6 +176,8 @@ Status Job::connect() {
   if (engine.observe) {
     reports_ = std::make_unique<WorkerReports>(*engine_, options_.rank);
     reporter_ = std::make_unique<Reporter>(*member_, *reports_);
+    // Everywhere, because a launcher passes the signal on to all workers.
+    if (settings.get_string("status") != "off") take_status_signal();
   }
 
   std::lock_guard lock(news_);
@@ -314,6 +317,7 @@ void Job::abort(const std::string& reason) {
 void Job::shutdown() {
   if (std::exchange(down_, true)) return;
   const bool healthy = engine_ && engine_->failure().ok();
+  if (reporter_) give_back_status_signal();
   reporter_.reset();
   if (engine_ && log_enabled(LogLevel::kInfo)) log_end();
   if (engine_) engine_->stop();

@@ -156,14 +156,16 @@ std::string as_metrics(const Picture& picture) {
   m.job("herring_steps_total", "Steps that have ended on all ranks.", number(picture.rounds), {},
         "counter");
   m.job("herring_steps_per_second", "Steps per second, lately.", picture.rounds_per_second);
-  m.job("herring_step_seconds", "Time of a step, lately: shortest, median and longest.", "stat",
-        {{"min", split.shortest}, {"median", split.step}, {"max", split.longest}});
-  m.job("herring_step_part_seconds",
-        "Time of a step that each part takes, median over ranks. Parts overlap.", "part",
-        {{"compute", split.compute}, {"node_stage", split.node_stage}, {"push", split.push},
-         {"pull", split.pull}, {"wait_for_ranks", split.ranks}});
-  m.job("herring_step_exposed_seconds",
-        "Time of a step in which programs waited for averages.", to_seconds(split.exposed));
+  if (split.step > 0) {
+    m.job("herring_step_seconds", "Time of a step, lately: shortest, median and longest.", "stat",
+          {{"min", split.shortest}, {"median", split.step}, {"max", split.longest}});
+    m.job("herring_step_part_seconds",
+          "Time of a step that each part takes, median over ranks. Parts overlap.", "part",
+          {{"compute", split.compute}, {"node_stage", split.node_stage}, {"push", split.push},
+           {"pull", split.pull}, {"wait_for_ranks", split.ranks}});
+    m.job("herring_step_exposed_seconds",
+          "Time of a step in which programs waited for averages.", to_seconds(split.exposed));
+  }
   if (picture.binds != Picture::Binds::kNothing) {
     m.job("herring_binds_ratio",
           "Share of a step that is due to what binds; the label says what that is.",

@@ -111,17 +111,23 @@ std::string as_json(const Picture& picture) {
   json.field("nodes", roster.nodes).field("epoch", picture.epoch);
   json.key("steps").begin_object().field("count", picture.rounds);
   json.field("compared", picture.compared).field("per_second", picture.rounds_per_second);
-  json.key("seconds").begin_object().field("min", to_seconds(split.shortest));
-  json.field("median", to_seconds(split.step)).field("max", to_seconds(split.longest));
+  const auto time = [&](const char* name, Nanos value) {
+    json.key(name);
+    split.step == 0 ? json.null() : json.value(to_seconds(value));
+  };
+  json.key("seconds").begin_object();
+  time("min", split.shortest);
+  time("median", split.step);
+  time("max", split.longest);
   json.end_object();
-  for (const auto& [name, time] : {std::pair{"compute", split.compute},
-                                   {"wait_for_ranks", split.ranks},
-                                   {"node_stage", split.node_stage},
-                                   {"push", split.push},
-                                   {"pull", split.pull},
-                                   {"network", split.tail},
-                                   {"exposed", split.exposed}}) {
-    json.field(name, to_seconds(time));
+  for (const auto& [name, value] : {std::pair{"compute", split.compute},
+                                    {"wait_for_ranks", split.ranks},
+                                    {"node_stage", split.node_stage},
+                                    {"push", split.push},
+                                    {"pull", split.pull},
+                                    {"network", split.tail},
+                                    {"exposed", split.exposed}}) {
+    time(name, value);
   }
   json.field("bytes", split.bytes).end_object();
   json.key("binds").begin_object();
@@ -159,7 +165,7 @@ std::string as_text(const Picture& picture, bool all) {
                             counted(roster.nodes, "node"), ", ",
                             counted(roster.servers.size(), "server"), "; up for ",
                             in_seconds(picture.uptime), "\n");
-  if (picture.compared > 0) {
+  if (split.step > 0) {
     text += concat("steps: ", picture.rounds, "; one takes ", in_seconds(split.step), " (",
                    in_seconds(split.shortest), " to ", in_seconds(split.longest), "): ",
                    in_seconds(split.compute), " until its data is ready, ", in_seconds(split.ranks),

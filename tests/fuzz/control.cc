@@ -7,6 +7,10 @@
 
 #include "control/assembly.h"
 #include "control/messages.h"
+#include "observe/monitor.h"
+#include "observe/record.h"
+#include "observe/report.h"
+#include "observe/timeline.h"
 
 using namespace herring;           // NOLINT: a fuzz target
 using namespace herring::control;  // NOLINT
@@ -48,6 +52,44 @@ void check_cluster(std::string_view payload) {
   expect(again.ok() && encode(*again) == encode(*decoded));
 }
 
+// What processes tell about themselves, and what is made of it for people.
+void check_observed(std::string_view payload) {
+  if (auto report = observe::decode_report(payload); report.ok()) {
+    auto again = observe::decode_report(observe::encode(*report));
+    expect(again.ok() && observe::encode(*again) == observe::encode(*report));
+    observe::Roster roster;
+    roster.ranks.resize(2);
+    roster.servers.resize(1);
+    observe::Monitor monitor(roster, {}, 0);
+    for (int i = 1; i <= 3; ++i) {
+      for (const observe::Process& who : {observe::Process{false, 0}, {false, 1}, {true, 0}}) {
+        monitor.report(who, *report, i * kSecond);
+      }
+      monitor.tick(i * kSecond);
+    }
+    const observe::Picture picture = monitor.picture(4 * kSecond);
+    expect(!observe::as_json(picture).empty() && !observe::as_metrics(picture).empty());
+    expect(!observe::as_text(picture, true).empty());
+    (void)monitor.rank_texts(4 * kSecond);
+  }
+  if (auto texts = observe::decode_rank_texts(payload); texts.ok()) {
+    auto again = observe::decode_rank_texts(observe::encode(*texts));
+    expect(again.ok() && *again == *texts);
+  }
+  if (auto record = observe::decode_process_record(payload); record.ok()) {
+    auto again = observe::decode_process_record(observe::encode(*record));
+    expect(again.ok() && observe::encode(*again) == observe::encode(*record));
+    observe::Roster roster;
+    roster.ranks.resize(1);
+    observe::Picture picture;
+    picture.roster = &roster;
+    picture.ranks.resize(1);
+    observe::Timeline timeline(roster, 0);
+    (void)timeline.add({false, 0}, *record);
+    expect(!observe::record_as_json(picture, "", {{{false, 0}, *record}}, 0).empty());
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -55,6 +97,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   check_registration(payload);
   check_cluster(payload);
   (void)decode_rhythm(payload);
+  (void)decode_beat(payload);
+  check_observed(payload);
   if (auto notice = decode_losses(payload); notice.ok()) {
     const uint32_t before = notice->losses.front().epoch - 1;
     expect(before >= kFirstEpoch && check_next(*notice, before).ok());
@@ -80,7 +124,22 @@ std::vector<std::string> seeds() {
   message.cluster.workers = {{0, 0, 0, "a", 1, "x"}, {1, 1, 1, "b", 2, "y"}, {2, 1, 0, "b", 3, ""}};
   message.cluster.servers = {{0, true, ~0u, "c:1", 0.5}, {1, false, 1, "b:2", 0.5}};
   message.cluster.settings = worker.settings;
-  return {encode(Registration{worker, 1, kSecond}),
+  observe::Report report;
+  report.where = "allreduce 'x'";
+  report.samples = {{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, {0, 1, 3, 3, 4, 5, 6, 7, 8, 9, 10}};
+  report.paths = {{0, 1, 1, 0}};
+  report.lateness = {{0, {1, 1, 1, 1, 1, 1}}, {1, {2, 0, 0, 9, 0, 0}}};
+  report.missing = {{"'x'", kSecond, {1}}};
+  observe::ProcessRecord record;
+  record.failure = "too late";
+  record.entries.resize(2);
+  record.entries[0].at = {1, 2, 3, 4, 5, 6};
+  record.entries[0].set_name("net");
+  return {observe::encode(report),
+          observe::encode(observe::RankTexts{{0, "computes", 1}, {1, "", 5}}),
+          observe::encode(record),
+          encode(Beat{kSecond}),
+          encode(Registration{worker, 1, kSecond}),
           encode(Registration{server, 1, kSecond}),
           encode(message),
           encode(Rhythm{kSecond, 3 * kSecond}),

@@ -81,7 +81,7 @@ def server_of(number: int, ranks: int) -> dict[str, Any]:
         "host": f"server{number + 1:02d}",
         "node": None,
         "pid": 9900 + number,
-        "state": "computing",
+        "state": "serving",
         "heard": 0.7,
         "weight": 0.5,
         "bytes_sent": 734_003_200_000 * ranks // 4,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import stat
@@ -41,9 +42,8 @@ rank = herring.rank()
 
 def flight_of(output: str) -> tuple[Record, str]:
     """Returns the record of a job, whose place each of its errors names, and the verdict."""
-    places = set(
-        re.findall(r"what all ranks did last is in [^\s:]+:(\S+\.flight\.json)$", output, re.M)
-    )
+    told = r"what all ranks did last is in [^\s:]+:(\S+\.flight\.json)$"
+    places = set(re.findall(told, output, re.MULTILINE))
     assert len(places) == 1, output
     file = Path(places.pop())
     record = read(file)
@@ -112,13 +112,14 @@ for n in range(3):
 def test_a_rank_that_is_killed_or_stopped(number: str, said: str, folder: Path) -> None:
     out = failed(
         """
-herring.allreduce(np.ones(4), name="first")
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher ends all when one is killed
+pids = herring.allgather(np.array([os.getpid()]), name="first")
 if rank == 1:
     os.kill(os.getpid(), int(os.environ["NUMBER"]))
-    time.sleep(60)
 failing(herring.allreduce, np.ones(4), name="second")
-if rank == 0 and os.environ["NUMBER"] == "19":
-    os.kill(int(os.environ.get("VICTIM", "0")) or os.getppid(), 0)
+time.sleep(0.5)
+if rank == 0:
+    os.kill(int(pids[1]), signal.SIGKILL)
 """,
         HERRING_TIMEOUT="2.5",
         NUMBER=number,
@@ -129,36 +130,9 @@ if rank == 0 and os.environ["NUMBER"] == "19":
     assert set(record.ranks) == {0, 2}
 
 
-def test_a_server_that_is_killed(folder: Path) -> None:
-    job = (
-        Job(
-            *("-n", "2", "--nodes", "2", "--servers", "1", "--grace", "5", "--"),
-            *(
-                "python3",
-                "-c",
-                "import numpy as np, os, sys, time, herring\n"
-                + FAIL
-                + """
-herring.allreduce(np.ones(4), name="first")
-if rank == 0:
-    mine = os.getppid()
-    for pid in open(f"/proc/{mine}/task/{mine}/children").read().split():
-        if b"server" in open(f"/proc/{pid}/cmdline", "rb").read().split(b"\\0")[-2:][0]:
-            print("SERVER", pid, flush=True)
-time.sleep(0.5)
-failing(herring.allreduce, np.ones(4), name="second") if rank else time.sleep(9)
-""",
-            ),
-        )
-        if False
-        else None
-    )
-    assert job is None
-
-
 MISMATCH = """
-with raises(herring.MismatchError):
-    herring.allreduce(np.ones(4 + rank), name="x")
+
+raises(herring.MismatchError, "'x'", herring.allreduce, np.ones(4 + rank), name="x")
 herring.barrier()
 time.sleep(1.5)
 """
@@ -193,3 +167,109 @@ def test_ctrl_c_leaves_no_record(folder: Path) -> None:
     assert status == 130, rest
     assert not list(folder.iterdir()), rest
     assert "flight" not in rest, rest
+
+
+def test_an_abort_leaves_no_record(folder: Path) -> None:
+    job = run_job(
+        LAYOUTS["colocated-servers"],
+        FAIL
+        + """
+herring.barrier()
+if rank == 1:
+    herring.abort("the loss is not a number")
+try:
+    herring.barrier()
+    herring.barrier()
+except herring.HerringError as error:
+    print("ABORTED", error, flush=True)
+""",
+    )
+    assert "ABORTED" in job.stdout and "what all ranks did" not in job.stdout, job.stdout
+    assert not list(folder.iterdir())
+
+
+def test_a_record_that_is_asked_for(folder: Path) -> None:
+    out = expect_success(
+        run_job(
+            LAYOUTS["colocated-servers"],
+            """
+herring.init()
+herring.allreduce(np.ones(3), name="x")
+place = herring.write_flight_record("a look")
+assert bool(place) == (herring.rank() == 0)
+end = time.monotonic() + 5
+while place and not os.path.exists(place) and time.monotonic() < end:
+    time.sleep(0.01)
+herring.barrier()
+""",
+        )
+    )
+    record = read(the_file(folder))
+    assert record.why == "a look" and set(record.ranks) == {0, 1, 2} and len(record.servers) == 3
+    assert record.herring and not record.silent, out
+    assert [entry.collective for entry in record.ranks[1].entries][0] == "allreduce"
+
+
+def test_a_record_is_not_lost_if_rank_0_ends_at_once(folder: Path) -> None:
+    job = run_job(
+        LAYOUTS["colocated-servers"],
+        """
+herring.init()
+if herring.rank() == 1:
+    time.sleep(2)
+else:
+    herring.allreduce(np.ones(4), name="loss", timeout=0.5)
+""",
+    )
+    assert job.returncode == 1
+    record = read(the_file(folder))
+    assert {0, 2} <= set(record.ranks), job.stdout
+
+
+@pytest.mark.parametrize("value", ["off", "/proc/nowhere", "missing/below"])
+def test_folders(value: str, tmp_path: Path) -> None:
+    folder = str(tmp_path / value) if value == "missing/below" else value
+    script = FAIL.replace("and not found(place)", "and False") + (
+        "if rank == 1:\n    time.sleep(2)\n"
+        "else:\n    failing(herring.allreduce, np.ones(4), name='loss', timeout=0.5)\n"
+        "    time.sleep(1)"
+    )
+    job = run_job(LAYOUTS["one-node"], script, HERRING_FLIGHT_FOLDER=folder)
+    assert "FAILED after" in job.stdout
+    assert ("what all ranks did last" in job.stdout) == (value == "missing/below"), job.stdout
+    warned = "there will be no flight record, and the job goes on: HERRING_FLIGHT_FOLDER=/proc"
+    assert (warned in job.stdout) == (value == "/proc/nowhere"), job.stdout
+    if value == "missing/below":
+        assert len(list((tmp_path / value).iterdir())) == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full disk")
+def test_a_full_disk_is_told(tmp_path: Path) -> None:
+    # Every file in this folder is /dev/full.
+    script = """
+herring.init()
+place = herring.write_flight_record()
+if place:
+    os.symlink("/dev/full", place + ".part")
+    time.sleep(2)
+    assert not os.path.lexists(place + ".part") and not os.path.exists(place)
+herring.barrier()
+"""
+    job = run_job(LAYOUTS["one-node"], script, HERRING_FLIGHT_FOLDER=str(tmp_path))
+    said = expect_success(job)
+    assert "there is no flight record: cannot write" in said and "No space left" in said, said
+
+
+def test_the_default_folder_keeps_twenty_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    folder = tmp_path / f"herring-{os.getuid()}"
+    folder.mkdir(mode=0o700)
+    for number in range(30):
+        (folder / f"old-{number}.flight.json").touch()
+        os.utime(folder / f"old-{number}.flight.json", (1e9 + number, 1e9 + number))
+    script = "herring.init(); herring.write_flight_record(); time.sleep(1.5)"
+    expect_success(run_job(LAYOUTS["alone"], script))
+    kept = [path.name for path in folder.iterdir()]
+    assert len(kept) == 20 and "old-29.flight.json" in kept and "old-10.flight.json" not in kept

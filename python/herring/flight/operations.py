@@ -49,7 +49,9 @@ class Key:
     def title(self) -> str:
         """What reports call the operation."""
         numbered = self.planned or self.round > 0
-        return f"'{self.name}' round {self.round}" if numbered else f"'{self.name}'"
+        # The name of a call says what it is, such as "allreduce 'loss'".
+        name = self.name if self.name.endswith("'") else f"'{self.name}'"
+        return f"{name} round {self.round}" if numbered else name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,13 +199,14 @@ def called_by(record: Record, operation: Operation, rank: int) -> bool | None:
     """
     if rank in operation.calls:
         return True
-    what = (operation.title, f"'{operation.key.name}' (round {operation.key.round})")
+    name, number = operation.key.name, operation.key.round
+    what = (operation.title, name, f"'{name}' (round {number})", f"{name} (round {number})")
     if any(rank in one.ranks and one.what in what for one in record.missing):
         return False
     process = record.ranks.get(rank)
-    if process is None or not process.entries:
+    if process is None:
         return None
-    if process.entries[0].id <= 1:
+    if not process.entries or process.entries[0].id <= 1:
         return False  # nothing was dropped
     series = Series.of(operation.key)
     numbers = [place.number for place in _series_on(process) if place.name == series.name]

@@ -15,6 +15,7 @@ __all__ = ["SCHEMA", "Entry", "Missing", "Process", "Record", "parse", "read"]
 
 SCHEMA = "herring-flight-1"
 _KINDS = ("round", "buffer", "call", "sum")
+_CALL = re.compile(r"([a-z_]+) '")
 _SILENT = re.compile(r"(rank|server) (\d+): (.+)", re.DOTALL)
 
 
@@ -247,9 +248,15 @@ def _entry(one: dict[str, Any]) -> Entry:
         bytes=_integer(one, "bytes"),
         waited=_number(one, "waited"),
         outcome=_text(one, "outcome") or None,
-        collective=_text(one, "collective"),
+        collective=_text(one, "collective") or _collective(kind, _text(one, "name")),
         **moments,
     )
+
+
+def _collective(kind: str, name: str) -> str:
+    """Returns the collective of a call, whose name begins with it: "allreduce 'loss'"."""
+    match = _CALL.match(name) if kind == "call" else None
+    return match[1] if match else ""
 
 
 def _list(one: dict[str, Any], key: str) -> list[dict[str, Any]]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,12 @@ def add_options(command: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--dashboard", action="store_true", help="print a dashboard for Grafana, and ask no job"
     )
+    output.add_argument(
+        "--token",
+        action="store_true",
+        help="print the token with which Prometheus reads a job beyond loopback; it follows from "
+        "HERRING_SECRET_FILE",
+    )
     command.add_argument(
         "--timeout",
         type=argument(parse_seconds),
@@ -107,11 +115,19 @@ def _handle(options: argparse.Namespace) -> int:
 
         print(json.dumps(dashboard(), indent=2))
         return 0
+    if options.token:
+        if options.where or options.job is not None:
+            raise ConfigurationError("--token follows from the secret alone: give it no WHERE")
+        print(client.token())
+        return 0
     place = client.endpoint(options.where) if options.where else _only_job(options)
     if place is None:
         return 0
     if options.record:
-        print(client.ask(place, "record", options.timeout).rstrip("\n"))
+        begun = time.time()
+        file = Path(client.ask(place, "record", options.timeout).rstrip("\n"))
+        _wait_for(file, begun, min(options.timeout, 3.0))
+        print(file)
     elif options.json:
         sys.stdout.write(_ended(_fetch_text(place, options.timeout)))
     elif options.metrics:
@@ -121,6 +137,17 @@ def _handle(options: argparse.Namespace) -> int:
     else:
         _show(_fetch(place, options.timeout), options.all)
     return 0
+
+
+def _wait_for(file: Path, begun: float, seconds: float) -> None:
+    """Waits until the file is there that the job of this machine has begun to write."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError):
+            if file.stat().st_mtime > begun - 5:  # a job writes no two records in 5 s
+                return
+        time.sleep(0.02)
+    print(f"herring status: {file} is not there yet", file=sys.stderr)
 
 
 def _every(options: argparse.Namespace) -> float:

@@ -24,7 +24,7 @@ from herring.observe.schema import StatusError
 from herring.rendezvous.detect import parse_secret
 from herring.rendezvous.meet import read_secret_file
 
-__all__ = ["Endpoint", "ask", "endpoint", "find", "folders", "proof"]
+__all__ = ["Endpoint", "ask", "endpoint", "find", "folders", "proof", "token"]
 
 _MOST_BYTES = 1 << 30
 _CHALLENGE = re.compile(rb"prove ([0-9a-f]{64})\n")
@@ -177,6 +177,15 @@ def proof(secret: bytes, command: str, nonce: bytes) -> str:
     """Returns the hexadecimal proof that a client knows the job's secret."""
     text = b"herring-status-1 " + command.encode() + b"\n" + nonce
     return hmac.digest(secret, text, "sha256").hex()
+
+
+def token() -> str:
+    """Returns what lets Prometheus read the metrics of the job with this environment's secret.
+
+    Raises:
+        StatusError: The environment names no secret.
+    """
+    return hmac.digest(_secret("--token"), b"herring status", "sha256").hex()
 
 
 def _exchange(where: Endpoint, command: str, deadline: float) -> bytes:

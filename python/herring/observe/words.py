@@ -27,7 +27,7 @@ __all__ = [
 #: A line of the output: its style ("", "bold", "good", "warn" or "bad") and its text.
 Line = tuple[str, str]
 
-_NORMAL = {None, "computing", "waiting"}
+_NORMAL = {None, "computing", "waiting", "serving"}
 _BAD = {"stopped", "unreachable", "silent", "lost"}
 _MOST = 16  # Lines about ranks or servers without --all.
 _CAUSES = {

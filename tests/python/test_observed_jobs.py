@@ -1,0 +1,334 @@
+"""`herring status` with real jobs: finding them, asking them, and what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from herring.observe import client
+from jobs import LAYOUTS, expect_success, run_job
+from launched import HERRING, Job
+from status_server import short_folder
+
+# Every rank of a job says when it begins, and goes on until its input ends or a signal comes.
+STEPS = """
+import os, signal, sys, threading, time
+import numpy as np
+import herring
+herring.init()
+rank = herring.rank()
+herring.barrier()
+print(f"begun rank={rank} pid={os.getpid()} place", flush=True)
+end = time.monotonic() + float(os.environ.get("SECONDS_TO_RUN", "30"))
+n = 0
+while time.monotonic() < end:
+    if rank == int(os.environ.get("LATE", "-1")):
+        time.sleep(0.04)
+    time.sleep(0.01)
+    herring.allreduce(np.ones(1000), name="x")
+    n += 1
+    if herring.allreduce(np.array([time.monotonic() < end]), op="min", name="go")[0] == 0:
+        break
+"""
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of the sockets, for jobs and for those who ask."""
+    with short_folder() as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+        yield folder / "herring"
+
+
+class Running(Job):
+    """A job of Herring's own launcher with the program above; ends with the block."""
+
+    def __init__(self, size: int = 3, *options: str, script: str = STEPS, **variables: str) -> None:
+        env = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+        super().__init__(
+            *("-n", str(size), "--grace", "1", *options, "--", sys.executable, "-c", script),
+            env=env,
+        )
+        self.said: list[str] = []
+        self.pids: dict[int, int] = {}
+        while len(self.pids) < size:
+            (line,) = self.lines(1)
+            assert line, "\n".join(self.said)
+            self.said.append(line)
+            if match := re.search(r"begun rank=(\d+) pid=(\d+)", line):
+                self.pids[int(match[1])] = int(match[2])
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGINT, signal.SIGKILL):
+            if self.process.poll() is None:
+                self.process.send_signal(number)
+                try:
+                    self.rest = self.end()[1]
+                except subprocess.TimeoutExpired:
+                    continue
+
+    @property
+    def where(self) -> str:
+        """The socket; other jobs of this user may run on this machine."""
+        found = [path for folder in client.folders() for path in folder.glob("*.sock")]
+        (path,) = [path for path in found if path.stem.endswith(f"-{self.pids[0]}")]
+        return str(path)
+
+    def signal(self, rank: int, number: int) -> None:
+        os.kill(self.pids[rank], number)
+
+
+def ask(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*HERRING, "status", *arguments],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def status_of(*arguments: str) -> dict[str, Any]:
+    done = ask(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def until(true: Callable[[], Any], seconds: float = 20) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := true()) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert found
+    return found
+
+
+def sockets(runtime: Path) -> list[Path]:
+    return sorted(runtime.iterdir()) if runtime.exists() else []
+
+
+def test_a_late_rank_is_shown(runtime: Path) -> None:
+    with Running(LATE="1") as job:
+        (socket_of,) = sockets(runtime)
+        assert socket_of.name.endswith(f"-{job.pids[0]}.sock")
+        assert runtime.stat().st_mode & 0o777 == 0o700
+        late = until(lambda: [one for one in status_of(job.where)["ranks"] if one["chronic"]])
+        assert [one["rank"] for one in late] == [1]
+        text = ask(job.where).stdout
+        assert ": 3 ranks on 1 node" in text and "rank 1 (127.0.0.1" in text
+        everything = status_of(job.where)
+        assert everything["herring"] and everything["size"] == 3
+        assert [one["pid"] for one in everything["ranks"]] == [job.pids[n] for n in range(3)]
+        assert ask("--job", everything["job"], "--all").returncode == 0
+        assert "herring_rank_chronic" in ask(job.where, "--metrics").stdout
+    assert not sockets(runtime)
+
+
+def test_ranks_that_stand_still(runtime: Path) -> None:
+    with Running() as job:
+        job.signal(2, signal.SIGSTOP)
+        stopped = until(
+            lambda: [one for one in status_of(job.where)["ranks"] if one["state"] == "stopped"]
+        )
+        assert [one["rank"] for one in stopped] == [2]
+        until(lambda: status_of(job.where)["missing"] and status_of(job.where)["missing"][0]["ranks"] == [2])
+        text = ask(job.where).stdout
+        assert re.search(r"'x'|'go'", text) and "for rank 2" in text and "stopped for" in text
+        job.signal(2, signal.SIGCONT)
+        until(lambda: not status_of(job.where)["missing"])
+
+
+def test_the_place_in_the_program_of_a_rank_for_which_others_wait(runtime: Path) -> None:
+    script = STEPS.replace("n += 1", "n += 1\n    def dawdle(): time.sleep(25)\n"
+                           "    if rank == 1 and n == 20: dawdle()")
+    with Running(script=script) as job:
+        slow = until(lambda: [one for one in status_of(job.where)["ranks"] if one["stack"]])
+        assert [one["rank"] for one in slow] == [1]
+        assert "dawdle" in slow[0]["stack"] and slow[0]["state"] == "computing"
+        until(lambda: "dawdle" in ask(job.where).stdout)
+
+
+def test_two_jobs_at_once(runtime: Path) -> None:
+    with Running(1), Running(2):
+        text = ask().stdout
+        assert ": 1 rank on" in text and ": 2 ranks on" in text
+        names = [path.stem.rpartition("-")[0] for path in sockets(runtime)]
+        assert sorted(status_of("--job", name)["size"] for name in names) == [1, 2]
+        assert ask("--json").returncode == 2
+        assert len(sockets(runtime)) == 2
+    assert not sockets(runtime)
+
+
+def test_sockets_of_killed_jobs_are_removed_by_the_next_one(runtime: Path) -> None:
+    with Running(2) as job:
+        job.signal(0, signal.SIGKILL)
+        job.end()
+        assert len(sockets(runtime)) == 1
+        done = ask()
+        assert "its job is gone" in done.stderr
+    with Running(1) as job:
+        (left,) = sockets(runtime)
+        assert left.name.endswith(f"-{job.pids[0]}.sock")
+
+
+def test_jobs_in_turn_in_one_process(runtime: Path) -> None:
+    script = """
+from pathlib import Path
+folder = Path(os.environ["XDG_RUNTIME_DIR"]) / "herring"
+for n in range(3):
+    herring.init()
+    herring.barrier()
+    found = [path.name for path in folder.iterdir()]
+    assert len(found) == 1, found
+    herring.barrier()
+    herring.shutdown()
+    assert herring.init.__name__ and signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+"""
+    expect_success(run_job(LAYOUTS["one-node"], script))
+    assert not sockets(runtime)
+
+
+@pytest.mark.parametrize(("name", "value"), [("HERRING_STATUS", "off"), ("HERRING_OBSERVE", "0")])
+def test_a_job_that_is_not_to_be_asked(name: str, value: str, runtime: Path) -> None:
+    threads = """
+herring.init()
+herring.allreduce(np.ones(3))
+names = [open(f"/proc/self/task/{t}/comm").read().strip() for t in os.listdir("/proc/self/task")]
+print("THREADS", *names)
+herring.barrier()
+"""
+    out = expect_success(run_job(LAYOUTS["colocated-servers"], threads, **{name: value}))
+    assert not sockets(runtime)
+    assert ("herring-report" in out) == (name == "HERRING_STATUS"), out
+
+
+def test_a_taken_port_ends_no_job(runtime: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = "127.0.0.1:{}".format(taken.getsockname()[1])
+        out = expect_success(run_job(LAYOUTS["one-node"], "herring.init()", HERRING_STATUS=place))
+    assert "herring status cannot ask this job, which goes on: " in out and place in out
+
+
+@pytest.mark.parametrize("value", ["here", "host:", "127.0.0.1:99999", ":9400", ""])
+def test_a_wrong_address_is_told(value: str, runtime: Path) -> None:
+    job = run_job(LAYOUTS["alone"], "herring.init(); print('ran')", HERRING_STATUS=value)
+    assert "HERRING_STATUS" in job.stdout or value == "", job.stdout
+
+
+def own_address() -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has no address beyond loopback")
+        return probe.getsockname()[0]
+
+
+def free_port() -> int:
+    with socket.create_server(("", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+def test_a_job_beyond_loopback_asks_for_its_secret(runtime: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef" * 4 + "\n")
+    secret.chmod(0o600)
+    wrong = tmp_path / "wrong"
+    wrong.write_text("fedcba9876543210" * 4 + "\n")
+    wrong.chmod(0o600)
+    place = f"{own_address()}:{free_port()}"
+    # Jobs of 'herring run' have secrets of their own, which nobody else knows.
+    variables = {
+        "HERRING_RANK": "0",
+        "HERRING_SIZE": "1",
+        "HERRING_RENDEZVOUS": f"127.0.0.1:{free_port()}",
+        "HERRING_SECRET_FILE": str(secret),
+        "HERRING_STATUS": place,
+    }
+    job = subprocess.Popen(
+        [sys.executable, "-c", STEPS], env={**os.environ, **variables}, stdout=subprocess.PIPE
+    )
+    try:
+        assert job.stdout.readline().startswith(b"begun ")
+        assert not sockets(runtime)
+        done = ask(place, "--json", HERRING_SECRET_FILE=str(secret))
+        assert done.returncode == 0 and json.loads(done.stdout)["size"] == 1, done.stderr
+        done = ask(place, HERRING_SECRET_FILE=str(wrong))
+        assert done.returncode == 1 and "knows the job's secret" in done.stderr
+        done = ask(place, HERRING_SECRET_FILE="", HERRING_SECRET="")
+        assert done.returncode == 1 and "HERRING_SECRET_FILE" in done.stderr
+        done = ask(place, "--record", HERRING_SECRET_FILE=str(secret))
+        assert done.returncode == 1 and "this address answers" in done.stderr
+        token = ask("--token", HERRING_SECRET_FILE=str(secret))
+        assert token.returncode == 0, token.stderr
+        assert metrics(place, token.stdout.strip()).startswith("HTTP/1.1 200 ")
+        assert metrics(place, "wrong").startswith("HTTP/1.1 401 ")
+    finally:
+        job.kill()
+        job.wait()
+
+
+def metrics(place: str, token: str) -> str:
+    host, _, port = place.rpartition(":")
+    with socket.create_connection((host, int(port)), 20) as connection:
+        connection.sendall(f"GET /metrics HTTP/1.1\r\nAuthorization: Bearer {token}\r\n\r\n".encode())
+        return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
+
+
+def test_a_forked_child_does_not_keep_the_socket(runtime: Path) -> None:
+    script = STEPS.replace(
+        'print(f"begun',
+        'if rank == 0 and os.fork() == 0:\n    time.sleep(60)\n    os._exit(0)\nprint(f"begun',
+    )
+    with Running(2, "--grace", "0.2", script=script, SECONDS_TO_RUN="3") as job:
+        (place,) = sockets(runtime)
+        assert ask(job.where, "--json").returncode == 0
+        until(lambda: not place.exists())
+
+
+def test_sigusr1_writes_the_status_to_the_log(runtime: Path) -> None:
+    with Running(3) as job:
+        job.process.send_signal(signal.SIGUSR1)
+        line = until(lambda: next(iter(job.lines(1)), None))
+        while "status (SIGUSR1)" not in line:
+            (line,) = job.lines(1)
+        assert re.search(r"rank 0\] .*status \(SIGUSR1\): job .*3 ranks", line), line
+        assert job.process.poll() is None
+
+
+def test_sigusr1_of_a_program_stays_its_own(runtime: Path) -> None:
+    script = """
+came = []
+if os.environ["WHEN"] == "before":
+    signal.signal(signal.SIGUSR1, lambda *_: came.append(1))
+herring.init()
+if os.environ["WHEN"] == "after":
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+    signal.signal(signal.SIGUSR1, lambda *_: came.append(1))
+herring.barrier()
+os.kill(os.getpid(), signal.SIGUSR1)
+time.sleep(0.6)
+assert came == [1]
+herring.shutdown()
+os.kill(os.getpid(), signal.SIGUSR1)
+assert came == [1, 1]
+"""
+    for when in ("before", "after"):
+        assert "status (" not in expect_success(run_job(LAYOUTS["one-node"], script, WHEN=when))
+    for variables in ({"HERRING_STATUS": "off"}, {"HERRING_OBSERVE": "0"}):
+        kill = "herring.init(); herring.barrier(); os.kill(os.getpid(), signal.SIGUSR1)"
+        assert run_job(LAYOUTS["alone"], kill, **variables).returncode == 128 + signal.SIGUSR1
