@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "base/log.h"
+#include "base/termination.h"
 #include "control/messages.h"
 
 namespace herring::control {
@@ -26,6 +27,8 @@ void Recording::begin(const std::string& why) {
   const bool just_now = finished_ != 0 && loop_.now() - finished_ < kPause;
   if (collects_ || just_now || (file_ && !file_->finished())) return;
   collects_ = true;
+  // A launcher ends all ranks as soon as one has failed.
+  hold_termination();
   why_ = why;
   then_ = picture_();
   wanted_ = 0;
@@ -46,19 +49,39 @@ void Recording::add(const Peer& from, observe::ProcessRecord record) {
   if (known == records_.end()) {
     observe::keep_latest(record.entries, std::max(kMostEntries / peers_.size(), kFewestOfOne));
     records_.emplace_back(process, std::move(record));
-    if (records_.size() == wanted_) {
-      loop_.cancel(timer_);
-      timer_ = loop_.call_after(kEcho, [this] { finish(); });
-    }
+    check_complete();
   } else if (known->second.failure.empty() && !record.failure.empty()) {
     known->second = std::move(record);
   }
+}
+
+void Recording::gone(const Peer& peer) {
+  if (!collects_ || wanted_ == 0) return;
+  const observe::Process process = process_of(peer);
+  const bool told = std::any_of(records_.begin(), records_.end(), [&process](const auto& one) {
+    return one.first == process;
+  });
+  if (told) return;
+  --wanted_;
+  check_complete();
+}
+
+void Recording::check_complete() {
+  if (records_.size() < wanted_) return;
+  loop_.cancel(timer_);
+  timer_ = loop_.call_after(kEcho, [this] { finish(); });
+}
+
+void Recording::flush() {
+  if (file_) file_->flush();
+  release_termination();
 }
 
 void Recording::finish() {
   if (!std::exchange(collects_, false)) return;
   loop_.cancel(timer_);
   finished_ = loop_.now();
+  loop_.call_after(2 * kSecond, [] { release_termination(); });  // the disk may not answer
   std::sort(records_.begin(), records_.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });
   // The file of a large job takes long to make.
@@ -90,17 +113,20 @@ void Recording::finish() {
         return observe::record_as_json(contents->picture, contents->why, contents->records, zero);
       },
       [path = path_](const Status& status) {
-        if (!status.ok()) {
-          return log(LogLevel::kWarning, "there is no flight record: ", status.message(),
-                     " (HERRING_FLIGHT_FOLDER)");
+        if (status.ok()) {
+          log(LogLevel::kWarning, "what all ranks did last is in ", path, "; 'herring flight ",
+              path, "' says who waited for whom");
+        } else {
+          log(LogLevel::kWarning, "there is no flight record: ", status.message(),
+              " (HERRING_FLIGHT_FOLDER)");
         }
-        log(LogLevel::kWarning, "what all ranks did last is in ", path, "; 'herring flight ",
-            path, "' says who waited for whom");
+        release_termination();
       });
   if (file.ok()) {
     file_ = std::move(*file);
   } else {
     log(LogLevel::kWarning, "there is no flight record: ", file.status().message());
+    release_termination();
   }
 }
 

@@ -28,15 +28,15 @@ class Recording {
   void begin(const std::string& why);
   // A member has sent its entries. Does nothing unless records are being collected.
   void add(const Peer& from, observe::ProcessRecord record);
+  // A member is gone and will not answer.
+  void gone(const Peer& peer);
   bool collects() const { return collects_; }
   // Returns whether a record was ever begun.
   bool ever() const { return collects_ || finished_ != 0; }
   // Writes what has come so far, if something is being collected.
   void finish();
   // Waits for a moment until the file is written.
-  void flush() {
-    if (file_) file_->flush();
-  }
+  void flush();
 
  private:
   // For how long members may answer, and how soon another record may follow.
@@ -45,6 +45,8 @@ class Recording {
   static constexpr Nanos kEcho = 100 * kMillisecond;
   // Entries in the file, so that it stays readable for large jobs.
   static constexpr size_t kMostEntries = 1 << 17, kFewestOfOne = 32;
+
+  void check_complete();
 
   transport::EventLoop& loop_;
   const Peers& peers_;

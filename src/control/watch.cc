@@ -211,6 +211,7 @@ void Watch::gone(const Peer& peer, bool left) {
   }
   monitor_.gone(process_of(peer), left);
   last_came(process_of(peer));
+  if (recording_) recording_->gone(peer);
   if (!left && recording_) {
     recording_->begin(concat(monitor_.roster().name(process_of(peer)), " is lost"));
   }

@@ -23,6 +23,16 @@ size_t sequence(std::string_view text) {
 
 }  // namespace
 
+std::string valid_utf8(std::string_view text) {
+  std::string valid;
+  while (!text.empty()) {
+    const size_t length = sequence(text);
+    valid += length == 0 ? std::string_view("\xef\xbf\xbd") : text.substr(0, length);
+    text.remove_prefix(length == 0 ? 1 : length);
+  }
+  return valid;
+}
+
 void Json::quote(std::string_view text) {
   out_ += '"';
   while (!text.empty()) {

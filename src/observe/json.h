@@ -11,6 +11,9 @@
 
 namespace herring::observe {
 
+// Returns the text with U+FFFD in place of bytes that are not UTF-8.
+std::string valid_utf8(std::string_view text);
+
 class Json {
  public:
   Json& begin_object() { return open('{'); }

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 
+#include "observe/json.h"
 #include "observe/picture.h"
 
 namespace herring::observe {
@@ -12,7 +13,7 @@ namespace {
 
 std::string escaped(std::string_view text) {
   std::string out;
-  for (const char c : text) {
+  for (const char c : valid_utf8(text)) {
     if (c == '\\' || c == '"') out += '\\';
     out += c == '\n' ? std::string("\\n") : std::string(1, c);
   }
