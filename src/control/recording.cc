@@ -18,6 +18,12 @@ namespace herring::control {
 
 using wire::FrameType;
 
+namespace {
+
+constexpr Nanos kReading = 200 * kMillisecond;
+
+}  // namespace
+
 Recording::Recording(transport::EventLoop& loop, const Peers& peers, std::string path,
                      double unix_zero, std::function<observe::Picture()> picture)
     : loop_(loop), peers_(peers), path_(std::move(path)), unix_zero_(unix_zero),
@@ -120,6 +126,7 @@ void Recording::finish() {
           log(LogLevel::kWarning, "there is no flight record: ", status.message(),
               " (HERRING_FLIGHT_FOLDER)");
         }
+        wait_for_log_reader(kReading);  // otherwise the line could be lost with the process
         release_termination();
       });
   if (file.ok()) {

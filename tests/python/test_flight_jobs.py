@@ -207,7 +207,7 @@ herring.barrier()
     record = read(the_file(folder))
     assert record.why == "a look" and set(record.ranks) == {0, 1, 2} and len(record.servers) == 3
     assert record.herring and not record.silent, out
-    assert [entry.collective for entry in record.ranks[1].entries][0] == "allreduce"
+    assert next(entry.collective for entry in record.ranks[1].entries) == "allreduce"
 
 
 def test_a_record_is_not_lost_if_rank_0_ends_at_once(folder: Path) -> None:

@@ -145,7 +145,12 @@ def test_ranks_that_stand_still(runtime: Path) -> None:
             lambda: [one for one in status_of(job.where)["ranks"] if one["state"] == "stopped"]
         )
         assert [one["rank"] for one in stopped] == [2]
-        until(lambda: status_of(job.where)["missing"] and status_of(job.where)["missing"][0]["ranks"] == [2])
+        until(
+            lambda: (
+                status_of(job.where)["missing"]
+                and status_of(job.where)["missing"][0]["ranks"] == [2]
+            )
+        )
         text = ask(job.where).stdout
         assert re.search(r"'x'|'go'", text) and "for rank 2" in text and "stopped for" in text
         job.signal(2, signal.SIGCONT)
@@ -153,8 +158,9 @@ def test_ranks_that_stand_still(runtime: Path) -> None:
 
 
 def test_the_place_in_the_program_of_a_rank_for_which_others_wait(runtime: Path) -> None:
-    script = STEPS.replace("n += 1", "n += 1\n    def dawdle(): time.sleep(25)\n"
-                           "    if rank == 1 and n == 20: dawdle()")
+    script = STEPS.replace(
+        "n += 1", "n += 1\n    def dawdle(): time.sleep(25)\n    if rank == 1 and n == 20: dawdle()"
+    )
     with Running(script=script) as job:
         slow = until(lambda: [one for one in status_of(job.where)["ranks"] if one["stack"]])
         assert [one["rank"] for one in slow] == [1]
@@ -218,7 +224,7 @@ herring.barrier()
 
 def test_a_taken_port_ends_no_job(runtime: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        place = "127.0.0.1:{}".format(taken.getsockname()[1])
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
         out = expect_success(run_job(LAYOUTS["one-node"], "herring.init()", HERRING_STATUS=place))
     assert "herring status cannot ask this job, which goes on: " in out and place in out
 
@@ -285,7 +291,9 @@ def test_a_job_beyond_loopback_asks_for_its_secret(runtime: Path, tmp_path: Path
 def metrics(place: str, token: str) -> str:
     host, _, port = place.rpartition(":")
     with socket.create_connection((host, int(port)), 20) as connection:
-        connection.sendall(f"GET /metrics HTTP/1.1\r\nAuthorization: Bearer {token}\r\n\r\n".encode())
+        connection.sendall(
+            f"GET /metrics HTTP/1.1\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
+        )
         return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
 
 
