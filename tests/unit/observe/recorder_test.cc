@@ -147,10 +147,15 @@ TEST(Recorder, OffRecordsNothing) {
   EXPECT_TRUE(recorder.ended_since(cursor).empty());
 }
 
-TEST(Recorder, LongNamesAreCut) {
+TEST(Recorder, LongNamesLoseTheirMiddle) {
   Entry entry;
-  entry.set_name(std::string(100, 'n'));
-  EXPECT_EQ(entry.title(), std::string(Entry::kNameBytes - 1, 'n'));
+  entry.set_name(std::string(100, 'n') + ".weight");
+  EXPECT_EQ(entry.title().size(), Entry::kNameBytes - 1);
+  EXPECT_EQ(entry.title().substr(0, 2), "nn");
+  EXPECT_NE(entry.title().find("n...n"), std::string::npos);
+  EXPECT_TRUE(entry.title().ends_with("n.weight"));
+  entry.add_to_name("more");
+  EXPECT_TRUE(entry.title().ends_with("n.weight"));
   entry.set_name("short");
   EXPECT_EQ(entry.title(), "short");
 }
