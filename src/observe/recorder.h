@@ -33,8 +33,8 @@ class Recorder {
   // Returns up to `most` entries, the latest ones, in the order of their begin.
   std::vector<Entry> latest(size_t most) const;
   // Returns the entries that ended since the call that returned this cursor, in the order of their
-  // end, without those that the ring has dropped, which are added to `dropped`. A reader starts with
-  // a cursor of 0.
+  // end, without those that the ring has dropped, which `dropped` counts. A reader starts with a
+  // cursor of 0.
   std::vector<Entry> ended_since(uint64_t& cursor, uint64_t* dropped = nullptr) const;
   // Returns the number of entries that have begun, and of those that have ended.
   uint64_t begun() const;

@@ -25,7 +25,8 @@ std::string quoted(std::string_view text) {
 }
 
 std::string metadata(uint32_t pid, std::string_view what, std::string_view args) {
-  return concat(",\n{\"ph\":\"M\",\"pid\":", pid, ",\"name\":\"", what, "\",\"args\":{", args, "}}");
+  return concat(",\n{\"ph\":\"M\",\"pid\":", pid, ",\"name\":\"", what, "\",\"args\":{", args,
+                "}}");
 }
 
 std::string micros(Nanos time) {
@@ -182,7 +183,9 @@ void Timeline::add(std::string& out, uint32_t pid, Rows& rows, const Entry& entr
   const std::string round = concat("\"round\":", entry.round);
   std::string about = concat(round, ",\"bytes\":", entry.bytes);
   if (!entry.ended) about += ",\"ended\":false";
-  if (entry.outcome != Code::kOk) about += concat(",\"outcome\":\"", code_name(entry.outcome), "\"");
+  if (entry.outcome != Code::kOk) {
+    about += concat(",\"outcome\":\"", code_name(entry.outcome), "\"");
+  }
 
   uint32_t first = kFirstRow;
   std::string name = entry.kind == Kind::kSum ? "sums" : "calls";
@@ -202,7 +205,9 @@ void Timeline::add(std::string& out, uint32_t pid, Rows& rows, const Entry& entr
   const auto node_push_pull = [&](std::string args) {
     const Nanos combined = first_known({reduced, ready});
     const Nanos sent = std::max(pushed, combined);
-    if (reduced != 0) slices.push_back({"\"node stage\"", ready, reduced, std::exchange(args, round)});
+    if (reduced != 0) {
+      slices.push_back({"\"node stage\"", ready, reduced, std::exchange(args, round)});
+    }
     if (pushed != 0 || !entry.ended) {
       slices.push_back({"\"push\"", combined, pushed != 0 ? sent : done,
                         std::exchange(args, round)});

@@ -106,8 +106,13 @@ class Perfetto:
         page = next(one["targetId"] for one in pages if one["type"] == "page")
         attached = self._call("Target.attachToTarget", targetId=page, flatten=True)
         self._session = attached["sessionId"]
-        self._call("Emulation.setDeviceMetricsOverride", width=size[0], height=size[1],
-                   deviceScaleFactor=1, mobile=False)
+        self._call(
+            "Emulation.setDeviceMetricsOverride",
+            width=size[0],
+            height=size[1],
+            deviceScaleFactor=1,
+            mobile=False,
+        )
         where = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._call("Page.navigate", url=f"{where}/#!/?url={where}/trace.json")
         deadline = time.monotonic() + PATIENCE
@@ -141,7 +146,7 @@ class Perfetto:
         """Returns the rows of a query to the trace processor."""
         return self.evaluate(
             """(async () => {
-              const result = await app.trace.engine.query(%s);
+              const result = await app.trace.engine.query(SQL);
               const rows = [], columns = result.columns();
               for (const it = result.iter({}); it.valid(); it.next()) {
                 const row = {};
@@ -152,8 +157,7 @@ class Perfetto:
                 rows.push(row);
               }
               return JSON.stringify(rows);
-            })()"""
-            % json.dumps(sql),
+            })()""".replace("SQL", json.dumps(sql)),
             parse=True,
         )
 

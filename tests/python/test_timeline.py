@@ -26,9 +26,7 @@ pytestmark = pytest.mark.timeout(240)
 def timeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A timeline of rounds, calls and a group, on two nodes with two servers."""
     path = tmp_path_factory.mktemp("timeline") / "job.json"
-    job = run_job(
-        TWO_NODES, program("timed"), HERRING_TIMELINE=str(path), HERRING_LOG_LEVEL="info"
-    )
+    job = run_job(TWO_NODES, program("timed"), HERRING_TIMELINE=str(path), HERRING_LOG_LEVEL="info")
     assert f"writes a timeline to {path}" in expect_success(job)
     return path
 
@@ -71,7 +69,8 @@ def test_nothing_happens_before_its_cause(timeline: Path) -> None:
     assert sums
     for one in sums:
         key = one.row, one.args["round"]
-        assert one.begin >= max(pushed[key]) - slack
+        # One rank of each of the two nodes contributes to a shard.
+        assert one.begin >= sorted(pushed[key])[1] - slack
         assert one.end <= min(pulled[key]) + slack
 
 
@@ -186,8 +185,9 @@ def test_a_pipe_whose_reader_is_slow(tmp_path: Path) -> None:
     os.mkfifo(path)
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # It never reads.
     try:
-        job = run_job(["-n", "2"], program("timed"), HERRING_TIMELINE=str(path), STEPS="300",
-                      COMPUTE="0.001")
+        job = run_job(
+            ["-n", "2"], program("timed"), HERRING_TIMELINE=str(path), STEPS="300", COMPUTE="0.001"
+        )
     finally:
         os.close(file)
     (line,) = lines_about(expect_success(job))
@@ -197,8 +197,9 @@ def test_a_pipe_whose_reader_is_slow(tmp_path: Path) -> None:
 def test_a_disk_that_gets_full(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "64k") as disk:
         path = disk / "job.json"
-        job = run_job(["-n", "2"], program("timed"), HERRING_TIMELINE=str(path), STEPS="400",
-                      COMPUTE="0.002")
+        job = run_job(
+            ["-n", "2"], program("timed"), HERRING_TIMELINE=str(path), STEPS="400", COMPUTE="0.002"
+        )
         (line,) = lines_about(expect_success(job))
         assert f"the timeline ends, and the job goes on: cannot write {path}: No space left" in line
         assert Trace(path, cut=True).of("compute")
@@ -250,7 +251,7 @@ def test_a_relative_path_is_rank_0s(tmp_path: Path) -> None:
     before = os.getcwd()
     os.chdir(tmp_path)
     try:
-        expect_success(run_job(["-n", "2"], script, HERRING_TIMELINE="relative.json"))
+        expect_success(run_job(["-n", "2", "--timeline", "relative.json"], script))
     finally:
         os.chdir(before)
     assert len(Trace(tmp_path / "relative.json").of("allreduce 'x'")) == 2

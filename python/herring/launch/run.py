@@ -90,9 +90,15 @@ def add_options(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="fail with status 3 if a worker ends without having called herring.init()",
     )
+    add_settings(command, "timeline")
     hosts.add_options(command)
     horovodrun.add_options(command)
     add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what each worker runs")
+
+
+def _settings(options: argparse.Namespace) -> list[str]:
+    """Returns assignments for the options that the programs read from their environment."""
+    return [] if options.timeline is None else [f"HERRING_TIMELINE={options.timeline}"]
 
 
 def handle(options: argparse.Namespace) -> int:
@@ -121,7 +127,7 @@ def handle(options: argparse.Namespace) -> int:
             output=options.output_filename,
             horovod=options.as_horovod,
             interface=options.interface,
-            assignments=[*horovodrun.assignments(options), *options.env],
+            assignments=[*horovodrun.assignments(options), *_settings(options), *options.env],
             ssh=SshOptions(
                 command=words,
                 port=options.ssh_port,

@@ -154,8 +154,9 @@ TEST_F(TimelineTest, StatesTheClocksAndWhatIsLost) {
             std::string::npos);
   EXPECT_EQ(timeline.add({true, 0}, second, ms(2)), "");
   EXPECT_EQ(timeline.lost(), 3u);
-  EXPECT_NE(timeline.end().find("\"pid\":1000,\"name\":\"herring_clock\",\"args\":{\"offset_us\":1.6,"
-                                "\"error_us\":40.0,\"lost\":3}"),
+  const std::string end = timeline.end();
+  EXPECT_NE(end.find("\"pid\":1000,\"name\":\"herring_clock\",\"args\":{\"offset_us\":1.6,"
+                     "\"error_us\":40.0,\"lost\":3}"),
             std::string::npos);
 }
 
