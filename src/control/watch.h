@@ -60,7 +60,7 @@ class Watch {
   void hear();
 
   // How often the job is looked at, and how often members are told of ranks that hold others up.
-  static constexpr Nanos kTick = 250 * kMillisecond, kTelling = 500 * kMillisecond;
+  static constexpr Nanos kTick = 250 * kMillisecond, kTelling = 250 * kMillisecond;
 
   transport::EventLoop& loop_;
   const Peers& peers_;

@@ -44,11 +44,7 @@ observe::ProcessRecord ServerReports::record() {
 }
 
 void ServerReports::told(const observe::RankTexts& texts) {
-  std::map<uint32_t, std::string> states;
-  for (const observe::RankText& one : texts) {
-    if (!one.text.empty()) states.emplace(one.rank, one.text);
-  }
-  server_.tell_states(std::move(states));
+  server_.tell_states(observe::states_of(texts));
 }
 
 }  // namespace herring::job

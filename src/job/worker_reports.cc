@@ -16,6 +16,7 @@ void WorkerReports::told(const observe::RankTexts& texts) {
     return text.rank == rank_;
   });
   watched_.store(own == texts.end() ? -1 : own->usual);
+  engine_.tell_states(observe::states_of(texts));
 }
 
 Nanos WorkerReports::pause() const {

@@ -30,7 +30,7 @@ class WorkerReports final : public ReportSource {
   bool computes_too_long(Nanos now, Nanos usual);
   observe::Report make(Nanos now, const worker::Activity& activity);
 
-  static constexpr Nanos kInterval = kSecond, kStalledInterval = 250 * kMillisecond;
+  static constexpr Nanos kInterval = 500 * kMillisecond, kStalledInterval = 250 * kMillisecond;
   static constexpr Nanos kStalled = 400 * kMillisecond;
   static constexpr Nanos kLook = 5 * kMillisecond;         // between two looks at a late rank
   static constexpr Nanos kAnswer = 60 * kMillisecond;      // in which the program's stack comes

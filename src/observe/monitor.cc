@@ -10,13 +10,20 @@ namespace {
 // A rank that waits or computes for this long is worth telling of.
 constexpr Nanos kStalled = kSecond;
 // Steps in which a rank must be late to be late chronically, and how many there must be.
-constexpr double kChronic = 0.5;
+constexpr double kChronic = 0.4;
 constexpr uint32_t kFewestRounds = 10;
+// The latest rounds, in which it is seen early that a rank has become late.
+constexpr size_t kLatestRounds = 16;
+// What an observation of code weighs when the next one comes.
+constexpr double kFading = 0.7;
 // Parts of the time that are worth a line.
 constexpr double kWorthPart = 0.05, kBinds = 0.1;
 // Rates, per second, from which the system explains why a rank is late.
 constexpr double kSwapping = 20, kStarved = 0.15;
-constexpr Nanos kOnceLate = 50 * kMillisecond;
+constexpr Nanos kOnceLate = 250 * kMillisecond;
+constexpr Nanos kOnceSteps = 3;
+// The latest reports whose round trips count.
+constexpr size_t kReportsOfLinks = 3;
 
 double ratio(double part, double whole) { return whole > 0 ? part / whole : 0; }
 
@@ -59,12 +66,9 @@ void Monitor::report(const Process& from, Report report, Nanos now) {
     report.samples.clear();
     if (!report.cause.empty()) {
       // Old observations fade.
-      for (auto it = one.causes.begin(); it != one.causes.end();) {
-        it->second -= it->second > 20 ? 1 : 0;
-        it = it->second == 0 ? one.causes.erase(it) : std::next(it);
-      }
+      for (auto& [cause, weight] : one.causes) weight *= kFading;
       if (one.causes.size() < 8 || one.causes.count(report.cause) != 0) {
-        one.causes[report.cause] += 2;
+        one.causes[report.cause] += 1;
       }
     }
   }
@@ -108,7 +112,11 @@ State Monitor::state_of(const Process& who, Nanos now) const {
   if (one.left) return State::kLeft;
   if (one.lost) return State::kLost;
   if (now - one.system_heard > options_.silent_after) return State::kUnreachable;
-  if (now - one.process_heard > options_.silent_after) return State::kStopped;
+  // The process is only known to be silent if its system was heard after it for a while.
+  if (now - one.process_heard > options_.silent_after &&
+      one.system_heard - one.process_heard > options_.silent_after / 2) {
+    return State::kStopped;
+  }
   if (!one.reported) return State::kStarting;
   if (now - one.at > 4 * options_.silent_after) return State::kSilent;
   if (who.is_server) return State::kServing;
@@ -170,7 +178,95 @@ RankTexts Monitor::rank_texts(Nanos now) const {
     });
     if (!told) texts.push_back({rank, {}, rounds_.usual_work(rank)});
   }
+  // Those who wait for a server say so.
+  for (uint32_t index = 0; index < servers_.size(); ++index) {
+    const Process server{true, index};
+    if (!mute(server, now) || is_colocated(index)) continue;
+    for (uint32_t rank = 0; rank < ranks_.size() && texts.size() < kMostRankTexts; ++rank) {
+      const bool told = std::any_of(texts.begin(), texts.end(), [rank](const auto& text) {
+        return text.rank == rank && !text.text.empty();
+      });
+      if (told || state_of({false, rank}, now) != State::kWaiting) continue;
+      texts.push_back({rank, concat("waits for ", roster_.name(server), ", which ",
+                                    describe(server, now)), 0});
+    }
+  }
   return texts;
+}
+
+bool Monitor::is_colocated(uint32_t server) const {
+  const Roster::Server& one = roster_.servers[server];
+  return !one.dedicated &&
+         std::any_of(roster_.ranks.begin(), roster_.ranks.end(), [&one](const auto& rank) {
+           return rank.pid == one.pid && rank.node == one.node;
+         });
+}
+
+bool Monitor::mute(const Process& who, Nanos now) const {
+  const State state = state_of(who, now);
+  return state == State::kStopped || state == State::kUnreachable || state == State::kSilent;
+}
+
+Monitor::Links Monitor::links() const {
+  std::vector<std::vector<Nanos>> of_ranks(ranks_.size()), of_servers(servers_.size());
+  std::vector<Nanos> all;
+  const auto elsewhere = [this](uint32_t rank, uint32_t server) {
+    const Roster::Server& one = roster_.servers[server];
+    return one.dedicated ? one.host != roster_.ranks[rank].host
+                         : one.node != roster_.ranks[rank].node;
+  };
+  const auto add = [&](const Known& known, const auto& ends) {
+    std::map<uint32_t, std::vector<Nanos>> lately;
+    const size_t count = std::min(known.earlier.size(), kReportsOfLinks);
+    if (count < kReportsOfLinks || known.left || known.lost) return;
+    for (size_t i = known.earlier.size() - count; i < known.earlier.size(); ++i) {
+      for (const PathReport& path : known.earlier[i].second.paths) {
+        if (path.rtt > 0) lately[path.index].push_back(path.rtt);
+      }
+    }
+    for (auto& [index, rtts] : lately) {
+      const auto [rank, server] = ends(index);
+      if (rank >= ranks_.size() || server >= servers_.size() || !elsewhere(rank, server)) continue;
+      const Nanos rtt = median(std::move(rtts));
+      all.push_back(rtt);
+      of_ranks[rank].push_back(rtt);
+      of_servers[server].push_back(rtt);
+    }
+  };
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    add(ranks_[rank], [rank](uint32_t index) { return std::pair(rank, index); });
+  }
+  for (uint32_t server = 0; server < servers_.size(); ++server) {
+    add(servers_[server], [server](uint32_t index) { return std::pair(index, server); });
+  }
+  Links links;
+  links.typical = median(std::move(all));
+  for (auto& one : of_ranks) links.ranks.push_back(median(std::move(one)));
+  for (auto& one : of_servers) links.servers.push_back(median(std::move(one)));
+  return links;
+}
+
+Monitor::Compared Monitor::compare() const {
+  Compared compared;
+  std::vector<double> means, latest;
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    means.push_back(compared.late.emplace_back(rounds_.late(rank)).mean);
+    latest.push_back(compared.latest.emplace_back(rounds_.late(rank, kLatestRounds)).mean);
+  }
+  compared.mean = median_of(std::move(means));
+  compared.latest_mean = median_of(std::move(latest));
+  compared.links = links();
+  return compared;
+}
+
+// Ranks whose steps vary are all late at times. A rank stands out if it is later than is typical by
+// more than chance explains. The more ranks there are, the later one of them is by chance.
+bool Monitor::chronic(const Rounds::Late& late, double typical_mean, Nanos step) const {
+  if (late.rounds < kFewestRounds || late.share() < kChronic) return false;
+  const double worth = kWorthPart * static_cast<double>(step);
+  const double chance = 2 + std::sqrt(2 * std::log(static_cast<double>(ranks_.size())));
+  return static_cast<double>(late.median) > worth &&
+         late.mean - typical_mean > std::max(worth / 2, chance * late.mean_error);
 }
 
 Monitor::Change Monitor::change(const Known& known) {
@@ -239,20 +335,35 @@ std::string Monitor::own_cause(const Process& who, Nanos now) const {
   return "compute";
 }
 
-void Monitor::judge_rank(Picture& picture, uint32_t rank,
+void Monitor::judge_rank(Picture& picture, uint32_t rank, const Compared& compared,
                          const std::vector<LateAtServers>& at_servers, Nanos now) const {
   Picture::Rank& judged = picture.ranks[rank];
   const double step = to_seconds(picture.split.step);
-  const Rounds::Late late = judged.late = rounds_.late(rank);
+  const bool always = chronic(compared.late[rank], compared.mean, picture.split.step);
+  const bool lately = chronic(compared.latest[rank], compared.latest_mean, picture.split.step);
+  const Rounds::Late late = judged.late =
+      lately && !always ? compared.latest[rank] : compared.late[rank];
   judged.score = rounds_.score(rank);
   judged.late_share = late.share();
   judged.late_by = late.median;
-  const bool worth = to_seconds(late.median) > kWorthPart * step;
-  judged.chronic = late.rounds >= kFewestRounds && late.share() >= kChronic && worth;
+  judged.chronic = always || lately;
   judged.once = !judged.chronic && late.late > 0 && late.most >= kOnceLate &&
-                late.most > 2 * picture.split.step;
+                late.most > kOnceSteps * picture.split.step;
+  const double tail = ratio(static_cast<double>(picture.split.tail),
+                            static_cast<double>(picture.split.step));
+  const Nanos rtt = compared.links.ranks[rank];
+  const bool slow_link = compared.links.slow(rtt);
+  const bool link_known = compared.links.typical > 0 && rtt > 0;
+  if (slow_link && (late.received > late.computed || tail > kBinds)) {
+    judged.chronic = true;
+    judged.once = false;
+    judged.cause = "link";
+    judged.rtt = rtt;
+    return;
+  }
   if (judged.chronic || judged.once) {
-    judged.cause = late.received > late.computed ? "link" : own_cause({false, rank}, now);
+    judged.cause = late.received > late.computed && !link_known ? "link"
+                                                                : own_cause({false, rank}, now);
     if (judged.once) judged.late_by = late.most;
     return;
   }
@@ -266,10 +377,8 @@ void Monitor::judge_rank(Picture& picture, uint32_t rank,
     calls.push_back(ratio(one.last_calls, one.calls));
   }
   const double share = ratio(own.last_segments, own.segments);
-  const double tail = ratio(static_cast<double>(picture.split.tail),
-                            static_cast<double>(picture.split.step));
   const double seconds = change(ranks_[rank]).seconds;
-  if (pushing >= 2 && own.segments >= 20 && share > 1.4 / pushing && share >= 0.35 &&
+  if (!link_known && pushing >= 2 && own.segments >= 20 && share > 1.4 / pushing && share >= 0.35 &&
       share > 3 * median_of(shares) - (pushing == 2 ? share : 0) &&
       (picture.compared == 0 || tail > kBinds) && own.segments_waited > kWorthPart * seconds) {
     judged.chronic = true;
@@ -310,13 +419,16 @@ void Monitor::judge_binding(Picture& picture) const {
   if (ranks >= std::max(node, network) && ranks > kBinds) {
     const auto late = std::max_element(
         picture.ranks.begin(), picture.ranks.end(), [](const auto& a, const auto& b) {
-          return a.late.share() * static_cast<double>(a.late.median) <
-                 b.late.share() * static_cast<double>(b.late.median);
+          return std::pair(a.chronic, a.late.share() * static_cast<double>(a.late.median)) <
+                 std::pair(b.chronic, b.late.share() * static_cast<double>(b.late.median));
         });
     if (late != picture.ranks.end() && late->late.late > 0) {
       binds(Picture::Binds::kRank, ranks);
-      picture.binds_who =
-          roster_.name({false, static_cast<uint32_t>(late - picture.ranks.begin())});
+      // If all ranks are late at times, none of them binds.
+      if (late->chronic) {
+        picture.binds_who =
+            roster_.name({false, static_cast<uint32_t>(late - picture.ranks.begin())});
+      }
     }
   } else if (network >= node) {
     if (network > picture.binds_share) binds(Picture::Binds::kNetwork, network);
@@ -329,6 +441,101 @@ void Monitor::judge_binding(Picture& picture) const {
     }
   } else if (node > picture.binds_share) {
     binds(Picture::Binds::kNodeStage, node);
+  }
+}
+
+void Monitor::judge_server(Picture& picture, uint32_t index, const Links& links,
+                           Nanos now) const {
+  Picture::Server& server = picture.servers[index];
+  const Process who{true, index};
+  if (is_colocated(index)) return;  // the rank in the same process is judged
+  if (server.state == State::kStopped) server.cause = "stopped";
+  if (server.cause.empty() && server.reported) {
+    const std::string cause = own_cause(who, now);
+    if (cause != "compute") server.cause = cause;
+  }
+  if (server.cause.empty() && server.state == State::kServing &&
+      links.slow(links.servers[index])) {
+    server.cause = "link";
+    server.rtt = links.servers[index];
+  }
+  server.outlier = !server.cause.empty() || server.state == State::kUnreachable ||
+                   server.state == State::kLost || server.state == State::kSilent;
+}
+
+// What servers wait for. A server that was told of twice may know of one operation in two groups.
+void Monitor::find_missing(Picture& picture, Nanos now) const {
+  const auto add = [&picture](Missing one) {
+    const auto same = std::find_if(picture.missing.begin(), picture.missing.end(),
+                                   [&one](const Missing& other) { return other.what == one.what; });
+    if (same == picture.missing.end()) {
+      picture.missing.push_back(std::move(one));
+      return;
+    }
+    same->age = std::max(same->age, one.age);
+    for (const uint32_t rank : one.ranks) {
+      if (std::find(same->ranks.begin(), same->ranks.end(), rank) == same->ranks.end()) {
+        same->ranks.push_back(rank);
+      }
+    }
+  };
+  for (const Known& server : servers_) {
+    if (!server.reported || server.left || server.lost) continue;
+    for (Missing one : server.report.missing) {
+      one.age += now - server.at;
+      add(std::move(one));
+    }
+  }
+  // A rank that waits in an operation itself waits for others there: for those of its node that do
+  // not. Inside a node, and among workers, servers see nothing.
+  const auto is_in = [&picture](uint32_t rank, const std::string& what) {
+    const Picture::Rank& one = picture.ranks[rank];
+    return one.state == State::kWaiting && one.report.where.find(what) != std::string::npos;
+  };
+  for (Missing& one : picture.missing) {
+    std::erase_if(one.ranks, [&](uint32_t rank) { return is_in(rank, one.what); });
+  }
+  std::erase_if(picture.missing, [](const Missing& one) { return one.ranks.empty(); });
+  const std::string kIn = "waits in ";
+  for (uint32_t rank = 0; rank < picture.ranks.size(); ++rank) {
+    const Picture::Rank& waits = picture.ranks[rank];
+    if (waits.state != State::kWaiting || waits.report.age < kStalled ||
+        waits.report.where.rfind(kIn, 0) != 0) {
+      continue;
+    }
+    const std::string what = waits.report.where.substr(kIn.size());
+    // Groups and messages concern only some ranks.
+    if (what.find(" of rank") != std::string::npos || what.find("(rank") != std::string::npos) {
+      continue;
+    }
+    Missing inferred{what, waits.report.age, {}};
+    for (uint32_t other = 0; other < picture.ranks.size(); ++other) {
+      const Picture::Rank& one = picture.ranks[other];
+      // Who computes for less time than this one waits has been elsewhere meanwhile.
+      const bool absent = (one.state == State::kComputing &&
+                           one.report.age > waits.report.age - kStalled) ||
+                          mute({false, other}, now);
+      if (absent) inferred.ranks.push_back(other);
+    }
+    if (!inferred.ranks.empty()) add(std::move(inferred));
+  }
+  std::sort(picture.missing.begin(), picture.missing.end(),
+            [](const Missing& a, const Missing& b) { return a.age > b.age; });
+  for (Missing& one : picture.missing) std::sort(one.ranks.begin(), one.ranks.end());
+}
+
+// Ranks for which others wait are worth a line, with what their code does.
+void Monitor::blame_missing(Picture& picture, Nanos now) const {
+  for (const Missing& one : picture.missing) {
+    if (one.age < kStalled) continue;
+    for (const uint32_t rank : one.ranks) {
+      if (rank >= picture.ranks.size()) continue;
+      Picture::Rank& awaited = picture.ranks[rank];
+      if (awaited.state != State::kComputing || awaited.report.age < kStalled) continue;
+      awaited.outlier = true;
+      awaited.cause = awaited.report.cause.empty() ? own_cause({false, rank}, now)
+                                                   : awaited.report.cause;
+    }
   }
 }
 
@@ -363,56 +570,23 @@ Picture Monitor::picture(Nanos now) const {
     }
   }
   const auto at_servers = late_at_servers();
+  const Compared compared = compare();
+  picture.typical_rtt = compared.links.typical;
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    Picture::Rank& judged = picture.ranks[rank];
-    judge_rank(picture, rank, at_servers, now);
-    judged.outlier = judged.chronic || judged.once || judged.state == State::kStopped ||
-                     judged.state == State::kUnreachable || judged.state == State::kSilent ||
-                     judged.state == State::kLost;
-    // While others wait, a rank that computes for long is worth a line.
-    if (judged.state == State::kComputing && judged.report.age > 3 * kStalled) {
-      judged.outlier = judged.outlier ||
-                       std::any_of(ranks_.begin(), ranks_.end(), [&](const Known& other) {
-                         return !other.report.where.empty() && other.report.age > kStalled;
-                       });
-    }
+    judge_rank(picture, rank, compared, at_servers, now);
   }
   for (uint32_t index = 0; index < servers_.size(); ++index) {
-    Picture::Server& server = picture.servers.emplace_back();
-    const Process who{true, index};
-    fill(server, who);
-    if (server.state == State::kStopped) server.cause = "stopped";
-    if (server.cause.empty() && server.reported) {
-      const std::string cause = own_cause(who, now);
-      if (cause != "compute") server.cause = cause;
-    }
-    server.outlier = !server.cause.empty() || server.state == State::kUnreachable ||
-                     server.state == State::kLost || server.state == State::kSilent;
+    fill(picture.servers.emplace_back(), {true, index});
+    judge_server(picture, index, compared.links, now);
   }
-  // What servers wait for. A server that was told of twice may know of one operation in two groups.
-  for (const Known& server : servers_) {
-    if (!server.reported || server.left || server.lost) continue;
-    for (Missing one : server.report.missing) {
-      one.age += now - server.at;
-      const auto same = std::find_if(picture.missing.begin(), picture.missing.end(),
-                                     [&one](const Missing& other) {
-                                       return other.what == one.what;
-                                     });
-      if (same == picture.missing.end()) {
-        picture.missing.push_back(std::move(one));
-      } else {
-        same->age = std::max(same->age, one.age);
-        for (const uint32_t rank : one.ranks) {
-          if (std::find(same->ranks.begin(), same->ranks.end(), rank) == same->ranks.end()) {
-            same->ranks.push_back(rank);
-          }
-        }
-      }
-    }
+  find_missing(picture, now);
+  blame_missing(picture, now);
+  for (Picture::Rank& judged : picture.ranks) {
+    judged.outlier = judged.outlier || judged.chronic || judged.once ||
+                     judged.state == State::kStopped || judged.state == State::kUnreachable ||
+                     judged.state == State::kSilent || judged.state == State::kLost;
+    if (judged.state == State::kStopped) judged.cause = "stopped";
   }
-  std::sort(picture.missing.begin(), picture.missing.end(),
-            [](const Missing& a, const Missing& b) { return a.age > b.age; });
-  for (Missing& one : picture.missing) std::sort(one.ranks.begin(), one.ranks.end());
   judge_binding(picture);
   picture.findings = find(picture);
   return picture;
@@ -422,7 +596,7 @@ std::vector<std::string> Monitor::due_lines(Nanos now) {
   if (now < line_due_) return {};
   std::vector<std::string> lines = picture(now).findings;
   // If nothing is worth a line now, something may be soon.
-  line_due_ = now + (lines.empty() ? std::min(options_.report_every, 10 * kSecond)
+  line_due_ = now + (lines.empty() ? std::min(options_.report_every, kSecond)
                                    : options_.report_every);
   return lines;
 }

@@ -56,13 +56,26 @@ class Monitor {
     Nanos silence_at = 0;
     // The report of some seconds ago, which the latest one is compared with.
     std::deque<std::pair<Nanos, Report>> earlier;
-    std::map<std::string, int> causes;  // of its code, as seen lately
+    std::map<std::string, double> causes;  // of its code; what was seen lately weighs more
   };
   // What changed over some seconds.
   struct Change {
     double seconds = 0;
     double major_faults = 0, run_delay = 0;  // per second
     double retransmits = 0;
+  };
+  // Round trips between ranks and servers: the median over the other end of a process, of the last
+  // few reports. A process whose round trips are much longer than is typical has a slow link.
+  struct Links {
+    std::vector<Nanos> ranks, servers;
+    Nanos typical = 0;  // 0: not known
+    bool slow(Nanos rtt) const { return typical > 0 && rtt > 4 * typical + 2 * kMillisecond; }
+  };
+  // What all ranks have in common.
+  struct Compared {
+    std::vector<Rounds::Late> late, latest;  // by rank: over all that counts, and lately
+    double mean = 0, latest_mean = 0;        // by how much ranks are late
+    Links links;
   };
   // Sums over all servers of what changed over some seconds, by rank.
   struct LateAtServers {
@@ -75,8 +88,17 @@ class Monitor {
   State state_of(const Process& who, Nanos now) const;
   static Change change(const Known& known);
   std::vector<LateAtServers> late_at_servers() const;
-  void judge_rank(Picture& picture, uint32_t rank, const std::vector<LateAtServers>& at_servers,
-                  Nanos now) const;
+  Links links() const;
+  Compared compare() const;
+  bool chronic(const Rounds::Late& late, double typical_mean, Nanos step) const;
+  // Returns whether this server is part of the process of a rank, which is judged instead.
+  bool is_colocated(uint32_t server) const;
+  bool mute(const Process& who, Nanos now) const;
+  void judge_rank(Picture& picture, uint32_t rank, const Compared& compared,
+                  const std::vector<LateAtServers>& at_servers, Nanos now) const;
+  void judge_server(Picture& picture, uint32_t index, const Links& links, Nanos now) const;
+  void find_missing(Picture& picture, Nanos now) const;
+  void blame_missing(Picture& picture, Nanos now) const;
   std::string own_cause(const Process& who, Nanos now) const;
   void judge_binding(Picture& picture) const;
   uint32_t living() const;

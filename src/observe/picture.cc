@@ -31,10 +31,16 @@ std::string reason(const Picture::Rank& rank) {
 
 int percent(double share) { return static_cast<int>(std::lround(100 * share)); }
 
-std::string late_line(const Roster& roster, uint32_t index, const Picture::Rank& rank) {
+std::string late_line(const Picture& picture, uint32_t index) {
+  const Roster& roster = *picture.roster;
+  const Picture::Rank& rank = picture.ranks[index];
   const std::string who = roster.name({false, index});
   const std::string why = reason(rank);
   const std::string colon = why.empty() ? "" : ": " + why;
+  if (rank.rtt > 0) {
+    return concat(who, " has a slow link: a round trip takes ", in_seconds(rank.rtt),
+                  ", and one of the others ", in_seconds(picture.typical_rtt));
+  }
   if (rank.cause == "link" && rank.chronic && rank.late.share() < 0.5) {
     return concat(who, " is the last to deliver ", percent(rank.late_share),
                   " % of its segments, and each step waits for it", colon);
@@ -165,12 +171,18 @@ std::vector<std::string> find(const Picture& picture) {
     return std::make_tuple(!x.chronic, -x.late_by, a) < std::make_tuple(!y.chronic, -y.late_by, b);
   });
   for (size_t i = 0; i < std::min<size_t>(late.size(), 3); ++i) {
-    lines.push_back(late_line(roster, late[i], picture.ranks[late[i]]));
+    lines.push_back(late_line(picture, late[i]));
   }
   if (late.size() > 3) lines.push_back(concat(late.size() - 3, " more ranks are late"));
   for (uint32_t i = 0; i < picture.servers.size(); ++i) {
     const Picture::Server& server = picture.servers[i];
     if (server.state != State::kServing || server.cause.empty()) continue;
+    if (server.rtt > 0) {
+      lines.push_back(concat(roster.name({true, i}), " has a slow link: a round trip takes ",
+                             in_seconds(server.rtt), ", and one of the others ",
+                             in_seconds(picture.typical_rtt)));
+      continue;
+    }
     lines.push_back(concat(roster.name({true, i}), " is slow: ",
                            server.cause == "starved"    ? "it lacks processor time"
                            : server.cause == "swapping" ? "its memory is read back from a disk"

@@ -193,6 +193,14 @@ Result<Report> decode_report(std::string_view payload) {
   return report;
 }
 
+std::map<uint32_t, std::string> states_of(const RankTexts& texts) {
+  std::map<uint32_t, std::string> states;
+  for (const RankText& one : texts) {
+    if (!one.text.empty()) states.emplace(one.rank, one.text);
+  }
+  return states;
+}
+
 std::string encode(const RankTexts& texts) {
   ByteWriter out;
   const size_t count = std::min(texts.size(), kMostRankTexts);

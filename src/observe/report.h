@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -100,6 +101,8 @@ struct RankText {
   friend bool operator==(const RankText&, const RankText&) = default;
 };
 using RankTexts = std::vector<RankText>;
+// Returns the texts by rank, without empty ones.
+std::map<uint32_t, std::string> states_of(const RankTexts& texts);
 inline constexpr size_t kMostRankTexts = 64;
 std::string encode(const RankTexts& texts);
 Result<RankTexts> decode_rank_texts(std::string_view payload);

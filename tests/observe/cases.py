@@ -246,14 +246,14 @@ CASES = (
     ),
     Case(
         "a cut link",
-        {"rank 2": {"unreachable"}},
+        {"rank 2": {"unreachable", "lost"}},
         known=1.0,
         layout="hosts and servers",
         outside=cut(2),
     ),
     Case(
         "a cut link of a server",
-        {"server 1": {"unreachable"}},
+        {"server 1": {"unreachable", "lost"}},
         known=1.0,
         layout="hosts and servers",
         outside=cut(5, switch=True),

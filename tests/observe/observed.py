@@ -136,7 +136,7 @@ class Run:
                     threading.Thread(target=self._store, args=(fault, rank), daemon=True).start()
         settings = {
             "OBSERVED_CASE": json.dumps(program),
-            "HERRING_WARN_AFTER": "1",
+            "HERRING_WARN_AFTER": "2",
             "HERRING_REPORT_EVERY": "1",
             "HERRING_TIMEOUT": "30",
             "HERRING_FLIGHT_FOLDER": "off",
@@ -342,6 +342,9 @@ def _watch(running: Run) -> Result:
                 seen.setdefault((f"{match[1]} {match[2]}", "line"), (when, when))
             if warning := _WARNING.search(line):
                 for number in _RANK.findall(warning[1]):
+                    # The warning itself may say that this rank waits for others.
+                    if re.search(rf"; (each of )?ranks? [^;]*\b{number}\b[^;]* waits? ", line):
+                        continue
                     seen.setdefault((f"rank {number}", "warning"), (when, when))
         complete = all(item in said for item in (*case.expect, *case.says))
         if began:
