@@ -13,7 +13,7 @@ std::optional<observe::Report> ServerReports::report() {
   server::ServerView view = server_.view(now);
   due_ = now + (view.missing.empty() ? kInterval : kStalledInterval);
   observe::Report report;
-  report.resources = observe::own_resources();
+  report.resources = observe::own_resources(true);
   report.bytes_sent = view.bytes_out;
   report.bytes_received = view.bytes_in;
   report.retransmits = view.retransmits;

@@ -181,7 +181,7 @@ RankTexts Monitor::rank_texts(Nanos now) const {
   // Those who wait for a server say so.
   for (uint32_t index = 0; index < servers_.size(); ++index) {
     const Process server{true, index};
-    if (!mute(server, now) || is_colocated(index)) continue;
+    if (!mute(server, now) || roster_.is_in_rank(index)) continue;
     for (uint32_t rank = 0; rank < ranks_.size() && texts.size() < kMostRankTexts; ++rank) {
       const bool told = std::any_of(texts.begin(), texts.end(), [rank](const auto& text) {
         return text.rank == rank && !text.text.empty();
@@ -192,14 +192,6 @@ RankTexts Monitor::rank_texts(Nanos now) const {
     }
   }
   return texts;
-}
-
-bool Monitor::is_colocated(uint32_t server) const {
-  const Roster::Server& one = roster_.servers[server];
-  return !one.dedicated &&
-         std::any_of(roster_.ranks.begin(), roster_.ranks.end(), [&one](const auto& rank) {
-           return rank.pid == one.pid && rank.node == one.node;
-         });
 }
 
 bool Monitor::mute(const Process& who, Nanos now) const {
@@ -240,6 +232,10 @@ Monitor::Links Monitor::links() const {
     add(servers_[server], [server](uint32_t index) { return std::pair(index, server); });
   }
   Links links;
+  links.told = std::any_of(ranks_.begin(), ranks_.end(), [](const Known& one) {
+    return std::any_of(one.report.paths.begin(), one.report.paths.end(),
+                       [](const PathReport& path) { return path.rtt > 0; });
+  });
   links.typical = median(std::move(all));
   for (auto& one : of_ranks) links.ranks.push_back(median(std::move(one)));
   for (auto& one : of_servers) links.servers.push_back(median(std::move(one)));
@@ -353,7 +349,6 @@ void Monitor::judge_rank(Picture& picture, uint32_t rank, const Compared& compar
                             static_cast<double>(picture.split.step));
   const Nanos rtt = compared.links.ranks[rank];
   const bool slow_link = compared.links.slow(rtt);
-  const bool link_known = compared.links.typical > 0 && rtt > 0;
   if (slow_link && (late.received > late.computed || tail > kBinds)) {
     judged.chronic = true;
     judged.once = false;
@@ -362,7 +357,7 @@ void Monitor::judge_rank(Picture& picture, uint32_t rank, const Compared& compar
     return;
   }
   if (judged.chronic || judged.once) {
-    judged.cause = late.received > late.computed && !link_known ? "link"
+    judged.cause = late.received > late.computed && !compared.links.told ? "link"
                                                                 : own_cause({false, rank}, now);
     if (judged.once) judged.late_by = late.most;
     return;
@@ -378,7 +373,7 @@ void Monitor::judge_rank(Picture& picture, uint32_t rank, const Compared& compar
   }
   const double share = ratio(own.last_segments, own.segments);
   const double seconds = change(ranks_[rank]).seconds;
-  if (!link_known && pushing >= 2 && own.segments >= 20 && share > 1.4 / pushing && share >= 0.35 &&
+  if (!compared.links.told && pushing >= 2 && own.segments >= 20 && share > 1.4 / pushing && share >= 0.35 &&
       share > 3 * median_of(shares) - (pushing == 2 ? share : 0) &&
       (picture.compared == 0 || tail > kBinds) && own.segments_waited > kWorthPart * seconds) {
     judged.chronic = true;
@@ -448,7 +443,7 @@ void Monitor::judge_server(Picture& picture, uint32_t index, const Links& links,
                            Nanos now) const {
   Picture::Server& server = picture.servers[index];
   const Process who{true, index};
-  if (is_colocated(index)) return;  // the rank in the same process is judged
+  if (roster_.is_in_rank(index)) return;  // the rank in the same process is judged
   if (server.state == State::kStopped) server.cause = "stopped";
   if (server.cause.empty() && server.reported) {
     const std::string cause = own_cause(who, now);

@@ -69,6 +69,7 @@ class Monitor {
   struct Links {
     std::vector<Nanos> ranks, servers;
     Nanos typical = 0;  // 0: not known
+    bool told = false;  // this system tells round trips
     bool slow(Nanos rtt) const { return typical > 0 && rtt > 4 * typical + 2 * kMillisecond; }
   };
   // What all ranks have in common.
@@ -91,8 +92,6 @@ class Monitor {
   Links links() const;
   Compared compare() const;
   bool chronic(const Rounds::Late& late, double typical_mean, Nanos step) const;
-  // Returns whether this server is part of the process of a rank, which is judged instead.
-  bool is_colocated(uint32_t server) const;
   bool mute(const Process& who, Nanos now) const;
   void judge_rank(Picture& picture, uint32_t rank, const Compared& compared,
                   const std::vector<LateAtServers>& at_servers, Nanos now) const;

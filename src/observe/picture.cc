@@ -84,6 +84,13 @@ const char* name_of(Picture::Binds binds) {
   return "";
 }
 
+bool Roster::is_in_rank(uint32_t server) const {
+  const Server& one = servers[server];
+  return !one.dedicated && std::any_of(ranks.begin(), ranks.end(), [&one](const Rank& rank) {
+    return rank.pid == one.pid && rank.node == one.node;
+  });
+}
+
 std::string Roster::name(const Process& process) const {
   const std::string number = concat(process.is_server ? "server " : "rank ", process.index);
   const std::string& host = process.is_server ? servers[process.index].host
@@ -126,6 +133,7 @@ std::vector<std::string> find(const Picture& picture) {
     for (uint32_t i = 0; i < processes.size(); ++i) say(Process{is_server, i}, processes[i]);
   };
   const auto mute = [&](const Process& who, const Picture::Common& one) {
+    if (who.is_server && roster.is_in_rank(who.index)) return;
     switch (one.state) {
       case State::kUnreachable:
         lines.push_back(concat(roster.name(who), " is unreachable: its host does not answer"));
@@ -156,7 +164,11 @@ std::vector<std::string> find(const Picture& picture) {
                        cause.empty() || cause == "compute" ? "" : ", in its " + cause,
                        late.report.stack.empty() ? "" : concat(" (", late.report.stack, ")"));
       } else if (late.state == State::kWaiting) {
-        line += concat("; rank ", rank, " waits in ", late.report.where);
+        line += concat("; rank ", rank, " ", late.report.where);
+      } else if (late.state == State::kStopped) {
+        line += concat("; rank ", rank, " is stopped or starved");
+      } else if (late.state == State::kUnreachable) {
+        line += concat("; rank ", rank, " is unreachable");
       }
     }
     lines.push_back(line);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
+import threading
 
 from observed import Case, Run
 
@@ -20,9 +20,7 @@ def stop(*ranks: int, seconds: float = 0, server: bool = False):
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         if seconds:
-            time.sleep(seconds)
-            for pid in pids:
-                os.kill(pid, signal.SIGCONT)
+            threading.Timer(seconds, lambda: [os.kill(p, signal.SIGCONT) for p in pids]).start()
 
     return act
 
@@ -135,7 +133,7 @@ def hang(name: str, rank: int, what: str, cause: str, says: str, **others) -> Ca
         {f"rank {rank}": {cause}},
         known=1.0,
         faults=(fault(what, rank, seconds=1000, first=20),),
-        says=(rf"waited .*rank {rank}\b.*{says}",),
+        warns=(rf"waited .*rank {rank}\b.*{says}",),
         **others,
     )
 
@@ -217,7 +215,7 @@ CASES = (
         known=1.0,
         layout="dedicated",
         outside=stop(2),
-        says=(r"waited .*rank 2\b.*stopped",),
+        warns=(r"waited .*rank 2\b.*stopped",),
     ),
     Case(
         "a stopped rank, one node",
@@ -225,7 +223,7 @@ CASES = (
         known=1.0,
         layout="node",
         outside=stop(3),
-        says=(r"waited .*rank 3\b.*stopped",),
+        warns=(r"waited .*rank 3\b.*stopped",),
     ),
     Case(
         "a rank stopped for two seconds",
@@ -242,7 +240,7 @@ CASES = (
         kind="calls",
         program={"algorithm": "ring"},
         outside=stop(1),
-        says=(r"waited .*rank 1\b.*stopped",),
+        warns=(r"waited .*rank 1\b.*stopped",),
     ),
     Case(
         "a cut link",

@@ -28,6 +28,7 @@ from herring_lab.emulate.runner import Plan, run
 __all__ = ["Case", "Result", "Run", "observe"]
 
 TRAINING = Path(__file__).with_name("training.py")
+WARN_AFTER = 2.0
 DISK = 20_000_000  # bytes per second of the slow disk
 GRACE = 1.0  # seconds within which Herring must say what can be known
 _AFTER = 2.0  # seconds for which nobody else may be accused, after what is expected was said
@@ -66,6 +67,7 @@ class Case:
     faults: tuple[dict[str, Any], ...] = ()
     outside: Callable[[Run], None] | None = None
     says: tuple[str, ...] = ()
+    warns: tuple[str, ...] = ()  # the same in warnings, which come after HERRING_WARN_AFTER
     chronic: bool | None = None
     lasts: float = 8.0
     ends: bool = False  # the fault ends the job with an error
@@ -136,7 +138,7 @@ class Run:
                     threading.Thread(target=self._store, args=(fault, rank), daemon=True).start()
         settings = {
             "OBSERVED_CASE": json.dumps(program),
-            "HERRING_WARN_AFTER": "2",
+            "HERRING_WARN_AFTER": f"{WARN_AFTER:g}",
             "HERRING_REPORT_EVERY": "1",
             "HERRING_TIMEOUT": "30",
             "HERRING_FLIGHT_FOLDER": "off",
@@ -207,7 +209,9 @@ class Run:
                     begun, done = time.monotonic(), 0
                     while data := pipe.read(1 << 16):
                         done += len(data)
-                        if self._ended.wait(max(begun + done / DISK - time.monotonic(), 0)):
+                        hangs = fault["seconds"] >= 1000
+                        pause = 1000 if hangs else begun + done / DISK - time.monotonic()
+                        if self._ended.wait(max(pause, 0)):
                             return
 
     def ask(self) -> dict[str, Any] | None:
@@ -274,7 +278,10 @@ def accusations(status: dict[str, Any]) -> Iterator[tuple[str, str, bool]]:
             yield f"rank {rank['rank']}", rank["state"], False
         elif rank["outlier"] or rank["chronic"]:
             yield f"rank {rank['rank']}", rank["cause"] or "unknown", rank["chronic"]
+    workers = {rank["pid"] for rank in status["ranks"]}
     for server in status["servers"]:
+        if server["kind"] == "colocated" and server["pid"] in workers:
+            continue  # the rank in the same process is judged
         if server["state"] in _MUTE:
             yield f"server {server['server']}", server["state"], False
         elif server["outlier"]:
@@ -338,6 +345,9 @@ def _watch(running: Run) -> Result:
             for pattern in case.says:
                 if re.search(pattern, line):
                     said.setdefault(pattern, when)
+            for pattern in case.warns:
+                if "waited" in line and not line.startswith("finding") and re.search(pattern, line):
+                    said.setdefault(pattern, when)
             for match in _LINE.finditer(line):
                 seen.setdefault((f"{match[1]} {match[2]}", "line"), (when, when))
             if warning := _WARNING.search(line):
@@ -346,9 +356,9 @@ def _watch(running: Run) -> Result:
                     if re.search(rf"; (each of )?ranks? [^;]*\b{number}\b[^;]* waits? ", line):
                         continue
                     seen.setdefault((f"rank {number}", "warning"), (when, when))
-        complete = all(item in said for item in (*case.expect, *case.says))
+        complete = all(item in said for item in (*case.expect, *case.says, *case.warns))
         if began:
-            lasts = case.lasts if not case.expect and not case.says else case.known + GRACE + _AFTER
+            lasts = case.lasts if not case.expect and not case.says else max(case.known, WARN_AFTER) + GRACE + _AFTER
             limit = min(limit, began + lasts + (0 if complete else _AFTER))
         elif time.time() > start + 30 or running.over():
             break
@@ -359,9 +369,12 @@ def _watch(running: Run) -> Result:
         sorted({f"{who}: {why}" for who, why in seen if why not in ("line", "warning", "binds")})
     )
     after = None
-    complete = all(item in said for item in (*case.expect, *case.says))
+    complete = all(item in said for item in (*case.expect, *case.says, *case.warns))
     if complete and said:
-        after = max(said.values()) - running.began - case.known
+        known = {pattern: WARN_AFTER for pattern in case.warns}
+        after = max(
+            when - running.began - known.get(what, case.known) for what, when in said.items()
+        )
     # What is said at the end about those who are accused must be right, too.
     last = max((when for _, when in seen.values()), default=0)
     wrong = [
@@ -376,7 +389,7 @@ def _watch(running: Run) -> Result:
         text += f" [not expected: {', '.join(others or wrong)}]"
     elif not complete:
         verdict = "missed"
-        text += f" [missing: {[i for i in (*case.expect, *case.says) if i not in said]}]"
+        text += f" [missing: {[i for i in (*case.expect, *case.says, *case.warns) if i not in said]}]"
     else:
         verdict = "right" if after is None or after <= GRACE else "slow"
     output = "\n".join(f"{when - running.began:8.2f} {line}" for when, line in running.lines)

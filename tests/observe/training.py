@@ -85,13 +85,13 @@ class Fault:
     def _checkpoint(self) -> None:
         # The "disk" takes only so many bytes per second.
         with open(fifo("disk", herring.rank()), "wb", buffering=0) as disk:
-            pickle.dump(np.zeros(int(self.seconds * CASE["disk"]), np.uint8), disk)
+            pickle.dump(np.zeros(int(min(self.seconds, 2) * CASE["disk"]), np.uint8), disk)
 
     def _save(self) -> None:
         import torch
 
         with open(fifo("disk", herring.rank()), "wb") as disk:
-            torch.save({"w": torch.zeros(int(self.seconds * CASE["disk"] / 4))}, disk)
+            torch.save({"w": torch.zeros(int(min(self.seconds, 2) * CASE["disk"] / 4))}, disk)
 
     def _pages(self) -> None:
         view = mmap.mmap(self.file.fileno(), 0, prot=mmap.PROT_READ)
