@@ -61,9 +61,13 @@ void Monitor::report(const Process& from, Report report, Nanos now) {
                           &sample.pushed, &sample.done}) {
         if (*time != 0) *time += report.offset;
       }
+      note_long_round(from.index, sample, now);
       rounds_.add(from.index, sample, error, now);
     }
     report.samples.clear();
+    if (report.where.empty() && report.age > kStalled / 4 && !report.cause.empty()) {
+      one.stall = {now, 0, report.cause, report.stack};
+    }
     if (!report.cause.empty()) {
       // Old observations fade.
       for (auto& [cause, weight] : one.causes) weight *= kFading;
@@ -77,6 +81,20 @@ void Monitor::report(const Process& from, Report report, Nanos now) {
   one.report = std::move(report);
   one.reported = true;
   one.at = now;
+}
+
+// Why a rank is late by far is known best just afterwards.
+void Monitor::note_long_round(uint32_t rank, const RoundSample& sample, Nanos now) {
+  const Nanos work = sample.before == 0 ? 0 : sample.ready - sample.before;
+  if (work < kOnceLate || work < kOnceSteps * rounds_.usual_work(rank)) return;
+  Known& one = ranks_[rank];
+  one.once = {now, sample.round, own_cause({false, rank}, now), {}};
+  const bool silent = now - one.process_heard > options_.silent_after;
+  if (silent) one.once.cause = "stopped";
+  if (one.once.cause != "stopped" && now - one.stall.at < work + 2 * kSecond) {
+    one.once.cause = one.stall.cause;
+    one.once.stack = one.stall.stack;
+  }
 }
 
 void Monitor::heard(const Process& who, Nanos process, Nanos system) {
@@ -357,9 +375,22 @@ void Monitor::judge_rank(Picture& picture, uint32_t rank, const Compared& compar
     return;
   }
   if (judged.chronic || judged.once) {
-    judged.cause = late.received > late.computed && !compared.links.told ? "link"
-                                                                : own_cause({false, rank}, now);
-    if (judged.once) judged.late_by = late.most;
+    const bool received = late.received > late.computed;
+    judged.cause = received && !compared.links.told ? "link" : own_cause({false, rank}, now);
+    // Results that come late over a link that is not slow are no fault of this rank.
+    if (received && compared.links.told && judged.cause == "compute") {
+      judged.chronic = judged.once = false;
+      judged.cause.clear();
+    }
+    if (judged.once) {
+      judged.late_by = late.most;
+      const Known::Reason& once = ranks_[rank].once;
+      judged.report.stack.clear();
+      if (once.at != 0 && once.round == late.most_round) {
+        judged.cause = once.cause;
+        judged.report.stack = once.stack;
+      }
+    }
     return;
   }
   // A rank whose segments come last at servers although its data was ready in time.

@@ -56,6 +56,12 @@ class Monitor {
     Nanos silence_at = 0;
     // The report of some seconds ago, which the latest one is compared with.
     std::deque<std::pair<Nanos, Report>> earlier;
+    // What its code did when it last computed for long, and why it was late by far in a round.
+    struct Reason {
+      Nanos at = 0;
+      uint32_t round = 0;
+      std::string cause, stack;
+    } stall, once;
     std::map<std::string, double> causes;  // of its code; what was seen lately weighs more
   };
   // What changed over some seconds.
@@ -93,6 +99,7 @@ class Monitor {
   Compared compare() const;
   bool chronic(const Rounds::Late& late, double typical_mean, Nanos step) const;
   bool mute(const Process& who, Nanos now) const;
+  void note_long_round(uint32_t rank, const RoundSample& sample, Nanos now);
   void judge_rank(Picture& picture, uint32_t rank, const Compared& compared,
                   const std::vector<LateAtServers>& at_servers, Nanos now) const;
   void judge_server(Picture& picture, uint32_t index, const Links& links, Nanos now) const;

@@ -9,7 +9,6 @@ import json
 import os
 import pickle
 import re
-import select
 import shutil
 import signal
 import socket
@@ -57,6 +56,11 @@ class Case:
       says: patterns that must be found in the log or the findings, each within the same time.
       chronic: whether the rank is late again and again; None: does not matter.
       lasts: seconds for which a healthy job is observed.
+      warns: patterns that a warning about a long wait must have.
+      also: who may be accused beside those who are expected.
+      program: more settings of the program, see training.py.
+      settings: more environment variables.
+      rate: of the links of emulated hosts, in bits per second.
     """
 
     name: str
@@ -67,14 +71,18 @@ class Case:
     faults: tuple[dict[str, Any], ...] = ()
     outside: Callable[[Run], None] | None = None
     says: tuple[str, ...] = ()
-    warns: tuple[str, ...] = ()  # the same in warnings, which come after HERRING_WARN_AFTER
+    warns: tuple[str, ...] = ()
     chronic: bool | None = None
     lasts: float = 8.0
-    ends: bool = False  # the fault ends the job with an error
-    also: tuple[str, ...] = ()  # who may be accused beside those who are expected
+    also: tuple[str, ...] = ()
     program: dict[str, Any] = dataclasses.field(default_factory=dict)
     settings: dict[str, str] = dataclasses.field(default_factory=dict)
     rate: float | None = 200e6
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """All that must be said; nothing if the job is healthy."""
+        return (*self.expect, *self.says, *self.warns)
 
 
 @dataclasses.dataclass
@@ -154,9 +162,7 @@ class Run:
             servers = 2 if "servers" in case.layout else 0
             plan = Plan(command, 4, servers, timeout=90, grace=3, settings=settings)
             self.cluster = self._stack.enter_context(Cluster(plan.hosts, case.rate))
-            thread = threading.Thread(
-                target=self._run_on_hosts, args=(plan, writing), daemon=True
-            )
+            thread = threading.Thread(target=self._run_on_hosts, args=(plan, writing), daemon=True)
             thread.start()
             return
         layout = {
@@ -313,7 +319,7 @@ def _watch(running: Run) -> Result:
     while not running.ready() and time.time() < end and not running.over():
         time.sleep(0.05)
     start = time.time()
-    if case.outside or not case.expect and not case.says:
+    if case.outside or not case.wanted:
         end = time.time() + 2
         while time.time() < end:
             running.ask()
@@ -332,7 +338,7 @@ def _watch(running: Run) -> Result:
         now = time.time()
         if status is not None:
             for who, cause, chronic in accusations(status):
-                first, last = seen.get((who, cause), (now, now))
+                first, _ = seen.get((who, cause), (now, now))
                 seen[who, cause] = (first, now)
                 if cause in case.expect.get(who, ()) and case.chronic in (None, chronic):
                     said.setdefault(who, now)
@@ -356,9 +362,9 @@ def _watch(running: Run) -> Result:
                     if re.search(rf"; (each of )?ranks? [^;]*\b{number}\b[^;]* waits? ", line):
                         continue
                     seen.setdefault((f"rank {number}", "warning"), (when, when))
-        complete = all(item in said for item in (*case.expect, *case.says, *case.warns))
+        complete = all(item in said for item in case.wanted)
         if began:
-            lasts = case.lasts if not case.expect and not case.says else max(case.known, WARN_AFTER) + GRACE + _AFTER
+            lasts = max(case.known, WARN_AFTER) + GRACE + _AFTER if case.wanted else case.lasts
             limit = min(limit, began + lasts + (0 if complete else _AFTER))
         elif time.time() > start + 30 or running.over():
             break
@@ -369,27 +375,33 @@ def _watch(running: Run) -> Result:
         sorted({f"{who}: {why}" for who, why in seen if why not in ("line", "warning", "binds")})
     )
     after = None
-    complete = all(item in said for item in (*case.expect, *case.says, *case.warns))
+    complete = all(item in said for item in case.wanted)
     if complete and said:
-        known = {pattern: WARN_AFTER for pattern in case.warns}
+        known = dict.fromkeys(case.warns, WARN_AFTER)
         after = max(
             when - running.began - known.get(what, case.known) for what, when in said.items()
         )
-    # What is said at the end about those who are accused must be right, too.
-    last = max((when for _, when in seen.values()), default=0)
+    # What is said last about those who are accused must be right, too.
+    causes = [
+        (who, why, last)
+        for (who, why), (_, last) in seen.items()
+        if who in case.expect and why not in ("line", "warning", "binds", "missing", "unknown")
+    ]
+    right = {
+        who: max((last for one, why, last in causes if one == who and why in good), default=0)
+        for who, good in case.expect.items()
+    }
     wrong = [
         f"{who}: {why}"
-        for (who, why), (_, when) in seen.items()
-        if who in case.expect
-        and why not in ("line", "warning", "binds", "missing", "unknown", *case.expect[who])
-        and when > last - 0.5
+        for who, why, last in causes
+        if why not in case.expect[who] and last > right[who] + 0.3
     ]
-    if others or (wrong and not complete):
+    if others or wrong:
         verdict = "wrong"
         text += f" [not expected: {', '.join(others or wrong)}]"
     elif not complete:
         verdict = "missed"
-        text += f" [missing: {[i for i in (*case.expect, *case.says, *case.warns) if i not in said]}]"
+        text += f" [missing: {[item for item in case.wanted if item not in said]}]"
     else:
         verdict = "right" if after is None or after <= GRACE else "slow"
     output = "\n".join(f"{when - running.began:8.2f} {line}" for when, line in running.lines)

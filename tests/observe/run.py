@@ -13,15 +13,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cases import CASES
 from observed import observe
+from observed_cases import CASES
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="cases whose name contains this text")
     parser.add_argument("--times", type=int, default=1, help="how often each case runs")
-    parser.add_argument("--part", default="1/1", metavar="I/N", help="every N-th case from the I-th")
+    parser.add_argument(
+        "--part", default="1/1", metavar="I/N", help="every N-th case from the I-th"
+    )
     parser.add_argument("--verbose", action="store_true", help="print the output of the jobs")
     parser.add_argument("--keep", metavar="FOLDER", help="write the output of the jobs to files")
     options = parser.parse_args()
@@ -38,7 +40,8 @@ def main() -> int:
             continue
         result = observe(case)
         verdicts[result.verdict] += 1
-        expected = "; ".join(f"{who}: {' or '.join(sorted(why))}" for who, why in case.expect.items())
+        named = (f"{who}: {' or '.join(sorted(why))}" for who, why in case.expect.items())
+        expected = "; ".join(named)
         after = "" if result.after is None else f"{result.after:+.2f}"
         print(
             f"| {case.name} | {expected or '; '.join(case.says) or 'nobody'} | {result.said} | "

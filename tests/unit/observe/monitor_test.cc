@@ -52,7 +52,7 @@ class MonitorTest : public Test {
       sample.before = sample.called = before[rank];
       sample.ready = before[rank] + work[rank];
       sample.pushed = last + tail / 2;
-      sample.done = before[rank] = last + tail;
+      sample.done = before[rank] = last + tail + pull[rank];
       sample.waited = sample.done - sample.ready;
       sample.bytes = 1000000;
       reports[rank].samples.push_back(sample);
@@ -85,6 +85,7 @@ class MonitorTest : public Test {
   std::vector<Report> server_reports = std::vector<Report>(2);
   std::vector<Nanos> work = std::vector<Nanos>(kRanks, 90 * kMillisecond);
   std::vector<Nanos> before = std::vector<Nanos>(kRanks, 1000 * kSecond);
+  std::vector<Nanos> pull = std::vector<Nanos>(kRanks);  // by how much results reach a rank later
   std::vector<bool> silent = std::vector<bool>(kRanks), unreachable = std::vector<bool>(kRanks);
   Nanos tail = 10 * kMillisecond;
   uint32_t round = 0;
@@ -153,6 +154,29 @@ TEST_F(MonitorTest, OnceIsToldApartFromAlways) {
   EXPECT_TRUE(picture.ranks[0].once);
   EXPECT_EQ(picture.findings.at(0).find("rank 0 (host0) was late by 3 s in round 5"), 0u)
       << picture.findings.at(0);
+}
+
+TEST_F(MonitorTest, TheCauseOfOneLateRoundIsKept) {
+  for (int i = 0; i < 5; ++i) second();
+  // During the stall its code was seen.
+  reports[1].age = kSecond;
+  reports[1].cause = "checkpoint";
+  reports[1].stack = "train.py:9 in save";
+  tell();
+  reports[1].age = 0;
+  reports[1].cause.clear();
+  reports[1].stack.clear();
+  work[1] += 2 * kSecond;
+  round_of_all();
+  work[1] -= 2 * kSecond;
+  tell();
+  reports[1].cause = "compute";
+  for (int i = 0; i < 5; ++i) second();
+  EXPECT_EQ(monitor.picture(now).findings.at(0).find(
+                "rank 1 (host1) was late by 2 s in round 50: it writes a checkpoint (train.py:9 in "
+                "save)"),
+            0u)
+      << monitor.picture(now).findings.at(0);
 }
 
 TEST_F(MonitorTest, AStoppedRankIsTold) {
@@ -303,6 +327,18 @@ TEST_F(MonitorTest, RoundTripsTellWhoseLinkIsSlow) {
   EXPECT_EQ(picture.servers[1].cause, "link");
   links(~0u, ~0u);
   for (const Picture::Server& server : monitor.picture(now).servers) EXPECT_FALSE(server.outlier);
+}
+
+TEST_F(MonitorTest, ResultsThatComeLateAreNoFaultOfARank) {
+  pull[3] = 12 * kMillisecond;
+  for (int i = 0; i < 3; ++i) second();
+  EXPECT_EQ(monitor.picture(now).ranks[3].cause, "link");  // round trips are not known
+  for (Report& report : reports) report.paths = {{0, kMillisecond, kMillisecond, 0}};
+  for (int i = 0; i < 4; ++i) second();
+  EXPECT_FALSE(monitor.picture(now).ranks[3].outlier);
+  reports[3].paths[0].rtt = 20 * kMillisecond;
+  for (int i = 0; i < 4; ++i) second();
+  EXPECT_EQ(monitor.picture(now).ranks[3].cause, "link");
 }
 
 TEST_F(MonitorTest, OnlyTheAbsentAreBlamed) {

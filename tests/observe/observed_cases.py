@@ -103,13 +103,13 @@ STEP = 0.06  # seconds of computing
 
 def chronic(name: str, rank: int, what: str, cause: str, seconds: float = 0.06, **others) -> Case:
     """A rank that is late in every step."""
-    every = others.pop("every", 1)
+    every, early = others.pop("every", 1), others.pop("early", False)
     return Case(
         name,
         {f"rank {rank}": {cause}},
         # A rank is late again and again when it was late in ten steps.
         known=10 * (every * STEP + seconds),
-        faults=(fault(what, rank, seconds=seconds, first=12, every=every),),
+        faults=(fault(what, rank, seconds=seconds, first=12, every=every, early=early),),
         chronic=True,
         **others,
     )
@@ -150,6 +150,7 @@ CASES = (
     chronic("rank 0 is late", 0, "sleep", "compute"),
     chronic("late by input", 2, "input", "input"),
     chronic("late by input, one node", 3, "input", "input", layout="node"),
+    chronic("late by input before computing", 1, "input", "input", early=True),
     chronic("late by a DataLoader in DDP", 1, "loader", "input", kind="ddp"),
     chronic("late by checkpoints", 1, "checkpoint", "checkpoint", seconds=0.1),
     chronic("late by reading pages from a disk", 2, "pages", "swapping", seconds=0.08),
