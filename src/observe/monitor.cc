@@ -539,7 +539,7 @@ void Monitor::find_missing(Picture& picture, Nanos now) const {
       const Picture::Rank& one = picture.ranks[other];
       // Who computes for less time than this one waits has been elsewhere meanwhile.
       const bool absent = (one.state == State::kComputing &&
-                           one.report.age > waits.report.age - kStalled) ||
+                           one.report.age > waits.report.age - kStalled / 5) ||
                           mute({false, other}, now);
       if (absent) inferred.ranks.push_back(other);
     }

@@ -55,11 +55,8 @@ EngineCore::EngineCore(const control::Cluster& cluster, EngineOptions options,
   node.on_lost = [this](uint32_t local_rank, const Status& why) {
     membership_.neighbour_closed(cluster_.ranks_of(me_.node)[local_rank], why);
   };
-  node.describe = [this](const std::vector<uint32_t>& locals) {
-    std::vector<uint32_t> ranks;
-    for (const uint32_t local : locals) ranks.push_back(cluster_.ranks_of(me_.node)[local]);
-    return states_.describe(ranks);
-  };
+  node.ranks = cluster_.ranks_of(me_.node);
+  node.states = &states_;
   node_stage_ = std::make_unique<NodeStage>(*loop_, *bus_, *heap_, *links_, std::move(node),
                                             [this](const Status& status) { fail_now(status); });
   node_stage_->attach();

@@ -361,6 +361,9 @@ def _watch(running: Run) -> Result:
                     # The warning itself may say that this rank waits for others.
                     if re.search(rf"; (each of )?ranks? [^;]*\b{number}\b[^;]* waits? ", line):
                         continue
+                    # Or that it waits for those who are to blame.
+                    if any(f"; {who} " in line for who in case.expect):
+                        continue
                     seen.setdefault((f"rank {number}", "warning"), (when, when))
         complete = all(item in said for item in case.wanted)
         if began:
