@@ -105,7 +105,8 @@ class Executor::Active : public Run::Wire {
 
 Executor::Executor(transport::Transport& transport, transport::EventLoop& loop,
                    const control::Cluster& cluster, const observe::RankStates& states,
-                   MeshOptions options, OnFailure on_failure, OnLost on_lost, GoesOn goes_on, HasLeft has_left)
+                   MeshOptions options, OnFailure on_failure, OnLost on_lost, GoesOn goes_on,
+                   HasLeft has_left)
     : loop_(loop),
       cluster_(cluster),
       states_(states),

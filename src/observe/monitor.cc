@@ -404,8 +404,8 @@ void Monitor::judge_rank(Picture& picture, uint32_t rank, const Compared& compar
   }
   const double share = ratio(own.last_segments, own.segments);
   const double seconds = change(ranks_[rank]).seconds;
-  if (!compared.links.told && pushing >= 2 && own.segments >= 20 && share > 1.4 / pushing && share >= 0.35 &&
-      share > 3 * median_of(shares) - (pushing == 2 ? share : 0) &&
+  if (!compared.links.told && pushing >= 2 && own.segments >= 20 && share > 1.4 / pushing &&
+      share >= 0.35 && share > 3 * median_of(shares) - (pushing == 2 ? share : 0) &&
       (picture.compared == 0 || tail > kBinds) && own.segments_waited > kWorthPart * seconds) {
     judged.chronic = true;
     judged.cause = "link";

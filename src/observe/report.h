@@ -38,7 +38,8 @@ struct Resources {
   Nanos run_delay = 0;
 };
 
-// Reads the counters of this process. `all_threads`: the delays of threads add up. Fields that the system does not tell are 0.
+// Reads the counters of this process. `all_threads`: the delays of threads add up. Fields that the
+// system does not tell are 0.
 Resources own_resources(bool all_threads = false);
 
 // A connection between a worker and a server, as the sender of the report sees it.
