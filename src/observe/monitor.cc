@@ -323,7 +323,7 @@ std::vector<Monitor::LateAtServers> Monitor::late_at_servers() const {
 
 // Why a process is slow by itself, as far as its system and its code tell. "compute" if nothing
 // else is known.
-std::string Monitor::own_cause(const Process& who, Nanos now) const {
+std::string Monitor::own_cause(const Process& who, Nanos now, double late) const {
   const Known& one = known(who);
   if (now - one.silence_at < kMemory && one.longest_silence > options_.silent_after) {
     return "stopped";
@@ -345,7 +345,10 @@ std::string Monitor::own_cause(const Process& who, Nanos now) const {
                                        return a.second < b.second;
                                      });
   if (most != one.causes.end() && most->first != "compute") return most->first;
-  if (own.run_delay > kStarved && own.run_delay > 3 * others(&Change::run_delay)) return "starved";
+  if (own.run_delay > std::max(kStarved, late / 2) &&
+      own.run_delay > 3 * others(&Change::run_delay)) {
+    return "starved";
+  }
   return "compute";
 }
 
@@ -376,7 +379,10 @@ void Monitor::judge_rank(Picture& picture, uint32_t rank, const Compared& compar
   }
   if (judged.chronic || judged.once) {
     const bool received = late.received > late.computed;
-    judged.cause = received && !compared.links.told ? "link" : own_cause({false, rank}, now);
+    const double late_part =
+        judged.chronic ? ratio(late.mean, static_cast<double>(picture.split.step)) : 0;
+    judged.cause = received && !compared.links.told ? "link"
+                                                    : own_cause({false, rank}, now, late_part);
     // Results that come late over a link that is not slow are no fault of this rank.
     if (received && compared.links.told && judged.cause == "compute") {
       judged.chronic = judged.once = false;

@@ -105,7 +105,8 @@ class Monitor {
   void judge_server(Picture& picture, uint32_t index, const Links& links, Nanos now) const;
   void find_missing(Picture& picture, Nanos now) const;
   void blame_missing(Picture& picture, Nanos now) const;
-  std::string own_cause(const Process& who, Nanos now) const;
+  // `late`: the part of the time by which it is late, if that is known.
+  std::string own_cause(const Process& who, Nanos now, double late = 0) const;
   void judge_binding(Picture& picture) const;
   uint32_t living() const;
 

@@ -362,7 +362,7 @@ def _watch(running: Run) -> Result:
                     if re.search(rf"; (each of )?ranks? [^;]*\b{number}\b[^;]* waits? ", line):
                         continue
                     # Or that it waits for those who are to blame.
-                    if any(f"; {who} " in line for who in case.expect):
+                    if any(who in line.partition("; ")[2] for who in case.expect):
                         continue
                     seen.setdefault((f"rank {number}", "warning"), (when, when))
         complete = all(item in said for item in case.wanted)

@@ -142,6 +142,15 @@ TEST_F(MonitorTest, LackOfProcessorsExplainsLateness) {
   EXPECT_EQ(monitor.picture(now).ranks[3].cause, "starved");
 }
 
+TEST_F(MonitorTest, ALittleDelayDoesNotExplainALongStep) {
+  work[3] += 200 * kMillisecond;
+  for (int i = 0; i < 4; ++i) {
+    reports[3].resources.run_delay += 200 * kMillisecond;
+    second();
+  }
+  EXPECT_EQ(monitor.picture(now).ranks[3].cause, "compute");
+}
+
 TEST_F(MonitorTest, OnceIsToldApartFromAlways) {
   for (int i = 0; i < 5; ++i) second();
   work[0] += 3 * kSecond;
