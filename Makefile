@@ -41,7 +41,8 @@ FEATURES ?=
 RUNS ?= 1000
 # For `make soak-adapters`: how often the tests run.
 TIMES ?= 20
-# For `make faults`: the number of cases (0: all), and a text that their names must contain.
+# For `make faults`: the number of cases (0: all). For this and for `make observe-cases`: a text that
+# the names of cases must contain.
 CASES ?= 0
 ONLY ?=
 # For `make credit-suite`: the number of networks (FIRST is the first), and the model: "coarse", or
@@ -65,7 +66,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 PACKAGE := $(shell find python/herring lab/python -name '*.py' 2>/dev/null)
 CORE := $(shell find src bindings lab/src lab/bindings -type f 2>/dev/null) CMakeLists.txt lab/CMakeLists.txt pyproject.toml
 
-.PHONY: help run build docs test test-core test-docs test-install test-examples test-python test-frameworks test-clusters test-gpu bench-gpu lint hooks sanitize soak soak-adapters soak-gpus faults credit-suite fuzz wheel check-aarch64 clean distclean
+.PHONY: help run build docs test test-core test-docs test-install test-examples test-python test-frameworks test-clusters test-gpu bench-gpu lint hooks sanitize soak soak-adapters soak-gpus faults observe-cases credit-suite fuzz wheel check-aarch64 clean distclean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -177,6 +178,9 @@ soak-gpus: $(STAMPS)/build $(STAMPS)/test build/tests/device/libcuda.so.1 ## run
 faults: $(STAMPS)/build build/tests/fault_injection.so ## run jobs in which one system call fails: CASES=0 ONLY= PARALLEL=
 	@$(BIN)/python tests/faults/cases.py build/tests/fault_injection.so --sample $(CASES) \
 	  --only '$(ONLY)' --parallel $(PARALLEL)
+
+observe-cases: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/examples ## run slow and stuck jobs, and check whom Herring names, and why: ONLY=
+	@$(BIN)/python tests/observe/run.py --only '$(ONLY)'
 
 credit-suite: $(STAMPS)/build ## check credit control on random networks: NETWORKS=1000 FIRST=1 MODEL=coarse|jobs
 	@$(BIN)/python -m herring_lab.simulate.property_suite --model $(MODEL) --networks $(NETWORKS) --first $(FIRST) \

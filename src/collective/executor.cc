@@ -104,10 +104,12 @@ class Executor::Active : public Run::Wire {
 };
 
 Executor::Executor(transport::Transport& transport, transport::EventLoop& loop,
-                   const control::Cluster& cluster, MeshOptions options, OnFailure on_failure,
-                   OnLost on_lost, GoesOn goes_on, HasLeft has_left)
+                   const control::Cluster& cluster, const observe::RankStates& states,
+                   MeshOptions options, OnFailure on_failure, OnLost on_lost, GoesOn goes_on,
+                   HasLeft has_left)
     : loop_(loop),
       cluster_(cluster),
+      states_(states),
       rank_(options.rank),
       on_failure_(std::move(on_failure)),
       on_lost_(std::move(on_lost)),
@@ -246,19 +248,25 @@ void Executor::check_deadlines(Nanos now) {
     const bool overdue = active->deadline.passed(now, active->since, moved_);
     if (!overdue && (active->warned || !active->deadline.warns(now, active->since))) continue;
     std::string missing;
+    std::vector<uint32_t> ranks;
     for (const uint32_t index : active->run.missing()) {
-      missing += (missing.empty() ? "" : ", ") + cluster_.describe_rank(active->rank_of(index));
+      ranks.push_back(active->rank_of(index));
+      missing += (missing.empty() ? "" : ", ") + cluster_.describe_rank(ranks.back());
     }
+    // Those who are missing here may wait for others, whose states explain more.
+    const std::string known = states_.describe(active->run.task().ranks);
     if (missing.empty()) missing = "the addresses of the other ranks";
     if (active->run.waits_for_elsewhere()) missing = "the GPU of this rank";
     if (overdue) {
       return on_failure_({Code::kTimeout,
                           concat(active->describe(), " waited ", in_seconds(age), " for ",
                                  missing, ", or for a rank that this one waits for; if it is only "
-                                          "slow, give it more time (timeout=, HERRING_TIMEOUT)")});
+                                          "slow, give it more time (timeout=, HERRING_TIMEOUT)",
+                                 known)});
     }
     active->warned = true;
-    log(LogLevel::kWarning, active->describe(), " has waited ", in_seconds(age), " for ", missing);
+    log(LogLevel::kWarning, active->describe(), " has waited ", in_seconds(age), " for ", missing,
+        active->run.waits_for_elsewhere() ? "" : known);
   }
 }
 

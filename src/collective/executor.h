@@ -15,6 +15,7 @@
 #include "collective/mesh.h"
 #include "collective/run.h"
 #include "control/cluster.h"
+#include "observe/rank_states.h"
 
 namespace herring::collective {
 
@@ -34,7 +35,7 @@ class Executor : private transport::FlowHandler {
   using OnDone = std::function<void(const Status&)>;
 
   Executor(transport::Transport& transport, transport::EventLoop& loop,
-           const control::Cluster& cluster, MeshOptions options,
+           const control::Cluster& cluster, const observe::RankStates& states, MeshOptions options,
            OnFailure on_failure, OnLost on_lost, GoesOn goes_on, HasLeft has_left);
   ~Executor() override;
 
@@ -99,6 +100,7 @@ class Executor : private transport::FlowHandler {
 
   transport::EventLoop& loop_;
   const control::Cluster& cluster_;
+  const observe::RankStates& states_;
   const uint32_t rank_;
   const OnFailure on_failure_;
   const OnLost on_lost_;

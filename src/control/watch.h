@@ -73,7 +73,7 @@ class Watch {
   void log_status();
 
   // How often the job is looked at, and how often members are told of ranks that hold others up.
-  static constexpr Nanos kTick = 250 * kMillisecond, kTelling = 500 * kMillisecond;
+  static constexpr Nanos kTick = 250 * kMillisecond, kTelling = 250 * kMillisecond;
   static constexpr Nanos kLastEntries = 500 * kMillisecond;
 
   transport::EventLoop& loop_;

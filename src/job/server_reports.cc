@@ -13,7 +13,7 @@ std::optional<observe::Report> ServerReports::report() {
   server::ServerView view = server_.view(now);
   due_ = now + (view.missing.empty() ? kInterval : kStalledInterval);
   observe::Report report;
-  report.resources = observe::own_resources();
+  report.resources = observe::own_resources(true);
   report.bytes_sent = view.bytes_out;
   report.bytes_received = view.bytes_in;
   report.retransmits = view.retransmits;
@@ -44,11 +44,7 @@ observe::ProcessRecord ServerReports::record() {
 }
 
 void ServerReports::told(const observe::RankTexts& texts) {
-  std::map<uint32_t, std::string> states;
-  for (const observe::RankText& one : texts) {
-    if (!one.text.empty()) states.emplace(one.rank, one.text);
-  }
-  server_.tell_states(std::move(states));
+  server_.tell_states(observe::states_of(texts));
 }
 
 }  // namespace herring::job

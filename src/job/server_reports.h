@@ -23,7 +23,7 @@ class ServerReports final : public ReportSource {
   void told(const observe::RankTexts& texts) override;
 
  private:
-  static constexpr Nanos kInterval = kSecond, kStalledInterval = 250 * kMillisecond;
+  static constexpr Nanos kInterval = 500 * kMillisecond, kStalledInterval = 250 * kMillisecond;
 
   server::Server& server_;
   Nanos due_ = 0;       // when the next report is

@@ -4,54 +4,44 @@
 #include <utility>
 
 #include "base/program_stack.h"
+#include "observe/rounds.h"
 
 namespace herring::job {
 
 using observe::Entry;
-using observe::Kind;
-using observe::Moment;
 
 void WorkerReports::told(const observe::RankTexts& texts) {
   const auto own = std::find_if(texts.begin(), texts.end(), [this](const auto& text) {
     return text.rank == rank_;
   });
   watched_.store(own == texts.end() ? -1 : own->usual);
+  engine_.tell_states(observe::states_of(texts));
 }
 
 Nanos WorkerReports::pause() const {
   const Nanos left = std::max<Nanos>(due_ - monotonic_now(), 0);
-  return watched_.load() < 0 ? left : std::min(left, kLook);
+  if (watched_.load() < 0) return left;
+  return std::min(left, std::max<Nanos>(look_due_ - monotonic_now(), kLeastPause));
 }
 
-// Returns whether the program has computed in this round for longer than `usual`.
-bool WorkerReports::computes_too_long(Nanos now, Nanos usual) {
-  constexpr size_t kEntries = 256;
-  const std::vector<Entry> latest = engine_.recorder().latest(kEntries);
-  Nanos done = 0;
-  bool begun = false;
-  for (const Entry& entry : latest) {
-    if (entry.kind != Kind::kRound) continue;
-    if (entry.ended) {
-      done = std::max(done, entry.when(Moment::kDone));
-    } else {
-      begun = true;
-      if (entry.when(Moment::kReady) != 0) return false;  // it has given all its data
-    }
+// Looks where the code is, now and then while the program computes.
+void WorkerReports::look(Nanos now) {
+  const ProgramStack stack = latest_program_stack();
+  if (stack.taken > looked_) {
+    looked_ = stack.taken;
+    if (!stack.cause.empty()) looks_.add(stack.cause, stack.text, stack.taken);
   }
-  if (done == 0 && !begun) {  // a program without planned rounds
-    const worker::Activity activity = engine_.activity(now);
-    return activity.where.empty() && now - activity.since > std::max(usual, kLook);
-  }
-  return done != 0 && now - done > usual + kLook / 2;
+  if (now < look_due_ || !engine_.activity(now).where.empty()) return;
+  ask_program_stack();
+  asked_ = now;
+  // Pauses vary, so that they are not in step with the program.
+  chance_ = chance_ * 1664525 + 1013904223;
+  look_due_ = now + kLook + chance_ % kLook;
 }
 
 std::optional<observe::Report> WorkerReports::report() {
   const Nanos now = monotonic_now();
-  const Nanos usual = watched_.load();
-  if (usual >= 0 && now - asked_ > kInterval / 4 && computes_too_long(now, usual)) {
-    ask_program_stack();
-    asked_ = now;
-  }
+  if (watched_.load() >= 0) look(now);
   if (now < due_) return std::nullopt;
   const worker::Activity activity = engine_.activity(now);
   const bool stalled = now - activity.since > kStalled;
@@ -77,7 +67,7 @@ observe::ProcessRecord WorkerReports::record() {
   record.where = activity.where;
   record.age = std::max<Nanos>(now - activity.since, 0);
   const ProgramStack stack = latest_program_stack();
-  if (stack.taken != 0 && now - stack.taken < 2 * kInterval) record.stack = stack.text;
+  if (stack.taken != 0 && now - stack.taken < kFresh) record.stack = stack.text;
   record.entries = engine_.recorder().latest(observe::kMostRecorded);
   return record;
 }
@@ -90,12 +80,26 @@ observe::Report WorkerReports::make(Nanos now, const worker::Activity& activity)
   report.calls = activity.calls;
   report.in_flight = activity.in_flight;
   const ProgramStack stack = latest_program_stack();
-  const bool fresh = stack.taken != 0 && now - stack.taken < 2 * kInterval;
-  if (asked_ != 0 && now - asked_ < 2 * kInterval && (fresh || stack.overdue(now))) {
+  const bool fresh = stack.taken != 0 && now - stack.taken < kFresh;
+  if (asked_ != 0 && now - asked_ < kFresh && (fresh || stack.overdue(now))) {
     report.stack = stack.say(now);
     if (fresh) report.cause = stack.cause;
   }
   report.samples = sampler_.take(engine_.recorder().ended_since(sampled_));
+  std::vector<Nanos> works;
+  for (const observe::RoundSample& sample : report.samples) {
+    if (sample.before != 0) works.push_back(sample.ready - sample.before);
+  }
+  if (!works.empty()) work_ = observe::median(std::move(works));
+  const Nanos usual = watched_.load();
+  if (usual >= 0 && report.age < kStalled) {
+    // What it does just now matters less than what it does in most steps.
+    const observe::Looks::Reason reason = looks_.reason(now, work_, usual);
+    if (!reason.cause.empty()) {
+      report.cause = reason.cause;
+      report.stack = reason.stack;
+    }
+  }
   report.stride = sampler_.stride();
   report.resources = observe::own_resources();
   const worker::Engine::Counters counters = engine_.counters();

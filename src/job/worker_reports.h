@@ -8,13 +8,14 @@
 #include <vector>
 
 #include "job/report_source.h"
+#include "observe/looks.h"
 #include "observe/sampler.h"
 #include "worker/engine.h"
 
 namespace herring::job {
 
 // Looks where the code is when that is worth knowing: while the program computes for long, and if
-// the rank is late in many steps, when it computes longer than other ranks do.
+// the rank is late in many steps, at times in these steps.
 class WorkerReports final : public ReportSource {
  public:
   // `engine` must outlive this object.
@@ -27,12 +28,14 @@ class WorkerReports final : public ReportSource {
   void told(const observe::RankTexts& texts) override;
 
  private:
-  bool computes_too_long(Nanos now, Nanos usual);
+  void look(Nanos now);
   observe::Report make(Nanos now, const worker::Activity& activity);
 
-  static constexpr Nanos kInterval = kSecond, kStalledInterval = 250 * kMillisecond;
+  static constexpr Nanos kInterval = 500 * kMillisecond, kStalledInterval = 250 * kMillisecond;
   static constexpr Nanos kStalled = 400 * kMillisecond;
-  static constexpr Nanos kLook = 5 * kMillisecond;         // between two looks at a late rank
+  static constexpr Nanos kLook = 25 * kMillisecond;        // the shortest time between two looks
+  static constexpr Nanos kLeastPause = 5 * kMillisecond;
+  static constexpr Nanos kFresh = 2 * kSecond;             // how long a look counts
   static constexpr Nanos kAnswer = 60 * kMillisecond;      // in which the program's stack comes
 
   worker::Engine& engine_;
@@ -41,6 +44,10 @@ class WorkerReports final : public ReportSource {
   uint64_t sampled_ = 0, told_ = 0;  // cursors in the recorder
   Nanos due_ = 0;                 // when the next report is
   Nanos asked_ = 0;               // when this thread last asked for the program's stack
+  Nanos looked_ = 0, look_due_ = 0;  // when the latest answer came; when to ask again
+  uint32_t chance_ = 1;
+  observe::Looks looks_;
+  Nanos work_ = 0;                // how long the program computes in a round
   bool delayed_ = false;          // the report waits for the answer
   std::atomic<Nanos> watched_{-1};  // how long others compute; -1: this rank is not late
 };

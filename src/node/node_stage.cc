@@ -385,11 +385,21 @@ void NodeStage::check_deadlines(Nanos now, Nanos servers_margin) {
     const Deadline& deadline = work.task.deadline;
     const bool overdue = deadline.passed(now - margin, work.since, moved);
     if (!overdue && (work.warned || !deadline.warns(now - margin, work.since))) continue;
+    const std::vector<uint32_t> missing = work.missing();
+    std::string names;
+    std::vector<uint32_t> awaited;
+    for (const uint32_t local : missing) {
+      names += (names.empty() ? "" : ", ") + options_.names[local];
+      if (options_.states != nullptr) awaited.push_back(options_.ranks[local]);
+    }
+    // A neighbour that has submitted the buffer waits for other nodes.
+    if (submitted) awaited = work.group().members().ranks();
     const std::string text = concat("'", work.task.name, "'", work.group().members().suffix(),
                                     " (round ", key.round, ", buffer ", key.buffer,
-                                    ") has waited ", in_seconds(now - work.since), " for ",
-                                    work.missing(), submitted ? ", which did not finish it"
-                                                              : ", which did not submit it");
+                                    ") has waited ", in_seconds(now - work.since), " for ", names,
+                                    submitted ? ", which did not finish it"
+                                              : ", which did not submit it",
+                                    options_.states ? options_.states->describe(awaited) : "");
     if (overdue) return on_failure_({Code::kTimeout, text});
     work.warned = true;
     log(LogLevel::kWarning, text);

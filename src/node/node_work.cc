@@ -63,11 +63,10 @@ Status NodeWork::find_pieces() {
   return {};
 }
 
-std::string NodeWork::missing() const {
-  std::string missing;
+std::vector<uint32_t> NodeWork::missing() const {
+  std::vector<uint32_t> missing;
   for (const uint32_t r : group().locals()) {
-    if (posted == locals() ? ranks[r].done : ranks[r].here) continue;
-    missing += (missing.empty() ? "" : ", ") + options.names[r];
+    if (posted == locals() ? !ranks[r].done : !ranks[r].here) missing.push_back(r);
   }
   return missing;
 }

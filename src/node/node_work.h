@@ -13,6 +13,7 @@
 #include "node/shared_memory.h"
 #include "node/slice_adder.h"
 #include "node/transfer.h"
+#include "observe/rank_states.h"
 #include "reduce/reduce.h"
 
 namespace herring {
@@ -22,6 +23,8 @@ struct NodeStageOptions {
   uint32_t threads = 1;                // for sums and copies, including the engine's
   size_t segment_bytes = default_of("segment_bytes").integer;
   std::vector<std::string> names;  // of the local ranks, for messages
+  std::vector<uint32_t> ranks;     // in the job, by local rank
+  const observe::RankStates* states = nullptr;  // what messages say about them; null: nothing
   // Called when the connection to a local rank has ended without a goodbye.
   std::function<void(uint32_t local_rank, const Status& why)> on_lost;
 };
@@ -115,7 +118,7 @@ struct NodeWork {
   // Bytes of the slice have arrived from the servers: copies them into everybody's buffer.
   void place(plan::Range range);
   // Returns text for messages: who has not posted or, when all have, who is not done.
-  std::string missing() const;
+  std::vector<uint32_t> missing() const;
 
   const NodeStageOptions& options;
   bool mine = false;                 // posted by this rank

@@ -14,6 +14,12 @@
 
 namespace herring::observe {
 
+// A rank that waits or computes for this long is worth telling of.
+inline constexpr Nanos kStalled = kSecond;
+// Late by far, once: by at least this, and by so many steps.
+inline constexpr Nanos kOnceLate = 250 * kMillisecond;
+inline constexpr Nanos kOnceSteps = 3;
+
 class Monitor {
  public:
   struct Options {
@@ -53,6 +59,7 @@ class Monitor {
     Resources resources;
     uint64_t retransmits = 0, rounds = 0;
     std::vector<std::pair<uint32_t, Lateness>> lateness;
+    std::vector<PathReport> paths;
   };
   struct Known {
     bool reported = false, left = false, lost = false;
@@ -63,13 +70,34 @@ class Monitor {
     Nanos silence_at = 0;
     // Of the last kMemory, about one a second, and the latest one.
     std::deque<Past> earlier;
-    std::map<std::string, int> causes;  // of its code, as seen lately
+    // What its code did when it last computed for long, and why it was late by far in a round.
+    struct Reason {
+      Nanos at = 0;
+      uint32_t round = 0;
+      std::string cause, stack;
+    } stall, once;
+    std::map<std::string, double> causes;  // of its code; what was seen lately weighs more
   };
   // What changed over some seconds.
   struct Change {
     double seconds = 0;
     double major_faults = 0, run_delay = 0;  // per second
     double retransmits = 0;
+  };
+  // Round trips between ranks and servers: the median over the other end of a process, of the last
+  // few reports. A process whose round trips are much longer than is typical has a slow link.
+  struct Links {
+    std::vector<Nanos> ranks, servers;
+    Nanos typical = 0;  // 0: not known
+    bool told = false;  // this system tells round trips
+    bool slow(Nanos rtt) const { return typical > 0 && rtt > 4 * typical + 2 * kMillisecond; }
+  };
+  // What all ranks have in common.
+  struct Compared {
+    std::vector<Rounds::Late> late, latest;  // by rank: over all that counts, and lately
+    // By how much the median rank is late, and the error of that.
+    double mean = 0, error = 0, latest_mean = 0, latest_error = 0;
+    Links links;
   };
   // Sums over all servers of what changed over some seconds, by rank.
   struct LateAtServers {
@@ -91,9 +119,19 @@ class Monitor {
   static Change change(const Known& known);
   std::vector<LateAtServers> late_at_servers() const;
   Usual usual() const;
-  void judge_rank(Picture& picture, uint32_t rank, const Usual& usual, Nanos now) const;
-  std::string own_cause(const Process& who, const Usual& usual, Nanos now) const;
-  void collect_missing(Picture& picture, Nanos now) const;
+  Links links() const;
+  Compared compare() const;
+  bool chronic(const Rounds::Late& late, double mean, double error, Nanos step) const;
+  bool mute(const Process& who, Nanos now) const;
+  void note_long_round(uint32_t rank, const RoundSample& sample, Nanos now);
+  void judge_rank(Picture& picture, uint32_t rank, const Usual& usual, const Compared& compared,
+                  Nanos now) const;
+  void judge_server(Picture& picture, uint32_t index, const Usual& usual, const Links& links,
+                    Nanos now) const;
+  void find_missing(Picture& picture, Nanos now) const;
+  void blame_missing(Picture& picture, Nanos now) const;
+  // `late`: the part of the time by which it is late, if that is known.
+  std::string own_cause(const Process& who, const Usual& usual, Nanos now, double late = 0) const;
   void judge_binding(Picture& picture) const;
   uint32_t living() const;
 
@@ -105,6 +143,7 @@ class Monitor {
   const Nanos began_;
   std::vector<Known> ranks_, servers_;
   Rounds rounds_;
+  Usual usual_;  // at the last tick
   uint32_t epoch_ = 0;
   Nanos line_due_ = 0;
 };

@@ -31,10 +31,16 @@ std::string reason(const Picture::Rank& rank) {
 
 int percent(double share) { return static_cast<int>(std::lround(100 * share)); }
 
-std::string late_line(const Roster& roster, uint32_t index, const Picture::Rank& rank) {
+std::string late_line(const Picture& picture, uint32_t index) {
+  const Roster& roster = *picture.roster;
+  const Picture::Rank& rank = picture.ranks[index];
   const std::string who = roster.name({false, index});
   const std::string why = reason(rank);
   const std::string colon = why.empty() ? "" : ": " + why;
+  if (rank.rtt > 0) {
+    return concat(who, " has a slow link: a round trip takes ", in_seconds(rank.rtt),
+                  ", and one of the others ", in_seconds(picture.typical_rtt));
+  }
   if (rank.cause == "link" && rank.chronic && rank.late.share() < 0.5) {
     return concat(who, " is the last to deliver ", percent(rank.late_share),
                   " % of its segments, and each step waits for it", colon);
@@ -76,6 +82,13 @@ const char* name_of(Picture::Binds binds) {
     case Picture::Binds::kNetwork: return "network";
   }
   return "";
+}
+
+bool Roster::is_in_rank(uint32_t server) const {
+  const Server& one = servers[server];
+  return !one.dedicated && std::any_of(ranks.begin(), ranks.end(), [&one](const Rank& rank) {
+    return rank.pid == one.pid && rank.node == one.node;
+  });
 }
 
 std::string Roster::name(const Process& process) const {
@@ -120,6 +133,7 @@ std::vector<std::string> find(const Picture& picture) {
     for (uint32_t i = 0; i < processes.size(); ++i) say(Process{is_server, i}, processes[i]);
   };
   const auto mute = [&](const Process& who, const Picture::Common& one) {
+    if (who.is_server && roster.is_in_rank(who.index)) return;
     switch (one.state) {
       case State::kUnreachable:
         lines.push_back(concat(roster.name(who), " is unreachable: its host does not answer"));
@@ -150,7 +164,11 @@ std::vector<std::string> find(const Picture& picture) {
                        cause.empty() || cause == "compute" ? "" : ", in its " + cause,
                        late.report.stack.empty() ? "" : concat(" (", late.report.stack, ")"));
       } else if (late.state == State::kWaiting) {
-        line += concat("; rank ", rank, " waits in ", late.report.where);
+        line += concat("; rank ", rank, " ", late.report.where);
+      } else if (late.state == State::kStopped) {
+        line += concat("; rank ", rank, " is stopped or starved");
+      } else if (late.state == State::kUnreachable) {
+        line += concat("; rank ", rank, " is unreachable");
       }
     }
     lines.push_back(line);
@@ -165,12 +183,18 @@ std::vector<std::string> find(const Picture& picture) {
     return std::make_tuple(!x.chronic, -x.late_by, a) < std::make_tuple(!y.chronic, -y.late_by, b);
   });
   for (size_t i = 0; i < std::min<size_t>(late.size(), 3); ++i) {
-    lines.push_back(late_line(roster, late[i], picture.ranks[late[i]]));
+    lines.push_back(late_line(picture, late[i]));
   }
   if (late.size() > 3) lines.push_back(concat(late.size() - 3, " more ranks are late"));
   for (uint32_t i = 0; i < picture.servers.size(); ++i) {
     const Picture::Server& server = picture.servers[i];
     if (server.state != State::kServing || server.cause.empty()) continue;
+    if (server.rtt > 0) {
+      lines.push_back(concat(roster.name({true, i}), " has a slow link: a round trip takes ",
+                             in_seconds(server.rtt), ", and one of the others ",
+                             in_seconds(picture.typical_rtt)));
+      continue;
+    }
     lines.push_back(concat(roster.name({true, i}), " is slow: ",
                            server.cause == "starved"    ? "it lacks processor time"
                            : server.cause == "swapping" ? "its memory is read back from a disk"

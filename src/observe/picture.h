@@ -33,6 +33,7 @@ struct Picture {
     Report report;           // the latest
     std::string cause;       // why it is late or slow: "compute", "input", ...; empty: not known
     bool outlier = false;    // worth a line of its own
+    Nanos rtt = 0;           // if the cause is "link" and round trips show it
   };
   struct Rank : Common {
     Rounds::Late late;
@@ -53,6 +54,7 @@ struct Picture {
   std::vector<Rank> ranks;
   std::vector<Server> servers;
   std::vector<Missing> missing;
+  Nanos typical_rtt = 0;     // between ranks and servers
   Rounds::Split split;
   uint64_t compared = 0;     // rounds
   uint64_t rounds = 0;       // of the rank with the most

@@ -1,5 +1,6 @@
 #include "observe/report.h"
 
+#include <dirent.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -65,7 +66,7 @@ bool sane(const RoundSample& s) {
 
 }  // namespace
 
-Resources own_resources() {
+Resources own_resources(bool all_threads) {
   Resources found;
   rusage usage{};
   if (getrusage(RUSAGE_SELF, &usage) == 0) {
@@ -79,10 +80,20 @@ Resources own_resources() {
   if (std::ifstream statm("/proc/self/statm"); statm >> pages >> pages) {
     found.memory = pages * 4096;
   }
-  Nanos on_processor = 0, delay = 0;
-  if (std::ifstream schedstat("/proc/self/schedstat"); schedstat >> on_processor >> delay) {
-    found.run_delay = delay;
+  const auto add = [&found](const std::string& path) {
+    Nanos on_processor = 0, delay = 0;
+    if (std::ifstream file(path); file >> on_processor >> delay) found.run_delay += delay;
+  };
+  if (!all_threads) {
+    add("/proc/self/schedstat");
+    return found;
   }
+  DIR* const threads = opendir("/proc/self/task");
+  if (threads == nullptr) return found;
+  while (const dirent* const thread = readdir(threads)) {
+    if (thread->d_name[0] != '.') add(concat("/proc/self/task/", thread->d_name, "/schedstat"));
+  }
+  closedir(threads);
   return found;
 }
 
@@ -194,6 +205,14 @@ Result<Report> decode_report(std::string_view payload) {
   }
   if (!sound || !in.done() || report.stride == 0) return malformed("report");
   return report;
+}
+
+std::map<uint32_t, std::string> states_of(const RankTexts& texts) {
+  std::map<uint32_t, std::string> states;
+  for (const RankText& one : texts) {
+    if (!one.text.empty()) states.emplace(one.rank, one.text);
+  }
+  return states;
 }
 
 std::string encode(const RankTexts& texts) {

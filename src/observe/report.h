@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -33,11 +34,13 @@ struct Resources {
   uint64_t memory = 0;        // bytes in physical memory now
   uint64_t major_faults = 0;  // pages that had to be read from a disk
   Nanos cpu = 0;              // processor time of all threads
-  Nanos run_delay = 0;        // how long the main thread was ready to run and had no processor
+  // How long threads were ready to run and had no processor: the main thread, or all of them.
+  Nanos run_delay = 0;
 };
 
-// Reads the counters of this process. Fields that the system does not tell are 0.
-Resources own_resources();
+// Reads the counters of this process. `all_threads`: the delays of threads add up. Fields that the
+// system does not tell are 0.
+Resources own_resources(bool all_threads = false);
 
 // A connection between a worker and a server, as the sender of the report sees it.
 struct PathReport {
@@ -100,6 +103,8 @@ struct RankText {
   friend bool operator==(const RankText&, const RankText&) = default;
 };
 using RankTexts = std::vector<RankText>;
+// Returns the texts by rank, without empty ones.
+std::map<uint32_t, std::string> states_of(const RankTexts& texts);
 inline constexpr size_t kMostRankTexts = 64;
 std::string encode(const RankTexts& texts);
 Result<RankTexts> decode_rank_texts(std::string_view payload);

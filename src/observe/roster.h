@@ -40,6 +40,8 @@ struct Roster {
     for (const Server& server : servers) count += server.dedicated ? 1 : 0;
     return count;
   }
+  // Returns whether this server is part of the process of a rank, which is judged instead.
+  bool is_in_rank(uint32_t server) const;
   // "rank 3 (host1)" or "server 0 (host2)".
   std::string name(const Process& process) const;
 };

@@ -1,6 +1,7 @@
 #include "observe/rounds.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace herring::observe {
 namespace {
@@ -100,9 +101,10 @@ void Rounds::compare_one(const Key& key, const Open& open) {
     verdict.work = work_of(one.sample);
     verdict.typical_work = typical_work;
     verdict.waited = one.sample.waited;
-    // In a partial all-reduce, results come without a late rank: nobody waits for it.
-    verdict.late = verdict.by > threshold && done >= one.sample.ready;
-    if (verdict.late && one.sample.before != 0) {
+    // In a partial all-reduce, results come without a late rank: nobody waits for it. Before its
+    // first round a program does other things, too.
+    verdict.late = verdict.by > threshold && done >= one.sample.ready && one.sample.before != 0;
+    if (verdict.late) {
       verdict.computed = std::clamp<Nanos>(verdict.work - typical_work, 0, verdict.by);
       verdict.received = std::clamp<Nanos>(one.sample.before - typical_before, 0,
                                            verdict.by - verdict.computed);
@@ -113,12 +115,16 @@ void Rounds::compare_one(const Key& key, const Open& open) {
   }
 }
 
-Rounds::Late Rounds::late(uint32_t rank) const {
+Rounds::Late Rounds::late(uint32_t rank, size_t latest) const {
   Late late;
   std::vector<Nanos> by;
-  double total = 0, computed = 0, received = 0;
-  for (const Verdict& verdict : verdicts_[rank]) {
+  double total = 0, computed = 0, received = 0, squares = 0;
+  const std::deque<Verdict>& verdicts = verdicts_[rank];
+  for (size_t i = verdicts.size() - std::min(latest, verdicts.size()); i < verdicts.size(); ++i) {
+    const Verdict& verdict = verdicts[i];
     ++late.rounds;
+    late.mean += static_cast<double>(verdict.by);
+    squares += static_cast<double>(verdict.by) * static_cast<double>(verdict.by);
     if (!verdict.late) continue;
     ++late.late;
     by.push_back(verdict.by);
@@ -133,6 +139,11 @@ Rounds::Late Rounds::late(uint32_t rank) const {
   if (total > 0) {
     late.computed = computed / total;
     late.received = received / total;
+  }
+  if (late.rounds > 0) {
+    const double n = late.rounds;
+    late.mean /= n;
+    late.mean_error = std::sqrt(std::max(squares / n - late.mean * late.mean, 0.0) / n);
   }
   late.median = median(std::move(by));
   late.work = median(values(verdicts_[rank], [](const Verdict& one) { return one.work; }));

@@ -40,11 +40,15 @@ class Rounds {
     // Of the time by which it was late: the part that it computed longer than the median rank, and
     // the part by which results of the round before had reached it later.
     double computed = 0, received = 0;
+    // By how much its data came later than that of the median rank, over all rounds, and the
+    // standard error of this mean. Ranks that are late by chance have the same mean.
+    double mean = 0, mean_error = 0;
     // Per round, the median: how long it computed, and how long its program waited.
     Nanos work = 0, waited = 0;
     double share() const { return rounds == 0 ? 0 : static_cast<double>(late) / rounds; }
   };
-  Late late(uint32_t rank) const;
+  // `latest`: the number of rounds that count.
+  Late late(uint32_t rank, size_t latest = kWindow) const;
   // How fast a rank computes in relation to the median rank: 1 if as fast or faster, 0.5 if it
   // takes twice as long. 1 while nothing is known.
   double score(uint32_t rank) const;

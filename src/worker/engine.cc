@@ -103,6 +103,10 @@ Engine::Counters Engine::counters() {
 
 observe::Recorder& Engine::recorder() { return core_->recorder(); }
 
+void Engine::tell_states(std::map<uint32_t, std::string> states) {
+  core_->states().set(std::move(states));
+}
+
 Activity Engine::activity(Nanos now) { return core_->activity(now); }
 
 size_t Engine::credit_bytes() const { return core_->links_->credit_bytes(); }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -93,6 +94,8 @@ class Engine {
   Counters counters();
   // Returns the entries of this worker. Any thread, down to the end of this object.
   observe::Recorder& recorder();
+  // Sets what messages say about ranks that hold others up, see observe::RankStates. Any thread.
+  void tell_states(std::map<uint32_t, std::string> states);
   // Returns what the program does at the time `now` of the loop. Any thread.
   Activity activity(Nanos now);
   // Returns Counters::credit_bytes. Must run on the engine's own thread.

@@ -55,11 +55,13 @@ EngineCore::EngineCore(const control::Cluster& cluster, EngineOptions options,
   node.on_lost = [this](uint32_t local_rank, const Status& why) {
     membership_.neighbour_closed(cluster_.ranks_of(me_.node)[local_rank], why);
   };
+  node.ranks = cluster_.ranks_of(me_.node);
+  node.states = &states_;
   node_stage_ = std::make_unique<NodeStage>(*loop_, *bus_, *heap_, *links_, std::move(node),
                                             [this](const Status& status) { fail_now(status); });
   node_stage_->attach();
   executor_ = std::make_unique<collective::Executor>(
-      transport, *loop_, cluster_, options_.mesh,
+      transport, *loop_, cluster_, states_, options_.mesh,
       [this](const Status& status) { fail_now(status); },
       [this](uint32_t group, const Status& status) { membership_.fail_group(group, status); },
       [this](uint32_t number) {
@@ -292,7 +294,8 @@ void EngineCore::tell_whereabouts(Nanos now) {
   if (now < whereabouts_due_ || !failure().ok()) return;
   whereabouts_due_ = now + kWhereaboutsInterval;
   std::vector<std::string> all;
-  const Nanos since = now - first_reminder(from_seconds(options_.warn_after));
+  // Before servers warn.
+  const Nanos since = now - first_reminder(from_seconds(options_.warn_after)) / 2;
   program_->held_up(now, since, all);
   std::string text;
   for (size_t i = 0; i < std::min(all.size(), kMostPlaces); ++i) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "node/node_stage.h"
+#include "observe/rank_states.h"
 #include "worker/engine.h"
 #include "worker/links.h"
 #include "worker/membership.h"
@@ -50,6 +51,8 @@ class EngineCore {
   // What the program does with this worker. Anyone who may outlive the engine keeps a share.
   const std::shared_ptr<Program>& program() const { return program_; }
   observe::Recorder& recorder() { return program_->recorder(); }
+  // What messages say about ranks that hold others up. Any thread may set it.
+  observe::RankStates& states() { return states_; }
   Activity activity(Nanos now) { return program_->activity(now); }
   SharedHeap& heap() { return *heap_; }
   // Anyone who may use the heap after the engine is gone must keep a share.
@@ -107,6 +110,7 @@ class EngineCore {
   // Anyone who may still wait keeps a share of the loop.
   const std::shared_ptr<transport::EventLoop> loop_;
   const std::shared_ptr<Program> program_;
+  observe::RankStates states_;
   std::unique_ptr<LocalBus> bus_;
   Membership membership_;
   NamedOperations named_;

@@ -27,6 +27,7 @@ from herring_lab.emulate.runner import Plan, run
 __all__ = ["Case", "Result", "Run", "observe"]
 
 TRAINING = Path(__file__).with_name("training.py")
+WARN_AFTER = 2.0
 DISK = 20_000_000  # bytes per second of the slow disk
 GRACE = 1.0  # seconds within which Herring must say what can be known
 _AFTER = 2.0  # seconds for which nobody else may be accused, after what is expected was said
@@ -55,6 +56,11 @@ class Case:
       says: patterns that must be found in the log or the findings, each within the same time.
       chronic: whether the rank is late again and again; None: does not matter.
       lasts: seconds for which a healthy job is observed.
+      warns: patterns that a warning about a long wait must have.
+      also: who may be accused beside those who are expected.
+      program: more settings of the program, see training.py.
+      settings: more environment variables.
+      rate: of the links of emulated hosts, in bits per second.
     """
 
     name: str
@@ -65,13 +71,18 @@ class Case:
     faults: tuple[dict[str, Any], ...] = ()
     outside: Callable[[Run], None] | None = None
     says: tuple[str, ...] = ()
+    warns: tuple[str, ...] = ()
     chronic: bool | None = None
     lasts: float = 8.0
-    ends: bool = False  # the fault ends the job with an error
-    also: tuple[str, ...] = ()  # who may be accused beside those who are expected
+    also: tuple[str, ...] = ()
     program: dict[str, Any] = dataclasses.field(default_factory=dict)
     settings: dict[str, str] = dataclasses.field(default_factory=dict)
     rate: float | None = 200e6
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """All that must be said; nothing if the job is healthy."""
+        return (*self.expect, *self.says, *self.warns)
 
 
 @dataclasses.dataclass
@@ -135,7 +146,7 @@ class Run:
                     threading.Thread(target=self._store, args=(fault, rank), daemon=True).start()
         settings = {
             "OBSERVED_CASE": json.dumps(program),
-            "HERRING_WARN_AFTER": "1",
+            "HERRING_WARN_AFTER": f"{WARN_AFTER:g}",
             "HERRING_REPORT_EVERY": "1",
             "HERRING_TIMEOUT": "30",
             "HERRING_FLIGHT_FOLDER": "off",
@@ -204,7 +215,9 @@ class Run:
                     begun, done = time.monotonic(), 0
                     while data := pipe.read(1 << 16):
                         done += len(data)
-                        if self._ended.wait(max(begun + done / DISK - time.monotonic(), 0)):
+                        hangs = fault["seconds"] >= 1000
+                        pause = 1000 if hangs else begun + done / DISK - time.monotonic()
+                        if self._ended.wait(max(pause, 0)):
                             return
 
     def ask(self) -> dict[str, Any] | None:
@@ -271,7 +284,10 @@ def accusations(status: dict[str, Any]) -> Iterator[tuple[str, str, bool]]:
             yield f"rank {rank['rank']}", rank["state"], False
         elif rank["outlier"] or rank["chronic"]:
             yield f"rank {rank['rank']}", rank["cause"] or "unknown", rank["chronic"]
+    workers = {rank["pid"] for rank in status["ranks"]}
     for server in status["servers"]:
+        if server["kind"] == "colocated" and server["pid"] in workers:
+            continue  # the rank in the same process is judged
         if server["state"] in _MUTE:
             yield f"server {server['server']}", server["state"], False
         elif server["outlier"]:
@@ -303,7 +319,7 @@ def _watch(running: Run) -> Result:
     while not running.ready() and time.time() < end and not running.over():
         time.sleep(0.05)
     start = time.time()
-    if case.outside or (not case.expect and not case.says):
+    if case.outside or not case.wanted:
         end = time.time() + 2
         while time.time() < end:
             running.ask()
@@ -322,7 +338,7 @@ def _watch(running: Run) -> Result:
         now = time.time()
         if status is not None:
             for who, cause, chronic in accusations(status):
-                first, last = seen.get((who, cause), (now, now))
+                first, _ = seen.get((who, cause), (now, now))
                 seen[who, cause] = (first, now)
                 if cause in case.expect.get(who, ()) and case.chronic in (None, chronic):
                     said.setdefault(who, now)
@@ -335,14 +351,23 @@ def _watch(running: Run) -> Result:
             for pattern in case.says:
                 if re.search(pattern, line):
                     said.setdefault(pattern, when)
+            for pattern in case.warns:
+                if "waited" in line and not line.startswith("finding") and re.search(pattern, line):
+                    said.setdefault(pattern, when)
             for match in _LINE.finditer(line):
                 seen.setdefault((f"{match[1]} {match[2]}", "line"), (when, when))
             if warning := _WARNING.search(line):
                 for number in _RANK.findall(warning[1]):
+                    # The warning itself may say that this rank waits for others.
+                    if re.search(rf"; (each of )?ranks? [^;]*\b{number}\b[^;]* waits? ", line):
+                        continue
+                    # Or that it waits for those who are to blame.
+                    if any(who in line.partition("; ")[2] for who in case.expect):
+                        continue
                     seen.setdefault((f"rank {number}", "warning"), (when, when))
-        complete = all(item in said for item in (*case.expect, *case.says))
+        complete = all(item in said for item in case.wanted)
         if began:
-            lasts = case.lasts if not case.expect and not case.says else case.known + GRACE + _AFTER
+            lasts = max(case.known, WARN_AFTER) + GRACE + _AFTER if case.wanted else case.lasts
             limit = min(limit, began + lasts + (0 if complete else _AFTER))
         elif time.time() > start + 30 or running.over():
             break
@@ -353,24 +378,33 @@ def _watch(running: Run) -> Result:
         sorted({f"{who}: {why}" for who, why in seen if why not in ("line", "warning", "binds")})
     )
     after = None
-    complete = all(item in said for item in (*case.expect, *case.says))
+    complete = all(item in said for item in case.wanted)
     if complete and said:
-        after = max(said.values()) - running.began - case.known
-    # What is said at the end about those who are accused must be right, too.
-    last = max((when for _, when in seen.values()), default=0)
+        known = dict.fromkeys(case.warns, WARN_AFTER)
+        after = max(
+            when - running.began - known.get(what, case.known) for what, when in said.items()
+        )
+    # What is said last about those who are accused must be right, too.
+    causes = [
+        (who, why, last)
+        for (who, why), (_, last) in seen.items()
+        if who in case.expect and why not in ("line", "warning", "binds", "missing", "unknown")
+    ]
+    right = {
+        who: max((last for one, why, last in causes if one == who and why in good), default=0)
+        for who, good in case.expect.items()
+    }
     wrong = [
         f"{who}: {why}"
-        for (who, why), (_, when) in seen.items()
-        if who in case.expect
-        and why not in ("line", "warning", "binds", "missing", "unknown", *case.expect[who])
-        and when > last - 0.5
+        for who, why, last in causes
+        if why not in case.expect[who] and last > right[who] + 0.3
     ]
-    if others or (wrong and not complete):
+    if others or wrong:
         verdict = "wrong"
         text += f" [not expected: {', '.join(others or wrong)}]"
     elif not complete:
         verdict = "missed"
-        text += f" [missing: {[i for i in (*case.expect, *case.says) if i not in said]}]"
+        text += f" [missing: {[item for item in case.wanted if item not in said]}]"
     else:
         verdict = "right" if after is None or after <= GRACE else "slow"
     output = "\n".join(f"{when - running.began:8.2f} {line}" for when, line in running.lines)

@@ -14,8 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from observed import observe
-
-from cases import CASES
+from observed_cases import CASES
 
 
 def main() -> int:
@@ -41,9 +40,8 @@ def main() -> int:
             continue
         result = observe(case)
         verdicts[result.verdict] += 1
-        expected = "; ".join(
-            f"{who}: {' or '.join(sorted(why))}" for who, why in case.expect.items()
-        )
+        named = (f"{who}: {' or '.join(sorted(why))}" for who, why in case.expect.items())
+        expected = "; ".join(named)
         after = "" if result.after is None else f"{result.after:+.2f}"
         print(
             f"| {case.name} | {expected or '; '.join(case.says) or 'nobody'} | {result.said} | "

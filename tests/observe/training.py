@@ -1,7 +1,8 @@
 """Trains in steps like a real program, with faults: runs on every rank of a case.
 
-OBSERVED_CASE is JSON: how steps reduce ("planned", "calls" or "ddp"), how long they compute, and the
-faults. When a fault begins on this rank, its time is written to a file in the folder of the case.
+OBSERVED_CASE is JSON: how steps reduce ("planned", "calls" or "ddp"), how long they compute, and
+the faults. When a fault begins on this rank, its time is written to a file in the folder of the
+case.
 """
 
 from __future__ import annotations
@@ -36,19 +37,20 @@ class Fault:
         self.what, self.seconds, self.first = what, seconds, first
         self.every = others.get("every", 1)
         self.last = others.get("last", 1 << 30)
+        self.early = others.get("early", False)  # at the beginning of a step
         self.begun = False
         self.file: Any = None
 
     def prepare(self) -> None:
         rank = herring.rank()
         if self.what in ("input", "loader"):
-            self.file = open(fifo("input", rank), "rb")
+            self.file = open(fifo("input", rank), "rb")  # noqa: SIM115
         if self.what == "loader":
             self.file = iter(loader(self.file))
         if self.what == "pages":
             path = FOLDER / f"pages-{rank}"
             path.write_bytes(os.urandom(1 << 20) * 64)
-            self.file = open(path, "rb")
+            self.file = open(path, "rb")  # noqa: SIM115
             os.fsync(self.file.fileno())
 
     def strike(self, step: int) -> None:
@@ -85,13 +87,13 @@ class Fault:
     def _checkpoint(self) -> None:
         # The "disk" takes only so many bytes per second.
         with open(fifo("disk", herring.rank()), "wb", buffering=0) as disk:
-            pickle.dump(np.zeros(int(self.seconds * CASE["disk"]), np.uint8), disk)
+            pickle.dump(np.zeros(int(min(self.seconds, 2) * CASE["disk"]), np.uint8), disk)
 
     def _save(self) -> None:
         import torch
 
         with open(fifo("disk", herring.rank()), "wb") as disk:
-            torch.save({"w": torch.zeros(int(self.seconds * CASE["disk"] / 4))}, disk)
+            torch.save({"w": torch.zeros(int(min(self.seconds, 2) * CASE["disk"] / 4))}, disk)
 
     def _pages(self) -> None:
         view = mmap.mmap(self.file.fileno(), 0, prot=mmap.PROT_READ)
@@ -138,11 +140,21 @@ def loader(source: Any) -> Any:
     return DataLoader(Items(), batch_size=None)
 
 
+def say_ready() -> None:
+    (FOLDER / f"ready-{herring.rank()}").write_text(str(os.getpid()))
+
+
 def compute(faults: list[Fault], step: int) -> None:
+    if step == 5:
+        say_ready()
     jitter = CASE.get("jitter", 0.0)
+    for fault in faults:
+        if fault.early:
+            fault.strike(step)
     time.sleep(CASE["compute"] * (1 + random.uniform(-jitter, jitter)))
     for fault in faults:
-        fault.strike(step)
+        if not fault.early:
+            fault.strike(step)
 
 
 def planned(faults: list[Fault]) -> None:
@@ -191,8 +203,6 @@ def main() -> None:
     ]
     for fault in faults:
         fault.prepare()
-    herring.barrier()
-    (FOLDER / f"ready-{herring.rank()}").write_text(str(os.getpid()))
     try:
         {"planned": planned, "calls": calls, "ddp": ddp}[CASE["kind"]](faults)
     except herring.HerringError as error:

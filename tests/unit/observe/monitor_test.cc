@@ -37,24 +37,30 @@ class MonitorTest : public Test {
 
   // All ranks run for a second, each with its work per round.
   void second() {
-    for (int i = 0; i < 10; ++i) {
-      Nanos last = 0;
-      for (uint32_t rank = 0; rank < kRanks; ++rank) {
-        last = std::max(last, before[rank] + work[rank]);
-      }
-      for (uint32_t rank = 0; rank < kRanks; ++rank) {
-        RoundSample sample;
-        sample.round = round;
-        sample.before = sample.called = before[rank];
-        sample.ready = before[rank] + work[rank];
-        sample.pushed = last + tail / 2;
-        sample.done = before[rank] = last + tail;
-        sample.waited = sample.done - sample.ready;
-        sample.bytes = 1000000;
-        reports[rank].samples.push_back(sample);
-      }
-      ++round;
+    for (int i = 0; i < 10; ++i) round_of_all();
+    tell();
+  }
+
+  void round_of_all() {
+    Nanos last = 0;
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      last = std::max(last, before[rank] + work[rank]);
     }
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      RoundSample sample;
+      sample.round = round;
+      sample.before = sample.called = before[rank];
+      sample.ready = before[rank] + work[rank];
+      sample.pushed = last + tail / 2;
+      sample.done = before[rank] = last + tail + pull[rank];
+      sample.waited = sample.done - sample.ready;
+      sample.bytes = 1000000;
+      reports[rank].samples.push_back(sample);
+    }
+    ++round;
+  }
+
+  void tell() {
     now += kSecond;
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
       Report& report = reports[rank];
@@ -79,6 +85,7 @@ class MonitorTest : public Test {
   std::vector<Report> server_reports = std::vector<Report>(2);
   std::vector<Nanos> work = std::vector<Nanos>(kRanks, 90 * kMillisecond);
   std::vector<Nanos> before = std::vector<Nanos>(kRanks, 1000 * kSecond);
+  std::vector<Nanos> pull = std::vector<Nanos>(kRanks);  // by how much results reach a rank later
   std::vector<bool> silent = std::vector<bool>(kRanks), unreachable = std::vector<bool>(kRanks);
   Nanos tail = 10 * kMillisecond;
   uint32_t round = 0;
@@ -135,6 +142,15 @@ TEST_F(MonitorTest, LackOfProcessorsExplainsLateness) {
   EXPECT_EQ(monitor.picture(now).ranks[3].cause, "starved");
 }
 
+TEST_F(MonitorTest, ALittleDelayDoesNotExplainALongStep) {
+  work[3] += 200 * kMillisecond;
+  for (int i = 0; i < 4; ++i) {
+    reports[3].resources.run_delay += 200 * kMillisecond;
+    second();
+  }
+  EXPECT_EQ(monitor.picture(now).ranks[3].cause, "compute");
+}
+
 TEST_F(MonitorTest, OnceIsToldApartFromAlways) {
   for (int i = 0; i < 5; ++i) second();
   work[0] += 3 * kSecond;
@@ -147,6 +163,29 @@ TEST_F(MonitorTest, OnceIsToldApartFromAlways) {
   EXPECT_TRUE(picture.ranks[0].once);
   EXPECT_EQ(picture.findings.at(0).find("rank 0 (host0) was late by 3 s in round 5"), 0u)
       << picture.findings.at(0);
+}
+
+TEST_F(MonitorTest, TheCauseOfOneLateRoundIsKept) {
+  for (int i = 0; i < 5; ++i) second();
+  // During the stall its code was seen.
+  reports[1].age = kSecond;
+  reports[1].cause = "checkpoint";
+  reports[1].stack = "train.py:9 in save";
+  tell();
+  reports[1].age = 0;
+  reports[1].cause.clear();
+  reports[1].stack.clear();
+  work[1] += 2 * kSecond;
+  round_of_all();
+  work[1] -= 2 * kSecond;
+  tell();
+  reports[1].cause = "compute";
+  for (int i = 0; i < 5; ++i) second();
+  EXPECT_EQ(monitor.picture(now).findings.at(0).find(
+                "rank 1 (host1) was late by 2 s in round 50: it writes a checkpoint (train.py:9 in "
+                "save)"),
+            0u)
+      << monitor.picture(now).findings.at(0);
 }
 
 TEST_F(MonitorTest, AStoppedRankIsTold) {
@@ -232,6 +271,163 @@ TEST_F(MonitorTest, CallsTellWhoIsLateWithoutRounds) {
   }
   EXPECT_EQ(monitor.picture(now).findings.at(0),
             "rank 1 (host1) is late by 20 ms in 100 % of the calls: it computes longer");
+}
+
+TEST_F(MonitorTest, RanksThatVaryAlikeAreNotAccused) {
+  uint32_t chance = 1;
+  for (int i = 0; i < 3000; ++i) {
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      chance = chance * 1664525 + 1013904223;
+      work[rank] = (60 + (chance >> 16) % 40) * kMillisecond;
+    }
+    round_of_all();
+    if (i % 10 == 9) tell();
+    const Picture picture = monitor.picture(now);
+    for (const Picture::Rank& rank : picture.ranks) EXPECT_FALSE(rank.outlier) << i;
+    EXPECT_EQ(picture.binds_who, "");
+  }
+}
+
+TEST_F(MonitorTest, ARankThatBecomesLateIsSeenEarly) {
+  for (int i = 0; i < 15; ++i) second();
+  work[2] += 31 * kMillisecond;
+  second();
+  EXPECT_FALSE(monitor.picture(now).ranks[1].chronic);
+  second();
+  const Picture picture = monitor.picture(now);
+  EXPECT_TRUE(picture.ranks[2].chronic);
+  EXPECT_EQ(picture.ranks[2].cause, "compute");
+}
+
+TEST_F(MonitorTest, TheLatestCauseCounts) {
+  work[1] += 40 * kMillisecond;
+  reports[1].cause = "compile";
+  for (int i = 0; i < 20; ++i) second();
+  EXPECT_EQ(monitor.picture(now).ranks[1].cause, "compile");
+  reports[1].cause = "input";
+  for (int i = 0; i < 2; ++i) second();
+  EXPECT_EQ(monitor.picture(now).ranks[1].cause, "input");
+}
+
+TEST_F(MonitorTest, RoundTripsTellWhoseLinkIsSlow) {
+  tail = 50 * kMillisecond;
+  const auto links = [&](uint32_t slow_rank, uint32_t slow_server) {
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      reports[rank].paths.clear();
+      for (uint32_t server : {0u, 1u}) {
+        const bool slow = rank == slow_rank || server == slow_server;
+        const Nanos rtt = slow ? 40 * kMillisecond : 300 * kMicrosecond;
+        reports[rank].paths.push_back({server, rtt, rtt, 0});
+      }
+    }
+    for (int i = 0; i < 4; ++i) second();
+  };
+  links(2, ~0u);
+  Picture picture = monitor.picture(now);
+  EXPECT_EQ(picture.ranks[2].cause, "link");
+  EXPECT_EQ(picture.findings.at(0), "rank 2 (host2) has a slow link: a round trip takes 40 ms, and "
+                                    "one of the others 0.3 ms");
+  for (uint32_t rank : {0u, 1u, 3u}) EXPECT_FALSE(picture.ranks[rank].outlier);
+  for (const Picture::Server& server : picture.servers) EXPECT_FALSE(server.outlier);
+  links(~0u, 1);
+  picture = monitor.picture(now);
+  for (const Picture::Rank& rank : picture.ranks) EXPECT_FALSE(rank.outlier);
+  EXPECT_EQ(picture.servers[0].cause, "");
+  EXPECT_EQ(picture.servers[1].cause, "link");
+  links(~0u, ~0u);
+  for (const Picture::Server& server : monitor.picture(now).servers) EXPECT_FALSE(server.outlier);
+}
+
+TEST_F(MonitorTest, ResultsThatComeLateAreNoFaultOfARank) {
+  pull[3] = 12 * kMillisecond;
+  for (int i = 0; i < 3; ++i) second();
+  EXPECT_EQ(monitor.picture(now).ranks[3].cause, "link");  // round trips are not known
+  for (Report& report : reports) report.paths = {{0, kMillisecond, kMillisecond, 0}};
+  for (int i = 0; i < 4; ++i) second();
+  EXPECT_FALSE(monitor.picture(now).ranks[3].outlier);
+  reports[3].paths[0].rtt = 20 * kMillisecond;
+  for (int i = 0; i < 4; ++i) second();
+  EXPECT_EQ(monitor.picture(now).ranks[3].cause, "link");
+}
+
+TEST_F(MonitorTest, OnlyTheAbsentAreBlamed) {
+  second();
+  for (uint32_t rank : {0u, 1u, 2u}) {
+    reports[rank].where = "waits in 'm' (round 10)";
+    reports[rank].age = 5 * kSecond;
+  }
+  reports[3].age = 5 * kSecond;
+  reports[3].cause = "input";
+  // Rank 2 is on the node of rank 3, so that a server waits for both.
+  server_reports[0].missing.push_back({"'m' (round 10)", 5 * kSecond, {2, 3}});
+  second();
+  Picture picture = monitor.picture(now);
+  ASSERT_EQ(picture.missing.size(), 1u);
+  EXPECT_EQ(picture.missing[0].ranks, std::vector<uint32_t>{3});
+  EXPECT_TRUE(picture.ranks[3].outlier);
+  EXPECT_EQ(picture.ranks[3].cause, "input");
+  for (uint32_t rank : {0u, 1u, 2u}) EXPECT_FALSE(picture.ranks[rank].outlier);
+  // On a single node no server sees it.
+  server_reports[0].missing.clear();
+  second();
+  picture = monitor.picture(now);
+  ASSERT_EQ(picture.missing.size(), 1u);
+  EXPECT_EQ(picture.missing[0].ranks, std::vector<uint32_t>{3});
+  EXPECT_EQ(picture.missing[0].what, "'m' (round 10)");
+}
+
+TEST_F(MonitorTest, GroupsOfOtherRanksConcernNobodyElse) {
+  second();
+  reports[0].where = "waits in allreduce 'x' of ranks 0-1";
+  for (Report& report : reports) report.age = 5 * kSecond;
+  second();
+  EXPECT_TRUE(monitor.picture(now).missing.empty());
+}
+
+TEST_F(MonitorTest, ThoseWhoWaitForAServerSaySo) {
+  second();
+  for (Report& report : reports) {
+    report.where = "waits in 'm' (round 10)";
+    report.age = 2 * kSecond;
+  }
+  second();
+  now += kSecond + kSecond / 2;
+  for (uint32_t rank = 0; rank < kRanks; ++rank) monitor.heard({false, rank}, now, now);
+  monitor.heard({true, 0}, now, now);
+  monitor.heard({true, 1}, 0, now);
+  const RankTexts texts = monitor.rank_texts(now);
+  ASSERT_EQ(texts.size(), kRanks);
+  EXPECT_EQ(texts[0].text.find("waits for server 1 (server1), which is stopped or starved"), 0u)
+      << texts[0].text;
+}
+
+TEST_F(MonitorTest, ACutLinkIsNotAStoppedProcess) {
+  second();
+  // Both fall silent, the process a little earlier than its system.
+  const Nanos cut = now;
+  monitor.heard({false, 1}, cut - 200 * kMillisecond, cut);
+  for (now = cut; now < cut + 2 * kSecond; now += 50 * kMillisecond) {
+    EXPECT_NE(monitor.picture(now).ranks[1].state, State::kStopped);
+  }
+  EXPECT_EQ(monitor.picture(now).ranks[1].state, State::kUnreachable);
+}
+
+TEST(ColocatedServers, AreJudgedWithTheirRank) {
+  Roster roster = roster_of(2, 2);
+  for (uint32_t i : {0u, 1u}) roster.servers[i] = {concat("host", i), false, i, 100 + i, 0.5};
+  Nanos now = 1000 * kSecond;
+  Monitor monitor(roster, {}, now);
+  for (uint32_t i : {0u, 1u}) {
+    for (const bool is_server : {false, true}) monitor.report({is_server, i}, {}, now);
+  }
+  now += 3 * kSecond;
+  for (const bool is_server : {false, true}) {
+    monitor.heard({is_server, 0}, now, now);
+    monitor.heard({is_server, 1}, now - 2 * kSecond, now);
+  }
+  const Picture picture = monitor.picture(now);
+  EXPECT_EQ(picture.ranks[1].cause, "stopped");
+  EXPECT_FALSE(picture.servers[1].outlier);
 }
 
 TEST_F(MonitorTest, ANetworkThatBindsGetsAdvice) {

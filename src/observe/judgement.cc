@@ -1,0 +1,418 @@
+// How the monitor judges: who is late and why, what binds, and for whom others wait.
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "observe/monitor.h"
+
+namespace herring::observe {
+namespace {
+
+// Steps in which a rank must be late to be late chronically, and how many there must be.
+constexpr double kChronic = 0.4;
+constexpr uint32_t kFewestRounds = 10;
+// The latest rounds, in which it is seen early that a rank has become late.
+constexpr size_t kLatestRounds = 16;
+// Parts of the time that are worth a line.
+constexpr double kWorthPart = 0.05, kBinds = 0.1;
+// Rates, per second, from which the system explains why a rank is late.
+constexpr double kSwapping = 20, kStarved = 0.15;
+// The latest reports whose round trips count.
+constexpr size_t kReportsOfLinks = 3;
+
+double ratio(double part, double whole) { return whole > 0 ? part / whole : 0; }
+
+double median_of(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<ptrdiff_t>((values.size() - 1) / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// Returns the median of sorted values without one of them.
+double median_without(const std::vector<double>& sorted, double one) {
+  if (sorted.size() < 2) return 0;
+  const size_t middle = (sorted.size() - 2) / 2;
+  return sorted[one <= sorted[middle] ? middle + 1 : middle];
+}
+
+}  // namespace
+
+Monitor::Links Monitor::links() const {
+  std::vector<std::vector<Nanos>> of_ranks(ranks_.size()), of_servers(servers_.size());
+  std::vector<Nanos> all;
+  const auto elsewhere = [this](uint32_t rank, uint32_t server) {
+    const Roster::Server& one = roster_.servers[server];
+    return one.dedicated ? one.host != roster_.ranks[rank].host
+                         : one.node != roster_.ranks[rank].node;
+  };
+  const auto add = [&](const Known& known, const auto& ends) {
+    std::map<uint32_t, std::vector<Nanos>> lately;
+    const size_t count = std::min(known.earlier.size(), kReportsOfLinks);
+    if (count < kReportsOfLinks || known.left || known.lost) return;
+    for (size_t i = known.earlier.size() - count; i < known.earlier.size(); ++i) {
+      for (const PathReport& path : known.earlier[i].paths) {
+        if (path.rtt > 0) lately[path.index].push_back(path.rtt);
+      }
+    }
+    for (auto& [index, rtts] : lately) {
+      const auto [rank, server] = ends(index);
+      if (rank >= ranks_.size() || server >= servers_.size() || !elsewhere(rank, server)) continue;
+      const Nanos rtt = median(std::move(rtts));
+      all.push_back(rtt);
+      of_ranks[rank].push_back(rtt);
+      of_servers[server].push_back(rtt);
+    }
+  };
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    add(ranks_[rank], [rank](uint32_t index) { return std::pair(rank, index); });
+  }
+  for (uint32_t server = 0; server < servers_.size(); ++server) {
+    add(servers_[server], [server](uint32_t index) { return std::pair(index, server); });
+  }
+  Links links;
+  links.told = std::any_of(ranks_.begin(), ranks_.end(), [](const Known& one) {
+    return std::any_of(one.report.paths.begin(), one.report.paths.end(),
+                       [](const PathReport& path) { return path.rtt > 0; });
+  });
+  links.typical = median(std::move(all));
+  for (auto& one : of_ranks) links.ranks.push_back(median(std::move(one)));
+  for (auto& one : of_servers) links.servers.push_back(median(std::move(one)));
+  return links;
+}
+
+Monitor::Compared Monitor::compare() const {
+  Compared compared;
+  const auto typical = [](const std::vector<Rounds::Late>& all, double Rounds::Late::* field) {
+    std::vector<double> values;
+    for (const Rounds::Late& late : all) values.push_back(late.*field);
+    return median_of(std::move(values));
+  };
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    compared.late.push_back(rounds_.late(rank));
+    compared.latest.push_back(rounds_.late(rank, kLatestRounds));
+  }
+  compared.mean = typical(compared.late, &Rounds::Late::mean);
+  compared.error = typical(compared.late, &Rounds::Late::mean_error);
+  compared.latest_mean = typical(compared.latest, &Rounds::Late::mean);
+  compared.latest_error = typical(compared.latest, &Rounds::Late::mean_error);
+  compared.links = links();
+  return compared;
+}
+
+// Ranks whose steps vary are all late at times. A rank stands out if it is later than is typical by
+// more than chance explains. The more ranks there are, the later one of them is by chance.
+bool Monitor::chronic(const Rounds::Late& late, double mean, double error, Nanos step) const {
+  if (late.rounds < kFewestRounds || late.share() < kChronic) return false;
+  const double worth = kWorthPart * static_cast<double>(step);
+  const double chance = 2 + std::sqrt(2 * std::log(static_cast<double>(ranks_.size())));
+  return static_cast<double>(late.median) > worth &&
+         late.mean - mean > std::max(worth / 2, chance * std::hypot(late.mean_error, error));
+}
+
+Monitor::Change Monitor::change(const Known& known) {
+  Change change;
+  if (known.earlier.size() < 2) return change;
+  const Past& before = known.earlier.front();
+  const Past& latest = known.earlier.back();
+  change.seconds = to_seconds(latest.at - before.at);
+  if (change.seconds <= 0) return {};
+  const auto rate = [&](auto from, auto to) {
+    return to > from ? static_cast<double>(to - from) / change.seconds : 0;
+  };
+  change.major_faults = rate(before.resources.major_faults, latest.resources.major_faults);
+  change.run_delay = rate(before.resources.run_delay, latest.resources.run_delay) * 1e-9;
+  change.retransmits = rate(before.retransmits, latest.retransmits);
+  return change;
+}
+
+std::vector<Monitor::LateAtServers> Monitor::late_at_servers() const {
+  std::vector<LateAtServers> all(ranks_.size());
+  for (const Known& server : servers_) {
+    if (server.earlier.size() < 2) continue;
+    const auto add = [&all](const Past& report, double sign) {
+      for (const auto& [rank, late] : report.lateness) {
+        if (rank >= all.size()) continue;
+        LateAtServers& sum = all[rank];
+        sum.calls += sign * static_cast<double>(late.calls);
+        sum.last_calls += sign * static_cast<double>(late.last_calls);
+        sum.calls_waited += sign * to_seconds(late.calls_waited);
+        sum.segments += sign * static_cast<double>(late.segments);
+        sum.last_segments += sign * static_cast<double>(late.last_segments);
+        sum.segments_waited += sign * to_seconds(late.segments_waited);
+      }
+    };
+    add(server.earlier.back(), 1);
+    add(server.earlier.front(), -1);
+  }
+  return all;
+}
+
+Monitor::Usual Monitor::usual() const {
+  Usual usual;
+  const auto rates = [](const std::vector<Known>& all, std::vector<double>& faults,
+                        std::vector<double>& delays) {
+    for (const Known& one : all) {
+      if (!one.reported) continue;
+      const Change found = change(one);
+      faults.push_back(found.major_faults);
+      delays.push_back(found.run_delay);
+    }
+    std::sort(faults.begin(), faults.end());
+    std::sort(delays.begin(), delays.end());
+  };
+  rates(ranks_, usual.rank_faults, usual.rank_delays);
+  rates(servers_, usual.server_faults, usual.server_delays);
+  usual.at_servers = late_at_servers();
+  std::vector<double> shares;
+  for (const LateAtServers& one : usual.at_servers) {
+    if (one.segments > 0) ++usual.pushing;
+    shares.push_back(ratio(one.last_segments, one.segments));
+  }
+  usual.last_segments = median_of(std::move(shares));
+  return usual;
+}
+
+// Why a process is slow by itself, as far as its system and its code tell. "compute" if nothing
+// else is known.
+std::string Monitor::own_cause(const Process& who, const Usual& usual, Nanos now,
+                               double late) const {
+  const Known& one = known(who);
+  if (now - one.silence_at < kMemory && one.longest_silence > options_.silent_after) {
+    return "stopped";
+  }
+  const Change own = change(one);
+  const auto& faults = who.is_server ? usual.server_faults : usual.rank_faults;
+  const auto& delays = who.is_server ? usual.server_delays : usual.rank_delays;
+  if (own.major_faults > kSwapping &&
+      own.major_faults > 4 * median_without(faults, own.major_faults)) {
+    return "swapping";
+  }
+  const auto most = std::max_element(one.causes.begin(), one.causes.end(),
+                                     [](const auto& a, const auto& b) {
+                                       return a.second < b.second;
+                                     });
+  if (most != one.causes.end() && most->first != "compute") return most->first;
+  if (own.run_delay > std::max(kStarved, late / 2) &&
+      own.run_delay > 3 * median_without(delays, own.run_delay)) {
+    return "starved";
+  }
+  return "compute";
+}
+
+void Monitor::judge_rank(Picture& picture, uint32_t rank, const Usual& usual,
+                         const Compared& compared, Nanos now) const {
+  Picture::Rank& judged = picture.ranks[rank];
+  const bool always =
+      chronic(compared.late[rank], compared.mean, compared.error, picture.split.step);
+  const bool lately = chronic(compared.latest[rank], compared.latest_mean, compared.latest_error,
+                              picture.split.step);
+  const Rounds::Late late = judged.late =
+      lately && !always ? compared.latest[rank] : compared.late[rank];
+  judged.score = rounds_.score(rank);
+  judged.late_share = late.share();
+  judged.late_by = late.median;
+  judged.chronic = always || lately;
+  judged.once = !judged.chronic && late.late > 0 && late.most >= kOnceLate &&
+                late.most > kOnceSteps * picture.split.step;
+  const double tail = ratio(static_cast<double>(picture.split.tail),
+                            static_cast<double>(picture.split.step));
+  const Nanos rtt = compared.links.ranks[rank];
+  const bool slow_link = compared.links.slow(rtt);
+  if (slow_link && (late.received > late.computed || tail > kBinds)) {
+    judged.chronic = true;
+    judged.once = false;
+    judged.cause = "link";
+    judged.rtt = rtt;
+    return;
+  }
+  if (judged.chronic || judged.once) {
+    const bool received = late.received > late.computed;
+    const double late_part =
+        judged.chronic ? ratio(late.mean, static_cast<double>(picture.split.step)) : 0;
+    judged.cause = received && !compared.links.told
+                       ? "link"
+                       : own_cause({false, rank}, usual, now, late_part);
+    // Results that come late over a link that is not slow are no fault of this rank.
+    if (received && compared.links.told && judged.cause == "compute") {
+      judged.chronic = judged.once = false;
+      judged.cause.clear();
+    }
+    if (judged.once) {
+      judged.late_by = late.most;
+      const Known::Reason& once = ranks_[rank].once;
+      judged.report.stack.clear();
+      if (once.at != 0 && once.round == late.most_round) {
+        judged.cause = once.cause;
+        judged.report.stack = once.stack;
+      }
+    }
+    return;
+  }
+  // A rank whose segments come last at servers although its data was ready in time.
+  const LateAtServers& own = usual.at_servers[rank];
+  const uint32_t pushing = usual.pushing;
+  const double share = ratio(own.last_segments, own.segments);
+  const double seconds = change(ranks_[rank]).seconds;
+  if (!compared.links.told && pushing >= 2 && own.segments >= 20 && share > 1.4 / pushing &&
+      share >= 0.35 && share > 3 * usual.last_segments - (pushing == 2 ? share : 0) &&
+      (picture.compared == 0 || tail > kBinds) && own.segments_waited > kWorthPart * seconds) {
+    judged.chronic = true;
+    judged.cause = "link";
+    judged.late_share = share;
+    judged.late_by = static_cast<Nanos>(
+        1e9 * ratio(own.segments_waited, std::max(1.0, picture.rounds_per_second * seconds)));
+    return;
+  }
+  // Jobs without planned rounds: who makes each call last?
+  if (picture.compared > 0 || own.calls < kFewestRounds) return;
+  const double last = ratio(own.last_calls, own.calls);
+  const double by = ratio(own.calls_waited, own.last_calls);
+  if (last >= kChronic && by > to_seconds(kMillisecond) &&
+      own.calls_waited > kWorthPart * seconds) {
+    judged.chronic = true;
+    judged.in_steps = false;
+    judged.late_share = last;
+    judged.late_by = static_cast<Nanos>(by * 1e9);
+    judged.cause = own_cause({false, rank}, usual, now);
+  }
+}
+
+void Monitor::judge_binding(Picture& picture) const {
+  const Rounds::Split& split = picture.split;
+  const auto part = [&split](Nanos time) {
+    return ratio(static_cast<double>(time), static_cast<double>(split.step));
+  };
+  if (picture.compared < 3 || split.step <= 0) return;
+  const double ranks = part(split.ranks), node = part(std::min(split.node_stage, split.tail));
+  const double network = std::max(part(split.tail) - node, 0.0);
+  const auto binds = [&picture](Picture::Binds what, double share) {
+    picture.binds = what;
+    picture.binds_share = std::min(share, 1.0);
+  };
+  binds(Picture::Binds::kCompute, std::max(1 - ranks - node - network, 0.0));
+  if (std::max({ranks, node, network}) < kBinds) return;
+  if (ranks >= std::max(node, network) && ranks > kBinds) {
+    const auto late = std::max_element(
+        picture.ranks.begin(), picture.ranks.end(), [](const auto& a, const auto& b) {
+          return std::pair(a.chronic, a.late.share() * static_cast<double>(a.late.median)) <
+                 std::pair(b.chronic, b.late.share() * static_cast<double>(b.late.median));
+        });
+    if (late != picture.ranks.end() && late->late.late > 0) {
+      binds(Picture::Binds::kRank, ranks);
+      // If all ranks are late at times, none of them binds.
+      if (late->chronic) {
+        picture.binds_who =
+            roster_.name({false, static_cast<uint32_t>(late - picture.ranks.begin())});
+      }
+    }
+  } else if (network >= node) {
+    if (network > picture.binds_share) binds(Picture::Binds::kNetwork, network);
+    const auto tail = static_cast<Nanos>(network * static_cast<double>(split.step));
+    if (const auto more = more_servers(roster_.nodes, roster_.dedicated(), split.step, tail);
+        more && network > 0.2) {
+      picture.advice = concat(more->more, more->more == 1 ? " more server" : " more servers",
+                              " would make a step ", std::round(more->times * 10) / 10,
+                              " times as fast");
+    }
+  } else if (node > picture.binds_share) {
+    binds(Picture::Binds::kNodeStage, node);
+  }
+}
+
+void Monitor::judge_server(Picture& picture, uint32_t index, const Usual& usual,
+                           const Links& links, Nanos now) const {
+  Picture::Server& server = picture.servers[index];
+  const Process who{true, index};
+  if (roster_.is_in_rank(index)) return;  // the rank in the same process is judged
+  if (server.state == State::kStopped) server.cause = "stopped";
+  if (server.cause.empty() && server.reported) {
+    const std::string cause = own_cause(who, usual, now);
+    if (cause != "compute") server.cause = cause;
+  }
+  if (server.cause.empty() && server.state == State::kServing &&
+      links.slow(links.servers[index])) {
+    server.cause = "link";
+    server.rtt = links.servers[index];
+  }
+  server.outlier = !server.cause.empty() || server.state == State::kUnreachable ||
+                   server.state == State::kLost || server.state == State::kSilent;
+}
+
+// What servers wait for. A server that was told of twice may know of one operation in two groups.
+void Monitor::find_missing(Picture& picture, Nanos now) const {
+  const auto add = [&picture](Missing one) {
+    const auto same = std::find_if(picture.missing.begin(), picture.missing.end(),
+                                   [&one](const Missing& other) { return other.what == one.what; });
+    if (same == picture.missing.end()) {
+      picture.missing.push_back(std::move(one));
+      return;
+    }
+    same->age = std::max(same->age, one.age);
+    for (const uint32_t rank : one.ranks) {
+      if (std::find(same->ranks.begin(), same->ranks.end(), rank) == same->ranks.end()) {
+        same->ranks.push_back(rank);
+      }
+    }
+  };
+  for (const Known& server : servers_) {
+    if (!server.reported || server.left || server.lost) continue;
+    for (Missing one : server.report.missing) {
+      one.age += now - server.at;
+      add(std::move(one));
+    }
+  }
+  // A rank that waits in an operation itself waits for others there: for those of its node that do
+  // not. Inside a node, and among workers, servers see nothing.
+  const auto is_in = [&picture](uint32_t rank, const std::string& what) {
+    const Picture::Rank& one = picture.ranks[rank];
+    return one.state == State::kWaiting && one.report.where.find(what) != std::string::npos;
+  };
+  for (Missing& one : picture.missing) {
+    std::erase_if(one.ranks, [&](uint32_t rank) { return is_in(rank, one.what); });
+  }
+  std::erase_if(picture.missing, [](const Missing& one) { return one.ranks.empty(); });
+  const std::string kIn = "waits in ";
+  for (uint32_t rank = 0; rank < picture.ranks.size(); ++rank) {
+    const Picture::Rank& waits = picture.ranks[rank];
+    if (waits.state != State::kWaiting || waits.report.age < kStalled ||
+        waits.report.where.rfind(kIn, 0) != 0) {
+      continue;
+    }
+    const std::string what = waits.report.where.substr(kIn.size());
+    // Groups and messages concern only some ranks.
+    if (what.find(" of rank") != std::string::npos || what.find("(rank") != std::string::npos) {
+      continue;
+    }
+    Missing inferred{what, waits.report.age, {}};
+    for (uint32_t other = 0; other < picture.ranks.size(); ++other) {
+      const Picture::Rank& one = picture.ranks[other];
+      // Who computes for less time than this one waits has been elsewhere meanwhile.
+      const bool absent = (one.state == State::kComputing &&
+                           one.report.age > waits.report.age - kStalled / 5) ||
+                          mute({false, other}, now);
+      if (absent) inferred.ranks.push_back(other);
+    }
+    if (!inferred.ranks.empty()) add(std::move(inferred));
+  }
+  std::sort(picture.missing.begin(), picture.missing.end(),
+            [](const Missing& a, const Missing& b) { return a.age > b.age; });
+  for (Missing& one : picture.missing) std::sort(one.ranks.begin(), one.ranks.end());
+}
+
+// Ranks for which others wait are worth a line, with what their code does.
+void Monitor::blame_missing(Picture& picture, Nanos now) const {
+  for (const Missing& one : picture.missing) {
+    if (one.age < kStalled) continue;
+    for (const uint32_t rank : one.ranks) {
+      if (rank >= picture.ranks.size()) continue;
+      Picture::Rank& awaited = picture.ranks[rank];
+      if (awaited.state != State::kComputing || awaited.report.age < kStalled) continue;
+      awaited.outlier = true;
+      awaited.cause = awaited.report.cause.empty() ? own_cause({false, rank}, usual_, now)
+                                                   : awaited.report.cause;
+    }
+  }
+}
+
+}  // namespace herring::observe
