@@ -246,5 +246,29 @@ TEST(Messages, ChangedPayloadsDoNoHarm) {
   }
 }
 
+TEST(Messages, HeartbeatsCarryTheTimesOfBothClocks) {
+  const Rhythm sent{kSecond, 3 * kSecond, 11, 22, 33};
+  auto got = decode_rhythm(encode(sent));
+  ASSERT_TRUE(got.ok());
+  EXPECT_EQ(encode(*got), encode(sent));
+  EXPECT_EQ(got->echo, 11);
+  EXPECT_EQ(got->received, 22);
+  EXPECT_EQ(got->sent, 33);
+  auto beat = decode_beat(encode(Beat{44}));
+  ASSERT_TRUE(beat.ok());
+  EXPECT_EQ(beat->sent, 44);
+  for (const std::string& whole : {encode(sent), encode(Beat{44})}) {
+    for (size_t size = 0; size < whole.size(); ++size) {
+      const std::string_view cut = std::string_view(whole).substr(0, size);
+      EXPECT_FALSE(decode_rhythm(cut).ok() || (size != 8 && decode_beat(cut).ok())) << size;
+    }
+  }
+  for (const Nanos wrong : {Nanos{-1}, kEndless, INT64_MAX}) {
+    EXPECT_FALSE(decode_rhythm(encode(Rhythm{kSecond, 3 * kSecond, wrong, 0, 0})).ok());
+    EXPECT_FALSE(decode_rhythm(encode(Rhythm{kSecond, 3 * kSecond, 0, 0, wrong})).ok());
+    EXPECT_FALSE(decode_beat(encode(Beat{wrong})).ok());
+  }
+}
+
 }  // namespace
 }  // namespace herring::control
