@@ -34,7 +34,8 @@ void release_termination() {
   if (!held.exchange(false)) return;
   struct sigaction found {};
   // The program may have set a handler of its own meanwhile.
-  if (sigaction(SIGTERM, nullptr, &found) == 0 && is(found, on_termination)) signal(SIGTERM, SIG_DFL);
+  const bool own = sigaction(SIGTERM, nullptr, &found) == 0 && is(found, on_termination);
+  if (own) signal(SIGTERM, SIG_DFL);
   if (came.exchange(false)) kill(getpid(), SIGTERM);
 }
 

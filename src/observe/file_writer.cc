@@ -31,7 +31,8 @@ Status cannot_write(const std::string& path) {
 
 // A pipe that nobody reads would keep the caller.
 UniqueFd create(const std::string& path, mode_t mode) {
-  return UniqueFd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK, mode));
+  constexpr int kFlags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK;
+  return UniqueFd(::open(path.c_str(), kFlags, mode));
 }
 
 Status put(int fd, const std::string& text, const std::string& path) {
