@@ -264,7 +264,7 @@ $(STAMPS)/examples: $(STAMPS)/torch pyproject.toml
 
 $(STAMPS)/test: $(STAMPS)/tools pyproject.toml
 	@echo "installing what the tests need into .venv"
-	@$(PIP) hypothesis matplotlib mypy pytest pytest-timeout pytest-xdist \
+	@$(PIP) hypothesis matplotlib mypy prometheus-client pytest pytest-timeout pytest-xdist \
 	  python-hostlist PyYAML shtab
 	@touch $@
 

@@ -1,5 +1,6 @@
-// A member's side of what a job tells about itself: sends reports, records and entries of a timeline
-// to the rendezvous, with what this process knows of its clock. Runs on the member's thread.
+// A member's side of what a job tells about itself: sends reports, records and entries of a
+// timeline to the rendezvous, with what this process knows of its clock. Runs on the member's
+// thread.
 #pragma once
 
 #include <string>

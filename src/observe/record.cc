@@ -43,7 +43,9 @@ bool get(ByteReader& in, Entry& entry) {
   }
   entry.waited = in.get<Nanos>();
   sane = sane && entry.waited >= 0 && entry.waited < kEndless;
-  entry.set_name(get_text(in, Entry::kNameBytes));
+  std::string name = get_text(in, Entry::kNameBytes);
+  std::replace(name.begin(), name.end(), '\n', ' ');
+  entry.set_name(name);
   if (!sane || !in.ok()) return false;
   entry.kind = static_cast<Kind>(kind);
   entry.outcome = static_cast<Code>(outcome);
