@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/clock.h"
@@ -51,8 +52,8 @@ class Member {
   struct Observer {
     // What ranks do that hold others up; nothing once nobody does.
     std::function<void(const observe::RankTexts&)> rank_texts;
-    // Returns the latest entries of the process.
-    std::function<observe::ProcessRecord()> record;
+    // Returns the latest entries of the process; nothing when it is about to leave.
+    std::function<std::optional<observe::ProcessRecord>()> record;
     // Entries are wanted for a timeline, by timeline(), or no more.
     std::function<void(bool wanted)> timeline;
   };

@@ -40,7 +40,7 @@ Status Teller::on_message(FrameType type, uint8_t flags, std::string_view payloa
       if (flags == kFlagPlace) {
         set_record_place(std::string(payload.substr(0, kMaxTextBytes)));
       } else if (observer_.record && may_tell()) {
-        tell(FrameType::kRecord, observer_.record(), 0);
+        if (auto record = observer_.record()) tell(FrameType::kRecord, std::move(*record), 0);
       }
       return {};
     case FrameType::kTimeline:
@@ -84,9 +84,10 @@ void Teller::failed(const std::string& why) {
   const Nanos now = loop_.now();
   if (!may_tell() || !observer_.record || now < fails_again_at_) return;
   fails_again_at_ = now + kFailurePause;
-  observe::ProcessRecord record = observer_.record();
-  record.failure = why;
-  tell(FrameType::kRecord, std::move(record), kFlagFailed);
+  auto record = observer_.record();
+  if (!record) return;
+  record->failure = why;
+  tell(FrameType::kRecord, std::move(*record), kFlagFailed);
 }
 
 // A connection that is full carries what matters more.

@@ -23,9 +23,10 @@ Reporter::Reporter(control::Member& member, ReportSource& source)
             if (link->source != nullptr) link->source->told(texts);
           },
       .record =
-          [link = link_] {
+          [link = link_]() -> std::optional<observe::ProcessRecord> {
             std::lock_guard lock(link->source_mutex);
-            return link->source == nullptr ? observe::ProcessRecord() : link->source->record();
+            if (link->source == nullptr) return std::nullopt;
+            return link->source->record();
           },
       .timeline = [link = link_](bool wanted) { link->want(wanted); },
   });

@@ -258,9 +258,9 @@ CASES = (
         outside=cut(5, switch=True),
     ),
     # Ranks that never come.
-    hang("a hung rank", 2, "hang", "compute", r"computes since .*in _hang"),
-    hang("a hung rank, one node", 1, "hang", "compute", r"computes since .*_hang", layout="node"),
-    hang("a hung rank in calls", 1, "hang", "compute", r"computes since .*_hang", kind="calls"),
+    hang("a hung rank", 2, "hang", "compute", r"has been computing for .*in _hang"),
+    hang("a hung rank, one node", 1, "hang", "compute", r"has been computing for .*_hang", layout="node"),
+    hang("a hung rank in calls", 1, "hang", "compute", r"has been computing for .*_hang", kind="calls"),
     hang("a hung data loader", 3, "input", "input", r"in its input"),
     hang("a hung DataLoader in DDP", 1, "loader", "input", r"in its input", kind="ddp"),
     hang("a hung disk", 2, "checkpoint", "checkpoint", "in its checkpoint", layout="dedicated"),
