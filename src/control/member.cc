@@ -154,6 +154,13 @@ class Member::Impl final : public Channel::Owner {
     });
   }
 
+  void settle() noexcept {
+    static_cast<void>(without_exceptions([this] {
+      loop_.ask([] { return true; });
+      return Status();
+    }));
+  }
+
   void send_failure(const std::string& why) {
     if (!here()) return;
     loop_.post([this, why] { teller_->failed(why); });
@@ -590,6 +597,7 @@ void Member::timeline(observe::ProcessRecord entries, bool last) {
   impl_->send_timeline(std::move(entries), last);
 }
 void Member::failed(const std::string& why) { impl_->send_failure(why); }
+void Member::settle() { impl_->settle(); }
 void Member::report(observe::Report report) { impl_->send_report(std::move(report)); }
 
 void Member::abort(const std::string& reason) { abort(Status(Code::kShutdown, reason)); }

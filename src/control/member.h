@@ -94,6 +94,9 @@ class Member {
   void timeline(observe::ProcessRecord entries, bool last);
   // Sends the record of the process, which has failed.
   void failed(const std::string& why);
+  // Waits until the member's thread has handled what it was asked before, unless there is no memory
+  // to ask for that.
+  void settle();
   // Tells everybody that this process cannot take part, so that they get this error instead of
   // waiting. Takes a bounded time.
   static void decline(Options options, wire::Role role, uint32_t rank, const Status& why);

@@ -310,6 +310,7 @@ Result<std::string> Job::write_record(const std::string& why) {
 }
 
 void Job::abort(const std::string& reason) {
+  set_record_place({});  // no record is written of what a program does on purpose
   member_->abort(reason);
   engine_->fail({Code::kPeerLost, concat("the job was aborted: ", reason)});
 }

@@ -43,6 +43,7 @@ Reporter::~Reporter() {
     static_cast<void>(thread_.release());  // in a forked child, which does not have the thread
     return;
   }
+  member_.settle();  // a failure that was told just now has its record
   {
     std::lock_guard lock(link_->source_mutex);
     link_->source = nullptr;
