@@ -58,6 +58,7 @@ Watch::Watch(transport::EventLoop& loop, const Peers& peers, const Cluster& clus
                 .silent_after = std::max(kSecond, 4 * options.heartbeat_interval),
                 .unix_zero = unix_zero(loop.now())},
                loop.now()),
+      began_(loop.now()),
       unix_zero_(unix_zero(loop.now())),
       on_signal_(options.on_signal),
       signals_(status_signals()) {
@@ -229,8 +230,10 @@ void Watch::expect_failures() {
 void Watch::end() {
   if (std::exchange(ended_, true)) return;
   hear();
+  // Whoever runs a job for some seconds does not want to hear how it could be faster.
+  const bool short_job = loop_.now() - began_ < kShortJob;
   for (const std::string& line : monitor_.last_lines(loop_.now())) {
-    log(LogLevel::kWarning, "at the end of the job: ", line);
+    log(short_job ? LogLevel::kInfo : LogLevel::kWarning, "at the end of the job: ", line);
   }
 }
 

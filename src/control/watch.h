@@ -75,12 +75,14 @@ class Watch {
   // How often the job is looked at, and how often members are told of ranks that hold others up.
   static constexpr Nanos kTick = 250 * kMillisecond, kTelling = 250 * kMillisecond;
   static constexpr Nanos kLastEntries = 500 * kMillisecond;
+  static constexpr Nanos kShortJob = 60 * kSecond;
 
   transport::EventLoop& loop_;
   const Peers& peers_;
   observe::Monitor monitor_;
   Nanos tell_at_ = 0;
   bool told_ = false;  // members know of some rank
+  const Nanos began_;
   const double unix_zero_;  // seconds since 1970 when the loop's clock showed 0
   std::optional<Recording> recording_;
   std::shared_ptr<observe::FileWriter> trace_;  // of the timeline; null: none is written
