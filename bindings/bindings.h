@@ -18,6 +18,10 @@
 #include "worker/future.h"
 #include "worker/group.h"
 
+namespace herring::job {
+class Job;
+}  // namespace herring::job
+
 namespace herring::bindings {
 
 namespace nb = nanobind;
@@ -132,5 +136,7 @@ void register_plan(nb::module_& module);
 void register_planned(nb::module_& module);
 void register_program(nb::module_& module);
 void register_tools(nb::module_& module);
+// Adds the methods of observed.cc to the class of jobs.
+void bind_observed(nb::class_<job::Job>& bound);
 
 }  // namespace herring::bindings

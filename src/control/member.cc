@@ -133,25 +133,11 @@ class Member::Impl final : public Channel::Owner {
     });
   }
 
-  void observe(Observer observer) {
+  // Runs `call` with the teller on the member's thread.
+  template <typename Call>
+  void tell(Call call) {
     if (!here()) return;
-    loop_.post([this, observer = std::move(observer)]() mutable {
-      teller_->observe(std::move(observer));
-    });
-  }
-
-  void send_report(observe::Report report) {
-    if (!here()) return;
-    loop_.post([this, report = std::move(report)]() mutable {
-      teller_->report(std::move(report));
-    });
-  }
-
-  void send_timeline(observe::ProcessRecord entries, bool last) {
-    if (!here()) return;
-    loop_.post([this, entries = std::move(entries), last]() mutable {
-      teller_->timeline(std::move(entries), last);
-    });
+    loop_.post([this, call = std::move(call)]() mutable { call(*teller_); });
   }
 
   void settle() noexcept {
@@ -159,11 +145,6 @@ class Member::Impl final : public Channel::Owner {
       loop_.ask([] { return true; });
       return Status();
     }));
-  }
-
-  void send_failure(const std::string& why) {
-    if (!here()) return;
-    loop_.post([this, why] { teller_->failed(why); });
   }
 
   void goodbye() {
@@ -592,13 +573,25 @@ void Member::watch(OnLoss on_loss, OnAbort on_abort, OnEnd on_end) {
   impl_->watch(std::move(on_loss), std::move(on_abort), std::move(on_end));
 }
 
-void Member::observe(Observer observer) { impl_->observe(std::move(observer)); }
-void Member::timeline(observe::ProcessRecord entries, bool last) {
-  impl_->send_timeline(std::move(entries), last);
+void Member::observe(Observer observer) {
+  impl_->tell([observer = std::move(observer)](Teller& teller) { teller.observe(observer); });
 }
-void Member::failed(const std::string& why) { impl_->send_failure(why); }
+
+void Member::report(observe::Report report) {
+  impl_->tell([report = std::move(report)](Teller& teller) { teller.report(report); });
+}
+
+void Member::timeline(observe::ProcessRecord entries, bool last) {
+  impl_->tell([entries = std::move(entries), last](Teller& teller) {
+    teller.timeline(entries, last);
+  });
+}
+
+void Member::failed(const std::string& why) {
+  impl_->tell([why](Teller& teller) { teller.failed(why); });
+}
+
 void Member::settle() { impl_->settle(); }
-void Member::report(observe::Report report) { impl_->send_report(std::move(report)); }
 
 void Member::abort(const std::string& reason) { abort(Status(Code::kShutdown, reason)); }
 void Member::abort(const Status& why) { impl_->send_abort(why); }

@@ -170,9 +170,7 @@ RankTexts Monitor::rank_texts(Nanos now) const {
     const Known& one = ranks_[rank];
     const bool stalls = state == State::kComputing && somebody_waits &&
                         one.report.age + now - one.at > kStalled / 2;
-    const bool mute = state == State::kStopped || state == State::kUnreachable ||
-                      state == State::kSilent;
-    if (stalls || mute) texts.push_back({rank, describe(who, now), 0});
+    if (stalls || mute(who, now)) texts.push_back({rank, describe(who, now), 0});
   }
   // A rank that is late in most steps learns of it, so that it looks where its code is.
   for (uint32_t rank = 0; rank < ranks_.size() && texts.size() < kMostRankTexts; ++rank) {
