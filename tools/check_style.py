@@ -31,6 +31,7 @@ PYTHON_MODULES = (
     "herring.errors",
     "herring.split",
     "herring._core",
+    "herring.answering",
     "herring.logs",
     "herring.program",
     "herring.stacks",

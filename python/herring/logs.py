@@ -8,7 +8,6 @@ interpreter's lock is held or a handler blocks, the core writes them to standard
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import threading
@@ -16,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from herring import _core
+from herring.answering import Answering
 
 __all__ = ["settle", "start"]
 
@@ -26,7 +26,6 @@ _PATIENCE = 5.0  # seconds for which the end of the process waits for handlers
 _SETTLING = 1.0  # seconds for which the end of a job waits for handlers
 
 _logger = logging.getLogger("herring")
-_thread: threading.Thread | None = None
 _decided = False  # the level, by HERRING_LOG_LEVEL or an option: `logging` has no say in it
 
 
@@ -45,7 +44,7 @@ def start(settings: Mapping[str, Any]) -> dict[str, str]:
     """
     global _decided
     _decided = "log_level" in settings or bool(os.environ.get(_VARIABLE))
-    _start_thread()
+    _answering.start()
     if _decided or (_logger.level == logging.NOTSET and not _logger.hasHandlers()):
         return {}
     least = _logger.getEffectiveLevel()
@@ -55,21 +54,9 @@ def start(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def settle() -> None:
     """Waits for a moment until handlers have got all lines, for a program that may end abruptly."""
-    if _thread is not None and _thread is not threading.current_thread():
+    thread = _answering.thread
+    if thread is not None and thread is not threading.current_thread():
         _core.wait_for_log_reader(_SETTLING)
-
-
-def _start_thread() -> None:
-    global _thread
-    if _thread is not None:
-        return
-    _core.open_log_queue()
-    _thread = threading.Thread(target=_run, name="herring-log", daemon=True)
-    try:
-        _thread.start()
-    except RuntimeError:  # no more threads, or the interpreter ends: lines go to standard error
-        _core.close_log_queue()
-        _core.flush_log_queue()
 
 
 def _run() -> None:
@@ -99,22 +86,12 @@ def _hand_on(seconds: float, level: int, who: str, text: str) -> None:
     _logger.handle(record)
 
 
-# After the job has ended: `herring.arrays.runtime` registers its own function later than this one.
-@atexit.register
-def _at_exit() -> None:
-    global _thread
-    ending, _thread = _thread, None
-    if ending is None:
-        return
-    _core.close_log_queue()
-    if ending.ident is not None:
-        ending.join(_PATIENCE)
-    _core.flush_log_queue()
-
-
-def _in_forked_child() -> None:
-    global _thread
-    _thread = None  # it runs in the parent only; in the child lines go to standard error
-
-
-os.register_at_fork(after_in_child=_in_forked_child)
+# Without the thread, lines go to standard error.
+_answering = Answering(
+    "herring-log",
+    _run,
+    opens=_core.open_log_queue,
+    closes=_core.close_log_queue,
+    patience=_PATIENCE,
+    after=_core.flush_log_queue,
+)

@@ -7,16 +7,15 @@ requests the thread sleeps in the core, without the lock.
 
 from __future__ import annotations
 
-import atexit
 import builtins
 import dis
-import os
 import sys
 import threading
 from types import BuiltinFunctionType, CodeType, FrameType, ModuleType
 from typing import Any
 
 from herring import _core
+from herring.answering import Answering
 from herring.program import Activity, Place, cause_of_call, describe
 
 __all__ = ["activity", "places_of", "start"]
@@ -26,20 +25,11 @@ _DEEPEST = 400  # places of a stack that are looked at
 _NAMES = ("LOAD_GLOBAL", "LOAD_NAME")
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 
-_thread: threading.Thread | None = None
-
 
 def start() -> None:
     """Begins to answer the core's requests, if that has not begun already."""
-    global _thread
-    if _thread is not None or not _can_look():
-        return
-    _core.open_stack_requests()
-    _thread = threading.Thread(target=_run, name="herring-stack", daemon=True)
-    try:
-        _thread.start()
-    except RuntimeError:  # no more threads, or this interpreter allows no daemon threads
-        _core.close_stack_requests()
+    if _can_look():
+        _answering.start()
 
 
 def _can_look() -> bool:
@@ -131,21 +121,10 @@ def _full_name(chain: list[str], names: dict[str, Any]) -> str:
     return ""
 
 
-# After the job has ended: `herring.arrays.runtime` registers its own function later than this one.
-@atexit.register
-def _at_exit() -> None:
-    global _thread
-    ending, _thread = _thread, None
-    if ending is None:
-        return
-    _core.close_stack_requests()
-    if ending.ident is not None:
-        ending.join(_PATIENCE)
-
-
-def _in_forked_child() -> None:
-    global _thread
-    _thread = None  # it runs in the parent only; nobody answers in the child
-
-
-os.register_at_fork(after_in_child=_in_forked_child)
+_answering = Answering(
+    "herring-stack",
+    _run,
+    opens=_core.open_stack_requests,
+    closes=_core.close_stack_requests,
+    patience=_PATIENCE,
+)
