@@ -53,13 +53,13 @@ Watch::Watch(transport::EventLoop& loop, const Peers& peers, const Cluster& clus
              Options options)
     : loop_(loop),
       peers_(peers),
+      unix_zero_(unix_zero(loop.now())),
       monitor_(roster_of(cluster, peers, options.job),
                {.report_every = options.report_every,
                 .silent_after = std::max(kSecond, 4 * options.heartbeat_interval),
-                .unix_zero = unix_zero(loop.now())},
+                .unix_zero = unix_zero_},
                loop.now()),
       began_(loop.now()),
-      unix_zero_(unix_zero(loop.now())),
       on_signal_(options.on_signal),
       signals_(status_signals()) {
   loop_.call_after(kTick, [this] { tick(); });

@@ -79,11 +79,11 @@ class Watch {
 
   transport::EventLoop& loop_;
   const Peers& peers_;
+  const double unix_zero_;  // seconds since 1970 when the loop's clock showed 0
   observe::Monitor monitor_;
   Nanos tell_at_ = 0;
   bool told_ = false;  // members know of some rank
   const Nanos began_;
-  const double unix_zero_;  // seconds since 1970 when the loop's clock showed 0
   std::optional<Recording> recording_;
   std::shared_ptr<observe::FileWriter> trace_;  // of the timeline; null: none is written
   std::unique_ptr<observe::Timeline> timeline_;
