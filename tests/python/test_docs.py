@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
@@ -53,6 +54,32 @@ def test_settings_page_is_current() -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
+
+
+def constant(file: str, name: str) -> float:
+    """Returns the value of a C++ constant; times are in seconds."""
+    units = {"kMillisecond": 1e-3, "kSecond": 1.0}
+    found = re.search(rf"\b{name} = ([^;,]+)[;,]", source(f"src/observe/{file}"))
+    assert found is not None, f"{file} has no {name}"
+    factors = [part.strip() for part in found.group(1).split("*")]
+    return math.prod(units.get(one) or float(one) for one in factors)
+
+
+def test_page_on_late_ranks_has_the_limits_of_the_code() -> None:
+    text = " ".join(source("docs/how-to/late-ranks.md").split())
+    late = re.search(r"more than (\S+) ms and more than (\S+) % of the step", text)
+    often = re.search(r"at least (\S+) % of the last (\d+) steps, or of the last (\d+)", text)
+    once = re.search(r"late once, by more than (\w+) steps and (\S+) s\.", text)
+    assert late and often and once
+    assert float(late[1]) == 1e3 * constant("rounds.cc", "kLate")
+    assert float(late[2]) == 100 * constant("rounds.cc", "kLatePart")
+    assert float(often[1]) == 100 * constant("judgement.cc", "kChronic")
+    assert int(often[2]) == constant("rounds.h", "kWindow")
+    assert int(often[3]) == constant("judgement.cc", "kLatestRounds")
+    assert ["one", "two", "three", "four", "five"].index(once[1]) + 1 == constant(
+        "monitor.h", "kOnceSteps"
+    )
+    assert float(once[2]) == constant("monitor.h", "kOnceLate")
 
 
 # Names that look like settings of Herring but are not.
