@@ -20,11 +20,15 @@ nb::dict stats(Job& job) {
   nb::list servers;
   for (size_t i = 0; i < counters.servers.size(); ++i) {
     const auto& one = counters.servers[i];
+    const transport::PathInfo& path = counters.paths[i];
     servers.append(dict_of("name"_a = job.cluster().describe_server(static_cast<uint32_t>(i)),
                            "dedicated"_a = job.cluster().servers[i].dedicated,
                            "weight"_a = job.cluster().servers[i].weight,
                            "bytes_sent"_a = one.bytes_sent,
-                           "bytes_received"_a = one.bytes_received));
+                           "bytes_received"_a = one.bytes_received,
+                           "retransmits"_a = path.retransmits,
+                           "rtt"_a = path.rtt == 0 ? nb::object(nb::none())
+                                                   : nb::cast(to_seconds(path.rtt))));
     sent += one.bytes_sent;
     received += one.bytes_received;
   }
@@ -32,7 +36,8 @@ nb::dict stats(Job& job) {
                                    "bytes_received"_a = counters.workers.bytes_received);
   return dict_of("bytes_sent"_a = sent, "bytes_received"_a = received, "servers"_a = servers,
                  "workers"_a = workers, "credit_bytes"_a = counters.credit_bytes,
-                 "wakeups"_a = counters.wakeups, "gpu_sums"_a = counters.device_sums);
+                 "wakeups"_a = counters.wakeups, "gpu_sums"_a = counters.device_sums,
+                 "late_seconds"_a = to_seconds(job.late()));
 }
 
 // Returns the latest entries of this worker. Times are those of time.monotonic().

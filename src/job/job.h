@@ -40,6 +40,8 @@ class Job {
   worker::Engine& engine() { return *engine_; }
   const control::Cluster& cluster() const { return member_->cluster(); }
   uint32_t rank() const { return options_.rank; }
+  // Returns WorkerReports::late(), or 0 if the job is not observed. Any thread.
+  Nanos late() const { return reports_ ? reports_->late() : 0; }
   // Makes every rank's pending and later operations fail with this reason. Any thread; cannot hang.
   void abort(const std::string& reason);
   // These do something on the rank that hosts the rendezvous only, and nothing on others; see

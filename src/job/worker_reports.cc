@@ -15,6 +15,7 @@ void WorkerReports::told(const observe::RankTexts& texts) {
     return text.rank == rank_;
   });
   watched_.store(own == texts.end() ? -1 : own->usual);
+  late_.store(own == texts.end() ? 0 : own->late);
   engine_.tell_states(observe::states_of(texts));
 }
 

@@ -26,6 +26,8 @@ class WorkerReports final : public ReportSource {
   observe::ProcessRecord timeline(bool last) override;
   observe::ProcessRecord record() override;
   void told(const observe::RankTexts& texts) override;
+  // Returns how late this rank is in a step, on average; 0 if it is rarely late. Any thread.
+  Nanos late() const { return late_.load(); }
 
  private:
   void look(Nanos now);
@@ -50,6 +52,7 @@ class WorkerReports final : public ReportSource {
   Nanos work_ = 0;                // how long the program computes in a round
   bool delayed_ = false;          // the report waits for the answer
   std::atomic<Nanos> watched_{-1};  // how long others compute; -1: this rank is not late
+  std::atomic<Nanos> late_{0};
 };
 
 }  // namespace herring::job

@@ -178,10 +178,15 @@ RankTexts Monitor::rank_texts(Nanos now) const {
     if (late.late < 3 || late.share() < 0.1 || state_of({false, rank}, now) > State::kWaiting) {
       continue;
     }
-    const bool told = std::any_of(texts.begin(), texts.end(), [rank](const auto& text) {
+    const auto by = static_cast<Nanos>(std::max(late.mean, 0.0));
+    const auto told = std::find_if(texts.begin(), texts.end(), [rank](const auto& text) {
       return text.rank == rank;
     });
-    if (!told) texts.push_back({rank, {}, rounds_.usual_work(rank)});
+    if (told == texts.end()) {
+      texts.push_back({rank, {}, rounds_.usual_work(rank), by});
+    } else {
+      told->late = by;
+    }
   }
   // Those who wait for a server say so.
   for (uint32_t index = 0; index < servers_.size(); ++index) {

@@ -222,7 +222,7 @@ std::string encode(const RankTexts& texts) {
   for (size_t i = 0; i < count; ++i) {
     out.put(texts[i].rank);
     put_text(out, texts[i].text);
-    out.put(texts[i].usual);
+    out.put(texts[i].usual).put(texts[i].late);
   }
   return out.take();
 }
@@ -231,12 +231,13 @@ Result<RankTexts> decode_rank_texts(std::string_view payload) {
   ByteReader in(payload);
   bool sound = true;
   RankTexts texts;
-  for (uint32_t i = get_count(in, kMostRankTexts, 16, sound); i > 0; --i) {
+  for (uint32_t i = get_count(in, kMostRankTexts, 24, sound); i > 0; --i) {
     RankText& one = texts.emplace_back();
     one.rank = in.get<uint32_t>();
     one.text = get_text(in);
     one.usual = in.get<Nanos>();
-    sound = sound && sane(one.usual);
+    one.late = in.get<Nanos>();
+    sound = sound && sane(one.usual) && sane(one.late);
   }
   if (!sound || !in.done()) return malformed("states of ranks");
   return texts;

@@ -99,6 +99,7 @@ struct RankText {
   // How long a rank usually computes in a step, so that a late one can find out what it does after
   // that; 0 if not known.
   Nanos usual = 0;
+  Nanos late = 0;  // how much later than the median rank it gives its data, on average
 
   friend bool operator==(const RankText&, const RankText&) = default;
 };

@@ -79,8 +79,9 @@ class Job:
         rounds, calls = kinds.count("round"), kinds.count("call")
         return {"rounds": rounds, "calls": calls, "waited": self.waited}
 
-    def stats(self) -> dict[str, int]:
-        return {"bytes_sent": 10 * len(self.entries), "bytes_received": len(self.entries)}
+    def stats(self) -> dict[str, Any]:
+        sent, received = 10 * len(self.entries), len(self.entries)
+        return {"bytes_sent": sent, "bytes_received": received, "late_seconds": 0.125}
 
 
 def calls(first: int, last: int) -> Iterable[dict[str, Any]]:
@@ -169,6 +170,7 @@ def test_steps_are_averaged_without_pauses(monkeypatch: Any) -> None:
         "herring/pull_seconds": 0.5,
         "herring/bytes_sent": 20.0,
         "herring/bytes_received": 2.0,
+        "herring/late_seconds": 0.125,
     }
     assert meter.steps == 0
 
@@ -185,3 +187,8 @@ def test_steps_of_another_job_begin_anew() -> None:
 @pytest.mark.parametrize("layout", ["alone", "one-node", "dedicated-servers"])
 def test_stats_of_a_job_have_seconds(layout: str) -> None:
     expect_success(run_job(LAYOUTS[layout], program("seconds"), timeout=100))
+
+
+def test_a_late_rank_learns_by_how_much() -> None:
+    layout = ["-n", "3", "--servers", "1"]
+    expect_success(run_job(layout, program("late_stats"), timeout=100))

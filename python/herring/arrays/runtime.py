@@ -405,11 +405,15 @@ class ServerBytes(WorkerBytes):
       name: The server's name in messages.
       dedicated: Whether it has a process of its own.
       weight: Its share of the data.
+      retransmits: Segments that this worker's TCP has sent to it again.
+      rtt: Seconds of a round trip, the longest of its connections; None if not known.
     """
 
     name: str
     dedicated: bool
     weight: float
+    retransmits: int
+    rtt: float | None
 
 
 class Stats(WorkerBytes):
@@ -422,6 +426,8 @@ class Stats(WorkerBytes):
       wakeups: Wake-ups of the engine.
       gpu_sums: Completed all-reduces whose sums this worker's GPU computed
         (``algorithm="cuda-butterfly"``).
+      late_seconds: How much later than the median rank this rank gives its gradients in a step, on
+        average; 0 if it is rarely late. Rank 0 finds it in the latest 128 rounds.
       seconds: Where the time went, since the last call of `stats` and since `init`.
     """
 
@@ -430,6 +436,7 @@ class Stats(WorkerBytes):
     credit_bytes: int
     wakeups: int
     gpu_sums: int
+    late_seconds: float
     seconds: Seconds
 
 
@@ -439,18 +446,20 @@ def stats() -> Stats:
     Returns:
       A dictionary with these keys. ``bytes_sent`` and ``bytes_received``: bytes on the wire between
       this worker and all other processes, including headers. ``servers``: a list with name,
-      dedicated, weight, bytes_sent and bytes_received of each server, as this worker sees them.
-      ``workers``: bytes_sent and bytes_received of algorithms that send messages between workers.
-      ``credit_bytes``: bytes that a flow may have outstanding now. ``wakeups``: wake-ups of the
-      engine. ``gpu_sums``: completed all-reduces whose sums this worker's GPU computed
-      (``algorithm="cuda-butterfly"``). ``seconds``: a dictionary with the keys ``last`` (since the
-      last call of `stats`) and ``total`` (since `init`). Each has the numbers ``rounds`` and
-      ``calls`` that the program began, and seconds. ``seconds`` is the whole time. It consists of
-      ``exposed``, in which a thread of the program waited for a result, and ``compute``, the rest.
-      ``node_stage``, ``push`` and ``pull`` overlap with both. They say how long at least one
-      buffer was in the node stage, on its way to servers, and awaited from there. They cover what
-      the recorder still knows; ``missed`` counts what it has forgotten (it keeps 4,096 rounds,
-      buffers and calls).
+      dedicated, weight, bytes_sent and bytes_received of each server, as this worker sees them,
+      with retransmits (segments that TCP has sent again) and rtt (seconds of a round trip, or
+      None). ``workers``: bytes_sent and bytes_received of algorithms that send messages between
+      workers. ``credit_bytes``: bytes that a flow may have outstanding now. ``wakeups``: wake-ups
+      of the engine. ``gpu_sums``: completed all-reduces whose sums this worker's GPU computed
+      (``algorithm="cuda-butterfly"``). ``late_seconds``: how much later than the median rank this
+      rank gives its gradients in a step; 0 if it is rarely late. ``seconds``: a dictionary with the
+      keys ``last`` (since the last call of `stats`) and ``total`` (since `init`). Each has the
+      numbers ``rounds`` and ``calls`` that the program began, and seconds. ``seconds`` is the whole
+      time. It consists of ``exposed``, in which a thread of the program waited for a result, and
+      ``compute``, the rest. ``node_stage``, ``push`` and ``pull`` overlap with both. They say how
+      long at least one buffer was in the node stage, on its way to servers, and awaited from there.
+      They cover what the recorder still knows; ``missed`` counts what it has forgotten (it keeps
+      4,096 rounds, buffers and calls).
 
     Raises:
       ShutdownError: This process is not in a job.

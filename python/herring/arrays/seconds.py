@@ -196,7 +196,8 @@ class StepMeter:
         """Begins to measure with the first call of `step`."""
         self._job: _core.Job | None = None
         self._meter: Meter | None = None  # None: it is paused, or has not begun
-        self._bytes = (0, 0)
+        self._before: dict[str, Any] = {}  # what the job had counted when the meter began
+        self._late = 0.0
         self._sums: dict[str, float] = {}
         self._steps = 0
 
@@ -222,7 +223,7 @@ class StepMeter:
         """Leaves out what follows until `resume`, such as an evaluation."""
         if self._meter is None or self._job is None:
             return
-        last, now = self._meter.read()["last"], _bytes_of(self._job)
+        last, now = self._meter.read()["last"], self._job.stats()
         self._meter = None
         values = {
             "herring/step_seconds": last["seconds"],
@@ -231,15 +232,16 @@ class StepMeter:
             "herring/node_stage_seconds": last["node_stage"],
             "herring/push_seconds": last["push"],
             "herring/pull_seconds": last["pull"],
-            "herring/bytes_sent": float(now[0] - self._bytes[0]),
-            "herring/bytes_received": float(now[1] - self._bytes[1]),
+            "herring/bytes_sent": float(now["bytes_sent"] - self._before["bytes_sent"]),
+            "herring/bytes_received": float(now["bytes_received"] - self._before["bytes_received"]),
         }
+        self._late = now["late_seconds"]
         self._sums = {name: self._sums.get(name, 0.0) + more for name, more in values.items()}
 
     def resume(self) -> None:
         """Goes on measuring."""
         if self._job is not None and self._meter is None:
-            self._meter, self._bytes = Meter(self._job), _bytes_of(self._job)
+            self._meter, self._before = Meter(self._job), self._job.stats()
 
     def read(self) -> dict[str, float]:
         """Returns the mean of a step since the last `read`; empty if no step has ended.
@@ -247,7 +249,8 @@ class StepMeter:
         Returns:
           ``herring/step_seconds``, ``herring/compute_seconds``, ``herring/exposed_seconds``,
           ``herring/node_stage_seconds``, ``herring/push_seconds`` and ``herring/pull_seconds``
-          (see `Split`), ``herring/bytes_sent`` and ``herring/bytes_received``.
+          (see `Split`), ``herring/bytes_sent`` and ``herring/bytes_received``; and
+          ``herring/late_seconds``, which is `Stats.late_seconds` of `herring.stats`.
         """
         if self._steps == 0:
             return {}
@@ -255,9 +258,4 @@ class StepMeter:
         values = {name: total / self._steps for name, total in self._sums.items()}
         self._sums, self._steps = {}, 0
         self.resume()
-        return values
-
-
-def _bytes_of(job: _core.Job) -> tuple[int, int]:
-    stats = job.stats()
-    return stats["bytes_sent"], stats["bytes_received"]
+        return {**values, "herring/late_seconds": self._late}

@@ -26,8 +26,9 @@ class StepLogger:
     The values are means of a step on this rank: ``herring/step_seconds``,
     ``herring/compute_seconds``, ``herring/exposed_seconds`` (the program waited for results),
     ``herring/node_stage_seconds``, ``herring/push_seconds``, ``herring/pull_seconds``,
-    ``herring/bytes_sent`` and ``herring/bytes_received``. The time between the first call of
-    `step` and the second one is the first that counts.
+    ``herring/bytes_sent`` and ``herring/bytes_received``. ``herring/late_seconds`` is how much
+    later than the median rank this rank gave its gradients lately; 0 if it is rarely late. The
+    time between the first call of `step` and the second one is the first that counts.
     """
 
     def __init__(self, board: Any, every: int = 10) -> None:

@@ -14,6 +14,7 @@ NAMES = {
     "herring/pull_seconds",
     "herring/bytes_sent",
     "herring/bytes_received",
+    "herring/late_seconds",
 }
 
 

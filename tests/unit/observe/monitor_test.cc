@@ -112,6 +112,11 @@ TEST_F(MonitorTest, ALateRankIsNamedWithItsCause) {
   const Picture picture = monitor.picture(now);
   EXPECT_EQ(picture.binds, Picture::Binds::kRank);
   EXPECT_EQ(picture.binds_who, "rank 2 (host2)");
+  const RankTexts texts = monitor.rank_texts(now);
+  ASSERT_EQ(texts.size(), 1u);
+  EXPECT_EQ(texts[0].rank, 2u);
+  EXPECT_EQ(texts[0].text, "");
+  EXPECT_NEAR(to_seconds(texts[0].late), 0.031, 0.001);
 }
 
 TEST_F(MonitorTest, CodeExplainsLateness) {

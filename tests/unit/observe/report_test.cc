@@ -84,7 +84,8 @@ TEST(Report, TheLatestSamplesAreKept) {
 }
 
 TEST(Report, RankTextsTravel) {
-  const RankTexts sent = {{3, "has been computing for 2 s", 0}, {9, "", 7 * kMillisecond}};
+  const RankTexts sent = {{3, "has been computing for 2 s"},
+                          {9, "", 7 * kMillisecond, 3 * kMillisecond}};
   const auto got = decode_rank_texts(encode(sent));
   ASSERT_TRUE(got.ok());
   EXPECT_EQ(*got, sent);
