@@ -84,6 +84,8 @@ void bind_observed(nb::class_<Job>& bound) {
       .def("stats", &stats)
       .def("recorded", &recorded, "most"_a = observe::Recorder::kEntries)
       .def("activity", &activity)
+      .def("pause_recording", [](Job& job, bool yes) { job.engine().recorder().pause(yes); },
+           "yes"_a)
       .def("begin_timeline", [](Job& job, const std::string& path) {
         check(without_gil([&] { return job.begin_timeline(path); }));
       }, "path"_a)

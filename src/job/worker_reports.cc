@@ -86,7 +86,8 @@ observe::Report WorkerReports::make(Nanos now, const worker::Activity& activity)
     report.stack = stack.say(now);
     if (fresh) report.cause = stack.cause;
   }
-  report.samples = sampler_.take(engine_.recorder().ended_since(sampled_));
+  engine_.recorder().each_ended(sampled_, [this](const Entry& ended) { sampler_.add(ended); });
+  report.samples = sampler_.take();
   std::vector<Nanos> works;
   for (const observe::RoundSample& sample : report.samples) {
     if (sample.before != 0) works.push_back(sample.ready - sample.before);

@@ -1,8 +1,23 @@
 #include "observe/recorder.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace herring::observe {
+
+namespace {
+
+constexpr size_t kLine = 64;  // bytes of a line of the caches
+
+// Asks for memory that will be written soon. The ring does not fit into the caches, and a lock
+// waits until everything before it is written.
+void fetch(const Entry& entry) {
+  const auto* const begin = reinterpret_cast<const char*>(&entry);
+  for (size_t i = 0; i < sizeof(Entry); i += kLine) __builtin_prefetch(begin + i, 1);
+  __builtin_prefetch(begin + sizeof(Entry) - 1, 1);
+}
+
+}  // namespace
 
 const char* name_of(Kind kind) {
   switch (kind) {
@@ -27,17 +42,20 @@ const char* name_of(Moment moment) {
 }
 
 Entry* Recorder::find(uint64_t id) {
-  if (id == 0 || entries_.empty()) return nullptr;
-  Entry& entry = entries_[id % entries_.size()];
+  if (id == 0) return nullptr;
+  Entry& entry = entries_[place_of(id)];
   return entry.id == id && !entry.ended ? &entry : nullptr;
 }
 
-uint64_t Recorder::begin(Entry entry) {
+uint64_t Recorder::begin(const Entry& entry) {
   if (!on()) return 0;
   std::lock_guard lock(mutex_);
-  entry.id = ++begun_count_;
-  entries_[entry.id % entries_.size()] = entry;
-  return entry.id;
+  const uint64_t id = ++begun_count_;
+  Entry& own = entries_[place_of(id)];
+  own = entry;
+  own.id = id;
+  fetch(entries_[place_of(begun_count_ + 1)]);
+  return id;
 }
 
 void Recorder::mark(uint64_t id, Moment moment, Nanos when) {
@@ -50,10 +68,10 @@ void Recorder::mark(uint64_t id, Moment moment, Nanos when) {
 }
 
 void Recorder::waited(uint64_t id, Nanos duration) {
-  if (id == 0 || !on()) return;
+  if (id == 0) return;
   std::lock_guard lock(mutex_);
   // A program learns of the end a moment after it, so an entry that has ended counts, too.
-  Entry& entry = entries_[id % entries_.size()];
+  Entry& entry = entries_[place_of(id)];
   if (entry.id == id) entry.waited += duration;
 }
 
@@ -71,7 +89,7 @@ void Recorder::finish(Entry& entry, Nanos when, Code outcome) {
   if (at == 0) at = when;
   entry.outcome = outcome;
   entry.ended = true;
-  ended_[ended_count_++ % ended_.size()] = entry.id;
+  ended_[place_of(ended_count_++)] = entry.id;
 }
 
 void Recorder::end(uint64_t id, Nanos when, Code outcome) {
@@ -90,6 +108,7 @@ void Recorder::end(uint64_t id, Nanos when, Code outcome) {
     }
   }
   finish(*entry, when, outcome);
+  fetch(entries_[place_of(begun_count_ + 1)]);
 }
 
 std::vector<Entry> Recorder::latest(size_t most) const {
@@ -98,23 +117,39 @@ std::vector<Entry> Recorder::latest(size_t most) const {
   std::vector<Entry> found;
   found.reserve(count);
   for (uint64_t id = begun_count_ - count + 1; id <= begun_count_; ++id) {
-    found.push_back(entries_[id % entries_.size()]);
+    found.push_back(entries_[place_of(id)]);
   }
   return found;
 }
 
-std::vector<Entry> Recorder::ended_since(uint64_t& cursor, uint64_t* dropped) const {
-  std::lock_guard lock(mutex_);
-  std::vector<Entry> found;
-  if (entries_.empty()) return found;
-  const uint64_t oldest = ended_count_ - std::min<uint64_t>(ended_count_, ended_.size());
-  for (uint64_t i = std::max(cursor, oldest); i < ended_count_; ++i) {
-    const uint64_t id = ended_[i % ended_.size()];
-    const Entry& entry = entries_[id % entries_.size()];
-    if (entry.id == id) found.push_back(entry);
+void Recorder::each_ended(uint64_t& cursor, const std::function<void(const Entry&)>& call,
+                          uint64_t* dropped) const {
+  std::array<Entry, kBatch> batch;
+  for (const uint64_t until = ended(); cursor < until;) {
+    size_t count = 0;
+    uint64_t lost = 0;
+    {
+      std::lock_guard lock(mutex_);
+      const uint64_t oldest = ended_count_ - std::min<uint64_t>(ended_count_, ended_.size());
+      if (cursor < oldest) lost = oldest - std::exchange(cursor, oldest);
+      for (; cursor < until && count < kBatch; ++cursor) {
+        const uint64_t id = ended_[place_of(cursor)];
+        const Entry& entry = entries_[place_of(id)];
+        if (entry.id == id) {
+          batch[count++] = entry;
+        } else {
+          ++lost;
+        }
+      }
+    }
+    if (dropped != nullptr) *dropped += lost;
+    for (size_t i = 0; i < count; ++i) call(batch[i]);
   }
-  if (dropped != nullptr) *dropped += ended_count_ - cursor - found.size();
-  cursor = ended_count_;
+}
+
+std::vector<Entry> Recorder::ended_since(uint64_t& cursor, uint64_t* dropped) const {
+  std::vector<Entry> found;
+  each_ended(cursor, [&found](const Entry& entry) { found.push_back(entry); }, dropped);
   return found;
 }
 

@@ -3,7 +3,9 @@
 // and calls, never of segments. Any thread.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <vector>
 
@@ -15,12 +17,16 @@ class Recorder {
  public:
   static constexpr size_t kEntries = 4096;
 
-  // A recorder for 0 entries is off: nothing is recorded, and begin() returns 0.
+  // `entries`: a power of two, or 0. A recorder for 0 entries is off: nothing is recorded, and
+  // begin() returns 0.
   explicit Recorder(size_t entries = kEntries) : entries_(entries), ended_(entries) {}
 
-  bool on() const { return !entries_.empty(); }
-  // Records a new entry, whose id it sets. Returns the id.
-  uint64_t begin(Entry entry);
+  bool on() const { return !entries_.empty() && !paused_.load(std::memory_order_relaxed); }
+  // A recorder that is paused records no new entries. A program that measures what recording costs
+  // pauses it in turns.
+  void pause(bool yes) { paused_.store(yes, std::memory_order_relaxed); }
+  // Records a copy of this entry with a new id. Returns the id.
+  uint64_t begin(const Entry& entry);
   // The calls below do nothing for an id of 0, or of an entry that the ring has dropped or that has
   // ended. Only the first time of a moment counts.
   void mark(uint64_t id, Moment moment, Nanos when);
@@ -32,18 +38,25 @@ class Recorder {
 
   // Returns up to `most` entries, the latest ones, in the order of their begin.
   std::vector<Entry> latest(size_t most) const;
-  // Returns the entries that ended since the call that returned this cursor, in the order of their
-  // end, without those that the ring has dropped, which `dropped` counts. A reader starts with a
-  // cursor of 0.
+  // Calls `call` for the entries that ended since the call that returned this cursor, in the order
+  // of their end, without those that the ring has dropped, which `dropped` counts. A reader starts
+  // with a cursor of 0. `call` may use the recorder: entries are copied few at a time, so that who
+  // marks never waits for the reader.
+  void each_ended(uint64_t& cursor, const std::function<void(const Entry&)>& call,
+                  uint64_t* dropped = nullptr) const;
   std::vector<Entry> ended_since(uint64_t& cursor, uint64_t* dropped = nullptr) const;
   // Returns the number of entries that have begun, and of those that have ended.
   uint64_t begun() const;
   uint64_t ended() const;
 
  private:
+  static constexpr size_t kBatch = 32;  // entries that are copied at a time
+
+  size_t place_of(uint64_t count) const { return count & (entries_.size() - 1); }
   Entry* find(uint64_t id);
   void finish(Entry& entry, Nanos when, Code outcome);
 
+  std::atomic<bool> paused_{false};
   mutable std::mutex mutex_;  // guards everything below
   std::vector<Entry> entries_;     // entry `id` is at id % size
   std::vector<uint64_t> ended_;    // ids in the order of their end

@@ -17,24 +17,37 @@ class Sampler {
   // `most`: the number of samples that one report may have, a power of two.
   explicit Sampler(size_t most = 32) : most_(most) {}
 
-  // `ended`: the entries that have ended since the last call, in the order of their end. If there
-  // are too many rounds, only those are sampled whose number is a multiple of stride(), a power of
-  // two, so that all ranks pick the same ones; and those that took much longer than usual.
-  std::vector<RoundSample> take(const std::vector<Entry>& ended);
+  // Adds the next entry that has ended.
+  void add(const Entry& ended);
+  // Returns samples of the rounds that were added since the last call. If these are too many, only
+  // those are sampled whose number is a multiple of stride(), a power of two, so that all ranks
+  // pick the same ones; and those that took much longer than usual.
+  std::vector<RoundSample> take();
   uint32_t stride() const { return stride_; }
 
  private:
   using Series = std::pair<uint32_t, uint32_t>;            // group, stream
   using Key = std::tuple<uint32_t, uint32_t, uint32_t>;  // and round
   struct Buffers {
+    Key key;
     Nanos reduced = 0, pushed = 0;  // the latest of all
     uint64_t bytes = 0;
   };
-  static constexpr size_t kMostRounds = 1024;  // whose buffers are remembered
+  struct Sample {
+    RoundSample of;
+    bool is_long = false;
+  };
+  static constexpr size_t kMostRounds = 256;  // whose buffers are remembered
+
+  std::vector<Buffers>::iterator buffers_of(const Key& key);
+  void thin(uint32_t stride);
 
   const size_t most_;
   uint32_t stride_ = 1;
-  std::map<Key, Buffers> buffers_;   // of rounds that have not ended
+  std::vector<Sample> samples_;      // since the last take(); all are long or multiples of finest_
+  size_t rounds_ = 0;                // since then, of which finest_ keeps at most most_
+  uint32_t finest_ = 1;
+  std::vector<Buffers> buffers_;     // of rounds that have not ended: few, the latest at the end
   std::map<Series, Nanos> done_;     // when the latest round was done
   double usual_ = 0;                 // duration of a round, an average
 };

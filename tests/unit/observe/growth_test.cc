@@ -48,7 +48,8 @@ struct Worker {
     Report report;
     report.offset_error = 0;
     report.rounds = round;
-    report.samples = sampler.take(recorder.ended_since(cursor));
+    recorder.each_ended(cursor, [this](const Entry& ended) { sampler.add(ended); });
+    report.samples = sampler.take();
     report.stack = concat("train.py:", now / kSecond % 1000, " in step");
     report.cause = concat("cause", now / kSecond % 100);
     report.paths.resize(2);

@@ -126,6 +126,53 @@ TEST(Recorder, ASlowCursorMissesWhatTheRingHasDropped) {
   EXPECT_EQ(cursor, 100u);
 }
 
+TEST(Recorder, AReaderHoldsNobodyUp) {
+  Recorder recorder(128);
+  uint64_t cursor = 0;
+  for (int i = 0; i < 100; ++i) recorder.end(recorder.begin(named("old")), i + 1);
+  const auto read = [&](std::string_view expected) {
+    size_t count = 0;
+    recorder.each_ended(cursor, [&](const Entry& entry) {
+      EXPECT_EQ(entry.title(), expected);
+      if (expected == "old" && count < 20) recorder.end(recorder.begin(named("new")), 200);
+      ++count;
+    });
+    return count;
+  };
+  EXPECT_EQ(read("old"), 100u);
+  EXPECT_EQ(read("new"), 20u);  // what has ended meanwhile comes with the next call
+}
+
+TEST(Recorder, WhatTheRingDropsWhileItIsReadIsCounted) {
+  Recorder recorder(64);
+  uint64_t cursor = 0, dropped = 0;
+  for (int i = 0; i < 64; ++i) recorder.end(recorder.begin(named("old")), i + 1);
+  size_t count = 0;
+  recorder.each_ended(cursor, [&](const Entry&) {
+    if (count++ == 0) {
+      for (int i = 0; i < 48; ++i) recorder.end(recorder.begin(named("new")), 100);
+    }
+  }, &dropped);
+  EXPECT_EQ(count + dropped, 64u);
+  EXPECT_GE(dropped, 16u);
+  EXPECT_EQ(recorder.ended_since(cursor).size(), 48u);
+}
+
+TEST(Recorder, APausedOneRecordsOnlyTheEndsOfEarlierEntries) {
+  Recorder recorder(4);
+  const uint64_t id = recorder.begin(named("x"));
+  recorder.pause(true);
+  EXPECT_FALSE(recorder.on());
+  EXPECT_EQ(recorder.begin(named("y")), 0u);
+  recorder.end(id, 5);
+  recorder.pause(false);
+  recorder.begin(named("z"));
+  const auto latest = recorder.latest(4);
+  ASSERT_EQ(latest.size(), 2u);
+  EXPECT_EQ(latest[0].when(Moment::kDone), 5);
+  EXPECT_EQ(latest[1].title(), "z");
+}
+
 TEST(Recorder, WaitsCountAfterTheEnd) {
   Recorder recorder(4);
   const uint64_t id = recorder.begin(named("x"));

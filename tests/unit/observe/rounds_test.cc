@@ -180,16 +180,21 @@ Entry buffer_entry(uint32_t number, Nanos reduced, Nanos pushed, uint64_t bytes)
   return entry;
 }
 
+std::vector<RoundSample> take(Sampler& sampler, const std::vector<Entry>& ended) {
+  for (const Entry& entry : ended) sampler.add(entry);
+  return sampler.take();
+}
+
 TEST(Sampler, TakesTheLatestMomentOfAllBuffers) {
   Sampler sampler;
-  auto samples = sampler.take({buffer_entry(0, 5, 9, 100), buffer_entry(0, 7, 8, 50),
+  auto samples = take(sampler, {buffer_entry(0, 5, 9, 100), buffer_entry(0, 7, 8, 50),
                                round_entry(0, 1, 4, 12)});
   ASSERT_EQ(samples.size(), 1u);
   EXPECT_EQ(samples[0].before, 0);
   EXPECT_EQ(samples[0].reduced, 7);
   EXPECT_EQ(samples[0].pushed, 9);
   EXPECT_EQ(samples[0].bytes, 150u);
-  samples = sampler.take({round_entry(1, 13, 14, 20)});
+  samples = take(sampler, {round_entry(1, 13, 14, 20)});
   ASSERT_EQ(samples.size(), 1u);
   EXPECT_EQ(samples[0].before, 12);
 }
@@ -201,12 +206,13 @@ TEST(Sampler, PicksTheSameRoundsOnAllRanks) {
     for (uint32_t i = from; i < from + count; ++i) {
       entries.push_back(round_entry(i, 10 * i + 1, 10 * i + 5, 10 * i + 9));
     }
-    return sampler.take(entries);
+    return take(sampler, entries);
   };
   const auto samples = many(0, 100);
   EXPECT_EQ(sampler.stride(), 16u);
   for (const RoundSample& sample : samples) EXPECT_EQ(sample.round % sampler.stride(), 0u);
-  many(100, 4);
+  EXPECT_EQ(samples.size(), 7u);
+  EXPECT_EQ(many(100, 4).size(), 4u);
   EXPECT_EQ(sampler.stride(), 1u);
 }
 
@@ -219,17 +225,29 @@ TEST(Sampler, KeepsALongRoundThatItWouldLeaveOut) {
     entries.push_back(round_entry(i, time, time + 5, end));
     time = end;
   }
-  const auto samples = sampler.take(entries);
+  const auto samples = take(sampler, entries);
   EXPECT_TRUE(std::any_of(samples.begin(), samples.end(), [](const RoundSample& sample) {
     return sample.round == 37;
   }));
+}
+
+TEST(Sampler, KeepsBuffersOfRoundsThatOverlap) {
+  Sampler sampler;
+  for (uint32_t i = 0; i < 3; ++i) sampler.add(buffer_entry(i, 5 + i, 9 + i, 100 + i));
+  for (const uint32_t i : {1u, 0u, 2u}) {
+    sampler.add(round_entry(i, 1, 4, 20));
+    const auto samples = sampler.take();
+    ASSERT_EQ(samples.size(), 1u);
+    EXPECT_EQ(samples[0].reduced, 5 + i);
+    EXPECT_EQ(samples[0].bytes, 100u + i);
+  }
 }
 
 TEST(Sampler, FailedRoundsAreNoSamples) {
   Sampler sampler;
   Entry failed = round_entry(0, 1, 2, 3);
   failed.outcome = Code::kTimeout;
-  EXPECT_TRUE(sampler.take({failed}).empty());
+  EXPECT_TRUE(take(sampler, {failed}).empty());
 }
 
 }  // namespace
