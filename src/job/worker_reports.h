@@ -26,6 +26,7 @@ class WorkerReports final : public ReportSource {
   observe::ProcessRecord timeline(bool last) override;
   observe::ProcessRecord record() override;
   void told(const observe::RankTexts& texts) override;
+  void dropped() override;
 
  private:
   void look(Nanos now);

@@ -72,6 +72,7 @@ void Recorder::finish(Entry& entry, Nanos when, Code outcome) {
   entry.outcome = outcome;
   entry.ended = true;
   ended_[ended_count_++ % ended_.size()] = entry.id;
+  if (outcome == Code::kOk) operations_.add(entry);
 }
 
 void Recorder::end(uint64_t id, Nanos when, Code outcome) {
@@ -121,6 +122,11 @@ std::vector<Entry> Recorder::ended_since(uint64_t& cursor, uint64_t* dropped) co
 uint64_t Recorder::begun() const {
   std::lock_guard lock(mutex_);
   return begun_count_;
+}
+
+std::vector<OperationCount> Recorder::operations() const {
+  std::lock_guard lock(mutex_);
+  return operations_.all();
 }
 
 uint64_t Recorder::ended() const {
