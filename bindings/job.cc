@@ -495,6 +495,12 @@ void register_job(nb::module_& module) {
              check(status);
            },
            "group"_a)
+      .def("name_group",
+           [](Job& job, nb::handle group, const std::string& name) {
+             const auto named = group_of(group);
+             job.engine().groups().rename(named ? named->id() : control::Group::kWorld, name);
+           },
+           "group"_a.none(), "name"_a)
       .def("refuse",
            [](Job& job, const std::string& kind, const std::string& name, const std::string& why,
               nb::handle group) {

@@ -56,6 +56,8 @@ class Member {
     std::function<std::optional<observe::ProcessRecord>()> record;
     // Entries are wanted for a timeline, by timeline(), or no more.
     std::function<void(bool wanted)> timeline;
+    // A report was not sent, because much waits to be sent already.
+    std::function<void()> dropped;
   };
 
   // Registers a worker. Returns when the whole cluster is registered, or with the error that every

@@ -56,7 +56,10 @@ Status Teller::on_message(FrameType type, uint8_t flags, std::string_view payloa
 }
 
 void Teller::report(observe::Report report) {
-  if (!may_tell()) return;
+  if (!may_tell()) {
+    if (observer_.dropped) observer_.dropped();
+    return;
+  }
   report.sent = loop_.now();
   report.offset = clock_.offset();
   report.offset_error = clock_.error();

@@ -91,6 +91,7 @@ void Watch::prepare_record(const Options& options) {
 Status Watch::record(const Peer& from, bool failed, std::string_view payload) {
   auto record = observe::decode_process_record(payload);
   if (!record.ok()) return record.status();
+  monitor_.groups(process_of(from), record->groups, loop_.now());
   if (!recording_) return {};
   if (failed && !expects_failures_) {
     recording_->begin(concat(monitor_.roster().name(process_of(from)), ": ", record->failure));

@@ -26,6 +26,8 @@ class ReportSource {
   virtual observe::ProcessRecord record() = 0;
   // The rendezvous has told of ranks that hold others up.
   virtual void told(const observe::RankTexts& texts) = 0;
+  // A report could not be sent.
+  virtual void dropped() {}
 };
 
 }  // namespace herring::job

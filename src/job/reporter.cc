@@ -29,6 +29,11 @@ Reporter::Reporter(control::Member& member, ReportSource& source)
             return link->source->record();
           },
       .timeline = [link = link_](bool wanted) { link->want(wanted); },
+      .dropped =
+          [link = link_] {
+            std::lock_guard lock(link->source_mutex);
+            if (link->source != nullptr) link->source->dropped();
+          },
   });
   const WithoutSignals without_signals;
   try {

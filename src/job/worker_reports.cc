@@ -70,8 +70,11 @@ observe::ProcessRecord WorkerReports::record() {
   const ProgramStack stack = latest_program_stack();
   if (stack.taken != 0 && now - stack.taken < kFresh) record.stack = stack.text;
   record.entries = engine_.recorder().latest(observe::kMostRecorded);
+  record.groups = engine_.groups().news(now);
   return record;
 }
+
+void WorkerReports::dropped() { engine_.groups().tell_again(); }
 
 observe::Report WorkerReports::make(Nanos now, const worker::Activity& activity) {
   observe::Report report;
@@ -103,6 +106,8 @@ observe::Report WorkerReports::make(Nanos now, const worker::Activity& activity)
     }
   }
   report.stride = sampler_.stride();
+  report.groups = engine_.groups().news(now);
+  report.operations = engine_.recorder().operations();
   report.resources = observe::own_resources();
   const worker::Engine::Counters counters = engine_.counters();
   report.bytes_sent = counters.workers.bytes_sent;

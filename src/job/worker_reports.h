@@ -26,6 +26,7 @@ class WorkerReports final : public ReportSource {
   observe::ProcessRecord timeline(bool last) override;
   observe::ProcessRecord record() override;
   void told(const observe::RankTexts& texts) override;
+  void dropped() override;
   // Returns how late this rank is in a step, on average; 0 if it is rarely late. Any thread.
   Nanos late() const { return late_.load(); }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 namespace herring::observe {
 
@@ -50,6 +51,11 @@ class Json {
     requires(std::is_integral_v<T> && !std::is_same_v<T, bool>)
   Json& value(T number) {
     return raw(std::to_string(number));
+  }
+  Json& value(const std::vector<uint32_t>& numbers) {
+    begin_array();
+    for (const uint32_t number : numbers) value(number);
+    return end_array();
   }
   Json& null() { return raw("null"); }
   template <typename T>

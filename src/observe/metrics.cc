@@ -75,7 +75,32 @@ class Metrics {
     }
   }
 
+  template <typename Get>
+  void groups(const char* name, const char* help, const Get& get, const char* kind = "gauge") {
+    head(name, help, kind);
+    for (size_t i = 0; i < std::min(picture_.groups.size(), kMostGroups); ++i) {
+      const Groups::View& group = picture_.groups[i];
+      sample(name, concat(job_, label("group", std::to_string(group.group)),
+                          label("comm_name", group.name),
+                          label("nranks", std::to_string(group.ranks->size()))),
+             static_cast<double>(get(group)));
+    }
+  }
+  template <typename Get>
+  void operations(const char* name, const char* help, const Get& get) {
+    if (picture_.operations.empty()) return;
+    head(name, help, "counter");
+    for (const Picture::Operation& one : picture_.operations) {
+      sample(name, concat(job_, label("collective", one.collective),
+                          label("message_size", one.size)),
+             static_cast<double>(get(one)));
+    }
+  }
+
  private:
+  // Series of more groups would be too many.
+  static constexpr size_t kMostGroups = 256;
+
   void head(const char* name, const char* help, const char* kind) {
     out_ += concat("# HELP ", name, " ", help, "\n# TYPE ", name, " ", kind, "\n");
   }
@@ -267,6 +292,32 @@ std::string as_metrics(const Picture& picture) {
             count(&Report::retransmits), "counter");
   m.servers("herring_server_rtt_seconds", "Round-trip time of the server's flows.", trip);
   m.servers("herring_server_memory_bytes", "Resident memory of the server's process.", memory);
+
+  using Group = Groups::View;
+  if (!picture.groups.empty()) {
+    m.groups("herring_group_ranks", "Ranks of a group.",
+             [](const Group& group) { return group.ranks->size(); });
+    m.groups("herring_group_rounds_total", "Rounds of plans that have begun in the group.",
+             [](const Group& group) { return group.rounds; }, "counter");
+    m.groups("herring_group_calls_total", "Named operations that have begun in the group.",
+             [](const Group& group) { return group.calls; }, "counter");
+    m.groups("herring_group_in_flight", "Operations that have not ended, of the rank with most.",
+             [](const Group& group) { return group.in_flight; });
+    m.groups("herring_group_standstill_seconds",
+             "For how long something has been in flight and nothing has ended.",
+             [](const Group& group) { return to_seconds(group.age); });
+    m.groups("herring_group_absent_ranks",
+             "Ranks with nothing in flight in the group, while others wait for long.",
+             [](const Group& group) { return group.absent.size(); });
+  }
+  using Operation = Picture::Operation;
+  m.operations("herring_operation_ended_total", "Operations that have ended, on all ranks.",
+               [](const Operation& one) { return one.ended; });
+  m.operations("herring_operation_bytes_total", "Data of these operations, on all ranks.",
+               [](const Operation& one) { return one.bytes; });
+  m.operations("herring_operation_seconds_total",
+               "Time of these operations, from giving the data to the result, on all ranks.",
+               [](const Operation& one) { return one.seconds; });
   return m.take();
 }
 

@@ -14,6 +14,7 @@ constexpr double kFading = 0.7;
 Monitor::Monitor(Roster roster, Options options, Nanos now)
     : roster_(std::move(roster)), options_(options), began_(now), ranks_(roster_.ranks.size()),
       servers_(roster_.servers.size()), rounds_(static_cast<uint32_t>(roster_.ranks.size())),
+      groups_(static_cast<uint32_t>(roster_.ranks.size())),
       line_due_(now + std::min(options.report_every, 60 * kSecond)) {
   for (auto* all : {&ranks_, &servers_}) {
     for (Known& one : *all) one.process_heard = one.system_heard = now;
@@ -40,6 +41,7 @@ void Monitor::report(const Process& from, Report report, Nanos now) {
       rounds_.add(from.index, sample, error, now);
     }
     report.samples.clear();
+    groups(from, std::exchange(report.groups, {}), now);
     if (report.where.empty() && report.age > kStalled / 4 && !report.cause.empty()) {
       one.stall = {now, 0, report.cause, report.stack};
     }
@@ -61,6 +63,11 @@ void Monitor::report(const Process& from, Report report, Nanos now) {
   one.report = std::move(report);
   one.reported = true;
   one.at = now;
+}
+
+void Monitor::groups(const Process& from, const std::vector<GroupNews>& news, Nanos now) {
+  if (from.is_server) return;
+  for (const GroupNews& one : news) groups_.add(from.index, one, now);
 }
 
 // Why a rank is late by far is known best just afterwards.
@@ -95,6 +102,7 @@ void Monitor::gone(const Process& who, bool left) {
   Known& one = known(who);
   (left ? one.left : one.lost) = true;
   ++epoch_;
+  if (!who.is_server) groups_.gone(who.index);
   one.earlier.clear();
   one.causes.clear();
   one.report.paths = {};
@@ -260,9 +268,33 @@ Picture Monitor::picture(Nanos now) const {
                      judged.state == State::kSilent || judged.state == State::kLost;
     if (judged.state == State::kStopped) judged.cause = "stopped";
   }
+  picture.groups = groups_.views(now, [&picture](uint32_t rank) {
+    const Picture::Rank& one = picture.ranks[rank];
+    return one.state == State::kWaiting && one.report.age >= kStalled;
+  });
+  add_operations(picture);
   judge_binding(picture);
   picture.findings = find(picture);
   return picture;
+}
+
+// Adds up what all ranks have counted.
+void Monitor::add_operations(Picture& picture) const {
+  std::map<std::pair<uint8_t, uint8_t>, Picture::Operation> sums;
+  for (const Known& one : ranks_) {
+    for (const OperationCount& counted : one.report.operations) {
+      if (counted.collective >= kCollectives.size() || counted.size >= kMessageSizes.size()) {
+        continue;
+      }
+      Picture::Operation& sum = sums[{counted.collective, counted.size}];
+      sum.collective = kCollectives[counted.collective];
+      sum.size = kMessageSizes[counted.size];
+      sum.ended += counted.ended;
+      sum.bytes += counted.bytes;
+      sum.seconds += to_seconds(counted.time);
+    }
+  }
+  for (const auto& [of, sum] : sums) picture.operations.push_back(sum);
 }
 
 std::vector<std::string> Monitor::due_lines(Nanos now) {

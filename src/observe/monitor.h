@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "observe/groups.h"
 #include "observe/picture.h"
 #include "observe/rounds.h"
 
@@ -32,6 +33,8 @@ class Monitor {
 
   // A report has come.
   void report(const Process& from, Report report, Nanos now);
+  // A record of a process has come, with news of its groups.
+  void groups(const Process& from, const std::vector<GroupNews>& news, Nanos now);
   // When a process, and when it or its system, was last heard.
   void heard(const Process& who, Nanos process, Nanos system);
   // A process has died or left.
@@ -133,6 +136,7 @@ class Monitor {
   // `late`: the part of the time by which it is late, if that is known.
   std::string own_cause(const Process& who, const Usual& usual, Nanos now, double late = 0) const;
   void judge_binding(Picture& picture) const;
+  void add_operations(Picture& picture) const;
   uint32_t living() const;
 
   static constexpr Nanos kMemory = 10 * kSecond;  // how far back changes reach
@@ -143,6 +147,7 @@ class Monitor {
   const Nanos began_;
   std::vector<Known> ranks_, servers_;
   Rounds rounds_;
+  Groups groups_;
   Usual usual_;  // at the last tick
   uint32_t epoch_ = 0;
   Nanos line_due_ = 0;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "observe/groups.h"
 #include "observe/report.h"
 #include "observe/roster.h"
 #include "observe/rounds.h"
@@ -45,6 +46,13 @@ struct Picture {
     bool in_steps = true;    // the numbers count steps, not calls
   };
   struct Server : Common {};
+  // What has ended of one collective and one range of sizes, on all ranks together.
+  struct Operation {
+    const char* collective = "";
+    const char* size = "";
+    uint64_t ended = 0, bytes = 0;
+    double seconds = 0;
+  };
   enum class Binds { kNothing, kCompute, kRank, kNodeStage, kNetwork };
 
   const Roster* roster = nullptr;
@@ -54,6 +62,8 @@ struct Picture {
   std::vector<Rank> ranks;
   std::vector<Server> servers;
   std::vector<Missing> missing;
+  std::vector<Groups::View> groups;   // by number, that of all ranks first
+  std::vector<Operation> operations;  // by collective and size
   Nanos typical_rtt = 0;     // between ranks and servers
   Rounds::Split split;
   uint64_t compared = 0;     // rounds

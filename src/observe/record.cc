@@ -1,6 +1,7 @@
 #include "observe/record.h"
 
 #include <algorithm>
+#include <set>
 
 #include "base/bytes.h"
 #include "observe/json.h"
@@ -73,6 +74,7 @@ std::string encode(const ProcessRecord& record) {
   text(record.failure, 4096);
   text(record.where, kMostTextBytes);
   text(record.stack, kMostTextBytes);
+  put_groups(out, record.groups);
   const size_t count = std::min(record.entries.size(), kMostEntries);
   out.put(record.lost + (record.entries.size() - count)).put(static_cast<uint32_t>(count));
   for (size_t i = record.entries.size() - count; i < record.entries.size(); ++i) {
@@ -94,6 +96,9 @@ Result<ProcessRecord> decode_process_record(std::string_view payload) {
   for (const Nanos time : {record.offset, record.offset_error, record.age}) {
     sound = sound && time > -kEndless && time < kEndless;
   }
+  auto groups = get_groups(in);
+  sound = sound && groups;
+  if (sound) record.groups = std::move(*groups);
   record.lost = in.get<uint64_t>();
   const auto count = in.get<uint32_t>();
   sound = sound && count <= kMostEntries && count * kLeastEntry <= in.remaining();
@@ -154,12 +159,21 @@ std::string record_as_json(const Picture& picture, const std::string& why,
     }
     json.end_array().end_object();
   }
+  json.end_array().key("groups").begin_array();
+  // The record has the groups of its entries only; a job may have thousands.
+  std::set<uint32_t> used;
+  for (const auto& [process, record] : records) {
+    for (const Entry& entry : record.entries) used.insert(entry.group);
+  }
+  for (const Groups::View& group : picture.groups) {
+    if (group.group == 0 || !used.contains(group.group)) continue;
+    json.begin_object().field("group", group.group).field("name", group.name);
+    json.field("ranks", *group.ranks).end_object();
+  }
   json.end_array().key("missing").begin_array();
   for (const Missing& one : picture.missing) {
     json.begin_object().field("what", one.what).field("for", to_seconds(one.age));
-    json.key("ranks").begin_array();
-    for (const uint32_t rank : one.ranks) json.value(rank);
-    json.end_array().end_object();
+    json.field("ranks", one.ranks).end_object();
   }
   json.end_array().key("silent").begin_array();
   const auto silent = [&](const auto& processes, bool is_server) {

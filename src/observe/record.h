@@ -23,6 +23,7 @@ struct ProcessRecord {
   std::string where;                    // as in Report; workers only
   Nanos age = 0;
   std::string stack;
+  std::vector<GroupNews> groups;        // that no report has told yet
   std::vector<Entry> entries;
   uint64_t lost = 0;  // entries that should be here; of a timeline only
 };

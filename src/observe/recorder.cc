@@ -90,6 +90,7 @@ void Recorder::finish(Entry& entry, Nanos when, Code outcome) {
   entry.outcome = outcome;
   entry.ended = true;
   ended_[place_of(ended_count_++)] = entry.id;
+  if (outcome == Code::kOk) operations_.add(entry);
 }
 
 void Recorder::end(uint64_t id, Nanos when, Code outcome) {
@@ -156,6 +157,11 @@ std::vector<Entry> Recorder::ended_since(uint64_t& cursor, uint64_t* dropped) co
 uint64_t Recorder::begun() const {
   std::lock_guard lock(mutex_);
   return begun_count_;
+}
+
+std::vector<OperationCount> Recorder::operations() const {
+  std::lock_guard lock(mutex_);
+  return operations_.all();
 }
 
 uint64_t Recorder::ended() const {

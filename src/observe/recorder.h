@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "observe/entry.h"
+#include "observe/operations.h"
 
 namespace herring::observe {
 
@@ -48,6 +49,8 @@ class Recorder {
   // Returns the number of entries that have begun, and of those that have ended.
   uint64_t begun() const;
   uint64_t ended() const;
+  // Returns what has ended well since the start, also of entries that the ring has dropped.
+  std::vector<OperationCount> operations() const;
 
  private:
   static constexpr size_t kBatch = 32;  // entries that are copied at a time
@@ -61,6 +64,7 @@ class Recorder {
   std::vector<Entry> entries_;     // entry `id` is at id % size
   std::vector<uint64_t> ended_;    // ids in the order of their end
   uint64_t begun_count_ = 0, ended_count_ = 0;
+  OperationCounts operations_;
 };
 
 // Parts of the work of one entry that have not passed a moment yet.

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <tuple>
 
+#include "base/ranks.h"
 #include "observe/json.h"
 #include "observe/picture.h"
 
@@ -68,6 +69,14 @@ void put_server(Json& json, const Roster& roster, uint32_t index, const Picture:
   put_common(json, server);
   json.field("sums", server.report.sums).field("sum_time", to_seconds(server.report.sum_time));
   json.end_object();
+}
+
+void put_group(Json& json, const Groups::View& group) {
+  json.begin_object().field("group", group.group).field("name", group.name);
+  json.field("size", group.ranks->size()).field("ranks", *group.ranks);
+  json.field("rounds", group.rounds).field("calls", group.calls);
+  json.field("in_flight", group.in_flight).field("for", to_seconds(group.age));
+  json.field("absent", group.absent).field("outlier", group.outlier).end_object();
 }
 
 std::string bytes_text(double bytes) {
@@ -145,9 +154,15 @@ std::string as_json(const Picture& picture) {
   json.end_array().key("missing").begin_array();
   for (const Missing& one : picture.missing) {
     json.begin_object().field("what", one.what).field("for", to_seconds(one.age));
-    json.key("ranks").begin_array();
-    for (const uint32_t rank : one.ranks) json.value(rank);
-    json.end_array().end_object();
+    json.field("ranks", one.ranks).end_object();
+  }
+  json.end_array().key("groups").begin_array();
+  for (const Groups::View& group : picture.groups) put_group(json, group);
+  json.end_array().key("operations").begin_array();
+  for (const Picture::Operation& one : picture.operations) {
+    json.begin_object().field("collective", one.collective).field("message_size", one.size);
+    json.field("ended", one.ended).field("bytes", one.bytes).field("seconds", one.seconds);
+    json.end_object();
   }
   json.end_array().key("findings").begin_array();
   for (const std::string& finding : picture.findings) json.value(finding);
@@ -197,6 +212,19 @@ std::string as_text(const Picture& picture, bool all) {
   };
   list(picture.ranks, false);
   list(picture.servers, true);
+  for (const Groups::View& group : picture.groups) {
+    if (!all && !group.outlier) continue;
+    text += concat("group ", group.group, " '", group.name, "' (", list_ranks(*group.ranks), "): ",
+                   counted(group.rounds, "round"), ", ", counted(group.calls, "call"));
+    if (group.in_flight > 0) {
+      text += concat(", ", group.in_flight, " in flight; none has ended for ",
+                     in_seconds(group.age));
+      if (!group.absent.empty()) {
+        text += concat("; nothing in flight on ", name_ranks(roster, group.absent));
+      }
+    }
+    text += "\n";
+  }
   return text;
 }
 

@@ -23,13 +23,13 @@ void put_text(ByteWriter& out, const std::string& text) {
 }
 
 // Text from another process must be safe on a terminal and in a file.
-std::string get_text(ByteReader& in) {
-  std::string text = in.text(kMostTextBytes);
+std::string printable(std::string text) {
   for (char& c : text) {
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
   }
   return text;
 }
+std::string get_text(ByteReader& in) { return printable(in.text(kMostTextBytes)); }
 
 // Reads a count of items that have at least `least` bytes each. A count that cannot be true makes
 // `sound` false.
@@ -138,7 +138,45 @@ std::string encode(const Report& report) {
     out.put(one.age).put(static_cast<uint32_t>(count));
     for (size_t n = 0; n < count; ++n) out.put(one.ranks[n]);
   }
+  put_groups(out, report.groups);
+  out.put(static_cast<uint32_t>(report.operations.size()));
+  for (const OperationCount& one : report.operations) {
+    out.put(one.collective).put(one.size).put(one.ended).put(one.bytes).put(one.time);
+  }
   return out.take();
+}
+
+void put_groups(ByteWriter& out, const std::vector<GroupNews>& groups) {
+  out.put(static_cast<uint32_t>(groups.size()));
+  for (const GroupNews& one : groups) {
+    out.put(one.group).put(one.gone).put(one.rounds).put(one.calls).put(one.in_flight);
+    out.put(one.age).text(std::string_view(one.name).substr(0, kMostGroupNameBytes));
+    out.put(static_cast<uint32_t>(one.ranks.size()));
+    for (const uint32_t rank : one.ranks) out.put(rank);
+  }
+}
+
+std::optional<std::vector<GroupNews>> get_groups(ByteReader& in) {
+  std::vector<GroupNews> groups;
+  bool sound = true;
+  size_t ranks = 0;
+  for (uint32_t i = get_count(in, kMostGroupNews, 45, sound); sound && i > 0; --i) {
+    GroupNews& one = groups.emplace_back();
+    one.group = in.get<uint32_t>();
+    one.gone = in.get<uint8_t>() != 0;
+    one.rounds = in.get<uint64_t>();
+    one.calls = in.get<uint64_t>();
+    one.in_flight = in.get<uint64_t>();
+    one.age = in.get<Nanos>();
+    one.name = printable(in.text(kMostGroupNameBytes));
+    sound = sound && one.age >= 0 && sane(one.age);
+    for (uint32_t n = get_count(in, kMostGroupRanks - ranks, 4, sound); n > 0; --n) {
+      one.ranks.push_back(in.get<uint32_t>());
+    }
+    ranks += one.ranks.size();
+  }
+  if (!sound || !in.ok()) return std::nullopt;
+  return groups;
 }
 
 Result<Report> decode_report(std::string_view payload) {
@@ -198,6 +236,19 @@ Result<Report> decode_report(std::string_view payload) {
     for (uint32_t n = get_count(in, kMostMissingRanks, 4, sound); n > 0; --n) {
       one.ranks.push_back(in.get<uint32_t>());
     }
+  }
+  auto groups = get_groups(in);
+  sound = sound && groups;
+  if (sound) report.groups = std::move(*groups);
+  for (uint32_t i = get_count(in, kCollectives.size() * kMessageSizes.size(), 26, sound); i > 0;
+       --i) {
+    OperationCount& one = report.operations.emplace_back();
+    one.collective = in.get<uint8_t>();
+    one.size = in.get<uint8_t>();
+    one.ended = in.get<uint64_t>();
+    one.bytes = in.get<uint64_t>();
+    one.time = in.get<Nanos>();
+    sound = sound && one.time >= 0 && sane(one.time);
   }
   for (const Nanos time : {report.sent, report.offset, report.offset_error, report.age,
                            report.sum_time, r.cpu, r.run_delay}) {

@@ -4,14 +4,18 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/status.h"
+#include "observe/group_book.h"
 #include "observe/lateness.h"
+#include "observe/operations.h"
 
 namespace herring::observe {
 
@@ -70,6 +74,8 @@ struct Report {
   uint64_t credit = 0;      // bytes
   std::vector<RoundSample> samples;
   uint32_t stride = 1;      // samples are of the rounds whose number is a multiple of this
+  std::vector<GroupNews> groups;           // what is new; at most kMostGroupNews of them
+  std::vector<OperationCount> operations;  // that have ended since the start of the job
 
   Resources resources;
   uint64_t bytes_sent = 0, bytes_received = 0, retransmits = 0;
@@ -87,6 +93,10 @@ inline constexpr size_t kMostSamples = 64, kMostPaths = 4096, kMostMissing = 64;
 inline constexpr size_t kMostTextBytes = 512;  // texts in a report are cut to this size
 
 std::string encode(const Report& report);
+// A list of news of groups inside a message. Texts come out printable.
+void put_groups(ByteWriter& out, const std::vector<GroupNews>& groups);
+// Returns nothing if the list is malformed.
+std::optional<std::vector<GroupNews>> get_groups(ByteReader& in);
 // Checks every length and count. Texts come out printable.
 Result<Report> decode_report(std::string_view payload);
 

@@ -103,6 +103,8 @@ Engine::Counters Engine::counters() {
 
 observe::Recorder& Engine::recorder() { return core_->recorder(); }
 
+observe::GroupBook& Engine::groups() { return core_->program()->groups(); }
+
 void Engine::tell_states(std::map<uint32_t, std::string> states) {
   core_->states().set(std::move(states));
 }

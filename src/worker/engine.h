@@ -94,6 +94,8 @@ class Engine {
   Counters counters();
   // Returns the entries of this worker. Any thread, down to the end of this object.
   observe::Recorder& recorder();
+  // Returns what this worker knows of its groups. Any thread, like recorder().
+  observe::GroupBook& groups();
   // Sets what messages say about ranks that hold others up, see observe::RankStates. Any thread.
   void tell_states(std::map<uint32_t, std::string> states);
   // Returns what the program does at the time `now` of the loop. Any thread.

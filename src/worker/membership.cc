@@ -48,6 +48,7 @@ std::shared_ptr<Group> Membership::define(uint32_t number, const std::string& na
   auto group = std::make_shared<Group>(
       cluster_, control::Group(number, cluster_, std::move(ranks), name), rank_);
   groups_[number] = group;
+  engine_.program()->groups().add(number, name, group->members().ranks());
   engine_.links().add_group(number, group->shards().owners, group->steers());
   for (const uint32_t server : group->servers()) {
     engine_.links().send_control(server, header, message);
@@ -85,6 +86,7 @@ Status Membership::destroy(const std::shared_ptr<Group>& group) {
 
 void Membership::forget(const std::shared_ptr<Group>& group) {
   if (groups_.erase(group->id()) == 0) return;
+  engine_.program()->groups().remove(group->id());
   tell_servers(*group, 0, {});
   group->call_off({Code::kShutdown, "the group was destroyed"});
   engine_.node_stage().forget(*group);

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/fork_guard.h"
 #include "base/status.h"
+#include "observe/group_book.h"
 #include "observe/recorder.h"
 
 namespace herring::worker {
@@ -38,9 +39,11 @@ class Awaited {
 class Program {
  public:
   // `entries`: the size of the recorder; 0: nothing is recorded.
-  Program(size_t entries, Nanos now) : recorder_(entries), busy_since_(now) {}
+  Program(size_t entries, Nanos now)
+      : recorder_(entries), groups_(entries > 0), busy_since_(now) {}
 
   observe::Recorder& recorder() { return recorder_; }
+  observe::GroupBook& groups() { return groups_; }
   // Calls `call`, on any thread, when a round or call has failed for a reason that other ranks know
   // more about. Must be set before the first round or call.
   void on_failure(std::function<void(const Status&)> call) { on_failure_ = std::move(call); }
@@ -98,6 +101,7 @@ class Program {
   const uint32_t generation_ = fork_generation();
   std::function<void(const Status&)> on_failure_;
   observe::Recorder recorder_;
+  observe::GroupBook groups_;
   std::atomic<uint64_t> rounds_{0}, calls_{0}, over_{0};
   std::atomic<Nanos> busy_since_;   // when the program last called, or got a result
 
@@ -112,12 +116,16 @@ class Asked {
  public:
   Asked() = default;
   Asked(std::shared_ptr<Program> program, const observe::Entry& entry)
-      : program_(std::move(program)), id_(program_->begin(entry)) {}
+      : program_(std::move(program)), id_(program_->begin(entry)), group_(entry.group) {
+    program_->groups().begin(group_, entry.kind, entry.when(observe::Moment::kCalled));
+  }
   Asked(Asked&& other) noexcept
-      : program_(std::move(other.program_)), id_(std::exchange(other.id_, 0)) {}
+      : program_(std::move(other.program_)), id_(std::exchange(other.id_, 0)),
+        group_(other.group_) {}
   Asked& operator=(Asked&& other) noexcept {
     std::swap(program_, other.program_);
     std::swap(id_, other.id_);
+    std::swap(group_, other.group_);
     return *this;
   }
   ~Asked() {
@@ -126,7 +134,9 @@ class Asked {
 
   void end(Nanos now, Code outcome) noexcept {
     const std::shared_ptr<Program> program = std::move(program_);
-    if (program != nullptr) program->end(id_, now, outcome);
+    if (program == nullptr) return;
+    program->groups().end(group_, now);
+    program->end(id_, now, outcome);
   }
   uint64_t id() const { return id_; }
   bool begun() const { return program_ != nullptr; }  // and not ended
@@ -134,6 +144,7 @@ class Asked {
  private:
   std::shared_ptr<Program> program_;  // null: there is none, or it has ended
   uint64_t id_ = 0;
+  uint32_t group_ = 0;
 };
 
 }  // namespace herring::worker

@@ -85,7 +85,7 @@ void check_observed(std::string_view payload) {
     picture.roster = &roster;
     picture.ranks.resize(1);
     observe::Timeline timeline(roster, 0);
-    (void)timeline.add({false, 0}, *record);
+    (void)timeline.add({false, 0}, *record, kSecond);
     expect(!observe::record_as_json(picture, "", {{{false, 0}, *record}}, 0).empty());
   }
 }
@@ -130,8 +130,11 @@ std::vector<std::string> seeds() {
   report.paths = {{0, 1, 1, 0}};
   report.lateness = {{0, {1, 1, 1, 1, 1, 1}}, {1, {2, 0, 0, 9, 0, 0}}};
   report.missing = {{"'x'", kSecond, {1}}};
+  report.groups = {{0, false, 1, 1, 1, 5, "world", {}}, {3, false, 0, 2, 1, 5, "tp", {0, 1}}};
+  report.operations = {{0, 1, 2, 3, 4}};
   observe::ProcessRecord record;
   record.failure = "too late";
+  record.groups = {{3, false, 0, 2, 1, 5, "tp", {0, 1}}};
   record.entries.resize(2);
   record.entries[0].at = {1, 2, 3, 4, 5, 6};
   record.entries[0].set_name("net");

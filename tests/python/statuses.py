@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 TIME = 1795680000.1
@@ -34,7 +35,14 @@ def healthy(ranks: int = 4, job: str = "resnet") -> dict[str, Any]:
         "ranks": [rank_of(number) for number in range(ranks)],
         "servers": [server_of(number, ranks) for number in range(2)],
         "missing": [],
-        "groups": [{"group": 1, "size": 2}],
+        "groups": [
+            group_of(0, "world", range(ranks), rounds=7200),
+            group_of(1, "tp", range(2), calls=14400),
+        ],
+        "operations": [
+            operation_of("allreduce", "1-16MB", 4 * 7200, 2**22, 0.011),
+            operation_of("allreduce", "0-4KB", 14400, 8, 0.0002),
+        ],
         "findings": [],
     }
 
@@ -95,6 +103,36 @@ def server_of(number: int, ranks: int) -> dict[str, Any]:
     }
 
 
+def group_of(number: int, name: str, ranks: Iterable[int], **counts: int) -> dict[str, Any]:
+    """Returns the status of a group in which something has just ended."""
+    return {
+        "group": number,
+        "name": name,
+        "size": len([*ranks]),
+        "ranks": [*ranks],
+        "rounds": 0,
+        "calls": 0,
+        "in_flight": 1,
+        "for": 0.012,
+        "absent": [],
+        "outlier": False,
+        **counts,
+    }
+
+
+def operation_of(
+    collective: str, message_size: str, ended: int, each: int, seconds: float
+) -> dict[str, Any]:
+    """Returns the counters of one kind of operation, each with so many bytes and seconds."""
+    return {
+        "collective": collective,
+        "message_size": message_size,
+        "ended": ended,
+        "bytes": ended * each,
+        "seconds": ended * seconds,
+    }
+
+
 def late() -> dict[str, Any]:
     """Returns the status of a job with a chronically late rank and a server with a bad link."""
     status = healthy(8)
@@ -140,6 +178,7 @@ def stalled() -> dict[str, Any]:
                 "for": 39.0,
                 "stack": "checkpoint.py:112 in save",
             }
+    status["groups"][1] |= {"for": 42.1, "absent": [1], "outlier": True}
     status["missing"] = [{"what": "'gradients' (round 7201)", "for": 42.3, "ranks": [3, 6]}]
     status["findings"] = ["all ranks wait for rank 3 and rank 6"]
     return status

@@ -13,6 +13,7 @@ import pytest
 from herring.flight.analysis import analyse
 from herring.flight.record import Record, read
 from herring.flight.report import as_text
+from herring.flight.torch_format import convert
 from jobs import LAYOUTS, expect_success, run_job
 from launched import Job
 
@@ -85,6 +86,31 @@ else:
     assert set(record.ranks) == {0, 1, 2}
     assert float(re.search(r"\[0\].*FAILED after ([\d.]+)", out)[1]) < 1.5
     assert f"'herring flight {the_file(folder)}' says who waited for whom" in out
+
+
+def test_a_call_of_a_group_that_times_out(folder: Path) -> None:
+    out = failed(
+        """
+if rank != 2:
+    # The group has just been made, so no report has told of it.
+    pair = herring.new_group([0, 1], name="pair", timeout=20)
+    if rank == 1:
+        time.sleep(4)
+    else:
+        failing(herring.allreduce, np.ones(4), name="loss", group=pair, timeout=0.2)
+else:
+    time.sleep(4)
+""",
+    )
+    record, verdict = flight_of(out)
+    assert re.search(r"^rank 1\b.*never called allreduce 'loss'", verdict), verdict
+    ((number, ranks),) = record.groups.items()
+    assert number != 0 and ranks == (0, 1) and record.group_names == {number: "pair"}
+    dumps = convert(record, analyse(record))
+    groups = {rank: dump["pg_config"] for rank, dump in dumps.items()}
+    pair = {"name": str(number), "desc": "pair", "ranks": "[0, 1]"}
+    assert groups[0][str(number)] == groups[1][str(number)] == pair
+    assert set(groups[2]) == {"0"}
 
 
 def test_a_round_that_times_out(folder: Path) -> None:

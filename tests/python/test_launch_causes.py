@@ -301,11 +301,11 @@ def test_variables_of_a_meeting_place_are_said_to_be_ignored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HERRING_RENDEZVOUS", "127.0.0.1:1")
-    monkeypatch.setenv("HERRING_SECRET_FILE", "/nowhere")
+    monkeypatch.setenv("HERRING_SECRET", "ab" * 32)
     done = run("-n", "1", "--", "true")
     assert done.returncode == 0
     (line,) = done.stderr.splitlines()
-    assert "warning: HERRING_RENDEZVOUS and HERRING_SECRET_FILE ignored: " in line
+    assert "warning: HERRING_RENDEZVOUS and HERRING_SECRET ignored: " in line
     # An enclosing job sets them for its workers.
     monkeypatch.setenv("HERRING_JOB", "run-1-ab")
     assert run("-n", "1", "--", "true").stderr == ""

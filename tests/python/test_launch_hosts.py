@@ -137,7 +137,9 @@ def test_numbers_out_of_range(workers: int, servers: int, word: str) -> None:
 
 def test_what_each_process_is_told() -> None:
     options = RunOptions(["true"], lay_out(read_hosts("a.invalid:2,b.invalid:1", None), None, 1))
-    every = list(tasks(options, job_variables(options, "192.0.2.1:7"), {"MASTER_PORT": "8"}))
+    every = list(
+        tasks(options, job_variables(options, "192.0.2.1:7", "ab" * 32), {"MASTER_PORT": "8"})
+    )
     assert [(task.name, task.host.name, task.rank) for task in every] == [
         ("server 0", "a.invalid", None),
         ("rank 0", "a.invalid", 0),

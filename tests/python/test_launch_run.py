@@ -80,7 +80,6 @@ def test_ranks_stand_in_blocks_on_nodes() -> None:
 def test_environment(tmp_path: Path) -> None:
     outer = {
         **os.environ,
-        "HERRING_SECRET_FILE": "/none",
         "HERRING_HOST_ID": "outer",
         "HERRING_SECRET": "ab" * 16,
         "HERRING_RANK": "7",
@@ -98,7 +97,6 @@ def test_environment(tmp_path: Path) -> None:
     assert len(bytes.fromhex(first["HERRING_SECRET"])) == 32
     assert first["HERRING_HOST_ID"] != second["HERRING_HOST_ID"]
     assert "outer" not in first["HERRING_HOST_ID"]
-    assert "HERRING_SECRET_FILE" not in first
     assert first["HERRING_RENDEZVOUS"] == second["HERRING_RENDEZVOUS"]
     assert first["HERRING_RENDEZVOUS"].startswith("127.0.0.1:")
     assert "HERRING_RENDEZVOUS_FD" not in second
@@ -106,6 +104,27 @@ def test_environment(tmp_path: Path) -> None:
     # What the user has set otherwise stays.
     assert (first["HERRING_LOG_LEVEL"], first["OMP_NUM_THREADS"]) == ("debug", "5")
     assert first["PYTHONUNBUFFERED"] == "1"
+
+
+def test_the_secret_of_a_file_is_that_of_the_job(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef" * 4 + "\n")
+    secret.chmod(0o600)
+    environment = {**os.environ, "HERRING_SECRET_FILE": str(secret)}
+    script = "echo $HERRING_SECRET ${HERRING_SECRET_FILE-none}"
+    done = run("-n", "1", *shell(script), env=environment)
+    assert done.stdout == f"[0] {secret.read_text().strip().encode().hex()} none\n"
+    assert done.stderr == ""
+    secret.chmod(0o644)
+    done = run("-n", "1", *shell("true"), env=environment)
+    assert done.returncode == 0 and "can be read or written by others" in done.stderr
+    for text, problem in (("short", "holds 5 bytes"), ("ab" * 1025, "are at most 2048")):
+        secret.write_text(text)
+        done = run("-n", "1", *shell("echo begun"), env=environment)
+        assert (done.returncode, done.stdout) == (2, "") and problem in done.stderr, done.stderr
+    secret.unlink()
+    done = run("-n", "1", *shell("echo begun"), env=environment)
+    assert (done.returncode, done.stdout) == (2, "") and "cannot be read" in done.stderr
 
 
 def test_one_node_keeps_the_hosts_identity() -> None:

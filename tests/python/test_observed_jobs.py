@@ -288,6 +288,94 @@ def test_a_job_beyond_loopback_asks_for_its_secret(runtime: Path, tmp_path: Path
         job.wait()
 
 
+def test_a_job_of_herring_run_beyond_loopback_is_asked_with_the_file(
+    runtime: Path, tmp_path: Path
+) -> None:
+    secret, wrong = tmp_path / "secret", tmp_path / "wrong"
+    for path, text in ((secret, "0123456789abcdef"), (wrong, "fedcba9876543210")):
+        path.write_text(text * 4 + "\n")
+        path.chmod(0o600)
+    place = f"{own_address()}:{free_port()}"
+    with Running(2, HERRING_STATUS=place, HERRING_SECRET_FILE=str(secret)):
+        done = ask(place, "--json", HERRING_SECRET_FILE=str(secret))
+        assert done.returncode == 0 and json.loads(done.stdout)["size"] == 2, done.stderr
+        done = ask(place, HERRING_SECRET_FILE=str(wrong))
+        assert done.returncode == 1 and "knows the job's secret" in done.stderr
+        token = ask("--token", HERRING_SECRET_FILE=str(secret)).stdout.strip()
+        assert metrics(place, token).startswith("HTTP/1.1 200 ")
+        assert metrics(place, "wrong").startswith("HTTP/1.1 401 ")
+    assert secret.stat().st_mode & 0o777 == 0o600
+
+
+GROUPS = STEPS.replace(
+    'print(f"begun',
+    """pair = herring.new_group([0, 2], name="pair") if rank != 1 else None
+for _ in range(5):
+    if pair is not None:
+        herring.allreduce(np.ones(100_000), name="in the pair", group=pair)
+if rank == 0:
+    waits = threading.Thread(target=herring.barrier, kwargs={"group": pair, "name": "alone"})
+    waits.start()
+print(f"begun""",
+)
+
+
+def test_groups_and_operations_are_shown(runtime: Path) -> None:
+    with Running(script=GROUPS) as job:
+        pair = until(lambda: [one for one in status_of(job.where)["groups"] if one["outlier"]])[0]
+        assert (pair["name"], pair["ranks"], pair["calls"]) == ("pair", [0, 2], 6)
+        assert (pair["in_flight"], pair["absent"]) == (1, [2]) and pair["for"] >= 1
+        world = status_of(job.where)["groups"][0]
+        assert (world["group"], world["name"], world["size"]) == (0, "world", 3)
+        assert world["calls"] > 5 and not world["outlier"]
+        text = ask(job.where).stdout
+        assert re.search(r"group \d+ 'pair' \(ranks 0, 2\): 1 in flight.* on rank 2", text), text
+        every = ask(job.where, "--all").stdout
+        assert re.search(r"^ *\d+ +pair +2 +0 +6 +1 ", every, re.MULTILINE), every
+        numbers = {
+            (one["collective"], one["message_size"]): one
+            for one in status_of(job.where)["operations"]
+        }
+        large = numbers["allreduce", "64KB-1MB"]
+        assert (large["ended"], large["bytes"]) == (10, 10 * 800_000) and large["seconds"] > 0
+        assert numbers["allreduce", "0-4KB"]["ended"] > 5
+        found = ask(job.where, "--metrics").stdout
+        of = 'comm_name="pair",nranks="2"'
+        assert re.search(rf"^herring_group_calls_total{{.*{of}}} 6$", found, re.MULTILINE), found
+
+
+TORCH = """
+import os, time
+import torch
+import torch.distributed as dist
+import herring.torch
+dist.init_process_group("herring")
+rank = dist.get_rank()
+described = dist.new_group([0, 1], group_desc="mesh_tp")
+plain = dist.new_group([0, 1])
+print(f"begun rank={rank} pid={os.getpid()} place", flush=True)
+end = time.monotonic() + 30
+go = torch.ones(1)
+while go.item():
+    dist.all_reduce(torch.ones(4), group=described)
+    dist.all_reduce(torch.ones(4), group=plain)
+    go.fill_(time.monotonic() < end)
+    dist.all_reduce(go, dist.ReduceOp.MIN)
+    time.sleep(0.01)
+"""
+
+
+def test_groups_of_torch_have_the_names_that_torch_gave(runtime: Path) -> None:
+    pytest.importorskip("torch")
+    with Running(2, script=TORCH) as job:
+        groups = until(
+            lambda: status_of(job.where)["groups"][2:] and status_of(job.where)["groups"]
+        )
+        names = sorted(one["name"] for one in groups)
+        assert names == ["2", "default_pg", "mesh_tp"]
+        assert all(one["ranks"] == [0, 1] for one in groups)
+
+
 def metrics(place: str, token: str) -> str:
     host, _, port = place.rpartition(":")
     with socket.create_connection((host, int(port)), 20) as connection:

@@ -89,7 +89,11 @@ def test_values_come_from_the_fields() -> None:
     assert values(text, "herring_rank_state", state="computing") == [1] * 8
     assert values(text, "herring_rank_missing_seconds") == [0] * 8
     assert values(text, "herring_server_retransmits_total", server="1") == [48211]
-    assert values(text, "herring_group_ranks", comm_name="group 1") == [2]
+    assert values(text, "herring_group_ranks", comm_name="tp", nranks="2", group="1") == [2]
+    assert values(text, "herring_group_absent_ranks") == [0, 0]
+    small = {"collective": "allreduce", "message_size": "0-4KB"}
+    assert values(text, "herring_operation_bytes_total", **small) == [14400 * 8]
+    assert values(text, "herring_operation_ended_total", **small) == [14400]
     assert values(text, "herring_job_findings") == [1]
     assert values(text, "herring_job_info", nranks="8", n_nodes="4", version="0.3.0") == [1]
     assert values(text_of(statuses.stalled()), "herring_rank_missing_seconds", rank="6") == [42.3]
@@ -101,6 +105,13 @@ def test_large_counters_are_exact_and_texts_are_escaped() -> None:
     text = text_of(status)
     assert f"{2**53 - 1}\n" in text
     assert values(text, "herring_rank_sent_bytes_total", host='a\\b"c') == [2**53 - 1]
+
+
+def test_series_of_groups_are_bounded() -> None:
+    status = statuses.healthy()
+    status["groups"] = [statuses.group_of(number, "pair", (0, 1)) for number in range(3000)]
+    found = families(text_of(status))["herring_group_in_flight"].samples
+    assert [sample.labels["group"] for sample in found] == [str(number) for number in range(256)]
 
 
 def test_absent_values_make_no_samples() -> None:
@@ -208,16 +219,19 @@ def test_queries_of_the_dashboard_use_metrics_and_labels_that_exist() -> None:
     for query in queries(model["panels"]):
         found = [*selectors(promql.parse(query.replace("$__rate_interval", "1m")))]
         assert found, query
+        counters = 0
         for selector in found:
             metric = family(selector.name)
             assert metric is not None, query
             assert {each.name for each in selector.matchers.matchers} <= set(metric.label_names)
             asked.add(metric.name)
-            assert query.count("rate(") == (metric.kind == "counter"), query
+            counters += metric.kind == "counter"
+        assert query.count("rate(") == counters, query
     for part in ("step_part", "binds", "rank_late", "rank_score", "sent_bytes", "retransmits"):
         assert any(part in name for name in asked), part
     assert {"herring_rank_credit_bytes", "herring_rank_memory_bytes"} <= asked
     assert {"herring_rank_in_flight", "herring_server_sent_bytes_total"} <= asked
+    assert {"herring_operation_bytes_total", "herring_operation_seconds_total"} <= asked
 
 
 def test_legends_of_the_dashboard_use_labels_that_exist() -> None:

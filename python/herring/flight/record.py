@@ -127,6 +127,7 @@ class Record:
         missing: Which ranks the servers waited for.
         silent: What is known about processes that did not answer, by kind and number.
         groups: The ranks of groups if the record has them, by the group's number.
+        group_names: Their names, if the record has these.
     """
 
     herring: str
@@ -139,6 +140,7 @@ class Record:
     missing: tuple[Missing, ...] = ()
     silent: Mapping[tuple[str, int], str] = dataclasses.field(default_factory=dict)
     groups: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    group_names: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
 
 class _Wrong(Exception):
@@ -206,6 +208,11 @@ def _record(document: dict[str, Any]) -> Record:
             _integer(one, "group"): _integers(one, "ranks")
             for one in _list(document, "groups")
             if "ranks" in one
+        },
+        group_names={
+            _integer(one, "group"): name
+            for one in _list(document, "groups")
+            if (name := _text(one, "name"))
         },
     )
 

@@ -135,7 +135,8 @@ def _groups(record: Record, analysis: Analysis) -> dict[int, tuple[str, str, tup
     for operation in analysis.operations:
         group = operation.key.group
         if group not in groups and operation.members is not None:
-            groups[group] = (str(group), f"herring group {group}", operation.members)
+            name = record.group_names.get(group, f"herring group {group}")
+            groups[group] = (str(group), name, operation.members)
     return groups
 
 

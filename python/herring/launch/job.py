@@ -17,7 +17,8 @@ from herring.launch.commands import module_command
 from herring.launch.horovod_settings import TRAVELLING
 from herring.launch.hosts import THIS_MACHINE, Host, Layout, require_range
 from herring.rendezvous.joined import JOB_PREFIX
-from herring.rendezvous.settings import value_of, variables_of
+from herring.rendezvous.meet import SECRET_BYTES, read_secret_file
+from herring.rendezvous.settings import setting, value_of, variables_of
 from herring.split import even_parts
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "CommandError",
     "RunOptions",
     "Task",
+    "job_secret",
     "job_variables",
     "machine_defaults",
     "own_environment",
@@ -250,19 +252,44 @@ def ignored_variables(environ: Mapping[str, str]) -> list[str]:
     """
     if environ.get("HERRING_JOB", "").startswith(JOB_PREFIX):
         return []
-    names = ("HERRING_RENDEZVOUS", "HERRING_SECRET_FILE", "HERRING_SECRET")
+    names = ("HERRING_RENDEZVOUS", "HERRING_SECRET")
     return [name for name in names if environ.get(name, "").strip()]
 
 
-def job_variables(options: RunOptions, rendezvous: str) -> dict[str, str]:
-    """Returns the variables that all processes of a new job share; it meets at `rendezvous`.
+def job_secret(environ: Mapping[str, str]) -> str:
+    """Returns the secret of a new job in hexadecimal: a new one, or that of HERRING_SECRET_FILE.
 
-    Every call makes a new name and a new secret for the job. `rendezvous` is HOST:PORT.
+    Whoever has that file can ask the job for its status from elsewhere. The processes get what is
+    in the file, so hosts need no copy of it.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or its content is too short or too long.
+    """
+    path = environ.get("HERRING_SECRET_FILE", "").strip()
+    secret = read_secret_file(path) if path else secrets.token_bytes(SECRET_BYTES)
+    most = int(setting("HERRING_SECRET").maximum) // 2
+    if len(secret) > most:
+        raise ConfigurationError(
+            f"HERRING_SECRET_FILE={path} holds {len(secret)} bytes: allowed are at most {most} "
+            "(for example from 'openssl rand -hex 32')"
+        )
+    return secret.hex()
+
+
+def job_variables(options: RunOptions, rendezvous: str, secret: str) -> dict[str, str]:
+    """Returns the variables that all processes of a new job share.
+
+    Every call makes a new name for the job.
+
+    Args:
+        options: The options of the job.
+        rendezvous: Where it meets, as HOST:PORT.
+        secret: What `job_secret` returned.
     """
     variables = {
         "HERRING_RENDEZVOUS": rendezvous,
         "HERRING_SERVERS": str(options.servers),
-        "HERRING_SECRET": secrets.token_hex(32),
+        "HERRING_SECRET": secret,
         "HERRING_JOB": f"{JOB_PREFIX}{os.getpid()}-{secrets.token_hex(4)}",
     }
     if options.start_timeout is not None:

@@ -29,6 +29,7 @@ from herring.launch.job import (
     Task,
     as_horovod,
     ignored_variables,
+    job_secret,
     job_variables,
     machine_defaults,
     own_environment,
@@ -148,8 +149,10 @@ class Launcher:
         options = self._options
         layout = options.layout
         if ignored := ignored_variables(os.environ):
-            text = "herring run makes a meeting place and a secret for each job"
+            text = "herring run makes a meeting place and a secret for each job, or takes the "
+            text += "secret in HERRING_SECRET_FILE"
             self._say("warning", f"{' and '.join(ignored)} ignored: {text}")
+        secret = job_secret(os.environ)
         if not self._agents.reach(self._passed, as_horovod(options), self._turn_if_going_on):
             return
         base = own_environment(os.environ, several=bool(layout.remote))
@@ -167,7 +170,7 @@ class Launcher:
             self._streams.open_copies()  # before anything starts in vain
             machine_defaults(base, workers_on(options, None), as_horovod(options))
             store = store_variables(rendezvous, store_port, self._chosen)
-            job = job_variables(options, rendezvous)
+            job = job_variables(options, rendezvous, secret)
             self._listen_for_joined(job["HERRING_JOB"])
             for task in tasks(options, job, store):
                 if task.host.local:

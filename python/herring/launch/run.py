@@ -39,9 +39,10 @@ examples:
       the same, with dedicated servers on the remaining hosts, host3 and host4
 
 what the workers get:
-  HERRING_RANK, HERRING_SIZE, HERRING_LOCAL_RANK, HERRING_LOCAL_SIZE, HERRING_RENDEZVOUS and a new
-  secret; and the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
-  GROUP_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), so that scripts for it run unchanged.
+  HERRING_RANK, HERRING_SIZE, HERRING_LOCAL_RANK, HERRING_LOCAL_SIZE, HERRING_RENDEZVOUS and a
+  secret, a new one or that of HERRING_SECRET_FILE; and the variables of torchrun (RANK, WORLD_SIZE,
+  LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), so that
+  scripts for it run unchanged.
   PYTHONUNBUFFERED=1 and OMP_NUM_THREADS (this machine's cores divided by the workers) are set
   unless you set them. Rank 0 reads this command's input if the input is not a terminal and rank 0
   runs on this machine. Other hosts get, besides what is set there, the working directory, PATH,

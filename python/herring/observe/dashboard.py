@@ -33,6 +33,7 @@ def _rows() -> Sequence[tuple[str, Sequence[_Panel]]]:
     """Returns the rows of the dashboard, each with a title and panels."""
     m = _names()
     rank, server = "rank {{rank}} ({{host}})", "server {{server}} ({{host}})"
+    operation, group = "{{collective}} {{message_size}}", "{{comm_name}} (group {{group}})"
     return (
         (
             "Steps",
@@ -192,6 +193,52 @@ def _rows() -> Sequence[tuple[str, Sequence[_Panel]]]:
                     _BYTES,
                     "Bytes that a flow may have outstanding; few mean a short or a bad link.",
                     ((f"{m['rank_credit_bytes']}{{{_NODE}}}", rank),),
+                ),
+            ),
+        ),
+        (
+            "Operations",
+            (
+                (
+                    "Bytes per second while they run, by collective and size",
+                    "timeseries",
+                    12,
+                    _BYTES_PER_SECOND,
+                    "Data of a rank, divided by the time from giving it to the result. Waiting "
+                    "for other ranks counts.",
+                    (
+                        (
+                            f"sum by (collective, message_size) "
+                            f"(rate({m['operation_bytes_total']}{{{_JOB}}}{_RATE})) / "
+                            f"sum by (collective, message_size) "
+                            f"(rate({m['operation_seconds_total']}{{{_JOB}}}{_RATE}))",
+                            operation,
+                        ),
+                    ),
+                ),
+                (
+                    "Operations per second, by collective and size",
+                    "timeseries",
+                    12,
+                    _EACH,
+                    "Operations that end on all ranks together.",
+                    ((f"rate({m['operation_ended_total']}{{{_JOB}}}{_RATE})", operation),),
+                ),
+                (
+                    "Groups that stand still, top 5",
+                    "timeseries",
+                    12,
+                    _SECONDS,
+                    "For how long something has been in flight in a group and nothing has ended.",
+                    ((f"topk(5, {m['group_standstill_seconds']}{{{_JOB}}})", group),),
+                ),
+                (
+                    "In flight in groups, top 5",
+                    "timeseries",
+                    12,
+                    _EACH,
+                    "Operations of a group that have not ended, on the rank with most.",
+                    ((f"topk(5, {m['group_in_flight']}{{{_JOB}}})", group),),
                 ),
             ),
         ),

@@ -287,9 +287,13 @@ def _servers(servers: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _groups(groups: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table(["group"], left=set(), last="ranks")
+    heads = ["group", "name", "size", "rounds", "calls", "in flight", "nothing ended for"]
+    table = _table([*heads, "absent"], left={"name", "absent", "ranks"}, last="ranks")
     for group in groups:
-        table.add_row(_text(group["group"]), _text(group["size"]))
+        cells = [_text(group[name]) for name in ("group", "name", "size", "rounds", "calls")]
+        cells += [_text(group["in_flight"]), _seconds(group["for"]) if group["in_flight"] else ""]
+        cells += [words.listed(group["absent"]), words.listed(group["ranks"])]
+        table.add_row(*map(Text, cells), style=STYLES["warn"] if group["outlier"] else "")
     return table
 
 

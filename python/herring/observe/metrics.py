@@ -3,7 +3,7 @@
 `METRICS` is the only place that says which metrics there are. The job's own ``/metrics``, ``herring
 status --metrics``, OpenTelemetry, the dashboard and docs/how-to/metrics.md all follow it. Labels
 have the names of NCCL Inspector's exporter where they mean the same: ``slurm_job_id``, ``rank``,
-``comm_name``, ``nranks``, ``n_nodes``.
+``comm_name``, ``nranks``, ``n_nodes``, ``collective``, ``message_size``.
 """
 
 from __future__ import annotations
@@ -24,8 +24,13 @@ SCOPES: Mapping[str, tuple[str, tuple[tuple[str, str], ...]]] = {
         "servers",
         (("server", "server"), ("kind", "kind"), ("node", "node"), ("host", "host")),
     ),
-    "group": ("groups", (("comm_name", "comm_name"),)),
+    "group": ("groups", (("group", "group"), ("comm_name", "name"), ("nranks", "size"))),
+    "operation": (
+        "operations",
+        (("collective", "collective"), ("message_size", "message_size")),
+    ),
 }
+_MOST_GROUPS = 256  # Series of more groups would be too many.
 # The labels that every sample has.
 _JOB_LABELS = (("job", "job"), ("slurm_job_id", "slurm_job_id"))
 
@@ -167,6 +172,34 @@ METRICS: Sequence[Metric] = (
     _of("server", "rtt_seconds", "Round-trip time of the server's flows.", "rtt"),
     _of("server", "memory_bytes", "Resident memory of the server's process.", "memory"),
     _of("group", "ranks", "Ranks of a group.", "size"),
+    _of("group", "rounds_total", "Rounds of plans that have begun in the group.", "rounds"),
+    _of("group", "calls_total", "Named operations that have begun in the group.", "calls"),
+    _of(
+        "group",
+        "in_flight",
+        "Operations that have not ended, of the rank with most.",
+        "in_flight",
+    ),
+    _of(
+        "group",
+        "standstill_seconds",
+        "For how long something has been in flight and nothing has ended.",
+        "for",
+    ),
+    _of(
+        "group",
+        "absent_ranks",
+        "Ranks with nothing in flight in the group, while others wait for long.",
+        "absent",
+    ),
+    _of("operation", "ended_total", "Operations that have ended, on all ranks.", "ended"),
+    _of("operation", "bytes_total", "Data of these operations, on all ranks.", "bytes"),
+    _of(
+        "operation",
+        "seconds_total",
+        "Time of these operations, from giving the data to the result, on all ranks.",
+        "seconds",
+    ),
 )
 
 
@@ -219,8 +252,7 @@ def _items(scope: str, status: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]
     if scope == "job":
         yield status
     elif scope == "group":
-        for group in status["groups"]:
-            yield {**group, "comm_name": f"group {group['group']}"}
+        yield from status["groups"][:_MOST_GROUPS]
     elif scope == "rank":
         missing: dict[int, float] = {}
         for each in status["missing"]:

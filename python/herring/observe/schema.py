@@ -63,6 +63,18 @@ _SERVER = {
     "outlier": bool,
     "cause": str,
 }
+_GROUP = {
+    "group": int,
+    "name": str,
+    "size": int,
+    "ranks": [int],
+    "rounds": int,
+    "calls": int,
+    "in_flight": int,
+    "for": _NUMBER,
+    "absent": [int],
+    "outlier": bool,
+}
 _STATUS = {
     "herring": str,
     "job": str,
@@ -87,7 +99,16 @@ _STATUS = {
     "ranks": [_RANK],
     "servers": [_SERVER],
     "missing": [{"what": str, "for": _NUMBER, "ranks": [int]}],
-    "groups": [{"group": int, "size": int}],
+    "groups": [_GROUP],
+    "operations": [
+        {
+            "collective": str,
+            "message_size": str,
+            "ended": int,
+            "bytes": int,
+            "seconds": _NUMBER,
+        }
+    ],
     "findings": [str],
 }
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")

@@ -12,6 +12,7 @@ __all__ = [
     "abnormal",
     "binds",
     "duration",
+    "group_name",
     "headline",
     "lines",
     "listed",
@@ -60,14 +61,14 @@ def lines(status: Mapping[str, Any]) -> list[Line]:
 
 
 def notes(status: Mapping[str, Any], with_ranks: bool = True) -> list[Line]:
-    """Returns lines about what stands out: what waits, ranks, servers, and other findings.
+    """Returns lines about what stands out: what waits, ranks, servers, groups, other findings.
 
     Args:
       status: What `schema.parse` returns.
       with_ranks: Whether to have lines about single ranks.
     """
     ranks = _ranks(status)
-    found = [*_missing(status), *_servers(status)]
+    found = [*_missing(status), *_servers(status), *_groups(status)]
     told = " ".join(text for _, text in (*ranks, *found))
     for finding in status["findings"]:
         subject = " ".join(finding.split()[:2]).rstrip(":,")
@@ -201,6 +202,24 @@ def _servers(status: Mapping[str, Any]) -> list[Line]:
         kind = f", {server['kind']}" if server["kind"] else ""
         who = f"server {server['server']} ({server['host']}{kind}, pid {server['pid']})"
         found.append((style, f"{who}: {', '.join(parts)}"))
+    return _cut(found)
+
+
+def group_name(group: Mapping[str, Any]) -> str:
+    """Returns a group's number, name and ranks: ``group 3 'tp' (ranks 0-3)``."""
+    name = f" '{group['name']}'" if group["name"] else ""
+    return f"group {group['group']}{name} ({named_ranks(group['ranks'])})"
+
+
+def _groups(status: Mapping[str, Any]) -> list[Line]:
+    found: list[Line] = []
+    for group in status["groups"]:
+        if not group["outlier"]:
+            continue
+        text = f"{group_name(group)}: {group['in_flight']} in flight"
+        text += f", and nothing has ended for {duration(group['for'])}" if group["for"] else ""
+        text += f"; nothing in flight on {named_ranks(group['absent'])}" if group["absent"] else ""
+        found.append(("warn", text))
     return _cut(found)
 
 

@@ -31,6 +31,8 @@ Report full() {
   report.sums = 8;
   report.sum_time = 9;
   report.missing.push_back({"'m' (round 3)", kSecond, {1, 4}});
+  report.groups.push_back({3, false, 1, 2, 3, 4, "tp", {0, 7}});
+  report.operations.push_back({1, 2, 3, 4, 5});
   return report;
 }
 
@@ -43,6 +45,8 @@ TEST(Report, TravelsWhole) {
   EXPECT_EQ(got->samples.at(0).waited, 70);
   EXPECT_EQ(got->lateness.at(0).second.segments_waited, 6);
   EXPECT_EQ(got->missing.at(0).ranks, (std::vector<uint32_t>{1, 4}));
+  EXPECT_EQ(got->groups.at(0).ranks, (std::vector<uint32_t>{0, 7}));
+  EXPECT_EQ(got->operations.at(0).time, 5);
 }
 
 TEST(Report, EveryCutIsMalformed) {
@@ -56,6 +60,12 @@ TEST(Report, EveryCutIsMalformed) {
 TEST(Report, TimesNearTheLimitsAreMalformed) {
   Report report = full();
   report.samples[0].ready = INT64_MAX;
+  EXPECT_FALSE(decode_report(encode(report)).ok());
+  report = full();
+  report.operations[0].time = INT64_MAX;
+  EXPECT_FALSE(decode_report(encode(report)).ok());
+  report = full();
+  report.groups[0].age = -1;
   EXPECT_FALSE(decode_report(encode(report)).ok());
   report = full();
   report.offset = INT64_MIN;

@@ -49,6 +49,25 @@ class ProgramTest : public testing::Test {
   Program program{16, 100};
 };
 
+TEST_F(ProgramTest, RoundsAndCallsCountInTheirGroups) {
+  const auto shared = std::make_shared<Program>(16, 100);
+  shared->groups().add(3, "tp", {0, 1});
+  Entry entry = entry_of(Kind::kCall, "a", 200);
+  entry.group = 3;
+  Asked call(shared, entry);
+  entry.kind = Kind::kRound;
+  Asked round;
+  round = Asked(shared, entry);
+  call.end(300, Code::kOk);
+  call.end(310, Code::kOk);
+  const auto news = shared->groups().news(400);
+  ASSERT_EQ(news.size(), 2u);
+  EXPECT_EQ(news[1].rounds, 1u);
+  EXPECT_EQ(news[1].calls, 1u);
+  EXPECT_EQ(news[1].in_flight, 1u);
+  EXPECT_EQ(news[1].age, 100);
+}
+
 TEST_F(ProgramTest, ThreadsThatWaitTogetherCountOnce) {
   const uint64_t a = program.begin(entry_of(Kind::kCall, "a"));
   const uint64_t b = program.begin(entry_of(Kind::kCall, "b"));

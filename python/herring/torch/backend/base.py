@@ -153,6 +153,7 @@ class BaseProcessGroup(dist.ProcessGroup):
     def setGroupName(self, name: str) -> None:  # noqa: N802
         """Sets torch's name of the group."""
         self._names["name"] = name
+        self._tell_name()
 
     def getGroupName(self) -> str:  # noqa: N802
         """Returns the name given to `setGroupName`."""
@@ -161,10 +162,18 @@ class BaseProcessGroup(dist.ProcessGroup):
     def setGroupDesc(self, text: str) -> None:  # noqa: N802
         """Sets the description of the group."""
         self._names["description"] = text
+        self._tell_name()
 
     def getGroupDesc(self) -> str:  # noqa: N802
         """Returns the description given to `setGroupDesc`."""
         return self._names["description"]
+
+    def _tell_name(self) -> None:
+        """Lets the status of the job call the group what torch calls it."""
+        name, text = self._names["name"], self._names["description"]
+        described = text not in ("", "undefined")
+        members = None if self._group is None else self._group.members()
+        self._job.name_group(members, text if described else name)
 
     group_name = property(getGroupName)
     group_desc = property(getGroupDesc)
