@@ -406,6 +406,7 @@ HELD_OUT = (
         {},
         lasts=32.0,
         program={"compute": 5.0, "ready": 1, "jitter": 0.2},
+        settings={"HERRING_WARN_AFTER": "10"},  # two seconds are usual there
     ),
     # Near the threshold.
     chronic(

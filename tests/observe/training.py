@@ -53,7 +53,6 @@ class Fault:
             path = FOLDER / f"pages-{rank}"
             path.write_bytes(os.urandom(1 << 20) * 64)
             self.file = open(path, "rb")  # noqa: SIM115
-            self.mapped = np.memmap(path, np.uint8, "r")
             os.fsync(self.file.fileno())
 
     def strike(self, step: int) -> None:
@@ -113,11 +112,13 @@ class Fault:
         view.close()
 
     def _memmap(self) -> None:
+        # Pages leave the page cache only while nobody maps them.
         os.posix_fadvise(self.file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        items = np.memmap(self.file, np.uint8, "r")
         end = time.monotonic() + self.seconds
         while time.monotonic() < end:
-            place = random.randrange(len(self.mapped) - 4096)
-            self.mapped[place : place + 4096].sum()
+            place = random.randrange(len(items) - 4096)
+            items[place : place + 4096].sum()
 
     def _gil(self) -> None:
         # An extension that keeps the interpreter to itself.
@@ -209,9 +210,12 @@ def groups(faults: list[Fault]) -> None:
 
 def partial(faults: list[Fault]) -> None:
     array = np.ones(CASE["bytes"] // 4, np.float32)
+    reduction = herring.PartialReduction(array.size, "float32", sync="majority", name="gradient")
     for step in range(CASE["steps"]):
         compute(faults, step)
-        herring.allreduce(array, name="gradient", sync="majority")
+        # A rank that takes one result in each step would hold the others up.
+        for _ in reduction.step(array, np.empty_like(array)):
+            pass
 
 
 def calls(faults: list[Fault]) -> None:

@@ -338,6 +338,87 @@ TEST_F(MonitorTest, RoundTripsTellWhoseLinkIsSlow) {
   for (const Picture::Server& server : monitor.picture(now).servers) EXPECT_FALSE(server.outlier);
 }
 
+// With few hosts, most paths have an end at a slow one.
+TEST_F(MonitorTest, RoundTripsTellOfSlowLinksThatAreNotFew) {
+  tail = 50 * kMillisecond;
+  Roster roster = roster_of(kRanks, kRanks);
+  for (uint32_t i = 0; i < kRanks; ++i) {
+    roster.servers[i] = {concat("host", i), false, i, 100 + i, 0.25};
+  }
+  for (const std::vector<uint32_t>& slow : {std::vector<uint32_t>{2}, {1, 2}}) {
+    Monitor judge(roster, options(), now);
+    const auto is_slow = [&slow](uint32_t host) {
+      return std::find(slow.begin(), slow.end(), host) != slow.end();
+    };
+    for (int i = 0; i < 4; ++i) {
+      for (int n = 0; n < 10; ++n) round_of_all();
+      now += kSecond;
+      for (uint32_t rank = 0; rank < kRanks; ++rank) {
+        Report& report = reports[rank];
+        report.paths.clear();
+        for (uint32_t server = 0; server < kRanks; ++server) {
+          // The queue of a slow link delays what goes through it, and now and then more than that.
+          const Nanos rtt = is_slow(rank) || is_slow(server) ? 20 * kMillisecond : kMillisecond;
+          report.paths.push_back({server, rtt + (server + rank) % 3 * kMillisecond, rtt, 0});
+        }
+        judge.report({false, rank}, report, now);
+        report.samples.clear();
+        judge.heard({false, rank}, now, now);
+        judge.heard({true, rank}, now, now);
+      }
+      judge.tick(now);
+    }
+    const Picture picture = judge.picture(now);
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      EXPECT_EQ(picture.ranks[rank].cause, is_slow(rank) ? "link" : "") << rank;
+    }
+  }
+}
+
+TEST_F(MonitorTest, ASlowLinkIsToldInCalls) {
+  for (int i = 0; i < 4; ++i) {
+    now += kSecond;
+    Report& server = server_reports[0];
+    if (server.lateness.empty()) {
+      for (uint32_t rank = 0; rank < kRanks; ++rank) server.lateness.push_back({rank, {}});
+    }
+    for (auto& [rank, late] : server.lateness) {
+      late.segments += 100;
+      late.last_segments += rank == 1 ? 100 : 0;
+      late.segments_waited += rank == 1 ? 400 * kMillisecond : 0;
+    }
+    monitor.report({true, 0}, server, now);
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      const Nanos rtt = rank == 1 ? 40 * kMillisecond : kMillisecond;
+      reports[rank].calls += 20;
+      reports[rank].paths = {{0, rtt, rtt, 0}, {1, rtt, rtt, 0}};
+      monitor.report({false, rank}, reports[rank], now);
+      monitor.heard({false, rank}, now, now);
+    }
+    for (uint32_t index : {0u, 1u}) monitor.heard({true, index}, now, now);
+    monitor.tick(now);
+  }
+  const Picture picture = monitor.picture(now);
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    EXPECT_EQ(picture.ranks[rank].cause, rank == 1 ? "link" : "");
+  }
+}
+
+TEST_F(MonitorTest, AServerForWhichNobodyWaitsIsNotSlow) {
+  const auto run = [&] {
+    for (int i = 0; i < 4; ++i) {
+      server_reports[1].resources.run_delay += 400 * kMillisecond;
+      second();
+    }
+    return monitor.picture(now).servers[1].cause;
+  };
+  tail = 3 * kMillisecond;
+  EXPECT_EQ(run(), "");
+  tail = 60 * kMillisecond;
+  for (int i = 0; i < 3; ++i) run();
+  EXPECT_EQ(run(), "starved");
+}
+
 TEST_F(MonitorTest, ResultsThatComeLateAreNoFaultOfARank) {
   pull[3] = 12 * kMillisecond;
   for (int i = 0; i < 3; ++i) second();
@@ -374,6 +455,88 @@ TEST_F(MonitorTest, OnlyTheAbsentAreBlamed) {
   ASSERT_EQ(picture.missing.size(), 1u);
   EXPECT_EQ(picture.missing[0].ranks, std::vector<uint32_t>{3});
   EXPECT_EQ(picture.missing[0].what, "'m' (round 10)");
+}
+
+// A rank that was late goes on, and so do those who waited for it. Some reports are older than that.
+TEST_F(MonitorTest, WhoComputesAgainIsNotMissing) {
+  for (int i = 0; i < 3; ++i) second();
+  for (uint32_t rank : {0u, 2u, 3u}) {
+    reports[rank].where = "waits in 'm' (round 30)";
+    reports[rank].age = 1100 * kMillisecond;
+  }
+  reports[1].age = 1160 * kMillisecond;
+  // Rank 0 is on the node of rank 1, so that a server waits for both.
+  server_reports[0].missing.push_back({"'m' (round 30)", 1100 * kMillisecond, {0, 1}});
+  tell();
+  ASSERT_EQ(monitor.picture(now).missing.size(), 1u);
+  EXPECT_EQ(monitor.picture(now).missing[0].ranks, std::vector<uint32_t>{1});
+  now += 150 * kMillisecond;
+  for (uint32_t rank : {0u, 2u}) {
+    reports[rank].where.clear();
+    reports[rank].age = 40 * kMillisecond;
+    monitor.report({false, rank}, reports[rank], now);
+  }
+  for (const Missing& one : monitor.picture(now).missing) {
+    EXPECT_EQ(one.ranks, std::vector<uint32_t>{1});
+  }
+  reports[1].age = 0;
+  monitor.report({false, 1}, reports[1], now);
+  EXPECT_TRUE(monitor.picture(now).missing.empty());
+}
+
+// Between two reports a rank may have come.
+TEST_F(MonitorTest, OnlyKnownAbsenceCounts) {
+  second();
+  reports[0].where = "waits in 'm' (round 10)";
+  reports[0].age = 550 * kMillisecond;
+  for (uint32_t rank : {1u, 2u, 3u}) reports[rank].age = kSecond;
+  server_reports[0].missing.push_back({"'m' (round 10)", 550 * kMillisecond, {1, 2, 3}});
+  tell();
+  now += 500 * kMillisecond;
+  reports[0].age = server_reports[0].missing[0].age = 1050 * kMillisecond;
+  monitor.report({false, 0}, reports[0], now);
+  monitor.report({true, 0}, server_reports[0], now);
+  monitor.report({false, 3}, reports[3], now);  // computes since
+  const Picture picture = monitor.picture(now);
+  ASSERT_EQ(picture.missing.size(), 1u);
+  EXPECT_EQ(picture.missing[0].ranks, std::vector<uint32_t>{3});
+}
+
+TEST_F(MonitorTest, UsualWaitsAreNotTold) {
+  for (int i = 0; i < 30; ++i) {
+    // One rank after the other comes 1.5 s after the others.
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      work[rank] = (rank == i % kRanks ? 5000 : 3500) * kMillisecond;
+    }
+    round_of_all();
+  }
+  tell();
+  const auto wait = [&](Nanos age) {
+    for (uint32_t rank : {0u, 1u, 2u}) {
+      reports[rank].where = "waits in 'm' (round 30)";
+      reports[rank].age = age;
+    }
+    reports[3].age = 3500 * kMillisecond + age;
+    server_reports[0].missing = {{"'m' (round 30)", age, {3}}};
+    tell();
+    return monitor.picture(now);
+  };
+  Picture picture = wait(1400 * kMillisecond);
+  EXPECT_TRUE(picture.missing.empty());
+  EXPECT_FALSE(picture.ranks[3].outlier);
+  picture = wait(5 * kSecond);
+  EXPECT_EQ(picture.missing.size(), 1u);
+  EXPECT_TRUE(picture.ranks[3].outlier);
+}
+
+TEST_F(MonitorTest, WhoIsLateNoMoreIsNotNamed) {
+  work[2] += 60 * kMillisecond;
+  for (int i = 0; i < 8; ++i) second();
+  EXPECT_TRUE(monitor.picture(now).ranks[2].chronic);
+  work[2] -= 60 * kMillisecond;
+  for (int i = 0; i < 2; ++i) second();
+  EXPECT_GT(monitor.picture(now).ranks[2].late_share, 0.7);
+  EXPECT_FALSE(monitor.picture(now).ranks[2].outlier);
 }
 
 TEST_F(MonitorTest, GroupsOfOtherRanksConcernNobodyElse) {
