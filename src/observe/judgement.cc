@@ -1,6 +1,7 @@
 // How the monitor judges: who is late and why, what binds, and for whom others wait.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <iterator>
 #include <utility>
 
@@ -20,6 +21,8 @@ constexpr double kWorthPart = 0.05, kBinds = 0.1;
 constexpr double kSwapping = 20, kStarved = 0.15;
 // The latest reports whose round trips count.
 constexpr size_t kReportsOfLinks = 3;
+// The longest that is waited for a rank before it is missing, while it is not known what is usual.
+constexpr Nanos kLongEnough = 5 * kSecond;
 
 double ratio(double part, double whole) { return whole > 0 ? part / whole : 0; }
 
@@ -56,7 +59,14 @@ Monitor::Links Monitor::links() const {
         if (path.rtt > 0) lately[path.index].push_back(path.rtt);
       }
     }
+    // Where nothing moves, round trips are not measured, and the last one is told again.
+    const auto moves = [](const auto& path) {
+      return std::adjacent_find(path.second.begin(), path.second.end(), std::not_equal_to<>()) !=
+             path.second.end();
+    };
+    const bool some_move = std::any_of(lately.begin(), lately.end(), moves);
     for (auto& [index, rtts] : lately) {
+      if (some_move && !moves(std::pair(index, rtts))) continue;
       const auto [rank, server] = ends(index);
       if (rank >= ranks_.size() || server >= servers_.size() || !elsewhere(rank, server)) continue;
       const Nanos rtt = median(std::move(rtts));
@@ -420,12 +430,20 @@ void Monitor::find_missing(Picture& picture, Nanos now) const {
     }
   }
   // Ranks of which each takes another time wait for each other in every step.
-  const Nanos usual = kOnceSteps * picture.split.spread;
+  const auto usual = [&](uint32_t rank, Nanos time) -> Nanos {
+    if (rank >= ranks_.size() || mute({false, rank}, now)) return 0;
+    if (picture.split.step > 0) return kOnceSteps * picture.split.spread;
+    // As long as no round tells, half of the time for which others have computed is not long.
+    return std::min((ranks_[rank].report.age - time) / 2, kLongEnough);
+  };
   for (const auto& [what, ranks] : absent) {
     Missing one{what, 0, {}};
-    for (const auto& [rank, time] : ranks) one.age = std::max(one.age, time);
-    if (one.age < usual) continue;
     for (const auto& [rank, time] : ranks) {
+      if (time >= usual(rank, time)) one.age = std::max(one.age, time);
+    }
+    if (one.age == 0) continue;
+    for (const auto& [rank, time] : ranks) {
+      if (time < usual(rank, time)) continue;
       if (time >= std::min(one.age, kStalled) || one.age < kStalled) one.ranks.push_back(rank);
     }
     picture.missing.push_back(std::move(one));

@@ -475,7 +475,8 @@ HELD_OUT = (
         {},
         layout="dedicated",
         kind="partial",
-        faults=(fault("sleep", 2, seconds=0.2, first=6),),
+        # Late by less than the staleness of four rounds, for which others wait.
+        faults=(fault("sleep", 2, seconds=0.1, first=6),),
     ),
     # Other layouts and sizes.
     chronic(
@@ -516,10 +517,11 @@ HELD_OUT = (
     ),
     Case(
         "a slow link of two ranks",
-        {"rank 2": {"link"}, "rank 3": {"link"}},
+        {"rank 2": {"link"}},  # and rank 3, which pushes nothing of a buffer of one segment
         known=2.0,
         layout="hosts of two",
         outside=rate(1, 15e6),
+        also=("rank 3",),
     ),
     Case(
         "a server on a busy host",
@@ -527,7 +529,7 @@ HELD_OUT = (
         known=2.0,
         layout="hosts and servers",
         outside=starve(0),
-        program={"bytes": 1_000_000},
+        program={"bytes": 4_000_000},  # so that ranks wait for this server
         rate=None,
     ),
     # Two at once.

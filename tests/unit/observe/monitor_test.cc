@@ -375,6 +375,38 @@ TEST_F(MonitorTest, RoundTripsTellOfSlowLinksThatAreNotFew) {
   }
 }
 
+TEST_F(MonitorTest, IdlePathsTellNothingOfALink) {
+  tail = 50 * kMillisecond;
+  for (int i = 0; i < 4; ++i) {
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      // Everything goes to server 1.
+      const Nanos rtt = (rank == 2 ? 40 : 1) * kMillisecond + i * kMicrosecond;
+      reports[rank].paths = {{0, kMillisecond, kMillisecond, 0}, {1, rtt, rtt, 0}};
+    }
+    second();
+  }
+  const Picture picture = monitor.picture(now);
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    EXPECT_EQ(picture.ranks[rank].cause, rank == 2 ? "link" : "") << rank;
+  }
+}
+
+TEST_F(MonitorTest, TheFirstLongStepIsNotHeldAgainstARank) {
+  tell();
+  const auto wait = [&](Nanos age) {
+    for (uint32_t rank : {0u, 1u, 2u}) {
+      reports[rank].where = "waits in 'm' (round 0)";
+      reports[rank].age = age;
+    }
+    reports[3].age = 4 * kSecond + age;
+    server_reports[0].missing = {{"'m' (round 0)", age, {3}}};
+    tell();
+    return monitor.picture(now).missing;
+  };
+  EXPECT_TRUE(wait(1500 * kMillisecond).empty());
+  EXPECT_EQ(wait(2500 * kMillisecond).size(), 1u);
+}
+
 TEST_F(MonitorTest, ASlowLinkIsToldInCalls) {
   for (int i = 0; i < 4; ++i) {
     now += kSecond;
