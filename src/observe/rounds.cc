@@ -64,7 +64,8 @@ size_t Rounds::awaited(uint32_t group, uint32_t expected, Nanos now) const {
 void Rounds::compare(uint32_t expected, Nanos now) {
   for (auto it = open_.begin(); it != open_.end();) {
     const Open& open = it->second;
-    if (open.told.size() < awaited(std::get<0>(it->first), expected, now) && now - open.since < kPatience) {
+    const size_t awaits = awaited(std::get<0>(it->first), expected, now);
+    if (open.told.size() < awaits && now - open.since < kPatience) {
       ++it;
       continue;
     }

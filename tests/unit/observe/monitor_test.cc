@@ -5,91 +5,10 @@
 #include <algorithm>
 
 #include "observe/json.h"
+#include "tests/unit/observe/monitored_job.h"
 
 namespace herring::observe {
 namespace {
-
-using testing::Test;
-
-Roster roster_of(uint32_t ranks, uint32_t servers) {
-  Roster roster;
-  roster.job = "test";
-  roster.nodes = ranks;
-  for (uint32_t i = 0; i < ranks; ++i) roster.ranks.push_back({concat("host", i), i, 100 + i});
-  for (uint32_t i = 0; i < servers; ++i) {
-    roster.servers.push_back({concat("server", i), true, ~0u, 200 + i, 1.0 / servers});
-  }
-  return roster;
-}
-
-// A job whose ranks report each second, ten rounds in each report.
-class MonitorTest : public Test {
- protected:
-  static constexpr uint32_t kRanks = 4;
-
-  MonitorTest() : monitor(roster_of(kRanks, 2), options(), now) {}
-
-  static Monitor::Options options() {
-    Monitor::Options options;
-    options.report_every = 5 * kSecond;
-    return options;
-  }
-
-  // All ranks run for a second, each with its work per round.
-  void second() {
-    for (int i = 0; i < 10; ++i) round_of_all();
-    tell();
-  }
-
-  void round_of_all() {
-    Nanos last = 0;
-    for (uint32_t rank = 0; rank < kRanks; ++rank) {
-      last = std::max(last, before[rank] + work[rank]);
-    }
-    for (uint32_t rank = 0; rank < kRanks; ++rank) {
-      RoundSample sample;
-      sample.round = round;
-      sample.before = sample.called = before[rank];
-      sample.ready = before[rank] + work[rank];
-      sample.pushed = last + tail / 2;
-      sample.done = before[rank] = last + tail + pull[rank];
-      sample.waited = sample.done - sample.ready;
-      sample.bytes = 1000000;
-      reports[rank].samples.push_back(sample);
-    }
-    ++round;
-  }
-
-  void tell() {
-    now += kSecond;
-    for (uint32_t rank = 0; rank < kRanks; ++rank) {
-      Report& report = reports[rank];
-      report.offset_error = 0;
-      report.rounds = round;
-      if (!silent[rank]) monitor.report({false, rank}, report, now);
-      report.samples.clear();
-    }
-    for (uint32_t server = 0; server < 2; ++server) {
-      monitor.report({true, server}, server_reports[server], now);
-    }
-    for (uint32_t rank = 0; rank < kRanks; ++rank) {
-      monitor.heard({false, rank}, silent[rank] ? 0 : now, unreachable[rank] ? 0 : now);
-    }
-    for (uint32_t server = 0; server < 2; ++server) monitor.heard({true, server}, now, now);
-    monitor.tick(now);
-  }
-
-  Nanos now = 1000 * kSecond;
-  Monitor monitor;
-  std::vector<Report> reports = std::vector<Report>(kRanks);
-  std::vector<Report> server_reports = std::vector<Report>(2);
-  std::vector<Nanos> work = std::vector<Nanos>(kRanks, 90 * kMillisecond);
-  std::vector<Nanos> before = std::vector<Nanos>(kRanks, 1000 * kSecond);
-  std::vector<Nanos> pull = std::vector<Nanos>(kRanks);  // by how much results reach a rank later
-  std::vector<bool> silent = std::vector<bool>(kRanks), unreachable = std::vector<bool>(kRanks);
-  Nanos tail = 10 * kMillisecond;
-  uint32_t round = 0;
-};
 
 TEST_F(MonitorTest, AHealthyJobIsNotTalkedAbout) {
   for (int i = 0; i < 20; ++i) {
@@ -357,7 +276,7 @@ TEST_F(MonitorTest, RoundTripsTellOfSlowLinksThatAreNotFew) {
         Report& report = reports[rank];
         report.paths.clear();
         for (uint32_t server = 0; server < kRanks; ++server) {
-          // The queue of a slow link delays what goes through it, and now and then more than that.
+          // The queue of a slow link delays what goes through it.
           const Nanos rtt = is_slow(rank) || is_slow(server) ? 20 * kMillisecond : kMillisecond;
           report.paths.push_back({server, rtt + (server + rank) % 3 * kMillisecond, rtt, 0});
         }
@@ -389,22 +308,6 @@ TEST_F(MonitorTest, IdlePathsTellNothingOfALink) {
   for (uint32_t rank = 0; rank < kRanks; ++rank) {
     EXPECT_EQ(picture.ranks[rank].cause, rank == 2 ? "link" : "") << rank;
   }
-}
-
-TEST_F(MonitorTest, TheFirstLongStepIsNotHeldAgainstARank) {
-  tell();
-  const auto wait = [&](Nanos age) {
-    for (uint32_t rank : {0u, 1u, 2u}) {
-      reports[rank].where = "waits in 'm' (round 0)";
-      reports[rank].age = age;
-    }
-    reports[3].age = 4 * kSecond + age;
-    server_reports[0].missing = {{"'m' (round 0)", age, {3}}};
-    tell();
-    return monitor.picture(now).missing;
-  };
-  EXPECT_TRUE(wait(1500 * kMillisecond).empty());
-  EXPECT_EQ(wait(2500 * kMillisecond).size(), 1u);
 }
 
 TEST_F(MonitorTest, ASlowLinkIsToldInCalls) {
@@ -463,104 +366,6 @@ TEST_F(MonitorTest, ResultsThatComeLateAreNoFaultOfARank) {
   EXPECT_EQ(monitor.picture(now).ranks[3].cause, "link");
 }
 
-TEST_F(MonitorTest, OnlyTheAbsentAreBlamed) {
-  second();
-  for (uint32_t rank : {0u, 1u, 2u}) {
-    reports[rank].where = "waits in 'm' (round 10)";
-    reports[rank].age = 5 * kSecond;
-  }
-  reports[3].age = 5 * kSecond;
-  reports[3].cause = "input";
-  // Rank 2 is on the node of rank 3, so that a server waits for both.
-  server_reports[0].missing.push_back({"'m' (round 10)", 5 * kSecond, {2, 3}});
-  second();
-  Picture picture = monitor.picture(now);
-  ASSERT_EQ(picture.missing.size(), 1u);
-  EXPECT_EQ(picture.missing[0].ranks, std::vector<uint32_t>{3});
-  EXPECT_TRUE(picture.ranks[3].outlier);
-  EXPECT_EQ(picture.ranks[3].cause, "input");
-  for (uint32_t rank : {0u, 1u, 2u}) EXPECT_FALSE(picture.ranks[rank].outlier);
-  // On a single node no server sees it.
-  server_reports[0].missing.clear();
-  second();
-  picture = monitor.picture(now);
-  ASSERT_EQ(picture.missing.size(), 1u);
-  EXPECT_EQ(picture.missing[0].ranks, std::vector<uint32_t>{3});
-  EXPECT_EQ(picture.missing[0].what, "'m' (round 10)");
-}
-
-// A rank that was late goes on, and so do those who waited for it. Some reports are older than that.
-TEST_F(MonitorTest, WhoComputesAgainIsNotMissing) {
-  for (int i = 0; i < 3; ++i) second();
-  for (uint32_t rank : {0u, 2u, 3u}) {
-    reports[rank].where = "waits in 'm' (round 30)";
-    reports[rank].age = 1100 * kMillisecond;
-  }
-  reports[1].age = 1160 * kMillisecond;
-  // Rank 0 is on the node of rank 1, so that a server waits for both.
-  server_reports[0].missing.push_back({"'m' (round 30)", 1100 * kMillisecond, {0, 1}});
-  tell();
-  ASSERT_EQ(monitor.picture(now).missing.size(), 1u);
-  EXPECT_EQ(monitor.picture(now).missing[0].ranks, std::vector<uint32_t>{1});
-  now += 150 * kMillisecond;
-  for (uint32_t rank : {0u, 2u}) {
-    reports[rank].where.clear();
-    reports[rank].age = 40 * kMillisecond;
-    monitor.report({false, rank}, reports[rank], now);
-  }
-  for (const Missing& one : monitor.picture(now).missing) {
-    EXPECT_EQ(one.ranks, std::vector<uint32_t>{1});
-  }
-  reports[1].age = 0;
-  monitor.report({false, 1}, reports[1], now);
-  EXPECT_TRUE(monitor.picture(now).missing.empty());
-}
-
-// Between two reports a rank may have come.
-TEST_F(MonitorTest, OnlyKnownAbsenceCounts) {
-  second();
-  reports[0].where = "waits in 'm' (round 10)";
-  reports[0].age = 550 * kMillisecond;
-  for (uint32_t rank : {1u, 2u, 3u}) reports[rank].age = kSecond;
-  server_reports[0].missing.push_back({"'m' (round 10)", 550 * kMillisecond, {1, 2, 3}});
-  tell();
-  now += 500 * kMillisecond;
-  reports[0].age = server_reports[0].missing[0].age = 1050 * kMillisecond;
-  monitor.report({false, 0}, reports[0], now);
-  monitor.report({true, 0}, server_reports[0], now);
-  monitor.report({false, 3}, reports[3], now);  // computes since
-  const Picture picture = monitor.picture(now);
-  ASSERT_EQ(picture.missing.size(), 1u);
-  EXPECT_EQ(picture.missing[0].ranks, std::vector<uint32_t>{3});
-}
-
-TEST_F(MonitorTest, UsualWaitsAreNotTold) {
-  for (int i = 0; i < 30; ++i) {
-    // One rank after the other comes 1.5 s after the others.
-    for (uint32_t rank = 0; rank < kRanks; ++rank) {
-      work[rank] = (rank == i % kRanks ? 5000 : 3500) * kMillisecond;
-    }
-    round_of_all();
-  }
-  tell();
-  const auto wait = [&](Nanos age) {
-    for (uint32_t rank : {0u, 1u, 2u}) {
-      reports[rank].where = "waits in 'm' (round 30)";
-      reports[rank].age = age;
-    }
-    reports[3].age = 3500 * kMillisecond + age;
-    server_reports[0].missing = {{"'m' (round 30)", age, {3}}};
-    tell();
-    return monitor.picture(now);
-  };
-  Picture picture = wait(1400 * kMillisecond);
-  EXPECT_TRUE(picture.missing.empty());
-  EXPECT_FALSE(picture.ranks[3].outlier);
-  picture = wait(5 * kSecond);
-  EXPECT_EQ(picture.missing.size(), 1u);
-  EXPECT_TRUE(picture.ranks[3].outlier);
-}
-
 TEST_F(MonitorTest, WhoIsLateNoMoreIsNotNamed) {
   work[2] += 60 * kMillisecond;
   for (int i = 0; i < 8; ++i) second();
@@ -569,14 +374,6 @@ TEST_F(MonitorTest, WhoIsLateNoMoreIsNotNamed) {
   for (int i = 0; i < 2; ++i) second();
   EXPECT_GT(monitor.picture(now).ranks[2].late_share, 0.7);
   EXPECT_FALSE(monitor.picture(now).ranks[2].outlier);
-}
-
-TEST_F(MonitorTest, GroupsOfOtherRanksConcernNobodyElse) {
-  second();
-  reports[0].where = "waits in allreduce 'x' of ranks 0-1";
-  for (Report& report : reports) report.age = 5 * kSecond;
-  second();
-  EXPECT_TRUE(monitor.picture(now).missing.empty());
 }
 
 TEST_F(MonitorTest, ThoseWhoWaitForAServerSaySo) {
