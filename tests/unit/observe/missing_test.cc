@@ -4,7 +4,7 @@
 namespace herring::observe {
 namespace {
 
-// A rank that was late goes on, and so do those who waited for it. Some reports are older than that.
+// A rank that was late goes on, and so do those who waited for it. Some reports are older.
 TEST_F(MonitorTest, WhoComputesAgainIsNotMissing) {
   for (int i = 0; i < 3; ++i) second();
   for (uint32_t rank : {0u, 2u, 3u}) {
