@@ -18,7 +18,10 @@ struct Deadline {
     return now - since > timeout_ms * kMillisecond ||
            now - std::max(since, moved) > stall_ms * kMillisecond;
   }
-  bool warns(Nanos now, Nanos since) const { return now - since > warn_ms * kMillisecond; }
+  // `times`: how many times as long as usual this side waits before it does.
+  bool warns(Nanos now, Nanos since, uint32_t times = 1) const {
+    return (now - since) / times > warn_ms * kMillisecond;
+  }
 };
 
 inline Deadline shorter(const Deadline& a, const Deadline& b) {

@@ -11,6 +11,7 @@
 namespace herring {
 namespace {
 
+constexpr uint32_t kMostDoublings = 16;
 constexpr auto kAdderPatience = std::chrono::milliseconds(500);
 
 uint32_t interest(bool wants_write) {
@@ -386,6 +387,10 @@ void NodeStage::check_deadlines(Nanos now, Nanos servers_margin) {
     const bool overdue = deadline.passed(now - margin, work.since, moved);
     if (!overdue && (work.warned || !deadline.warns(now - margin, work.since))) continue;
     const std::vector<uint32_t> missing = work.missing();
+    // One rank speaks for the node. As it may be stopped itself, the next one speaks after twice
+    // the time, and so on.
+    const uint32_t times = 1u << std::min(work.turn_to_warn(missing), kMostDoublings);
+    if (!overdue && !deadline.warns(now - margin, work.since, times)) continue;
     std::string names;
     std::vector<uint32_t> awaited;
     for (const uint32_t local : missing) {

@@ -71,6 +71,15 @@ std::vector<uint32_t> NodeWork::missing() const {
   return missing;
 }
 
+// Who is missing may be stopped, so the others come first.
+uint32_t NodeWork::turn_to_warn(const std::vector<uint32_t>& missing) const {
+  std::vector<uint32_t> order = group().locals();
+  std::ranges::stable_partition(order, [&missing](uint32_t local) {
+    return std::ranges::find(missing, local) == missing.end();
+  });
+  return static_cast<uint32_t>(std::ranges::find(order, options.local_rank) - order.begin());
+}
+
 Status NodeWork::begin() {
   HERRING_RETURN_IF_ERROR(check_posted());
   for (const uint32_t r : group().locals()) workers += ranks[r].active;

@@ -117,8 +117,10 @@ struct NodeWork {
   void prepare_push();
   // Bytes of the slice have arrived from the servers: copies them into everybody's buffer.
   void place(plan::Range range);
-  // Returns text for messages: who has not posted or, when all have, who is not done.
+  // Returns who has not posted or, when all have, who is not done.
   std::vector<uint32_t> missing() const;
+  // Returns the place of this rank in the order in which local ranks warn of the missing ones.
+  uint32_t turn_to_warn(const std::vector<uint32_t>& missing) const;
 
   const NodeStageOptions& options;
   bool mine = false;                 // posted by this rank

@@ -1,6 +1,8 @@
 // How the monitor judges: who is late and why, what binds, and for whom others wait.
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <iterator>
 #include <utility>
 
 #include "observe/monitor.h"
@@ -19,6 +21,8 @@ constexpr double kWorthPart = 0.05, kBinds = 0.1;
 constexpr double kSwapping = 20, kStarved = 0.15;
 // The latest reports whose round trips count.
 constexpr size_t kReportsOfLinks = 3;
+// The longest that is waited for a rank before it is missing, while it is not known what is usual.
+constexpr Nanos kLongEnough = 5 * kSecond;
 
 double ratio(double part, double whole) { return whole > 0 ? part / whole : 0; }
 
@@ -39,8 +43,8 @@ double median_without(const std::vector<double>& sorted, double one) {
 }  // namespace
 
 Monitor::Links Monitor::links() const {
+  constexpr double kFast = 0.25;
   std::vector<std::vector<Nanos>> of_ranks(ranks_.size()), of_servers(servers_.size());
-  std::vector<Nanos> all;
   const auto elsewhere = [this](uint32_t rank, uint32_t server) {
     const Roster::Server& one = roster_.servers[server];
     return one.dedicated ? one.host != roster_.ranks[rank].host
@@ -55,11 +59,17 @@ Monitor::Links Monitor::links() const {
         if (path.rtt > 0) lately[path.index].push_back(path.rtt);
       }
     }
+    // Where nothing moves, round trips are not measured, and the last one is told again.
+    const auto moves = [](const auto& path) {
+      return std::adjacent_find(path.second.begin(), path.second.end(), std::not_equal_to<>()) !=
+             path.second.end();
+    };
+    const bool some_move = std::any_of(lately.begin(), lately.end(), moves);
     for (auto& [index, rtts] : lately) {
+      if (some_move && !moves(std::pair(index, rtts))) continue;
       const auto [rank, server] = ends(index);
       if (rank >= ranks_.size() || server >= servers_.size() || !elsewhere(rank, server)) continue;
       const Nanos rtt = median(std::move(rtts));
-      all.push_back(rtt);
       of_ranks[rank].push_back(rtt);
       of_servers[server].push_back(rtt);
     }
@@ -75,10 +85,19 @@ Monitor::Links Monitor::links() const {
     return std::any_of(one.report.paths.begin(), one.report.paths.end(),
                        [](const PathReport& path) { return path.rtt > 0; });
   });
-  links.typical = median(std::move(all));
-  for (auto& one : of_ranks) links.ranks.push_back(median(std::move(one)));
-  for (auto& one : of_servers) links.servers.push_back(median(std::move(one)));
+  for (auto& one : of_ranks) links.ranks.push_back(quantile(std::move(one), kFast));
+  for (auto& one : of_servers) links.servers.push_back(quantile(std::move(one), kFast));
+  std::vector<Nanos> told;
+  std::copy_if(links.ranks.begin(), links.ranks.end(), std::back_inserter(told),
+               [](Nanos rtt) { return rtt > 0; });
+  links.typical = median(std::move(told));
   return links;
+}
+
+Nanos Monitor::made_at(const Known& known) {
+  const Report& report = known.report;
+  if (report.sent == 0 || report.offset_error < 0) return known.at;
+  return std::min(known.at, report.sent + report.offset);
 }
 
 Monitor::Compared Monitor::compare() const {
@@ -102,7 +121,8 @@ Monitor::Compared Monitor::compare() const {
 
 // Ranks whose steps vary are all late at times. A rank stands out if it is later than is typical by
 // more than chance explains. The more ranks there are, the later one of them is by chance.
-bool Monitor::chronic(const Rounds::Late& late, double mean, double error, Nanos step) const {
+bool Monitor::standing_out(const Rounds::Late& late, double mean, double error,
+                           Nanos step) const {
   if (late.rounds < kFewestRounds || late.share() < kChronic) return false;
   const double worth = kWorthPart * static_cast<double>(step);
   const double chance = 2 + std::sqrt(2 * std::log(static_cast<double>(ranks_.size())));
@@ -203,10 +223,12 @@ std::string Monitor::own_cause(const Process& who, const Usual& usual, Nanos now
 void Monitor::judge_rank(Picture& picture, uint32_t rank, const Usual& usual,
                          const Compared& compared, Nanos now) const {
   Picture::Rank& judged = picture.ranks[rank];
-  const bool always =
-      chronic(compared.late[rank], compared.mean, compared.error, picture.split.step);
-  const bool lately = chronic(compared.latest[rank], compared.latest_mean, compared.latest_error,
-                              picture.split.step);
+  // Who was late for long, and is so no more, is not late.
+  const bool always = compared.latest[rank].share() >= kChronic / 2 &&
+                      standing_out(compared.late[rank], compared.mean, compared.error,
+                                   picture.split.step);
+  const bool lately = standing_out(compared.latest[rank], compared.latest_mean,
+                                   compared.latest_error, picture.split.step);
   const Rounds::Late late = judged.late =
       lately && !always ? compared.latest[rank] : compared.late[rank];
   judged.score = rounds_.score(rank);
@@ -218,8 +240,13 @@ void Monitor::judge_rank(Picture& picture, uint32_t rank, const Usual& usual,
   const double tail = ratio(static_cast<double>(picture.split.tail),
                             static_cast<double>(picture.split.step));
   const Nanos rtt = compared.links.ranks[rank];
-  const bool slow_link = compared.links.slow(rtt);
-  if (slow_link && (late.received > late.computed || tail > kBinds)) {
+  const LateAtServers& own = usual.at_servers[rank];
+  const double seconds = change(ranks_[rank]).seconds;
+  // Others wait for what a slow link brings: in rounds, or in calls.
+  const bool waited_for = picture.compared > 0
+                              ? late.received > late.computed || tail > kBinds
+                              : own.calls_waited + own.segments_waited > kWorthPart * seconds;
+  if (compared.links.slow(rtt) && waited_for) {
     judged.chronic = true;
     judged.once = false;
     judged.cause = "link";
@@ -250,10 +277,8 @@ void Monitor::judge_rank(Picture& picture, uint32_t rank, const Usual& usual,
     return;
   }
   // A rank whose segments come last at servers although its data was ready in time.
-  const LateAtServers& own = usual.at_servers[rank];
   const uint32_t pushing = usual.pushing;
   const double share = ratio(own.last_segments, own.segments);
-  const double seconds = change(ranks_[rank]).seconds;
   if (!compared.links.told && pushing >= 2 && own.segments >= 20 && share > 1.4 / pushing &&
       share >= 0.35 && share > 3 * usual.last_segments - (pushing == 2 ? share : 0) &&
       (picture.compared == 0 || tail > kBinds) && own.segments_waited > kWorthPart * seconds) {
@@ -326,9 +351,13 @@ void Monitor::judge_server(Picture& picture, uint32_t index, const Usual& usual,
   const Process who{true, index};
   if (roster_.is_in_rank(index)) return;  // the rank in the same process is judged
   if (server.state == State::kStopped) server.cause = "stopped";
+  // What a server lacks matters only if ranks wait for results.
+  const double tail = ratio(static_cast<double>(picture.split.tail),
+                            static_cast<double>(picture.split.step));
+  const bool waited_for = picture.compared == 0 || tail > kBinds;
   if (server.cause.empty() && server.reported) {
     const std::string cause = own_cause(who, usual, now);
-    if (cause != "compute") server.cause = cause;
+    if (cause == "stopped" || (cause != "compute" && waited_for)) server.cause = cause;
   }
   if (server.cause.empty() && server.state == State::kServing &&
       links.slow(links.servers[index])) {
@@ -339,39 +368,40 @@ void Monitor::judge_server(Picture& picture, uint32_t index, const Usual& usual,
                    server.state == State::kLost || server.state == State::kSilent;
 }
 
-// What servers wait for. A server that was told of twice may know of one operation in two groups.
+// Returns until when a rank is known not to have come to an operation, of which a server told this
+// at `told`; nothing if that is not so. The reports of a server and a rank are of different times.
+std::optional<Nanos> Monitor::absent_until(uint32_t rank, const std::string& what, Nanos told,
+                                           Nanos now) const {
+  if (rank >= ranks_.size()) return told;
+  const Known& one = ranks_[rank];
+  if (mute({false, rank}, now)) return now;
+  if (!one.reported || one.left || one.lost) return told;
+  // A rank that waits in an operation itself waits for others there: for those of its node that do
+  // not. Inside a node, and among workers, servers see nothing.
+  if (one.report.where.find(what) != std::string::npos) return std::nullopt;
+  // What it does now began after the server has told: it may have come in the meantime.
+  if (made_at(one) - one.report.age > told) return std::nullopt;
+  return made_at(one);
+}
+
+// For whom others wait, as servers and ranks tell. Only time for which a rank is known to have been
+// absent counts, so that nobody is called missing who has just come or gone.
 void Monitor::find_missing(Picture& picture, Nanos now) const {
-  const auto add = [&picture](Missing one) {
-    const auto same = std::find_if(picture.missing.begin(), picture.missing.end(),
-                                   [&one](const Missing& other) { return other.what == one.what; });
-    if (same == picture.missing.end()) {
-      picture.missing.push_back(std::move(one));
-      return;
-    }
-    same->age = std::max(same->age, one.age);
-    for (const uint32_t rank : one.ranks) {
-      if (std::find(same->ranks.begin(), same->ranks.end(), rank) == same->ranks.end()) {
-        same->ranks.push_back(rank);
-      }
-    }
+  std::map<std::string, std::map<uint32_t, Nanos>> absent;  // for how long
+  const auto add = [&absent](const std::string& what, uint32_t rank, Nanos time) {
+    Nanos& known = absent[what][rank];
+    known = std::max(known, time);
   };
   for (const Known& server : servers_) {
     if (!server.reported || server.left || server.lost) continue;
-    for (Missing one : server.report.missing) {
-      one.age += now - server.at;
-      add(std::move(one));
+    const Nanos told = made_at(server);
+    for (const Missing& one : server.report.missing) {
+      for (const uint32_t rank : one.ranks) {
+        const auto until = absent_until(rank, one.what, told, now);
+        if (until) add(one.what, rank, *until - (told - one.age));
+      }
     }
   }
-  // A rank that waits in an operation itself waits for others there: for those of its node that do
-  // not. Inside a node, and among workers, servers see nothing.
-  const auto is_in = [&picture](uint32_t rank, const std::string& what) {
-    const Picture::Rank& one = picture.ranks[rank];
-    return one.state == State::kWaiting && one.report.where.find(what) != std::string::npos;
-  };
-  for (Missing& one : picture.missing) {
-    std::erase_if(one.ranks, [&](uint32_t rank) { return is_in(rank, one.what); });
-  }
-  std::erase_if(picture.missing, [](const Missing& one) { return one.ranks.empty(); });
   const std::string kIn = "waits in ";
   for (uint32_t rank = 0; rank < picture.ranks.size(); ++rank) {
     const Picture::Rank& waits = picture.ranks[rank];
@@ -384,20 +414,42 @@ void Monitor::find_missing(Picture& picture, Nanos now) const {
     if (what.find(" of rank") != std::string::npos || what.find("(rank") != std::string::npos) {
       continue;
     }
-    Missing inferred{what, waits.report.age, {}};
+    const Nanos since = made_at(ranks_[rank]) - ranks_[rank].report.age;
     for (uint32_t other = 0; other < picture.ranks.size(); ++other) {
-      const Picture::Rank& one = picture.ranks[other];
+      const Known& one = ranks_[other];
+      if (mute({false, other}, now)) {
+        add(what, other, now - since);
+        continue;
+      }
       // Who computes for less time than this one waits has been elsewhere meanwhile.
-      const bool absent = (one.state == State::kComputing &&
-                           one.report.age > waits.report.age - kStalled / 5) ||
-                          mute({false, other}, now);
-      if (absent) inferred.ranks.push_back(other);
+      const Nanos until = made_at(one);
+      if (picture.ranks[other].state == State::kComputing &&
+          until - one.report.age < since + kStalled / 5 && until - since >= kStalled) {
+        add(what, other, until - since);
+      }
     }
-    if (!inferred.ranks.empty()) add(std::move(inferred));
   }
-  std::sort(picture.missing.begin(), picture.missing.end(),
-            [](const Missing& a, const Missing& b) { return a.age > b.age; });
-  for (Missing& one : picture.missing) std::sort(one.ranks.begin(), one.ranks.end());
+  // Ranks of which each takes another time wait for each other in every step.
+  const auto usual = [&](uint32_t rank, Nanos time) -> Nanos {
+    if (rank >= ranks_.size() || mute({false, rank}, now)) return 0;
+    if (picture.split.step > 0) return kOnceSteps * picture.split.spread;
+    // As long as no round tells, half of the time for which others have computed is not long.
+    return std::min((ranks_[rank].report.age - time) / 2, kLongEnough);
+  };
+  for (const auto& [what, ranks] : absent) {
+    Missing one{what, 0, {}};
+    for (const auto& [rank, time] : ranks) {
+      if (time >= usual(rank, time)) one.age = std::max(one.age, time);
+    }
+    if (one.age == 0) continue;
+    for (const auto& [rank, time] : ranks) {
+      if (time < usual(rank, time)) continue;
+      if (time >= std::min(one.age, kStalled) || one.age < kStalled) one.ranks.push_back(rank);
+    }
+    picture.missing.push_back(std::move(one));
+  }
+  std::stable_sort(picture.missing.begin(), picture.missing.end(),
+                   [](const Missing& a, const Missing& b) { return a.age > b.age; });
 }
 
 // Ranks for which others wait are worth a line, with what their code does.

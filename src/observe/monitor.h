@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -87,8 +88,10 @@ class Monitor {
     double major_faults = 0, run_delay = 0;  // per second
     double retransmits = 0;
   };
-  // Round trips between ranks and servers: the median over the other end of a process, of the last
-  // few reports. A process whose round trips are much longer than is typical has a slow link.
+  // Round trips between ranks and servers, of the last few reports. A path is as slow as the slower
+  // one of its ends, so the fast paths of a process tell how fast its own link is: their lower
+  // quartile. A process whose round trips are much longer than those of the median rank has a slow
+  // link.
   struct Links {
     std::vector<Nanos> ranks, servers;
     Nanos typical = 0;  // 0: not known
@@ -119,18 +122,22 @@ class Monitor {
   const Known& known(const Process& who) const;
   Known& known(const Process& who);
   State state_of(const Process& who, Nanos now) const;
+  // When the latest report of a process was made.
+  static Nanos made_at(const Known& known);
   static Change change(const Known& known);
   std::vector<LateAtServers> late_at_servers() const;
   Usual usual() const;
   Links links() const;
   Compared compare() const;
-  bool chronic(const Rounds::Late& late, double mean, double error, Nanos step) const;
+  bool standing_out(const Rounds::Late& late, double mean, double error, Nanos step) const;
   bool mute(const Process& who, Nanos now) const;
   void note_long_round(uint32_t rank, const RoundSample& sample, Nanos now);
   void judge_rank(Picture& picture, uint32_t rank, const Usual& usual, const Compared& compared,
                   Nanos now) const;
   void judge_server(Picture& picture, uint32_t index, const Usual& usual, const Links& links,
                     Nanos now) const;
+  std::optional<Nanos> absent_until(uint32_t rank, const std::string& what, Nanos told,
+                                    Nanos now) const;
   void find_missing(Picture& picture, Nanos now) const;
   void blame_missing(Picture& picture, Nanos now) const;
   // `late`: the part of the time by which it is late, if that is known.

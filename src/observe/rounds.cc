@@ -35,6 +35,12 @@ Nanos quantile(std::vector<Nanos> values, double q) {
 void Rounds::add(uint32_t rank, const RoundSample& sample, Nanos error, Nanos now) {
   if (rank >= verdicts_.size() || sample.ready == 0 || sample.done == 0) return;
   const Key key{sample.group, sample.stream, sample.round};
+  if (sample.group != 0) {
+    if (groups_.size() >= kMostOpen && groups_.count(sample.group) == 0) {
+      groups_.erase(groups_.begin());
+    }
+    groups_.try_emplace(sample.group, Seen{now, {}}).first->second.ranks.insert(rank);
+  }
   auto found = open_.find(key);
   if (found == open_.end()) {
     if (open_.size() >= kMostOpen) open_.erase(open_.begin());
@@ -47,10 +53,19 @@ void Rounds::add(uint32_t rank, const RoundSample& sample, Nanos error, Nanos no
   if (!known) told.push_back({rank, sample, error});
 }
 
+// Rounds of a group end on all members at about the same time, so those who have told of none for a
+// while are no members.
+size_t Rounds::awaited(uint32_t group, uint32_t expected, Nanos now) const {
+  const auto found = groups_.find(group);
+  if (found == groups_.end() || now - found->second.since < kFamiliar) return expected;
+  return found->second.ranks.size();
+}
+
 void Rounds::compare(uint32_t expected, Nanos now) {
   for (auto it = open_.begin(); it != open_.end();) {
     const Open& open = it->second;
-    if (open.told.size() < expected && now - open.since < kPatience) {
+    const size_t awaits = awaited(std::get<0>(it->first), expected, now);
+    if (open.told.size() < awaits && now - open.since < kPatience) {
       ++it;
       continue;
     }
@@ -75,6 +90,7 @@ void Rounds::compare_one(const Key& key, const Open& open) {
   split.step = median(of([](const RoundSample& s) { return between(s.before, s.done); }));
   split.compute = typical_work;
   split.ranks = last - typical;
+  split.spread = last - quantile(ready, 0);
   split.tail = std::max<Nanos>(done - last, 0);
   split.node_stage = median(of([](const RoundSample& s) { return between(s.ready, s.reduced); }));
   split.push = median(of([](const RoundSample& s) {
@@ -174,6 +190,7 @@ Rounds::Split Rounds::split() const {
   all.longest = quantile(steps, 1);
   all.compute = of(&Split::compute);
   all.ranks = of(&Split::ranks);
+  all.spread = of(&Split::spread);
   all.node_stage = of(&Split::node_stage);
   all.push = of(&Split::push);
   all.pull = of(&Split::pull);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -28,7 +29,8 @@ class Rounds {
   // Adds a sample whose times were moved to the clock of the rendezvous. `error`: the bound of the
   // error of that clock.
   void add(uint32_t rank, const RoundSample& sample, Nanos error, Nanos now);
-  // Compares the rounds of which all `expected` ranks have told, and those that are old.
+  // Compares the rounds of which all have told, and those that are old. `expected`: how many ranks
+  // tell of rounds of group 0.
   void compare(uint32_t expected, Nanos now);
 
   // How late a rank was in the compared rounds: later than the median rank by more than noise.
@@ -63,6 +65,7 @@ class Rounds {
     Nanos step = 0, shortest = 0, longest = 0;
     Nanos compute = 0;     // until the rank has given all its data
     Nanos ranks = 0;       // until the last rank has
+    Nanos spread = 0;      // from the first rank's data to the last one's
     Nanos node_stage = 0, push = 0, pull = 0;  // of the rest
     Nanos tail = 0;        // from the last rank's data to the results
     Nanos exposed = 0;     // how long the program waited
@@ -92,13 +95,23 @@ class Rounds {
     Nanos work = 0, typical_work = 0, waited = 0;
   };
 
+  // Ranks that were seen in a group, and when it was first seen.
+  struct Seen {
+    Nanos since = 0;
+    std::set<uint32_t> ranks;
+  };
+
+  size_t awaited(uint32_t group, uint32_t expected, Nanos now) const;
   void compare_one(const Key& key, const Open& open);
 
   // Rounds that wait for samples; more than these are dropped, oldest first.
   static constexpr size_t kMostOpen = 1024;
   static constexpr Nanos kPatience = 3 * kSecond;
+  // All members of a group that was seen for this long have told of it.
+  static constexpr Nanos kFamiliar = kSecond;
 
   std::map<Key, Open> open_;
+  std::map<uint32_t, Seen> groups_;  // without group 0
   std::vector<std::deque<Verdict>> verdicts_;  // by rank
   std::deque<Split> splits_;
   uint64_t compared_ = 0;

@@ -49,24 +49,31 @@ class Case:
       name: what happens, in a few words.
       expect: "rank 2" or "server 0", and the causes of which one must be named.
       known: seconds after the beginning of the fault after which it can be known.
-      layout: "node", "nodes", "dedicated" (servers), "hosts", or "hosts and servers".
-      kind: how steps reduce: "planned", "calls" or "ddp".
+      layout: "node", "nodes", "three nodes", "dedicated" (servers), "hosts", "hosts and servers",
+        or "hosts of two".
+      size: the number of ranks.
+      kind: how steps reduce: "planned", "calls", "ddp", "groups" or "partial".
       faults: of the program, see training.py.
       outside: what the harness does to the job two seconds after its start.
       says: patterns that must be found in the log or the findings, each within the same time.
       chronic: whether the rank is late again and again; None: does not matter.
       lasts: seconds for which a healthy job is observed.
+      clears: seconds after the end of the fault from which on nobody may be called late again and
+        again; None: the fault does not end.
       warns: patterns that a warning about a long wait must have.
       also: who may be accused beside those who are expected.
       program: more settings of the program, see training.py.
       settings: more environment variables.
       rate: of the links of emulated hosts, in bits per second.
+      held_out: whether the case was written before Herring's judgement was tried on it, after the
+        rules of that judgement had been made with the other cases.
     """
 
     name: str
     expect: dict[str, set[str]]
     known: float = 1.0
     layout: str = "nodes"
+    size: int = 4
     kind: str = "planned"
     faults: tuple[dict[str, Any], ...] = ()
     outside: Callable[[Run], None] | None = None
@@ -74,10 +81,12 @@ class Case:
     warns: tuple[str, ...] = ()
     chronic: bool | None = None
     lasts: float = 8.0
+    clears: float | None = None
     also: tuple[str, ...] = ()
     program: dict[str, Any] = dataclasses.field(default_factory=dict)
     settings: dict[str, str] = dataclasses.field(default_factory=dict)
     rate: float | None = 200e6
+    held_out: bool = False
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -159,18 +168,23 @@ class Run:
         threading.Thread(target=self._read, args=(reading,), daemon=True).start()
         command = [sys.executable, str(TRAINING)]
         if case.layout.startswith("hosts"):
-            servers = 2 if "servers" in case.layout else 0
-            plan = Plan(command, 4, servers, timeout=90, grace=3, settings=settings)
+            two = case.layout == "hosts of two"
+            servers = 2 if two or "servers" in case.layout else 0
+            plan = Plan(
+                command, case.size, servers, 1 + two, timeout=120, grace=3, settings=settings
+            )
             self.cluster = self._stack.enter_context(Cluster(plan.hosts, case.rate))
             thread = threading.Thread(target=self._run_on_hosts, args=(plan, writing), daemon=True)
             thread.start()
             return
         layout = {
-            "node": ["-n", "4"],
-            "nodes": ["-n", "4", "--nodes", "2"],
-            "dedicated": ["-n", "4", "--nodes", "2", "--servers", "2"],
+            "node": [],
+            "nodes": ["--nodes", "2"],
+            "three nodes": ["--nodes", "3"],
+            "dedicated": ["--nodes", "2", "--servers", "2"],
         }[case.layout]
-        launcher = [sys.executable, "-m", "herring.launch.cli", "run", *layout, "--grace", "3"]
+        launcher = [sys.executable, "-m", "herring.launch.cli", "run", "-n", str(case.size)]
+        launcher += [*layout, "--grace", "3"]
         child = subprocess.Popen(
             [*launcher, "--", *command],
             env={**os.environ, **settings},
@@ -236,7 +250,7 @@ class Run:
 
     def ready(self) -> bool:
         """Returns whether all ranks train."""
-        return len(list(self.folder.glob("ready-*"))) == 4
+        return len(list(self.folder.glob("ready-*"))) == self.case.size
 
     def over(self) -> bool:
         """Returns whether the launcher has ended."""
@@ -252,6 +266,10 @@ class Run:
             if len(list(self.folder.glob("began-[0-9]"))) < len(wanted):
                 self.began = 0.0
         return self.began
+
+    def ended(self) -> float:
+        """Returns when the fault ended; 0 if it has not."""
+        return max((p.stat().st_mtime for p in self.folder.glob("ended-[0-9]")), default=0.0)
 
     def stop(self) -> None:
         self._ended.set()
@@ -329,8 +347,9 @@ def _watch(running: Run) -> Result:
             case.outside(running)
     said: dict[str, float] = {}  # what was expected, and when it was said
     seen: dict[tuple[str, str], tuple[float, float]] = {}
+    kept: set[str] = set()  # who was accused after the end of the fault
     findings: list[str] = []
-    limit = time.time() + _START
+    limit = time.time() + _START + case.known + case.lasts
     read = 0
     while time.time() < limit:
         began = running.since()
@@ -340,6 +359,9 @@ def _watch(running: Run) -> Result:
             for who, cause, chronic in accusations(status):
                 first, _ = seen.get((who, cause), (now, now))
                 seen[who, cause] = (first, now)
+                ended = running.ended()
+                if chronic and case.clears is not None and 0 < ended < now - case.clears:
+                    kept.add(f"{who}: {cause}")
                 if cause in case.expect.get(who, ()) and case.chronic in (None, chronic):
                     said.setdefault(who, now)
             findings = status["findings"] or findings
@@ -368,6 +390,7 @@ def _watch(running: Run) -> Result:
         complete = all(item in said for item in case.wanted)
         if began:
             lasts = max(case.known, WARN_AFTER) + GRACE + _AFTER if case.wanted else case.lasts
+            lasts = max(lasts, case.lasts) if case.clears is not None else lasts
             limit = min(limit, began + lasts + (0 if complete else _AFTER))
         elif time.time() > start + 30 or running.over():
             break
@@ -399,9 +422,9 @@ def _watch(running: Run) -> Result:
         for who, why, last in causes
         if why not in case.expect[who] and last > right[who] + 0.3
     ]
-    if others or wrong:
+    if others or wrong or kept:
         verdict = "wrong"
-        text += f" [not expected: {', '.join(others or wrong)}]"
+        text += f" [not expected: {', '.join(others or wrong or kept)}]"
     elif not complete:
         verdict = "missed"
         text += f" [missing: {[item for item in case.wanted if item not in said]}]"

@@ -1,6 +1,6 @@
 """Runs all cases and prints a table: what was expected, what was said, and after how long.
 
-Usage: python tests/observe/run.py [--only TEXT] [--times N] [--verbose]
+Usage: python tests/observe/run.py [--only TEXT] [--held-out] [--times N] [--verbose]
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from observed_cases import CASES
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="cases whose name contains this text")
+    parser.add_argument("--held-out", action="store_true", help="only cases that were held out")
     parser.add_argument("--times", type=int, default=1, help="how often each case runs")
     parser.add_argument(
         "--part", default="1/1", metavar="I/N", help="every N-th case from the I-th"
@@ -27,7 +28,11 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="print the output of the jobs")
     parser.add_argument("--keep", metavar="FOLDER", help="write the output of the jobs to files")
     options = parser.parse_args()
-    chosen = [case for case in CASES if options.only in case.name]
+    chosen = [
+        case
+        for case in CASES
+        if options.only in case.name and (case.held_out or not options.held_out)
+    ]
     part, parts = map(int, options.part.split("/"))
     chosen = chosen[part - 1 :: parts]
     verdicts: Counter[str] = Counter()

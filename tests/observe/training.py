@@ -1,18 +1,20 @@
 """Trains in steps like a real program, with faults: runs on every rank of a case.
 
-OBSERVED_CASE is JSON: how steps reduce ("planned", "calls" or "ddp"), how long they compute, and
-the faults. When a fault begins on this rank, its time is written to a file in the folder of the
-case.
+OBSERVED_CASE is JSON: how steps reduce ("planned", "calls", "ddp", "groups" or "partial"), how long
+they compute, and the faults. When a fault begins on this rank, its time is written to a file in the
+folder of the case, and when it ends, another file is made there.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 import os
 import pickle
 import random
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -47,7 +49,7 @@ class Fault:
             self.file = open(fifo("input", rank), "rb")  # noqa: SIM115
         if self.what == "loader":
             self.file = iter(loader(self.file))
-        if self.what == "pages":
+        if self.what in ("pages", "memmap"):
             path = FOLDER / f"pages-{rank}"
             path.write_bytes(os.urandom(1 << 20) * 64)
             self.file = open(path, "rb")  # noqa: SIM115
@@ -63,6 +65,8 @@ class Fault:
             else:
                 pickle.load(self.file)
             return
+        if self.begun and step == self.last:
+            (FOLDER / f"ended-{herring.rank()}").touch()
         if not self.first <= step < self.last or (step - self.first) % self.every != 0:
             return
         self._tell(step)
@@ -107,6 +111,31 @@ class Fault:
                 break
         view.close()
 
+    def _memmap(self) -> None:
+        # Pages leave the page cache only while nobody maps them.
+        os.posix_fadvise(self.file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        items = np.memmap(self.file, np.uint8, "r")
+        end = time.monotonic() + self.seconds
+        while time.monotonic() < end:
+            place = random.randrange(len(items) - 4096)
+            items[place : place + 4096].sum()
+
+    def _gil(self) -> None:
+        # An extension that keeps the interpreter to itself.
+        if self.file is None:
+            keep = ctypes.PyDLL(None).usleep
+
+            def work() -> None:
+                while True:
+                    keep(int(self.seconds * 1e6))
+                    time.sleep(0.002)
+
+            self.file = threading.Thread(target=work, daemon=True)
+            self.file.start()
+
+    def _evaluate(self) -> None:
+        evaluate(self.seconds)
+
     def _hang(self) -> None:
         while True:
             time.sleep(1)
@@ -128,6 +157,13 @@ class Fault:
         herring.allreduce(np.ones(1000, np.float32), name="extra")
 
 
+def evaluate(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        np.linalg.norm(np.ones((100, 100)))
+        time.sleep(0.01)
+
+
 def loader(source: Any) -> Any:
     """Returns a torch.utils.data.DataLoader that reads its items from a pipe."""
     from torch.utils.data import DataLoader, IterableDataset
@@ -145,7 +181,7 @@ def say_ready() -> None:
 
 
 def compute(faults: list[Fault], step: int) -> None:
-    if step == 5:
+    if step == CASE.get("ready", 5):
         say_ready()
     jitter = CASE.get("jitter", 0.0)
     for fault in faults:
@@ -157,14 +193,29 @@ def compute(faults: list[Fault], step: int) -> None:
             fault.strike(step)
 
 
-def planned(faults: list[Fault]) -> None:
+def planned(faults: list[Fault], group: Any = None) -> None:
     elements = CASE["bytes"] // 4
-    plan = herring.planned.PlannedReduction([(elements, "float32")] * 2, name="model")
+    plan = herring.planned.PlannedReduction([(elements, "float32")] * 2, name="model", group=group)
     for step in range(CASE["steps"]):
         plan.begin()
         compute(faults, step)
         plan.ready_all([1, 0])
         plan.wait()
+
+
+def groups(faults: list[Fault]) -> None:
+    made = [herring.new_group(ranks) for ranks in CASE["groups"]]
+    planned(faults, next(group for group in made if group.rank is not None))
+
+
+def partial(faults: list[Fault]) -> None:
+    array = np.ones(CASE["bytes"] // 4, np.float32)
+    reduction = herring.PartialReduction(array.size, "float32", sync="majority", name="gradient")
+    for step in range(CASE["steps"]):
+        compute(faults, step)
+        # A rank that takes one result in each step would hold the others up.
+        for _ in reduction.step(array, np.empty_like(array)):
+            pass
 
 
 def calls(faults: list[Fault]) -> None:
@@ -204,7 +255,8 @@ def main() -> None:
     for fault in faults:
         fault.prepare()
     try:
-        {"planned": planned, "calls": calls, "ddp": ddp}[CASE["kind"]](faults)
+        kinds = (planned, calls, ddp, groups, partial)
+        next(kind for kind in kinds if kind.__name__ == CASE["kind"])(faults)
     except herring.HerringError as error:
         print(f"rank {herring.rank()} failed: {error}", file=sys.stderr, flush=True)
         raise SystemExit(3) from None

@@ -121,7 +121,7 @@ class NodeStageTest : public ::testing::Test {
     task.reduction.op = adder ? ReduceOp::kAverage : ReduceOp::kSum;
     task.adder = std::move(adder);
     task.active = active;
-    task.deadline = {60'000, 60'000, 60'000};
+    task.deadline = {3600'000, 3600'000, 60'000};
     task.mark = mark;
     task.shards = {{0, 0, bytes}};
     task.on_done = [this, r](uint32_t workers) { ranks[r].workers.push_back(workers); };
@@ -199,6 +199,40 @@ TEST_F(NodeStageTest, MarksWhenTheSliceOfARankIsCombined) {
        }});
   EXPECT_GE(reduced(), start);
   EXPECT_EQ(ranks[0].workers, std::vector<uint32_t>{5});
+}
+
+TEST_F(NodeStageTest, OneRankSpeaksForTheNode) {
+  make(4, 1);
+  std::vector<char*> data;
+  for (uint32_t r = 0; r < 4; ++r) {
+    data.push_back(allocate(r, kSmall));
+    std::memset(data[r], 0, kSmall);
+  }
+  const Nanos start = loop.now();
+  const auto speakers = [&](Nanos after) {
+    std::vector<uint32_t> who;
+    for (uint32_t r = 0; r < 4; ++r) {
+      testing::internal::CaptureStderr();
+      ranks[r].stage->check_deadlines(start + after, 0);
+      const std::string text = testing::internal::GetCapturedStderr();
+      if (text.find("which did not submit it") != std::string::npos) who.push_back(r);
+    }
+    return who;
+  };
+  const auto nobody = std::vector<uint32_t>{};
+  run({[&] { for (const uint32_t r : {1u, 2u, 3u}) post(r, data[r], kSmall); },
+       [&] {
+         // Rank 0 is missing, so the next one speaks.
+         EXPECT_EQ(speakers(50 * kSecond), nobody);
+         EXPECT_EQ(speakers(70 * kSecond), std::vector<uint32_t>{1});
+         EXPECT_EQ(speakers(110 * kSecond), nobody);
+         // Had rank 1 been stopped, nobody would have spoken yet.
+         EXPECT_EQ(speakers(130 * kSecond), std::vector<uint32_t>{2});
+         EXPECT_EQ(speakers(250 * kSecond), std::vector<uint32_t>{3});
+         EXPECT_EQ(speakers(1000 * kSecond), nobody);
+         post(0, data[0], kSmall);
+       }});
+  for (const Rank& rank : ranks) EXPECT_EQ(rank.workers.size(), 1u);
 }
 
 // A neighbour may close its plan, free its array or end its process. What it has posted stays

@@ -5,91 +5,10 @@
 #include <algorithm>
 
 #include "observe/json.h"
+#include "tests/unit/observe/monitored_job.h"
 
 namespace herring::observe {
 namespace {
-
-using testing::Test;
-
-Roster roster_of(uint32_t ranks, uint32_t servers) {
-  Roster roster;
-  roster.job = "test";
-  roster.nodes = ranks;
-  for (uint32_t i = 0; i < ranks; ++i) roster.ranks.push_back({concat("host", i), i, 100 + i});
-  for (uint32_t i = 0; i < servers; ++i) {
-    roster.servers.push_back({concat("server", i), true, ~0u, 200 + i, 1.0 / servers});
-  }
-  return roster;
-}
-
-// A job whose ranks report each second, ten rounds in each report.
-class MonitorTest : public Test {
- protected:
-  static constexpr uint32_t kRanks = 4;
-
-  MonitorTest() : monitor(roster_of(kRanks, 2), options(), now) {}
-
-  static Monitor::Options options() {
-    Monitor::Options options;
-    options.report_every = 5 * kSecond;
-    return options;
-  }
-
-  // All ranks run for a second, each with its work per round.
-  void second() {
-    for (int i = 0; i < 10; ++i) round_of_all();
-    tell();
-  }
-
-  void round_of_all() {
-    Nanos last = 0;
-    for (uint32_t rank = 0; rank < kRanks; ++rank) {
-      last = std::max(last, before[rank] + work[rank]);
-    }
-    for (uint32_t rank = 0; rank < kRanks; ++rank) {
-      RoundSample sample;
-      sample.round = round;
-      sample.before = sample.called = before[rank];
-      sample.ready = before[rank] + work[rank];
-      sample.pushed = last + tail / 2;
-      sample.done = before[rank] = last + tail + pull[rank];
-      sample.waited = sample.done - sample.ready;
-      sample.bytes = 1000000;
-      reports[rank].samples.push_back(sample);
-    }
-    ++round;
-  }
-
-  void tell() {
-    now += kSecond;
-    for (uint32_t rank = 0; rank < kRanks; ++rank) {
-      Report& report = reports[rank];
-      report.offset_error = 0;
-      report.rounds = round;
-      if (!silent[rank]) monitor.report({false, rank}, report, now);
-      report.samples.clear();
-    }
-    for (uint32_t server = 0; server < 2; ++server) {
-      monitor.report({true, server}, server_reports[server], now);
-    }
-    for (uint32_t rank = 0; rank < kRanks; ++rank) {
-      monitor.heard({false, rank}, silent[rank] ? 0 : now, unreachable[rank] ? 0 : now);
-    }
-    for (uint32_t server = 0; server < 2; ++server) monitor.heard({true, server}, now, now);
-    monitor.tick(now);
-  }
-
-  Nanos now = 1000 * kSecond;
-  Monitor monitor;
-  std::vector<Report> reports = std::vector<Report>(kRanks);
-  std::vector<Report> server_reports = std::vector<Report>(2);
-  std::vector<Nanos> work = std::vector<Nanos>(kRanks, 90 * kMillisecond);
-  std::vector<Nanos> before = std::vector<Nanos>(kRanks, 1000 * kSecond);
-  std::vector<Nanos> pull = std::vector<Nanos>(kRanks);  // by how much results reach a rank later
-  std::vector<bool> silent = std::vector<bool>(kRanks), unreachable = std::vector<bool>(kRanks);
-  Nanos tail = 10 * kMillisecond;
-  uint32_t round = 0;
-};
 
 TEST_F(MonitorTest, AHealthyJobIsNotTalkedAbout) {
   for (int i = 0; i < 20; ++i) {
@@ -343,6 +262,103 @@ TEST_F(MonitorTest, RoundTripsTellWhoseLinkIsSlow) {
   for (const Picture::Server& server : monitor.picture(now).servers) EXPECT_FALSE(server.outlier);
 }
 
+// With few hosts, most paths have an end at a slow one.
+TEST_F(MonitorTest, RoundTripsTellOfSlowLinksThatAreNotFew) {
+  tail = 50 * kMillisecond;
+  Roster roster = roster_of(kRanks, kRanks);
+  for (uint32_t i = 0; i < kRanks; ++i) {
+    roster.servers[i] = {concat("host", i), false, i, 100 + i, 0.25};
+  }
+  for (const std::vector<uint32_t>& slow : {std::vector<uint32_t>{2}, {1, 2}}) {
+    Monitor judge(roster, options(), now);
+    const auto is_slow = [&slow](uint32_t host) {
+      return std::find(slow.begin(), slow.end(), host) != slow.end();
+    };
+    for (int i = 0; i < 4; ++i) {
+      for (int n = 0; n < 10; ++n) round_of_all();
+      now += kSecond;
+      for (uint32_t rank = 0; rank < kRanks; ++rank) {
+        Report& report = reports[rank];
+        report.paths.clear();
+        for (uint32_t server = 0; server < kRanks; ++server) {
+          // The queue of a slow link delays what goes through it.
+          const Nanos rtt = is_slow(rank) || is_slow(server) ? 20 * kMillisecond : kMillisecond;
+          report.paths.push_back({server, rtt + (server + rank) % 3 * kMillisecond, rtt, 0});
+        }
+        judge.report({false, rank}, report, now);
+        report.samples.clear();
+        judge.heard({false, rank}, now, now);
+        judge.heard({true, rank}, now, now);
+      }
+      judge.tick(now);
+    }
+    const Picture picture = judge.picture(now);
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      EXPECT_EQ(picture.ranks[rank].cause, is_slow(rank) ? "link" : "") << rank;
+    }
+  }
+}
+
+TEST_F(MonitorTest, IdlePathsTellNothingOfALink) {
+  tail = 50 * kMillisecond;
+  for (int i = 0; i < 4; ++i) {
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      // Everything goes to server 1.
+      const Nanos rtt = (rank == 2 ? 40 : 1) * kMillisecond + i * kMicrosecond;
+      reports[rank].paths = {{0, kMillisecond, kMillisecond, 0}, {1, rtt, rtt, 0}};
+    }
+    second();
+  }
+  const Picture picture = monitor.picture(now);
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    EXPECT_EQ(picture.ranks[rank].cause, rank == 2 ? "link" : "") << rank;
+  }
+}
+
+TEST_F(MonitorTest, ASlowLinkIsToldInCalls) {
+  for (int i = 0; i < 4; ++i) {
+    now += kSecond;
+    Report& server = server_reports[0];
+    if (server.lateness.empty()) {
+      for (uint32_t rank = 0; rank < kRanks; ++rank) server.lateness.push_back({rank, {}});
+    }
+    for (auto& [rank, late] : server.lateness) {
+      late.segments += 100;
+      late.last_segments += rank == 1 ? 100 : 0;
+      late.segments_waited += rank == 1 ? 400 * kMillisecond : 0;
+    }
+    monitor.report({true, 0}, server, now);
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      const Nanos rtt = rank == 1 ? 40 * kMillisecond : kMillisecond;
+      reports[rank].calls += 20;
+      reports[rank].paths = {{0, rtt, rtt, 0}, {1, rtt, rtt, 0}};
+      monitor.report({false, rank}, reports[rank], now);
+      monitor.heard({false, rank}, now, now);
+    }
+    for (uint32_t index : {0u, 1u}) monitor.heard({true, index}, now, now);
+    monitor.tick(now);
+  }
+  const Picture picture = monitor.picture(now);
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    EXPECT_EQ(picture.ranks[rank].cause, rank == 1 ? "link" : "");
+  }
+}
+
+TEST_F(MonitorTest, AServerForWhichNobodyWaitsIsNotSlow) {
+  const auto run = [&] {
+    for (int i = 0; i < 4; ++i) {
+      server_reports[1].resources.run_delay += 400 * kMillisecond;
+      second();
+    }
+    return monitor.picture(now).servers[1].cause;
+  };
+  tail = 3 * kMillisecond;
+  EXPECT_EQ(run(), "");
+  tail = 60 * kMillisecond;
+  for (int i = 0; i < 3; ++i) run();
+  EXPECT_EQ(run(), "starved");
+}
+
 TEST_F(MonitorTest, ResultsThatComeLateAreNoFaultOfARank) {
   pull[3] = 12 * kMillisecond;
   for (int i = 0; i < 3; ++i) second();
@@ -355,38 +371,14 @@ TEST_F(MonitorTest, ResultsThatComeLateAreNoFaultOfARank) {
   EXPECT_EQ(monitor.picture(now).ranks[3].cause, "link");
 }
 
-TEST_F(MonitorTest, OnlyTheAbsentAreBlamed) {
-  second();
-  for (uint32_t rank : {0u, 1u, 2u}) {
-    reports[rank].where = "waits in 'm' (round 10)";
-    reports[rank].age = 5 * kSecond;
-  }
-  reports[3].age = 5 * kSecond;
-  reports[3].cause = "input";
-  // Rank 2 is on the node of rank 3, so that a server waits for both.
-  server_reports[0].missing.push_back({"'m' (round 10)", 5 * kSecond, {2, 3}});
-  second();
-  Picture picture = monitor.picture(now);
-  ASSERT_EQ(picture.missing.size(), 1u);
-  EXPECT_EQ(picture.missing[0].ranks, std::vector<uint32_t>{3});
-  EXPECT_TRUE(picture.ranks[3].outlier);
-  EXPECT_EQ(picture.ranks[3].cause, "input");
-  for (uint32_t rank : {0u, 1u, 2u}) EXPECT_FALSE(picture.ranks[rank].outlier);
-  // On a single node no server sees it.
-  server_reports[0].missing.clear();
-  second();
-  picture = monitor.picture(now);
-  ASSERT_EQ(picture.missing.size(), 1u);
-  EXPECT_EQ(picture.missing[0].ranks, std::vector<uint32_t>{3});
-  EXPECT_EQ(picture.missing[0].what, "'m' (round 10)");
-}
-
-TEST_F(MonitorTest, GroupsOfOtherRanksConcernNobodyElse) {
-  second();
-  reports[0].where = "waits in allreduce 'x' of ranks 0-1";
-  for (Report& report : reports) report.age = 5 * kSecond;
-  second();
-  EXPECT_TRUE(monitor.picture(now).missing.empty());
+TEST_F(MonitorTest, WhoIsLateNoMoreIsNotNamed) {
+  work[2] += 60 * kMillisecond;
+  for (int i = 0; i < 8; ++i) second();
+  EXPECT_TRUE(monitor.picture(now).ranks[2].chronic);
+  work[2] -= 60 * kMillisecond;
+  for (int i = 0; i < 2; ++i) second();
+  EXPECT_GT(monitor.picture(now).ranks[2].late_share, 0.7);
+  EXPECT_FALSE(monitor.picture(now).ranks[2].outlier);
 }
 
 TEST_F(MonitorTest, ThoseWhoWaitForAServerSaySo) {

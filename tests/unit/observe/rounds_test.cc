@@ -147,6 +147,34 @@ TEST(Rounds, AreComparedWhenAllHaveToldOrAfterAWhile) {
   EXPECT_EQ(rounds.open(), 0u);
 }
 
+TEST(Rounds, OfAGroupAreComparedWhenItsMembersHaveTold) {
+  Rounds rounds(4);
+  const Nanos start = 100 * kSecond;
+  const auto tell = [&](uint32_t rank, uint32_t round, Nanos when) {
+    RoundSample sample;
+    sample.group = 7;
+    sample.round = round;
+    sample.before = when - kStep;
+    sample.ready = when - kStep / 2 + (rank == 3 ? kStep / 4 : 0);
+    sample.done = when;
+    rounds.add(rank, sample, 0, when);
+    rounds.compare(4, when);
+  };
+  tell(1, 0, start);
+  tell(3, 0, start);
+  EXPECT_EQ(rounds.compared(), 0u);  // others may be in this group, too
+  rounds.compare(4, start + 2 * kSecond);
+  EXPECT_EQ(rounds.compared(), 1u);
+  for (uint32_t round = 1; round < 10; ++round) {
+    tell(1, round, start + 2 * kSecond);
+    EXPECT_EQ(rounds.compared(), round);
+    tell(3, round, start + 2 * kSecond);
+    EXPECT_EQ(rounds.compared(), round + 1);
+  }
+  EXPECT_EQ(rounds.late(3).late, 10u);
+  EXPECT_EQ(rounds.late(1).late, 0u);
+}
+
 TEST(Rounds, WhatNobodyElseTellsIsBounded) {
   Rounds rounds(2);
   RoundSample sample;
