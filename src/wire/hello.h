@@ -20,7 +20,7 @@
 
 namespace herring::wire {
 
-inline constexpr uint16_t kProtocolVersion = 11;
+inline constexpr uint16_t kProtocolVersion = 12;
 
 using Nonce = std::array<uint8_t, 32>;
 using Mac = std::array<uint8_t, 32>;
@@ -35,6 +35,7 @@ enum class Verdict : uint16_t {
   kWrongJob,
   kWrongSecret,
   kUnexpected,  // right secret, but no process of this role and rank is expected here
+  kOtherStart = 7,  // right secret, but another start of the job
 };
 const char* describe(Verdict verdict);
 
