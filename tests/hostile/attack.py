@@ -31,7 +31,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from strangers import KINDS, PATIENCE, Crowd, Known, Target, record_member
 
 from herring import _core
-from herring.observe.client import Endpoint, StatusError, ask
+from herring.observe.client import Endpoint, ask
+from herring.observe.schema import StatusError
 
 TRAINING = Path(__file__).parent / "training.py"
 LEAST_KEPT = 0.95  # of the steps per second
@@ -354,8 +355,8 @@ def _measure(
     _wait(job, "more steps", 60, lambda: job.steps() > before + 5)
     _wait_until_gone(usage)
     for quiet, attacked in spans:
-        rates = [job.steps_between(*span) / (span[1] - span[0]) for span in (quiet, attacked)]
-        report.ratios.append(rates[1] / rates[0] if rates[0] else 0.0)
+        calm, stormy = (job.steps_between(*one) / (one[1] - one[0]) for one in (quiet, attacked))
+        report.ratios.append(stormy / calm if calm else 0.0)
     report.by_kind = first.came + crowd.came
     report.connections = sum(report.by_kind.values())
     report.leaks = first.leaks + crowd.leaks

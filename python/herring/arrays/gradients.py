@@ -127,7 +127,7 @@ def agree(
         name=name,
         group=group,
     )
-    mine = sorted(present), list(order)
+    mine = sorted(map(int, present)), list(map(int, order))
     everyone = allgather_plain(mine, name=f"{name}.gradients", group=group)
     used = {index for indices, _ in everyone for index in indices}
     first = [index for index in dict.fromkeys(everyone[0][1]) if index in used]
