@@ -354,8 +354,9 @@ def _measure(
     before = job.steps()
     _wait(job, "more steps", 60, lambda: job.steps() > before + 5)
     _wait_until_gone(usage)
-    for quiet, attacked in spans:
-        calm, stormy = (job.steps_between(*one) / (one[1] - one[0]) for one in (quiet, attacked))
+    for quiet, during in spans:
+        calm = job.steps_between(*quiet) / (quiet[1] - quiet[0])
+        stormy = job.steps_between(*during) / (during[1] - during[0])
         report.ratios.append(stormy / calm if calm else 0.0)
     report.by_kind = first.came + crowd.came
     report.connections = sum(report.by_kind.values())
