@@ -37,6 +37,10 @@ TESTS_schedulers := dask spark
 PROGRAMS ?= 10000
 FIRST ?= 1
 FEATURES ?=
+# For `make hostile`: the number of connections, of pairs of turns, and the seed.
+CONNECTIONS ?= 10000
+TURNS ?= 20
+SEED ?= 1
 # For `make soak-gpus`: the number of jobs; FIRST is the first seed.
 RUNS ?= 1000
 # For `make soak-adapters`: how often the tests run.
@@ -66,7 +70,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 PACKAGE := $(shell find python/herring lab/python -name '*.py' 2>/dev/null)
 CORE := $(shell find src bindings lab/src lab/bindings -type f 2>/dev/null) CMakeLists.txt lab/CMakeLists.txt pyproject.toml
 
-.PHONY: help run build docs test test-core test-docs test-install test-examples test-python test-frameworks test-clusters test-gpu bench-gpu lint hooks sanitize soak soak-adapters soak-gpus faults observe-cases credit-suite fuzz wheel check-aarch64 clean distclean
+.PHONY: help run build docs test test-core test-docs test-install test-examples test-python test-frameworks test-clusters test-gpu bench-gpu lint hooks sanitize soak soak-adapters soak-gpus faults observe-cases hostile credit-suite fuzz wheel check-aarch64 clean distclean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -181,6 +185,9 @@ faults: $(STAMPS)/build build/tests/fault_injection.so ## run jobs in which one 
 
 observe-cases: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/examples ## run slow and stuck jobs, and check whom Herring names, and why: ONLY=
 	@$(BIN)/python tests/observe/run.py --only '$(ONLY)'
+
+hostile: $(STAMPS)/build ## train while strangers attack all ports of the job: CONNECTIONS=10000 TURNS=20 SEED=1
+	@$(BIN)/python tests/hostile/attack.py --connections $(CONNECTIONS) --turns $(TURNS) --seed $(SEED)
 
 credit-suite: $(STAMPS)/build ## check credit control on random networks: NETWORKS=1000 FIRST=1 MODEL=coarse|jobs
 	@$(BIN)/python -m herring_lab.simulate.property_suite --model $(MODEL) --networks $(NETWORKS) --first $(FIRST) \

@@ -529,6 +529,7 @@ void register_job(nb::module_& module) {
         }
         return job.cluster().ranks_of(node);
       }, "node"_a)
+      .def_prop_ro("objects", [](const Job& job) { return job.cluster().settings.at("objects"); })
       .def_prop_ro("num_servers", [](const Job& job) { return job.cluster().servers.size(); });
   module.def("empty", &empty, "job"_a, "bytes"_a);
   module.def("copy_parts", &copy_parts, "parts"_a, "back"_a = false);

@@ -29,11 +29,9 @@ __version__: str
 if TYPE_CHECKING:
     from herring.arrays.collectives import (
         allgather,
-        allgather_object,
         alltoall,
         barrier,
         broadcast,
-        broadcast_object,
         empty,
         reduce_scatter,
     )
@@ -58,6 +56,10 @@ if TYPE_CHECKING:
         receive_async,
         send,
         send_async,
+    )
+    from herring.arrays.objects import (
+        allgather_object,
+        broadcast_object,
     )
     from herring.arrays.operations import (
         Handle,
@@ -107,6 +109,7 @@ _HOMES = (
     "herring.arrays.groups",
     "herring.arrays.operations",
     "herring.arrays.collectives",
+    "herring.arrays.objects",
     "herring.arrays.reduction",
     "herring.arrays.rooted",
     "herring.arrays.messages",

@@ -23,6 +23,7 @@ inline constexpr std::string_view kLogLevels[] = {"debug", "info", "warning", "e
 inline constexpr std::string_view kSimdLevels[] = {"auto", "baseline", "avx2", "avx512"};
 inline constexpr std::string_view kNodeStages[] = {"auto", "host", "staged", "ipc"};
 inline constexpr std::string_view kJaxCalls[] = {"auto", "ffi", "callback"};
+inline constexpr std::string_view kObjects[] = {"pickle", "json", "none"};
 inline constexpr std::string_view kTensorflowCalls[] = {"op", "function"};
 
 inline constexpr SettingSpec kSpecs[] = {
@@ -141,6 +142,11 @@ inline constexpr SettingSpec kSpecs[] = {
     {"server_memory", kBytes, kJob, "1GiB",
      "Memory that a server may use for contributions and results; at least 2 MiB per flow",
      {16 * kMiB, 1024 * kGiB}},
+    {"objects", kEnum, kJob, "pickle",
+     "How programs may send objects (broadcast_object and the like); all ranks must give the same. "
+     "pickle: any object, but who receives it trusts all ranks; json: what JSON can carry exactly; "
+     "none: not at all",
+     {.choices = kObjects}},
     {"observe", kBool, kJob, "true",
      "Whether workers and servers record what they do and report it to rank 0"},
 };

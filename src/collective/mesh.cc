@@ -30,9 +30,9 @@ Result<std::string> Mesh::listen() {
   auto listener = transport_.listen(
       loop_, {options_.host, 0}, options_.credentials,
       [this](const wire::Hello& hello) {
+        if (hello.incarnation != options_.incarnation) return wire::Verdict::kOtherStart;
         const bool expected = hello.role == wire::Role::kWorker && hello.rank < options_.rank &&
-                              hello.flow == 0 && hello.incarnation == options_.incarnation &&
-                              flows_.count(hello.rank) == 0;
+                              hello.flow == 0 && flows_.count(hello.rank) == 0;
         return expected ? wire::Verdict::kAccepted : wire::Verdict::kUnexpected;
       },
       [this](std::unique_ptr<Connection> connection, const wire::Hello& hello, const Address&) {

@@ -13,7 +13,7 @@ namespace {
 // Returns "4 (ranks 0, 1), 3 (rank 2)" for the values that `value` returns for the workers.
 template <typename Value>
 std::string who_has_what(const std::vector<RegisteredWorker>& workers, Value value) {
-  std::map<uint32_t, std::vector<uint32_t>> ranks_by_value;
+  std::map<decltype(value(workers[0].registration)), std::vector<uint32_t>> ranks_by_value;
   for (const RegisteredWorker& worker : workers) {
     ranks_by_value[value(worker.registration)].push_back(worker.registration.rank);
   }
@@ -83,6 +83,11 @@ std::string describe(const RegisteredWorker& worker) {
   return concat("rank ", worker.registration.rank, " (", worker.host, ", pid ", worker.pid, ")");
 }
 
+std::string objects_of(const WorkerRegistration& worker) {
+  const auto given = worker.settings.find("objects");
+  return given == worker.settings.end() ? default_of("objects").text : given->second;
+}
+
 std::string list_numbers(std::vector<uint32_t> numbers) {
   constexpr size_t kMaxRuns = 16;
   std::sort(numbers.begin(), numbers.end());
@@ -120,6 +125,13 @@ Status find_contradiction(const std::vector<RegisteredWorker>& workers, uint32_t
             concat("the ranks disagree about the number of dedicated servers (HERRING_SERVERS): ",
                    who_has_what(workers, [](const auto& w) { return w.dedicated_servers; }),
                    "; the rendezvous expects ", dedicated_servers)};
+  }
+  if (std::any_of(workers.begin(), workers.end(), [&](const RegisteredWorker& worker) {
+        return objects_of(worker.registration) != objects_of(workers[0].registration);
+      })) {
+    return {Code::kConfiguration,
+            concat("the ranks disagree about how objects are sent (HERRING_OBJECTS): ",
+                   who_has_what(workers, objects_of), "; give all ranks the same value")};
   }
   std::map<uint32_t, const RegisteredWorker*> by_rank;
   for (const RegisteredWorker& worker : workers) {

@@ -23,6 +23,10 @@ std::string describe(const RegisteredWorker& worker);
 // Returns "0, 2 to 5, 9"; long lists end with "and 7 more".
 std::string list_numbers(std::vector<uint32_t> numbers);
 
+// Returns the worker's HERRING_OBJECTS. The setting guards the rank that has it, so it is not taken
+// over from rank 0: ranks with different values do not form a job.
+std::string objects_of(const WorkerRegistration& worker);
+
 // Finds registrations that contradict one another or the rendezvous' own settings, before all
 // workers are there. Returns kConfiguration with who has which value.
 Status find_contradiction(const std::vector<RegisteredWorker>& workers, uint32_t size,
@@ -35,14 +39,17 @@ class Roster {
   Roster(uint32_t size, uint32_t dedicated_servers)
       : size_(size), dedicated_servers_(dedicated_servers) {}
   void add(const WorkerRegistration& worker) {
+    if (here_.empty()) objects_ = objects_of(worker);
     sound_ &= worker.size == size_ && worker.dedicated_servers == dedicated_servers_ &&
-              worker.rank < size_ && here_.insert(worker.rank).second;
+              worker.rank < size_ && objects_of(worker) == objects_ &&
+              here_.insert(worker.rank).second;
   }
   bool sound() const { return sound_; }
 
  private:
   const uint32_t size_, dedicated_servers_;
   std::unordered_set<uint32_t> here_;  // ranks that have registered
+  std::string objects_;                // the first worker's
   bool sound_ = true;
 };
 

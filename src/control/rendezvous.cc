@@ -48,7 +48,10 @@ class Rendezvous::Impl final : public Channel::Owner {
         acceptor_(
             loop_, std::move(listener), options_.credentials,
             // Accepts every client that proves itself: the answer to its registration says more.
-            [](const wire::Hello&) { return wire::Verdict::kAccepted; },
+            // Who knows an incarnation looks for a server or a worker that listened here before.
+            [](const wire::Hello& hello) {
+              return hello.incarnation == 0 ? wire::Verdict::kAccepted : wire::Verdict::kOtherStart;
+            },
             [this](GuardedFd fd, const wire::Hello& hello, const Address& peer) {
               admit(std::move(fd), hello, peer);
             }),

@@ -7,6 +7,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -26,6 +27,8 @@ using transport::kForWriting;
 constexpr size_t kMostRequest = 8192;
 // How long a client may take, and how long one that says nothing is waited for.
 constexpr Nanos kPatience = 5 * kSecond, kSilence = kSecond;
+// The least time of a client that has not shown that it may ask, if others want its place.
+constexpr Nanos kFair = 100 * kMillisecond;
 
 Status system_error(const std::string& what) {
   return {Code::kConfiguration, concat(what, ": ", std::strerror(errno))};
@@ -144,6 +147,11 @@ class StatusService::Client : private transport::DescriptorHandler {
   }
   ~Client() override { end(); }
 
+  // Returns until when the client keeps its place although others want one.
+  Nanos kept_until() const { return serves() ? since_ + kSilence + kPatience : since_ + kFair; }
+  // Returns whether an answer is on its way to a client that may have it.
+  bool serves() const { return allowed_ && sent_ < out_.size(); }
+
   // No callback follows. The service may then be destroyed before the client.
   void end() {
     if (std::exchange(ended_, true)) return;
@@ -218,7 +226,7 @@ class StatusService::Client : private transport::DescriptorHandler {
         what = question_;
       }
     }
-    answered_ = true;
+    answered_ = allowed_ = true;
     static const std::map<std::string, Question> kQuestions = {
         {"", Question::kText},         {"status", Question::kText}, {"/", Question::kText},
         {"/status", Question::kText},  {"all", Question::kAll},     {"/all", Question::kAll},
@@ -288,6 +296,8 @@ class StatusService::Client : private transport::DescriptorHandler {
   std::string request_, question_, out_;
   wire::Nonce nonce_{};
   size_t sent_ = 0;
+  const Nanos since_ = monotonic_now();
+  bool allowed_ = false;  // the client may have an answer
   bool answered_ = false, ended_ = false;
   bool hung_up_ = false;    // the client will send nothing more
   bool only_head_ = false;  // the client wants no body
@@ -354,13 +364,25 @@ void StatusService::on_ready(uint32_t) {
     });
     return;
   }
-  if (clients_.size() >= kMostClients) return;  // it is closed; the client may come again
+  if (!make_room()) return;  // it is closed; the client may come again
   // The job goes on if the system cannot watch one more connection.
   static_cast<void>(without_exceptions([&] {
     const int number = fd.get();
     clients_.emplace(number, std::make_unique<Client>(*this, std::move(fd)));
     return Status();
   }));
+}
+
+// Strangers who say nothing, or prove nothing, keep nobody out: the oldest one gives up its place.
+bool StatusService::make_room() {
+  if (clients_.size() < kMostClients) return true;
+  const auto soonest = std::min_element(
+      clients_.begin(), clients_.end(), [](const auto& one, const auto& other) {
+        return one.second->kept_until() < other.second->kept_until();
+      });
+  if (soonest->second->kept_until() > monotonic_now()) return false;
+  forget(soonest->first);
+  return true;
 }
 
 void StatusService::forget(int fd) {

@@ -50,9 +50,10 @@ class StatusService : private transport::DescriptorHandler {
   StatusService(transport::DescriptorLoop& loop, GuardedFd listener, std::string place,
                 std::string path, std::string secret, Answer answer);
   void on_ready(uint32_t) override;
+  bool make_room();
   void forget(int fd);
 
-  static constexpr size_t kMostClients = 16;
+  static constexpr size_t kMostClients = 64;
 
   transport::DescriptorLoop& loop_;
   GuardedFd listener_;

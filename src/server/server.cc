@@ -25,10 +25,7 @@ Result<std::unique_ptr<Server>> Server::start(ServerOptions options,
   });
   auto listener = transport.listen(
       first.loop(), {options.host, options.port}, std::move(options.credentials),
-      [](const wire::Hello& hello) {
-        return hello.role == wire::Role::kWorker ? wire::Verdict::kAccepted
-                                                 : wire::Verdict::kUnexpected;
-      },
+      [self = server.get()](const wire::Hello& hello) { return self->expects(hello); },
       [self = server.get()](std::unique_ptr<transport::Connection> connection,
                             const wire::Hello& hello, const transport::Address& from) {
         self->waiting_.push_back({std::move(connection), hello, from});
@@ -106,6 +103,19 @@ Proxy& Server::current() {
 Proxy& Server::proxy_of(uint32_t rank) {
   const uint64_t node = cluster_.workers[rank].node;
   return *proxies_[node * proxies_.size() / cluster_.nodes];
+}
+
+// Before attach(), the server does not know its own incarnation. But who connects to a server knows
+// one; who does not looks for a rendezvous that listened here before.
+wire::Verdict Server::expects(const wire::Hello& hello) const {
+  if (hello.incarnation == 0 || (attached_ && hello.incarnation != cluster_.incarnation)) {
+    return wire::Verdict::kOtherStart;
+  }
+  if (hello.role != wire::Role::kWorker ||
+      (attached_ && (hello.rank >= cluster_.size || hello.flow >= flows_))) {
+    return wire::Verdict::kUnexpected;
+  }
+  return wire::Verdict::kAccepted;
 }
 
 void Server::admit_waiting() {

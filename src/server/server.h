@@ -137,6 +137,7 @@ class Server {
 
  private:
   explicit Server(transport::Transport& transport) : transport_(transport) {}
+  wire::Verdict expects(const wire::Hello& hello) const;
   void admit_waiting();
   void accept(std::unique_ptr<transport::Connection> connection, const wire::Hello& hello);
   void deliver(Slot& slot);

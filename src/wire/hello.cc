@@ -44,6 +44,9 @@ const char* describe(Verdict verdict) {
     case Verdict::kWrongSecret: return "the job's secret differs (HERRING_SECRET_FILE)";
     case Verdict::kUnexpected:
       return "this rank or server is not expected there, or is already connected";
+    case Verdict::kOtherStart:
+      return "another start of the same job listens there; end it, or give each job that runs at "
+             "the same time a HERRING_JOB or a HERRING_SECRET_FILE of its own";
   }
   return "an unknown verdict";
 }

@@ -35,6 +35,7 @@ enum class Verdict : uint16_t {
   kWrongJob,
   kWrongSecret,
   kUnexpected,  // right secret, but no process of this role and rank is expected here
+  kOtherStart = 7,  // right secret, but another start of the job
 };
 const char* describe(Verdict verdict);
 

@@ -87,6 +87,7 @@ Status SimulatedJob::set_up() {
     registration.settings = shared;
   }
   HERRING_RETURN_IF_ERROR(control::assemble(workers).move_to(cluster_));
+  cluster_.incarnation = 1;
   auto weights = control::choose_weights(shared, options_.nodes, options_.dedicated_servers);
   if (!weights.ok()) return weights.status();
 

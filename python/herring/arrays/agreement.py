@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
-from herring.arrays.collectives import allgather_object
 from herring.arrays.groups import Group
+from herring.arrays.objects import allgather_plain
 from herring.errors import MismatchError
 
 
@@ -49,11 +49,11 @@ def require_agreement(
     """
     mine = list(lines)
     digest = hashlib.sha256("\n".join(mine).encode()).hexdigest()
-    digests = allgather_object(digest, name=f"{name}.digest", group=group)
+    digests = allgather_plain(digest, name=f"{name}.digest", group=group)
     if len(set(digests)) == 1:
         return
     given = list(zip_longest(mine, labels, fillvalue=""))
-    everyone = allgather_object(given, name=f"{name}.lists", group=group)
+    everyone = allgather_plain(given, name=f"{name}.lists", group=group)
     ranks = job_ranks(range(len(everyone)), group)
     for index, entries in enumerate(zip_longest(*everyone)):
         holders: dict[tuple[str, str], list[int]] = {}

@@ -13,31 +13,26 @@ undefined when they fail.
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from herring import _core
-from herring.arrays.arguments import Operator, Timeout, count_of, rank_of, shown
-from herring.arrays.calls import called, named
+from herring.arrays.arguments import Operator, Timeout, count_of, shown
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.operations import Handle, submit
 from herring.arrays.runtime import job
-from herring.errors import InvalidArgumentError, MismatchError
+from herring.errors import InvalidArgumentError
 from herring.split import even_parts
 from herring.units import counted
 
 __all__ = [
     "allgather",
-    "allgather_object",
     "alltoall",
     "barrier",
     "broadcast",
-    "broadcast_object",
     "empty",
     "reduce_scatter",
 ]
@@ -87,7 +82,7 @@ def broadcast(
     return Handle(operation, array).wait()
 
 
-def _collect(
+def collect(
     kind: str,
     array: Any,
     name: str | None,
@@ -152,7 +147,7 @@ def allgather(
       PeerLostError: A worker or a server died or left.
       TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
-    operation, flat = _collect("allgather", array, name, timeout, group)
+    operation, flat = collect("allgather", array, name, timeout, group)
     return flat.reshape(sum(operation.counts), *_tail(array))
 
 
@@ -189,7 +184,7 @@ def reduce_scatter(
       PeerLostError: A worker or a server died or left.
       TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
-    _, flat = _collect(
+    _, flat = collect(
         "reduce_scatter",
         array,
         name,
@@ -245,7 +240,7 @@ def exchange(
     agreement: str,
 ) -> np.ndarray:
     """Does an `alltoall`; ranks must also give the same text as `agreement`."""
-    _, flat = _collect("alltoall", array, name, timeout, group, splits, agreement)
+    _, flat = collect("alltoall", array, name, timeout, group, splits, agreement)
     return flat.reshape(-1, *_tail(array))
 
 
@@ -298,97 +293,6 @@ def barrier(
     submit("barrier", None, name, timeout, group).wait()
 
 
-def broadcast_object(
-    obj: Any = None,
-    root: int = 0,
-    *,
-    name: str | None = None,
-    timeout: Timeout = None,
-    group: Group | None = None,
-) -> Any:
-    """Hands a picklable object of rank `root` to every rank.
-
-    The receiving ranks unpickle the bytes, so ranks must trust one another. Every rank has proved
-    that it knows the job's secret.
-
-    Args:
-      obj: The object to send; read on the root only. If pickle cannot take it, as with a lambda,
-        cloudpickle is used where it is installed.
-      root: The rank that sends the object; with `group`, a rank inside it.
-      name: Identifies the operation across ranks; None numbers the calls.
-      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
-      group: The group that takes part; None means all ranks.
-
-    Returns:
-      The object; on the root `obj` itself.
-
-    Raises:
-      InvalidArgumentError: An argument cannot be used on some rank.
-      MismatchError: Ranks gave different roots.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
-    """
-    name = named(name, "broadcast_object", group)
-    with called("broadcast", f"{name}.length", group):
-        sending = rank_of(root, scope_of(group).size, "broadcast_object", group) == (
-            scope_of(group).rank
-        )
-        data = np.frombuffer(_pickled(obj) if sending else b"", np.uint8).copy()
-    length = np.array([len(data)], np.int64)
-    broadcast(length, root, name=f"{name}.length", timeout=timeout, group=group)
-    if not sending:
-        data = np.empty(int(length[0]), np.uint8)
-    broadcast(data, root, name=f"{name}.bytes", timeout=timeout, group=group)
-    return obj if sending else pickle.loads(data.tobytes())
-
-
-def _pickled(obj: Any) -> bytes:
-    try:
-        return pickle.dumps(obj)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        if importlib.util.find_spec("cloudpickle") is None:
-            raise
-    import cloudpickle
-
-    return bytes(cloudpickle.dumps(obj))
-
-
-def allgather_object(
-    obj: Any,
-    *,
-    name: str | None = None,
-    timeout: Timeout = None,
-    group: Group | None = None,
-) -> list[Any]:
-    """Hands a picklable object of every rank to every rank.
-
-    The receiving ranks unpickle the bytes, so ranks must trust one another.
-
-    Args:
-      obj: The object to send.
-      name: Identifies the operation across ranks; None numbers the calls.
-      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
-      group: The group that takes part; None means all ranks.
-
-    Returns:
-      The objects in rank order.
-
-    Raises:
-      InvalidArgumentError: An argument cannot be used on some rank.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
-    """
-    name = named(name, "allgather_object", group)
-    with called("allgather", name, group):
-        data = np.frombuffer(_pickled(obj), np.uint8).copy()
-    operation, flat = _collect("allgather", data, name, timeout, group)
-    objects, start = [], 0
-    for length in operation.counts:
-        objects.append(pickle.loads(flat[start : start + length].tobytes()))
-        start += length
-    return objects
-
-
 def empty(shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray:
     """Returns a new array, with undefined content, in memory that this node's workers share.
 
@@ -415,15 +319,3 @@ def empty(shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray:
     sizes = tuple(count_of(n, "a dimension of shape") for n in given)
     count = count_of(math.prod(sizes) * kind.itemsize, f"the size in bytes of shape {sizes}")
     return _core.empty(job(), count).view(kind).reshape(sizes)
-
-
-def check_same(what: str, value: Any, *, name: str, group: Group | None = None) -> None:
-    """Raises MismatchError on every rank unless `value` is equal on all of them."""
-    values = allgather_object(value, name=name, group=group)
-    if any(one != values[0] for one in values):
-        ranks = range(len(values)) if group is None else group.ranks
-        listed = "; ".join(f"rank {rank}: {one}" for rank, one in zip(ranks, values))
-        raise MismatchError(
-            f"ranks disagree about {what}: {listed}. Every rank must pass the same; look for code "
-            "that depends on the rank"
-        )

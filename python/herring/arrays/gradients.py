@@ -17,8 +17,8 @@ import numpy as np
 from herring import _core
 from herring.arrays.agreement import job_ranks, ranks_text, require_agreement
 from herring.arrays.arguments import Operator
-from herring.arrays.collectives import allgather_object
 from herring.arrays.groups import Group, scope_of
+from herring.arrays.objects import allgather_plain
 from herring.arrays.planned import PlannedReduction
 from herring.arrays.runtime import is_initialized, job, require_running
 from herring.errors import HerringError, InvalidArgumentError
@@ -127,8 +127,8 @@ def agree(
         name=name,
         group=group,
     )
-    mine = sorted(present), list(order)
-    everyone = allgather_object(mine, name=f"{name}.gradients", group=group)
+    mine = sorted(map(int, present)), list(map(int, order))
+    everyone = allgather_plain(mine, name=f"{name}.gradients", group=group)
     used = {index for indices, _ in everyone for index in indices}
     first = [index for index in dict.fromkeys(everyone[0][1]) if index in used]
     return first + sorted(used.difference(first), reverse=True)

@@ -23,9 +23,9 @@ from herring.arrays.arguments import (
     text_of,
 )
 from herring.arrays.calls import called, named
-from herring.arrays.collectives import allgather_object, check_same
 from herring.arrays.devices import find_compiler, stream_of
 from herring.arrays.groups import Group, scope_of
+from herring.arrays.objects import allgather_plain, check_same
 from herring.arrays.runtime import job, require_running
 from herring.errors import InvalidArgumentError
 from herring.units import counted
@@ -93,7 +93,7 @@ class PlannedReduction:
         self._arenas: list[Any] = []  # the arenas on the GPU
         # Gradients may lie in different memory on different ranks, but all ranks must agree on how
         # to reduce them.
-        on_devices = any(allgather_object(device is not None, name=f"{name}.plan", group=group))
+        on_devices = any(allgather_plain(device is not None, name=f"{name}.plan", group=group))
         with called("allgather", f"{name}.plan", group):
             if device is not None:
                 find_compiler()

@@ -10,13 +10,13 @@ import numpy as np
 from herring.arrays.arguments import Operator, Timeout, rank_of
 from herring.arrays.calls import called, named
 from herring.arrays.collectives import (
-    broadcast_object,
     checked_splits,
     exchange,
     reduce_scatter,
     shape_of,
 )
 from herring.arrays.groups import Group, scope_of
+from herring.arrays.objects import broadcast_plain
 from herring.errors import InvalidArgumentError
 
 __all__ = ["gather", "reduce", "scatter"]
@@ -150,7 +150,7 @@ def scatter(
             rows = checked_splits("scatter", len(whole), splits, group)
     about = (whole.dtype.str, whole.shape[1:]) if sends else None
     # The other ranks pass no array, so they learn from the root what to expect.
-    dtype, tail = broadcast_object(about, root, name=f"{name}.shape", timeout=timeout, group=group)
+    dtype, tail = broadcast_plain(about, root, name=f"{name}.shape", timeout=timeout, group=group)
     if not sends:
         whole, rows = np.empty((0, *tail), dtype), [0] * scope_of(group).size
     return exchange(whole, rows, name, timeout, group, f"scatter from rank {root}")

@@ -69,7 +69,7 @@ def init(**settings: Any) -> None:
     Args:
       **settings: Values that override settings by name (see ``herring config``), for example
         ``init(timeout=600, flows=4)``. Settings that all ranks share (segment and frame size,
-        credit, flows, proxies) are taken from rank 0.
+        credit, flows, proxies) are taken from rank 0. Only ``objects`` must be the same everywhere.
 
     Raises:
       ConfigurationError: The environment or a setting is missing, wrong or contradictory. Or ranks

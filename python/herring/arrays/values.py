@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from herring.arrays.collectives import check_same
 from herring.arrays.grouped import grouped_broadcast
 from herring.arrays.groups import Group, scope_of
+from herring.arrays.objects import check_same
 from herring.units import counted
 
 __all__ = ["broadcast_values"]

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 
 from herring.arrays.calls import called
-from herring.arrays.collectives import allgather_object
 from herring.arrays.gradients import Averager, GradientRounds, Source, agree
+from herring.arrays.objects import allgather_plain
 from herring.errors import ConfigurationError, InvalidArgumentError
 
 __all__ = ["make_averager"]
@@ -167,7 +167,7 @@ class JaxAverager(HostAverager):
                 and not self._options["buffer_bytes"]
                 and not any(source.dtype.startswith("complex") for source in sources)
             )
-        if not all(allgather_object(able, name=way, group=group)):
+        if not all(allgather_plain(able, name=way, group=group)):
             return super().plan(name, sources, present)
         used = sorted(agree(sources, present, name=name, group=group))
         return Keyed(name, sources, used)

@@ -10,8 +10,8 @@ import numpy as np
 
 import herring
 from herring.arrays.calls import name_of_next
-from herring.arrays.collectives import check_same
 from herring.arrays.groups import Group, scope_of
+from herring.arrays.objects import allgather_plain, check_same
 from herring.arrays.runtime import job
 from herring.arrays.seconds import StepMeter
 from herring.arrays.values import broadcast_values
@@ -126,9 +126,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             from herring.tensorflow.xla import XLA_ADVICE
 
             raise InvalidArgumentError(f"jit_compile is True: {XLA_ADVICE}")
-        built = herring.allgather_object(
-            bool(model.built), name=f"{self._name}.built", group=self._group
-        )
+        built = allgather_plain(bool(model.built), name=f"{self._name}.built", group=self._group)
         self._done = all(built)
         if self._done:
             broadcast_model(model, self._root, name=self._name, group=self._group)

@@ -20,8 +20,9 @@ import torch
 import herring
 from herring.arrays.arguments import Timeout, rank_of
 from herring.arrays.calls import called, named
-from herring.arrays.collectives import broadcast_object, checked_splits, exchange
+from herring.arrays.collectives import checked_splits, exchange
 from herring.arrays.groups import Group, scope_of
+from herring.arrays.objects import broadcast_plain
 from herring.errors import InvalidArgumentError
 from herring.torch import devices
 from herring.torch.operators import Operator, name_of
@@ -338,7 +339,7 @@ def scatter(
             rows = checked_splits("scatter", len(dense), splits, group)
             words, dtype = _words(on_host(dense, "scatter"))
             about = dtype_name(dtype), tuple(dense.shape[1:])
-    kind, tail = broadcast_object(about, root, name=f"{name}.shape", group=group)
+    kind, tail = broadcast_plain(about, root, name=f"{name}.shape", group=group)
     dtype = getattr(torch, kind)
     if not sends:
         words, _ = _words(torch.empty((0, *tail), dtype=dtype))

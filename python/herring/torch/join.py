@@ -10,6 +10,7 @@ import torch
 
 import herring
 from herring.arrays.groups import Group, scope_of
+from herring.arrays.objects import allgather_plain
 from herring.errors import InvalidArgumentError
 from herring.torch.state import broadcast_tensors
 
@@ -84,6 +85,6 @@ class Join:
         while active := self.active_ranks(active=False):
             ddp._shadow(active[0])
         name, group = f"{ddp.name}.join", ddp._group()
-        steps = herring.allgather_object(self.steps, name=f"{name}.steps", group=group)
+        steps = allgather_plain(self.steps, name=f"{name}.steps", group=group)
         self.last = steps.index(max(steps))
         broadcast_tensors(ddp._state(), self.last, name=f"{name}.state", group=group)

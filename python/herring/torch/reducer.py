@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-import herring
 from herring.arrays.agreement import job_ranks, ranks_text, require_agreement
 from herring.arrays.arguments import count_of, text_of
 from herring.arrays.groups import Group, scope_of
+from herring.arrays.objects import allgather_plain
 from herring.errors import HerringError, InvalidArgumentError
 from herring.torch.layout import Layout, Options
 from herring.torch.ownership import Pausable, claim, collect, release
@@ -304,7 +304,7 @@ class GradientReducer(Pausable, EndsWithPass):
     def _raise_failure(self, ended: Round) -> None:
         group = self._options.group
         mine = ended.failing, str(ended.refusal or "")
-        told = herring.allgather_object(mine, name=f"{self.name}.failed", group=group)
+        told = allgather_plain(mine, name=f"{self.name}.failed", group=group)
         for parameter in self.parameters:
             parameter.grad = None
         if ended.refusal is not None:
@@ -329,7 +329,7 @@ class GradientReducer(Pausable, EndsWithPass):
         """Hands rank 0's order of production to all ranks and makes the final plan with it."""
         layout, group = self._layout, self._options.group
         mine = (produced if scope_of(group).rank == 0 else [], sorted(layout.found))
-        everyone = herring.allgather_object(mine, name=f"{self.name}.order", group=group)
+        everyone = allgather_plain(mine, name=f"{self.name}.order", group=group)
         produced = everyone[0][0]
         if not produced:
             return  # rank 0 had no data or used no parameter; the next round tries again

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,17 +12,44 @@ import herring
 from herring.arrays.agreement import require_agreement
 from herring.arrays.arguments import name_given, shown
 from herring.arrays.groups import Group, scope_of
+from herring.arrays.objects import broadcast_plain, may_pickle, pickled
 from herring.errors import InvalidArgumentError
-from herring.torch.tensors import FlatBytes, describe
+from herring.torch.tensors import FlatBytes, describe, dtype_name
 
 
 class _TensorPlace:
     """Replaces a tensor in an optimizer's state while the state's structure is sent."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.dtype = tensor.dtype
-        self.shape = tuple(tensor.shape)
-        self.on_host = tensor.device.type == "cpu"
+    def __init__(self, dtype: torch.dtype, shape: tuple[int, ...], on_host: bool) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self.on_host = on_host
+
+
+def _describe_part(part: Any) -> tuple[str, Any]:
+    """Describes a part of an optimizer's state that is not plain data.
+
+    Raises:
+      InvalidArgumentError: It could only be pickled, and ``HERRING_OBJECTS`` forbids that.
+    """
+    if isinstance(part, _TensorPlace):
+        return "tensor", [dtype_name(part.dtype), part.shape, part.on_host]
+    if not may_pickle():
+        raise InvalidArgumentError(
+            f"broadcast_optimizer_state: the optimizer's state has a {type(part).__module__}."
+            f"{type(part).__qualname__}, which would be pickled; HERRING_OBJECTS allows tensors, "
+            "None, bool, int, float, complex, str, bytes, and list, tuple and dict of these"
+        )
+    return "object", pickled(part)
+
+
+def _restore_part(word: str, data: Any) -> Any:
+    if word == "tensor":
+        dtype, shape, on_host = data
+        return _TensorPlace(getattr(torch, dtype), shape, on_host)
+    if word == "object" and may_pickle():
+        return pickle.loads(data)
+    raise ValueError(f"{word!r} is not allowed")
 
 
 def broadcast_tensors(
@@ -116,7 +144,8 @@ def broadcast_optimizer_state(
     only `root` has read a checkpoint. The state of other ranks is replaced. State tensors keep the
     dtypes that they have on `root`. Tensors that are not on a CPU there go to the device of their
     parameter. The dictionaries of parameter groups are kept, so a learning-rate schedule that holds
-    them goes on.
+    them goes on. Values that are neither tensors nor plain Python data are pickled, unless
+    ``HERRING_OBJECTS`` forbids it.
 
     Args:
       optimizer: A torch optimizer or a `DistributedOptimizer`, over the same parameters on every
@@ -126,7 +155,8 @@ def broadcast_optimizer_state(
       group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Raises:
-      InvalidArgumentError: `optimizer` is not an optimizer.
+      InvalidArgumentError: `optimizer` is not an optimizer, or its state has a value that
+        ``HERRING_OBJECTS`` does not let through.
       MismatchError: The optimizers differ in type, groups or parameters.
       PeerLostError: A worker or a server died or left.
       TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
@@ -160,7 +190,14 @@ def broadcast_optimizer_state(
     if is_root:
         whole = inner.state_dict()
         structure = [_lift(whole[part], tensors) for part in ("state", "param_groups")]
-    structure = herring.broadcast_object(structure, root, name=f"{name}.structure", group=group)
+    structure = broadcast_plain(
+        structure,
+        root,
+        name=f"{name}.structure",
+        group=group,
+        lift=_describe_part,
+        lower=_restore_part,
+    )
     if is_root:
         broadcast_tensors(tensors, root, name=name, group=group)
         return
@@ -186,7 +223,7 @@ def _lift(value: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         dense = value.detach().to_dense() if value.layout != torch.strided else value.detach()
         tensors.append(dense.resolve_conj().resolve_neg())
-        return _TensorPlace(dense)
+        return _TensorPlace(dense.dtype, tuple(dense.shape), dense.device.type == "cpu")
     if isinstance(value, dict):
         return {key: _lift(item, tensors) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

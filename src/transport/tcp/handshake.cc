@@ -34,11 +34,15 @@ class Acceptor::Pending : public DescriptorHandler {
   ~Pending() override {
     if (fd_.valid()) owner_.loop_.remove(number_);
     if (timer_ != 0) owner_.loop_.cancel(timer_);
+    proved_ ? owner_.suspects_.proved(peer_.host)
+            : owner_.suspects_.failed(peer_.host, monotonic_now());
   }
 
   // Returns until when the connection keeps its place although others want one.
   Nanos kept_until() const {
-    return since_ + (proving_ ? owner_.limits_.fair : owner_.limits_.silent);
+    const Nanos least = proving_ ? owner_.limits_.fair : owner_.limits_.silent;
+    const bool hurried = owner_.suspects_.suspect(peer_.host, since_);
+    return since_ + (hurried ? std::min(owner_.limits_.hurried, least) : least);
   }
 
   void on_ready(uint32_t) override {
@@ -73,10 +77,10 @@ class Acceptor::Pending : public DescriptorHandler {
     const wire::Hello hello = wire::hello_of(client_);
     wire::Verdict verdict = wire::Verdict::kWrongSecret;
     if (wire::check_client_proof(client_, server_, proof_, owner_.credentials_.secret)) {
+      proved_ = true;
       verdict = owner_.admit_(hello);
-    } else {
-      owner_.refused(peer_, wire::describe(verdict));
     }
+    if (verdict != wire::Verdict::kAccepted) owner_.refused(peer_, wire::describe(verdict));
     const wire::VerdictMessage message =
         wire::make_verdict(client_, server_, verdict, owner_.credentials_.secret);
     if (!say(&message, sizeof(message)) || verdict != wire::Verdict::kAccepted) {
@@ -101,7 +105,7 @@ class Acceptor::Pending : public DescriptorHandler {
   Address peer_;
   const Nanos since_ = monotonic_now();
   EventLoop::TimerId timer_ = 0;
-  bool proving_ = false;
+  bool proving_ = false, proved_ = false;
   size_t have_ = 0;
   wire::ClientHello client_{};
   wire::ServerHello server_{};
@@ -115,7 +119,8 @@ Acceptor::Acceptor(DescriptorLoop& loop, GuardedFd listener, Credentials credent
       credentials_(std::move(credentials)),
       limits_(limits),
       admit_(std::move(admit)),
-      accepted_(std::move(accepted)) {
+      accepted_(std::move(accepted)),
+      suspects_(limits_.failures) {
   if (auto address = local_address(listener_.get()); address.ok()) address_ = *address;
   loop_.add(listener_.get(), kForReading, this);
 }

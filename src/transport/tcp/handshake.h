@@ -9,6 +9,7 @@
 
 #include "transport/descriptor_loop.h"
 #include "transport/tcp/socket.h"
+#include "transport/tcp/suspects.h"
 #include "transport/transport.h"
 #include "wire/hello.h"
 
@@ -29,6 +30,9 @@ class Acceptor : public DescriptorHandler {
     // comes again.
     Nanos fair = kSecond;               // after a hello of this job
     Nanos silent = 100 * kMillisecond;  // before such a hello
+    // The same if the last `failures` connections from that host have all failed.
+    Nanos hurried = 10 * kMillisecond;
+    uint32_t failures = 64;
   };
 
   Acceptor(DescriptorLoop& loop, GuardedFd listener, Credentials credentials, Admit admit,
@@ -71,6 +75,7 @@ class Acceptor : public DescriptorHandler {
   Accepted accepted_;
   Refused refused_;
   Starved starved_;
+  Suspects suspects_;
   Nanos starved_since_ = 0;  // 0: there are descriptors
   uint64_t refusals_ = 0;
   std::map<int, std::unique_ptr<Pending>> pending_;

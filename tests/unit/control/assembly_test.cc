@@ -164,6 +164,15 @@ TEST(Assembly, ARosterSeesEveryContradiction) {
     one.dedicated_servers = servers;
     return one;
   };
+  const auto sends = [&](uint32_t rank, const char* objects) {
+    WorkerRegistration one = worker(rank);
+    one.settings["objects"] = objects;
+    return one;
+  };
+  EXPECT_TRUE(sound({sends(1, "json"), sends(0, "json")}));
+  EXPECT_TRUE(sound({sends(1, "pickle"), worker(0)})) << "the default";
+  EXPECT_FALSE(sound({sends(1, "json"), worker(0)}));
+  EXPECT_FALSE(sound({sends(1, "json"), sends(2, "json"), sends(0, "none")}));
   EXPECT_TRUE(sound({}));
   EXPECT_TRUE(sound({worker(3), worker(0), worker(2)}));
   EXPECT_FALSE(sound({worker(3), worker(0), worker(3)}));

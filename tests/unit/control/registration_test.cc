@@ -5,6 +5,7 @@
 
 #include "control/messages.h"
 #include "job.h"
+#include "transport/tcp/connector.h"
 
 namespace herring::control {
 namespace {
@@ -178,6 +179,14 @@ TEST(Registration, DifferentServerCountsAreToldToEverybody) {
                     {"HERRING_SERVERS", "1 (rank 0)", "2 (rank 1)"}, 1);
 }
 
+TEST(Registration, DifferentWaysToSendObjectsAreToldToEverybody) {
+  Job job(3);
+  WorkerRegistration odd = job.worker(2);
+  odd.settings["objects"] = "json";
+  expect_everywhere(job, {job.worker(0), job.worker(1), odd}, Code::kConfiguration,
+                    {"HERRING_OBJECTS", "json (rank 2)", "pickle (ranks 0, 1)"});
+}
+
 TEST(Registration, ARankTwiceIsToldToEverybody) {
   Job job(3);
   expect_everywhere(job, {job.worker(0), job.worker(1), job.worker(1)}, Code::kConfiguration,
@@ -304,6 +313,18 @@ TEST(Registration, AWrongSecretFailsAtOnceAndIsMentionedToThoseWhoWait) {
   EXPECT_EQ(joined.status().code(), Code::kTimeout);
   EXPECT_TRUE(contains(joined.status().message(), "missing rank 1 of 2; 1 connection was refused"))
       << joined.status().message();
+}
+
+TEST(Registration, WhoLooksForAServerOfAnotherStartIsToldSo) {
+  Job job(1);
+  // A server of an earlier start listened where the rendezvous listens now.
+  const Status refused =
+      transport::tcp::connect_and_prove(job.options().rendezvous, "",
+                                        {wire::Role::kWorker, 0, 0, 77}, job.options().credentials,
+                                        monotonic_now() + kPatience)
+          .status();
+  EXPECT_EQ(refused.code(), Code::kConfiguration);
+  EXPECT_TRUE(contains(refused.message(), "another start of the same job")) << refused.message();
 }
 
 TEST(Registration, AnotherJobIsNamed) {

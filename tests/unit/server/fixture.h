@@ -5,8 +5,11 @@
 
 namespace herring::server {
 
+inline constexpr uint32_t kIncarnation = 7;
+
 inline control::Cluster make_cluster(uint32_t nodes, uint32_t per_node = 1) {
   control::Cluster cluster;
+  cluster.incarnation = kIncarnation;
   cluster.nodes = nodes;
   cluster.size = nodes * per_node;
   for (uint32_t rank = 0; rank < cluster.size; ++rank) {

@@ -27,7 +27,8 @@ class Client {
  public:
   Client(const Server& server, uint32_t rank, uint32_t flow = 0) {
     auto fd = transport::tcp::connect_and_prove(server.address(), "",
-                                                {wire::Role::kWorker, rank, flow, 0}, credentials(),
+                                                {wire::Role::kWorker, rank, flow, kIncarnation},
+                                                credentials(),
                                                 monotonic_now() + kPatience);
     EXPECT_TRUE(fd.ok()) << fd.status().to_string();
     if (fd.ok()) fd_ = std::move(*fd);
@@ -399,14 +400,22 @@ TEST_P(ServerTest, WhoDiedIsNamedAndNotWhoLeftBecauseOfIt) {
   EXPECT_EQ(error.find("has left"), std::string::npos) << error;
 }
 
+Status connect_as(const Server& server, const wire::Hello& hello,
+                  const transport::Credentials& as = credentials()) {
+  return transport::tcp::connect_and_prove(server.address(), "", hello, as,
+                                           monotonic_now() + kPatience)
+      .status();
+}
+
 TEST_P(ServerTest, OneConnectionPerFlow) {
   Client first(*server, 0);
   Client again(*server, 0);
   EXPECT_TRUE(again.ended());
-  Client unknown(*server, 0, 5);
-  EXPECT_TRUE(unknown.ended());
-  Client stranger(*server, 4);
-  EXPECT_TRUE(stranger.ended());
+  for (const auto& [rank, flow] : {std::pair{0u, 5u}, {4u, 0u}}) {
+    const Status refused = connect_as(*server, {wire::Role::kWorker, rank, flow, kIncarnation});
+    EXPECT_EQ(refused.code(), Code::kConfiguration);
+    EXPECT_NE(refused.message().find(describe(wire::Verdict::kUnexpected)), std::string::npos);
+  }
   std::vector<std::unique_ptr<Client>> others;
   first.announce(message("b", 1, true), "1234");
   for (uint32_t rank = 1; rank < kRanks; ++rank) {
@@ -414,6 +423,38 @@ TEST_P(ServerTest, OneConnectionPerFlow) {
     others.back()->announce(message("b", 1, true), "1234");
   }
   EXPECT_EQ(first.receive().header.type, wire::FrameType::kReply) << "the first is served";
+}
+
+TEST_P(ServerTest, AnotherJobIsToldSoAndChangesNothing) {
+  Client first(*server, 0);
+  first.announce(message("b", 1, true), "1234");
+  // The same processes with the same secret, started again; and a member that looks for a
+  // rendezvous where this server listens now.
+  for (const uint32_t incarnation : {kIncarnation + 2, 0u}) {
+    const Status refused = connect_as(*server, {wire::Role::kWorker, 1, 0, incarnation});
+    EXPECT_EQ(refused.code(), Code::kConfiguration);
+    EXPECT_NE(refused.message().find("another start of the same job"), std::string::npos)
+        << refused.message();
+  }
+  const wire::Hello right{wire::Role::kWorker, 1, 0, kIncarnation};
+  EXPECT_EQ(connect_as(*server, right, {"a test's secret", wire::job_id("another")}).code(),
+            Code::kConfiguration);
+  EXPECT_EQ(connect_as(*server, right, {"another secret", wire::job_id("test")}).code(),
+            Code::kAuthentication);
+  std::vector<std::unique_ptr<Client>> others;
+  for (uint32_t rank = 1; rank < kRanks; ++rank) {
+    others.push_back(std::make_unique<Client>(*server, rank));
+    others.back()->announce(message("b", 1, true), "1234");
+  }
+  EXPECT_EQ(first.receive().header.type, wire::FrameType::kReply);
+}
+
+TEST(Server, WhoLooksForARendezvousIsToldSoByAServerThatWaitsForItsJob) {
+  auto server = Server::start({"127.0.0.1", 0, credentials()}, transport::tcp::transport());
+  ASSERT_TRUE(server.ok());
+  const Status refused = connect_as(**server, {wire::Role::kWorker, 1, 0, 0});
+  EXPECT_EQ(refused.code(), Code::kConfiguration);
+  EXPECT_NE(refused.message().find("another start"), std::string::npos) << refused.message();
 }
 
 TEST_P(ServerTest, AViewTellsWhoIsMissingAndWhatMovedAndWhoWasLast) {

@@ -358,6 +358,8 @@ TEST(Handshake, ARefusedRankIsToldWhy) {
       connect_and_prove(door.address(), "", {wire::Role::kWorker, 13}, kGood, soon()).status();
   EXPECT_EQ(status.code(), Code::kConfiguration);
   EXPECT_TRUE(contains(status.message(), wire::describe(Verdict::kUnexpected)));
+  ASSERT_TRUE(door.wait(0, 1));
+  EXPECT_EQ(door.refused().front(), wire::describe(Verdict::kUnexpected));
 }
 
 TEST(Handshake, SlowStrangersAreDroppedAfterAWhile) {
@@ -413,6 +415,69 @@ TEST(Handshake, StrangersThatComeAgainKeepNobodyOut) {
   }
   over = true;
   crowd.join();
+}
+
+// Strangers replay the hello of a member, which looks good, and never prove anything.
+TEST(Handshake, ReplayedHellosFromOneHostKeepNobodyOut) {
+  constexpr int kStrangers = 700;
+  // Without suspicion, each of them would keep its place for a second.
+  Door door({8, 60 * kSecond, kSecond, kSecond, kMillisecond, 4});
+  ASSERT_TRUE(want_descriptors(2 * kStrangers).ok());
+  const wire::ClientHello recorded = wire::make_client_hello({wire::Role::kWorker, 3}, kGood.job);
+  std::atomic<bool> over = false;
+  std::atomic<int> came = 0;
+  std::thread crowd([&] {
+    std::vector<GuardedFd> strangers(kStrangers);
+    std::vector<pollfd> polled(kStrangers);
+    while (!over) {
+      for (int i = 0; i < kStrangers && !over; ++i) {
+        if (polled[i].revents != 0) {
+          char bytes[256];
+          if (recv(strangers[i].get(), bytes, sizeof bytes, 0) <= 0) strangers[i].reset();
+        }
+        if (!strangers[i].valid()) {
+          auto fd = connect_to(door.address(), "", soon());
+          if (fd.ok()) strangers[i] = std::move(*fd);
+          send(strangers[i].get(), &recorded, sizeof recorded, MSG_NOSIGNAL);
+          ++came;
+        }
+        polled[i] = {strangers[i].get(), POLLIN, 0};
+      }
+      poll(polled.data(), polled.size(), 1);
+    }
+  });
+  while (came < kStrangers) std::this_thread::yield();
+  for (uint32_t rank = 100; rank < 103; ++rank) {
+    const auto fd =
+        connect_and_prove(door.address(), "", {wire::Role::kWorker, rank}, kGood, soon());
+    EXPECT_TRUE(fd.ok()) << fd.status().to_string();
+  }
+  over = true;
+  crowd.join();
+}
+
+TEST(Handshake, AHostIsSuspectUntilOneOfItsConnectionsProvesItself) {
+  Suspects suspects(3);
+  const Nanos now = 100 * kSecond;
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_FALSE(suspects.suspect("10.0.0.1", now));
+    suspects.failed("10.0.0.1", now);
+  }
+  EXPECT_TRUE(suspects.suspect("10.0.0.1", now));
+  EXPECT_FALSE(suspects.suspect("10.0.0.2", now));
+  suspects.proved("10.0.0.1");
+  EXPECT_FALSE(suspects.suspect("10.0.0.1", now));
+  // Addresses of one network count together; the record fades.
+  for (int i = 0; i < 3; ++i) suspects.failed(concat("fd00::", i + 1), now);
+  EXPECT_TRUE(suspects.suspect("fd00::ffff", now));
+  EXPECT_FALSE(suspects.suspect("fd00:0:0:1::1", now));
+  EXPECT_FALSE(suspects.suspect("fd00::1", now + Suspects::kMemory + 1));
+  // Memory is bounded, and the newest hosts are remembered.
+  for (int i = 0; i < 5000; ++i) {
+    for (int k = 0; k < 3; ++k) suspects.failed(concat("10.1.", i / 256, ".", i % 256), now + i);
+  }
+  EXPECT_LE(suspects.size(), Suspects::kMostHosts);
+  EXPECT_TRUE(suspects.suspect("10.1.19.135", now + 5000));
 }
 
 // All members have connected before the first says a word. More wait than allowed, yet none is

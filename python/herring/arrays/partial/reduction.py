@@ -20,8 +20,9 @@ from herring.arrays.arguments import (
     text_of,
 )
 from herring.arrays.calls import called, named
-from herring.arrays.collectives import check_same, shape_of
+from herring.arrays.collectives import shape_of
 from herring.arrays.groups import Group, scope_of
+from herring.arrays.objects import check_same
 from herring.arrays.partial.quorum import Quorum, is_partial, quorum_of
 from herring.arrays.partial.replay import Recorded, Replay
 from herring.arrays.partial.statistics import RoundInfo, RoundStatistics

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from herring.arrays.arguments import shown
-from herring.arrays.collectives import allgather_object, broadcast_object
 from herring.arrays.names import next_name
+from herring.arrays.objects import allgather_plain, broadcast_plain
 from herring.arrays.runtime import job
 from herring.errors import InvalidArgumentError, MismatchError
 from herring.units import counted
@@ -76,7 +76,7 @@ class Replay:
                 found = str(error)
             except (RecursionError, MemoryError) as error:  # the other ranks wait for an answer
                 found = f"'{self.path}' is not a readable recording: {error!r}"
-        found = broadcast_object(found, name=f"{name}.replay")
+        found = broadcast_plain(found, name=f"{name}.replay")
         if isinstance(found, str):
             raise InvalidArgumentError(found)
         return Recorded(str(self.path), name, job().rank, found)
@@ -218,7 +218,7 @@ def save(path: str | Path, recorders: list[Recorder], lost: list[Any]) -> None:
         )
     rank = job().rank
     mine = [(one.steps, one.ended) for one in recorders]
-    everyone = allgather_object(mine, name=next_name("recording"))
+    everyone = allgather_plain(mine, name=next_name("recording"))
     numbers = [len(of_rank) for of_rank in everyone]
     if len(set(numbers)) > 1:
         raise InvalidArgumentError(f"ranks have {numbers} series to be saved to '{path}'")
@@ -245,7 +245,7 @@ def save(path: str | Path, recorders: list[Recorder], lost: list[Any]) -> None:
             part.replace(path)  # the file appears whole or not at all
         except OSError as error:
             problem = str(error)
-    problem = broadcast_object(problem, name=next_name("recording.written"))
+    problem = broadcast_plain(problem, name=next_name("recording.written"))
     if problem:
         raise InvalidArgumentError(f"rank 0 cannot write '{path}': {problem}")
 

@@ -1,4 +1,7 @@
-"""Sends picklable objects from one rank, or from every rank, to all ranks."""
+"""Sends objects from one rank, or from every rank, to all ranks: by pickle, or as JSON.
+
+``HERRING_OBJECTS`` says which (see `herring.broadcast_object`).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Sends a picklable object from one rank to all ranks (collective).
+    """Sends an object from one rank to all ranks (collective).
+
+    It travels by pickle, so every rank trusts `root_rank`. ``HERRING_OBJECTS=json`` sends only
+    what JSON can carry, and ``HERRING_OBJECTS=none`` sends nothing.
 
     Args:
       obj: the object to send; ignored on ranks other than the root.
@@ -41,7 +47,10 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Sends a picklable object from every rank to all ranks (collective).
+    """Sends an object from every rank to all ranks (collective).
+
+    It travels by pickle, so every rank trusts all others. ``HERRING_OBJECTS=json`` sends only
+    what JSON can carry, and ``HERRING_OBJECTS=none`` sends nothing.
 
     Args:
       obj: this rank's object.

@@ -6,8 +6,8 @@ import operator
 from collections.abc import Sequence
 
 import herring
-from herring.arrays.collectives import check_same
 from herring.arrays.groups import Group, new_group
+from herring.arrays.objects import check_same
 from herring.arrays.runtime import forget_job
 from herring.errors import InvalidArgumentError
 from herring.horovod.common.exceptions import NotInitializedError

@@ -144,7 +144,10 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Sends a picklable object from one rank to all ranks (collective).
+    """Sends an object from one rank to all ranks (collective).
+
+    It travels by pickle, so every rank trusts `root_rank`. ``HERRING_OBJECTS=json`` sends only
+    what JSON can carry, and ``HERRING_OBJECTS=none`` sends nothing.
 
     Args:
       obj: the object to send; ignored on ranks other than the root.
@@ -179,7 +182,7 @@ def broadcast_object_fn(
       process_set: the ranks that take part.
 
     Returns:
-      A function of a picklable object, which returns the root's object.
+      A function of an object, which returns the root's object (see `broadcast_object`).
 
     Raises:
       InvalidArgumentError: `session` is not None.
@@ -194,7 +197,10 @@ def allgather_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Sends a picklable object from every rank to all ranks (collective).
+    """Sends an object from every rank to all ranks (collective).
+
+    It travels by pickle, so every rank trusts all others. ``HERRING_OBJECTS=json`` sends only
+    what JSON can carry, and ``HERRING_OBJECTS=none`` sends nothing.
 
     Args:
       obj: this rank's object.

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 import herring
 from herring.arrays import runtime
+from herring.arrays.objects import broadcast_plain
 from herring.errors import ConfigurationError, TimeoutError
 from herring.rendezvous.detect import Rendezvous, WorkerEnvironment, detect
 from herring.rendezvous.endpoint import bind_any
@@ -200,7 +201,7 @@ def rendezvous(url: str, **_: Any) -> Any:
             wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )
-    place = herring.broadcast_object(place, name="torch.store")
+    place = broadcast_plain(place, name="torch.store")
     if herring.rank() != 0:
         store = dist.TCPStore(*place, None, False, timeout=patience, wait_for_workers=False)
     yield store, herring.rank(), herring.size()

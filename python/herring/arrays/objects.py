@@ -1,0 +1,259 @@
+"""Collectives on objects: programs' own, by pickle or JSON, and Herring's own, as plain data.
+
+Whoever unpickles bytes runs the code that they name, so with pickle every rank trusts all others.
+``HERRING_OBJECTS`` restricts programs to what JSON can carry, or to no objects at all.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from herring.arrays import plain
+from herring.arrays.arguments import Timeout, rank_of
+from herring.arrays.calls import called, named
+from herring.arrays.collectives import broadcast, collect
+from herring.arrays.groups import Group, scope_of
+from herring.arrays.runtime import job
+from herring.errors import ConfigurationError, HerringError, InvalidArgumentError, MismatchError
+
+__all__ = ["allgather_object", "broadcast_object"]
+
+_DEEPEST = 200  # containers inside one another; Python's reader of JSON stops somewhat later
+
+
+class _Form(NamedTuple):
+    """The form in which an object travels."""
+
+    pack: Callable[[Any], bytes]
+    unpack: Callable[[bytes], Any]
+
+
+def pickled(obj: Any) -> bytes:
+    """Returns an object as pickle, or as cloudpickle if pickle cannot take it."""
+    try:
+        return pickle.dumps(obj)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        if importlib.util.find_spec("cloudpickle") is None:
+            raise
+    import cloudpickle
+
+    return bytes(cloudpickle.dumps(obj))
+
+
+def _refuse_json(kind: str, place: str, what: str) -> None:
+    raise InvalidArgumentError(
+        f"{kind}: {place} is {what}; with HERRING_OBJECTS=json an object may have None, bool, int, "
+        "float (finite), str, and list and dict (with keys of type str) of these. Send arrays and "
+        "tensors with broadcast() and allgather()"
+    )
+
+
+def _require_exact(kind: str, value: Any, place: str, depth: int = 0) -> None:
+    """Refuses what JSON would change: what arrives must be equal, with the same types."""
+    of = type(value)
+    if value is None or of is bool:
+        return
+    if of is int:
+        try:
+            str(value)
+        except ValueError:  # Python's limit of digits
+            _refuse_json(kind, place, "an int with too many digits")
+    elif of is float:
+        if not math.isfinite(value):
+            _refuse_json(kind, place, f"{value}")
+    elif of is str:
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            _refuse_json(kind, place, "a str with half of a surrogate pair")
+    elif of is list or of is dict:
+        if depth == _DEEPEST:
+            _refuse_json(kind, place, f"more than {_DEEPEST} levels deep")
+        for key, item in value.items() if of is dict else enumerate(value):
+            if of is dict:
+                if type(key) is not str:
+                    _refuse_json(kind, f"a key of {place}", f"of type {_name_of(type(key))}")
+                _require_exact(kind, key, f"a key of {place}")
+            _require_exact(kind, item, f"{place}[{key!r:.40}]", depth + 1)
+    else:
+        _refuse_json(kind, place, f"of type {_name_of(of)}")
+
+
+def _name_of(kind: type) -> str:
+    return (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else (f"{kind.__module__}.{kind.__qualname__}")
+    )
+
+
+def _form(kind: str) -> _Form:
+    """Returns how programs' objects travel.
+
+    Raises:
+      ConfigurationError: They do not travel at all.
+    """
+    mode = job().objects
+    if mode == "pickle":
+        return _Form(pickled, pickle.loads)
+    if mode == "none":
+        raise ConfigurationError(
+            f"{kind}: HERRING_OBJECTS=none lets programs send no objects; send arrays with "
+            "broadcast() and allgather(), or set HERRING_OBJECTS to json or pickle on all ranks"
+        )
+
+    def pack(obj: Any) -> bytes:
+        _require_exact(kind, obj, "obj")
+        return json.dumps(obj, separators=(",", ":")).encode()
+
+    def unpack(data: bytes) -> Any:
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise HerringError(f"{kind}: a rank has sent what is not JSON ({error})") from None
+
+    return _Form(pack, unpack)
+
+
+def may_pickle() -> bool:
+    """Returns whether this job's ranks unpickle what other ranks send."""
+    return job().objects == "pickle"
+
+
+def broadcast_object(
+    obj: Any = None,
+    root: int = 0,
+    *,
+    name: str | None = None,
+    timeout: Timeout = None,
+    group: Group | None = None,
+) -> Any:
+    """Hands an object of rank `root` to every rank.
+
+    The object travels **by pickle**, and whoever unpickles bytes runs what they name: every rank
+    trusts `root`, which has proved that it knows the job's secret. With ``HERRING_OBJECTS=json``
+    nothing is pickled, and only what JSON can carry exactly is sent: None, bool, int, finite float,
+    str, and lists and dictionaries (with texts as keys) of these. With ``HERRING_OBJECTS=none``
+    nothing is sent.
+
+    Args:
+      obj: The object to send; read on the root only. If pickle cannot take it, as with a lambda,
+        cloudpickle is used where it is installed.
+      root: The rank that sends the object; with `group`, a rank inside it.
+      name: Identifies the operation across ranks; None numbers the calls.
+      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
+      group: The group that takes part; None means all ranks.
+
+    Returns:
+      The object; on the root `obj` itself.
+
+    Raises:
+      ConfigurationError: ``HERRING_OBJECTS`` is none.
+      InvalidArgumentError: An argument cannot be used on some rank, or JSON cannot carry `obj`.
+      MismatchError: Ranks gave different roots.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
+    """
+    form = _form("broadcast_object")
+    return _broadcast(form, obj, root, named(name, "broadcast_object", group), timeout, group)
+
+
+def broadcast_plain(
+    value: Any,
+    root: int = 0,
+    *,
+    name: str,
+    timeout: Timeout = None,
+    group: Group | None = None,
+    lift: plain.Lift | None = None,
+    lower: plain.Lower | None = None,
+) -> Any:
+    """Hands plain data of rank `root` to every rank, without pickle (see `plain.packed`)."""
+    form = _Form(lambda data: plain.packed(data, lift), lambda data: plain.unpacked(data, lower))
+    return _broadcast(form, value, root, name, timeout, group)
+
+
+def _broadcast(
+    form: _Form, obj: Any, root: int, name: str, timeout: Timeout, group: Group | None
+) -> Any:
+    with called("broadcast", f"{name}.length", group):
+        sending = rank_of(root, scope_of(group).size, "broadcast_object", group) == (
+            scope_of(group).rank
+        )
+        data = np.frombuffer(form.pack(obj) if sending else b"", np.uint8).copy()
+    length = np.array([len(data)], np.int64)
+    broadcast(length, root, name=f"{name}.length", timeout=timeout, group=group)
+    if not sending:
+        data = np.empty(int(length[0]), np.uint8)
+    broadcast(data, root, name=f"{name}.bytes", timeout=timeout, group=group)
+    return obj if sending else form.unpack(data.tobytes())
+
+
+def allgather_object(
+    obj: Any,
+    *,
+    name: str | None = None,
+    timeout: Timeout = None,
+    group: Group | None = None,
+) -> list[Any]:
+    """Hands an object of every rank to every rank.
+
+    The objects travel **by pickle**, and whoever unpickles bytes runs what they name: every rank
+    trusts all others. With ``HERRING_OBJECTS=json`` nothing is pickled, and only what JSON can
+    carry exactly is sent: None, bool, int, finite float, str, and lists and dictionaries (with
+    texts as keys) of these. With ``HERRING_OBJECTS=none`` nothing is sent.
+
+    Args:
+      obj: The object to send.
+      name: Identifies the operation across ranks; None numbers the calls.
+      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
+      group: The group that takes part; None means all ranks.
+
+    Returns:
+      The objects in rank order.
+
+    Raises:
+      ConfigurationError: ``HERRING_OBJECTS`` is none.
+      InvalidArgumentError: An argument cannot be used on some rank, or JSON cannot carry `obj`.
+      PeerLostError: A worker or a server died or left.
+      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
+    """
+    form = _form("allgather_object")
+    return _allgather(form, obj, named(name, "allgather_object", group), timeout, group)
+
+
+def allgather_plain(value: Any, *, name: str, group: Group | None = None) -> list[Any]:
+    """Hands plain data of every rank to every rank, without pickle (see `plain.packed`)."""
+    return _allgather(_Form(plain.packed, plain.unpacked), value, name, None, group)
+
+
+def _allgather(
+    form: _Form, obj: Any, name: str, timeout: Timeout, group: Group | None
+) -> list[Any]:
+    with called("allgather", name, group):
+        data = np.frombuffer(form.pack(obj), np.uint8).copy()
+    operation, flat = collect("allgather", data, name, timeout, group)
+    objects, start = [], 0
+    for length in operation.counts:
+        objects.append(form.unpack(flat[start : start + length].tobytes()))
+        start += length
+    return objects
+
+
+def check_same(what: str, value: Any, *, name: str, group: Group | None = None) -> None:
+    """Raises MismatchError on every rank unless `value` (plain data) is equal on all of them."""
+    values = allgather_plain(value, name=name, group=group)
+    if any(one != values[0] for one in values):
+        ranks = range(len(values)) if group is None else group.ranks
+        listed = "; ".join(f"rank {rank}: {one}" for rank, one in zip(ranks, values))
+        raise MismatchError(
+            f"ranks disagree about {what}: {listed}. Every rank must pass the same; look for code "
+            "that depends on the rank"
+        )
