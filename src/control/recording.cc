@@ -48,12 +48,12 @@ void Recording::begin(const std::string& why) {
 
 void Recording::add(const Peer& from, observe::ProcessRecord record) {
   if (!collects_) return;
+  observe::keep_latest(record.entries, std::max(kMostEntries / peers_.size(), kFewestOfOne));
   const observe::Process process = process_of(from);
   const auto known = std::find_if(records_.begin(), records_.end(), [&process](const auto& one) {
     return one.first == process;
   });
   if (known == records_.end()) {
-    observe::keep_latest(record.entries, std::max(kMostEntries / peers_.size(), kFewestOfOne));
     records_.emplace_back(process, std::move(record));
     check_complete();
   } else if (known->second.failure.empty() && !record.failure.empty()) {
