@@ -9,13 +9,15 @@ limit. Processes are forked from this one, so that a case needs milliseconds and
 start of an interpreter.
 
 A case passes if every process ends by itself within the connect time-out and 5 s, with status 0.
-Every operation must return the right bits or raise a HerringError. No signal may stay blocked, no
+Time for which processes were ready to run and got no processor does not count. Every operation must
+return the right bits or raise a HerringError. No signal may stay blocked, no
 process may use too much processor time, and no file may be left behind.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import errno
 import json
@@ -40,6 +42,7 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).parents[2]
 CONNECT_TIMEOUT = 3.0
 PATIENCE = 5.0  # seconds after the connect time-out
+MOST_STARVED = 60.0  # seconds without a processor that do not count
 MOST_CPU = 1.2  # seconds; a process takes 0.1 to 0.3 without faults
 LAYOUTS = {"node": 2, "nodes": 2, "served": 3}  # number of processes; two are ranks
 RANKS = 2
@@ -202,6 +205,7 @@ class Run:
     began: float = field(default_factory=time.monotonic)
     wrong: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    delays: dict[int, float] = field(default_factory=dict)  # without a processor, by process
 
     def failed(self) -> int:
         """Returns how many calls have failed."""
@@ -254,6 +258,20 @@ def begin(library: Library, case: Case | None, layout: str, leaves: bool) -> Run
     return run
 
 
+def starved(run: Run) -> float:
+    """Returns for how many seconds a process of the run has waited for a processor."""
+    seconds = 0.0
+    for pid in run.pids:
+        delays = [0.0]
+        for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError):  # the thread has ended
+                delays.append(int(path.read_text().split()[1]) / 1e9)
+        # Its threads may wait at the same time. Processes may wait for each other in turn.
+        run.delays[pid] = max(*delays, run.delays.get(pid, 0.0))
+        seconds += run.delays[pid]
+    return min(seconds, MOST_STARVED)
+
+
 def watch(run: Run) -> bool:
     """Collects ended processes, kills late ones, and returns True once all have ended."""
     run.seconds = time.monotonic() - run.began
@@ -263,7 +281,8 @@ def watch(run: Run) -> bool:
             continue
         del run.pids[pid]
         run.wrong += wrong_end(run, role, status, usage.ru_utime + usage.ru_stime)
-    if run.pids and run.seconds > CONNECT_TIMEOUT + PATIENCE:
+    patience = CONNECT_TIMEOUT + PATIENCE
+    if run.pids and run.seconds > patience and run.seconds > patience + starved(run):
         for pid, role in run.pids.items():
             run.wrong.append(f"process {role} has not ended after {run.seconds:.1f} s")
             os.kill(pid, signal.SIGKILL)
@@ -387,6 +406,9 @@ def run_all(library: Library, cases: list[Case], parallel: int, verbose: bool) -
     print(f"{reached - len(wrong)} of {reached} cases right ({len(cases)} tried)", flush=True)
     if wrong:
         print("wrong by call: " + ", ".join(f"{name} {n}" for name, n in calls.most_common()))
+        print("repeat them, several times, because threads decide which call is the n-th:")
+        names = " ".join(f"--case {run.case}" for run in wrong)
+        print(f"  {Path(sys.executable)} {sys.argv[0]} {sys.argv[1]} --verbose {names}", flush=True)
     return wrong
 
 
