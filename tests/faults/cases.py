@@ -81,6 +81,8 @@ ONCE: dict[str, tuple[str, ...]] = {
     "pipe2": ("EMFILE",),
     "fcntl": ("EPERM",),
     "poll": ("EINTR", "ENOMEM"),
+    "open": ("EMFILE", "EACCES", "ENOENT"),
+    "rename": ("ENOSPC", "EACCES"),
     "new": ("ENOMEM",),
 }
 ONWARDS = {
@@ -91,6 +93,7 @@ ONWARDS = {
     "mmap": "ENOMEM",
     "pthread_create": "EAGAIN",
     "pipe2": "EMFILE",
+    "open": "EMFILE",
     "vmsplice": "ENOMEM",
 }
 
@@ -235,6 +238,7 @@ def live(
     os.environ.update(scenario.environment(role, RANKS, layout, port, descriptor))
     os.environ["HERRING_CONNECT_TIMEOUT"] = str(CONNECT_TIMEOUT)
     os.environ["TMPDIR"] = str(run.folder / "tmp")
+    os.environ["XDG_RUNTIME_DIR"] = str(run.folder / "run")
     library.use(record)
     result = scenario.live(enter, leaves) if role < RANKS else scenario.serve()
     (run.folder / f"result.{role}").write_text(json.dumps(result))
@@ -247,6 +251,7 @@ def begin(library: Library, case: Case | None, layout: str, leaves: bool) -> Run
     records = [library.record(case if case and case.role == role else None) for role in roles]
     run = Run(case, records, Path(tempfile.mkdtemp(prefix="faults-")))
     (run.folder / "tmp").mkdir()
+    (run.folder / "run").mkdir()
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
         os.set_inheritable(listener.fileno(), True)
         for role in roles:
@@ -290,11 +295,12 @@ def watch(run: Run) -> bool:
         run.pids.clear()
     if run.pids:
         return False
-    # Flight records stay: they are for people.
+    # Flight records and timelines stay: they are for people.
     left = [
         path.name
-        for path in (run.folder / "tmp").rglob("*")
-        if (path.is_file() or path.is_socket()) and not path.name.endswith(".flight.json")
+        for path in [*(run.folder / "tmp").rglob("*"), *(run.folder / "run").rglob("*")]
+        if (path.is_file() or path.is_socket())
+        and not path.name.endswith((".flight.json", "timeline.json"))
     ]
     if left:
         run.wrong.append(f"left behind: {', '.join(left)}")

@@ -473,6 +473,16 @@ TEST(StatusService, APathThatIsTooLongIsAnError) {
   EXPECT_TRUE(contains(service.why(), "is too long for a socket")) << service.why();
 }
 
+TEST(StatusService, ASocketThatCannotHaveItsNameLeavesNothingBehind) {
+  Folder folder;
+  mkdir((folder / "herring").c_str(), 0700);
+  const std::string taken = folder / concat("herring/resnet-", getpid(), ".sock");
+  ASSERT_EQ(mkdir(taken.c_str(), 0700), 0);
+  Service service;
+  EXPECT_TRUE(contains(service.why(), "cannot listen on " + taken)) << service.why();
+  EXPECT_EQ(folder.sockets().size(), 1u) << "the folder that was there";
+}
+
 TEST(StatusService, RemovesStaleSocketsAndNothingElse) {
   Folder folder;
   const auto leave = [&](const std::string& name, bool listens) {
