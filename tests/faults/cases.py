@@ -135,13 +135,14 @@ def is_nanobinds(output: Path) -> bool:
     no exception through.
     """
     failed, _, _ = output.read_text(errors="replace").partition("has failed; aborted")
-    frame = re.search(r"/(_core\.[^/(]*)\(\+(0x[0-9a-f]+)\)", failed)
-    if frame is None:
+    frames = re.findall(r"/(_core\.[^/(]*)\(\+(0x[0-9a-f]+)\)", failed)
+    if not frames:
         return False
     # The installed module has no symbols; it was made from the file in build/bindings.
-    built, address = ROOT / "build/bindings" / frame[1], int(frame[2], 16) - 1
+    built = ROOT / "build/bindings" / frames[0][0]
+    addresses = [hex(int(address, 16) - 1) for _, address in frames]
     lines = subprocess.run(
-        ["addr2line", "-i", "-e", built, hex(address)],
+        ["addr2line", "-i", "-e", built, *addresses],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -208,6 +209,7 @@ class Run:
     began: float = field(default_factory=time.monotonic)
     wrong: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    aborted: bool = False  # by nanobind, so that files are left behind
     delays: dict[int, float] = field(default_factory=dict)  # without a processor, by process
 
     def failed(self) -> int:
@@ -302,7 +304,7 @@ def watch(run: Run) -> bool:
         if (path.is_file() or path.is_socket())
         and not path.name.endswith((".flight.json", "timeline.json"))
     ]
-    if left:
+    if left and not run.aborted:
         run.wrong.append(f"left behind: {', '.join(left)}")
     return True
 
@@ -312,6 +314,7 @@ def wrong_end(run: Run, role: int, status: int, cpu: float) -> list[str]:
     wrong = []
     if os.WIFSIGNALED(status):
         if os.WTERMSIG(status) == signal.SIGABRT and is_nanobinds(run.folder / f"output.{role}"):
+            run.aborted = True
             return []
         wrong.append(f"process {role} ended by {signal.Signals(os.WTERMSIG(status)).name}")
     elif os.WEXITSTATUS(status) != 0:

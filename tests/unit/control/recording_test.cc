@@ -9,6 +9,7 @@
 
 #include <cstdlib>
 #include <map>
+#include <new>
 
 #include "control/messages.h"
 #include "members.h"
@@ -286,6 +287,24 @@ TEST_F(RecordingTest, AFolderThatIsGoneIsToldAndALaterRecordIsTried) {
   recording->finish();
   written();
   EXPECT_TRUE(contains(read_file(folder / "none/job.flight.json"), "another"));
+}
+
+TEST_F(RecordingTest, WithoutMemoryNothingIsBegun) {
+  bool short_of_memory = true;
+  recording = std::make_unique<Recording>(members.loop, members.peers, path, 0.0, [&] {
+    if (short_of_memory) throw std::bad_alloc();
+    return picture;
+  });
+  EXPECT_THROW(recording->begin("the first"), std::bad_alloc);
+  EXPECT_FALSE(recording->collects());
+  recording->finish();  // which the end of the job calls
+  EXPECT_EQ(written(), "");
+  short_of_memory = false;
+  recording->begin("the second");
+  EXPECT_EQ(asked(), 4u);
+  all_answer();
+  members.loop.advance(110 * kMillisecond);
+  EXPECT_TRUE(contains(written(), "the second"));
 }
 
 // A launcher sends SIGTERM to all processes as soon as one has failed.
