@@ -85,7 +85,7 @@ void check_observed(std::string_view payload) {
     picture.roster = &roster;
     picture.ranks.resize(1);
     observe::Timeline timeline(roster, 0);
-    (void)timeline.add({false, 0}, *record);
+    (void)timeline.add({false, 0}, *record, kSecond);
     expect(!observe::record_as_json(picture, "", {{{false, 0}, *record}}, 0).empty());
   }
 }

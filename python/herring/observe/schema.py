@@ -123,7 +123,8 @@ def parse(text: str, where: str) -> dict[str, Any]:
     if found != SCHEMA:
         raise StatusError(
             f"{where} has the schema {clean(found)[:60]!r}, but Herring {version()} reads "
-            f"{SCHEMA!r}: use the 'herring' of the job's version ({clean(str(status.get('herring')))[:60]})"
+            f"{SCHEMA!r}: use the 'herring' of the job's version "
+            f"({clean(str(status.get('herring')))[:60]})"
         )
     return {"schema": found, **_shaped(status, _STATUS, "", where)}
 
