@@ -1,6 +1,6 @@
-// Fuzzes the service that answers `herring status`: questions and requests over HTTP that may be cut,
-// mixed or nonsense, with and without a proof. Who hangs up after a short question must get a sound
-// answer, and nobody may learn anything of a job without its secret.
+// Fuzzes the service that answers `herring status`: questions and requests over HTTP that may be
+// cut, mixed or nonsense, with and without a proof. Who hangs up after a short question must get a
+// sound answer, and nobody may learn anything of a job without its secret.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -46,6 +46,7 @@ const std::string kWords[] = {
 class Jobs {
  public:
   Jobs() {
+    static_cast<void>(wire::random_nonce());  // OpenSSL cleans up after what used it before
     std::string pattern = (std::filesystem::temp_directory_path() / "herring-fuzz-XXXXXX").string();
     folder_ = mkdtemp(pattern.data());
     setenv("XDG_RUNTIME_DIR", folder_.c_str(), 1);
@@ -66,7 +67,8 @@ class Jobs {
 
   UniqueFd connect(bool guarded) {
     if (guarded) {
-      auto fd = transport::tcp::connect_to({"127.0.0.1", port_}, "", monotonic_now() + 10 * kSecond);
+      const Nanos deadline = monotonic_now() + 10 * kSecond;
+      auto fd = transport::tcp::connect_to({"127.0.0.1", port_}, "", deadline);
       expect(fd.ok());
       return fd->release();
     }
@@ -192,7 +194,7 @@ std::vector<std::string> seeds() {
       of(0, {"HEAD ", "/", " HTTP/1.1", "\n", "\n"}),
       of(1, {"json", "\n"}), of(1, {"all", "\n", "proof ", "00", "\n"}),
       of(1, {"GET ", "/json", " HTTP/1.1", "\r\n", "\r\n"}),
-      of(3, {"GET ", "/json", " HTTP/1.1", "\r\n", "Authorization:", "Bearer ", "", "\r\n", "\r\n"}),
+      of(3, {"GET ", "/json", " HTTP/1.1", "\n", "Authorization:", "Bearer ", "", "\n", "\n"}),
       of(7, {"json", "\n"}),
   };
 }

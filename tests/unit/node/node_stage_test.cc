@@ -562,8 +562,8 @@ TEST_F(NodeStageTest, AWarningSaysWhatTheNeighboursDoThatDidNotSubmit) {
   ASSERT_EQ(ranks[0].failures.size(), 1u);
   EXPECT_EQ(ranks[0].failures[0].code(), Code::kTimeout);
   const std::string& error = ranks[0].failures[0].message();
-  EXPECT_TRUE(contains(error, "'test' (round 7, buffer 0) has waited 70 s for rank 11, rank 12, ") ||
-              contains(error, "has waited 71 s")) << error;
+  EXPECT_TRUE(contains(error, "'test' (round 7, buffer 0) has waited 7")) << error;
+  EXPECT_TRUE(contains(error, " s for rank 11, rank 12, ")) << error;
   EXPECT_TRUE(error.ends_with(", which did not submit it")) << "nothing is known any more";
 }
 
