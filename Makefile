@@ -55,7 +55,7 @@ NETWORKS ?= 1000
 MODEL ?= coarse
 # For `make fuzz`: the seconds that each target runs, and the targets.
 SECONDS ?= 60
-TARGETS ?= frame hello control partial rounds server worker rendezvous
+TARGETS ?= frame hello control partial rounds server worker rendezvous status
 
 # The build requirements in pyproject.toml; `make build` builds without pip's isolated environment.
 BUILD_NEEDS := $(shell sed -n '/^requires = \[/,/\]/p' pyproject.toml | grep -o '"[^"]*"')

@@ -255,7 +255,7 @@ void Executor::check_deadlines(Nanos now) {
     }
     // Those who are missing here may wait for others, whose states explain more.
     const std::string known = states_.describe(active->run.task().ranks);
-    if (missing.empty()) missing = "the addresses of the other ranks";
+    if (!active->begun) missing = "the addresses of the other ranks";
     if (active->run.waits_for_elsewhere()) missing = "the GPU of this rank";
     if (overdue) {
       return on_failure_({Code::kTimeout,

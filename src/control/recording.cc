@@ -32,28 +32,28 @@ Recording::Recording(transport::EventLoop& loop, const Peers& peers, std::string
 void Recording::begin(const std::string& why) {
   const bool just_now = finished_ != 0 && loop_.now() - finished_ < kPause;
   if (collects_ || just_now || (file_ && !file_->finished())) return;
+  then_ = picture_();  // there may be no memory for it: then there is no record
+  why_ = why;
+  wanted_ = 0;
+  timer_ = loop_.call_after(kPatience, [this] { finish(); });
   collects_ = true;
   // A launcher ends all ranks as soon as one has failed.
   hold_termination();
-  why_ = why;
-  then_ = picture_();
-  wanted_ = 0;
   for (const auto& peer : peers_) {
     if (!peer->is_member() || peer->index == ~0u) continue;
     ++wanted_;
     peer->channel->send(FrameType::kRecord);
   }
-  timer_ = loop_.call_after(kPatience, [this] { finish(); });
 }
 
 void Recording::add(const Peer& from, observe::ProcessRecord record) {
   if (!collects_) return;
+  observe::keep_latest(record.entries, std::max(kMostEntries / peers_.size(), kFewestOfOne));
   const observe::Process process = process_of(from);
   const auto known = std::find_if(records_.begin(), records_.end(), [&process](const auto& one) {
     return one.first == process;
   });
   if (known == records_.end()) {
-    observe::keep_latest(record.entries, std::max(kMostEntries / peers_.size(), kFewestOfOne));
     records_.emplace_back(process, std::move(record));
     check_complete();
   } else if (known->second.failure.empty() && !record.failure.empty()) {

@@ -138,7 +138,7 @@ class Rendezvous::Impl final : public Channel::Owner {
     std::unique_lock lock(answer->mutex);
     answer->came.wait_for(lock, std::chrono::nanoseconds(2 * kSecond),
                           [&answer] { return answer->ended; });
-    if (answer->file && !answer->file->flush()) {
+    if (answer->file && !answer->file->finish()) {
       log(LogLevel::kWarning, "the timeline ", answer->file->path(),
           " is not complete yet: the disk has not taken it in time");
     }

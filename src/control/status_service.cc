@@ -161,21 +161,31 @@ class StatusService::Client : private transport::DescriptorHandler {
 
  private:
   void on_ready(uint32_t readiness) override {
-    if (readiness & kForReading) {
-      if (!read()) return service_.forget(fd_.get());
-    }
-    if (!ended_ && (readiness & kForWriting) && !write()) service_.forget(fd_.get());
+    attempt([&] {
+      if ((readiness & kForReading) && !read()) return false;
+      return !(readiness & kForWriting) || write();
+    });
+  }
+
+  // Ends the connection if `call` returns false or lacks memory. The job goes on in any case.
+  template <typename Call>
+  void attempt(const Call& call) {
+    bool goes_on = false;
+    static_cast<void>(without_exceptions([&] {
+      goes_on = call();
+      return Status();
+    }));
+    if (!goes_on) service_.forget(fd_.get());
   }
 
   // A client that only connects wants to know what is worth telling.
   void be_patient() {
-    timer_ = loop_.call_after(kPatience, [this] {
-      service_.forget(fd_.get());
-    });
-    if (!answered_ && request_.empty() && question_.empty()) {
+    attempt([this] {
+      timer_ = loop_.call_after(kPatience, [this] { service_.forget(fd_.get()); });
+      if (answered_ || !request_.empty() || !question_.empty()) return true;
       answer("status\n");
-      if (!write()) service_.forget(fd_.get());
-    }
+      return write();
+    });
   }
 
   bool read() {
@@ -318,7 +328,9 @@ Result<std::unique_ptr<StatusService>> StatusService::listen_locally(
   if (!listener.valid() ||
       ::bind(listener.get(), reinterpret_cast<sockaddr*>(&*address), sizeof *address) != 0 ||
       ::listen(listener.get(), kMostClients) != 0 || rename(early.c_str(), path.c_str()) != 0) {
-    return system_error(concat("cannot listen on ", path));
+    const Status why = system_error(concat("cannot listen on ", path));
+    unlink(early.c_str());
+    return why;
   }
   return std::unique_ptr<StatusService>(new StatusService(loop, std::move(listener), path, path,
                                                           "", std::move(answer)));

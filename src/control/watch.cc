@@ -193,7 +193,7 @@ void Watch::finish() {
   // Everybody has left, with their last entries.
   const std::shared_ptr<observe::FileWriter> trace = trace_;
   close_timeline();
-  if (!trace->flush()) {
+  if (!trace->finish()) {
     log(LogLevel::kWarning, "the timeline ", trace->path(),
         " may be cut: the disk has not taken it in time");
   }

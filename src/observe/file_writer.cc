@@ -91,6 +91,11 @@ class FileWriter::Impl {
       failed_(status);
       lock.lock();
     }
+    lock.unlock();
+    fd_.reset();  // which may take long, too
+    lock.lock();
+    closed_ = true;
+    changed_.notify_all();
   }
 
   Status opened() {
@@ -122,10 +127,12 @@ class FileWriter::Impl {
     changed_.notify_all();
   }
 
-  bool flush() {
+  bool finish() {
     std::unique_lock lock(mutex_);
+    ends_ = true;
+    changed_.notify_all();
     return changed_.wait_for(lock, std::chrono::nanoseconds(kPatience),
-                             [this] { return queued_ == 0; });
+                             [this] { return closed_; });
   }
 
   bool here() const { return generation_ == fork_generation(); }
@@ -164,7 +171,7 @@ class FileWriter::Impl {
   std::condition_variable changed_;
   std::deque<std::string> queue_;  // guarded by mutex_, as is all of the following
   size_t queued_ = 0;              // bytes
-  bool broken_ = false, ends_ = false;
+  bool broken_ = false, ends_ = false, closed_ = false;
   std::optional<Status> opened_;
 };
 
@@ -180,7 +187,7 @@ FileWriter::~FileWriter() {
 }
 
 bool FileWriter::write(std::string text) { return impl_->write(std::move(text)); }
-bool FileWriter::flush() { return impl_->here() && impl_->flush(); }
+bool FileWriter::finish() { return impl_->here() && impl_->finish(); }
 bool FileWriter::broken() const { return impl_->broken(); }
 const std::string& FileWriter::path() const { return impl_->path; }
 

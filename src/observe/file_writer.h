@@ -25,11 +25,12 @@ class FileWriter {
   FileWriter(const FileWriter&) = delete;
   FileWriter& operator=(const FileWriter&) = delete;
 
-  // Queues text. Returns false, and drops the text, if more than kMostQueued bytes wait already or
-  // the file cannot be written.
+  // Queues text. Returns false, and drops the text, if more than kMostQueued bytes wait already,
+  // after finish(), or if the file cannot be written.
   bool write(std::string text);
-  // Waits until what is queued is written, but not longer than kPatience. Returns whether it is.
-  bool flush();
+  // Waits until what is queued is written and the file is closed, so that another writer may have
+  // it, but not longer than kPatience. Returns whether it is.
+  bool finish();
   // Returns whether the file could not be written.
   bool broken() const;
   const std::string& path() const;

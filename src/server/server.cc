@@ -22,6 +22,7 @@ Result<std::unique_ptr<Server>> Server::start(ServerOptions options,
   first.loop().on_exhausted([self = server.get()](const Status& why) {
     if (self->attached_) return self->changes_->end_job(why);
     log(LogLevel::kError, "a server waiting for its job: ", why.message());
+    self->early_failure_ = why;
   });
   auto listener = transport.listen(
       first.loop(), {options.host, options.port}, std::move(options.credentials),
@@ -85,12 +86,16 @@ void Server::attach(const control::Cluster& cluster, uint32_t index,
         p->outbox_[i].clear();
       }
     };
+    if (proxy->index() == 0) continue;
     proxy->loop().post([this, p = proxy.get()] { watch(*p); });
-    if (proxy->index() != 0) proxy->start();
+    proxy->start();
   }
   proxies_[0]->loop().post([this] {
     attached_ = true;
+    // What was lost then may be a connection, whose rank nobody else would miss.
+    if (!early_failure_.ok()) changes_->end_job(early_failure_);
     admit_waiting();
+    watch(*proxies_[0]);
   });
 }
 

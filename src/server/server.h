@@ -159,6 +159,7 @@ class Server {
   };
   std::vector<Waiting> waiting_;  // proxy 0's thread
   bool attached_ = false;         // proxy 0's thread
+  Status early_failure_;          // why something failed before; proxy 0's thread
 
   control::Cluster cluster_;
   uint32_t index_ = 0;

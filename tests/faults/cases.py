@@ -9,13 +9,15 @@ limit. Processes are forked from this one, so that a case needs milliseconds and
 start of an interpreter.
 
 A case passes if every process ends by itself within the connect time-out and 5 s, with status 0.
-Every operation must return the right bits or raise a HerringError. No signal may stay blocked, no
+Time for which processes were ready to run and got no processor does not count. Every operation must
+return the right bits or raise a HerringError. No signal may stay blocked, no
 process may use too much processor time, and no file may be left behind.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import errno
 import json
@@ -40,6 +42,7 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).parents[2]
 CONNECT_TIMEOUT = 3.0
 PATIENCE = 5.0  # seconds after the connect time-out
+MOST_STARVED = 60.0  # seconds without a processor that do not count
 MOST_CPU = 1.2  # seconds; a process takes 0.1 to 0.3 without faults
 LAYOUTS = {"node": 2, "nodes": 2, "served": 3}  # number of processes; two are ranks
 RANKS = 2
@@ -78,6 +81,8 @@ ONCE: dict[str, tuple[str, ...]] = {
     "pipe2": ("EMFILE",),
     "fcntl": ("EPERM",),
     "poll": ("EINTR", "ENOMEM"),
+    "open": ("EMFILE", "EACCES", "ENOENT"),
+    "rename": ("ENOSPC", "EACCES"),
     "new": ("ENOMEM",),
 }
 ONWARDS = {
@@ -88,6 +93,7 @@ ONWARDS = {
     "mmap": "ENOMEM",
     "pthread_create": "EAGAIN",
     "pipe2": "EMFILE",
+    "open": "EMFILE",
     "vmsplice": "ENOMEM",
 }
 
@@ -129,13 +135,14 @@ def is_nanobinds(output: Path) -> bool:
     no exception through.
     """
     failed, _, _ = output.read_text(errors="replace").partition("has failed; aborted")
-    frame = re.search(r"/(_core\.[^/(]*)\(\+(0x[0-9a-f]+)\)", failed)
-    if frame is None:
+    frames = re.findall(r"/(_core\.[^/(]*)\(\+(0x[0-9a-f]+)\)", failed)
+    if not frames:
         return False
     # The installed module has no symbols; it was made from the file in build/bindings.
-    built, address = ROOT / "build/bindings" / frame[1], int(frame[2], 16) - 1
+    built = ROOT / "build/bindings" / frames[0][0]
+    addresses = [hex(int(address, 16) - 1) for _, address in frames]
     lines = subprocess.run(
-        ["addr2line", "-i", "-e", built, hex(address)],
+        ["addr2line", "-i", "-e", built, *addresses],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -202,6 +209,8 @@ class Run:
     began: float = field(default_factory=time.monotonic)
     wrong: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    aborted: bool = False  # by nanobind, so that files are left behind
+    delays: dict[int, float] = field(default_factory=dict)  # without a processor, by process
 
     def failed(self) -> int:
         """Returns how many calls have failed."""
@@ -231,6 +240,7 @@ def live(
     os.environ.update(scenario.environment(role, RANKS, layout, port, descriptor))
     os.environ["HERRING_CONNECT_TIMEOUT"] = str(CONNECT_TIMEOUT)
     os.environ["TMPDIR"] = str(run.folder / "tmp")
+    os.environ["XDG_RUNTIME_DIR"] = str(run.folder / "run")
     library.use(record)
     result = scenario.live(enter, leaves) if role < RANKS else scenario.serve()
     (run.folder / f"result.{role}").write_text(json.dumps(result))
@@ -243,6 +253,7 @@ def begin(library: Library, case: Case | None, layout: str, leaves: bool) -> Run
     records = [library.record(case if case and case.role == role else None) for role in roles]
     run = Run(case, records, Path(tempfile.mkdtemp(prefix="faults-")))
     (run.folder / "tmp").mkdir()
+    (run.folder / "run").mkdir()
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
         os.set_inheritable(listener.fileno(), True)
         for role in roles:
@@ -254,6 +265,20 @@ def begin(library: Library, case: Case | None, layout: str, leaves: bool) -> Run
     return run
 
 
+def starved(run: Run) -> float:
+    """Returns for how many seconds a process of the run has waited for a processor."""
+    seconds = 0.0
+    for pid in run.pids:
+        delays = [0.0]
+        for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError):  # the thread has ended
+                delays.append(int(path.read_text().split()[1]) / 1e9)
+        # Its threads may wait at the same time. Processes may wait for each other in turn.
+        run.delays[pid] = max(*delays, run.delays.get(pid, 0.0))
+        seconds += run.delays[pid]
+    return min(seconds, MOST_STARVED)
+
+
 def watch(run: Run) -> bool:
     """Collects ended processes, kills late ones, and returns True once all have ended."""
     run.seconds = time.monotonic() - run.began
@@ -263,7 +288,8 @@ def watch(run: Run) -> bool:
             continue
         del run.pids[pid]
         run.wrong += wrong_end(run, role, status, usage.ru_utime + usage.ru_stime)
-    if run.pids and run.seconds > CONNECT_TIMEOUT + PATIENCE:
+    patience = CONNECT_TIMEOUT + PATIENCE
+    if run.pids and run.seconds > patience and run.seconds > patience + starved(run):
         for pid, role in run.pids.items():
             run.wrong.append(f"process {role} has not ended after {run.seconds:.1f} s")
             os.kill(pid, signal.SIGKILL)
@@ -271,13 +297,14 @@ def watch(run: Run) -> bool:
         run.pids.clear()
     if run.pids:
         return False
-    # Flight records stay: they are for people.
+    # Flight records and timelines stay: they are for people.
     left = [
         path.name
-        for path in (run.folder / "tmp").rglob("*")
-        if (path.is_file() or path.is_socket()) and not path.name.endswith(".flight.json")
+        for path in [*(run.folder / "tmp").rglob("*"), *(run.folder / "run").rglob("*")]
+        if (path.is_file() or path.is_socket())
+        and not path.name.endswith((".flight.json", "timeline.json"))
     ]
-    if left:
+    if left and not run.aborted:
         run.wrong.append(f"left behind: {', '.join(left)}")
     return True
 
@@ -287,6 +314,7 @@ def wrong_end(run: Run, role: int, status: int, cpu: float) -> list[str]:
     wrong = []
     if os.WIFSIGNALED(status):
         if os.WTERMSIG(status) == signal.SIGABRT and is_nanobinds(run.folder / f"output.{role}"):
+            run.aborted = True
             return []
         wrong.append(f"process {role} ended by {signal.Signals(os.WTERMSIG(status)).name}")
     elif os.WEXITSTATUS(status) != 0:
@@ -387,6 +415,9 @@ def run_all(library: Library, cases: list[Case], parallel: int, verbose: bool) -
     print(f"{reached - len(wrong)} of {reached} cases right ({len(cases)} tried)", flush=True)
     if wrong:
         print("wrong by call: " + ", ".join(f"{name} {n}" for name, n in calls.most_common()))
+        print("repeat them, several times, because threads decide which call is the n-th:")
+        names = " ".join(f"--case {run.case}" for run in wrong)
+        print(f"  {Path(sys.executable)} {sys.argv[0]} {sys.argv[1]} --verbose {names}", flush=True)
     return wrong
 
 

@@ -22,6 +22,7 @@
 #include <csignal>
 #include <cstdarg>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -31,7 +32,8 @@
   X(socket) X(bind) X(listen) X(accept4) X(connect) X(epoll_create1) X(epoll_ctl) X(epoll_wait) \
   X(eventfd) X(memfd_create) X(mmap) X(ftruncate) X(fstat) X(sendmsg) X(send) X(recv)           \
   X(recvmsg) X(recvmmsg) X(read) X(write) X(getsockopt) X(setsockopt) X(getsockname)            \
-  X(getpeername) X(pthread_create) X(vmsplice) X(splice) X(getrandom) X(pipe2) X(fcntl) X(poll)
+  X(getpeername) X(pthread_create) X(vmsplice) X(splice) X(getrandom) X(pipe2) X(fcntl) X(poll) \
+  X(open) X(rename)
 
 namespace {
 
@@ -85,7 +87,7 @@ bool strikes(Record& record, int call) {
 
 bool makes_descriptor(int call) {
   return call == k_socket || call == k_accept4 || call == k_epoll_create1 || call == k_eventfd ||
-         call == k_memfd_create || call == k_pipe2;
+         call == k_memfd_create || call == k_pipe2 || call == k_open;
 }
 
 // Returns whether this call must fail, and sets errno if so.
@@ -190,6 +192,7 @@ WRAP(ssize_t, splice, (int a, off64_t* b, int c, off64_t* d, size_t e, unsigned 
 WRAP(ssize_t, getrandom, (void* a, size_t b, unsigned c), (a, b, c))
 WRAP(int, pipe2, (int a[2], int b), (a, b))
 WRAP(int, poll, (pollfd* a, nfds_t b, int c), (a, b, c))
+WRAP(int, rename, (const char* a, const char* b), (a, b))
 
 // Only adding a watch needs resources, so changing and ending one never fail.
 int epoll_ctl(int fd, int what, int of, epoll_event* event) noexcept {
@@ -202,6 +205,16 @@ void* mmap(void* a, size_t b, int c, int d, int e, off_t f) noexcept {
   static const auto real = next(&mmap, "mmap");
   if (fails(k_mmap, __builtin_return_address(0))) return MAP_FAILED;
   return real(a, b, c, d, e, f);
+}
+
+int open(const char* path, int flags, ...) {
+  static const auto real = next(&open, "open");
+  va_list list;
+  va_start(list, flags);
+  const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(list, mode_t) : 0;
+  va_end(list);
+  if (fails(k_open, __builtin_return_address(0))) return -1;
+  return real(path, flags, mode);
 }
 
 int fcntl(int fd, int command, ...) {

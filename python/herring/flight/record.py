@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +18,14 @@ __all__ = ["SCHEMA", "Entry", "Missing", "Process", "Record", "parse", "read"]
 SCHEMA = "herring-flight-1"
 _KINDS = ("round", "buffer", "call", "sum")
 _CALL = re.compile(r"([a-z_]+) '")
-_SILENT = re.compile(r"(rank|server) (\d+): (.+)", re.DOTALL)
+_SILENT = re.compile(r"(rank|server) (\d{1,7}): (.+)", re.DOTALL)
+# A terminal would obey these characters.
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")
+# Beyond these, a file is not a flight record. One of 65,536 ranks has some 800 MB.
+_MOST_BYTES = 1 << 30
+_MOST_RANKS = 1 << 20
+_MOST_UNTOLD = 4096  # ranks of which a record says nothing; one of this version has none
+_MOST_NUMBER = 1 << 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,11 +163,19 @@ def read(path: Path) -> Record:
         ConfigurationError: The file cannot be read, or is not a flight record.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            large = os.fstat(file.fileno()).st_size > _MOST_BYTES
+            content = b"" if large else file.read(_MOST_BYTES + 1)
+        if large or len(content) > _MOST_BYTES:
+            raise ConfigurationError(f"{path} is not a flight record: more than 1 GiB")
+        document = json.loads(content, parse_constant=lambda _: None)
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path} is not a flight record: not JSON ({error})") from None
+        cut = "" if content.rstrip().endswith(b"}") else "; it may have been cut off"
+        raise ConfigurationError(
+            f"{path} is not a flight record: not JSON ({error}){cut}"
+        ) from None
     return parse(document, str(path))
 
 
@@ -176,7 +193,7 @@ def parse(document: Any, name: str = "the document") -> Record:
     if schema != SCHEMA:
         raise ConfigurationError(
             f"{name} is not a flight record that this version can read: its schema is "
-            f"{schema!r}, expected {SCHEMA!r}"
+            f"{_shown(schema)}, expected {SCHEMA!r}"
         )
     try:
         return _record(document)
@@ -191,15 +208,25 @@ def _record(document: dict[str, Any]) -> Record:
         for one in _list(document, "missing")
     ]
     silent = {}
-    for line in document.get("silent") or []:
+    lines = document.get("silent") or []
+    if not isinstance(lines, list):
+        raise _Wrong(f"'silent' is {_shown(lines)}; expected a list of texts")
+    for line in lines:
         if match := _SILENT.fullmatch(str(line)):
-            silent[match[1], int(match[2])] = match[3]
+            silent[match[1], int(match[2])] = _CONTROL.sub(" ", match[3])
+    size = _integer(document, "size", _MOST_RANKS)
+    if size > len(processes) + len(silent) + _MOST_UNTOLD:
+        raise _Wrong(f"'size' is {size}, but there are {len(processes)} processes")
+    told = [one.index for one in processes if one.kind == "rank"]
+    told += [rank for one in missing for rank in one.ranks]
+    if told and max(told) >= size:
+        raise _Wrong(f"'size' is {size}, but there is rank {max(told)}")
     return Record(
         herring=_text(document, "herring"),
         job=_text(document, "job"),
         time=_number(document, "time"),
         why=_text(document, "why"),
-        size=_integer(document, "size"),
+        size=size,
         ranks={one.index: one for one in processes if one.kind == "rank"},
         servers={one.index: one for one in processes if one.kind == "server"},
         missing=tuple(missing),
@@ -220,11 +247,11 @@ def _record(document: dict[str, Any]) -> Record:
 def _process(one: dict[str, Any]) -> Process:
     kind = _text(one, "kind")
     if kind not in ("rank", "server"):
-        raise _Wrong(f"the kind of a process is {kind!r}; allowed are 'rank' and 'server'")
+        raise _Wrong(f"the kind of a process is {_shown(kind)}; allowed are 'rank' and 'server'")
     entries = [_entry(entry) for entry in _list(one, "entries")]
     return Process(
         kind=kind,
-        index=_integer(one, "index"),
+        index=_integer(one, "index", _MOST_RANKS - 1),
         host=_text(one, "host"),
         pid=_integer(one, "pid"),
         state=_text(one, "state"),
@@ -239,7 +266,7 @@ def _process(one: dict[str, Any]) -> Process:
 def _entry(one: dict[str, Any]) -> Entry:
     kind = _text(one, "kind")
     if kind not in _KINDS:
-        raise _Wrong(f"the kind of an entry is {kind!r}; allowed are {', '.join(_KINDS)}")
+        raise _Wrong(f"the kind of an entry is {_shown(kind)}; allowed are {', '.join(_KINDS)}")
     moments = {
         moment: None if one.get(moment) is None else _number(one, moment)
         for moment in ("called", "ready", "reduced", "pushed", "summed", "done")
@@ -278,33 +305,40 @@ def _text(one: dict[str, Any], key: str) -> str:
     value = one.get(key)
     if value is not None and not isinstance(value, str):
         raise _Wrong(f"{key!r} is {_shown(value)}; expected text")
-    return value or ""
+    return _CONTROL.sub(" ", value or "").encode(errors="replace").decode()
 
 
 def _number(one: dict[str, Any], key: str) -> float:
     value = one.get(key)
     value = 0 if value is None else value
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    sound = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not sound or not abs(value) < _MOST_NUMBER or not math.isfinite(value):
         raise _Wrong(f"{key!r} is {_shown(value)}; expected a number")
     return float(value)
 
 
-def _integer(one: dict[str, Any], key: str) -> int:
+def _integer(one: dict[str, Any], key: str, most: int = _MOST_NUMBER) -> int:
     value = one.get(key)
     value = 0 if value is None else value
     if isinstance(value, bool) or not isinstance(value, int):
         raise _Wrong(f"{key!r} is {_shown(value)}; expected an integer")
+    if not 0 <= value <= most:
+        raise _Wrong(f"{key!r} is {_shown(value)}; allowed are 0 to {most}")
     return value
 
 
 def _integers(one: dict[str, Any], key: str) -> tuple[int, ...]:
     value = one.get(key)
     value = [] if value is None else value
-    if not isinstance(value, list) or not all(isinstance(each, int) for each in value):
-        raise _Wrong(f"{key!r} is {_shown(value)}; expected a list of integers")
+    if not isinstance(value, list) or not all(
+        isinstance(each, int) and 0 <= each < _MOST_RANKS for each in value
+    ):
+        raise _Wrong(f"{key!r} is {_shown(value)}; expected a list of ranks")
     return tuple(value)
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, int) and abs(value) > _MOST_NUMBER:
+        return "too large"  # Python refuses to write the largest
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."

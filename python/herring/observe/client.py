@@ -20,13 +20,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from herring.observe.schema import StatusError
+from herring.observe.schema import StatusError, clean
 from herring.rendezvous.detect import parse_secret
 from herring.rendezvous.meet import read_secret_file
 
 __all__ = ["Endpoint", "ask", "endpoint", "find", "folders", "proof", "token"]
 
-_MOST_BYTES = 1 << 30
+_MOST_BYTES = 1 << 28  # a status of 100,000 ranks has 80 MB
+_MOST_WORDS = 1000  # characters of an error
 _CHALLENGE = re.compile(rb"prove ([0-9a-f]{64})\n")
 _CHALLENGE_BYTES = len("prove ") + 64 + 1
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%\w]+\]|[^:/\[\]\s]+):([0-9]{1,5})")
@@ -142,6 +143,8 @@ def ask(where: Endpoint, command: str, timeout: float) -> str:
         if where.path is not None and where.path.is_file():
             if command != "json":
                 raise StatusError(f"{name} is a saved status, and no job that could do '{command}'")
+            if where.path.stat().st_size > _MOST_BYTES:
+                raise StatusError(f"{name} is too large for a saved status")
             return _text(where.path.read_bytes(), name)
         answer = _exchange(where, command, time.monotonic() + timeout)
     except TimeoutError:
@@ -169,7 +172,9 @@ def ask(where: Endpoint, command: str, timeout: float) -> str:
     if not text:
         raise StatusError(f"{name} ended the connection: the job is about to end")
     if text.startswith("error: "):
-        raise StatusError(f"{name}: {text.removeprefix('error: ').strip()}")
+        raise StatusError(f"{name}: {clean(text.removeprefix('error: ')).strip()[:_MOST_WORDS]}")
+    if command == "record" and clean(text.rstrip("\n")) != text.rstrip("\n"):
+        raise StatusError(f"{name} did not answer with the name of a file: it is not a Herring job")
     return text
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from herring.errors import HerringError
 from herring.version import version
 
-__all__ = ["SCHEMA", "StatusError", "parse"]
+__all__ = ["SCHEMA", "StatusError", "clean", "parse"]
 
 SCHEMA = "herring-status-1"
 
@@ -112,6 +112,7 @@ _STATUS = {
     "findings": [str],
 }
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")
+_MOST_NUMBER = 1 << 64
 _KINDS = {str: "a text", bool: "true or false", int: "an integer", _NUMBER: "a number"}
 
 
@@ -142,8 +143,9 @@ def parse(text: str, where: str) -> dict[str, Any]:
         raise StatusError(f"{where} does not hold a status of a job: it has no 'schema'")
     if found != SCHEMA:
         raise StatusError(
-            f"{where} has the schema {_clean(found)!r}, but Herring {version()} reads {SCHEMA!r}: "
-            f"use the 'herring' of the job's version ({_clean(str(status.get('herring')))})"
+            f"{where} has the schema {clean(found)[:60]!r}, but Herring {version()} reads "
+            f"{SCHEMA!r}: use the 'herring' of the job's version "
+            f"({clean(str(status.get('herring')))[:60]})"
         )
     return {"schema": found, **_shaped(status, _STATUS, "", where)}
 
@@ -171,12 +173,15 @@ def _shaped(value: Any, shape: Any, field: str, where: str) -> Any:
         return None
     if not isinstance(value, shape) or (isinstance(value, bool) and shape is not bool):
         raise _wrong(field, _KINDS[shape], where)
-    return _clean(value) if shape is str else value
+    if shape in (int, _NUMBER) and not abs(value) <= _MOST_NUMBER:
+        raise _wrong(field, f"{_KINDS[shape]} that a job can have", where)
+    return clean(value) if shape is str else value
 
 
 def _wrong(field: str, kind: str, where: str) -> StatusError:
     return StatusError(f"{where} does not hold a status of a job: its '{field}' is not {kind}")
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
+    """Returns a text of somebody else without what a terminal would obey."""
     return _CONTROL.sub(" ", text).encode(errors="replace").decode()

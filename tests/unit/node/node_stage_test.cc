@@ -96,7 +96,11 @@ class NodeStageTest : public ::testing::Test {
       stage.local_rank = r;
       stage.threads = adders;
       stage.segment_bytes = kSegment;
-      stage.names.assign(size, "a rank");
+      for (uint32_t other = 0; other < size; ++other) {
+        stage.names.push_back(size > 2 ? concat("rank ", 10 + other) : "a rank");
+        stage.ranks.push_back(10 + other);
+      }
+      stage.states = &states;
       rank.stage = std::make_unique<NodeStage>(
           loop, *rank.bus, *rank.heap, servers, stage,
           [&rank](const Status& why) { rank.failures.push_back(why); });
@@ -121,7 +125,7 @@ class NodeStageTest : public ::testing::Test {
     task.reduction.op = adder ? ReduceOp::kAverage : ReduceOp::kSum;
     task.adder = std::move(adder);
     task.active = active;
-    task.deadline = {3600'000, 3600'000, 60'000};
+    task.deadline = deadline;
     task.mark = mark;
     task.shards = {{0, 0, bytes}};
     task.on_done = [this, r](uint32_t workers) { ranks[r].workers.push_back(workers); };
@@ -176,6 +180,8 @@ class NodeStageTest : public ::testing::Test {
   }
 
   transport::EpollLoop loop;
+  observe::RankStates states;
+  Deadline deadline{60'000, 60'000, 60'000};
   Servers servers{loop, 5};
   control::Cluster cluster;
   std::vector<Rank> ranks;
@@ -203,6 +209,7 @@ TEST_F(NodeStageTest, MarksWhenTheSliceOfARankIsCombined) {
 
 TEST_F(NodeStageTest, OneRankSpeaksForTheNode) {
   make(4, 1);
+  deadline = {3600'000, 3600'000, 60'000};
   std::vector<char*> data;
   for (uint32_t r = 0; r < 4; ++r) {
     data.push_back(allocate(r, kSmall));
@@ -553,6 +560,63 @@ TEST_F(NodeStageTest, ABufferWaitsInVainForANeighbourThatHasEndedWithoutItsPart)
          ranks[1].bus->close();
        }});
   EXPECT_TRUE(ranks[0].stage->waits_for_gone(0));
+}
+
+// Returns what the log says while `call` runs.
+std::string logged(const std::function<void()>& call) {
+  ::testing::internal::CaptureStderr();
+  call();
+  return ::testing::internal::GetCapturedStderr();
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST_F(NodeStageTest, AWarningSaysWhatTheNeighboursDoThatDidNotSubmit) {
+  make(4, 1);
+  states.set({{11, "has been computing for 12 s (train.py:40 in load)"},
+              {12, ": its process is stopped"},
+              {13, "is late"}});  // though it has submitted
+  deadline.warn_ms = 5000;
+  run({[&] {
+    for (const uint32_t r : {0u, 3u}) post(r, allocate(r, kSmall), kSmall, 7);
+  }});
+  NodeStage& stage = *ranks[0].stage;
+  const Nanos began = loop.now();
+  EXPECT_EQ(logged([&] { stage.check_deadlines(began, 0); }), "");
+  const std::string warning = logged([&] { stage.check_deadlines(began + 10 * kSecond, 0); });
+  EXPECT_TRUE(contains(warning, "warning: 'test' (round 7, buffer 0) has waited 1")) << warning;
+  EXPECT_TRUE(warning.ends_with(
+      " for rank 11, rank 12, which did not submit it; rank 11 has been computing for 12 s "
+      "(train.py:40 in load); rank 12: its process is stopped\n")) << warning;
+  EXPECT_EQ(logged([&] { stage.check_deadlines(began + 20 * kSecond, 0); }), "") << "once";
+  EXPECT_TRUE(ranks[0].failures.empty());
+  states.set({});
+  stage.check_deadlines(began + 70 * kSecond, 0);
+  ASSERT_EQ(ranks[0].failures.size(), 1u);
+  EXPECT_EQ(ranks[0].failures[0].code(), Code::kTimeout);
+  const std::string& error = ranks[0].failures[0].message();
+  EXPECT_TRUE(contains(error, "'test' (round 7, buffer 0) has waited 7")) << error;
+  EXPECT_TRUE(contains(error, " s for rank 11, rank 12, ")) << error;
+  EXPECT_TRUE(error.ends_with(", which did not submit it")) << "nothing is known any more";
+}
+
+// A neighbour that has submitted may wait for others in turn, so whatever is known of them counts.
+TEST_F(NodeStageTest, AWarningAboutWhoDidNotFinishTellsOfAllRanksOfTheGroup) {
+  make(2, 1);
+  states.set({{0, ": its process is stopped"}, {1, "is in a debugger"}, {2, "is of no group"}});
+  deadline.warn_ms = 5000;
+  const auto hangs = std::make_shared<SlowAdder>();
+  run({[&] {
+    post(0, allocate(0, 2 * kSegment), 2 * kSegment);
+    post(1, allocate(1, 2 * kSegment), 2 * kSegment, 0, true, hangs);
+  }});
+  const std::string warning =
+      logged([&] { ranks[0].stage->check_deadlines(loop.now() + 10 * kSecond, 0); });
+  EXPECT_TRUE(warning.ends_with(" for a rank, which did not finish it; rank 0: its process is "
+                                "stopped; rank 1 is in a debugger\n")) << warning;
+  EXPECT_TRUE(ranks[0].failures.empty());
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ TEST_F(FileWriterTest, WritesInOrderAndReplacesTheFile) {
   ASSERT_TRUE(writer.ok());
   EXPECT_TRUE((*writer)->write("one "));
   EXPECT_TRUE((*writer)->write("two"));
-  EXPECT_TRUE((*writer)->flush());
+  EXPECT_TRUE((*writer)->finish());
   EXPECT_EQ(read(path), "one two");
   EXPECT_EQ((*writer)->path(), path);
   EXPECT_FALSE((*writer)->broken());
@@ -68,8 +68,8 @@ TEST_F(FileWriterTest, DoesNotWaitLongForASlowDisk) {
     auto writer = FileWriter::open(path, [](const Status&) {});
     ASSERT_TRUE(writer.ok());
     EXPECT_TRUE((*writer)->write(std::string(1 << 20, 'x')));
-    EXPECT_FALSE((*writer)->flush());
     EXPECT_FALSE((*writer)->write(std::string(FileWriter::kMostQueued, 'x')));
+    EXPECT_FALSE((*writer)->finish());
     EXPECT_FALSE((*writer)->broken());
   }
   close(reader);  // ends the thread, which gets an error
@@ -87,7 +87,7 @@ TEST_F(FileWriterTest, TellsOnceThatTheDiskIsFull) {
   while (told == 0 && monotonic_now() < deadline) usleep(1000);
   EXPECT_TRUE((*writer)->broken());
   EXPECT_FALSE((*writer)->write("more"));
-  EXPECT_TRUE((*writer)->flush());
+  EXPECT_TRUE((*writer)->finish());
   EXPECT_EQ(told, 1);
 }
 
@@ -96,11 +96,15 @@ TEST_F(FileWriterTest, OneFileHasOneWriter) {
   auto writer = FileWriter::open(path, nothing);
   ASSERT_TRUE(writer.ok());
   (*writer)->write("kept");
-  ASSERT_TRUE((*writer)->flush());
   const auto other = FileWriter::open(path, nothing);
   ASSERT_FALSE(other.ok());
   EXPECT_NE(other.status().message().find("another process writes it"), std::string::npos);
+  ASSERT_TRUE((*writer)->finish());
   EXPECT_EQ(read(path), "kept");
+  EXPECT_FALSE((*writer)->write("more"));
+  EXPECT_TRUE((*writer)->finish());
+  // Who has finished gives the file back at once, though the writer is still there.
+  EXPECT_TRUE(FileWriter::open(path, nothing).ok());
 }
 
 }  // namespace

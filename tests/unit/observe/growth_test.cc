@@ -19,7 +19,7 @@ Roster roster_of(uint32_t ranks, uint32_t servers) {
   return roster;
 }
 
-size_t used() { return mallinfo2().uordblks; }
+size_t used() { return mallinfo2().uordblks; }  // 0 with the allocator of a sanitizer
 
 // A worker that runs three rounds a second, and reports each second.
 struct Worker {
@@ -85,6 +85,7 @@ TEST(Growth, ADayOfAJobKeepsMemoryBounded) {
 }
 
 TEST(Growth, ProcessesThatAreGoneKeepLittle) {
+  if (used() == 0) GTEST_SKIP() << "nothing counts the memory";
   Monitor monitor(roster_of(64, 8), {}, 0);
   const auto run = [&](int from, int to) {
     for (int second = from; second < to; ++second) {

@@ -38,5 +38,36 @@ TEST(Looks, UnknownTimesLeaveHalfOfTheLooks) {
   EXPECT_EQ(looks.reason(kSecond, 0, 0).cause, "compute");
 }
 
+TEST(Looks, TheStackIsThatOfTheLatestLookOfTheCause) {
+  Looks looks;
+  looks.add("input", "the first", kSecond);
+  looks.add("input", "the last", kSecond + 1);
+  looks.add("compute", "model", kSecond + 2);
+  EXPECT_EQ(looks.reason(kSecond + 2, 0, 0).stack, "the last");
+}
+
+TEST(Looks, TheMostFrequentOtherCauseCounts) {
+  Looks looks;
+  for (const char* const cause : {"gc", "input", "compute", "input", "gc", "input"}) {
+    looks.add(cause, cause, kSecond);
+  }
+  EXPECT_EQ(looks.reason(kSecond, kUsual + kUsual / 2, kUsual).cause, "input");
+}
+
+TEST(Looks, WhatIsForgottenExplainsNothing) {
+  Looks looks;
+  for (int i = 0; i < 64; ++i) looks.add("input", "load", kSecond);
+  for (int i = 0; i < 64; ++i) looks.add("compute", "model", kSecond);
+  EXPECT_EQ(looks.reason(kSecond, 0, 0).cause, "compute") << "it remembers 64";
+  looks.add("input", "load", 2 * kSecond);
+  EXPECT_EQ(looks.reason(3 * kSecond + 1, 0, 0).cause, "input") << "and 2 s";
+}
+
+TEST(Looks, ALookWithoutACauseExplainsNothing) {
+  Looks looks;
+  looks.add("", "somewhere", kSecond);
+  EXPECT_EQ(looks.reason(kSecond, 2 * kUsual, kUsual).cause, "");
+}
+
 }  // namespace
 }  // namespace herring::observe

@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <future>
+#include <new>
 #include <random>
 #include <thread>
+#include <utility>
 
 #include "fixture.h"
 #include "transport/tcp/connector.h"
@@ -113,6 +115,35 @@ class Client {
   }
 
   GuardedFd fd_;
+};
+
+// TCP, but there is no memory for the first connection, which its rank takes for accepted.
+class ShortOfMemory final : public transport::Transport {
+ public:
+  std::shared_ptr<transport::EventLoop> make_loop(bool lends) override {
+    return tcp_.make_loop(lends);
+  }
+  Result<std::unique_ptr<transport::Listener>> listen(transport::EventLoop& loop,
+                                                      const transport::Address& address,
+                                                      transport::Credentials credentials,
+                                                      Admit admit, Accepted accepted) override {
+    return tcp_.listen(loop, address, std::move(credentials), std::move(admit),
+                       [accepted = std::move(accepted), first = true](
+                           std::unique_ptr<transport::Connection> connection,
+                           const wire::Hello& hello, const transport::Address& peer) mutable {
+                         if (std::exchange(first, false)) throw std::bad_alloc();
+                         accepted(std::move(connection), hello, peer);
+                       });
+  }
+  std::unique_ptr<transport::Connecting> connect(transport::EventLoop&, const transport::Address&,
+                                                 const std::string&, const wire::Hello&,
+                                                 const transport::Credentials&, Nanos,
+                                                 Connected) override {
+    return nullptr;
+  }
+
+ private:
+  transport::Transport& tcp_ = transport::tcp::transport();
 };
 
 // A flow that sends to nobody.
@@ -500,6 +531,21 @@ TEST_P(ServerTest, AViewTellsWhoIsMissingAndWhatMovedAndWhoWasLast) {
   const auto entries = server->recorder().latest(10);
   ASSERT_EQ(entries.size(), 1u);
   EXPECT_TRUE(entries[0].ended);
+}
+
+// A rank whose connection is lost waits for a server that does not know it. Nobody is dead, so only
+// the server can end that.
+TEST(Server, WhatFailsBeforeTheJobBeginsEndsIt) {
+  ShortOfMemory transport;
+  auto server = Server::start({"127.0.0.1", 0, credentials()}, transport);
+  ASSERT_TRUE(server.ok()) << server.status().to_string();
+  Client lost(**server, 0);
+  EXPECT_TRUE(lost.ended());
+  Client other(**server, 1);
+  const control::Cluster cluster = make_cluster(2);
+  (*server)->attach(cluster, 0, DataPlaneOptions());
+  const Status told = other.failure();
+  EXPECT_NE(told.message().find("out of memory"), std::string::npos) << told.message();
 }
 
 INSTANTIATE_TEST_SUITE_P(Proxies, ServerTest, testing::Values(1, 2, 4));
