@@ -303,6 +303,13 @@ void Links::free_chunks(Transfer& transfer, uint32_t r, uint64_t settled) {
   }
 }
 
+// Returns whether another server has the run than the one that sent this result.
+bool Links::is_elsewhere(const Transfer& transfer, uint32_t run, uint32_t server,
+                         const wire::FrameHeader& result) {
+  return !transfer.ways.empty() && (transfer.ways[run].server != server ||
+                                    transfer.ways[run].since != result.epoch);
+}
+
 // Returns what is on the way to a server from before; null if there is nothing.
 Way::Elsewhere* Links::elsewhere_of(Transfer& transfer, uint32_t run, uint32_t server,
                                     uint32_t since) {

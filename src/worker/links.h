@@ -120,7 +120,6 @@ class Links final : public Pusher, private transport::FlowHandler {
     Pace* pace = nullptr;
     uint32_t run = 0;
     plan::Range range;
-    bool elsewhere = false;      // the run has moved to another server, so the result is not used
     transport::LossCounter losses;
     uint32_t signals = 0;        // losses so far, modulo 2^32
   };
@@ -241,6 +240,8 @@ class Links final : public Pusher, private transport::FlowHandler {
   std::string results(const Transfer& transfer, uint32_t run, uint32_t first, size_t count) const;
   void settle(const Transfer& transfer, uint32_t run, uint32_t segment);
   void free_chunks(Transfer& transfer, uint32_t run, uint64_t settled);
+  static bool is_elsewhere(const Transfer& transfer, uint32_t run, uint32_t server,
+                           const wire::FrameHeader& result);
   static Way::Elsewhere* elsewhere_of(Transfer& transfer, uint32_t run, uint32_t server,
                                       uint32_t since);
   void on_result_elsewhere(LinkFlow& flow, const wire::FrameHeader& header);

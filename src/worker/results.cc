@@ -88,8 +88,7 @@ Status Links::on_result_header(LinkFlow& flow, const wire::FrameHeader& header,
     return nonsense("of segments that were not pushed");
   }
   const Way* const way = transfer.ways.empty() ? nullptr : &transfer.ways[r];
-  const bool elsewhere =
-      way != nullptr && (way->server != flow.server || way->since != header.epoch);
+  const bool elsewhere = is_elsewhere(transfer, r, flow.server, header);
   if (way == nullptr && home != flow.server) return nonsense("of a shard that another server owns");
   const bool empty = header.flags & wire::kFlagEmpty;
   const bool unused = elsewhere || (header.flags & wire::kFlagMoved);
@@ -121,7 +120,6 @@ Status Links::on_result_header(LinkFlow& flow, const wire::FrameHeader& header,
   flow.pace = &pace;
   flow.run = r;
   flow.range = {shard.offset + begin, bytes};
-  flow.elsewhere = elsewhere;
   if (empty) return {};
   if (unused) {
     unused_.resize(std::max(unused_.size(), bytes));
@@ -162,7 +160,10 @@ void Links::account_answer(LinkFlow& flow, const wire::FrameHeader& header, cons
 }
 
 void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
-  if (flow.elsewhere) return on_result_elsewhere(flow, header);
+  // The run may have moved since the header came.
+  if (is_elsewhere(*flow.transfer, flow.run, flow.server, header)) {
+    return on_result_elsewhere(flow, header);
+  }
   Transfer& transfer = *flow.transfer;
   Pace& pace = *flow.pace;
   const uint32_t run = flow.run, server = flow.server;

@@ -123,7 +123,9 @@ class FailingJob {
                     job.fail({Code::kProtocol, std::string(payload)});
                   }
                 },
-                [](uint32_t, const Status&) {}) {}
+                [&job](uint32_t, const Status& why) {
+                  if (why.is_fault()) job.fail(why);
+                }) {}
     void begin_round();
     void push_next();
     void on_transfer_done(Transfer& transfer) override;
