@@ -1,5 +1,7 @@
 #include "control/server_set.h"
 
+#include <algorithm>
+
 namespace herring::control {
 namespace {
 
@@ -12,17 +14,37 @@ uint64_t mix(uint64_t x) {
 
 }  // namespace
 
-uint32_t ServerSet::stand_in(uint32_t home, uint32_t buffer,
-                             const std::vector<uint32_t>& owners) const {
-  if (has(home)) return home;
-  uint32_t chosen = kNone;
-  uint64_t most = 0;
+ServerSet ServerSet::all(size_t servers) {
+  ServerSet set;
+  set.serving.assign(servers, true);
+  set.since.assign(servers, 0);
+  return set;
+}
+
+void ServerSet::change(uint32_t server, bool serves) {
+  serving[server] = serves;
+  since[server] = ++epoch;
+}
+
+ServerSet::StandIn ServerSet::stand_in(uint32_t home, uint32_t buffer,
+                                       const std::vector<uint32_t>& owners) const {
+  if (has(home)) return {home, since[home]};
+  const auto score = [&](uint32_t owner) {
+    return mix(mix(uint64_t{home} << 32 | buffer) + owner);
+  };
+  StandIn chosen;
   for (const uint32_t owner : owners) {
-    if (!has(owner)) continue;
-    const uint64_t score = mix(mix(uint64_t{home} << 32 | buffer) + owner);
-    if (chosen == kNone || score > most) {
-      chosen = owner;
-      most = score;
+    if (has(owner) && (chosen.server == kNone || score(owner) > score(chosen.server))) {
+      chosen.server = owner;
+    }
+  }
+  if (chosen.server == kNone) return chosen;
+  // It has been the best since it came and all better ones were gone.
+  chosen.epoch = since[chosen.server];
+  if (home < since.size()) chosen.epoch = std::max(chosen.epoch, since[home]);
+  for (const uint32_t owner : owners) {
+    if (owner < since.size() && score(owner) > score(chosen.server)) {
+      chosen.epoch = std::max(chosen.epoch, since[owner]);
     }
   }
   return chosen;

@@ -104,7 +104,7 @@ Result<std::shared_ptr<JobGroup>> Coordinator::group_of(uint32_t group, const An
     return wrong(concat("with an impossible group: ", fits.message()));
   }
   auto formed = std::make_shared<JobGroup>(
-      control::Group(Group::kForming, cluster_, forms->ranks, message.name), 1);
+      cluster_, control::Group(Group::kForming, cluster_, forms->ranks, message.name), 1);
   if (!formed->members.has(rank)) return wrong("without being a member");
   groups_.note_gone(*formed);
   return formed;

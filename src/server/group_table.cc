@@ -16,7 +16,7 @@ void JobGroup::add_gone(uint32_t rank, const std::string& how) {
 
 GroupTable::GroupTable(const control::Cluster& cluster, uint16_t credit)
     : cluster_(cluster),
-      world_(std::make_shared<JobGroup>(control::Group(cluster), credit)) {}
+      world_(std::make_shared<JobGroup>(cluster, control::Group(cluster), credit)) {}
 
 std::shared_ptr<JobGroup> GroupTable::find(uint32_t id) const {
   if (id == control::Group::kWorld) return world_;
@@ -44,7 +44,7 @@ Status GroupTable::define(uint32_t id, std::string name, std::vector<uint32_t> r
     entry.left.assign(ranks.size(), false);
     entry.defined.assign(ranks.size(), false);
     entry.group = std::make_shared<JobGroup>(
-        control::Group(id, cluster_, std::move(ranks), std::move(name)), world_->credit.load());
+        cluster_, control::Group(id, cluster_, std::move(ranks), std::move(name)), world_->credit.load());
     for (const auto& [gone, how] : gone_) entry.group->add_gone(gone, how);
     entry.group->called_off = !entry.group->gone.empty();
   } else if (entry.group->members.ranks() != ranks) {

@@ -20,10 +20,13 @@ namespace herring::server {
 inline constexpr const char* kLeftJob = "has left the job";
 
 struct JobGroup {
-  JobGroup(control::Group members, uint16_t credit)
-      : members(std::move(members)), credit(credit) {}
+  JobGroup(const control::Cluster& cluster, control::Group members, uint16_t credit)
+      : members(std::move(members)),
+        owners(control::shard_map(cluster, this->members).owners),
+        credit(credit) {}
 
   const control::Group members;
+  const std::vector<uint32_t> owners;  // servers that may serve it
   std::atomic<uint16_t> credit;     // segments; steered by the first rank
   // Set when a member has died or given up: operations that move bytes in the group are called off.
   std::atomic<bool> called_off{false};

@@ -1,4 +1,4 @@
-// The unit on the wire: a 40-byte little-endian header, then `payload` bytes.
+// The unit on the wire: a 44-byte little-endian header, then `payload` bytes.
 #pragma once
 
 #include <cstdint>
@@ -64,7 +64,9 @@ struct FrameHeader {
   uint32_t buffer = 0;         // fusion buffer within the round
   uint32_t first_segment = 0;  // of the shard
   uint16_t credit = 0;         // segments that each flow may have outstanding; see worker/credit.h
-  uint16_t reserved = 0;
+  uint16_t home = 0;           // data plane: 0, or one more than the index of the server that the
+                               // receiver of the data stands in for
+  uint32_t epoch = 0;          // with `home`: since when the receiver stands in for it
   uint32_t signals = 0;        // losses that the sender has counted so far, modulo 2^32
   union {
     uint32_t workers = 0;      // kResult: workers whose contributions are in it; in rounds of a
@@ -72,7 +74,7 @@ struct FrameHeader {
     uint32_t taken;            // kData, kTaken: segments of lent results read on this flow so far,
   };                           // modulo 2^32
 };
-static_assert(sizeof(FrameHeader) == 40, "the header travels as it lies in memory");
+static_assert(sizeof(FrameHeader) == 44, "the header travels as it lies in memory");
 
 inline constexpr size_t kHeaderBytes = sizeof(FrameHeader);
 
@@ -88,6 +90,10 @@ inline constexpr uint8_t kFlagLent = 8;
 // kResult, kLeaveGroup: the group is called off. The credit of such a result comes back, but the
 // operation has failed.
 inline constexpr uint8_t kFlagCalledOff = 16;
+// kData: the payload is the result, which another worker may lack because its server has died.
+inline constexpr uint8_t kFlagGives = 32;
+// kResult: this server no longer stands in for the segments' home, so it has no result for them.
+inline constexpr uint8_t kFlagMoved = 64;
 
 // The largest payload of any frame. Most receivers expect far less, and check that before they
 // touch memory. There is room for the largest `frame_max` and `small_bytes`, and for the fields

@@ -48,7 +48,8 @@ std::shared_ptr<Group> Membership::define(uint32_t number, const std::string& na
   auto group = std::make_shared<Group>(
       cluster_, control::Group(number, cluster_, std::move(ranks), name), rank_);
   groups_[number] = group;
-  engine_.links().add_group(number, group->shards().owners, group->steers());
+  engine_.links().add_group(number, group->shards().owners, group->steers(),
+                            group->members().even());
   for (const uint32_t server : group->servers()) {
     if (engine_.named().handovers().owners().has(server)) {
       engine_.links().send_control(server, header, message);
