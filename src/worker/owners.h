@@ -28,9 +28,9 @@ class Owners {
   Owner of(const std::vector<uint32_t>& owners, uint32_t home) const {
     Owner owner{{home}, home};
     for (const control::ServerSet& set : versions_) {
-      const uint32_t next = set.has(owner.server) ? owner.server : set.stand_in(home, 0, owners);
-      const bool changes = next != owner.server && next != control::ServerSet::kNone;
-      if (changes) owner = {{home, set.epoch}, next};
+      if (set.has(owner.server)) continue;
+      const uint32_t next = set.stand_in(home, 0, owners).server;
+      if (next != control::ServerSet::kNone) owner = {{home, set.epoch}, next};
     }
     return owner;
   }
