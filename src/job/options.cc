@@ -110,6 +110,7 @@ worker::EngineOptions engine_options(const control::Cluster& cluster, uint32_t r
   engine.mesh.incarnation = cluster.incarnation;
   engine.small_bytes = plane.small_bytes;
   engine.buffer_bytes = shared.get_bytes("buffer_bytes");
+  engine.failover = shared.get_bool("failover");
   engine.observe = shared.get_bool("observe");
   return engine;
 }

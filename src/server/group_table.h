@@ -38,6 +38,12 @@ struct JobGroup {
   };
   std::vector<Gone> gone;  // members that make no more calls in the group, in order of departure
   uint32_t next_ticket = 0;
+  // The calls of one home that are answered here.
+  struct Sequence {
+    uint32_t epoch = 0;     // of the reign
+    uint64_t answered = 0;  // number of the latest answer
+  };
+  std::map<uint32_t, Sequence> sequences;  // by home
   bool told = false;       // members were told that one of them has called the group off
 
   bool is_gone(uint32_t index) const;

@@ -60,6 +60,7 @@ Status Peer::begin_frame(const wire::FrameHeader& header, transport::Destination
     case wire::FrameType::kLeaveGroup:
       if (header.payload > server_.max_announce_payload()) break;
       return take_payload(header, out);
+    case wire::FrameType::kHandOver: return take_payload(header, out);
     case wire::FrameType::kWhereabouts:
       if (header.payload > wire::kMaxWhereabouts) break;
       return take_payload(header, out);

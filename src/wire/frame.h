@@ -46,7 +46,9 @@ enum class FrameType : uint8_t {
   kRecord,       // rendezvous -> member: asks for its latest entries; and the answer
   kTimeline,     // rendezvous -> member: entries are wanted, or no more; member -> rendezvous: what
                  // has ended since the last message
-  kLast = kTimeline,
+  // Data plane: named operations whose server is gone (wire/handover.h).
+  kHandOver,     // worker -> server that begins to answer for names: which answers it has
+  kLast = kHandOver,
 };
 
 const char* name_of(FrameType type);

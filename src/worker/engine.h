@@ -28,6 +28,7 @@ struct EngineOptions {
   size_t buffer_bytes = 0;                 // of planned operations; 0: chosen automatically
   std::string node_stage = "auto";         // value of the setting node_stage
   uint32_t node_threads = 1;               // for sums in the node, including the engine's
+  bool failover = false;                   // the job may go on without a server that dies
   bool observe = true;                     // records entries (observe/recorder.h)
   double timeout = default_of("timeout").real, warn_after = default_of("warn_after").real;  // s
   // Called on any thread, and must not block: the engine or one of its operations has failed, for a

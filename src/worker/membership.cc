@@ -51,8 +51,11 @@ std::shared_ptr<Group> Membership::define(uint32_t number, const std::string& na
   engine_.links().add_group(number, group->shards().owners, group->steers(),
                             group->members().even());
   for (const uint32_t server : group->servers()) {
-    engine_.links().send_control(server, header, message);
+    if (engine_.named().handovers().owners().has(server)) {
+      engine_.links().send_control(server, header, message);
+    }
   }
+  engine_.named().handovers().begin(*group);
   return group;
 }
 
@@ -90,6 +93,7 @@ void Membership::forget(const std::shared_ptr<Group>& group) {
   group->call_off({Code::kShutdown, "the group was destroyed"});
   engine_.node_stage().forget(*group);
   engine_.links().remove_group(group->id());
+  engine_.named().handovers().forget(group->id());
 }
 
 void Membership::tell_servers(const Group& group, uint8_t flags, const std::string& why) {
@@ -98,7 +102,10 @@ void Membership::tell_servers(const Group& group, uint8_t flags, const std::stri
   header.flags = flags;
   header.group = group.id();
   for (const uint32_t server : group.servers()) {
-    if (!ended_servers_.contains(server)) engine_.links().send_control(server, header, why);
+    const bool serves = engine_.named().handovers().owners().has(server);
+    if (serves && !ended_servers_.contains(server)) {
+      engine_.links().send_control(server, header, why);
+    }
   }
 }
 

@@ -60,8 +60,9 @@ class Membership {
   bool has_ended(uint32_t server) const { return ended_servers_.contains(server); }
   bool has_left(uint32_t rank) const { return std::ranges::find(left_, rank) != left_.end(); }
 
- private:
   std::vector<std::shared_ptr<Group>> groups() const;  // the world first
+
+ private:
   bool affects(const control::Loss& loss, const Group& group) const;
   bool survives(const control::Loss& loss) const;
   void end_or_call_off(const std::shared_ptr<Group>& group, const Status& why);
