@@ -46,7 +46,8 @@ enum class FrameType : uint8_t {
   kRecord,       // rendezvous -> member: asks for its latest entries; and the answer
   kTimeline,     // rendezvous -> member: entries are wanted, or no more; member -> rendezvous: what
                  // has ended since the last message
-  kLast = kTimeline,
+  kServerNews,   // control plane: a dedicated server is replaced, or cannot be reached
+  kLast = kServerNews,
 };
 
 const char* name_of(FrameType type);
@@ -86,6 +87,9 @@ inline constexpr uint8_t kFlagLent = 8;
 // kResult, kLeaveGroup: the group is called off. The credit of such a result comes back, but the
 // operation has failed.
 inline constexpr uint8_t kFlagCalledOff = 16;
+// kGroup: other servers know the group already, so this one answers without waiting for the other
+// members.
+inline constexpr uint8_t kFlagFormed = 32;
 
 // The largest payload of any frame. Most receivers expect far less, and check that before they
 // touch memory. There is room for the largest `frame_max` and `small_bytes`, and for the fields
