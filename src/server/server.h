@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "control/cluster.h"
+#include "control/server_set.h"
 #include "observe/rank_states.h"
 #include "observe/recorder.h"
 #include "server/aggregator.h"
@@ -102,6 +103,8 @@ class Server {
   // Handles the death of a worker. Partial all-reduces go on without it; all else that needs it
   // fails.
   void rank_lost(uint32_t rank);
+  // A new version of the set of servers. After attach(); any thread.
+  void serve(const control::ServerSet& set);
   // Returns whether the job goes on if this worker dies, for partial all-reduces or groups without
   // it.
   bool outlives(uint32_t rank) const {

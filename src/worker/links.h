@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/ring.h"
+#include "control/server_set.h"
 #include "node/transfer.h"
 #include "transport/event_loop.h"
 #include "transport/transport.h"
@@ -53,6 +54,16 @@ class Links final : public Pusher, private transport::FlowHandler {
   void call_off(uint32_t group);
   // Handles the death of a server. All groups that use the server must have been called off.
   void server_lost(uint32_t server);
+  // Gives a server whose predecessor is gone new flows. Nothing uses them for data before serve().
+  void server_replaced(uint32_t server,
+                       std::vector<std::unique_ptr<transport::Connection>> flows);
+  // A new version of the set of servers: moves what has to move.
+  void serve(const control::ServerSet& set);
+  const control::ServerSet& serving() const { return serving_; }
+  // Returns whether everything in flight can be moved to other servers.
+  bool can_move() const;
+  // Returns for how long the system of the server has acknowledged nothing of what was sent to it.
+  Nanos unheard(uint32_t server) const;
 
   // Pushes the transfer's runs after those already queued in its stream. `keeps` owns the transfer
   // and the memory that it points to. Links holds a share of `keeps` until on_transfer_done() has
@@ -189,6 +200,7 @@ class Links final : public Pusher, private transport::FlowHandler {
   std::map<StreamId, Order> orders_;       // used only if balances_
   std::vector<uint32_t> released_;         // servers whose links no longer have to wait
   Nanos answered_at_ = 0;
+  control::ServerSet serving_;
 };
 
 }  // namespace herring::worker

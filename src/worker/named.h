@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "wire/frame.h"
+#include "control/server_set.h"
 #include "worker/arrivals.h"
 #include "worker/joins.h"
 #include "worker/links.h"
@@ -48,6 +49,10 @@ class NamedOperations {
   bool awaits_members(const Group& group) const;
   // Fails the operations that this server had to answer.
   void server_ended(uint32_t server, const Status& why);
+  // A new version of the set of servers: announces again what waits at servers that are gone.
+  void serve(const control::ServerSet& set);
+  // Returns whether everything in flight can be moved to other servers.
+  bool can_move() const;
   // Handles a group that was called off. Operations that are only announced fail at once; those
   // that move fail when nothing accesses their arrays any more.
   void call_off(const Group& group, const Status& why);

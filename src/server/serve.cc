@@ -1,0 +1,7 @@
+#include "server/server.h"
+
+namespace herring::server {
+
+void Server::serve(const control::ServerSet&) {}
+
+}  // namespace herring::server
