@@ -26,6 +26,16 @@ void ServerSet::change(uint32_t server, bool serves) {
   since[server] = ++epoch;
 }
 
+void ServerSet::adopt(const ServerSet& later) {
+  serving.resize(later.serving.size());
+  since.resize(later.serving.size());
+  for (uint32_t server = 0; server < serving.size(); ++server) {
+    if (has(server) != later.has(server)) since[server] = later.epoch;
+  }
+  serving = later.serving;
+  epoch = later.epoch;
+}
+
 ServerSet::StandIn ServerSet::stand_in(uint32_t home, uint32_t buffer,
                                        const std::vector<uint32_t>& owners) const {
   if (has(home)) return {home, since[home]};

@@ -20,6 +20,8 @@ struct ServerSet {
   // Make the next version: a server is gone, or is here again.
   void lose(uint32_t server) { change(server, false); }
   void add(uint32_t server) { change(server, true); }
+  // Becomes a later version of which only `epoch` and `serving` are known.
+  void adopt(const ServerSet& later);
   bool has(uint32_t server) const { return server < serving.size() && serving[server]; }
 
   static constexpr uint32_t kNone = ~0u;

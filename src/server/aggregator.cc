@@ -702,7 +702,7 @@ void Aggregator::serve(const control::ServerSet& set, size_t window) {
   {
     std::lock_guard lock(mutex_);
     window_ = window;
-    servers_ = set;
+    servers_.adopt(set);
     std::vector<Operation*> idle;
     for (auto& [key, op] : operations_) {
       if (!has_moved(key, *op->group) || std::exchange(op->moved, true)) continue;

@@ -240,9 +240,6 @@ class Aggregator {
 
   std::mutex mutex_;  // guards everything below
   std::map<Key, std::unique_ptr<Operation>> operations_;
-  std::vector<Operation*> again_;       // those that were pushed again, by age
-  control::ServerSet servers_;
-  size_t window_ = 0;
   LanePool lanes_;
   LanePool wide_lanes_;  // for partial sums of 16-bit floats
   std::vector<std::unique_ptr<Slot>> all_slots_;
@@ -250,6 +247,9 @@ class Aggregator {
   std::vector<std::unique_ptr<Block>> all_blocks_;
   std::vector<Block*> free_blocks_;
   Nanos moved_ = 0;            // when a contribution or a result was last complete
+  std::vector<Operation*> again_;       // those that were pushed again, by age
+  control::ServerSet servers_;
+  size_t window_ = 0;
   std::vector<size_t> open_;   // by rank: operations that it was the first to open
   uint64_t segments_ = 0;      // of all operations
   std::vector<uint32_t> lost_;  // ranks

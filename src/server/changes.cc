@@ -60,7 +60,7 @@ Status Changes::control(const wire::FrameHeader& header, uint32_t rank, std::str
       case wire::FrameType::kHandOver:
         return coordinator_.hand_over(rank, header.group, {header.stream, header.round}, text, now,
                                       out);
-      case wire::FrameType::kGroup: return define_group(header.group, rank, text, out);
+      case wire::FrameType::kGroup: return define_group(header, rank, text, out);
       case wire::FrameType::kLeaveGroup: return leave_group(header, rank, text, out);
       case wire::FrameType::kEnlist: return series_.enlist(rank, header.group, text, now, out);
       case wire::FrameType::kJoin: return series_.join(rank, text, now, out);
@@ -75,12 +75,13 @@ Status Changes::control(const wire::FrameHeader& header, uint32_t rank, std::str
   }, rank);
 }
 
-Status Changes::define_group(uint32_t group, uint32_t rank, std::string_view text,
+Status Changes::define_group(const wire::FrameHeader& header, uint32_t rank, std::string_view text,
                              std::vector<Answer>& out) {
   auto message = wire::decode_group(text);
   if (!message.ok()) return message.status();
-  const Status defined = groups_.define(group, std::move(message->name),
-                                         std::move(message->ranks), rank, message->id);
+  const bool formed = header.flags & wire::kFlagFormed;
+  const Status defined = groups_.define(header.group, std::move(message->name),
+                                        std::move(message->ranks), rank, message->id, formed);
   if (defined.code() == Code::kInvalidArgument) {
     out.push_back(error_answer(rank, message->id, defined));
     return {};

@@ -63,10 +63,11 @@ class GroupTable {
   std::shared_ptr<JobGroup> find(uint32_t id) const;
   const std::shared_ptr<JobGroup>& world() const { return world_; }
   // Records what `rank` says about group `id` in its operation `call`, which take_defined() answers
-  // once. Returns kInvalidArgument if there are too many groups, kMismatch if other ranks say
+  // once: when all members have defined the group, or at once if it is `formed` already, at other
+  // servers. Returns kInvalidArgument if there are too many groups, kMismatch if other ranks say
   // something else, and kProtocol if the definition makes no sense.
   Status define(uint32_t id, std::string name, std::vector<uint32_t> ranks, uint32_t rank,
-                uint64_t call = 0);
+                uint64_t call = 0, bool formed = false);
   // A rank that has defined a group which all its members have defined, or which some member never
   // will define. All members get the same status.
   struct Defined {
@@ -102,6 +103,7 @@ class GroupTable {
   mutable std::mutex mutex_;  // guards everything below
   std::map<uint32_t, Entry> groups_;           // all but the world
   std::set<uint32_t> forming_;                 // groups in which some rank waits for an answer
+  std::vector<Defined> answered_;              // not taken yet
   std::map<uint32_t, std::string> gone_;       // ranks, and how they went
 };
 

@@ -104,7 +104,8 @@ class Server {
   // Handles the death of a worker. Partial all-reduces go on without it; all else that needs it
   // fails.
   void rank_lost(uint32_t rank);
-  // Adopts a later version of the set of servers of a job that goes on when servers die. Any thread.
+  // Adopts a later version of the set of servers of a job that goes on when servers die. After
+  // attach(); any thread.
   void serve(const control::ServerSet& set);
   // Returns whether the job goes on if this worker dies, for partial all-reduces or groups without
   // it.

@@ -48,7 +48,8 @@ enum class FrameType : uint8_t {
                  // has ended since the last message
   // Data plane: named operations whose server is gone (wire/handover.h).
   kHandOver,     // worker -> server that begins to answer for names: which answers it has
-  kLast = kHandOver,
+  kServerNews,   // control plane: a dedicated server is replaced, or cannot be reached
+  kLast = kServerNews,
 };
 
 const char* name_of(FrameType type);
@@ -94,6 +95,9 @@ inline constexpr uint8_t kFlagCalledOff = 16;
 inline constexpr uint8_t kFlagGives = 32;
 // kResult: this server no longer stands in for the segments' home, so it has no result for them.
 inline constexpr uint8_t kFlagMoved = 64;
+// kGroup: other servers know the group already, so this one answers without waiting for the other
+// members.
+inline constexpr uint8_t kFlagFormed = 32;
 
 // The largest payload of any frame. Most receivers expect far less, and check that before they
 // touch memory. There is room for the largest `frame_max` and `small_bytes`, and for the fields

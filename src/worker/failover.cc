@@ -109,7 +109,8 @@ void Links::enqueue(Transfer& transfer, uint32_t run, uint64_t number) {
 }
 
 void Links::serve(const control::ServerSet& set) {
-  const control::ServerSet before = std::exchange(serving_, set);
+  const control::ServerSet before = serving_;
+  serving_.adopt(set);
   for (uint32_t server = 0; server < links_.size(); ++server) {
     if (before.has(server) && !set.has(server)) drop_link(server);
   }

@@ -58,6 +58,8 @@ class Links final : public Pusher, private transport::FlowHandler {
   void call_off(uint32_t group);
   // Handles the death of a server. All groups that use the server must have been called off.
   void server_lost(uint32_t server);
+  // Returns for how long the system of the server has acknowledged nothing of what was sent to it.
+  Nanos unheard(uint32_t server) const;
 
   // For a job that goes on when a server dies (failover.cc).
   // Returns whether everything in flight can go on with another set of servers.
@@ -268,7 +270,6 @@ class Links final : public Pusher, private transport::FlowHandler {
   bool balances_ = false;                  // servers differ: no link gets far ahead of the others
   std::map<StreamId, Order> orders_;       // used only if balances_
   std::vector<uint32_t> released_;         // servers whose links no longer have to wait
-  control::ServerSet serving_;
   std::vector<uint32_t> all_servers_;
   std::map<uint32_t, std::vector<uint32_t>> owners_;  // by group, all but the world
   server::LanePool chunks_;                // of results that other workers may lack
@@ -276,6 +277,7 @@ class Links final : public Pusher, private transport::FlowHandler {
   std::map<Key, std::unique_ptr<Transfer>> kept_;
   std::vector<char> unused_;               // for results that are not used
   Nanos answered_at_ = 0;
+  control::ServerSet serving_;
 };
 
 }  // namespace herring::worker

@@ -296,7 +296,8 @@ void NamedOperations::on_numbered(Operation& operation) {
       static_cast<uint32_t>(counts[0]), name,
       std::get<wire::FormGroup>(operation.call_.what).ranks, operation.id_);
   for (const uint32_t one : operation.formed->servers()) {
-    if (handovers_.owners().has(one)) operation.unconfirmed_.push_back(one);
+    if (!handovers_.owners().has(one)) continue;  // others stand in for it
+    operation.unconfirmed_.push_back(one);
     if (!engine_.membership().has_ended(one)) continue;
     return finish(operation, {Code::kPeerLost,
                               concat("group '", name, "' cannot be formed: ",

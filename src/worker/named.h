@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "wire/frame.h"
+#include "control/server_set.h"
 #include "worker/arrivals.h"
 #include "worker/handovers.h"
 #include "worker/joins.h"
