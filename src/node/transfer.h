@@ -40,6 +40,8 @@ struct Transfer {
   char* receive = nullptr;               // null: the result is not wanted here
   std::vector<plan::Shard> shards;       // of the buffer
   std::vector<plan::SegmentRun> runs;    // the segments that this worker pushes
+  // Every rank pushes the next round of the stream only when it has all results of this one.
+  bool lockstep = false;
   TransferOwner* owner = nullptr;
   observe::Mark mark;                    // passes kPushed when all bytes were handed to flows
 

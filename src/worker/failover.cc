@@ -56,9 +56,12 @@ Transfer* Links::find(const Key& key) {
 }
 
 bool Links::can_move() const {
-  const bool uneven = std::ranges::any_of(groups_, [](const auto& one) { return !one.second.even; });
-  return world_.even && !uneven && std::ranges::all_of(transfers_, [](const auto& one) {
-    return keeps_results(*one.second.transfer) && !wire::outlives_members(one.first.stream);
+  return std::ranges::all_of(transfers_, [this](const auto& one) {
+    const Key& key = one.first;
+    const Transfer& transfer = *one.second.transfer;
+    const bool even = key.group == 0 ? world_.even : groups_.find(key.group)->second.even;
+    return keeps_results(transfer) && !wire::outlives_members(key.stream) &&
+           (even || transfer.lockstep);
   });
 }
 
@@ -258,8 +261,25 @@ std::string Links::results(const Transfer& transfer, uint32_t r, uint32_t first,
   return bytes;
 }
 
+// The result of a round is here, so all ranks have those of earlier rounds.
+void Links::settle_rounds_before(const Key& key) {
+  std::vector<Key> settled;
+  for (auto one = kept_.lower_bound({key.stream}); one != kept_.end(); ++one) {
+    if (one->first.stream != key.stream || one->first.round >= key.round) break;
+    if (one->first.group == key.group) settled.push_back(one->first);
+  }
+  for (const Key& one : settled) {
+    release(*kept_[one]);
+    forget_kept(one);
+  }
+}
+
 // The result of a segment is here, so no other worker lacks results that are older than a window.
+// That holds only if all nodes cut buffers into the same slices.
 void Links::settle(const Transfer& transfer, uint32_t run, uint32_t segment) {
+  if (!pace_of(transfer.key.group).even) {
+    return transfer.lockstep ? settle_rounds_before(transfer.key) : void();
+  }
   const Way& way = transfer.ways[run];
   const auto found = links_[way.server].settling.find(stream_id(transfer, run));
   if (found == links_[way.server].settling.end()) return;

@@ -241,6 +241,7 @@ class Links final : public Pusher, private transport::FlowHandler {
   void copy_results(const Transfer& transfer, uint32_t run, uint32_t first, uint32_t count);
   std::string results(const Transfer& transfer, uint32_t run, uint32_t first, size_t count) const;
   void settle(const Transfer& transfer, uint32_t run, uint32_t segment);
+  void settle_rounds_before(const Key& key);
   void free_chunks(Transfer& transfer, uint32_t run, uint64_t settled);
   static bool is_elsewhere(const Transfer& transfer, uint32_t run, uint32_t server,
                            const wire::FrameHeader& result);
