@@ -75,6 +75,26 @@ struct Loss {
   uint32_t index = 0;  // rank or server index
   std::string text;    // a sentence: who is gone, how that was noticed, after what time
   uint32_t epoch = 0;  // the epoch of the membership without the process
+  // By server: which ones serve from now on. Empty unless others stand in for the lost server, so
+  // that the job goes on.
+  std::vector<bool> serving;
+};
+
+// A process that takes the place of a dedicated server that is lost, and how far it has come.
+struct Replacement {
+  enum class Stage : uint8_t {
+    kSpare = 1,  // it waits until a place is free
+    kComing,     // workers connect to it
+    kDropped,    // it does not come
+    kServes,     // it serves; all earlier versions of the set of servers are over
+  };
+
+  Stage stage = Stage::kSpare;
+  uint32_t server = 0;         // the index that it takes over
+  uint32_t number = 0;         // of the replacement: 1 for the first of the job
+  std::string address;         // host:port of its listener
+  uint32_t epoch = 0;          // kServes: the epoch of the membership with it
+  std::vector<bool> serving;   // kServes: by server
 };
 
 }  // namespace herring::control

@@ -69,9 +69,15 @@ Status Gathering::on_register(Peer& peer, std::string_view payload) {
   } else {
     peer.server = std::move(std::get<ServerRegistration>(decoded->what));
     if (peer.server.host.empty()) peer.server.host = peer.host;
+    if (options_.failover && peer.server.dedicated && state_ == State::kComplete && !stopping_) {
+      outcome_.offer(peer);
+      return {};
+    }
     const Status status = find_place(peer.server);
     if (!status.ok()) {
-      const bool next = peer.server.dedicated && dedicated_here() < options_.dedicated_servers;
+      // With failover, one too many becomes a spare as soon as the job has begun.
+      const bool next = peer.server.dedicated &&
+                        (options_.failover || dedicated_here() < options_.dedicated_servers);
       refuse(peer, status, next);
       return {};
     }
@@ -94,7 +100,9 @@ Status Gathering::find_place(const ServerRegistration& server) const {
     if (state_ == State::kGathering && dedicated_ < options_.dedicated_servers) return {};
     return {Code::kConfiguration,
             concat("this job expects ", counted(options_.dedicated_servers, "dedicated server"),
-                   " (HERRING_SERVERS), which it has; another one is not needed")};
+                   " (HERRING_SERVERS), which it has",
+                   options_.failover ? "" : "; another one is not needed, and a job takes one in "
+                                            "place of a lost one only with HERRING_FAILOVER=true")};
   }
   if (state_ == State::kStartingServers && missing_nodes_.count(server.node) != 0) return {};
   return {Code::kConfiguration,

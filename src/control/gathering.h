@@ -26,13 +26,15 @@ class Gathering {
   struct Outcome {
     std::function<void()> complete;  // members are about to get the whole cluster
     std::function<void()> told_all;  // all know of the failure, also those who came after it
+    // A dedicated server has registered at a running job that may lose its servers.
+    std::function<void(Peer&)> offer;
   };
   // `peers` and `options` must outlive the Gathering.
   Gathering(transport::EventLoop& loop, const Peers& peers, const RendezvousOptions& options,
             const transport::Address& address, Outcome outcome);
 
   void start();
-  const Cluster& cluster() const { return cluster_; }
+  Cluster& cluster() { return cluster_; }
 
   // If this returns an error, the peer is dropped.
   Status on_register(Peer& peer, std::string_view payload);

@@ -40,6 +40,8 @@ class Group {
   // Returns the indices of the members on one of the group's nodes, ascending by local rank.
   std::vector<uint32_t> members_on(uint32_t node) const;
   uint32_t most_on_a_node() const { return most_on_a_node_; }
+  // Returns whether all of its nodes have the same number of members.
+  bool even() const { return most_on_a_node_ * nodes_ == size(); }
 
   const std::string& name() const { return name_; }
   // Returns "" for all ranks, else " of group 'name' (ranks 0-3, 6)", after an operation's name.

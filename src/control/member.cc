@@ -13,9 +13,9 @@
 
 #include "base/interrupt.h"
 #include "base/log.h"
-#include "base/reminders.h"
 #include "control/channel.h"
 #include "control/messages.h"
+#include "control/reaching.h"
 #include "control/teller.h"
 #include "transport/epoll_loop.h"
 #include "transport/tcp/transport.h"
@@ -50,7 +50,7 @@ class Member::Impl final : public Channel::Owner {
     teller_.emplace(loop_, *channel_);
     loop_.on_exhausted([this](const Status& why) {
       if (!silent_) channel_->send(FrameType::kAbort, encode(why));
-      phase() == Phase::kReady ? report({Event::Kind::kAbort, {}, why.message()}) : fail(why);
+      phase() == Phase::kReady ? report({Event::Kind::kAbort, {}, why.message(), {}}) : fail(why);
     });
   }
 
@@ -79,6 +79,7 @@ class Member::Impl final : public Channel::Owner {
     loop_.start("herring-control");
     const Nanos deadline = loop_.now() + registration.patience + kLastWord;
     Phase phase = wait_for_news(Phase::kRegistered, deadline);
+    if (phase == Phase::kSpare) phase = wait_for_news(Phase::kSpare, kEndless);
     if (phase == Phase::kAssembled) {
       bool start = false;
       uint32_t rank = 0;
@@ -110,14 +111,17 @@ class Member::Impl final : public Channel::Owner {
   }
 
   const Cluster& cluster() const { return cluster_; }
+  const std::vector<Loss>& gone() const { return gone_; }
   uint32_t index() const { return index_; }
   const std::string& local_address() const { return local_address_; }
   uint32_t epoch() const { return epoch_; }
 
-  void watch(OnLoss on_loss, OnAbort on_abort, OnEnd on_end) {
+  void watch(OnLoss on_loss, OnAbort on_abort, OnEnd on_end, OnReplacement on_replacement) {
     if (!here()) return;
     loop_.post([this, on_loss = std::move(on_loss), on_abort = std::move(on_abort),
-                         on_end = std::move(on_end)]() mutable {
+                on_end = std::move(on_end),
+                on_replacement = std::move(on_replacement)]() mutable {
+      on_replacement_ = std::move(on_replacement);
       on_loss_ = std::move(on_loss);
       on_abort_ = std::move(on_abort);
       on_end_ = std::move(on_end);
@@ -130,6 +134,13 @@ class Member::Impl final : public Channel::Owner {
     if (!here()) return;
     loop_.post([this, why] {
       if (!silent_) channel_->send(FrameType::kAbort, encode(why));
+    });
+  }
+
+  void report_server(const ServerReport& report) {
+    if (!here()) return;
+    loop_.post([this, text = encode(report)] {
+      if (!silent_) channel_->send(FrameType::kServerNews, text);
     });
   }
 
@@ -177,12 +188,13 @@ class Member::Impl final : public Channel::Owner {
   }
 
  private:
-  enum class Phase { kRegistered, kAssembled, kReady, kFailed };
+  enum class Phase { kRegistered, kAssembled, kSpare, kReady, kFailed };
 
   struct Event {
-    enum class Kind { kLoss, kAbort, kEnd } kind;
+    enum class Kind { kLoss, kAbort, kEnd, kReplacement } kind;
     Loss loss;
     std::string text;
+    Replacement replacement;
   };
 
   Phase wait_for_news(Phase seen, Nanos deadline) {
@@ -229,7 +241,7 @@ class Member::Impl final : public Channel::Owner {
         Status why;
         HERRING_RETURN_IF_ERROR(decode_abort(payload, why));
         if (phase() == Phase::kReady) {
-          report({Event::Kind::kAbort, {}, why.message()});
+          report({Event::Kind::kAbort, {}, why.message(), {}});
         } else {
           fail(why, flags == kFlagAgain);
         }
@@ -245,6 +257,11 @@ class Member::Impl final : public Channel::Owner {
         auto notice = decode_losses(payload);
         if (!notice.ok()) return notice.status();
         return on_losses(std::move(*notice));
+      }
+      case FrameType::kServerNews: {
+        auto news = decode_replacement(payload);
+        if (!news.ok()) return news.status();
+        return on_replacement(std::move(*news));
       }
       case FrameType::kGoodbye:
         if (flags == 0) {
@@ -268,12 +285,17 @@ class Member::Impl final : public Channel::Owner {
     const size_t limit = is_server_ ? message->cluster.servers.size() : message->cluster.size;
     std::lock_guard lock(mutex_);
     const bool in_order = type == FrameType::kReady
-                              ? phase_ == Phase::kRegistered || phase_ == Phase::kAssembled
+                              ? phase_ != Phase::kReady && phase_ != Phase::kFailed
                               : phase_ == Phase::kRegistered && !is_server_;
-    const uint32_t epoch = type == FrameType::kReady ? kFirstEpoch : 0;
-    if (!in_order || message->index >= limit || message->cluster.epoch != epoch) {
+    const uint32_t epoch = message->cluster.epoch;
+    // A server may come later, as a replacement.
+    const bool first = epoch == (type == FrameType::kReady ? kFirstEpoch : 0);
+    if (!in_order || message->index >= limit ||
+        (first ? !message->gone.empty() : !is_server_ || epoch <= kFirstEpoch)) {
       return breach("an unexpected description of the cluster");
     }
+    gone_ = std::move(message->gone);
+    for (const Loss& loss : gone_) known_losses_.emplace(loss.is_server, loss.index);
     index_ = message->index;
     start_server_ = message->start_server;
     cluster_ = std::move(message->cluster);
@@ -290,6 +312,9 @@ class Member::Impl final : public Channel::Owner {
       if (loss.index >= limit || phase() != Phase::kReady || is_lost(loss.is_server, loss.index)) {
         return breach("a loss notice for an unknown or already lost process");
       }
+      if (!loss.serving.empty() && !fits(loss.serving)) {
+        return breach("a malformed set of servers");
+      }
       if (loss.text.empty()) {
         loss.text = concat(loss.is_server ? cluster_.describe_server(loss.index)
                                           : cluster_.describe_rank(loss.index),
@@ -297,6 +322,35 @@ class Member::Impl final : public Channel::Owner {
       }
       report_loss(std::move(loss));
     }
+    return {};
+  }
+
+  bool fits(const std::vector<bool>& serving) const {
+    return serving.size() == cluster_.servers.size();
+  }
+
+  Status on_replacement(Replacement news) {
+    using Stage = Replacement::Stage;
+    if (news.stage == Stage::kSpare) {
+      std::lock_guard lock(mutex_);
+      if (phase_ != Phase::kRegistered || !is_server_) return breach("unexpected news of a spare");
+      log(LogLevel::kWarning, "waits as a spare: all dedicated servers of the job serve, and this "
+          "one takes the place of the next that is lost");
+      set_phase(Phase::kSpare);
+      return {};
+    }
+    const bool serves = news.stage == Stage::kServes;
+    // A place is free if its server is lost.
+    if (phase() != Phase::kReady || news.server >= cluster_.servers.size() ||
+        !cluster_.servers[news.server].dedicated || !is_lost(true, news.server) ||
+        (serves && (news.epoch != epoch_ + 1 || !fits(news.serving)))) {
+      return breach("unexpected news of server ", news.server);
+    }
+    if (serves) {
+      known_losses_.erase({true, news.server});
+      epoch_ = news.epoch;
+    }
+    report({Event::Kind::kReplacement, {}, {}, std::move(news)});
     return {};
   }
 
@@ -311,6 +365,11 @@ class Member::Impl final : public Channel::Owner {
   void rendezvous_ended(const std::string& how, bool left) {
     said_goodbye();
     const std::string rendezvous = options_.rendezvous.to_string();
+    if (phase() == Phase::kSpare) {
+      return fail({left ? Code::kShutdown : Code::kPeerLost,
+                   concat("rank 0, which hosts the rendezvous ", rendezvous, ", ", how,
+                          ", while this server waited as a spare")});
+    }
     if (phase() != Phase::kReady) {
       fail({Code::kPeerLost, concat("rank 0, which hosts the rendezvous ", rendezvous, ", ", how,
                                     ", before everybody had registered")},
@@ -323,7 +382,7 @@ class Member::Impl final : public Channel::Owner {
       report_loss({false, left, 0,
                    concat(cluster_.describe_rank(0), ", which hosts the rendezvous ", rendezvous,
                           ", ", how),
-                   epoch_ + 1});
+                   epoch_ + 1, {}});
     }
     // Nobody remains who could tell that the last worker has left.
     if ((left || known) && is_server_) report_end();
@@ -336,12 +395,15 @@ class Member::Impl final : public Channel::Owner {
   void report_loss(Loss loss) {
     known_losses_.emplace(loss.is_server, loss.index);
     epoch_ = loss.epoch;
-    report({Event::Kind::kLoss, std::move(loss), {}});
+    report({Event::Kind::kLoss, std::move(loss), {}, {}});
   }
 
   void report_end() {
+    if (phase() == Phase::kSpare) {
+      return fail({Code::kShutdown, "the job has ended while this server waited as a spare"});
+    }
     if (std::exchange(ended_, true)) return;
-    report({Event::Kind::kEnd, {}, {}});
+    report({Event::Kind::kEnd, {}, {}, {}});
   }
 
   void report(Event event) {
@@ -367,6 +429,9 @@ class Member::Impl final : public Channel::Owner {
           break;
         case Event::Kind::kEnd:
           if (on_end_) on_end_();
+          break;
+        case Event::Kind::kReplacement:
+          if (on_replacement_) on_replacement_(event.replacement);
           break;
       }
     }
@@ -422,6 +487,7 @@ class Member::Impl final : public Channel::Owner {
   OnLoss on_loss_;
   OnAbort on_abort_;
   OnEnd on_end_;
+  OnReplacement on_replacement_;
   bool watched_ = false, delivering_ = false;
   bool silent_ = false;  // set by goodbye()
   bool greeted_ = false;  // the rendezvous has sent something
@@ -439,6 +505,7 @@ class Member::Impl final : public Channel::Owner {
   bool start_server_ = false;
   uint32_t index_ = 0;
   Cluster cluster_;
+  std::vector<Loss> gone_;
   bool goodbye_done_ = false, drained_ = false;
 };
 
@@ -453,53 +520,6 @@ Member::~Member() {
 }
 
 namespace {
-
-Reminders reminders_of(const Member::Options& options) {
-  const Nanos now = monotonic_now();
-  const Nanos since = options.waits_since == 0 ? now : options.waits_since;
-  return {since, first_reminder(options.warn_after), now};
-}
-
-// Tries to reach the rendezvous until the deadline, and logs meanwhile that it waits.
-template <typename Attempt>
-auto reach(const Member::Options& options, Nanos deadline, Reminders& reminders,
-           const Attempt& attempt) {
-  return attempt_with_reminders(
-      deadline, reminders, attempt, [&options](const Status& why, Nanos waited) {
-        log(LogLevel::kWarning, "has waited ", in_seconds(waited),
-            " for rank 0 at the rendezvous ", options.rendezvous.to_string(), ": ", why.message());
-      });
-}
-
-Status cannot_join(const Member::Options& options, const Status& why) {
-  const Code code = why.code() == Code::kPeerLost ? Code::kTimeout : why.code();
-  const std::string hint =
-      code == Code::kTimeout
-          ? concat("; nothing answered within ", in_seconds(options.connect_timeout),
-                   " (HERRING_CONNECT_TIMEOUT): is rank 0 running, and can this host reach that "
-                   "address?")
-          : "";
-  return Status(code, concat("cannot join the job at the rendezvous ",
-                             options.rendezvous.to_string(), " (HERRING_RENDEZVOUS): ",
-                             why.message(), hint));
-}
-
-Result<GuardedFd> connect(const Member::Options& options, wire::Role role, uint32_t rank,
-                          Nanos deadline, Reminders& reminders) {
-  if (options.credentials.secret.empty()) {
-    return Status(Code::kConfiguration,
-                  "the job has no secret; set HERRING_SECRET_FILE to the same file everywhere");
-  }
-  HERRING_RETURN_IF_ERROR(check_rhythm({options.heartbeat_interval, options.heartbeat_timeout}));
-  wire::Hello hello;
-  hello.role = role;
-  hello.rank = rank;
-  auto fd = reach(options, deadline, reminders, [&](Nanos until) {
-    return transport::tcp::connect_and_prove(options.rendezvous, options.source, hello,
-                                             options.credentials, until);
-  });
-  return fd.ok() ? std::move(fd) : cannot_join(options, fd.status());
-}
 
 constexpr Nanos kPause = 20 * kMillisecond, kLongestPause = 500 * kMillisecond;
 constexpr Nanos kDeclining = 10 * kSecond;  // rank 0 may still be about to start
@@ -565,12 +585,19 @@ Result<std::string> Member::find_own_address(const Options& options) {
 }
 
 const Cluster& Member::cluster() const { return impl_->cluster(); }
+const std::vector<Loss>& Member::gone() const { return impl_->gone(); }
 uint32_t Member::server_index() const { return impl_->index(); }
 std::string Member::local_address() const { return impl_->local_address(); }
 uint32_t Member::epoch() const { return impl_->epoch(); }
 
-void Member::watch(OnLoss on_loss, OnAbort on_abort, OnEnd on_end) {
-  impl_->watch(std::move(on_loss), std::move(on_abort), std::move(on_end));
+void Member::watch(OnLoss on_loss, OnAbort on_abort, OnEnd on_end, OnReplacement on_replacement) {
+  impl_->watch(std::move(on_loss), std::move(on_abort), std::move(on_end),
+               std::move(on_replacement));
+}
+
+void Member::report_server(uint32_t server, uint32_t number, bool reachable,
+                           const std::string& why) {
+  impl_->report_server({server, number, reachable, why});
 }
 
 void Member::observe(Observer observer) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/status.h"
@@ -47,6 +48,7 @@ class Member {
   using OnLoss = std::function<void(const Loss&)>;
   using OnAbort = std::function<void(const std::string& reason)>;
   using OnEnd = std::function<void()>;
+  using OnReplacement = std::function<void(const Replacement&)>;
   // What the process tells about itself, and hears of others. All run on the member's thread; none
   // may block.
   struct Observer {
@@ -66,6 +68,8 @@ class Member {
   static Result<std::unique_ptr<Member>> join(const Options& options,
                                               const WorkerRegistration& registration,
                                               const StartServer& start_server);
+  // A dedicated server that comes while a job with failover runs replaces a lost one, or waits as a
+  // spare for as long as the job runs. kShutdown: the job has ended meanwhile.
   static Result<std::unique_ptr<Member>> join(const Options& options,
                                               const ServerRegistration& registration);
   // Returns the local address from which this process reaches the rendezvous, after waiting until
@@ -78,15 +82,22 @@ class Member {
 
   const Cluster& cluster() const;
   uint32_t server_index() const;         // of a server only
+  // Who was gone already when this member joined as a replacement, without texts.
+  const std::vector<Loss>& gone() const;
   std::string local_address() const;     // of the connection to the rendezvous
-  // Returns the generation of the membership as far as this member was told of losses: kFirstEpoch
-  // plus the number of losses, including those that watch() has yet to deliver. Any thread.
+  // Returns the generation of the membership as far as this member was told of changes:
+  // kFirstEpoch plus the number of losses and replacements, including those that watch() has yet to
+  // deliver. Any thread.
   uint32_t epoch() const;
 
   // Sets callbacks, which run on the member's thread, also for what happened before this call.
   // on_end means that all workers have said goodbye, so servers end. No callback may destroy the
   // member. May be called only once.
-  void watch(OnLoss on_loss, OnAbort on_abort, OnEnd on_end);
+  void watch(OnLoss on_loss, OnAbort on_abort, OnEnd on_end,
+             OnReplacement on_replacement = [](const Replacement&) {});
+  // Says whether this process can reach a server, or if it is a replacement, that it is ready; see
+  // ServerReport. Any thread; never blocks.
+  void report_server(uint32_t server, uint32_t number, bool reachable, const std::string& why);
   void observe(Observer observer);
   // The three calls below fill in what the clock of the rendezvous shows. Any thread; they never
   // block, and send nothing if much waits to be sent already.

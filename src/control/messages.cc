@@ -29,6 +29,19 @@ Settings get_settings(ByteReader& in, bool& sound) {
   return settings;
 }
 
+void put_serving(ByteWriter& out, const std::vector<bool>& serving) {
+  out.put(static_cast<uint32_t>(serving.size()));
+  for (const bool serves : serving) out.put(static_cast<uint8_t>(serves));
+}
+
+std::vector<bool> get_serving(ByteReader& in, bool& sound) {
+  const auto count = in.get<uint32_t>();
+  if (count > kMaxRanks || count > in.remaining()) sound = false;
+  std::vector<bool> serving(sound ? count : 0);
+  for (size_t i = 0; i < serving.size(); ++i) serving[i] = in.get<uint8_t>() != 0;
+  return serving;
+}
+
 bool is_time(Nanos t) { return t >= 0 && t < kEndless; }
 
 // Makes text from a peer safe for messages for people.
@@ -119,11 +132,16 @@ Result<Registration> decode_registration(std::string_view payload) {
 }
 
 std::string encode_own(bool start_server, uint32_t index, const Cluster& cluster,
-                       const std::vector<uint32_t>& ranks) {
+                       const std::vector<uint32_t>& ranks, const std::vector<Loss>& gone) {
   ByteWriter out;
   out.put(static_cast<uint8_t>(start_server)).put(index);
   out.put(static_cast<uint32_t>(ranks.size()));
   for (const uint32_t rank : ranks) out.put(rank).text(cluster.workers[rank].bus);
+  out.put(static_cast<uint32_t>(gone.size()));
+  for (const Loss& loss : gone) {
+    out.put(static_cast<uint8_t>(loss.is_server)).put(static_cast<uint8_t>(loss.left));
+    out.put(loss.index);
+  }
   return out.take();
 }
 
@@ -157,7 +175,7 @@ std::string encode(const ClusterMessage& message) {
   for (const WorkerInfo& worker : message.cluster.workers) {
     if (!worker.bus.empty()) ranks.push_back(worker.rank);
   }
-  return encode_own(message.start_server, message.index, message.cluster, ranks) +
+  return encode_own(message.start_server, message.index, message.cluster, ranks, message.gone) +
          encode_common(message.cluster);
 }
 
@@ -173,6 +191,14 @@ Result<ClusterMessage> decode_cluster(std::string_view payload) {
   for (uint32_t i = 0; in.ok() && i < buses; ++i) {
     const auto rank = in.get<uint32_t>();
     bus_of.emplace_back(rank, in.text(kMaxIdentityBytes));
+  }
+  const auto gone = in.get<uint32_t>();
+  for (uint32_t i = 0; in.ok() && i < gone; ++i) {
+    Loss loss;
+    loss.is_server = in.get<uint8_t>() != 0;
+    loss.left = in.get<uint8_t>() != 0;
+    loss.index = in.get<uint32_t>();
+    message.gone.push_back(std::move(loss));
   }
   cluster.incarnation = in.get<uint32_t>();
   cluster.epoch = in.get<uint32_t>();
@@ -238,6 +264,10 @@ Result<ClusterMessage> decode_cluster(std::string_view payload) {
     cluster.servers.push_back(std::move(server));
   }
   cluster.settings = get_settings(in, sound);
+  for (const Loss& loss : message.gone) {
+    const size_t limit = loss.is_server ? cluster.servers.size() : cluster.workers.size();
+    sound = sound && loss.index < limit;
+  }
   if (!sound || !in.done()) return malformed("description of the cluster");
   return message;
 }
@@ -288,6 +318,7 @@ std::string encode(const LossNotice& notice) {
   for (const Loss& loss : notice.losses) {
     out.put(static_cast<uint8_t>(loss.is_server)).put(static_cast<uint8_t>(loss.left));
     out.put(loss.index).text(std::string_view(loss.text).substr(0, kMaxTextBytes));
+    put_serving(out, loss.serving);
   }
   return out.take();
 }
@@ -297,16 +328,19 @@ Result<LossNotice> decode_losses(std::string_view payload) {
   LossNotice notice;
   notice.epoch = in.get<uint32_t>();
   const auto count = in.get<uint32_t>();
-  for (uint32_t i = 0; in.ok() && i < count; ++i) {
+  bool sound = true;
+  for (uint32_t i = 0; sound && in.ok() && i < count; ++i) {
     Loss loss;
     loss.is_server = in.get<uint8_t>() != 0;
     loss.left = in.get<uint8_t>() != 0;
     loss.index = in.get<uint32_t>();
     loss.text = printable(in.text(kMaxTextBytes));
+    loss.serving = get_serving(in, sound);
     loss.epoch = notice.epoch - count + 1 + i;
     notice.losses.push_back(std::move(loss));
   }
-  if (!in.done() || count == 0 || notice.epoch < count || notice.epoch - count < kFirstEpoch) {
+  sound = sound && in.done() && count > 0;
+  if (!sound || notice.epoch < count || notice.epoch - count < kFirstEpoch) {
     return malformed("notice of losses");
   }
   return notice;
@@ -316,6 +350,48 @@ Status check_next(const LossNotice& notice, uint32_t epoch) {
   if (notice.epoch == uint64_t{epoch} + notice.losses.size()) return {};
   return breach("malformed notice of losses: epoch ", notice.epoch, " with ", notice.losses.size(),
                 " of them, after epoch ", epoch);
+}
+
+std::string encode(const Replacement& replacement) {
+  ByteWriter out;
+  out.put(static_cast<uint8_t>(replacement.stage)).put(replacement.server);
+  out.put(replacement.number).text(replacement.address).put(replacement.epoch);
+  put_serving(out, replacement.serving);
+  return out.take();
+}
+
+Result<Replacement> decode_replacement(std::string_view payload) {
+  ByteReader in(payload);
+  Replacement replacement;
+  bool sound = true;
+  replacement.stage = static_cast<Replacement::Stage>(in.get<uint8_t>());
+  replacement.server = in.get<uint32_t>();
+  replacement.number = in.get<uint32_t>();
+  replacement.address = printable(in.text(kMaxIdentityBytes + 16));
+  replacement.epoch = in.get<uint32_t>();
+  replacement.serving = get_serving(in, sound);
+  sound = sound && replacement.stage >= Replacement::Stage::kSpare &&
+          replacement.stage <= Replacement::Stage::kServes;
+  if (!sound || !in.done()) return malformed("news of a server");
+  return replacement;
+}
+
+std::string encode(const ServerReport& report) {
+  ByteWriter out;
+  out.put(report.server).put(report.number).put(static_cast<uint8_t>(report.reachable));
+  out.text(std::string_view(report.text).substr(0, kMaxTextBytes));
+  return out.take();
+}
+
+Result<ServerReport> decode_server_report(std::string_view payload) {
+  ByteReader in(payload);
+  ServerReport report;
+  report.server = in.get<uint32_t>();
+  report.number = in.get<uint32_t>();
+  report.reachable = in.get<uint8_t>() != 0;
+  report.text = printable(in.text(kMaxTextBytes));
+  if (!in.done()) return malformed("report about a server");
+  return report;
 }
 
 std::string encode(const Status& why) {

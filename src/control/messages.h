@@ -34,11 +34,12 @@ struct ClusterMessage {
   bool start_server = false;  // kCluster: this worker must start its node's server
   uint32_t index = 0;         // the receiver's rank or server index
   Cluster cluster;
+  std::vector<Loss> gone;     // before the receiver came, as a replacement; without texts
 };
 // What differs between receivers comes first, so that the rest is encoded once for all. `ranks` are
 // the workers whose local addresses the receiver gets.
 std::string encode_own(bool start_server, uint32_t index, const Cluster& cluster,
-                       const std::vector<uint32_t>& ranks);
+                       const std::vector<uint32_t>& ranks, const std::vector<Loss>& gone = {});
 std::string encode_common(const Cluster& cluster);
 std::string encode(const ClusterMessage& message);  // both parts, with all local addresses
 Result<ClusterMessage> decode_cluster(std::string_view payload);
@@ -73,6 +74,21 @@ Result<LossNotice> decode_losses(std::string_view payload);
 // Checks that this is the next notice for a member that has heard of everything up to `epoch`: no
 // notice is missing in between, and none is repeated.
 Status check_next(const LossNotice& notice, uint32_t epoch);
+
+// kServerNews, rendezvous -> member.
+std::string encode(const Replacement& replacement);
+Result<Replacement> decode_replacement(std::string_view payload);
+
+// kServerNews, member -> rendezvous: whether the member can reach a dedicated server. A replacement
+// says with it that it is ready to serve.
+struct ServerReport {
+  uint32_t server = 0;
+  uint32_t number = 0;  // of the replacement; 0: the server of the job's start
+  bool reachable = false;
+  std::string text;     // if not: why
+};
+std::string encode(const ServerReport& report);
+Result<ServerReport> decode_server_report(std::string_view payload);
 
 // kAbort, both directions: an error for all processes. The text is cut to kMaxTextBytes. A process
 // that has not registered says with it that it cannot take part, and why. With the flag, it tells a

@@ -13,7 +13,8 @@
 namespace herring::control {
 
 struct Peer {
-  enum class Kind { kUnknown, kWorker, kServer };
+  // A spare is a server that waits for a place in a job.
+  enum class Kind { kUnknown, kWorker, kServer, kSpare };
 
   std::unique_ptr<Channel> channel;
   std::string host;   // the peer's address without port
@@ -26,7 +27,7 @@ struct Peer {
   uint32_t index = ~0u;  // rank, or the server's index once it is known
   Nanos beat_sent = 0, beat_received = 0;  // of its latest heartbeat, in its clock and in ours
 
-  bool is_member() const { return kind != Kind::kUnknown && !gone; }
+  bool is_member() const { return (kind == Kind::kWorker || kind == Kind::kServer) && !gone; }
 };
 
 inline observe::Process process_of(const Peer& peer) {

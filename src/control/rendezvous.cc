@@ -59,7 +59,8 @@ class Rendezvous::Impl final : public Channel::Owner {
         silence_(loop_.now()),
         gathering_(loop_, peers_, options_, address_,
                    {[this] { begin_job(); },
-                    [this] { set(all_told_); }}) {
+                    [this] { set(all_told_); },
+                    [this](Peer& peer) { job_->offer(peer); }}) {
     acceptor_.on_refused([this](const Address& peer, const std::string& why) {
       gathering_.on_refused(peer.host, why);
     });
@@ -187,7 +188,10 @@ class Rendezvous::Impl final : public Channel::Owner {
       peer.beat_received = loop_.now();
       return {};
     }
-    if (peer.gone) return {};  // the peer may not know yet that it is gone
+    if (peer.gone) {  // the peer may not know yet that it is gone
+      if (type == FrameType::kGoodbye) channel.send(FrameType::kGoodbye);
+      return {};
+    }
     if (type == FrameType::kRegister) return gathering_.on_register(peer, payload);
     if (type == FrameType::kAbort) return on_abort(peer, payload);
     if (peer.kind == Peer::Kind::kUnknown) return nonsense("a message before its registration");
@@ -196,6 +200,7 @@ class Rendezvous::Impl final : public Channel::Owner {
       return {};
     }
     if (type == FrameType::kReport) return on_report(peer, payload);
+    if (type == FrameType::kServerNews && job_) return job_->on_server_report(peer, payload);
     if (type == FrameType::kRecord && watch_) {
       return watch_->record(peer, flags == kFlagFailed, payload);
     }
@@ -210,8 +215,10 @@ class Rendezvous::Impl final : public Channel::Owner {
     if (!decode_abort(payload, why).ok()) return nonsense("a malformed abort");
     if (peer.kind == Peer::Kind::kUnknown) {
       gathering_.on_declined(peer, why);
+    } else if (peer.kind == Peer::Kind::kSpare) {
+      peer.gone = true;
     } else if (job_) {
-      if (watch_) watch_->expect_failures();
+      if (watch_ && !job_->can_spare(peer)) watch_->expect_failures();
       job_->abort(peer, why);
     } else {
       gathering_.abort(peer, why);
@@ -225,7 +232,15 @@ class Rendezvous::Impl final : public Channel::Owner {
   }
 
   void begin_job() {
-    job_.emplace(loop_, peers_, gathering_.cluster());
+    const RunningJob::Options options{options_.failover, options_.connect_timeout};
+    job_.emplace(loop_, peers_, gathering_.cluster(), options,
+                 RunningJob::Rendezvous{
+                     [this](Peer& peer, const Status& why, const std::string& how) {
+                       give_up(peer, why, how);
+                     },
+                     [this](const Peer& peer) {
+                       if (watch_) watch_->serves(peer);
+                     }});
     if (!options_.observe) return;
     Watch::Options watching;
     watching.job = options_.job;
@@ -274,7 +289,8 @@ class Rendezvous::Impl final : public Channel::Owner {
 
   void on_goodbye(Peer& peer) {
     peer.gone = true;
-    if (watch_) watch_->gone(peer, true);
+    if (peer.kind == Peer::Kind::kSpare) return;
+    note_gone(peer, true);
     if (job_) {
       job_->leave(peer);
     } else {
@@ -282,10 +298,22 @@ class Rendezvous::Impl final : public Channel::Owner {
     }
   }
 
+  // To be called before the job is told.
+  void note_gone(const Peer& peer, bool left) {
+    if (!watch_ || job_->comes(peer)) return;
+    job_->can_spare(peer) ? watch_->spared(peer) : watch_->gone(peer, left);
+  }
+
+  // Ends a member that may still be there, and tells it why.
+  void give_up(Peer& peer, const Status& why, const std::string& how) {
+    peer.channel->send(FrameType::kAbort, encode(why));
+    lose(peer, how);
+  }
+
   void lose(Peer& peer, const std::string& how) {
     if (!peer.is_member()) return;
     peer.gone = true;
-    if (watch_) watch_->gone(peer, false);
+    note_gone(peer, false);
     if (job_) {
       job_->lose(peer, how);
     } else {
@@ -330,18 +358,23 @@ class Rendezvous::Impl final : public Channel::Owner {
     for (const auto& one : peers_) {
       Peer& peer = *one;
       peer.channel->check_acknowledged(late, now);
-      const Nanos silent = peer.channel->silent(now);
+      // It costs little to lose a process for which another one can stand in, and nothing to lose
+      // one that is gone.
+      const bool spare = job_ && job_->can_spare(peer);
+      const Nanos silent = spare || peer.gone ? now - peer.channel->heard_at()
+                                              : peer.channel->silent(now);
       const bool mute = peer.kind == Peer::Kind::kUnknown && !peer.gone &&
                         now - peer.accepted > options_.connect_timeout;
       if ((silent <= options_.heartbeat_timeout && !mute) || peer.channel->closed()) continue;
       if (peer.is_member()) {
         const std::string held_up =
-            concat("this machine was not heard from for ", in_seconds(silent), ", more than the ",
-                   in_seconds(options_.heartbeat_timeout),
+            concat("this ", spare ? "server" : "machine", " was not heard from for ",
+                   in_seconds(silent), ", more than the ", in_seconds(options_.heartbeat_timeout),
                    " of HERRING_HEARTBEAT_TIMEOUT; the others have given up on it");
-        peer.channel->send(FrameType::kAbort, encode(Status(Code::kPeerLost, held_up)));
-        lose(peer, concat("nothing was heard from it or its system for ", in_seconds(silent),
-                          " (time-out ", in_seconds(options_.heartbeat_timeout), ")"));
+        give_up(peer, {Code::kPeerLost, held_up},
+                concat("nothing was heard from it", spare ? "" : " or its system", " for ",
+                       in_seconds(silent), " (time-out ", in_seconds(options_.heartbeat_timeout),
+                       ")"));
         peer.channel->check_acknowledged(silent, now);  // time to read why, if it comes back
       } else {
         peer.channel->close();

@@ -19,6 +19,7 @@ struct RendezvousOptions : Timings {
   transport::Credentials credentials;
   uint32_t size = 1;
   uint32_t dedicated_servers = 0;
+  bool failover = false;                    // whether the job survives the loss of a server
   std::string job;                          // its name, for people
   bool observe = true;                      // whether members report and are compared
   Nanos report_every = 300 * kSecond;       // see observe::Monitor::Options

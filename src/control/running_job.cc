@@ -1,24 +1,48 @@
 #include "control/running_job.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/log.h"
+#include "control/assembly.h"
 #include "control/messages.h"
 
 namespace herring::control {
+namespace {
 
 using wire::FrameType;
 
-RunningJob::RunningJob(transport::EventLoop& loop, const Peers& peers, const Cluster& cluster)
-    : peers_(peers),
+// A worker's connection to a dead server may end before the server's own connection, which says
+// better why.
+constexpr Nanos kBetterReason = 100 * kMillisecond;
+
+}  // namespace
+
+RunningJob::RunningJob(transport::EventLoop& loop, const Peers& peers, Cluster& cluster,
+                       Options options, Rendezvous rendezvous)
+    : loop_(loop),
+      peers_(peers),
       cluster_(cluster),
-      epoch_(cluster.epoch),
+      options_(options),
+      rendezvous_(std::move(rendezvous)),
       workers_(cluster.size),
-      losses_(loop, [this](std::vector<Loss> losses) { tell(std::move(losses)); }) {}
+      set_{cluster.epoch, std::vector<bool>(cluster.servers.size(), true)},
+      numbers_(cluster.servers.size()),
+      losses_(loop, [this](std::vector<Loss> losses) { tell(std::move(losses)); }),
+      replacements_(loop, peers, cluster, options.connect_timeout,
+                    {[this](uint32_t server) { return !set_.has(server); },
+                     [this](Peer& newcomer) { describe_to(newcomer); },
+                     [this](const Peer& newcomer, const Replacement& news) {
+                       begin_to_serve(newcomer, news);
+                     },
+                     [](Peer& peer, const Status& why) {
+                       peer.gone = true;
+                       peer.channel->send(FrameType::kAbort, encode(why));
+                     }}) {}
 
 void RunningJob::tell(std::vector<Loss> losses) {
-  epoch_ += static_cast<uint32_t>(losses.size());
-  broadcast(peers_, FrameType::kPeerLost, encode(LossNotice{epoch_, std::move(losses)}));
+  set_.epoch += static_cast<uint32_t>(losses.size());
+  broadcast(peers_, FrameType::kPeerLost, encode(LossNotice{set_.epoch, std::move(losses)}));
 }
 
 std::string RunningJob::describe(const Peer& peer) const {
@@ -26,24 +50,132 @@ std::string RunningJob::describe(const Peer& peer) const {
                                           : cluster_.describe_server(peer.index);
 }
 
-void RunningJob::lose(const Peer& peer, const std::string& how) {
-  const std::string text = concat(describe(peer), " is lost: ", how);
-  log(LogLevel::kInfo, text);
-  losses_.add({peer.kind == Peer::Kind::kServer, false, peer.index, text}, peers_.size());
+bool RunningJob::serves(const Peer& peer) const {
+  return peer.kind == Peer::Kind::kServer && set_.has(peer.index) && !comes(peer);
+}
+
+bool RunningJob::can_spare(const Peer& peer) const {
+  const bool dedicated = peer.kind == Peer::Kind::kServer && peer.server.dedicated;
+  if (!options_.failover || !dedicated) return false;
+  if (comes(peer)) return true;
+  return !ended_ && serves(peer) && std::count(set_.serving.begin(), set_.serving.end(), true) > 1;
+}
+
+std::string RunningJob::stand_ins() const {
+  std::vector<uint32_t> servers;
+  for (uint32_t i = 0; i < set_.serving.size(); ++i) {
+    if (set_.serving[i]) servers.push_back(i);
+  }
+  return concat(servers.size() == 1 ? "server " : "servers ", list_numbers(servers),
+                servers.size() == 1 ? " stands" : " stand", " in for it");
+}
+
+void RunningJob::add(const Peer& peer, Loss loss) {
+  if (loss.is_server) {
+    set_.serving[loss.index] = false;
+  } else {
+    workers_gone_.push_back({false, loss.left, loss.index, {}, 0, {}});
+  }
+  losses_.add(std::move(loss), peers_.size());
   note_end(peer);
+  if (ended_) return;
+  if (peer.kind == Peer::Kind::kWorker) replacements_.worker_gone(peer.index);
+  if (peer.kind == Peer::Kind::kServer && !fails_) replacements_.fill();
+}
+
+void RunningJob::lose(const Peer& peer, const std::string& how) {
+  if (comes(peer)) return replacements_.lose(peer, how);
+  const bool spared = can_spare(peer);
+  fails_ |= !spared;
+  Loss loss{peer.kind == Peer::Kind::kServer, false, peer.index,
+            concat(describe(peer), " is lost: ", how), 0, {}};
+  if (spared) {
+    set_.serving[peer.index] = false;
+    loss.serving = set_.serving;
+    log(LogLevel::kWarning, loss.text, "; ", stand_ins());
+  } else {
+    log(LogLevel::kInfo, loss.text);
+  }
+  add(peer, std::move(loss));
 }
 
 void RunningJob::leave(const Peer& peer) {
-  log(LogLevel::kInfo, describe(peer), " left the job");
-  losses_.add({peer.kind == Peer::Kind::kServer, true, peer.index, {}}, peers_.size());
   peer.channel->send(FrameType::kGoodbye);
-  note_end(peer);
+  if (comes(peer)) return replacements_.lose(peer, "it has left the job");
+  if (!fails_ && can_spare(peer)) return lose(peer, "it has left the job");
+  log(LogLevel::kInfo, describe(peer), " left the job");
+  add(peer, {peer.kind == Peer::Kind::kServer, true, peer.index, {}, 0, {}});
 }
 
-void RunningJob::abort(const Peer& author, const Status& why) {
+void RunningJob::abort(Peer& author, const Status& why) {
+  if (can_spare(author)) {
+    return rendezvous_.give_up(author, why, concat("it cannot go on: ", why.message()));
+  }
+  fails_ = true;
   const std::string text = concat(describe(author), ": ", why.message());
   log(LogLevel::kInfo, "the job is aborted by ", text);
   broadcast(peers_, FrameType::kAbort, encode(Status(why.code(), text)), &author);
+}
+
+void RunningJob::offer(Peer& peer) {
+  if (!ended_ && !fails_) return replacements_.offer(peer);
+  // It waits for the next job of the same processes. Servers of a job that fails come back at once.
+  peer.gone = true;
+  peer.channel->send(FrameType::kAbort, encode(Status(Code::kPeerLost, "the job is about to end")),
+                     kFlagAgain);
+}
+
+Status RunningJob::on_server_report(const Peer& from, std::string_view payload) {
+  auto report = decode_server_report(payload);
+  if (!report.ok()) return report.status();
+  if (report->server >= cluster_.servers.size()) return nonsense("a report about no server");
+  if (replacements_.report(from, *report)) return {};
+  // What comes late may be about an earlier server.
+  const auto current = [this, server = report->server, number = report->number]() -> Peer* {
+    if (!set_.has(server) || numbers_[server] != number) return nullptr;
+    for (const auto& peer : peers_) {
+      if (peer->is_member() && peer->index == server && can_spare(*peer)) return peer.get();
+    }
+    return nullptr;
+  };
+  if (report->reachable || from.kind != Peer::Kind::kWorker || current() == nullptr) return {};
+  const std::string how =
+      concat(cluster_.describe_rank(from.index), " cannot reach it: ", report->text);
+  loop_.call_after(kBetterReason, [this, current, how] {
+    Peer* const peer = current();
+    if (peer == nullptr) return;
+    rendezvous_.give_up(*peer, {Code::kPeerLost, concat("this server is given up: ", how)}, how);
+  });
+  return {};
+}
+
+void RunningJob::describe_to(Peer& newcomer) {
+  losses_.flush();  // so that the epoch counts all that are gone
+  Cluster cluster = cluster_;
+  cluster.epoch = set_.epoch;
+  cluster.servers[newcomer.index].address =
+      transport::Address{newcomer.server.host, newcomer.server.port}.to_string();
+  std::vector<Loss> gone = workers_gone_;
+  for (uint32_t i = 0; i < set_.serving.size(); ++i) {
+    if (!set_.serving[i]) gone.push_back({true, false, i, {}, 0, {}});
+  }
+  newcomer.channel->send(FrameType::kReady, encode_own(false, newcomer.index, cluster, {}, gone) +
+                                                encode_common(cluster));
+}
+
+void RunningJob::begin_to_serve(const Peer& newcomer, const Replacement& news) {
+  losses_.flush();
+  log(LogLevel::kWarning, "server ", news.server, " (", cluster_.servers[news.server].address,
+      ") is replaced by the server at ", news.address, " (pid ", newcomer.pid, ")");
+  cluster_.servers[news.server].address = news.address;
+  numbers_[news.server] = news.number;
+  set_.serving[news.server] = true;
+  ++set_.epoch;
+  Replacement told = news;
+  told.epoch = set_.epoch;
+  told.serving = set_.serving;
+  broadcast(peers_, FrameType::kServerNews, encode(told));
+  rendezvous_.serves(newcomer);
 }
 
 // Servers end when no worker is left.
@@ -52,6 +184,7 @@ void RunningJob::note_end(const Peer& gone) {
   if (ended_ || workers_ > 0) return;
   ended_ = true;
   losses_.flush();
+  replacements_.end();
   for (const auto& peer : peers_) {
     if (peer->is_member() && peer->kind == Peer::Kind::kServer) {
       peer->channel->send(FrameType::kGoodbye, {}, kFlagEnd);

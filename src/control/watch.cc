@@ -82,9 +82,10 @@ void Watch::prepare_record(const Options& options) {
   recording_.emplace(loop_, peers_, path, unix_zero_, [this] { return picture(); });
   char host[256] = {};
   gethostname(host, sizeof host - 1);
+  place_ = concat(host, ":", path);
   for (const auto& peer : peers_) {
     if (!peer->is_member()) continue;
-    peer->channel->send(FrameType::kRecord, concat(host, ":", path), kFlagPlace);
+    peer->channel->send(FrameType::kRecord, place_, kFlagPlace);
   }
 }
 
@@ -219,8 +220,24 @@ void Watch::gone(const Peer& peer, bool left) {
   }
 }
 
+// No flight record is begun, since nothing fails.
+void Watch::spared(const Peer& peer) {
+  monitor_.server_lost(peer.index, loop_.now());
+  last_came(process_of(peer));
+  if (recording_) recording_->gone(peer);
+}
+
+void Watch::serves(const Peer& peer) {
+  monitor_.server_replaced(peer.index, peer.server.host, peer.pid, loop_.now());
+  if (recording_ && !place_.empty()) {
+    peer.channel->send(FrameType::kRecord, place_, kFlagPlace);
+  }
+  if (timeline_ && ends_.empty()) peer.channel->send(FrameType::kTimeline, {}, kFlagWanted);
+}
+
 void Watch::expect_failures() {
   if (std::exchange(expects_failures_, true) || !recording_ || recording_->ever()) return;
+  place_.clear();
   // Errors must not name a file that will not be there. Members read this before the reason.
   for (const auto& peer : peers_) {
     if (peer->is_member()) peer->channel->send(FrameType::kRecord, {}, kFlagPlace);

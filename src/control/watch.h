@@ -38,6 +38,10 @@ class Watch {
   // A member has sent a report. Returns an error if it is malformed.
   Status report(const Peer& from, std::string_view payload);
   void gone(const Peer& peer, bool left);
+  // A dedicated server is lost, and others stand in for it.
+  void spared(const Peer& peer);
+  // A replacement serves.
+  void serves(const Peer& peer);
   observe::Picture picture();
   // Writes the last lines of the job to the log.
   void end();
@@ -85,6 +89,7 @@ class Watch {
   bool told_ = false;  // members know of some rank
   const Nanos began_;
   std::optional<Recording> recording_;
+  std::string place_;                           // of its file, for members
   std::shared_ptr<observe::FileWriter> trace_;  // of the timeline; null: none is written
   std::unique_ptr<observe::Timeline> timeline_;
   std::vector<Ended> ends_;                     // not empty: the timeline is being ended

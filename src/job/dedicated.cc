@@ -45,14 +45,32 @@ class End {
 };
 
 // Returns whether the job goes on without the lost process. A colocated server dies with its
-// worker. Every rank needs a dedicated server, and the rendezvous of rank 0.
+// worker. Every rank needs a dedicated server, unless others stand in for it, and the rendezvous of
+// rank 0.
 bool outlives(const server::Server& server, const control::Cluster& cluster,
               const control::Loss& loss) {
   if (!loss.is_server) return loss.index != 0 && server.outlives(loss.index);
   const control::ServerInfo& lost = cluster.servers[loss.index];
-  if (lost.dedicated) return false;
+  if (lost.dedicated) return !loss.serving.empty();
   const uint32_t rank = cluster.ranks_of(lost.node).front();
   return rank != 0 && server.outlives(rank);
+}
+
+// Brings the server, a replacement, up to date and says that it is ready.
+void take_place(control::Member& member, server::Server& server) {
+  control::ServerSet set{member.cluster().epoch,
+                         std::vector<bool>(member.cluster().servers.size(), true)};
+  for (const control::Loss& gone : member.gone()) {
+    if (gone.is_server) {
+      set.serving[gone.index] = false;
+    } else if (gone.left) {
+      server.rank_left(gone.index);
+    } else {
+      server.rank_lost(gone.index);
+    }
+  }
+  server.serve(set);
+  member.report_server(member.server_index(), 0, true, {});
 }
 
 // `serving` is set as soon as the server exists, so that the caller has it however this ends.
@@ -67,16 +85,24 @@ Status serve(const std::string& rendezvous, const std::string& secret, const Set
   log(LogLevel::kInfo, "waits for its job at ", rendezvous);
   HERRING_RETURN_IF_ERROR(Serving::start(*options).move_to(serving));
   options->connect_timeout = std::max(deadline - monotonic_now(), kMillisecond);
-  HERRING_RETURN_IF_ERROR(serving->join(*options, Serving::kNoNode));
+  const Status joined = serving->join(*options, Serving::kNoNode);
+  if (joined.code() == Code::kShutdown) {
+    log(LogLevel::kInfo, joined.message());
+    return {};
+  }
+  HERRING_RETURN_IF_ERROR(joined);
   control::Member& member = *serving->member();
   set_log_identity(concat("server ", member.server_index()));
   HERRING_RETURN_IF_ERROR(serving->attach(0));
-  log(LogLevel::kInfo, "serves ", counted(member.cluster().size, "worker"), " on ",
+  server::Server& server = serving->server();
+  const bool replaces = member.cluster().epoch != control::kFirstEpoch;
+  if (replaces) take_place(member, server);
+  log(LogLevel::kInfo, replaces ? "is to serve " : "serves ",
+      counted(member.cluster().size, "worker"), " on ",
       counted(member.cluster().nodes, "node"), " at ",
       member.cluster().servers[member.server_index()].address);
 
   End end;
-  server::Server& server = serving->server();
   member.watch(
       [&](const control::Loss& loss) {
         if (loss.left) {
@@ -85,12 +111,20 @@ Status serve(const std::string& rendezvous, const std::string& secret, const Set
           end.set({Code::kPeerLost, loss.text});
         } else if (!loss.is_server) {
           server.rank_lost(loss.index);
+        } else if (!loss.serving.empty()) {
+          server.serve({loss.epoch, loss.serving, {}});
         }
       },
       [&](const std::string& reason) {
         end.set({Code::kPeerLost, concat("the job was aborted: ", reason)});
       },
-      [&] { end.set({}); });
+      [&] { end.set({}); },
+      [&](const control::Replacement& news) {
+        if (news.stage != control::Replacement::Stage::kServes) return;
+        server.serve({news.epoch, news.serving, {}});
+        if (news.server != member.server_index()) return;
+        log(LogLevel::kInfo, "serves in place of server ", news.server, ", which is lost");
+      });
   const Status why = end.wait();
   serving->end_reports();
   member.goodbye();

@@ -93,6 +93,7 @@ Status Job::host_rendezvous() {
   hosting.credentials = {options_.secret, wire::job_id(settings.get_string("job"))};
   hosting.size = options_.size;
   hosting.dedicated_servers = options_.dedicated_servers;
+  hosting.failover = settings.get_bool("failover");
   hosting.job = settings.get_string("job");
   hosting.observe = settings.get_bool("observe");
   hosting.report_every = from_seconds(settings.get_seconds("report_every"));
@@ -152,7 +153,8 @@ Status Job::connect() {
   const Nanos deadline = monotonic_now() + member->connect_timeout;
   // From here on, a death or the end of the job ends every wait below.
   member_->watch([this](const control::Loss& loss) { on_loss(loss); },
-                 [this](const std::string& reason) { on_abort(reason); }, [] {});
+                 [this](const std::string& reason) { on_abort(reason); }, [] {},
+                 [this](const control::Replacement& news) { on_replacement(news); });
   HERRING_RETURN_IF_ERROR(connect_neighbours(deadline));
   std::string own_host = member->source;  // if empty, the address from which servers are reached
   auto flows = connect_servers(*member, plane.flows, deadline, own_host);
@@ -170,6 +172,13 @@ Status Job::connect() {
   engine.warn_after = settings.get_seconds("warn_after");
   engine.failed = [member = member_.get()](const Status& why) { member->failed(why.message()); };
   engine.abort = [member = member_.get()](const std::string& reason) { member->abort(reason); };
+  if (shared->get_bool("failover")) {
+    engine.server_timeout = from_seconds(settings.get_seconds("heartbeat_timeout"));
+    engine.report_server = [member = member_.get()](uint32_t server, uint32_t number,
+                                                    bool reachable, const std::string& why) {
+      member->report_server(server, number, reachable, why);
+    };
+  }
   engine_ = std::make_unique<worker::Engine>(cluster, engine, transport::tcp::transport(),
                                              std::move(bus_), std::move(*flows));
   log_begin(engine, plane.flows);
@@ -180,9 +189,21 @@ Status Job::connect() {
     if (settings.get_string("status") != "off") take_status_signal();
   }
 
+  if (shared->get_bool("failover")) {
+    newcomers_ = std::make_unique<Newcomers>(
+        *member, options_.rank, cluster.incarnation, plane.flows,
+        [this](const control::Replacement& news, Result<Newcomers::Connections> connected) {
+          if (connected.ok()) return engine_->server_comes(news, std::move(*connected));
+          member_->report_server(news.server, news.number, false,
+                                 connected.status().message());
+        });
+  }
   std::lock_guard lock(news_);
   hears_ = true;
   for (const control::Loss& loss : std::exchange(early_losses_, {})) tell_engine(loss);
+  for (const control::Replacement& news : std::exchange(early_replacements_, {})) {
+    tell_engine(news);
+  }
   if (!early_abort_.empty()) fail_engine(early_abort_);
   return {};
 }
@@ -270,9 +291,28 @@ void Job::on_abort(const std::string& reason) {
   early_abort_ = reason;
 }
 
+void Job::on_replacement(const control::Replacement& news) {
+  std::lock_guard lock(news_);
+  hears_ ? tell_engine(news) : early_replacements_.push_back(news);
+}
+
+void Job::tell_engine(const control::Replacement& news) {
+  using Stage = control::Replacement::Stage;
+  if (!newcomers_) return;
+  if (news.stage == Stage::kComing) return newcomers_->come(news);
+  if (news.stage == Stage::kDropped) newcomers_->give_up(news);
+  if (news.stage == Stage::kServes && colocated_) {
+    colocated_->server().serve({news.epoch, news.serving, {}});
+  }
+  engine_->server_news(news);
+}
+
 void Job::tell_engine(const control::Loss& loss) {
   if (!loss.left) {
     if (colocated_ && !loss.is_server) colocated_->server().rank_lost(loss.index);
+    if (colocated_ && !loss.serving.empty()) {
+      colocated_->server().serve({loss.epoch, loss.serving, {}});
+    }
     return engine_->peer_lost(loss);
   }
   if (loss.is_server) return;
@@ -315,8 +355,15 @@ void Job::abort(const std::string& reason) {
   engine_->fail({Code::kPeerLost, concat("the job was aborted: ", reason)});
 }
 
+void Job::stop_connecting() {
+  std::unique_ptr<Newcomers> ended;  // after the lock, because its end takes a moment
+  std::lock_guard lock(news_);
+  ended.swap(newcomers_);
+}
+
 void Job::shutdown() {
   if (std::exchange(down_, true)) return;
+  stop_connecting();
   const bool healthy = engine_ && engine_->failure().ok();
   if (reporter_) give_back_status_signal();
   reporter_.reset();
@@ -333,6 +380,7 @@ void Job::shutdown() {
 
 void Job::vanish() {
   if (std::exchange(down_, true)) return;
+  stop_connecting();
   reporter_.reset();
   engine_->fail({Code::kShutdown, "this worker is taken for dead"});
   engine_->stop();

@@ -11,6 +11,7 @@
 #include "control/member.h"
 #include "control/rendezvous.h"
 #include "job/colocated.h"
+#include "job/newcomers.h"
 #include "job/reporter.h"
 #include "job/worker_reports.h"
 #include "worker/engine.h"
@@ -67,11 +68,14 @@ class Job {
   void tell_others(const Status& why);
   void on_loss(const control::Loss& loss);
   void on_abort(const std::string& reason);
+  void on_replacement(const control::Replacement& news);
   void tell_engine(const control::Loss& loss);
   void fail_engine(const std::string& reason);
+  void tell_engine(const control::Replacement& news);
   Status cannot_connect();
   void log_begin(const worker::EngineOptions& engine, uint32_t flows);
   void log_end();
+  void stop_connecting();
 
   JobOptions options_;
   std::unique_ptr<LocalBus> bus_;  // until the engine takes it
@@ -80,6 +84,7 @@ class Job {
   std::unique_ptr<Colocated> colocated_;
   std::unique_ptr<control::Member> member_;
   std::unique_ptr<worker::Engine> engine_;
+  std::unique_ptr<Newcomers> newcomers_;  // null without failover
   // Null if the job is not observed.
   std::unique_ptr<WorkerReports> reports_;
   std::unique_ptr<Reporter> reporter_;
@@ -87,6 +92,7 @@ class Job {
   std::mutex news_;  // guards the members below
   bool hears_ = false;                       // the engine exists
   std::vector<control::Loss> early_losses_;  // from before the engine exists
+  std::vector<control::Replacement> early_replacements_;  // likewise
   std::string early_abort_;
 
   bool down_ = false;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "control/group.h"
 #include "transport/tcp/socket.h"
 
 namespace herring::job {
@@ -70,6 +71,8 @@ server::DataPlaneOptions data_plane(const Settings& settings, const control::Clu
   options.small_bytes = settings.get_bytes("small_bytes");
   options.flows = static_cast<uint32_t>(settings.get_int("flows"));
   options.observe = settings.get_bool("observe");
+  // What others may lack of results is bounded by the window, and every worker keeps that.
+  if (options.credit_max == 0 && settings.get_bool("failover")) options.credit_max = kLadder;
   if (options.credit_max == 0) {
     const size_t flows = size_t{std::max(cluster.size, 1u)} * options.flows;
     options.credit_max =
@@ -95,6 +98,8 @@ worker::EngineOptions engine_options(const control::Cluster& cluster, uint32_t r
     engine.links.credit_ladder = plane.credit_segments(plane.credit_ladder);
   }
   engine.links.steers = rank == 0;
+  engine.links.failover = shared.get_bool("failover");
+  engine.links.even = control::Group(cluster).even();
   for (const control::ServerInfo& server : cluster.servers) {
     engine.links.weights.push_back(server.weight);
   }
@@ -105,6 +110,7 @@ worker::EngineOptions engine_options(const control::Cluster& cluster, uint32_t r
   engine.mesh.incarnation = cluster.incarnation;
   engine.small_bytes = plane.small_bytes;
   engine.buffer_bytes = shared.get_bytes("buffer_bytes");
+  engine.failover = shared.get_bool("failover");
   engine.observe = shared.get_bool("observe");
   return engine;
 }

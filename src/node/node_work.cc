@@ -86,6 +86,7 @@ Status NodeWork::begin() {
   if (task.exchanges) return find_pieces();
   transfer.key = task.key;
   transfer.shards = task.shards;
+  transfer.lockstep = task.lockstep;
   transfer.runs = plan::local_slice(transfer.shards, options.segment_bytes, group().local_index(),
                                     locals());
   for (const plan::SegmentRun& run : transfer.runs) {

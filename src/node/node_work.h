@@ -58,6 +58,7 @@ struct NodeTask {
   Reduction reduction;
   bool active = true;                  // false: this worker has nothing to add
   Deadline deadline;
+  bool lockstep = false;               // as in Transfer
   std::vector<plan::Shard> shards;     // of the buffer in wire bytes; one shard when nodes == 1
   // Null: the processor combines the slice. Otherwise results stay with the ranks that own the
   // slices, and whoever wants them copies them from there. An adder excludes a different wire

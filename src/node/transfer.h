@@ -18,6 +18,21 @@ namespace herring {
 
 class TransferOwner;
 
+// How a run travels in a job that goes on when a server dies; see worker/failover.cc.
+struct Way {
+  uint32_t server = 0;           // to which it is pushed now
+  uint32_t since = 0;            // the epoch since when that stands in for its home; 0: it is that
+  bool again = false;            // it was pushed before, perhaps in part, to another server
+  uint64_t place = 0;            // of its first segment in the order of its stream on that server
+  // The results, in chunks; null before they come, and once no other worker can lack them.
+  std::vector<char*> chunks;
+  // What is still on the way to servers that have the run no more.
+  struct Elsewhere {
+    uint32_t server, since, segments;
+  };
+  std::vector<Elsewhere> elsewhere;
+};
+
 struct Transfer {
   wire::Key key;
   wire::Open open;                       // shard_bytes is filled in per shard
@@ -25,6 +40,8 @@ struct Transfer {
   char* receive = nullptr;               // null: the result is not wanted here
   std::vector<plan::Shard> shards;       // of the buffer
   std::vector<plan::SegmentRun> runs;    // the segments that this worker pushes
+  // Every rank pushes the next round of the stream only when it has all results of this one.
+  bool lockstep = false;
   TransferOwner* owner = nullptr;
   observe::Mark mark;                    // passes kPushed when all bytes were handed to flows
 
@@ -38,6 +55,7 @@ struct Transfer {
   std::vector<uint64_t> opened;          // by run: bits of the flows that have sent its kOpen
   std::vector<uint32_t> on_the_way;      // by run: segments pushed and not answered yet
   std::vector<std::vector<bool>> answered;  // by run: segments whose result is here
+  std::vector<Way> ways;                 // by run; empty in a job that ends when a server dies
 };
 
 class TransferOwner {

@@ -110,6 +110,24 @@ void Monitor::gone(const Process& who, bool left) {
   one.report.missing = {};
 }
 
+void Monitor::server_lost(uint32_t server, Nanos now) {
+  gone({true, server}, false);
+  servers_[server].lost_at = now;
+  servers_[server].lost_host = roster_.servers[server].host;
+}
+
+void Monitor::server_replaced(uint32_t server, const std::string& host, int64_t pid, Nanos now) {
+  Known& one = servers_[server];
+  Known fresh;
+  fresh.lost_at = one.lost_at;
+  fresh.lost_host = std::move(one.lost_host);
+  fresh.replaced_at = fresh.process_heard = fresh.system_heard = now;
+  one = std::move(fresh);
+  roster_.servers[server].host = host;
+  roster_.servers[server].pid = pid;
+  ++epoch_;
+}
+
 uint32_t Monitor::living() const {
   return static_cast<uint32_t>(std::count_if(ranks_.begin(), ranks_.end(), [](const Known& one) {
     return !one.left && !one.lost;
@@ -257,7 +275,12 @@ Picture Monitor::picture(Nanos now) const {
     }
   }
   for (uint32_t index = 0; index < servers_.size(); ++index) {
-    fill(picture.servers.emplace_back(), {true, index});
+    Picture::Server& server = picture.servers.emplace_back();
+    fill(server, {true, index});
+    const Known& one = servers_[index];
+    if (one.lost_at != 0) server.lost = now - one.lost_at;
+    if (one.replaced_at >= one.lost_at && one.lost_at != 0) server.replaced = now - one.replaced_at;
+    server.lost_host = one.lost_host;
     judge_server(picture, index, usual, compared.links, now);
   }
   find_missing(picture, now);

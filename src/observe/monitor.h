@@ -41,6 +41,10 @@ class Monitor {
   // A process has died or left.
   void gone(const Process& who, bool left);
 
+  // A dedicated server has died, and others stand in for it; another process replaces it.
+  void server_lost(uint32_t server, Nanos now);
+  void server_replaced(uint32_t server, const std::string& host, int64_t pid, Nanos now);
+
   // Should be called several times a second.
   void tick(Nanos now);
   Picture picture(Nanos now) const;
@@ -67,6 +71,8 @@ class Monitor {
   };
   struct Known {
     bool reported = false, left = false, lost = false;
+    Nanos lost_at = 0, replaced_at = 0;  // of a server; 0: never
+    std::string lost_host;
     Report report;
     Nanos at = 0;                 // when the report came
     Nanos process_heard = 0, system_heard = 0;
@@ -149,7 +155,7 @@ class Monitor {
   static constexpr Nanos kMemory = 10 * kSecond;  // how far back changes reach
   static constexpr Nanos kSpacing = kSecond;      // between reports that are kept
 
-  const Roster roster_;
+  Roster roster_;
   const Options options_;
   const Nanos began_;
   std::vector<Known> ranks_, servers_;

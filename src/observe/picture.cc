@@ -150,6 +150,15 @@ std::vector<std::string> find(const Picture& picture) {
   };
   each(picture.ranks, false, mute);
   each(picture.servers, true, mute);
+  each(picture.servers, true, [&](const Process& who, const Picture::Server& server) {
+    if (server.lost < 0) return;
+    lines.push_back(concat("server ", who.index, " (", server.lost_host, ") was lost ",
+                           in_seconds(server.lost), " ago; ",
+                           server.replaced < 0
+                               ? std::string("others stand in for it")
+                               : concat(roster.name(who), " replaced it ",
+                                        in_seconds(server.replaced), " ago")));
+  });
   for (size_t i = 0; i < std::min<size_t>(picture.missing.size(), 3); ++i) {
     const Missing& one = picture.missing[i];
     if (one.age < kSecond) continue;

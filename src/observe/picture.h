@@ -45,7 +45,12 @@ struct Picture {
     double late_share = 0;   // of steps, or of calls
     bool in_steps = true;    // the numbers count steps, not calls
   };
-  struct Server : Common {};
+  struct Server : Common {
+    // How long ago its predecessor, or it itself, was lost while others stood in for it, and where
+    // that ran; and how long ago it took over. Negative: never.
+    Nanos lost = -1, replaced = -1;
+    std::string lost_host;
+  };
   // What has ended of one collective and one range of sizes, on all ranks together.
   struct Operation {
     const char* collective = "";

@@ -67,6 +67,12 @@ void put_server(Json& json, const Roster& roster, uint32_t index, const Picture:
   who.dedicated ? json.null() : json.value(who.node);
   json.field("pid", who.pid).field("weight", who.weight);
   put_common(json, server);
+  const auto ago = [&json](const char* name, Nanos time) {
+    json.key(name);
+    time < 0 ? json.null() : json.value(to_seconds(time));
+  };
+  ago("lost", server.lost);
+  ago("replaced", server.replaced);
   json.field("sums", server.report.sums).field("sum_time", to_seconds(server.report.sum_time));
   json.end_object();
 }

@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <utility>
 
+#include "base/streams.h"
 #include "observe/json.h"
 
 namespace herring::observe {
@@ -83,10 +84,10 @@ uint64_t Timeline::lost() const {
   return lost;
 }
 
-// Streams of calls come before those of plans (worker/group.cc).
 bool Timeline::planned(const Entry& entry) const {
   return entry.kind == Kind::kRound || entry.kind == Kind::kBuffer ||
-         (entry.kind == Kind::kSum && entry.stream >= 2 * roster_.servers.size());
+         (entry.kind == Kind::kSum &&
+          !is_of_calls(entry.stream, static_cast<uint32_t>(roster_.servers.size())));
 }
 
 void Timeline::slice(std::string& out, uint32_t pid, uint32_t row, const Slice& slice) const {

@@ -29,6 +29,7 @@ Aggregator::Aggregator(const control::Cluster& cluster, const GroupTable& groups
       recorder_(recorder),
       lanes_(segment_bytes),
       wide_lanes_(2 * segment_bytes),
+      servers_(control::ServerSet::all(cluster.servers.size())),
       open_(cluster.size),
       lateness_(cluster.size) {}
 
@@ -119,18 +120,30 @@ void Aggregator::opened(Operation& op) {
 }
 
 Status Aggregator::open(const Key& key, wire::Open open, uint32_t rank) {
-  const auto differs = [](const wire::Open& a, const wire::Open& b) {
-    return a.dtype != b.dtype || a.reduction != b.reduction || a.participants != b.participants ||
-           a.shard_bytes != b.shard_bytes || a.pair_a != b.pair_a || a.pair_b != b.pair_b;
-  };
   const std::shared_ptr<JobGroup> group = groups_.find(key.group);
   if (!group) {
     return breach("rank ", rank, " opens '", open.name, "' in group ", key.group,
                   ", which it did not define");
   }
   HERRING_RETURN_IF_ERROR(check(group->members, open, rank));
-  std::lock_guard lock(mutex_);
+  std::vector<Slot*> over;
+  Status status;
+  {
+    std::lock_guard lock(mutex_);
+    status = open_locked(key, group, std::move(open), rank, over);
+  }
+  for (Slot* slot : over) result_sent(*slot);
+  return status;
+}
+
+Status Aggregator::open_locked(const Key& key, const std::shared_ptr<JobGroup>& group,
+                               wire::Open open, uint32_t rank, std::vector<Slot*>& over) {
+  const auto differs = [](const wire::Open& a, const wire::Open& b) {
+    return a.dtype != b.dtype || a.reduction != b.reduction || a.participants != b.participants ||
+           a.shard_bytes != b.shard_bytes || a.pair_a != b.pair_a || a.pair_b != b.pair_b;
+  };
   if (group->called_off && !key.outlives_members()) return {};
+  if (has_moved(key, *group)) return {};
   const auto found = operations_.find(key);
   Operation* op = found != operations_.end() ? found->second.get() : nullptr;
   if (op == nullptr) {
@@ -153,7 +166,10 @@ Status Aggregator::open(const Key& key, wire::Open open, uint32_t rank) {
   if (!std::exchange(op->contributors[contributor].opened, true)) {
     op->workers += open.workers;
     opened(*op);
+    note_later(key, contributor, over);
   }
+  op->result_workers = std::max(op->result_workers, open.result_workers);
+  if (open.again && !std::exchange(op->again, true)) again_.push_back(op);
   op->open.deadline = shorter(op->open.deadline, open.deadline);
   return {};
 }
@@ -184,19 +200,24 @@ void Aggregator::for_each_slot(Operation& op, const Action& action) {
   }
 }
 
-Result<bool> Aggregator::begin(const wire::FrameHeader& header, uint32_t rank, Peer* from,
+Result<Aggregator::Begun> Aggregator::begin(const wire::FrameHeader& header, uint32_t rank, Peer* from,
                                transport::Destinations& out, Slot** slots) {
-  const Key key{header.stream, header.round, header.buffer, header.group};
+  const Key key{header.stream, header.round, header.buffer, header.group, header.home,
+                header.epoch};
   std::lock_guard lock(mutex_);
   const auto found = operations_.find(key);
   if (found == operations_.end()) {
     const std::shared_ptr<JobGroup> group = groups_.find(header.group);
-    if (group && group->called_off && group->members.has(rank)) return false;
+    if (group && group->called_off && group->members.has(rank)) return Begun::kCalledOff;
+    if (group && has_moved(key, *group)) return Begun::kMoved;
     return breach("rank ", rank, " sent data for an operation that it did not open");
   }
   Operation& op = *found->second;
   // This applies whether the operation was opened before or after the group was called off.
-  if (op.group->called_off && !goes_on_without(op) && op.group->members.has(rank)) return false;
+  if (op.moved) return Begun::kMoved;
+  if (op.group->called_off && !goes_on_without(op) && op.group->members.has(rank)) {
+    return Begun::kCalledOff;
+  }
   const uint32_t contributor = contributor_of(op.group->members, op.open, rank);
   const uint64_t first = header.first_segment, count = header.segments;
   if (contributor == kNobody || !op.contributors[contributor].opened ||
@@ -207,7 +228,8 @@ Result<bool> Aggregator::begin(const wire::FrameHeader& header, uint32_t rank, P
   const uint64_t begin = first * segment_bytes_;
   const uint64_t end = std::min((first + count) * segment_bytes_, op.open.shard_bytes);
   const bool empty = header.flags & wire::kFlagEmpty;
-  if (header.payload != (empty ? 0 : end - begin)) {
+  const bool gives = header.flags & wire::kFlagGives;
+  if (header.payload != (empty ? 0 : end - begin) || (gives && (empty || !op.again))) {
     return breach("rank ", rank, " sent ", header.payload, " bytes, but '", op.open.name,
                   "' needs ", end - begin);
   }
@@ -226,14 +248,15 @@ Result<bool> Aggregator::begin(const wire::FrameHeader& header, uint32_t rank, P
     contribution.rank = rank;
     contribution.state = Contribution::kReceiving;
     contribution.wants_result = header.flags & wire::kFlagWant;
+    contribution.gives = gives;
     if (!empty) {
       contribution.lane = lanes_.take();
-      ++slot->given;
+      ++slot->added;
       out.add(contribution.lane, slot->bytes);
     }
     slots[s - first] = slot;
   }
-  return true;
+  return Begun::kTaken;
 }
 
 Slot* Aggregator::take_slot(Operation& op, uint32_t segment) {
@@ -250,10 +273,11 @@ Slot* Aggregator::take_slot(Operation& op, uint32_t segment) {
   slot->bytes = static_cast<uint32_t>(std::min(segment_bytes_, op.open.shard_bytes - begin));
   slot->groups_done = 0;
   slot->result = nullptr;
-  slot->given = 0;
+  slot->added = 0;
   slot->arrived = 0;
   slot->newest = 0;
-  slot->called_off = false;
+  slot->called_off = slot->given = slot->over = false;
+  slot->combining = 0;
   slot->contributions.assign(op.expected, {});
   const uint32_t groups = (op.expected + kTreeGroup - 1) / kTreeGroup;
   slot->groups.assign(groups, {});
@@ -317,7 +341,7 @@ void Aggregator::rank_gone(uint32_t rank, bool left) {
           if (left && !goes_on) broken.push_back(slot.op->group);
           if (contribution.lane != nullptr) {
             lanes_.give(std::exchange(contribution.lane, nullptr));
-            --slot.given;
+            --slot.added;
           }
           missing.push_back({&slot, c});
         }
@@ -345,13 +369,17 @@ void Aggregator::call_off(JobGroup& group, std::vector<Missing>& missing) {
   for (auto& [key, op] : operations_) {
     if (op->group.get() != &group || goes_on_without(*op)) continue;
     if (op->slots == 0) idle.push_back(op.get());
-    for_each_slot(*op, [&](Slot& slot) {
-      for (uint32_t c = 0; c < slot.contributions.size(); ++c) {
-        if (slot.contributions[c].state == Contribution::kNone) missing.push_back({&slot, c});
-      }
-    });
+    give_up(*op, missing);
   }
   for (Operation* op : idle) erase(*op, now_());
+}
+
+void Aggregator::give_up(Operation& op, std::vector<Missing>& missing) {
+  for_each_slot(op, [&](Slot& slot) {
+    for (uint32_t c = 0; c < slot.contributions.size(); ++c) {
+      if (slot.contributions[c].state == Contribution::kNone) missing.push_back({&slot, c});
+    }
+  });
 }
 
 // Settles each missing contribution once. The last one of a slot may complete and free the slot.
@@ -380,34 +408,107 @@ void Aggregator::compare(Slot& slot, uint32_t rank, Nanos now) {
 // Nothing more of this contribution will come.
 void Aggregator::settle(Slot& slot, uint32_t contributor, Contribution::State state, Nanos now) {
   uint32_t group_index;
+  std::vector<uint32_t> answers;  // of a slot whose result was given
+  bool given = false, over = false;
   {
     std::lock_guard lock(mutex_);
     moved_ = std::max(moved_, now);
-    slot.contributions[contributor].state = state;
-    slot.called_off |= state == Contribution::kLost && !goes_on_without(*slot.op);
+    Contribution& contribution = slot.contributions[contributor];
+    contribution.state = state;
+    slot.called_off |= state == Contribution::kLost && !slot.given && !goes_on_without(*slot.op);
     slot.op->broken |= slot.called_off;
     ++slot.arrived;
     if (state == Contribution::kHere) {
-      if (slot.op->compares) compare(slot, slot.contributions[contributor].rank, now);
+      if (slot.op->compares) compare(slot, contribution.rank, now);
       slot.newest = std::max(slot.newest, now);
       slot.op->newest = std::max(slot.op->newest, now);
     }
     ++slot.op->contributors[contributor].arrived;
-    group_index = contributor / kTreeGroup;
-    Subtree& group = slot.groups[group_index];
-    if (++group.arrived < group.members) return;
-    if (slot.groups.size() == 1) mark_done(slot);
+    if (contribution.gives && state == Contribution::kHere && !slot.given) {
+      take_given(slot, contributor);
+    }
+    given = slot.given;
+    if (given) {
+      if (contribution.lane != nullptr) lanes_.give(std::exchange(contribution.lane, nullptr));
+      for (uint32_t c = 0; c < slot.contributions.size(); ++c) {
+        Contribution& one = slot.contributions[c];
+        if (one.state != Contribution::kHere || std::exchange(one.answered, true)) continue;
+        answers.push_back(c);
+      }
+      slot.results_pending.fetch_add(static_cast<uint32_t>(answers.size()),
+                                     std::memory_order_relaxed);
+      over = end_given(slot);
+    } else {
+      group_index = contributor / kTreeGroup;
+      Subtree& group = slot.groups[group_index];
+      if (++group.arrived < group.members) return;
+      if (slot.groups.size() == 1) {
+        mark_done(slot);
+      } else {
+        group.combining = true;
+        ++slot.combining;
+      }
+    }
+  }
+  if (given) {
+    if (!answers.empty()) deliver_(slot, answers);
+    if (over) result_sent(slot);
+    return;
   }
   // From here on, no other thread accesses this group (or this slot, if it has only one group).
   if (slot.groups.size() > 1) {
     combine_group(slot, group_index);
     std::lock_guard lock(mutex_);
-    if (++slot.groups_done < slot.groups.size()) return;
-    mark_done(slot);
+    Subtree& group = slot.groups[group_index];
+    group.combining = false;
+    --slot.combining;
+    given = slot.given;
+    if (given) {
+      // The result came meanwhile, so nobody needs the sum.
+      if (group.partial != nullptr) {
+        (group.wide ? wide_lanes_ : lanes_).give(std::exchange(group.partial, nullptr));
+      }
+      over = end_given(slot);
+    } else {
+      if (++slot.groups_done < slot.groups.size()) return;
+      mark_done(slot);
+    }
+  }
+  if (given) {
+    if (over) result_sent(slot);
+    return;
   }
   finish(slot);
-  deliver_(slot);
+  deliver_(slot, {});
   result_sent(slot);  // deliver_ may have found that nobody is left to send the result to
+}
+
+// A contributor has given the result. What others have contributed is not needed.
+void Aggregator::take_given(Slot& slot, uint32_t contributor) {
+  slot.given = true;
+  slot.result = std::exchange(slot.contributions[contributor].lane, nullptr);
+  slot.results_pending.store(1, std::memory_order_relaxed);  // until end_given()
+  for (uint32_t g = 0; g < slot.groups.size(); ++g) {
+    Subtree& group = slot.groups[g];
+    if (group.combining) continue;
+    if (group.partial != nullptr) {
+      (group.wide ? wide_lanes_ : lanes_).give(std::exchange(group.partial, nullptr));
+    }
+    for (uint32_t i = 0; i < group.members; ++i) {
+      Contribution& one = slot.contributions[g * kTreeGroup + i];
+      if (one.state == Contribution::kHere && one.lane != nullptr) {
+        lanes_.give(std::exchange(one.lane, nullptr));
+      }
+    }
+  }
+}
+
+// Returns whether a slot whose result was given is over now, so that the caller must release it.
+bool Aggregator::end_given(Slot& slot) {
+  if (slot.over || slot.combining > 0 || slot.arrived < slot.op->expected) return false;
+  slot.over = true;
+  mark_done(slot);
+  return true;
 }
 
 void Aggregator::combine_group(Slot& slot, uint32_t group_index) {
@@ -515,8 +616,7 @@ void Aggregator::result_sent(Slot& slot) {
     free_blocks_.push_back(block);
     block = kAllReleased;
   }
-  const bool called_off = op.group->called_off && !goes_on_without(op);
-  if (op.released == op.segments || (called_off && op.slots == 0)) erase(op, now);
+  if (op.released == op.segments || (has_ended(op) && op.slots == 0)) erase(op, now);
 }
 
 void Aggregator::erase(Operation& op, Nanos now) {
@@ -532,7 +632,86 @@ void Aggregator::erase(Operation& op, Nanos now) {
   }
   --open_[op.first_rank];
   segments_ -= op.segments;
+  if (op.again) std::erase(again_, &op);
   operations_.erase(op.key);
+}
+
+// Returns whether nothing of the operation is begun any more.
+bool Aggregator::has_ended(const Operation& op) {
+  return op.moved || op.dropped || (op.group->called_off && !goes_on_without(op));
+}
+
+// Returns whether another server has the operation now, for all that this server knows.
+bool Aggregator::has_moved(const Key& key, const JobGroup& group) const {
+  return key.home > 0 &&
+         servers_.stand_in(key.home - 1, key.buffer, group.owners).epoch > key.epoch;
+}
+
+// Returns whether nobody waits for anything of an operation that was pushed again.
+bool Aggregator::rests(const Operation& op) {
+  if (!op.again) return false;
+  for (const Block* block : op.blocks) {
+    if (block == nullptr) continue;
+    for (const Slot* slot : block->slots) {
+      if (slot == nullptr) continue;
+      for (const Contribution& one : slot->contributions) {
+        if (one.state == Contribution::kReceiving) return false;
+        if (one.state == Contribution::kHere && !slot->given) return false;
+      }
+    }
+  }
+  return true;
+}
+
+// A contributor has opened an operation, so it has pushed all earlier ones of the stream, and all
+// but a window of these are answered. Drops operations that were pushed again, once all
+// contributors have opened so many later ones that nothing more can come.
+void Aggregator::note_later(const Key& key, uint32_t contributor, std::vector<Slot*>& over) {
+  std::vector<Operation*> done;
+  for (Operation* op : again_) {
+    const Key& earlier = op->key;
+    if (earlier.group != key.group || earlier.stream != key.stream || earlier.home != key.home || earlier.epoch != key.epoch ||
+        earlier >= key || contributor >= op->contributors.size()) {
+      continue;
+    }
+    ++op->contributors[contributor].later;
+    const bool all = std::ranges::all_of(op->contributors, [this](const Contributor& one) {
+      return one.later > window_;
+    });
+    if (all && rests(*op)) done.push_back(op);
+  }
+  for (Operation* op : done) {
+    op->dropped = true;
+    if (op->slots == 0) {
+      erase(*op, now_());
+      continue;
+    }
+    for_each_slot(*op, [&over](Slot& slot) {
+      if (!std::exchange(slot.over, true)) over.push_back(&slot);
+    });
+  }
+}
+
+bool Aggregator::idle() {
+  std::lock_guard lock(mutex_);
+  return std::ranges::all_of(operations_, [](const auto& one) { return rests(*one.second); });
+}
+
+void Aggregator::serve(const control::ServerSet& set, size_t window) {
+  std::vector<Missing> missing;
+  {
+    std::lock_guard lock(mutex_);
+    window_ = window;
+    servers_.adopt(set);
+    std::vector<Operation*> idle;
+    for (auto& [key, op] : operations_) {
+      if (!has_moved(key, *op->group) || std::exchange(op->moved, true)) continue;
+      if (op->slots == 0) idle.push_back(op.get());
+      give_up(*op, missing);
+    }
+    for (Operation* op : idle) erase(*op, now_());
+  }
+  settle_missing(missing);
 }
 
 }  // namespace herring::server

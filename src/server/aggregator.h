@@ -6,6 +6,12 @@
 // rounds the result. All contributors get the result from one buffer, which is freed when the last
 // copy has been sent. Proxies share the table. Its mutex is held for bookkeeping only, never during
 // a sum or a system call.
+//
+// After the loss of a server, others stand in for it (control::ServerSet), and workers push again
+// what it may not have answered. A worker that has the result of a segment gives the result instead
+// of its contribution. Then all who lack it get it at once, and nothing is summed. Such an operation
+// seldom becomes whole, because nobody pushes what all workers have. It stays until no worker can
+// push more of it.
 #pragma once
 
 #include <array>
@@ -15,12 +21,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "base/clock.h"
 #include "control/cluster.h"
+#include "control/server_set.h"
 #include "observe/lateness.h"
 #include "observe/recorder.h"
 #include "reduce/reduce.h"
@@ -45,6 +53,8 @@ struct Contribution {
   uint32_t rank = 0;     // the worker of the flow `from`
   State state = kNone;
   bool wants_result = false;
+  bool gives = false;     // the lane holds the result
+  bool answered = false;  // only set if the slot's result was given
 };
 
 // The state of kBlockSegments segments. Blocks exist only while their segments are in use. So an
@@ -60,6 +70,7 @@ struct Block {
 struct Contributor {
   bool opened = false;
   uint32_t arrived = 0;  // segments
+  size_t later = 0;      // operations of the stream that it has opened since this one was pushed again
 };
 
 // One shard of one buffer in one round.
@@ -80,6 +91,10 @@ struct Operation {
   uint32_t slots = 0;                  // slots in use now
   uint32_t combined = 0;               // segments whose results exist
   bool broken = false;                 // some contributions are lost, so there is no whole result
+  bool again = false;                  // pushed again, so it may never become whole
+  bool moved = false;                  // its home serves again, so it goes on there
+  bool dropped = false;                // nobody needs it any more
+  uint32_t result_workers = 0;         // workers in the results that are given
   bool compares = false;               // who comes last is counted
   Nanos called = 0;                    // when it was opened first
   Nanos newest = 0;                    // when its latest contribution arrived
@@ -92,6 +107,7 @@ struct Subtree {
   uint16_t members = 0, arrived = 0;
   char* partial = nullptr;  // in the accumulator type
   bool wide = false;        // partial is from the wide pool
+  bool combining = false;   // some thread combines its lanes
 };
 
 struct Slot {
@@ -102,18 +118,21 @@ struct Slot {
   std::vector<Contribution> contributions;  // by contributor
   std::vector<Subtree> groups;              // each of up to reduce::kTreeGroup contributors
   char* result = nullptr;
-  uint32_t given = 0;  // contributors that had something to add
+  uint32_t added = 0;  // contributors that had something to add
   uint32_t arrived = 0;  // contributions
   Nanos newest = 0;      // when the latest of them arrived
   bool called_off = false;  // some contributions are lost, so there is no result
+  bool given = false;       // a worker gave the result
+  bool over = false;        // its result was given, and everybody who needs it is answered
+  uint32_t combining = 0;   // groups of contributions that some thread combines
   std::atomic<uint32_t> results_pending{0};
 };
 
 class Aggregator {
  public:
-  // `deliver(slot)`: called when the slot's result is ready, to send it to contributions[i].from
-  // for each i.
-  using Deliver = std::function<void(Slot&)>;
+  // Called when the slot's result is ready, to send it to contributions[i].from for each i of
+  // `contributors`; if that is empty, for all that are not lost.
+  using Deliver = std::function<void(Slot&, std::span<const uint32_t> contributors)>;
 
   // `most_open`: maximum number of operations in progress that one rank was the first to open.
   // `recorder` gets an entry for each operation. All references must outlive this object.
@@ -125,9 +144,11 @@ class Aggregator {
   // Handles a kOpen from `rank`. Returns kMismatch if it contradicts another contributor.
   Status open(const Key& key, wire::Open open, uint32_t rank);
   // Reserves lanes for the segments of a kData header from `rank`. Fills `out` for the payload, and
-  // header.segments entries of `slots`. Checks everything before it changes anything. Returns false
-  // if the group is called off, so that nobody waits for these segments.
-  Result<bool> begin(const wire::FrameHeader& header, uint32_t rank, Peer* from,
+  // header.segments entries of `slots`. Checks everything before it changes anything. Unless it
+  // returns kTaken, nobody waits for these segments here: the group is called off, or their home
+  // serves again.
+  enum class Begun { kTaken, kCalledOff, kMoved };
+  Result<Begun> begin(const wire::FrameHeader& header, uint32_t rank, Peer* from,
                      transport::Destinations& out, Slot** slots);
   // Handles a rank that is gone and whose flows are closed. Rounds of partial all-reduces go on
   // without it, now and later. The other operations of its groups are called off. If the rank has
@@ -138,6 +159,9 @@ class Aggregator {
   // have arrived are answered as parts of a failed operation; later ones are not begun. On a
   // proxy's thread.
   void break_group(JobGroup& group);
+  // Adopts a later version of the set of servers. What this server did for homes that serve again
+  // goes on there. `window`: segments that a worker may have outstanding here. On a proxy's thread.
+  void serve(const control::ServerSet& set, size_t window);
   // The contribution of `rank` to this slot is complete since `now`.
   void arrived(Slot& slot, uint32_t rank, Nanos now);
   // One contributor's result has been sent. The last one frees the slot.
@@ -160,10 +184,7 @@ class Aggregator {
   // Adds what there is to tell about operations. Takes a time bounded by their number.
   void report(Nanos now, ServerView& view);
 
-  bool idle() {
-    std::lock_guard lock(mutex_);
-    return operations_.empty();
-  }
+  bool idle();
   size_t segment_bytes() const { return segment_bytes_; }
 
  private:
@@ -187,11 +208,20 @@ class Aggregator {
   template <typename Action>
   void for_each_slot(Operation& op, const Action& action);
   static bool goes_on_without(const Operation& op);
+  static bool has_ended(const Operation& op);
+  bool has_moved(const Key& key, const JobGroup& group) const;
+  static bool rests(const Operation& op);
+  Status open_locked(const Key& key, const std::shared_ptr<JobGroup>& group, wire::Open open,
+                     uint32_t rank, std::vector<Slot*>& over);
+  void note_later(const Key& key, uint32_t contributor, std::vector<Slot*>& over);
+  void take_given(Slot& slot, uint32_t contributor);
+  bool end_given(Slot& slot);
   struct Missing {
     Slot* slot;
     uint32_t contributor;
   };
   void call_off(JobGroup& group, std::vector<Missing>& missing);
+  void give_up(Operation& op, std::vector<Missing>& missing);
   void settle_missing(const std::vector<Missing>& missing);
   Slot* take_slot(Operation& op, uint32_t segment);
   void settle(Slot& slot, uint32_t contributor, Contribution::State state, Nanos now);
@@ -217,6 +247,9 @@ class Aggregator {
   std::vector<std::unique_ptr<Block>> all_blocks_;
   std::vector<Block*> free_blocks_;
   Nanos moved_ = 0;            // when a contribution or a result was last complete
+  std::vector<Operation*> again_;       // those that were pushed again, by age
+  control::ServerSet servers_;
+  size_t window_ = 0;
   std::vector<size_t> open_;   // by rank: operations that it was the first to open
   uint64_t segments_ = 0;      // of all operations
   std::vector<uint32_t> lost_;  // ranks

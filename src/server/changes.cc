@@ -55,8 +55,12 @@ Status Changes::control(const wire::FrameHeader& header, uint32_t rank, std::str
     if (groups_.is_gone(rank)) return Status();  // nobody waits for its announcements
     switch (header.type) {
       case wire::FrameType::kAnnounce:
-        return coordinator_.announce(rank, header.group, std::move(text), now, out);
-      case wire::FrameType::kGroup: return define_group(header.group, rank, text, out);
+        return coordinator_.announce(rank, header.group, {header.stream, header.round},
+                                     std::move(text), now, out);
+      case wire::FrameType::kHandOver:
+        return coordinator_.hand_over(rank, header.group, {header.stream, header.round}, text, now,
+                                      out);
+      case wire::FrameType::kGroup: return define_group(header, rank, text, out);
       case wire::FrameType::kLeaveGroup: return leave_group(header, rank, text, out);
       case wire::FrameType::kEnlist: return series_.enlist(rank, header.group, text, now, out);
       case wire::FrameType::kJoin: return series_.join(rank, text, now, out);
@@ -71,12 +75,13 @@ Status Changes::control(const wire::FrameHeader& header, uint32_t rank, std::str
   }, rank);
 }
 
-Status Changes::define_group(uint32_t group, uint32_t rank, std::string_view text,
+Status Changes::define_group(const wire::FrameHeader& header, uint32_t rank, std::string_view text,
                              std::vector<Answer>& out) {
   auto message = wire::decode_group(text);
   if (!message.ok()) return message.status();
-  const Status defined = groups_.define(group, std::move(message->name),
-                                         std::move(message->ranks), rank, message->id);
+  const bool formed = header.flags & wire::kFlagFormed;
+  const Status defined = groups_.define(header.group, std::move(message->name),
+                                        std::move(message->ranks), rank, message->id, formed);
   if (defined.code() == Code::kInvalidArgument) {
     out.push_back(error_answer(rank, message->id, defined));
     return {};
@@ -121,7 +126,7 @@ Status Changes::leave_group(const wire::FrameHeader& header, uint32_t rank, cons
                           called_off
                               ? concat("has called it off: ", why.substr(0, wire::kMaxRefusal))
                               : std::string("has destroyed the group"),
-                          out);
+                          loop_.now(), out);
   // A rank that calls off a group goes on with partial all-reduces of the group, so it stays a
   // member.
   if (!called_off) groups_.leave(header.group, rank);
@@ -223,8 +228,8 @@ void Changes::report_overdue(Nanos now, std::vector<Answer>& out) {
 }
 
 void Changes::rank_gone(uint32_t rank, const std::string& how) {
-  static_cast<void>(change([&](Nanos, std::vector<Answer>& out) {
-    coordinator_.rank_gone(rank, how, out);
+  static_cast<void>(change([&](Nanos now, std::vector<Answer>& out) {
+    coordinator_.rank_gone(rank, how, now, out);
     answer_defined(out);
     return Status();
   }));

@@ -65,7 +65,7 @@ class Changes {
   // Changes the state and appends answers.
   using Change = std::function<Status(Nanos now, std::vector<Answer>& out)>;
   Status change(const Change& change, uint32_t from = kNobody);
-  Status define_group(uint32_t group, uint32_t rank, std::string_view text,
+  Status define_group(const wire::FrameHeader& header, uint32_t rank, std::string_view text,
                       std::vector<Answer>& out);
   Status leave_group(const wire::FrameHeader& header, uint32_t rank, const std::string& why,
                      std::vector<Answer>& out);

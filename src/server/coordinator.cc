@@ -15,6 +15,9 @@ constexpr size_t kMostCalls = 1 << 16, kMostCallBytes = size_t{1} << 30;
 constexpr size_t kMostFailed = 1 << 16;
 // Larger gathered results are sent in segments within credit, not as one frame.
 constexpr uint64_t kLargestReply = 8 << 20;
+// Numbers of groups that are formed in later reigns, and how many there may be in each.
+constexpr uint64_t kLaterGroups = uint64_t{1} << 31;
+constexpr uint32_t kMostFormed = 1 << 12;
 
 wire::FrameHeader header_of(wire::FrameType type, const JobGroup& group) {
   wire::FrameHeader header;
@@ -40,7 +43,7 @@ void answer_joins(const Pending& pending, std::vector<Answer>& out) {
   }
 }
 
-// Lets the operation move, with the next ticket of this stream.
+// Lets the operation move, with the next ticket of the stream.
 void launch(JobGroup& group, const Announces& calls, uint32_t stream, std::vector<Answer>& out) {
   wire::Go go = common_head(calls);
   wire::FrameHeader header = header_of(wire::FrameType::kGo, group);
@@ -72,13 +75,14 @@ void reply(const JobGroup& group, const Announces& calls, std::vector<Answer>& o
 
 }  // namespace
 
-Coordinator::Coordinator(const control::Cluster& cluster, GroupTable& groups, uint32_t stream,
+Coordinator::Coordinator(const control::Cluster& cluster, GroupTable& groups, uint32_t index,
                          const observe::RankStates& states)
     : cluster_(cluster),
       groups_(groups),
-      stream_(stream),
+      index_(index),
+      servers_(static_cast<uint32_t>(cluster.servers.size())),
       whereabouts_(cluster.size, states),
-      mailbox_(cluster, stream, whereabouts_),
+      mailbox_(cluster, whereabouts_),
       reminders_(cluster, whereabouts_),
       loads_(cluster.size),
       lateness_(cluster.size) {}
@@ -100,30 +104,53 @@ Result<std::shared_ptr<JobGroup>> Coordinator::group_of(uint32_t group, const An
     return wrong(concat("with an impossible group: ", fits.message()));
   }
   auto formed = std::make_shared<JobGroup>(
-      control::Group(Group::kForming, cluster_, forms->ranks, message.name), 1);
+      cluster_, control::Group(Group::kForming, cluster_, forms->ranks, message.name), 1);
   if (!formed->members.has(rank)) return wrong("without being a member");
   groups_.note_gone(*formed);
   return formed;
+}
+
+Pending& Coordinator::add_call(Calls& calls, const std::shared_ptr<JobGroup>& group, Reign reign,
+                               Nanos now) {
+  Pending& pending = calls.emplace_back();
+  pending.group = group;
+  pending.reign = reign;
+  pending.since = now;
+  pending.here.assign(group->members.size(), false);
+  for (const JobGroup::Gone& one : group->gone) pending.here[one.index] = true;
+  pending.arrived = static_cast<uint32_t>(group->gone.size());
+  return pending;
+}
+
+// Gives the answers to a call, from `first` on, its number. They name the home by its stream.
+void Coordinator::sign(Pending& pending, std::vector<Answer>& out, size_t first) const {
+  const uint32_t group = pending.group->members.id();
+  if (group == Group::kForming) return;
+  if (pending.number == 0) {
+    pending.number = ++pending.group->sequences[pending.reign.home].answered;
+  }
+  for (size_t i = first; i < out.size(); ++i) {
+    wire::FrameHeader& header = out[i].header;
+    header.group = group;
+    header.stream = stream_of(pending.reign, servers_);
+    wire::set_answer_number(header, pending.number);
+  }
 }
 
 // Returns the call that a rank's next announcement of a name belongs to: the first that it has not
 // made.
 Coordinator::Calls::iterator Coordinator::next_call(Calls& calls,
                                                     const std::shared_ptr<JobGroup>& group,
-                                                    const Announce& message, uint32_t index,
-                                                    Nanos now) {
+                                                    Reign reign, const Announce& message,
+                                                    uint32_t index, Nanos now) {
   const auto found = std::find_if(calls.begin(), calls.end(), [index](const Pending& pending) {
     return !pending.here[index];
   });
   if (found != calls.end()) return found;
-  Pending& pending = calls.emplace_back();
-  pending.group = group;
-  pending.since = now;
-  pending.here.assign(group->members.size(), false);
-  for (const JobGroup::Gone& one : group->gone) pending.here[one.index] = true;
-  pending.arrived = static_cast<uint32_t>(group->gone.size());
+  Pending& pending = add_call(calls, group, reign, now);
   if (message.name == wire::kJoinName || message.name == wire::kMeetingName) return calls.end() - 1;
-  if (const Pending* const join = joining(*group); join != nullptr) {
+  const Pending* const join = joining({group->members.id(), reign.home});
+  if (join != nullptr) {
     for (const Announcement& call : join->calls) {
       if (call.index != index) go_without(pending, call.index);
     }
@@ -131,55 +158,77 @@ Coordinator::Calls::iterator Coordinator::next_call(Calls& calls,
   return calls.end() - 1;
 }
 
-Status Coordinator::announce(uint32_t rank, uint32_t group_id, std::string text, Nanos now,
-                             std::vector<Answer>& out) {
+Status Coordinator::announce(uint32_t rank, uint32_t group_id, Reign reign, std::string text,
+                             Nanos now, std::vector<Answer>& out) {
   auto decoded = wire::decode_announce(text);
   if (!decoded.ok()) return decoded.status();
   auto group = group_of(group_id, *decoded, rank);
   if (!group.ok()) return group.status();
   const control::Group& members = (*group)->members;
   const uint32_t index = members.index_of(rank);
+  const bool own = reign == Reign{index_};
+  if (!own && (reign.home >= servers_ || reign.epoch == 0)) {
+    return breach("rank ", rank, " announced '", decoded->name, "' to the wrong server");
+  }
   if (decoded->payload.size() != payload_bytes(*decoded, index)) {
     return breach("rank ", rank, " announced '", decoded->name, "' with ", decoded->payload.size(),
                   " bytes, not ", payload_bytes(*decoded, index));
   }
   if ((*group)->is_gone(index)) return {};  // nobody waits for its announcements
   if (wire::is_message(decoded->what)) {
-    mailbox_.post(*group, rank, std::move(text), std::move(*decoded), now, out);
+    mailbox_.post(*group, rank, stream_of(reign, servers_), std::move(text), std::move(*decoded),
+                  now, out);
     return {};
   }
-  Name key{members.id(), decoded->name};
+  Announcement call(index, std::move(text), std::move(*decoded));
+  if (members.id() != Group::kForming) {
+    auto handover = handover_of(*group, reign, now);
+    if (!handover.ok()) return handover.status();
+    if (*handover != nullptr) return hold(**handover, rank, std::move(call));
+  }
+  take(*group, reign, std::move(call), now, out);
+  return {};
+}
+
+void Coordinator::take(const std::shared_ptr<JobGroup>& group, Reign reign, Announcement call,
+                       Nanos now, std::vector<Answer>& out) {
+  const control::Group& members = group->members;
+  const uint32_t index = call.index, rank = members.ranks()[index];
+  const Home home{members.id(), reign.home};
+  Name key{home, call.message.name};
   if (members.id() == Group::kForming) key.second += '\n' + control::list_ranks(members.ranks());
   const auto name = names_.try_emplace(std::move(key)).first;
-  const auto place = next_call(name->second, *group, *decoded, index, now);
+  const auto place = next_call(name->second, group, reign, call.message, index, now);
   Pending& pending = *place;
   pending.here[index] = true;
   ++pending.arrived;
 
-  Announcement call{index, std::move(text), std::move(*decoded)};
-  if (pending.failure) {
-    if (call.message.refusal.empty()) {
-      out.push_back(error_answer(rank, call.message.id, *pending.failure));
-    }
-  } else {
+  const bool refused = !call.message.refusal.empty();
+  const uint64_t id = call.message.id;
+  if (!pending.failure) {
     Status objection = objection_to(pending, call);
-    if (call.message.refusal.empty()) {
+    if (!refused) {
       pending.timeout_ms = std::min(pending.timeout_ms, call.message.timeout_ms);
       ++waiting_;
       ++loads_[rank].calls;
       loads_[rank].bytes += call.text.size();
-      // Moving the text may have moved its bytes, so the payload is set again; it is the end of the
-      // text.
-      const size_t payload = call.message.payload.size();
-      Announcement& kept = pending.calls.emplace_back(std::move(call));
-      kept.message.payload = std::string_view(kept.text).substr(kept.text.size() - payload);
+      pending.calls.push_back(std::move(call));
     }
-    objection.ok() ? compare(pending, rank, now) : fail(pending, std::move(objection), out);
+    const bool fails = !objection.ok();
+    fails ? fail(pending, std::move(objection), out) : compare(pending, rank, now);
+    if (fails && refused && id != 0) tell_failure(pending, rank, id, out);
+  } else if (!refused || id != 0) {
+    tell_failure(pending, rank, id, out);
   }
-  if (joining(**group) == &pending) join(**group, index, out);
+  if (joining(home) == &pending) join(home, index, out);
   advance(name->second, place, out);
   if (name->second.empty()) names_.erase(name);
-  return {};
+}
+
+void Coordinator::tell_failure(Pending& pending, uint32_t rank, uint64_t id,
+                               std::vector<Answer>& out) const {
+  out.push_back(error_answer(rank, id, *pending.failure));
+  sign(pending, out, out.size() - 1);
 }
 
 // Counts who came last, as far as others have waited for it. A rank joins when it has nothing more
@@ -204,8 +253,8 @@ Coordinator::Calls::iterator Coordinator::advance(Calls& calls, Calls::iterator 
 }
 
 // Returns the join call of the group in which ranks still wait; null if no rank has joined.
-const Pending* Coordinator::joining(const JobGroup& group) const {
-  const auto found = names_.find({group.members.id(), wire::kJoinName});
+const Pending* Coordinator::joining(const Home& home) const {
+  const auto found = names_.find({home, wire::kJoinName});
   if (found == names_.end()) return nullptr;
   for (const Pending& pending : found->second) {
     const bool waits = !pending.calls.empty();
@@ -222,9 +271,9 @@ void Coordinator::go_without(Pending& pending, uint32_t index) {
 }
 
 // Calls that this rank has not made go on without it.
-void Coordinator::join(const JobGroup& group, uint32_t index, std::vector<Answer>& out) {
-  const uint32_t id = group.members.id();
-  for (auto name = names_.lower_bound({id, ""}); name != names_.end() && name->first.first == id;) {
+void Coordinator::join(const Home& home, uint32_t index, std::vector<Answer>& out) {
+  for (auto name = names_.lower_bound({home, ""});
+       name != names_.end() && name->first.first == home;) {
     const std::string& text = name->first.second;
     Calls& calls = name->second;
     if (text != wire::kJoinName && text != wire::kMeetingName) {
@@ -274,6 +323,27 @@ Status Coordinator::objection_to(const Pending& pending, const Announcement& cal
   return {};
 }
 
+// Keeps a call until the hand-over is complete.
+Status Coordinator::hold(Handover& handover, uint32_t rank, Announcement call) {
+  Load& load = loads_[rank];
+  if (load.calls >= kMostCalls || load.bytes + call.text.size() > kMostCallBytes) {
+    return breach("rank ", rank, " announces ", counted(load.calls, "call"), " with ", load.bytes,
+                  " bytes while a server is replaced");
+  }
+  ++waiting_;
+  ++load.calls;
+  load.bytes += call.text.size();
+  handover.held.push_back(std::move(call));
+  return {};
+}
+
+void Coordinator::release(const JobGroup& group, const Announcement& call) {
+  Load& load = loads_[group.members.ranks()[call.index]];
+  --waiting_;
+  --load.calls;
+  load.bytes -= call.text.size();
+}
+
 // Returns why a call cannot go on without the ranks that have joined.
 Status Coordinator::objection_to_joined(const Pending& pending, const Announce& message) const {
   if (pending.joined.empty() || wire::goes_without_joined(message.what)) return {};
@@ -290,9 +360,11 @@ Status Coordinator::objection_to_joined(const Pending& pending, const Announce& 
 // Fails a call. Ranks that have made it are answered now, the others when they make it.
 void Coordinator::fail(Pending& pending, Status why, std::vector<Answer>& out) {
   const std::vector<uint32_t>& ranks = pending.group->members.ranks();
+  const size_t first = out.size();
   for (const Announcement& call : pending.calls) {
     out.push_back(error_answer(ranks[call.index], call.message.id, why));
   }
+  sign(pending, out, first);
   answered(pending);
   pending.calls.clear();
   pending.failure = std::move(why);
@@ -309,12 +381,7 @@ void Coordinator::fail(Pending& pending, Status why, std::vector<Answer>& out) {
 }
 
 void Coordinator::answered(const Pending& pending) {
-  waiting_ -= pending.calls.size();
-  for (const Announcement& call : pending.calls) {
-    Load& load = loads_[pending.group->members.ranks()[call.index]];
-    --load.calls;
-    load.bytes -= call.text.size();
-  }
+  for (const Announcement& call : pending.calls) release(*pending.group, call);
 }
 
 void Coordinator::resolve(Pending& pending, std::vector<Answer>& out) {
@@ -327,28 +394,35 @@ void Coordinator::resolve(Pending& pending, std::vector<Answer>& out) {
   }
   answered(pending);
   const wire::Collective& what = first_of(calls).what;
+  const size_t first = out.size();
   if (Status wrong = check(group.members, calls); !wrong.ok()) {
     for (const Announcement& call : pending.calls) {
       out.push_back(error_answer(group.members.ranks()[call.index], call.message.id, wrong));
     }
   } else if (wire::is<wire::FormGroup>(what)) {
-    form(group, calls, out);
+    form(pending, calls, out);
   } else if (wire::is<wire::Join>(what)) {
     answer_joins(pending, out);
   } else if (small && largest_reply(calls) <= kLargestReply) {
     reply(group, calls, out);
   } else {
-    launch(group, calls, stream_, out);
+    launch(group, calls, stream_of(pending.reign, servers_), out);
   }
+  sign(pending, out, first);
 }
 
-// Every server forms groups, so each server uses its own numbers.
-void Coordinator::form(const JobGroup& group, const Announces& calls, std::vector<Answer>& out) {
-  const auto servers = static_cast<uint32_t>(cluster_.servers.size());
-  const uint64_t number = 1 + uint64_t{formed_++} * servers + stream_;
+// Every server forms groups, so each reign has numbers of its own.
+void Coordinator::form(const Pending& pending, const Announces& calls, std::vector<Answer>& out) {
+  const Reign& reign = pending.reign;
+  const uint32_t formed = formed_[reign]++;
+  const bool later = reign.epoch != 0;
+  const uint64_t place = later ? uint64_t{reign.epoch} * kMostFormed + formed : formed;
+  const uint64_t number = (later ? kLaterGroups : 1) + place * servers_ + reign.home;
+  const bool possible = number < (later ? Group::kForming : kLaterGroups) &&
+                        (!later || formed < kMostFormed);
   for (uint32_t index = 0; index < calls.size(); ++index) {
-    const uint32_t rank = group.members.ranks()[index];
-    if (number >= Group::kForming) {
+    const uint32_t rank = pending.group->members.ranks()[index];
+    if (!possible) {
       out.push_back(error_answer(rank, calls[index]->id,
                                  {Code::kInvalidArgument, "this job has formed too many groups"}));
       continue;
@@ -390,6 +464,7 @@ void Coordinator::report(Nanos now, ServerView& view) const {
 
 void Coordinator::overdue(Nanos now, std::vector<Answer>& out) {
   mailbox_.overdue(now, out);
+  for (auto& [home, handover] : handovers_) overdue(handover, now, out);
   if (waiting_ == 0) return;
   for (auto& [name, calls] : names_) {
     for (Pending& pending : calls) {
@@ -426,11 +501,12 @@ void Coordinator::never_called(const Concerns& concerns, uint32_t rank,
   }
 }
 
-void Coordinator::rank_gone(uint32_t rank, const std::string& how, std::vector<Answer>& out) {
+void Coordinator::rank_gone(uint32_t rank, const std::string& how, Nanos now,
+                            std::vector<Answer>& out) {
   std::vector<std::shared_ptr<JobGroup>> groups = groups_.of_rank(rank);
   // Groups that are being formed count, too.
   for (const auto& [name, calls] : names_) {
-    if (name.first != Group::kForming) continue;
+    if (name.first.first != Group::kForming) continue;
     for (const Pending& pending : calls) groups.push_back(pending.group);
   }
   for (const auto& group : groups) group->add_gone(rank, how);
@@ -438,13 +514,15 @@ void Coordinator::rank_gone(uint32_t rank, const std::string& how, std::vector<A
   groups_.rank_gone(rank, how);
   never_called([](const JobGroup&) { return true; }, rank, out);
   mailbox_.fail_gone(out);
+  settle(now, out);
 }
 
-void Coordinator::rank_gone(JobGroup& group, uint32_t rank, const std::string& how,
+void Coordinator::rank_gone(JobGroup& group, uint32_t rank, const std::string& how, Nanos now,
                             std::vector<Answer>& out) {
   group.add_gone(rank, how);
   never_called([&group](const JobGroup& one) { return &one == &group; }, rank, out);
   mailbox_.fail_gone(out);
+  settle(now, out);
 }
 
 }  // namespace herring::server

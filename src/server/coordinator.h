@@ -8,6 +8,9 @@
 // the error of its own call and never meets the others' next call. A group is formed by a call of
 // its members, too, and gets a number that no other group has.
 //
+// A server answers for the names of its home, and may stand in for other homes. Calls, streams and
+// numbers of different homes are separate. See handover.h for what happens if a server is gone.
+//
 // All-reduces do not wait for a rank that has joined their group; they go on without it until all
 // have joined.
 //
@@ -19,14 +22,17 @@
 #include <deque>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/streams.h"
 #include "control/cluster.h"
 #include "observe/lateness.h"
 #include "observe/rank_states.h"
 #include "server/answer.h"
 #include "server/group_table.h"
+#include "server/handover.h"
 #include "server/mailbox.h"
 #include "server/pending.h"
 #include "server/view.h"
@@ -36,21 +42,25 @@ namespace herring::server {
 
 class Coordinator {
  public:
-  // `stream`: the server's index, which is also the number of the streams in which it gives
-  // tickets. All references must outlive this object.
-  Coordinator(const control::Cluster& cluster, GroupTable& groups, uint32_t stream,
+  // `index`: of the server. All references must outlive this object.
+  Coordinator(const control::Cluster& cluster, GroupTable& groups, uint32_t index,
               const observe::RankStates& states);
 
-  // Handles an announcement. `text`: the payload of a kAnnounce frame of that group. An error means
-  // that the announcement is malformed, which is the sender's fault alone.
-  Status announce(uint32_t rank, uint32_t group, std::string text, Nanos now,
+  // Handles an announcement. `text`: the payload of a kAnnounce frame of that group. `reign`: in
+  // which the sender believes this server to be. An error means that the announcement is malformed,
+  // which is the sender's fault alone.
+  Status announce(uint32_t rank, uint32_t group, Reign reign, std::string text, Nanos now,
                   std::vector<Answer>& out);
+  // Handles the end of what a rank says at the beginning of a reign; `text` is that of kHandOver.
+  Status hand_over(uint32_t rank, uint32_t group, Reign reign, std::string_view text, Nanos now,
+                   std::vector<Answer>& out);
   // Appends warnings and errors for operations that have waited too long.
   void overdue(Nanos now, std::vector<Answer>& out);
   // Handles a rank that will announce nothing more, in any group or in this one. `how`: for example
   // "has left the job".
-  void rank_gone(uint32_t rank, const std::string& how, std::vector<Answer>& out);
-  void rank_gone(JobGroup& group, uint32_t rank, const std::string& how, std::vector<Answer>& out);
+  void rank_gone(uint32_t rank, const std::string& how, Nanos now, std::vector<Answer>& out);
+  void rank_gone(JobGroup& group, uint32_t rank, const std::string& how, Nanos now,
+                 std::vector<Answer>& out);
 
   // Sets the calls in which the rank says that it is held up; empty means none.
   void set_whereabouts(uint32_t rank, std::string text);
@@ -59,11 +69,12 @@ class Coordinator {
   void report(Nanos now, ServerView& view) const;
 
   // Returns whether nobody waits for an answer.
-  bool idle() const { return waiting_ == 0 && mailbox_.idle(); }
+  bool idle() const { return waiting_ == 0 && handovers_.empty() && mailbox_.idle(); }
 
  private:
   using Calls = std::deque<Pending>;
-  using Name = std::pair<uint32_t, std::string>;  // number of the group, and name
+  using Home = std::pair<uint32_t, uint32_t>;   // number of the group, and home
+  using Name = std::pair<Home, std::string>;
 
   // How many calls of one rank wait for an answer. This is bounded, whatever the rank sends.
   struct Load {
@@ -71,8 +82,21 @@ class Coordinator {
   };
   Result<std::shared_ptr<JobGroup>> group_of(uint32_t group, const wire::Announce& message,
                                              uint32_t rank) const;
-  Calls::iterator next_call(Calls& calls, const std::shared_ptr<JobGroup>& group,
+  Result<Handover*> handover_of(const std::shared_ptr<JobGroup>& group, Reign reign, Nanos now);
+  Status hold(Handover& handover, uint32_t rank, Announcement call);
+  void settle(Nanos now, std::vector<Answer>& out);
+  void take_over(Handover& handover, Nanos now, std::vector<Answer>& out);
+  Status give(Handover& handover, const Lacked& lacked, Nanos now, std::vector<Answer>& out);
+  void overdue(Handover& handover, Nanos now, std::vector<Answer>& out);
+  void release(const JobGroup& group, const Announcement& call);
+  void take(const std::shared_ptr<JobGroup>& group, Reign reign, Announcement call, Nanos now,
+            std::vector<Answer>& out);
+  static Pending& add_call(Calls& calls, const std::shared_ptr<JobGroup>& group, Reign reign,
+                           Nanos now);
+  Calls::iterator next_call(Calls& calls, const std::shared_ptr<JobGroup>& group, Reign reign,
                             const wire::Announce& message, uint32_t index, Nanos now);
+  void tell_failure(Pending& pending, uint32_t rank, uint64_t id, std::vector<Answer>& out) const;
+  void sign(Pending& pending, std::vector<Answer>& out, size_t first) const;
   Status objection_to(const Pending& pending, const Announcement& call) const;
   Status objection_to_joined(const Pending& pending, const wire::Announce& message) const;
   Status gone(const JobGroup& group, const std::string& name) const;
@@ -81,16 +105,16 @@ class Coordinator {
   void compare(Pending& pending, uint32_t rank, Nanos now);
   Calls::iterator advance(Calls& calls, Calls::iterator pending, std::vector<Answer>& out);
   void resolve(Pending& pending, std::vector<Answer>& out);
-  void form(const JobGroup& group, const Announces& calls, std::vector<Answer>& out);
-  const Pending* joining(const JobGroup& group) const;
+  void form(const Pending& pending, const Announces& calls, std::vector<Answer>& out);
+  const Pending* joining(const Home& home) const;
   static void go_without(Pending& pending, uint32_t index);
-  void join(const JobGroup& group, uint32_t index, std::vector<Answer>& out);
+  void join(const Home& home, uint32_t index, std::vector<Answer>& out);
   template <typename Concerns>
   void never_called(const Concerns& concerns, uint32_t rank, std::vector<Answer>& out);
 
   const control::Cluster& cluster_;
   GroupTable& groups_;
-  const uint32_t stream_;
+  const uint32_t index_, servers_;
   Whereabouts whereabouts_;
   Mailbox mailbox_;
   Reminders reminders_;
@@ -99,7 +123,8 @@ class Coordinator {
   std::vector<observe::Lateness> lateness_;  // by rank
   size_t waiting_ = 0;            // calls that wait for an answer
   size_t failed_ = 0;             // failed calls that some rank has not made yet
-  uint32_t formed_ = 0;           // number of groups formed here
+  std::map<Reign, uint32_t> formed_;     // how many groups were formed here
+  std::map<Home, Handover> handovers_;   // that wait for ranks
 };
 
 }  // namespace herring::server

@@ -16,7 +16,7 @@ void JobGroup::add_gone(uint32_t rank, const std::string& how) {
 
 GroupTable::GroupTable(const control::Cluster& cluster, uint16_t credit)
     : cluster_(cluster),
-      world_(std::make_shared<JobGroup>(control::Group(cluster), credit)) {}
+      world_(std::make_shared<JobGroup>(cluster, control::Group(cluster), credit)) {}
 
 std::shared_ptr<JobGroup> GroupTable::find(uint32_t id) const {
   if (id == control::Group::kWorld) return world_;
@@ -26,7 +26,7 @@ std::shared_ptr<JobGroup> GroupTable::find(uint32_t id) const {
 }
 
 Status GroupTable::define(uint32_t id, std::string name, std::vector<uint32_t> ranks,
-                          uint32_t rank, uint64_t call) {
+                          uint32_t rank, uint64_t call, bool formed) {
   if (Status fits = control::Group::check(cluster_, ranks);
       !fits.ok() || id == control::Group::kWorld ||
       !std::binary_search(ranks.begin(), ranks.end(), rank)) {
@@ -44,7 +44,7 @@ Status GroupTable::define(uint32_t id, std::string name, std::vector<uint32_t> r
     entry.left.assign(ranks.size(), false);
     entry.defined.assign(ranks.size(), false);
     entry.group = std::make_shared<JobGroup>(
-        control::Group(id, cluster_, std::move(ranks), std::move(name)), world_->credit.load());
+        cluster_, control::Group(id, cluster_, std::move(ranks), std::move(name)), world_->credit.load());
     for (const auto& [gone, how] : gone_) entry.group->add_gone(gone, how);
     entry.group->called_off = !entry.group->gone.empty();
   } else if (entry.group->members.ranks() != ranks) {
@@ -54,14 +54,18 @@ Status GroupTable::define(uint32_t id, std::string name, std::vector<uint32_t> r
                                     "; give new_group() the same ranks everywhere")};
   }
   entry.defined[entry.group->members.index_of(rank)] = true;
-  entry.waiting.emplace_back(rank, call);
-  forming_.insert(id);
+  if (formed) {
+    answered_.push_back({id, rank, call, {}});
+  } else {
+    entry.waiting.emplace_back(rank, call);
+    forming_.insert(id);
+  }
   return {};
 }
 
 std::vector<GroupTable::Defined> GroupTable::take_defined() {
-  std::vector<Defined> taken;
   std::lock_guard lock(mutex_);
+  std::vector<Defined> taken = std::exchange(answered_, {});
   for (auto id = forming_.begin(); id != forming_.end();) {
     Entry& entry = groups_.at(*id);
     const control::Group& members = entry.group->members;

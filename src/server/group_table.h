@@ -20,10 +20,13 @@ namespace herring::server {
 inline constexpr const char* kLeftJob = "has left the job";
 
 struct JobGroup {
-  JobGroup(control::Group members, uint16_t credit)
-      : members(std::move(members)), credit(credit) {}
+  JobGroup(const control::Cluster& cluster, control::Group members, uint16_t credit)
+      : members(std::move(members)),
+        owners(control::shard_map(cluster, this->members).owners),
+        credit(credit) {}
 
   const control::Group members;
+  const std::vector<uint32_t> owners;  // servers that may serve it
   std::atomic<uint16_t> credit;     // segments; steered by the first rank
   // Set when a member has died or given up: operations that move bytes in the group are called off.
   std::atomic<bool> called_off{false};
@@ -35,6 +38,12 @@ struct JobGroup {
   };
   std::vector<Gone> gone;  // members that make no more calls in the group, in order of departure
   uint32_t next_ticket = 0;
+  // The calls of one home that are answered here.
+  struct Sequence {
+    uint32_t epoch = 0;     // of the reign
+    uint64_t answered = 0;  // number of the latest answer
+  };
+  std::map<uint32_t, Sequence> sequences;  // by home
   bool told = false;       // members were told that one of them has called the group off
 
   bool is_gone(uint32_t index) const;
@@ -54,10 +63,11 @@ class GroupTable {
   std::shared_ptr<JobGroup> find(uint32_t id) const;
   const std::shared_ptr<JobGroup>& world() const { return world_; }
   // Records what `rank` says about group `id` in its operation `call`, which take_defined() answers
-  // once. Returns kInvalidArgument if there are too many groups, kMismatch if other ranks say
+  // once: when all members have defined the group, or at once if it is `formed` already, at other
+  // servers. Returns kInvalidArgument if there are too many groups, kMismatch if other ranks say
   // something else, and kProtocol if the definition makes no sense.
   Status define(uint32_t id, std::string name, std::vector<uint32_t> ranks, uint32_t rank,
-                uint64_t call = 0);
+                uint64_t call = 0, bool formed = false);
   // A rank that has defined a group which all its members have defined, or which some member never
   // will define. All members get the same status.
   struct Defined {
@@ -93,6 +103,7 @@ class GroupTable {
   mutable std::mutex mutex_;  // guards everything below
   std::map<uint32_t, Entry> groups_;           // all but the world
   std::set<uint32_t> forming_;                 // groups in which some rank waits for an answer
+  std::vector<Defined> answered_;              // not taken yet
   std::map<uint32_t, std::string> gone_;       // ranks, and how they went
 };
 

@@ -15,8 +15,8 @@ std::string name_of_array(const wire::Announce& a) {
 
 }  // namespace
 
-Mailbox::Mailbox(const control::Cluster& cluster, uint32_t stream, const Whereabouts& whereabouts)
-    : cluster_(cluster), stream_(stream), whereabouts_(whereabouts), loads_(cluster.size) {}
+Mailbox::Mailbox(const control::Cluster& cluster, const Whereabouts& whereabouts)
+    : cluster_(cluster), whereabouts_(whereabouts), loads_(cluster.size) {}
 
 std::optional<uint32_t> Mailbox::Post::other() const {
   const auto* send = std::get_if<wire::Send>(&message.what);
@@ -76,8 +76,8 @@ Status Mailbox::gone(const JobGroup& group, const Post& post) const {
                  cluster_.describe_rank(group.members.ranks()[missing]), " ", how->how)};
 }
 
-void Mailbox::post(const std::shared_ptr<JobGroup>& group, uint32_t rank, std::string text,
-                   wire::Announce message, Nanos now, std::vector<Answer>& out) {
+void Mailbox::post(const std::shared_ptr<JobGroup>& group, uint32_t rank, uint32_t stream,
+                   std::string text, wire::Announce message, Nanos now, std::vector<Answer>& out) {
   Post post;
   post.index = group->members.index_of(rank);
   // Moving the text may have moved its bytes, so the payload is set again; it is the end of the
@@ -109,6 +109,7 @@ void Mailbox::post(const std::shared_ptr<JobGroup>& group, uint32_t rank, std::s
       boxes_.try_emplace({group->members.id(), post.sends() ? *peer : post.index}).first;
   Box& box = place->second;
   box.group = group;
+  box.stream = stream;
   std::deque<Post>& others = post.sends() ? box.receives : box.sends;
   const auto fits = std::find_if(others.begin(), others.end(),
                                  [&post](const Post& other) { return post.fits(other); });
@@ -119,14 +120,15 @@ void Mailbox::post(const std::shared_ptr<JobGroup>& group, uint32_t rank, std::s
     kept.message.payload = std::string_view(kept.text).substr(kept.text.size() - size);
     return;
   }
-  post.sends() ? pair(*group, post, *fits, out) : pair(*group, *fits, post, out);
+  post.sends() ? pair(box, post, *fits, out) : pair(box, *fits, post, out);
   count(*group, *fits, false);
   others.erase(fits);
   if (box.sends.empty() && box.receives.empty()) boxes_.erase(place);
 }
 
-void Mailbox::pair(JobGroup& group, const Post& send, const Post& receive,
+void Mailbox::pair(const Box& box, const Post& send, const Post& receive,
                    std::vector<Answer>& out) {
+  JobGroup& group = *box.group;
   const uint32_t from = group.members.ranks()[send.index];
   const uint32_t to = group.members.ranks()[receive.index];
   const wire::Array& sent = send.message.arrays.front();
@@ -147,7 +149,7 @@ void Mailbox::pair(JobGroup& group, const Post& send, const Post& receive,
   wire::FrameHeader header;
   header.type = rode_along ? wire::FrameType::kReply : wire::FrameType::kGo;
   header.group = group.members.id();
-  header.stream = stream_;
+  header.stream = box.stream;
   if (!rode_along) header.round = group.next_ticket++;
   const uint64_t tag = *send.tag();
   out.push_back({from, header,

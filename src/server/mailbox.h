@@ -24,13 +24,13 @@ namespace herring::server {
 
 class Mailbox {
  public:
-  // `stream`: the stream of larger payloads. `whereabouts` must outlive this object.
-  Mailbox(const control::Cluster& cluster, uint32_t stream, const Whereabouts& whereabouts);
+  // `whereabouts` must outlive this object.
+  Mailbox(const control::Cluster& cluster, const Whereabouts& whereabouts);
 
-  // Posts a send or receive of `rank`, a member. `text` owns the bytes that the message's payload
-  // views.
-  void post(const std::shared_ptr<JobGroup>& group, uint32_t rank, std::string text,
-            wire::Announce message, Nanos now, std::vector<Answer>& out);
+  // Posts a send or receive of `rank`, a member. `stream`: the stream of larger payloads to the
+  // same receiver. `text` owns the bytes that the message's payload views.
+  void post(const std::shared_ptr<JobGroup>& group, uint32_t rank, uint32_t stream,
+            std::string text, wire::Announce message, Nanos now, std::vector<Answer>& out);
   // Appends warnings and errors for posts that have waited too long.
   void overdue(Nanos now, std::vector<Answer>& out);
   // Fails posts that can only be paired with a rank that is gone (JobGroup::gone).
@@ -54,6 +54,7 @@ class Mailbox {
   // other.
   struct Box {
     std::shared_ptr<JobGroup> group;
+    uint32_t stream = 0;
     std::deque<Post> sends, receives;
   };
   using Boxes = std::map<std::pair<uint32_t, uint32_t>, Box>;  // by group and receiver
@@ -62,7 +63,7 @@ class Mailbox {
     size_t posts = 0, bytes = 0;
   };
 
-  void pair(JobGroup& group, const Post& send, const Post& receive, std::vector<Answer>& out);
+  void pair(const Box& box, const Post& send, const Post& receive, std::vector<Answer>& out);
   // Removes the posts for which `why` returns an error, and answers them with it.
   void fail_where(const std::function<Status(const Box&, Post&)>& why, std::vector<Answer>& out);
   Status gone(const JobGroup& group, const Post& post) const;
@@ -71,7 +72,6 @@ class Mailbox {
   void count(const JobGroup& group, const Post& post, bool waits);
 
   const control::Cluster& cluster_;
-  const uint32_t stream_;
   const Whereabouts& whereabouts_;
   Boxes boxes_;
   std::vector<Load> loads_;  // by rank

@@ -46,7 +46,7 @@ std::vector<Aggregator::Overdue> Aggregator::overdue(Nanos now) {
   for (auto& [key, op] : operations_) {
     const Nanos age = now - op->since;
     const Deadline& deadline = op->open.deadline;
-    if (op->group->called_off && !goes_on_without(*op)) continue;  // its members know
+    if (has_ended(*op) || rests(*op)) continue;
     const bool fatal = deadline.passed(now, op->since, moved_);
     if (!fatal && (op->warned || !deadline.warns(now, op->since))) continue;
     op->warned = true;

@@ -10,7 +10,10 @@ namespace {
 
 constexpr uint32_t kMaxOpenPayload = 4096;
 
-uint64_t stream_of(const Key& key) { return uint64_t{key.group} << 32 | key.stream; }
+// Homes have streams of their own.
+Key stream_of(const Key& key) {
+  return {key.stream, 0, 0, key.group, key.home, key.epoch};
+}
 
 }  // namespace
 
@@ -57,6 +60,7 @@ Status Peer::begin_frame(const wire::FrameHeader& header, transport::Destination
     case wire::FrameType::kLeaveGroup:
       if (header.payload > server_.max_announce_payload()) break;
       return take_payload(header, out);
+    case wire::FrameType::kHandOver: return take_payload(header, out);
     case wire::FrameType::kWhereabouts:
       if (header.payload > wire::kMaxWhereabouts) break;
       return take_payload(header, out);
@@ -74,13 +78,14 @@ Status Peer::begin_frame(const wire::FrameHeader& header, transport::Destination
 
 Status Peer::begin_data(const wire::FrameHeader& header, transport::Destinations& out) {
   HERRING_RETURN_IF_ERROR(taken(header.taken));
-  const Key key{header.stream, header.round, header.buffer, header.group};
+  const Key key{header.stream, header.round,  header.buffer,
+                header.group,  header.home, header.epoch};
   if (opened_ && *opened_ != key) {
     return breach("rank ", rank_, " opened an operation but sent no data for it");
   }
   if (outstanding_of_.size() >= streams_kept_) forget_idle_streams();
   const auto stream = outstanding_of_.try_emplace(stream_of(key)).first;
-  if (!wire::within_credit(outstanding_, stream->second, header.segments, server_.credit_max()) ||
+  if (!within_credit(key, stream->second, header.segments) ||
       outstanding_of_.size() > kMostStreams) {
     return breach("rank ", rank_, " exceeds its credit of ", server_.credit_max(), " segments: ",
                   header.segments, " new, ", outstanding_, " outstanding, ", stream->second,
@@ -89,10 +94,8 @@ Status Peer::begin_data(const wire::FrameHeader& header, transport::Destinations
   auto begun = server_.aggregator().begin(header, rank_, this, out, slots_);
   if (!begun.ok()) return begun.status();
   opened_.reset();
-  called_off_ = !*begun;
-  if (called_off_) {
-    return take_payload(header, out);
-  }
+  begun_ = *begun;
+  if (begun_ != Aggregator::Begun::kTaken) return take_payload(header, out);
   segments_complete_ = 0;
   segments_total_ = header.segments;
   outstanding_ += header.segments;
@@ -108,8 +111,17 @@ Status Peer::begin_data(const wire::FrameHeader& header, transport::Destinations
   return {};
 }
 
+// Workers open a new stream for a home with each version of the set of servers, so that streams
+// which this server counts as one may each have one segment beyond the window.
+bool Peer::within_credit(const Key& key, size_t of_stream, size_t count) const {
+  const size_t most = server_.credit_max();
+  return wire::within_credit(outstanding_, of_stream, count, most) ||
+         (key.home > 0 && outstanding_ + count <= 2 * most);
+}
+
 void Peer::on_payload(transport::Flow&, const wire::FrameHeader& header, size_t received) {
-  if (header.type == wire::FrameType::kData && !expelled_ && !called_off_) {
+  if (header.type == wire::FrameType::kData && !expelled_ &&
+      begun_ == Aggregator::Begun::kTaken) {
     const size_t segment = server_.aggregator().segment_bytes();
     complete_segments(received == header.payload ? segments_total_ : received / segment);
   }
@@ -128,12 +140,14 @@ Status Peer::on_frame(transport::Flow&, const wire::FrameHeader& header) {
   Status status;
   switch (header.type) {
     case wire::FrameType::kData:
-      called_off_ ? answer_called_off(header) : complete_segments(segments_total_);
+      begun_ == Aggregator::Begun::kTaken ? complete_segments(segments_total_)
+                                          : answer_without_result(header);
       break;
     case wire::FrameType::kTaken: break;
     case wire::FrameType::kOpen: {
       auto open = wire::decode_open(control_);
-      opened_ = {header.stream, header.round, header.buffer, header.group};
+      opened_ = {header.stream, header.round, header.buffer,
+                 header.group,  header.home,  header.epoch};
       status = open.ok() ? server_.open(*opened_, std::move(*open), rank_) : open.status();
       break;
     }
@@ -143,12 +157,13 @@ Status Peer::on_frame(transport::Flow&, const wire::FrameHeader& header) {
   return {};
 }
 
-// Answers a segment of a group that is called off. Every segment is answered once, so that its
-// credit comes back.
-void Peer::answer_called_off(const wire::FrameHeader& data) {
+// Answers a segment of a group that is called off, or whose home serves again. Every segment is
+// answered once, so that its credit comes back.
+void Peer::answer_without_result(const wire::FrameHeader& data) {
   wire::FrameHeader header = data;
   header.type = wire::FrameType::kResult;
-  header.flags = wire::kFlagEmpty | wire::kFlagCalledOff;
+  header.flags = wire::kFlagEmpty | (begun_ == Aggregator::Begun::kMoved ? wire::kFlagMoved
+                                                                         : wire::kFlagCalledOff);
   header.payload = 0;
   header.signals = server_.signals();
   header.workers = 0;
@@ -184,7 +199,8 @@ void Peer::queue_result(Slot& slot, bool with_payload) {
 // the round is whole.
 uint32_t Peer::workers_in(const Slot& slot) {
   const Operation& op = *slot.op;
-  return static_cast<uint32_t>(op.key.outlives_members() ? slot.given : op.workers);
+  if (slot.given) return op.result_workers;
+  return static_cast<uint32_t>(op.key.outlives_members() ? slot.added : op.workers);
 }
 
 // Sends adjacent segments of one operation as one frame.
@@ -197,7 +213,11 @@ void Peer::flush_results() {
     wire::FrameHeader header;
     header.type = wire::FrameType::kResult;
     header.flags = first.with_payload ? 0 : wire::kFlagEmpty;
-    if (first.slot->called_off) header.flags |= wire::kFlagCalledOff;
+    if (first.slot->called_off) {
+      header.flags |= op.moved ? wire::kFlagMoved : wire::kFlagCalledOff;
+    }
+    header.home = static_cast<uint16_t>(op.key.home);
+    header.epoch = op.key.epoch;
     header.group = op.key.group;
     header.stream = op.key.stream;
     header.round = op.key.round;

@@ -71,7 +71,8 @@ class Peer : public transport::FlowHandler {
   Status take_payload(const wire::FrameHeader& header, transport::Destinations& out);
   Status begin_data(const wire::FrameHeader& header, transport::Destinations& out);
   void complete_segments(size_t up_to);
-  void answer_called_off(const wire::FrameHeader& data);
+  void answer_without_result(const wire::FrameHeader& data);
+  bool within_credit(const Key& key, size_t of_stream, size_t count) const;
   Status taken(uint32_t taken);
   void answered(const Key& key, uint32_t segments);
   void forget_idle_streams();
@@ -89,8 +90,9 @@ class Peer : public transport::FlowHandler {
   // State of the data frame being received.
   Slot* slots_[transport::Destinations::kMaxPieces];
   uint32_t segments_complete_ = 0, segments_total_ = 0;
-  bool called_off_ = false;  // its group is called off: the frame is only read and answered
-  std::string control_;  // payload of a frame that is not data or is called off
+  // Unless it is kTaken, the frame is only read, and answered without a result.
+  Aggregator::Begun begun_ = Aggregator::Begun::kTaken;
+  std::string control_;  // payload of a frame that is not data or is not taken
   bool expelled_ = false;  // the worker broke the protocol: whatever it sends is read and dropped
   std::optional<Key> opened_;  // described by the last frame; the next must be its data
 
@@ -102,7 +104,7 @@ class Peer : public transport::FlowHandler {
   bool flush_scheduled_ = false;
   // Segments received and not yet answered (for lent results: not yet read), in all and by stream.
   size_t outstanding_ = 0;
-  std::unordered_map<uint64_t, uint32_t> outstanding_of_;
+  std::unordered_map<Key, uint32_t, wire::KeyHash> outstanding_of_;
   size_t streams_kept_ = kStreamsKept;  // beyond this number, records of idle streams are dropped
   uint32_t last_signals_ = 0;
   transport::LossCounter losses_;

@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/reminders.h"
+#include "base/streams.h"
 #include "control/cluster.h"
 #include "server/answer.h"
 #include "server/calls.h"
@@ -20,14 +21,37 @@ namespace herring::server {
 
 // A call as one rank announces it.
 struct Announcement {
+  Announcement(uint32_t index, std::string text, wire::Announce message)
+      : index(index), text(std::move(text)), message(std::move(message)) {
+    view();
+  }
+  Announcement(Announcement&& other) noexcept
+      : Announcement(other.index, std::move(other.text), std::move(other.message)) {}
+  Announcement& operator=(Announcement&& other) noexcept {
+    index = other.index;
+    text = std::move(other.text);
+    message = std::move(other.message);
+    view();
+    return *this;
+  }
+
   uint32_t index = 0;        // of the rank, in the group
   std::string text;          // owns the bytes that `message.payload` views
   wire::Announce message;
+
+ private:
+  // Moving the text may have moved its bytes. The payload is the end of the text.
+  void view() {
+    const size_t bytes = message.payload.size();
+    message.payload = std::string_view(text).substr(text.size() - bytes);
+  }
 };
 
 // One call of a name by all ranks of a group.
 struct Pending {
   std::shared_ptr<JobGroup> group;
+  Reign reign;
+  uint64_t number = 0;       // of its answers; 0: not answered yet
   Nanos since = 0;
   uint32_t timeout_ms = ~0u;  // the shortest of all ranks that wait
   bool warned = false, warned_early = false;

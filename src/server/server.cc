@@ -59,7 +59,9 @@ void Server::attach(const control::Cluster& cluster, uint32_t index,
   // more.
   const size_t most_open = kMostStreams + size_t{cluster_.size} * flows_ * credit_max_;
   aggregator_ = std::make_unique<Aggregator>(cluster_, *groups_, options.segment_bytes, most_open,
-                                             [this](Slot& slot) { deliver(slot); },
+                                             [this](Slot& slot, std::span<const uint32_t> contributors) {
+                                               deliver(slot, contributors);
+                                             },
                                              [loop = &proxies_[0]->loop()] { return loop->now(); },
                                              *recorder_);
   const uint32_t proxies = std::clamp<uint32_t>(options.proxies, 1, std::max(1u, cluster_.nodes));
@@ -171,20 +173,30 @@ Status Server::open(const Key& key, wire::Open open, uint32_t rank) {
   return {};
 }
 
-void Server::deliver(Slot& slot) {
+void Server::deliver(Slot& slot, std::span<const uint32_t> contributors) {
   Proxy& here = current();
-  for (const Contribution& contribution : slot.contributions) {
-    if (contribution.state == Contribution::kLost) continue;
+  const auto deliver_to = [&](const Contribution& contribution) {
+    if (contribution.state == Contribution::kLost) return;
     Peer& peer = *contribution.from;
     if (&peer.proxy() == &here) {
-      peer.queue_result(slot, contribution.wants_result);
-      continue;
+      return peer.queue_result(slot, contribution.wants_result);
     }
     here.outbox_[peer.proxy().index()].push_back({&peer, &slot, contribution.wants_result});
     if (!std::exchange(here.outbox_scheduled_, true)) {
       here.loop().at_iteration_end(&here.outbox_task_);
     }
+  };
+  if (contributors.empty()) {
+    for (const Contribution& contribution : slot.contributions) deliver_to(contribution);
+  } else {
+    for (const uint32_t c : contributors) deliver_to(slot.contributions[c]);
   }
+}
+
+void Server::serve(const control::ServerSet& set) {
+  proxies_[0]->loop().post([this, set] {
+    if (attached_) aggregator_->serve(set, size_t{flows_} * credit_max_);
+  });
 }
 
 void Server::set_credit(JobGroup& group, uint16_t segments) {

@@ -8,10 +8,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "control/cluster.h"
+#include "control/server_set.h"
 #include "observe/rank_states.h"
 #include "observe/recorder.h"
 #include "server/aggregator.h"
@@ -102,6 +104,9 @@ class Server {
   // Handles the death of a worker. Partial all-reduces go on without it; all else that needs it
   // fails.
   void rank_lost(uint32_t rank);
+  // Adopts a later version of the set of servers of a job that goes on when servers die. After
+  // attach(); any thread.
+  void serve(const control::ServerSet& set);
   // Returns whether the job goes on if this worker dies, for partial all-reduces or groups without
   // it.
   bool outlives(uint32_t rank) const {
@@ -140,7 +145,7 @@ class Server {
   wire::Verdict expects(const wire::Hello& hello) const;
   void admit_waiting();
   void accept(std::unique_ptr<transport::Connection> connection, const wire::Hello& hello);
-  void deliver(Slot& slot);
+  void deliver(Slot& slot, std::span<const uint32_t> contributors);
   void end_flows(uint32_t rank, bool left);
   void say_farewell();
   void watch(Proxy& proxy);

@@ -1,4 +1,4 @@
-// The unit on the wire: a 40-byte little-endian header, then `payload` bytes.
+// The unit on the wire: a 44-byte little-endian header, then `payload` bytes.
 #pragma once
 
 #include <cstdint>
@@ -46,7 +46,10 @@ enum class FrameType : uint8_t {
   kRecord,       // rendezvous -> member: asks for its latest entries; and the answer
   kTimeline,     // rendezvous -> member: entries are wanted, or no more; member -> rendezvous: what
                  // has ended since the last message
-  kLast = kTimeline,
+  // Data plane: named operations whose server is gone (wire/handover.h).
+  kHandOver,     // worker -> server that begins to answer for names: which answers it has
+  kServerNews,   // control plane: a dedicated server is replaced, or cannot be reached
+  kLast = kServerNews,
 };
 
 const char* name_of(FrameType type);
@@ -62,7 +65,9 @@ struct FrameHeader {
   uint32_t buffer = 0;         // fusion buffer within the round
   uint32_t first_segment = 0;  // of the shard
   uint16_t credit = 0;         // segments that each flow may have outstanding; see worker/credit.h
-  uint16_t reserved = 0;
+  uint16_t home = 0;           // data plane: 0, or one more than the index of the server that the
+                               // receiver of the data stands in for
+  uint32_t epoch = 0;          // with `home`: since when the receiver stands in for it
   uint32_t signals = 0;        // losses that the sender has counted so far, modulo 2^32
   union {
     uint32_t workers = 0;      // kResult: workers whose contributions are in it; in rounds of a
@@ -70,7 +75,7 @@ struct FrameHeader {
     uint32_t taken;            // kData, kTaken: segments of lent results read on this flow so far,
   };                           // modulo 2^32
 };
-static_assert(sizeof(FrameHeader) == 40, "the header travels as it lies in memory");
+static_assert(sizeof(FrameHeader) == 44, "the header travels as it lies in memory");
 
 inline constexpr size_t kHeaderBytes = sizeof(FrameHeader);
 
@@ -86,6 +91,13 @@ inline constexpr uint8_t kFlagLent = 8;
 // kResult, kLeaveGroup: the group is called off. The credit of such a result comes back, but the
 // operation has failed.
 inline constexpr uint8_t kFlagCalledOff = 16;
+// kData: the payload is the result, which another worker may lack because its server has died.
+inline constexpr uint8_t kFlagGives = 32;
+// kResult: this server no longer stands in for the segments' home, so it has no result for them.
+inline constexpr uint8_t kFlagMoved = 64;
+// kGroup: other servers know the group already, so this one answers without waiting for the other
+// members.
+inline constexpr uint8_t kFlagFormed = 32;
 
 // The largest payload of any frame. Most receivers expect far less, and check that before they
 // touch memory. There is room for the largest `frame_max` and `small_bytes`, and for the fields

@@ -17,6 +17,7 @@ inline bool outlives_members(uint32_t stream) { return stream >= kPartialStreams
 struct Key {
   uint32_t stream = 0, round = 0, buffer = 0;
   uint32_t group = 0;  // the group to which the stream belongs; 0: all ranks
+  uint32_t home = 0, epoch = 0;  // as in FrameHeader
   bool outlives_members() const { return wire::outlives_members(stream); }
   auto operator<=>(const Key&) const = default;
 };
@@ -26,6 +27,7 @@ struct KeyHash {
     uint64_t h = uint64_t{key.group} << 32 | key.stream;
     h = h * 0x9e3779b97f4a7c15 + key.round;
     h = h * 0x9e3779b97f4a7c15 + key.buffer;
+    h = h * 0x9e3779b97f4a7c15 + (uint64_t{key.home} << 32 | key.epoch);
     return static_cast<size_t>(h ^ (h >> 29));
   }
 };

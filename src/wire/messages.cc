@@ -145,7 +145,9 @@ std::string encode(const Open& open) {
   put_field(out, open.reduction);
   out.put(open.participants).put(open.workers).put(open.shard_bytes);
   out.put(open.deadline.timeout_ms).put(open.deadline.stall_ms).put(open.deadline.warn_ms);
-  out.put(open.pair_a).put(open.pair_b).text(open.name);
+  out.put(open.pair_a).put(open.pair_b);
+  out.put(static_cast<uint8_t>(open.again)).put(open.result_workers);
+  out.text(open.name);
   return out.take();
 }
 
@@ -163,8 +165,11 @@ Result<Open> decode_open(std::string_view text) {
   open.deadline.warn_ms = in.get<uint32_t>();
   open.pair_a = in.get<uint32_t>();
   open.pair_b = in.get<uint32_t>();
+  const auto again = in.get<uint8_t>();
+  open.again = again == 1;
+  open.result_workers = in.get<uint32_t>();
   open.name = in.text(kMaxName);
-  if (!in.done() || open.shard_bytes == 0 || open.shard_bytes % size_of(open.dtype) != 0) {
+  if (!in.done() || again > 1 || open.shard_bytes == 0 || open.shard_bytes % size_of(open.dtype) != 0) {
     return malformed("open");
   }
   return open;

@@ -23,7 +23,7 @@ enum class Participants : uint8_t {
 };
 
 // kOpen: what one contributor says about a shard of a buffer. All contributors must agree, except
-// on `workers`.
+// on the numbers of workers and `again`.
 struct Open {
   DType dtype = DType::kFloat32;  // on the wire
   Reduction reduction;
@@ -32,6 +32,10 @@ struct Open {
   uint64_t shard_bytes = 0;
   Deadline deadline;
   uint32_t pair_a = 0, pair_b = 0;
+  // The contributor pushes again what another server may have summed: some segments may be missing,
+  // and some may be results, with the gradients of this number of workers.
+  bool again = false;
+  uint32_t result_workers = 0;
   std::string name;  // for messages
 };
 

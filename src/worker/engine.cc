@@ -48,6 +48,21 @@ void Engine::rank_left(uint32_t rank) {
   core_->loop_->post([core = core_.get(), rank] { core->membership_.rank_left(rank); });
 }
 
+void Engine::server_comes(const control::Replacement& news,
+                          std::vector<std::unique_ptr<transport::Connection>> flows) {
+  // std::function needs copyable captures.
+  const auto shared = std::make_shared<decltype(flows)>(std::move(flows));
+  core_->loop_->post([core = core_.get(), news, shared] {
+    if (core->failure().ok()) core->membership_.server_comes(news, std::move(*shared));
+  });
+}
+
+void Engine::server_news(const control::Replacement& news) {
+  core_->loop_->post([core = core_.get(), news] {
+    if (core->failure().ok()) core->membership_.server_news(news);
+  });
+}
+
 Status Engine::failure() const { return core_->failure(); }
 
 void Engine::stop() {

@@ -28,11 +28,18 @@ struct EngineOptions {
   size_t buffer_bytes = 0;                 // of planned operations; 0: chosen automatically
   std::string node_stage = "auto";         // value of the setting node_stage
   uint32_t node_threads = 1;               // for sums in the node, including the engine's
+  bool failover = false;                   // the job may go on without a server that dies
   bool observe = true;                     // records entries (observe/recorder.h)
   double timeout = default_of("timeout").real, warn_after = default_of("warn_after").real;  // s
   // Called on any thread, and must not block: the engine or one of its operations has failed, for a
   // reason that its flight record may explain.
   std::function<void(const Status& why)> failed = [](const Status&) {};
+  // After this time without an acknowledgement, a server is reported as one that cannot be
+  // reached. 0: the job has no failover, and nothing is reported.
+  Nanos server_timeout = 0;
+  // Says whether this worker can reach a dedicated server, see control::ServerReport; any thread.
+  std::function<void(uint32_t server, uint32_t number, bool reachable, const std::string& why)>
+      report_server = [](uint32_t, uint32_t, bool, const std::string&) {};
   // Makes the whole job fail; any thread.
   std::function<void(const std::string& reason)> abort = [](const std::string&) {};
 };
@@ -73,6 +80,11 @@ class Engine {
   void peer_lost(const control::Loss& loss);
   // Handles a rank that has left the job: operations that still need it fail.
   void rank_left(uint32_t rank);
+  // Handles a replacement for a dedicated server. `flows`: this worker's connections to one that
+  // comes, in order; says that it is ready when the server knows what it has to.
+  void server_comes(const control::Replacement& news,
+                    std::vector<std::unique_ptr<transport::Connection>> flows);
+  void server_news(const control::Replacement& news);
   Status failure() const;
   // Ends the thread; operations in flight fail with kShutdown.
   void stop();

@@ -126,6 +126,7 @@ void EngineCore::on_control(uint32_t server, const wire::FrameHeader& header,
     }
     return;
   }
+  if (membership_.on_defined(server, header, payload)) return;
   if (header.type == wire::FrameType::kLeaveGroup) {
     membership_.fail_group(header.group, {Code::kPeerLost, std::string(payload)});
     return;
@@ -311,12 +312,20 @@ void EngineCore::tell_whereabouts(Nanos now) {
   }
 }
 
+void EngineCore::tell_whereabouts_to(uint32_t server) {
+  if (whereabouts_.empty()) return;
+  wire::FrameHeader header;
+  header.type = wire::FrameType::kWhereabouts;
+  links_->send_control(server, header, whereabouts_);
+}
+
 void EngineCore::tick() {
   const Nanos now = loop_->now();
   links_->poll_paths();
   node_stage_->release_regions();
   check_deadlines(now);
   membership_.check_departures(now);
+  membership_.check_servers(now);
   membership_.release_servers();
   tell_whereabouts(now);
   loop_->call_after(kTick, [this] { tick(); });

@@ -88,6 +88,8 @@ class EngineCore {
   bool may_need(const Group& group, uint32_t server) const;
   // Returns whether something moves in the group or is announced.
   bool in_flight(const Group& group) const { return moves(group) || named_.any(group); }
+  // Tells a server that has come later in which calls this rank is held up.
+  void tell_whereabouts_to(uint32_t server);
   // Fails everything. First detaches callers' memory, then tells the callers. `leaves`: data queued
   // for the servers is still sent.
   void fail_now(const Status& status, bool leaves = false);

@@ -4,29 +4,33 @@
 
 namespace herring::worker {
 
-// Every server that answers for names must know that this rank has joined.
+// Every server that answers for names must know that this rank has joined, once for each home.
 void Joins::start(Operation& join) {
-  const Group& group = *join.call_.group;
+  Group& group = *join.call_.group;
   std::get<wire::Join>(join.call_.what).called = group.called;
   const std::vector<uint32_t>& owners = group.shards().owners;
   join.parts_left_ = owners.size();
-  for (const uint32_t server : owners) {
-    if (engine_.membership().has_ended(server)) {
-      return named_.finish(join, {Code::kPeerLost,
-                                  concat(engine_.cluster().describe_server(server), " has ended")});
-    }
+  std::vector<Owner> asked;
+  for (const uint32_t home : owners) {
+    asked.push_back(named_.handovers().owners().of(owners, home));
+    if (!named_.has_ended(asked.back())) continue;
+    return named_.finish(
+        join, {Code::kPeerLost,
+               concat(engine_.cluster().describe_server(asked.back().server), " has ended")});
   }
-  for (const uint32_t server : owners) static_cast<void>(named_.announce(join, server));
+  group.joins_now = true;
+  for (const Owner& owner : asked) static_cast<void>(named_.announce(join, owner));
 }
 
-// The reply of the join's own server also says which rank was last.
-void Joins::on_reply(Operation& join, uint32_t server, std::vector<uint64_t> counts) {
+// The reply for the join's own home also says which rank was last.
+void Joins::on_reply(Operation& join, uint32_t server, uint32_t home,
+                     std::vector<uint64_t> counts) {
   const Group& group = *join.call_.group;
   if (join.parts_left_ == 0 || counts.size() != 1 || counts[0] >= group.size()) {
     return engine_.fail_now(breach(engine_.cluster().describe_server(server), " answered join()",
                                    group.members().suffix(), " with nonsense"));
   }
-  if (server == join.server_) join.counts = std::move(counts);
+  if (home == join.asked_.reign.home) join.counts = std::move(counts);
   --join.parts_left_;
   settle(group.id());
 }

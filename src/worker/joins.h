@@ -19,8 +19,8 @@ class Joins {
   Joins(EngineCore& engine, NamedOperations& named) : engine_(engine), named_(named) {}
 
   void start(Operation& join);
-  // Handles the reply of a server, which says that all ranks have joined.
-  void on_reply(Operation& join, uint32_t server, std::vector<uint64_t> counts);
+  // Handles the reply of a server, which says for a home that all ranks have joined.
+  void on_reply(Operation& join, uint32_t server, uint32_t home, std::vector<uint64_t> counts);
   // Handles an error that a server sent for the join.
   void on_error(Operation& join, const Status& why);
   // Fails the join once no all-reduce of other ranks goes through this rank.

@@ -22,12 +22,22 @@ Links::Links(transport::EventLoop& loop, LinksOptions options, OnControl on_cont
       on_control_(std::move(on_control)),
       on_closed_(std::move(on_closed)),
       on_called_off_(std::move(on_called_off)),
-      world_(options_, options_.credit_initial, options_.steers) {}
+      world_(options_, options_.credit_initial, options_.steers),
+      chunks_(chunk_bytes(options_)) {
+  world_.even = options_.even;
+}
 
 Links::~Links() = default;
 
 void Links::add_flow(uint32_t server, transport::Connection& connection) {
-  if (server >= links_.size()) links_.resize(server + 1);
+  if (server >= links_.size()) {
+    links_.resize(server + 1);
+    serving_.serving.resize(server + 1, true);
+    serving_.since.resize(server + 1, 0);
+    for (auto one = static_cast<uint32_t>(all_servers_.size()); one <= server; ++one) {
+      all_servers_.push_back(one);
+    }
+  }
   auto flow = std::make_unique<LinkFlow>();
   flow->server = server;
   flow->index = static_cast<uint32_t>(links_[server].flows.size());
@@ -52,8 +62,11 @@ void Links::fit(Pace& pace) const {
   }
 }
 
-void Links::add_group(uint32_t group, const std::vector<uint32_t>& servers, bool steers) {
+void Links::add_group(uint32_t group, const std::vector<uint32_t>& servers, bool steers,
+                      bool even) {
   Pace& pace = groups_.try_emplace(group, options_, world_.credit(), steers).first->second;
+  pace.even = even;
+  owners_[group] = servers;
   size_t flows = 0;
   for (const uint32_t server : servers) flows += links_[server].flows.size();
   pace.controller.set_flows(flows);
@@ -62,7 +75,17 @@ void Links::add_group(uint32_t group, const std::vector<uint32_t>& servers, bool
   for (size_t i = 0; i < links_.size(); ++i) pace.links[i].signals = world_.links[i].signals;
 }
 
-void Links::remove_group(uint32_t group) { groups_.erase(group); }
+void Links::remove_group(uint32_t group) {
+  std::erase_if(kept_, [&](const auto& one) {
+    if (one.first.group == group) release(*one.second);
+    return one.first.group == group;
+  });
+  for (Link& link : links_) {
+    std::erase_if(link.settling, [&](const auto& one) { return one.first.group == group; });
+  }
+  owners_.erase(group);
+  groups_.erase(group);
+}
 
 Pace& Links::pace_of(uint32_t group) {
   return group == 0 ? world_ : groups_.find(group)->second;
@@ -79,7 +102,7 @@ bool Links::needs(uint32_t group, uint32_t server) const {
     if (one.first.group != group || wire::outlives_members(one.first.stream)) return false;
     const Transfer& transfer = *one.second.transfer;
     for (size_t r = 0; r < transfer.runs.size(); ++r) {
-      if (transfer.shards[transfer.runs[r].shard].server != server) continue;
+      if (server_of(transfer, static_cast<uint32_t>(r)) != server) continue;
       const auto& answered = transfer.answered[r];
       if (std::find(answered.begin(), answered.end(), false) != answered.end()) return true;
     }
@@ -109,8 +132,8 @@ size_t Links::undelivered() const {
 }
 
 Links::Stream& Links::stream_of(Link& link, const StreamId& id, Pace& pace) {
-  const auto found = link.streams.lower_bound({id.first, 0});
-  const bool first = found == link.streams.end() || found->first.first != id.first;
+  const auto found = link.streams.lower_bound({id.group, 0, 0, 0});
+  const bool first = found == link.streams.end() || found->first.group != id.group;
   Stream& stream = link.streams[id];
   stream.pace = &pace;
   link.groups += first;
@@ -119,10 +142,10 @@ Links::Stream& Links::stream_of(Link& link, const StreamId& id, Pace& pace) {
 
 // Every pump visits all streams of a link, so finished streams are removed.
 Links::Streams::iterator Links::erase_stream(Link& link, Streams::iterator stream) {
-  const uint32_t group = stream->first.first;
+  const uint32_t group = stream->first.group;
   const auto next = link.streams.erase(stream);
-  const auto found = link.streams.lower_bound({group, 0});
-  link.groups -= found == link.streams.end() || found->first.first != group;
+  const auto found = link.streams.lower_bound({group, 0, 0, 0});
+  link.groups -= found == link.streams.end() || found->first.group != group;
   return next;
 }
 
@@ -159,15 +182,13 @@ Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
   pace.begin(loop_.now());
   transfers_.emplace(key, Pushed{&transfer, std::move(keeps)});
   std::vector<uint32_t> touched;
-  const StreamId id{key.group, key.stream};
+  const StreamId id{key.group, key.stream, 0, 0};
   const uint64_t number = balances_ ? orders_[id].transfers++ : 0;
+  transfer.ways.assign(options_.failover ? transfer.runs.size() : 0, {});
   for (uint32_t r = 0; r < transfer.runs.size(); ++r) {
-    const plan::SegmentRun& run = transfer.runs[r];
-    const uint32_t server = transfer.shards[run.shard].server;
-    Stream& stream = stream_of(links_[server], id, pace);
-    stream.queue.push({&transfer, r, run.first, number});
-    if (balances_ && stream.queue.size() == 1) note_position(server, id, stream);
-    touched.push_back(server);
+    if (options_.failover) choose_way(transfer, r);
+    enqueue(transfer, r, number);
+    touched.push_back(server_of(transfer, r));
   }
   // Nodes start at different servers, so that their first frames do not all meet at one server.
   const auto n = static_cast<uint32_t>(links_.size());
@@ -219,11 +240,13 @@ double Links::share(const Item& item, double segments) const {
 // Records the position of the stream's first item on this link, which is a new one or has advanced.
 void Links::note_position(uint32_t server, const StreamId& id, Stream& stream) {
   const auto order = orders_.find(id);
+  if (order == orders_.end()) return;
   Balance& balance = order->second.balance;
   if (stream.queue.empty()) {
     balance.remove(server);
   } else {
     const Item& item = stream.queue.front();
+    if (goes_again(*item.transfer, item.run)) return;
     balance.set(server, static_cast<double>(item.number) + share(item, item.next));
   }
   while (const auto link = balance.release()) released_.push_back(*link);
@@ -242,8 +265,14 @@ bool Links::send_next(Link& link, const StreamId& id, Stream& stream) {
   const size_t window = this->window(flow.server, pace);
   const size_t frame_limit =
       frame_of(window, link.frames, options_.frame_max, options_.segment_bytes);
-  const size_t left = run.first + run.count - item.next;
-  size_t count = std::min(left, frame_limit);
+  const bool again = goes_again(transfer, item.run);
+  Piece piece{std::min<size_t>(run.first + run.count - item.next, frame_limit), false};
+  if (again) piece = next_piece(item, piece.count);
+  size_t count = piece.count;
+  if (count == 0) {  // nothing is left that another worker may lack
+    stream.queue.pop();
+    return true;
+  }
   // Waits until a whole frame fits, so that a growing window means larger frames, not more small
   // ones.
   if (!wire::within_credit(of_group, stream.outstanding, count, window) ||
@@ -251,15 +280,18 @@ bool Links::send_next(Link& link, const StreamId& id, Stream& stream) {
     if (stream.outstanding > 0) return false;
     count = 1;
   }
-  if (balances_) {
+  const bool balanced = balances_ && id.home == 0 && !again;
+  if (balanced) {
     const double allowed = share(item, kFramesAhead * static_cast<double>(count));
     if (orders_.find(id)->second.balance.hold(flow.server, allowed)) return false;
   }
 
   const plan::Shard& shard = transfer.shards[run.shard];
   wire::FrameHeader header;
-  header.group = id.first;
-  header.stream = id.second;
+  header.group = id.group;
+  header.stream = id.stream;
+  header.home = static_cast<uint16_t>(id.home);
+  header.epoch = id.epoch;
   header.round = transfer.key.round;
   header.buffer = transfer.key.buffer;
   if (!(transfer.opened[item.run] >> flow.index & 1)) {
@@ -267,6 +299,8 @@ bool Links::send_next(Link& link, const StreamId& id, Stream& stream) {
     header.type = wire::FrameType::kOpen;
     wire::Open open = transfer.open;
     open.shard_bytes = shard.bytes;
+    open.again = again;
+    open.result_workers = again ? transfer.workers : 0;
     flow.flow->send_owned(header, encode(open));
   }
   const size_t begin = item.next * options_.segment_bytes;
@@ -275,9 +309,10 @@ bool Links::send_next(Link& link, const StreamId& id, Stream& stream) {
   header.segments = static_cast<uint16_t>(count);
   header.first_segment = item.next;
   header.credit = pace.credit();
-  header.flags = (transfer.receive != nullptr ? wire::kFlagWant : 0) |
-                 (transfer.send == nullptr ? wire::kFlagEmpty : 0) |
-                 (pace.steers ? wire::kFlagSteers : 0);
+  header.flags = piece.gives ? wire::kFlagGives
+                             : (transfer.receive != nullptr ? wire::kFlagWant : 0) |
+                                   (transfer.send == nullptr ? wire::kFlagEmpty : 0);
+  if (pace.steers) header.flags |= wire::kFlagSteers;
   header.signals = flow.signals;
   header.taken = flow.taken_told = flow.taken;
   account(link, pace, count);
@@ -285,23 +320,25 @@ bool Links::send_next(Link& link, const StreamId& id, Stream& stream) {
   of_group += count;
   stream.outstanding += count;
   transfer.on_the_way[item.run] += static_cast<uint32_t>(count);
-  if (transfer.send == nullptr) {
+  if (piece.gives) {
+    flow.flow->send_owned(header, results(transfer, item.run, item.next, count));
+  } else if (transfer.send == nullptr) {
     flow.flow->send(header, nullptr, 0, 0);
   } else {
     // The pushed memory does not change until the result arrives, because the result includes this
     // data.
     header.payload = static_cast<uint32_t>(bytes);
-    const iovec piece{const_cast<char*>(transfer.send) + shard.offset + begin, bytes};
-    flow.flow->lend(header, &piece, 1);
+    const iovec part{const_cast<char*>(transfer.send) + shard.offset + begin, bytes};
+    flow.flow->lend(header, &part, 1);
   }
   item.next += static_cast<uint32_t>(count);
   if (item.next == run.first + run.count) {
     stream.queue.pop();
-    if (--transfer.runs_left == 0 && transfer.mark) {
+    if (!again && --transfer.runs_left == 0 && transfer.mark) {
       transfer.mark.at(observe::Moment::kPushed, loop_.now());
     }
   }
-  if (balances_) note_position(flow.server, id, stream);
+  if (balanced) note_position(flow.server, id, stream);
   return true;
 }
 
@@ -368,6 +405,7 @@ void Links::forget_transfers() {
   }
   orders_.clear();
   released_.clear();
+  kept_.clear();
   const auto let_go = std::exchange(transfers_, {});
 }
 

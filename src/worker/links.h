@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -12,7 +13,9 @@
 #include <vector>
 
 #include "base/ring.h"
+#include "control/server_set.h"
 #include "node/transfer.h"
+#include "server/lane_pool.h"
 #include "transport/event_loop.h"
 #include "transport/transport.h"
 #include "worker/balance.h"
@@ -44,7 +47,9 @@ class Links final : public Pusher, private transport::FlowHandler {
   // Adds a group other than the world. It has its own credit, which starts with the world's credit.
   // `servers`: the servers that the group uses. `steers`: whether this worker steers the group's
   // credit.
-  void add_group(uint32_t group, const std::vector<uint32_t>& servers, bool steers);
+  // `even`: whether all nodes of the group have the same number of members.
+  void add_group(uint32_t group, const std::vector<uint32_t>& servers, bool steers,
+                 bool even = true);
   // Removes a group in which nothing is in flight.
   void remove_group(uint32_t group);
   // Calls off the group. Transfers that are queued are never pushed, and owners get no further
@@ -53,6 +58,19 @@ class Links final : public Pusher, private transport::FlowHandler {
   void call_off(uint32_t group);
   // Handles the death of a server. All groups that use the server must have been called off.
   void server_lost(uint32_t server);
+  // Returns for how long the system of the server has acknowledged nothing of what was sent to it.
+  Nanos unheard(uint32_t server) const;
+
+  // For a job that goes on when a server dies (failover.cc).
+  // Returns whether everything in flight can go on with another set of servers.
+  bool can_move() const;
+  // Gives the place of a server that is gone the flows of its replacement. Nothing uses them before
+  // serve() says so.
+  void server_replaced(uint32_t server,
+                       std::vector<std::unique_ptr<transport::Connection>> connections);
+  // Adopts a later version of the set of servers, and moves to them what they have to do.
+  void serve(const control::ServerSet& set);
+  const control::ServerSet& serving() const { return serving_; }
 
   // Pushes the transfer's runs after those already queued in its stream. `keeps` owns the transfer
   // and the memory that it points to. Links holds a share of `keeps` until on_transfer_done() has
@@ -117,13 +135,34 @@ class Links final : public Pusher, private transport::FlowHandler {
     uint32_t next = 0;           // segment of the shard
     uint64_t number = 0;         // of the transfer in its stream, if balances_
   };
+  // The next segments of an item that go as one frame.
+  struct Piece {
+    size_t count = 0;
+    bool gives = false;  // their results, not this rank's contribution
+  };
   struct Stream {
     Ring<Item> queue;
     size_t outstanding = 0;
     Pace* pace = nullptr;
   };
-  using StreamId = std::pair<uint32_t, uint32_t>;  // group, stream
+  // Streams of shards whose home is another server: that server's index + 1, and since when the
+  // server stands in for it. So whatever has moved, in each stream all ranks push in the order of the keys.
+  struct StreamId {
+    uint32_t group = 0, stream = 0, home = 0, epoch = 0;
+    auto operator<=>(const StreamId&) const = default;
+  };
   using Streams = std::map<StreamId, Stream>;
+  // Which results of a stream other workers may lack. Places count the segments of the stream that
+  // this rank has contributed. A worker that has pushed a segment lacks no more than a window of
+  // those before it. So once its result is here, no worker lacks older ones.
+  struct Settling {
+    uint64_t pushed = 0, answered = 0;  // places
+    struct Run {
+      Key key;
+      uint32_t run;
+    };
+    std::deque<Run> runs;  // in order, those with results that others may lack
+  };
   struct Link {
     double share = 1;   // of the credit: more for a server with more of the bytes
     double length = 1;  // window length relative to the nearest server's
@@ -141,6 +180,7 @@ class Links final : public Pusher, private transport::FlowHandler {
     std::vector<std::unique_ptr<LinkFlow>> flows;
     std::vector<Path> paths;  // one per flow
     Streams streams;
+    std::map<StreamId, Settling> settling;
     uint32_t groups = 0;       // number of groups with streams here
   };
 
@@ -163,12 +203,55 @@ class Links final : public Pusher, private transport::FlowHandler {
   bool send_next(Link& link, const StreamId& id, Stream& stream);
   Path& path_of(const LinkFlow& flow) { return links_[flow.server].paths[flow.index]; }
   void account(Link& link, Pace& pace, size_t sent);
+  void take_result(Transfer& transfer, uint32_t run, const wire::FrameHeader& header,
+                   plan::Range range, uint32_t fresh);
+  void account_answer(LinkFlow& flow, const wire::FrameHeader& header, const StreamId& id,
+                      Pace& pace, Nanos now);
   using Transfers = std::unordered_map<Key, Pushed, KeyHash>;
   Transfers::node_type take(const Transfer& transfer);
   void end(const std::vector<Transfer*>& transfers);
   void measure_paths();
   void give_back(LinkFlow& flow);
   void forget_transfers();
+
+  // In failover.cc.
+  static uint32_t home_of(const Transfer& transfer, uint32_t run) {
+    return transfer.shards[transfer.runs[run].shard].server;
+  }
+  uint32_t server_of(const Transfer& transfer, uint32_t run) const {
+    return transfer.ways.empty() ? home_of(transfer, run) : transfer.ways[run].server;
+  }
+  StreamId stream_id(const Transfer& transfer, uint32_t run) const;
+  static size_t chunk_bytes(const LinksOptions& options);
+  static bool keeps_results(const Transfer& transfer);
+  static bool goes_again(const Transfer& transfer, uint32_t run) {
+    return !transfer.ways.empty() && transfer.ways[run].again;
+  }
+  const std::vector<uint32_t>& owners_of(uint32_t group) const;
+  size_t window_bound() const;
+  Transfer* find(const Key& key);
+  void enqueue(Transfer& transfer, uint32_t run, uint64_t number);
+  void choose_way(Transfer& transfer, uint32_t run);
+  void move(Transfer& transfer, uint32_t run);
+  void drop_link(uint32_t server);
+  void unqueue(uint32_t server, const Transfer& transfer, uint32_t run);
+  Piece next_piece(Item& item, size_t most);
+  void place_results(Transfer& transfer, uint32_t run, uint32_t first, uint32_t count,
+                     transport::Destinations& out);
+  void copy_results(const Transfer& transfer, uint32_t run, uint32_t first, uint32_t count);
+  std::string results(const Transfer& transfer, uint32_t run, uint32_t first, size_t count) const;
+  void settle(const Transfer& transfer, uint32_t run, uint32_t segment);
+  void settle_rounds_before(const Key& key);
+  void free_chunks(Transfer& transfer, uint32_t run, uint64_t settled);
+  static bool is_elsewhere(const Transfer& transfer, uint32_t run, uint32_t server,
+                           const wire::FrameHeader& result);
+  static Way::Elsewhere* elsewhere_of(Transfer& transfer, uint32_t run, uint32_t server,
+                                      uint32_t since);
+  void on_result_elsewhere(LinkFlow& flow, const wire::FrameHeader& header);
+  static bool is_over(const Transfer& transfer);
+  void keep(Transfer& transfer);
+  void release(Transfer& transfer);
+  void forget_kept(const Key& key);
 
   Status on_header(transport::Flow&, const wire::FrameHeader&, transport::Destinations&) override;
   Status on_frame(transport::Flow&, const wire::FrameHeader&) override;
@@ -188,7 +271,14 @@ class Links final : public Pusher, private transport::FlowHandler {
   bool balances_ = false;                  // servers differ: no link gets far ahead of the others
   std::map<StreamId, Order> orders_;       // used only if balances_
   std::vector<uint32_t> released_;         // servers whose links no longer have to wait
+  std::vector<uint32_t> all_servers_;
+  std::map<uint32_t, std::vector<uint32_t>> owners_;  // by group, all but the world
+  server::LanePool chunks_;                // of results that other workers may lack
+  // Transfers that are over here, of which other workers may lack results.
+  std::map<Key, std::unique_ptr<Transfer>> kept_;
+  std::vector<char> unused_;               // for results that are not used
   Nanos answered_at_ = 0;
+  control::ServerSet serving_;
 };
 
 }  // namespace herring::worker

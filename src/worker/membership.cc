@@ -18,6 +18,8 @@ constexpr Nanos kNews = kSecond;
 // If no such report has come after this time, the worker on this node lives: only the connection to
 // it is lost.
 constexpr Nanos kNewsOfNeighbour = 3 * kSecond;
+// The same for a server that the rendezvous was told of.
+constexpr Nanos kNewsOfServer = 3 * kSecond;
 
 }  // namespace
 
@@ -49,10 +51,12 @@ std::shared_ptr<Group> Membership::define(uint32_t number, const std::string& na
       cluster_, control::Group(number, cluster_, std::move(ranks), name), rank_);
   groups_[number] = group;
   engine_.program()->groups().add(number, name, group->members().ranks());
-  engine_.links().add_group(number, group->shards().owners, group->steers());
+  engine_.links().add_group(number, group->shards().owners, group->steers(),
+                            group->members().even());
   for (const uint32_t server : group->servers()) {
-    engine_.links().send_control(server, header, message);
+    if (!ended_servers_.contains(server)) engine_.links().send_control(server, header, message);
   }
+  engine_.named().handovers().begin(*group);
   return group;
 }
 
@@ -91,6 +95,7 @@ void Membership::forget(const std::shared_ptr<Group>& group) {
   group->call_off({Code::kShutdown, "the group was destroyed"});
   engine_.node_stage().forget(*group);
   engine_.links().remove_group(group->id());
+  engine_.named().handovers().forget(group->id());
 }
 
 void Membership::tell_servers(const Group& group, uint8_t flags, const std::string& why) {
@@ -99,7 +104,10 @@ void Membership::tell_servers(const Group& group, uint8_t flags, const std::stri
   header.flags = flags;
   header.group = group.id();
   for (const uint32_t server : group.servers()) {
-    if (!ended_servers_.contains(server)) engine_.links().send_control(server, header, why);
+    const bool serves = engine_.named().handovers().owners().has(server);
+    if (serves && !ended_servers_.contains(server)) {
+      engine_.links().send_control(server, header, why);
+    }
   }
 }
 
@@ -130,6 +138,7 @@ bool Membership::survives(const control::Loss& loss) const {
 }
 
 void Membership::peer_lost(const control::Loss& loss) {
+  if (!loss.serving.empty()) return move_from(loss);
   const Status status(Code::kPeerLost, loss.text);
   if (!survives(loss)) return engine_.fail_now(status);
   log(LogLevel::kWarning, loss.text, "; groups that do not need it go on");
@@ -217,9 +226,20 @@ std::string Membership::departed(const Group& group) const {
 // one. If the connection ended because the worker of that server has left, only operations that
 // still need the server are affected.
 void Membership::link_closed(uint32_t server, const Status& why) {
+  if (coming_.contains(server)) return stop_waiting(server, why.message());
   const std::string text = concat("lost ", cluster_.describe_server(server), ": ", why.message());
   if (why.is_fault()) return engine_.fail_now({why.code(), text});
+  const bool fails_over = engine_.options().server_timeout > 0;
+  if (fails_over && !engine_.links().serving().has(server)) return;
   const uint64_t received = engine_.links().bytes_received(server);
+  if (fails_over && report(server, why.message())) {
+    const uint32_t number = numbers_[server];
+    engine_.loop()->call_after(kNewsOfServer, [this, server, number, text, received] {
+      const bool known = !engine_.links().serving().has(server) || numbers_[server] != number;
+      if (!known) check_link(server, text, received);
+    });
+    return;
+  }
   engine_.loop()->call_after(left_.empty() ? kNews : kClosedGrace, [this, server, text, received] {
     check_link(server, text, received);
   });

@@ -9,10 +9,13 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/clock.h"
 #include "control/cluster.h"
+#include "control/server_set.h"
+#include "transport/transport.h"
 #include "worker/group.h"
 
 namespace herring::worker {
@@ -44,6 +47,16 @@ class Membership {
   void peer_lost(const control::Loss& loss);
   // Handles a rank that has left the job: operations that still need it fail.
   void rank_left(uint32_t rank);
+  // A replacement for a dedicated server comes: adopts the connections to it, tells it of this
+  // rank's groups, and reports when it knows them.
+  void server_comes(const control::Replacement& news,
+                    std::vector<std::unique_ptr<transport::Connection>> flows);
+  // It does not come, or it serves.
+  void server_news(const control::Replacement& news);
+  // Handles a control frame if it is the answer of such a server about a group.
+  bool on_defined(uint32_t server, const wire::FrameHeader& header, std::string_view payload);
+  // Reports servers that do not acknowledge what was sent. Must be called periodically.
+  void check_servers(Nanos now);
   // Handles the end of a connection to a server, or to a worker on this node.
   void link_closed(uint32_t server, const Status& why);
   void neighbour_closed(uint32_t rank, const Status& why);
@@ -60,10 +73,16 @@ class Membership {
   bool has_ended(uint32_t server) const { return ended_servers_.contains(server); }
   bool has_left(uint32_t rank) const { return std::ranges::find(left_, rank) != left_.end(); }
 
- private:
   std::vector<std::shared_ptr<Group>> groups() const;  // the world first
+
+ private:
   bool affects(const control::Loss& loss, const Group& group) const;
   bool survives(const control::Loss& loss) const;
+  void move_from(const control::Loss& loss);
+  void serve(const control::ServerSet& set);
+  void report_ready(uint32_t server);
+  bool report(uint32_t server, const std::string& why);
+  void stop_waiting(uint32_t server, const std::string& why);
   void end_or_call_off(const std::shared_ptr<Group>& group, const Status& why);
   void check_link(uint32_t server, const std::string& how, uint64_t received);
   void fail_what_needs(uint32_t server);
@@ -80,6 +99,18 @@ class Membership {
   std::vector<uint32_t> left_;                         // ranks, in the order in which they left
   std::map<uint32_t, uint32_t> staying_;  // servers to be released, and their ranks, which left
   Nanos left_since_ = 0;
+
+  // Of a replacement that comes: its number, and the definitions of groups that it has yet to
+  // answer.
+  struct Coming {
+    uint32_t number = 0;
+    std::set<uint64_t> unanswered;
+  };
+  std::map<uint32_t, Coming> coming_;     // by server
+  std::map<uint32_t, uint32_t> numbers_;  // of the replacements that serve, by server
+  uint32_t dropped_ = 0;                  // the latest replacement that did not come
+  uint64_t definitions_ = 0;
+  Nanos servers_checked_ = 0;
 };
 
 }  // namespace herring::worker

@@ -115,22 +115,22 @@ void NamedOperations::refuse(const std::shared_ptr<Group>& group, wire::Collecti
   announce.what = std::move(what);
   announce.name = name;
   announce.refusal = why.empty() ? "no reason given" : why;
-  wire::FrameHeader header;
-  header.type = wire::FrameType::kAnnounce;
-  header.group = group->id();
   // The other ranks' calls go on without this rank, so a refusal might meet a later call instead.
   if (names_.has_joined(*group)) return;
   const bool counts = wire::is<wire::AllReduce>(announce.what);
   // If the engine has ended, there is nobody to tell.
-  static_cast<void>(engine_.run([this, header, group, server = group->shards().owner_of(name),
-                                 payload = encode(announce), counts] {
+  static_cast<void>(engine_.run([this, group, announce = std::move(announce), counts] {
     if (counts) ++group->called;  // the other ranks count their calls, too
-    if (engine_.failure().ok()) engine_.links().send_control(server, header, payload);
+    if (engine_.failure().ok()) handovers_.refuse(*group, announce);
   }));
 }
 
+bool NamedOperations::has_ended(const Owner& owner) const {
+  return engine_.membership().has_ended(owner.server) || !handovers_.owners().has(owner.server);
+}
+
 void NamedOperations::keep(const std::shared_ptr<Operation>& operation) {
-  operation->id_ = next_id_++;
+  operation->id_ = new_id();
   operation->started_ = engine_.loop()->now();
   operations_.emplace(operation->id_, operation);
 }
@@ -152,22 +152,23 @@ void NamedOperations::start(const std::shared_ptr<Operation>& operation) {
     // Chooses a server that the new group will use. Then the group can be formed whatever happens
     // to others.
     const control::Group formed(control::Group::kForming, engine_.cluster(), forms->ranks, "");
-    operation->server_ = control::shard_map(engine_.cluster(), formed).owner_of(call.name);
+    const control::ShardMap shards = control::shard_map(engine_.cluster(), formed);
+    operation->asked_ = handovers_.owners().of(shards.owners, shards.owner_of(call.name));
   } else {
-    operation->server_ = group.shards().owner_of(
-        wire::is_message(call.what) ? box_of(group, call.what) : call.name);
+    operation->asked_ = handovers_.owner_of(
+        group, wire::is_message(call.what) ? box_of(group, call.what) : call.name);
   }
-  if (engine_.membership().has_ended(operation->server_)) {
+  if (has_ended(operation->asked_)) {
     return finish(*operation, {Code::kPeerLost,
-                               concat(engine_.cluster().describe_server(operation->server_),
+                               concat(engine_.cluster().describe_server(operation->asked_.server),
                                       " has ended")});
   }
   if (wire::is<wire::Join>(call.what)) return joins_.start(*operation);
   if (wire::is<wire::AllReduce>(call.what)) ++group.called;
-  if (Status said = announce(*operation, operation->server_); !said.ok()) finish(*operation, said);
+  if (Status said = announce(*operation, operation->asked_); !said.ok()) finish(*operation, said);
 }
 
-Status NamedOperations::announce(const Operation& operation, uint32_t server) {
+Status NamedOperations::announce(const Operation& operation, const Owner& owner) {
   const Call& call = operation.call_;
   const Group& group = *call.group;
   const size_t bytes = operation.bytes();
@@ -200,7 +201,9 @@ Status NamedOperations::announce(const Operation& operation, uint32_t server) {
   wire::FrameHeader header;
   header.type = wire::FrameType::kAnnounce;
   header.group = wire::is<wire::FormGroup>(call.what) ? 0 : group.id();
-  engine_.links().send_control(server, header, std::move(payload));
+  header.stream = owner.reign.home;
+  header.round = owner.reign.epoch;
+  engine_.links().send_control(owner.server, header, std::move(payload));
   const observe::Mark mark = operation.mark();
   const Nanos now = mark ? engine_.loop()->now() : 0;
   mark.at(observe::Moment::kReady, now);
@@ -219,6 +222,9 @@ void NamedOperations::on_control(uint32_t server, const wire::FrameHeader& heade
     engine_.fail_now(
         {why.code(), concat(engine_.cluster().describe_server(server), ": ", why.message())});
   };
+  const auto counts = handovers_.receive(server, header, payload);
+  if (!counts.ok()) return malformed(counts.status());
+  if (!*counts) return;
   if (header.type == wire::FrameType::kOpError) {
     auto error = wire::decode_op_error(payload);
     if (!error.ok()) return malformed(error.status());
@@ -247,10 +253,13 @@ void NamedOperations::on_control(uint32_t server, const wire::FrameHeader& heade
     if (!arrays) return malformed(breach("has nothing to move for '", operation->call_.name, "'"));
     launch(*operation, header, std::move(*go), rest);
   } else if (wire::is<wire::Join>(operation->call_.what)) {
-    joins_.on_reply(*operation, server, std::move(go->counts));
+    const auto servers = static_cast<uint32_t>(engine_.cluster().servers.size());
+    joins_.on_reply(*operation, server, home_of(header.stream, servers), std::move(go->counts));
+  } else if (operation->formed) {
+    confirmed(*operation, server);
   } else {
     operation->counts = std::move(go->counts);
-    wire::is<wire::FormGroup>(operation->call_.what) ? on_formed(*operation)
+    wire::is<wire::FormGroup>(operation->call_.what) ? on_numbered(*operation)
                                                      : mover_.take(*operation, rest);
   }
 }
@@ -270,12 +279,13 @@ void NamedOperations::launch(Operation& operation, const wire::FrameHeader& head
 
 // First the server sends the group's number. Then every server of the group confirms that it knows
 // the group.
-void NamedOperations::on_formed(Operation& operation) {
-  if (operation.formed) {
-    if (--operation.parts_left_ > 0) return;
-    engine_.membership().formed(operation.formed);
-    return finish(operation, {});
-  }
+void NamedOperations::confirmed(Operation& operation, uint32_t server) {
+  if (std::erase(operation.unconfirmed_, server) == 0 || !operation.unconfirmed_.empty()) return;
+  engine_.membership().formed(operation.formed);
+  finish(operation, {});
+}
+
+void NamedOperations::on_numbered(Operation& operation) {
   const std::string& name = operation.call_.name;
   const std::vector<uint64_t>& counts = operation.counts;
   if (counts.size() != 1 || counts[0] == control::Group::kWorld ||
@@ -285,8 +295,9 @@ void NamedOperations::on_formed(Operation& operation) {
   operation.formed = engine_.membership().define(
       static_cast<uint32_t>(counts[0]), name,
       std::get<wire::FormGroup>(operation.call_.what).ranks, operation.id_);
-  operation.parts_left_ = operation.formed->servers().size();
   for (const uint32_t one : operation.formed->servers()) {
+    if (!handovers_.owners().has(one)) continue;  // others stand in for it
+    operation.unconfirmed_.push_back(one);
     if (!engine_.membership().has_ended(one)) continue;
     return finish(operation, {Code::kPeerLost,
                               concat("group '", name, "' cannot be formed: ",
@@ -330,6 +341,7 @@ void NamedOperations::finish(Operation& operation, const Status& status) {
     engine_.membership().forget(keep->formed);
     keep->formed.reset();
   }
+  if (wire::is<wire::Join>(call.what)) call.group->joins_now = false;
   if (wire::is<wire::Join>(call.what) && status.ok()) {
     call.group->count_join();
     call.group->called = 0;
@@ -370,7 +382,7 @@ void NamedOperations::server_ended(uint32_t server, const Status& why) {
     const bool told = operation->formed && operation->formed->is_known_to(server);
     const bool asked = wire::is<wire::Join>(call.what) &&
                        std::ranges::count(call.group->shards().owners, server) > 0;
-    if (operation->server_ == server || told || asked) unanswered.push_back(operation);
+    if (operation->asked_.server == server || told || asked) unanswered.push_back(operation);
   }
   for (const auto& operation : unanswered) {
     const Group& group = operation->formed ? *operation->formed : *operation->call_.group;

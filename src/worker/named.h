@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "wire/frame.h"
+#include "control/server_set.h"
 #include "worker/arrivals.h"
+#include "worker/handovers.h"
 #include "worker/joins.h"
 #include "worker/links.h"
 #include "worker/meeting.h"
@@ -27,7 +29,7 @@ class NamedOperations {
  public:
   explicit NamedOperations(EngineCore& engine)
       : engine_(engine), arrivals_(engine, *this), meeting_(engine, *this),
-        mover_(engine, *this, meeting_), joins_(engine, *this) {}
+        mover_(engine, *this, meeting_), joins_(engine, *this), handovers_(engine, *this) {}
 
   // Submits a call; any thread. Returns kInvalidArgument for a name that is already in flight, and
   // kPeerLost or another error if nothing can complete any more. `waits`: the caller will wait for
@@ -46,6 +48,12 @@ class NamedOperations {
   bool any(const Group& group) const;
   // Returns whether an operation is in flight that needs all members of the group; messages do not.
   bool awaits_members(const Group& group) const;
+  // Returns whether everything goes on if this version of the set of servers comes next. Messages
+  // and groups that are being formed cannot move to another server, and nor can a join.
+  bool can_move(const control::ServerSet& set) const { return handovers_.can_move(set); }
+  // Handles a new version of the set of servers, which Links has served already. Names of servers
+  // that are gone get other owners, and what waited there is announced again.
+  void serve(const control::ServerSet& set) { handovers_.serve(set); }
   // Fails the operations that this server had to answer.
   void server_ended(uint32_t server, const Status& why);
   // Handles a group that was called off. Operations that are only announced fail at once; those
@@ -66,13 +74,18 @@ class NamedOperations {
   std::shared_ptr<Operation> find(uint64_t id) const;
   Mover& mover() { return mover_; }
   Arrivals& arrivals() { return arrivals_; }
+  Handovers& handovers() { return handovers_; }
   // Makes an operation of a call, without registering it. `absent`: the call belongs to other
   // ranks; see Joins.
   Result<std::shared_ptr<Operation>> make(Call call, bool absent = false);
   // Registers the operation under a new number.
   void keep(const std::shared_ptr<Operation>& operation);
   void start(const std::shared_ptr<Operation>& operation);
-  Status announce(const Operation& operation, uint32_t server);
+  Status announce(const Operation& operation, const Owner& owner);
+  // A server confirms that it knows the group that the operation forms, or need not do so.
+  void confirmed(Operation& operation, uint32_t server);
+  bool has_ended(const Owner& owner) const;
+  uint64_t new_id() { return next_id_++; }
   void launch(Operation& operation, const wire::FrameHeader& header, wire::Go go,
               std::string_view rest);
   void part_done(Operation& operation);
@@ -85,7 +98,7 @@ class NamedOperations {
  private:
   Result<std::shared_ptr<Operation>> admit(Call call);
   Status bring_out(const std::shared_ptr<Operation>& operation);
-  void on_formed(Operation& operation);
+  void on_numbered(Operation& operation);
   // Calls finish(); a join instead ends when no all-reduce of others is left.
   void fail(Operation& operation, const Status& why);
 
@@ -94,6 +107,7 @@ class NamedOperations {
   Meeting meeting_;
   Mover mover_;
   Joins joins_;
+  Handovers handovers_;
   Operations operations_;
   uint64_t next_id_ = 1;
   uint64_t device_sums_ = 0;

@@ -17,6 +17,7 @@
 #include "worker/device_sums.h"
 #include "worker/future.h"
 #include "worker/list.h"
+#include "worker/owners.h"
 
 namespace herring::worker {
 
@@ -93,6 +94,7 @@ class Operation : public Future,
 
  private:
   friend class Arrivals;
+  friend class Handovers;
   friend class Joins;
   friend class Meeting;
   friend class Mover;
@@ -129,7 +131,7 @@ class Operation : public Future,
   const std::shared_ptr<SharedHeap> heap_;
   std::pair<uint32_t, std::string> name_;  // as registered in Names
   uint64_t id_ = 0;
-  uint32_t server_ = 0;
+  Owner asked_;                        // the server that is to answer
   std::atomic<bool> goes_out_{false};  // a device still reads its arrays
   bool came_ = false;                  // engine thread: the device no longer reads them
   bool launched_ = false;              // bytes of it may be moving
@@ -137,6 +139,7 @@ class Operation : public Future,
   Nanos started_ = 0;
   std::deque<Transfer> transfers_;
   size_t parts_left_ = 0;
+  std::vector<uint32_t> unconfirmed_;  // servers that may not know the group yet that is formed
   bool called_off_ = false;            // a part of it was called off
   std::mutex taking_back_;
   std::shared_ptr<Future> taken_back_;  // null if take_back() was not called

@@ -152,6 +152,7 @@ void Planned::Work::add_part(char* data, size_t bytes, DType dtype, ReduceOp op,
   task.group = options.group;
   task.key = {stream, 0, count() - 1, members().id()};
   task.name = options.name;
+  task.lockstep = true;
   task.data = data;
   task.bytes = bytes;
   task.dtype = dtype;
@@ -513,6 +514,7 @@ void Planned::Work::launch_one(uint32_t index, const std::shared_ptr<Round>& rou
   part.round = round;
   Transfer& transfer = part.transfer;
   transfer.key = task.key;
+  transfer.lockstep = true;
   transfer.open.dtype = task.dtype;
   transfer.open.reduction = task.reduction;
   transfer.open.workers = task.active ? 1 : 0;

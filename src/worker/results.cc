@@ -68,17 +68,18 @@ Status Links::on_header(transport::Flow& flow, const wire::FrameHeader& header,
 Status Links::on_result_header(LinkFlow& flow, const wire::FrameHeader& header,
                                transport::Destinations& out) {
   const Key key{header.stream, header.round, header.buffer, header.group};
-  const auto found = transfers_.find(key);
+  Transfer* const known = find(key);
   const auto nonsense = [&](const char* what) {
     return breach("server ", flow.server, " sent a result ", what, " (stream ", key.stream,
                   ", round ", key.round, ", buffer ", key.buffer, ", segments ",
                   header.first_segment, "+", header.segments, ")");
   };
-  if (found == transfers_.end()) return nonsense("that no transfer waits for");
-  Transfer& transfer = *found->second.transfer;
+  if (known == nullptr) return nonsense("that no transfer waits for");
+  Transfer& transfer = *known;
+  const uint32_t home = header.home == 0 ? flow.server : header.home - 1u;
   uint32_t r = 0;
   for (; r < transfer.runs.size(); ++r) {
-    if (transfer.shards[transfer.runs[r].shard].server == flow.server) break;
+    if (home_of(transfer, r) == home) break;
   }
   if (r == transfer.runs.size()) return nonsense("of a shard that another server owns");
   const plan::SegmentRun& run = transfer.runs[r];
@@ -86,20 +87,32 @@ Status Links::on_result_header(LinkFlow& flow, const wire::FrameHeader& header,
   if (first < run.first || first + count > uint64_t{run.first} + run.count) {
     return nonsense("of segments that were not pushed");
   }
+  const Way* const way = transfer.ways.empty() ? nullptr : &transfer.ways[r];
+  const bool elsewhere = is_elsewhere(transfer, r, flow.server, header);
+  if (way == nullptr && home != flow.server) return nonsense("of a shard that another server owns");
+  const bool empty = header.flags & wire::kFlagEmpty;
+  const bool unused = elsewhere || (header.flags & wire::kFlagMoved);
+  // A server acknowledges results that were given to it.
+  bool given = way != nullptr && way->again && empty;
   for (uint64_t s = first; s < first + count; ++s) {
-    if (transfer.answered[r][s - run.first]) return nonsense("twice");
+    const bool answered = transfer.answered[r][s - run.first];
+    given &= answered;
+    if (answered && !unused && !(empty && way != nullptr && way->again)) return nonsense("twice");
   }
   const plan::Shard& shard = transfer.shards[run.shard];
   const size_t begin = first * options_.segment_bytes;
   const size_t bytes = std::min(count * options_.segment_bytes, shard.bytes - begin);
-  const bool empty = header.flags & wire::kFlagEmpty;
-  const bool called_off = header.flags & wire::kFlagCalledOff;
-  if ((empty != (transfer.receive == nullptr) && !(empty && called_off)) ||
+  const bool lacks = (header.flags & wire::kFlagCalledOff) || unused || given;
+  if ((empty != (transfer.receive == nullptr) && !(empty && lacks) && !elsewhere) ||
       header.payload != (empty ? 0 : bytes)) {
     return nonsense("of the wrong length");
   }
   Pace& pace = pace_of(key.group);
-  if (count > transfer.on_the_way[r] || count > path_of(flow).outstanding ||
+  const Way::Elsewhere* const old =
+      elsewhere ? elsewhere_of(transfer, r, flow.server, header.epoch) : nullptr;
+  const uint32_t on_the_way =
+      elsewhere ? (old == nullptr ? 0 : old->segments) : transfer.on_the_way[r];
+  if (count > on_the_way || count > path_of(flow).outstanding ||
       count > pace.links[flow.server].outstanding[flow.index]) {
     return nonsense("beyond what is outstanding");
   }
@@ -107,7 +120,15 @@ Status Links::on_result_header(LinkFlow& flow, const wire::FrameHeader& header,
   flow.pace = &pace;
   flow.run = r;
   flow.range = {shard.offset + begin, bytes};
-  if (!empty) out.add(transfer.receive + flow.range.offset, bytes);
+  if (empty) return {};
+  if (unused) {
+    unused_.resize(std::max(unused_.size(), bytes));
+    out.add(unused_.data(), bytes);
+  } else if (way != nullptr && keeps_results(transfer)) {
+    place_results(transfer, r, header.first_segment, header.segments, out);
+  } else {
+    out.add(transfer.receive + flow.range.offset, bytes);
+  }
   return {};
 }
 
@@ -121,44 +142,77 @@ Status Links::on_frame(transport::Flow& flow, const wire::FrameHeader& header) {
   return {};
 }
 
-void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
-  Transfer& transfer = *flow.transfer;
-  Pace& pace = *flow.pace;
-  const plan::SegmentRun& run = transfer.runs[flow.run];
-  const uint32_t server = flow.server;
-  Link& link = links_[server];
-  for (uint32_t i = 0; i < header.segments; ++i) {
-    transfer.answered[flow.run][header.first_segment - run.first + i] = true;
-  }
+// The segments are answered, so their credit is back.
+void Links::account_answer(LinkFlow& flow, const wire::FrameHeader& header, const StreamId& id,
+                           Pace& pace, Nanos now) {
+  Link& link = links_[flow.server];
   Path& path = path_of(flow);
   path.outstanding -= header.segments;
   path.carried = true;
   if (header.flags & wire::kFlagLent) flow.taken += header.segments;
-  const auto stream = link.streams.find({transfer.key.group, transfer.key.stream});
+  const auto stream = link.streams.find(id);
   stream->second.outstanding -= header.segments;
   if (stream->second.outstanding == 0 && stream->second.queue.empty()) erase_stream(link, stream);
-  transfer.on_the_way[flow.run] -= header.segments;
-  transfer.workers = header.workers;
-  transfer.fewest_workers = std::min(transfer.fewest_workers, header.workers);
-  const Nanos now = answered_at_ = loop_.now();
-  if (!wire::outlives_members(header.stream)) pace.whole_answered_at = now;
   link.count(now);
   link.outstanding -= header.segments;
   link.answered += header.segments;
-  pace.answered(header, server, flow.index, now);
-  transfer.segments_left -= header.segments;
+  pace.answered(header, flow.server, flow.index, now);
+}
+
+void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
+  // The run may have moved since the header came.
+  if (is_elsewhere(*flow.transfer, flow.run, flow.server, header)) {
+    return on_result_elsewhere(flow, header);
+  }
+  Transfer& transfer = *flow.transfer;
+  Pace& pace = *flow.pace;
+  const uint32_t run = flow.run, server = flow.server;
+  const uint32_t first = header.first_segment - transfer.runs[run].first;
+  const bool moved = header.flags & wire::kFlagMoved;
+  uint32_t fresh = 0;  // results that were not here before
+  for (uint32_t i = first; i < first + header.segments && !moved; ++i) {
+    fresh += !transfer.answered[run][i];
+    transfer.answered[run][i] = true;
+  }
+  const Nanos now = answered_at_ = loop_.now();
+  account_answer(flow, header, stream_id(transfer, run), pace, now);
+  transfer.on_the_way[run] -= header.segments;
+  if (fresh > 0) {
+    transfer.workers = header.workers;
+    transfer.fewest_workers = std::min(transfer.fewest_workers, header.workers);
+  }
+  if (!wire::outlives_members(header.stream)) pace.whole_answered_at = now;
+  // A transfer that is called off waits only for what is on its way.
+  transfer.segments_left -= transfer.called_off ? header.segments : fresh;
   if ((header.flags & wire::kFlagCalledOff) && !std::exchange(pace.called_off_there, true)) {
     on_called_off_(transfer.key.group);
   }
-  transfer.called_off |= (header.flags & wire::kFlagCalledOff) != 0;
-  const bool done = transfer.segments_left == 0;
-  const auto let_go = done ? take(transfer) : Transfers::node_type();
-  if (transfer.receive != nullptr && !transfer.called_off) {
-    transfer.owner->on_result(transfer, flow.range);
+  if (transfer.owner == nullptr) {
+    forget_kept(Key(transfer.key));
+  } else {
+    take_result(transfer, run, header, flow.range, fresh);
   }
-  if (done) transfer.owner->on_transfer_done(transfer);  // may push more
   if (server < links_.size()) pump(server);
   give_back(flow);
+}
+
+// `fresh`: number of results that were not here before.
+void Links::take_result(Transfer& transfer, uint32_t run, const wire::FrameHeader& header,
+                        plan::Range range, uint32_t fresh) {
+  transfer.called_off |= (header.flags & wire::kFlagCalledOff) != 0;
+  const bool kept = !transfer.ways.empty() && keeps_results(transfer);
+  const bool here = fresh > 0 && transfer.receive != nullptr && !transfer.called_off;
+  if (here && kept) {
+    copy_results(transfer, run, header.first_segment, header.segments);
+    settle(transfer, run, header.first_segment + header.segments - 1);
+  }
+  const bool done = is_over(transfer);
+  if (done) keep(transfer);
+  const Key key = transfer.key;
+  const auto let_go = done ? take(transfer) : Transfers::node_type();
+  if (here) transfer.owner->on_result(transfer, range);
+  if (done) transfer.owner->on_transfer_done(transfer);  // may push more
+  if (done && kept) forget_kept(key);
 }
 
 Links::Transfers::node_type Links::take(const Transfer& transfer) {
@@ -178,9 +232,9 @@ void Links::call_off(uint32_t group) {
   if (std::exchange(pace.called_off, true)) return;
   for (uint32_t server = 0; server < links_.size(); ++server) {
     Streams& streams = links_[server].streams;
-    for (auto one = streams.lower_bound({group, 0});
-         one != streams.end() && one->first.first == group &&
-         !wire::outlives_members(one->first.second);) {
+    for (auto one = streams.lower_bound({group, 0, 0, 0});
+         one != streams.end() && one->first.group == group &&
+         !wire::outlives_members(one->first.stream);) {
       const bool had_more = !one->second.queue.empty();
       while (!one->second.queue.empty()) one->second.queue.pop();
       if (balances_ && had_more) note_position(server, one->first, one->second);
@@ -194,8 +248,9 @@ void Links::call_off(uint32_t group) {
     transfer.called_off = true;
     transfer.segments_left =
         std::accumulate(transfer.on_the_way.begin(), transfer.on_the_way.end(), 0u);
-    if (transfer.segments_left == 0) ended.push_back(&transfer);
+    if (is_over(transfer)) ended.push_back(&transfer);
   }
+  for (Transfer* transfer : ended) keep(*transfer);
   end(ended);
   pump_released();
 }

@@ -105,6 +105,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     auto again = decode_losses(encode(*notice));
     expect(again.ok() && encode(*again) == encode(*notice));
   }
+  if (auto news = decode_replacement(payload); news.ok()) {
+    expect(decode_replacement(encode(*news)).ok());
+  }
+  if (auto report = decode_server_report(payload); report.ok()) {
+    expect(decode_server_report(encode(*report)).ok());
+  }
   Status why;
   if (decode_abort(payload, why).ok()) expect(!why.ok() && decode_abort(encode(why), why).ok());
   return 0;
@@ -147,5 +153,8 @@ std::vector<std::string> seeds() {
           encode(message),
           encode(Rhythm{kSecond, 3 * kSecond}),
           encode(LossNotice{3, {{true, false, 1, "server 1 is lost"}, {false, true, 2, {}}}}),
+          encode(LossNotice{2, {{true, false, 0, "server 0 is lost", 2, {false, true}}}}),
+          encode(Replacement{Replacement::Stage::kServes, 1, 1, "c:1", 3, {true, true}}),
+          encode(ServerReport{1, 1, false, "no route"}),
           encode(Status(Code::kTimeout, "too late"))};
 }

@@ -9,6 +9,7 @@
 #include "server/server.h"
 #include "tests/fuzz/input.h"
 #include "tests/fuzz/memory_flow.h"
+#include "wire/handover.h"
 #include "wire/partial.h"
 #include "transport/tcp/transport.h"
 
@@ -245,7 +246,7 @@ class Script {
     const size_t cut = in_.byte() * size_t{16};
     if (one.gone) return;
     if (one.flow->closed()) return reconnect(one);
-    switch (in_.below(20)) {
+    switch (in_.below(21)) {
       case 0:
       case 1:
       case 2:
@@ -309,7 +310,36 @@ class Script {
         header.type = wire::FrameType::kReleased;
         return one.flow->deliver(header, in_.seldom() ? "more" : "", cut);
       }
+      case 19: return hand_over(one, cut);
       default: return leave(one);
+    }
+  }
+
+  // Announces a call in a later reign and lets some or all members hand over.
+  void hand_over(Of& one, size_t cut) {
+    wire::FrameHeader header;
+    header.group = in_.flag() ? kAll : 0;
+    header.stream = in_.below(2);
+    header.round = 1 + in_.below(2);
+    wire::Announce announce = member_.announce(in_);
+    header.type = wire::FrameType::kAnnounce;
+    one.flow->deliver(header, encode(announce) + Member::payload(in_, announce), cut);
+    header.type = wire::FrameType::kHandOver;
+    for (Of& each : members_) {
+      wire::Handover handover;
+      handover.highest = in_.below(6);
+      if (handover.highest > 2 && in_.flag()) handover.holes = {1 + in_.below(2)};
+      for (uint64_t number = 1; number <= handover.highest; ++number) {
+        if (!handover.has(number) || in_.seldom()) continue;
+        const bool error = in_.flag();
+        const std::string text =
+            error ? encode(wire::OpError{0, Code::kTimeout, "late"}) : encode(wire::Go{});
+        handover.kept.push_back({number,
+                                 error ? wire::FrameType::kOpError : wire::FrameType::kReply,
+                                 !in_.seldom(), 0, 0, announce.name,
+                                 in_.seldom() ? "" : text.substr(sizeof(uint64_t))});
+      }
+      if (!in_.seldom()) each.flow->deliver(header, encode(handover), cut);
     }
   }
 

@@ -28,6 +28,7 @@ class Child:
         ended_at: When the end was noticed (`time.time`).
         told: The signals that the launcher sent before the end.
         joined: Whether the process has called ``herring.init()``.
+        replaced: Whether another process was started in its place.
     """
 
     task: Task
@@ -39,6 +40,7 @@ class Child:
     ended_at: float = 0.0
     told: set[int] = field(default_factory=set)
     joined: bool = False
+    replaced: bool = False
 
     @property
     def is_server(self) -> bool:

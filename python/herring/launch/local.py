@@ -39,6 +39,7 @@ from herring.launch.job import (
     tasks,
 )
 from herring.launch.processes import LEFTOVER_SECONDS, Processes, how_ended, signals_to_loop
+from herring.launch.restarts import Restarts
 from herring.launch.ssh import Connection, Listeners
 from herring.launch.streams import Streams
 from herring.rendezvous.endpoint import bind_any, reserve
@@ -110,6 +111,11 @@ class Launcher:
         listeners = Listeners(self._selector, self._on_frame, self._on_text)
         self._agents = Agents(options, self._processes, listeners)
         self._ending = Ending(options, self._children, self._agents, self._say)
+        self._base: dict[str, str] = {}  # variables of all processes on this machine
+        self._restarts = Restarts(
+            *(options, {**os.environ, **chosen}, self._children, self._ending),
+            *(self._start_again, self._say),
+        )
 
     def run(self) -> int:
         """Runs the job to its end; see the function of this name."""
@@ -172,11 +178,15 @@ class Launcher:
             store = store_variables(rendezvous, store_port, self._chosen)
             job = job_variables(options, rendezvous, secret)
             self._listen_for_joined(job["HERRING_JOB"])
+            self._base = base
             for task in tasks(options, job, store):
                 if task.host.local:
                     self._spawn(task, base, listener)
                 else:
                     self._start_far(task)
+
+    def _start_again(self, server: Task) -> None:
+        self._spawn(server, self._base, None) if server.host.local else self._start_far(server)
 
     def _start_far(self, task: Task) -> None:
         connection = self._agents.to(task.host)
@@ -222,7 +232,7 @@ class Launcher:
 
     def _turn(self, until: float | None = None) -> None:
         deadlines = [until, self._ending.next_deadline(), self._agents.next_deadline()]
-        deadlines.append(self._streams.next_deadline())
+        deadlines += [self._streams.next_deadline(), self._restarts.next_deadline()]
         pending = [deadline for deadline in deadlines if deadline is not None]
         wait = max(0.0, min(pending) - time.monotonic()) if pending else None
         for key, _ in self._selector.select(wait):
@@ -243,6 +253,7 @@ class Launcher:
     def _on_time(self, now: float) -> None:
         self._ending.on_time(now)
         self._agents.on_time(now)
+        self._restarts.on_time(now)
 
     def _turn_if_going_on(self, until: float) -> bool:
         ending = self._ending
@@ -356,7 +367,9 @@ class Launcher:
             self._children.note_joined(self._joined.ranks())
         workers_ended = not self._children.running(workers_only=True)
         if code and not ending.begun:
-            if child.is_server and workers_ended and code == -signal.SIGTERM:
+            if self._restarts.on_end(child):
+                pass
+            elif child.is_server and workers_ended and code == -signal.SIGTERM:
                 pass  # the server was told to end before it had begun
             elif child.is_server and workers_ended:
                 text = f"{child.task.name} {how_ended(code)} after all workers had ended"
@@ -410,7 +423,8 @@ class Launcher:
         ending = self._ending
         if self._first is not None and ending.status != EXIT_TIMEOUT and not ending.signal:
             first, at = self._first
-            cause, words = find_cause(first, at, list(self._children), self._streams.last_words)
+            children = [child for child in self._children if not child.replaced]
+            cause, words = find_cause(first, at, children, self._streams.last_words)
             said = cause.killed or bool(self._streams.last_words(cause.task.number)[0])
             if len(self._children) > 1 and (said or cause is not first):
                 self._say("error", f"the cause: {cause.described} failed first, {words}")

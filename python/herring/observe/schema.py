@@ -54,6 +54,8 @@ _SERVER = {
     "state": str,
     "heard": _NUMBER,
     "weight": _NUMBER,
+    "lost": _NUMBER,
+    "replaced": _NUMBER,
     "bytes_sent": int,
     "bytes_received": int,
     "in_flight": int,

@@ -46,7 +46,7 @@ class Job {
  public:
   explicit Job(uint32_t size, uint32_t dedicated = 0, Nanos connect_timeout = kPatience,
                Nanos heartbeat_interval = 250 * kMillisecond,
-               Nanos heartbeat_timeout = 10 * kSecond)
+               Nanos heartbeat_timeout = 10 * kSecond, bool failover = false)
       : size_(size), dedicated_(dedicated) {
     auto listener = transport::tcp::listen_on({"127.0.0.1", 0}, 128);
     EXPECT_TRUE(listener.ok()) << listener.status().to_string();
@@ -61,6 +61,7 @@ class Job {
     hosting.credentials = credentials();
     hosting.size = size;
     hosting.dedicated_servers = dedicated;
+    hosting.failover = failover;
     auto started = Rendezvous::start(std::move(*listener), hosting);
     EXPECT_TRUE(started.ok()) << started.status().to_string();
     rendezvous_ = std::move(*started);
@@ -145,7 +146,10 @@ class Witness {
       notes->add([&] { notes->losses.push_back(loss); });
     }, [notes = notes_](const std::string& reason) {
       notes->add([&] { notes->aborts.push_back(reason); });
-    }, [notes = notes_] { notes->add([&] { ++notes->ends; }); });
+    }, [notes = notes_] { notes->add([&] { ++notes->ends; }); },
+    [notes = notes_](const Replacement& news) {
+      notes->add([&] { notes->replacements.push_back(news); });
+    });
   }
 
   bool wait_losses(size_t count) {
@@ -153,6 +157,9 @@ class Witness {
   }
   bool wait_aborts(size_t count) {
     return notes_->wait([&](const Notes& notes) { return notes.aborts.size() >= count; });
+  }
+  bool wait_replacements(size_t count) {
+    return notes_->wait([&](const Notes& notes) { return notes.replacements.size() >= count; });
   }
   bool wait_end() {
     return notes_->wait([](const Notes& notes) { return notes.ends > 0; });
@@ -164,6 +171,10 @@ class Witness {
   std::vector<std::string> aborts() {
     std::lock_guard lock(notes_->mutex);
     return notes_->aborts;
+  }
+  std::vector<Replacement> replacements() {
+    std::lock_guard lock(notes_->mutex);
+    return notes_->replacements;
   }
   int ends() {
     std::lock_guard lock(notes_->mutex);
@@ -189,6 +200,7 @@ class Witness {
     std::condition_variable changed;
     std::vector<Loss> losses;
     std::vector<std::string> aborts;
+    std::vector<Replacement> replacements;
     int ends = 0;
   };
   std::shared_ptr<Notes> notes_ = std::make_shared<Notes>();

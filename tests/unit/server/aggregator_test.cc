@@ -21,13 +21,17 @@ class AggregatorTest : public testing::TestWithParam<uint32_t> {
       : nodes(GetParam()),
         cluster(make_cluster(nodes)),
         groups(cluster),
-        aggregator(cluster, groups, kSegment, 100, [this](Slot& slot) {
+        aggregator(cluster, groups, kSegment, 100, [this](Slot& slot, std::span<const uint32_t> contributors) {
           std::memcpy(result.data() + slot.segment * kSegment, slot.result, slot.bytes);
           ++delivered;
           called_off += slot.called_off;
-          const auto answered = std::count_if(
-              slot.contributions.begin(), slot.contributions.end(),
-              [](const Contribution& one) { return one.state != Contribution::kLost; });
+          const auto answered =
+              !contributors.empty()
+                  ? static_cast<std::ptrdiff_t>(contributors.size())
+                  : std::count_if(slot.contributions.begin(), slot.contributions.end(),
+                                  [](const Contribution& one) {
+                                    return one.state != Contribution::kLost;
+                                  });
           for (int i = 0; i < answered; ++i) aggregator.result_sent(slot);
         }, monotonic_now, recorder) {}
 
@@ -41,18 +45,23 @@ class AggregatorTest : public testing::TestWithParam<uint32_t> {
     return open;
   }
 
-  Status push(uint32_t rank, uint32_t first, uint32_t count, const char* data, size_t bytes) {
+  Status push(uint32_t rank, uint32_t first, uint32_t count, const char* data, size_t bytes,
+              uint8_t flags = 0, Key key = {}) {
     wire::FrameHeader header;
     header.type = wire::FrameType::kData;
     header.first_segment = first;
     header.segments = static_cast<uint16_t>(count);
     header.payload = static_cast<uint32_t>(bytes);
-    if (data == nullptr) header.flags = wire::kFlagEmpty;
+    header.flags = flags;
+    if (data == nullptr) header.flags |= wire::kFlagEmpty;
+    header.round = key.round;
+    header.home = static_cast<uint16_t>(key.home);
+    header.epoch = key.epoch;
     transport::Destinations out;
     Slot* slots[transport::Destinations::kMaxPieces];
     auto begun = aggregator.begin(header, rank, nullptr, out, slots);
     if (!begun.ok()) return begun.status();
-    if (!*begun) return {Code::kPeerLost, "called off"};
+    if (*begun != Aggregator::Begun::kTaken) return {Code::kPeerLost, "called off"};
     for (int i = 0; i < out.count; ++i) {
       std::memcpy(out.pieces[i].iov_base, data, out.pieces[i].iov_len);
       data += out.pieces[i].iov_len;
@@ -188,7 +197,7 @@ TEST_P(AggregatorTest, ABrokenGroupIsCalledOff) {
   header.payload = kSegment;
   transport::Destinations out;
   Slot* slot = nullptr;
-  ASSERT_TRUE(*aggregator.begin(header, 0, nullptr, out, &slot));
+  ASSERT_EQ(*aggregator.begin(header, 0, nullptr, out, &slot), Aggregator::Begun::kTaken);
   aggregator.break_group(*groups.world());
   // Another contributor opens the operation that is still being received.
   EXPECT_TRUE(aggregator.open({}, open_message(3 * kSegment), 1).ok());
@@ -239,9 +248,9 @@ TEST_P(AggregatorTest, ADeathCallsOffItsGroupsAndNoOthers) {
   Slot *dead = nullptr, *living = nullptr;
   header.group = 4;
   ASSERT_TRUE(aggregator.open(with, open_message(kSegment), 1).ok());
-  ASSERT_TRUE(*aggregator.begin(header, 1, nullptr, out, &dead));
+  ASSERT_EQ(*aggregator.begin(header, 1, nullptr, out, &dead), Aggregator::Begun::kTaken);
   header.group = 5;
-  ASSERT_TRUE(*aggregator.begin(header, 0, nullptr, out, &living));
+  ASSERT_EQ(*aggregator.begin(header, 0, nullptr, out, &living), Aggregator::Begun::kTaken);
   // The dead rank was sending, and its lane is given back.
   aggregator.rank_gone(1, false);
   EXPECT_TRUE(groups.find(4)->called_off);
@@ -265,13 +274,77 @@ TEST_P(AggregatorTest, WhoLeavesCallsOffOnlyWhatItBreaksOff) {
   for (const uint32_t group : {4, 5}) {
     header.group = group;
     ASSERT_TRUE(aggregator.open({0, 0, 0, group}, open_message(kSegment), 0).ok());
-    ASSERT_TRUE(*aggregator.begin(header, 0, nullptr, out, &slots[group]));
+    ASSERT_EQ(*aggregator.begin(header, 0, nullptr, out, &slots[group]),
+              Aggregator::Begun::kTaken);
     if (group == 4) aggregator.arrived(*slots[group], 0, monotonic_now());
   }
   aggregator.rank_gone(0, true);
   EXPECT_FALSE(groups.find(4)->called_off) << "all that it sent is here";
   EXPECT_TRUE(groups.find(5)->called_off);
   EXPECT_EQ(slots[4]->contributions[1].state, Contribution::kNone);
+}
+
+// Some ranks have the result already, whose server has died. One gives it at any moment, while
+// others have contributed, are about to, or never do.
+TEST_P(AggregatorTest, AGivenResultAnswersAllWhoLackIt) {
+  if (nodes == 1) return;
+  for (uint32_t giver = 0; giver < nodes; ++giver) {
+    const Key key{0, giver, 0, 0, 1, 2};
+    result.assign(kSegment, 0);
+    delivered = 0;
+    const std::vector<char> gradients(kSegment, 1), sum(kSegment, 7);
+    for (uint32_t rank = 0; rank < nodes; ++rank) {
+      wire::Open open = open_message(kSegment);
+      open.again = true;
+      open.result_workers = rank == giver ? nodes : 0;
+      ASSERT_TRUE(aggregator.open(key, std::move(open), rank).ok());
+    }
+    for (uint32_t rank = 0; rank < nodes; ++rank) {
+      const bool gives = rank == giver;
+      ASSERT_TRUE(push(rank, 0, 1, gives ? sum.data() : gradients.data(), kSegment,
+                       gives ? wire::kFlagGives : wire::kFlagWant, key).ok());
+      EXPECT_EQ(delivered, rank < giver ? 0 : rank - giver + 1) << giver;
+    }
+    EXPECT_EQ(result, sum);
+    EXPECT_TRUE(aggregator.idle());
+  }
+}
+
+// Nobody needs to push what all ranks have, so the operation rests until no rank can push more.
+TEST_P(AggregatorTest, WhatWasPushedAgainRestsUntilLaterOnesHaveBegun) {
+  if (nodes == 1) return;
+  control::ServerSet set = control::ServerSet::all(1);
+  aggregator.serve(set, 2);
+  const auto open_round = [&](uint32_t round, bool again) {
+    for (uint32_t rank = 0; rank < nodes; ++rank) {
+      wire::Open open = open_message(2 * kSegment);
+      open.again = again;
+      ASSERT_TRUE(aggregator.open({0, round, 0, 0, 1, 2}, std::move(open), rank).ok());
+    }
+  };
+  result.assign(2 * kSegment, 0);
+  open_round(0, true);
+  const std::vector<char> sum(kSegment, 7);
+  ASSERT_TRUE(push(0, 1, 1, sum.data(), kSegment, wire::kFlagGives, {0, 0, 0, 0, 1, 2}).ok());
+  EXPECT_EQ(delivered, 1u);
+  EXPECT_TRUE(aggregator.idle());
+  EXPECT_TRUE(aggregator.overdue(monotonic_now() + 3600 * kSecond).empty());
+  for (uint32_t round = 1; round <= 3; ++round) {
+    open_round(round, false);
+  }
+  // It is forgotten: a late contribution is an error.
+  EXPECT_FALSE(push(1, 1, 1, sum.data(), kSegment, wire::kFlagWant, {0, 0, 0, 0, 1, 2}).ok());
+}
+
+// Only operations that are pushed again may have results, and only whole ones.
+TEST_P(AggregatorTest, ResultsAreGivenOnlyAgain) {
+  const std::vector<char> sum(kSegment, 7);
+  result.assign(kSegment, 0);
+  for (uint32_t rank = 0; rank < nodes; ++rank) {
+    ASSERT_TRUE(aggregator.open({}, open_message(kSegment), rank).ok());
+  }
+  EXPECT_EQ(push(0, 0, 1, sum.data(), kSegment, wire::kFlagGives).code(), Code::kProtocol);
+  EXPECT_EQ(push(0, 0, 1, nullptr, 0, wire::kFlagGives).code(), Code::kProtocol);
 }
 
 INSTANTIATE_TEST_SUITE_P(Nodes, AggregatorTest, testing::Values(1, 2, 3, 8, 9, 17));

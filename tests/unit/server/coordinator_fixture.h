@@ -37,7 +37,7 @@ class CoordinatorTest : public testing::Test {
  protected:
   std::vector<Answer> say(uint32_t rank, const Call& call, Nanos now = 0) {
     std::vector<Answer> answers;
-    const Status status = coordinator.announce(rank, 0, call.text(), now, answers);
+    const Status status = coordinator.announce(rank, 0, {5}, call.text(), now, answers);
     EXPECT_TRUE(status.ok()) << status.to_string();
     return answers;
   }
@@ -48,7 +48,7 @@ class CoordinatorTest : public testing::Test {
   }
   std::vector<Answer> leave(uint32_t rank) {
     std::vector<Answer> answers;
-    coordinator.rank_gone(rank, kLeftJob, answers);
+    coordinator.rank_gone(rank, kLeftJob, 0, answers);
     return answers;
   }
   static wire::OpError error_in(const Answer& answer) {

@@ -293,15 +293,15 @@ TEST_F(CoordinatorTest, SumsThatOverflowAreRefused) {
 
 TEST_F(CoordinatorTest, RefusesWhatDoesNotParse) {
   std::vector<Answer> out;
-  EXPECT_FALSE(coordinator.announce(0, 0, "rubbish", 0, out).ok());
+  EXPECT_FALSE(coordinator.announce(0, 0, {5}, "rubbish", 0, out).ok());
   Call call = small(0, floats({1, 2}));
   call.message.arrays = {{DType::kFloat32, {3}}};  // the payload has two elements
-  EXPECT_FALSE(coordinator.announce(0, 0, call.text(), 0, out).ok());
+  EXPECT_FALSE(coordinator.announce(0, 0, {5}, call.text(), 0, out).ok());
   call.payload.clear();  // a payload is required
-  EXPECT_FALSE(coordinator.announce(0, 0, call.text(), 0, out).ok());
+  EXPECT_FALSE(coordinator.announce(0, 0, {5}, call.text(), 0, out).ok());
   call.message.what = wire::Broadcast{0};
-  EXPECT_FALSE(coordinator.announce(0, 0, call.text(), 0, out).ok());
-  EXPECT_TRUE(coordinator.announce(1, 0, call.text(), 0, out).ok())
+  EXPECT_FALSE(coordinator.announce(0, 0, {5}, call.text(), 0, out).ok());
+  EXPECT_TRUE(coordinator.announce(1, 0, {5}, call.text(), 0, out).ok())
       << "only the root has a payload";
 }
 
@@ -320,7 +320,7 @@ TEST(LargeCoordinator, AnAllToAllOfFourThousandRanks) {
     rows[7] = rank;
     call.message.what = wire::AllToAll{std::move(rows)};
     call.message.arrays = {{DType::kFloat32, {kRanks - 1 + rank}}};
-    ASSERT_TRUE(coordinator.announce(rank, 0, call.text(), 0, answers).ok());
+    ASSERT_TRUE(coordinator.announce(rank, 0, {5}, call.text(), 0, answers).ok());
   }
   ASSERT_EQ(answers.size(), kRanks);
   for (uint32_t rank = 0; rank < kRanks; ++rank) {
@@ -354,7 +354,8 @@ TEST(LargeCoordinator, SmallOperationsOfFourThousandRanks) {
     for (uint32_t call = 0; call < calls; ++call) {
       answers.clear();
       for (uint32_t rank = 0; rank < ranks; ++rank) {
-        ASSERT_TRUE(coordinator.announce(rank, 0, small(rank, payload).text(), 0, answers).ok());
+        const std::string text = small(rank, payload).text();
+        ASSERT_TRUE(coordinator.announce(rank, 0, {5}, text, 0, answers).ok());
       }
       ASSERT_EQ(answers.size(), ranks);
       ASSERT_LT(answers[0].payload.size(), 4096u + 100);
@@ -366,7 +367,7 @@ TEST(LargeCoordinator, SmallOperationsOfFourThousandRanks) {
       call.message.inline_payload = false;
       call.message.what = wire::AllGather{};
       call.message.arrays = {{DType::kFloat32, {rank, 3}}};
-      ASSERT_TRUE(coordinator.announce(rank, 0, call.text(), 0, answers).ok());
+      ASSERT_TRUE(coordinator.announce(rank, 0, {5}, call.text(), 0, answers).ok());
     }
     ASSERT_EQ(answers.size(), ranks);
     ASSERT_LT(answers[0].payload.size(), 8 * ranks + 100);
@@ -418,7 +419,7 @@ class CoordinatorOfGroupsTest : public CoordinatorTest {
   }
   std::vector<Answer> say_in(uint32_t group, uint32_t rank, const Call& call) {
     std::vector<Answer> answers;
-    const Status status = coordinator.announce(rank, group, call.text(), 0, answers);
+    const Status status = coordinator.announce(rank, group, {5}, call.text(), 0, answers);
     EXPECT_TRUE(status.ok()) << status.to_string();
     return answers;
   }
@@ -444,9 +445,9 @@ TEST_F(CoordinatorOfGroupsTest, MembersFormAGroupAndGetANumberOfItsOwn) {
   EXPECT_NE(number_in(first[0]), 0u);
   EXPECT_TRUE(coordinator.idle());
   std::vector<Answer> out;
-  EXPECT_FALSE(coordinator.announce(1, 0, form({0, 2}).text(), 0, out).ok()) << "no member";
-  EXPECT_FALSE(coordinator.announce(1, 0, form({1, 7}).text(), 0, out).ok()) << "no rank";
-  EXPECT_FALSE(coordinator.announce(1, 0, form({1, ~0u}).text(), 0, out).ok());
+  EXPECT_FALSE(coordinator.announce(1, 0, {5}, form({0, 2}).text(), 0, out).ok()) << "no member";
+  EXPECT_FALSE(coordinator.announce(1, 0, {5}, form({1, 7}).text(), 0, out).ok()) << "no rank";
+  EXPECT_FALSE(coordinator.announce(1, 0, {5}, form({1, ~0u}).text(), 0, out).ok());
 }
 
 TEST_F(CoordinatorOfGroupsTest, EachGroupHasNamesAndTicketsOfItsOwn) {
@@ -464,8 +465,8 @@ TEST_F(CoordinatorOfGroupsTest, EachGroupHasNamesAndTicketsOfItsOwn) {
   EXPECT_EQ(result, floats({11}));
   EXPECT_EQ(say(1, small(5, floats({1}))).size(), 3u);
   std::vector<Answer> out;
-  EXPECT_FALSE(coordinator.announce(1, 9, small(6, floats({1})).text(), 0, out).ok());
-  EXPECT_FALSE(coordinator.announce(1, 8, small(6, floats({1})).text(), 0, out).ok());
+  EXPECT_FALSE(coordinator.announce(1, 9, {5}, small(6, floats({1})).text(), 0, out).ok());
+  EXPECT_FALSE(coordinator.announce(1, 8, {5}, small(6, floats({1})).text(), 0, out).ok());
   Call large = small(7, {});
   large.message.inline_payload = false;
   large.message.arrays = {{DType::kFloat32, {1 << 20}}};
@@ -483,7 +484,7 @@ TEST_F(CoordinatorOfGroupsTest, WhoHasDestroyedAGroupIsMissedThereAlone) {
   EXPECT_TRUE(say_in(9, 0, small(1, floats({1}))).empty());
   EXPECT_TRUE(say(0, small(2, floats({1}))).empty());
   std::vector<Answer> answers;
-  coordinator.rank_gone(*groups.find(9), 2, "has destroyed it", answers);
+  coordinator.rank_gone(*groups.find(9), 2, "has destroyed it", 0, answers);
   ASSERT_EQ(answers.size(), 1u);
   EXPECT_EQ(answers[0].rank, 0u);
   const wire::OpError error = error_in(answers[0]);

@@ -56,6 +56,29 @@ TEST_F(GroupTableTest, TheGoneAreMissedInGroupsOfBeforeAndAfter) {
   EXPECT_EQ(table.of_rank(1).size(), 1u);
 }
 
+// A server that comes later learns of groups that their members use already.
+TEST_F(GroupTableTest, AGroupThatIsFormedElsewhereIsKnownAtOnce) {
+  ASSERT_TRUE(table.define(3, "g", {1, 2}, 1, 10, true).ok());
+  auto taken = table.take_defined();
+  ASSERT_EQ(taken.size(), 1u);
+  EXPECT_TRUE(taken[0].status.ok());
+  EXPECT_EQ(taken[0].rank, 1u);
+  EXPECT_EQ(taken[0].call, 10u);
+  EXPECT_NE(table.find(3), nullptr);
+  // For the other member it is still being formed.
+  ASSERT_TRUE(table.define(3, "g", {1, 2}, 2, 20).ok());
+  taken = table.take_defined();
+  ASSERT_EQ(taken.size(), 1u);
+  EXPECT_TRUE(taken[0].status.ok());
+  EXPECT_EQ(taken[0].call, 20u);
+  // A member that is gone will not define it, and has not kept it from being formed.
+  table.rank_gone(0, "is gone");
+  ASSERT_TRUE(table.define(4, "h", {0, 1}, 1, 30, true).ok());
+  taken = table.take_defined();
+  ASSERT_EQ(taken.size(), 1u);
+  EXPECT_TRUE(taken[0].status.ok());
+}
+
 TEST_F(GroupTableTest, AllMembersHearTheSameOfANewGroup) {
   ASSERT_TRUE(table.define(3, "g", {1, 2}, 1, 10).ok());
   EXPECT_TRUE(table.take_defined().empty()) << "rank 2 may still come";

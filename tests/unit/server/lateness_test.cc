@@ -37,7 +37,7 @@ class Sums {
   Sums(uint32_t nodes, uint32_t per_node)
       : cluster(make_cluster(nodes, per_node)),
         groups(cluster),
-        aggregator(cluster, groups, kSegment, 1000, [this](Slot& slot) {
+        aggregator(cluster, groups, kSegment, 1000, [this](Slot& slot, std::span<const uint32_t>) {
           slot.op->handed = now;
           const auto answered = std::ranges::count_if(slot.contributions, [](const auto& one) {
             return one.state != Contribution::kLost;
@@ -73,7 +73,7 @@ class Sums {
     transport::Destinations out;
     Slot* slot = nullptr;
     const auto begun = aggregator.begin(header, rank, nullptr, out, &slot);
-    EXPECT_TRUE(begun.ok() && *begun) << begun.status().to_string();
+    EXPECT_TRUE(begun.ok() && *begun == Aggregator::Begun::kTaken) << begun.status().to_string();
     std::memset(out.pieces[0].iov_base, 0, kSegment);
     return slot;
   }

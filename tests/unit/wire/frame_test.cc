@@ -20,13 +20,15 @@ TEST(Frame, TheHeaderTravelsInThisLayout) {
   header.buffer = 2;
   header.first_segment = 3;
   header.credit = 4;
+  header.home = 5;
+  header.epoch = 7;
   header.signals = 0x50000;
   header.workers = 0x66778899;
   const uint8_t expected[kHeaderBytes] = {3,    0x11, 0x33, 0x22, 0x77, 0x66, 0x55, 0x44,
                                           6,    0,    0,    0,    0xbb, 0xaa, 0x99, 0x88,
                                           1,    0,    0,    0,    2,    0,    0,    0,
-                                          3,    0,    0,    0,    4,    0,    0,    0,
-                                          0,    0,    5,    0,    0x99, 0x88, 0x77, 0x66};
+                                          3,    0,    0,    0,    4,    0,    5,    0,
+                                          7,    0,    0,    0,    0,    0,    5,    0,    0x99, 0x88, 0x77, 0x66};
   EXPECT_EQ(std::memcmp(&header, expected, sizeof(expected)), 0);
 }
 

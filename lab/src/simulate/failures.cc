@@ -1,0 +1,384 @@
+#include "simulate/failures.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <random>
+#include <utility>
+
+#include "base/hash.h"
+#include "control/server_set.h"
+#include "plan/plan.h"
+#include "server/server.h"
+#include "virtual/simulation.h"
+#include "virtual/transport.h"
+#include "wire/hello.h"
+#include "worker/links.h"
+
+namespace herring::simulate {
+namespace {
+
+using transport::virtual_time::Simulation;
+using transport::virtual_time::SimulationOptions;
+using transport::virtual_time::VirtualTransport;
+
+constexpr size_t kSegment = 1024;
+constexpr Nanos kPatience = 600 * kSecond;
+
+const transport::Credentials& credentials() {
+  static const transport::Credentials one{"virtual", wire::job_id("failures")};
+  return one;
+}
+
+// What a seed decides, faults or not.
+struct Scenario {
+  explicit Scenario(uint64_t seed) : random(seed) {
+    nodes = 2 + below(4);
+    servers = 2 + below(4);
+    flows = 1 + below(2);
+    rounds = 3 + below(6);
+    credit = kSegment << below(6);
+    frame_max = kSegment << below(5);
+    rate = 1e6 * static_cast<double>(2 + below(30));
+    delay = kMicrosecond * static_cast<Nanos>(5 + below(500));
+    const uint32_t buffers = 1 + below(4);
+    for (uint32_t i = 0; i < buffers; ++i) elements.push_back(1 + below(40'000));
+    think = kMicrosecond * static_cast<Nanos>(1 + below(3000));
+    hears = kMicrosecond * static_cast<Nanos>(1 + below(20'000));
+    faults = 1 + below(6);
+  }
+  uint32_t below(uint32_t n) { return static_cast<uint32_t>(random() % n); }
+
+  std::mt19937_64 random;
+  uint32_t nodes, servers, flows, rounds;
+  size_t credit, frame_max;
+  double rate;  // bytes per second
+  Nanos delay;
+  std::vector<uint32_t> elements;  // by buffer
+  Nanos think;                     // at most, between two buffers
+  Nanos hears;                     // at most, until a process hears of a change
+  uint32_t faults;
+};
+
+// Returns numbers whose float32 sums depend on the order of adding.
+float contribution(uint32_t rank, uint32_t round, uint32_t buffer, size_t i) {
+  uint64_t x = (uint64_t{rank} << 48 | uint64_t{round} << 32 | uint64_t{buffer} << 24) + i;
+  x = (x ^ x >> 33) * 0xff51afd7ed558ccd;
+  x ^= x >> 29;
+  return std::ldexp(static_cast<float>(x % 10'007), static_cast<int>(x >> 40 & 15) - 8);
+}
+
+class FailingJob {
+ public:
+  explicit FailingJob(const FailureOptions& options)
+      : options_(options),
+        scenario_(options.seed),
+        faults_(options.seed ^ 0x5eed),
+        simulation_(simulated(scenario_)) {
+    const size_t hosts = scenario_.nodes + scenario_.servers;
+    transport::virtual_time::Network& network = simulation_.network();
+    for (size_t host = 0; host < hosts; ++host) {
+      for (const size_t link : {network.egress(host), network.port(host)}) {
+        network.link(link).set({8 * scenario_.rate, 20 * kMillisecond});
+      }
+    }
+    network.set_all_paths({scenario_.delay});
+    heard_.resize(hosts);
+    for (size_t host = 0; host < hosts; ++host) {
+      transports_.push_back(std::make_unique<VirtualTransport>(simulation_, host));
+    }
+    cluster_.size = cluster_.nodes = scenario_.nodes;
+    cluster_.epoch = control::kFirstEpoch;
+    for (uint32_t rank = 0; rank < scenario_.nodes; ++rank) {
+      cluster_.workers.push_back({rank, rank, 0, transports_[rank]->address(), 0, ""});
+    }
+    plane_.segment_bytes = kSegment;
+    plane_.frame_max = scenario_.frame_max;
+    plane_.credit = scenario_.credit;
+    plane_.credit_max = scenario_.credit;
+    plane_.flows = scenario_.flows;
+    plane_.observe = false;
+  }
+
+  ~FailingJob() {
+    for (auto& worker : workers_) worker->links.clear();
+    for (auto& server : servers_) {
+      if (server) server->stop();
+    }
+    for (auto& server : cut_off_) server->stop();
+  }
+
+  Result<FailureReport> run();
+
+ private:
+  struct Worker final : TransferOwner {
+    Worker(FailingJob& job, uint32_t rank)
+        : job(job),
+          rank(rank),
+          loop(job.transports_[rank]->make_loop(true)),
+          links(*loop, job.links_options(rank),
+                [&job](uint32_t, const wire::FrameHeader& header, std::string_view payload) {
+                  if (header.type == wire::FrameType::kOpError) {
+                    job.fail({Code::kProtocol, std::string(payload)});
+                  }
+                },
+                [&job](uint32_t, const Status& why) {
+                  if (why.is_fault()) job.fail(why);
+                }) {}
+    void begin_round();
+    void push_next();
+    void on_transfer_done(Transfer& transfer) override;
+
+    FailingJob& job;
+    const uint32_t rank;
+    const std::shared_ptr<transport::EventLoop> loop;
+    worker::Links links;
+    uint32_t round = 0, pushed = 0, done = 0;
+    std::vector<std::vector<float>> arrays;
+    std::vector<Transfer> transfers;
+    std::vector<uint64_t> results;
+  };
+
+  static SimulationOptions simulated(const Scenario& scenario) {
+    SimulationOptions options;
+    options.hosts = scenario.nodes + scenario.servers;
+    options.cores = 2;
+    return options;
+  }
+  worker::LinksOptions links_options(uint32_t rank) const {
+    worker::LinksOptions options;
+    options.segment_bytes = kSegment;
+    options.frame_max = scenario_.frame_max;
+    options.credit_initial = options.credit_max = plane_.credit_segments(scenario_.credit);
+    options.credit_fixed = true;
+    options.steers = rank == 0;
+    options.first_server = rank;
+    options.failover = true;
+    return options;
+  }
+  Nanos at_most(Nanos most) { return static_cast<Nanos>(faults_() % static_cast<uint64_t>(most)); }
+
+  Status start_server(uint32_t index);
+  Status connect(uint32_t rank, uint32_t server,
+                 std::vector<std::unique_ptr<transport::Connection>>& connections);
+  void plan_fault(uint32_t left);
+  void lose(uint32_t server);
+  void replace(uint32_t server);
+  void hear(size_t host, std::function<void()> of);
+  void announce();
+  void fail(Status why) {
+    if (failure_.ok()) failure_ = std::move(why);
+  }
+
+  const FailureOptions options_;
+  Scenario scenario_;
+  std::mt19937_64 faults_;
+  Simulation simulation_;
+  std::vector<std::unique_ptr<VirtualTransport>> transports_;  // by host
+  control::Cluster cluster_;
+  server::DataPlaneOptions plane_;
+  control::ServerSet set_;
+  std::vector<Nanos> heard_;  // by host: when it hears of the last change
+  std::vector<std::unique_ptr<server::Server>> servers_;  // null: gone
+  std::vector<std::unique_ptr<server::Server>> cut_off_;  // alive, but no longer servers of the job
+  std::vector<std::unique_ptr<Worker>> workers_;
+  uint32_t running_ = 0;
+  FailureReport report_;
+  Status failure_;
+};
+
+Status FailingJob::start_server(uint32_t index) {
+  VirtualTransport& transport = *transports_[scenario_.nodes + index];
+  auto server = server::Server::start({transport.address(), 0, credentials()}, transport);
+  if (!server.ok()) return server.status();
+  servers_[index] = std::move(*server);
+  return {};
+}
+
+Status FailingJob::connect(uint32_t rank, uint32_t server,
+                           std::vector<std::unique_ptr<transport::Connection>>& connections) {
+  for (uint32_t flow = 0; flow < scenario_.flows; ++flow) {
+    auto connection = transports_[rank]->connect_now(
+        servers_[server]->address(), {wire::Role::kWorker, rank, flow, cluster_.incarnation},
+        credentials());
+    if (!connection.ok()) return connection.status();
+    connections.push_back(std::move(*connection));
+  }
+  return {};
+}
+
+void FailingJob::Worker::begin_round() {
+  if (round == job.scenario_.rounds) {
+    --job.running_;
+    return;
+  }
+  pushed = done = 0;
+  const auto buffers = static_cast<uint32_t>(job.scenario_.elements.size());
+  arrays.resize(buffers);
+  transfers.assign(buffers, {});
+  for (uint32_t b = 0; b < buffers; ++b) {
+    arrays[b].resize(job.scenario_.elements[b]);
+    for (size_t i = 0; i < arrays[b].size(); ++i) arrays[b][i] = contribution(rank, round, b, i);
+    Transfer& transfer = transfers[b];
+    const size_t bytes = arrays[b].size() * sizeof(float);
+    transfer.key = {7, round, b, 0};
+    transfer.open.reduction.op = ReduceOp::kAverage;
+    transfer.open.workers = 1;
+    transfer.open.deadline = {1'000'000, 1'000'000, 1'000'000};
+    transfer.open.name = "gradients";
+    transfer.send = transfer.receive = reinterpret_cast<char*>(arrays[b].data());
+    transfer.shards =
+        plan::shard_layout(bytes, std::vector<double>(job.scenario_.servers, 1.0));
+    transfer.runs = plan::local_slice(transfer.shards, kSegment, 0, 1);
+    transfer.owner = this;
+  }
+  push_next();
+}
+
+void FailingJob::Worker::push_next() {
+  if (Status status = links.push(transfers[pushed++]); !status.ok()) return job.fail(status);
+  if (pushed == transfers.size()) return;
+  loop->call_after(job.at_most(job.scenario_.think), [this] { push_next(); });
+}
+
+void FailingJob::Worker::on_transfer_done(Transfer& transfer) {
+  if (transfer.workers != job.scenario_.nodes) {
+    job.fail({Code::kInternal, concat("rank ", rank, ": round ", round, ", buffer ",
+                                      transfer.key.buffer, " has ", transfer.workers, " workers")});
+  }
+  if (++done < transfers.size()) return;
+  for (std::vector<float>& array : arrays) {
+    results.push_back(fnv1a({reinterpret_cast<const char*>(array.data()),
+                             array.size() * sizeof(float)}));
+    // The program does what it wants with the results.
+    std::fill(array.begin(), array.end(), -1.0f);
+  }
+  ++round;
+  loop->call_after(job.at_most(job.scenario_.think), [this] { begin_round(); });
+}
+
+// A host hears of something after a delay. It hears of everything in order.
+void FailingJob::hear(size_t host, std::function<void()> of) {
+  heard_[host] = std::max(heard_[host] + 1, simulation_.now() + at_most(scenario_.hears));
+  simulation_.call_at(heard_[host], std::move(of));
+}
+
+void FailingJob::announce() {
+  for (auto& worker : workers_) {
+    hear(worker->rank, [one = worker.get(), set = set_] {
+      one->loop->post([one, set] { one->links.serve(set); });
+    });
+  }
+  for (uint32_t server = 0; server < servers_.size(); ++server) {
+    if (!servers_[server]) continue;
+    hear(scenario_.nodes + server, [this, server, set = set_, one = servers_[server].get()] {
+      if (servers_[server].get() == one) one->serve(set);
+    });
+  }
+}
+
+void FailingJob::lose(uint32_t server) {
+  set_.lose(server);
+  if (faults_() % 2 == 0) {
+    ++report_.kills;
+    servers_[server]->stop();
+    servers_[server].reset();
+  } else {
+    ++report_.cuts;
+    cut_off_.push_back(std::move(servers_[server]));
+  }
+  announce();
+}
+
+void FailingJob::replace(uint32_t server) {
+  ++report_.replacements;
+  if (Status status = start_server(server); !status.ok()) return fail(status);
+  cluster_.servers[server].address = servers_[server]->address().to_string();
+  servers_[server]->attach(cluster_, server, plane_);
+  for (auto& worker : workers_) {
+    auto flows = std::make_shared<std::vector<std::unique_ptr<transport::Connection>>>();
+    if (Status status = connect(worker->rank, server, *flows); !status.ok()) return fail(status);
+    hear(worker->rank, [one = worker.get(), server, flows] {
+      one->loop->post([one, server, flows] {
+        one->links.server_replaced(server, std::move(*flows));
+      });
+    });
+  }
+  set_.add(server);
+  announce();
+}
+
+void FailingJob::plan_fault(uint32_t left) {
+  if (left == 0) return;
+  const Nanos wait = at_most(faults_() % 3 == 0 ? 200 * kMicrosecond : 60 * kMillisecond);
+  simulation_.call_at(simulation_.now() + wait, [this, left] {
+    if (running_ == 0) return;
+    std::vector<uint32_t> here, gone;
+    for (uint32_t server = 0; server < scenario_.servers; ++server) {
+      (set_.has(server) ? here : gone).push_back(server);
+    }
+    const bool returns = !gone.empty() && (here.size() == 1 || faults_() % 2 == 0);
+    if (returns) {
+      replace(gone[faults_() % gone.size()]);
+    } else {
+      lose(here[faults_() % here.size()]);
+    }
+    plan_fault(left - 1);
+  });
+}
+
+Result<FailureReport> FailingJob::run() {
+  set_ = control::ServerSet::all(scenario_.servers);
+  servers_.resize(scenario_.servers);
+  for (uint32_t server = 0; server < scenario_.servers; ++server) {
+    HERRING_RETURN_IF_ERROR(start_server(server));
+    cluster_.servers.push_back({server, true, ~0u, servers_[server]->address().to_string(), 1.0});
+  }
+  for (uint32_t server = 0; server < scenario_.servers; ++server) {
+    servers_[server]->attach(cluster_, server, plane_);
+  }
+  for (uint32_t rank = 0; rank < scenario_.nodes; ++rank) {
+    workers_.push_back(std::make_unique<Worker>(*this, rank));
+    for (uint32_t server = 0; server < scenario_.servers; ++server) {
+      std::vector<std::unique_ptr<transport::Connection>> flows;
+      HERRING_RETURN_IF_ERROR(connect(rank, server, flows));
+      for (auto& flow : flows) workers_[rank]->links.add_flow(server, *flow);
+    }
+  }
+  running_ = scenario_.nodes;
+  for (auto& worker : workers_) {
+    worker->loop->start("worker");
+    worker->loop->post([one = worker.get()] { one->begin_round(); });
+  }
+  if (options_.faults) plan_fault(scenario_.faults);
+  const bool ended = simulation_.run_until(
+      [this] { return running_ == 0 || !failure_.ok(); }, simulation_.now() + kPatience);
+  report_.description = concat(
+      scenario_.nodes, " workers, ", scenario_.servers, " servers, ", scenario_.flows, " flows, ",
+      scenario_.rounds, " rounds of ", scenario_.elements.size(), " buffers, credit ",
+      scenario_.credit, "; ", report_.kills, " killed, ", report_.cuts, " cut off, ",
+      report_.replacements, " replaced");
+  if (!failure_.ok()) return failure_;
+  if (!ended) {
+    std::string text;
+    for (const auto& worker : workers_) {
+      text += concat(" rank ", worker->rank, ": round ", worker->round, ", ", worker->done, " of ",
+                     worker->pushed, " buffers;");
+    }
+    return Status(Code::kTimeout, concat(report_.description, ":", text));
+  }
+  report_.seconds = static_cast<double>(simulation_.now()) / kSecond;
+  for (const auto& worker : workers_) {
+    report_.results.insert(report_.results.end(), worker->results.begin(), worker->results.end());
+  }
+  return report_;
+}
+
+}  // namespace
+
+Result<FailureReport> run_with_failures(const FailureOptions& options) {
+  return FailingJob(options).run();
+}
+
+}  // namespace herring::simulate

@@ -1,0 +1,482 @@
+// Named operations while servers die that answer for names: random programs of several ranks in
+// virtual time, whose results must be those of a job in which no server dies.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "control/assembly.h"
+#include "job/options.h"
+#include "server/server.h"
+#include "virtual/simulation.h"
+#include "virtual/transport.h"
+#include "worker/engine_core.h"
+
+namespace herring::simulate {
+namespace {
+
+using transport::virtual_time::Simulation;
+using transport::virtual_time::SimulationOptions;
+using transport::virtual_time::VirtualTransport;
+using worker::EngineCore;
+
+constexpr uint32_t kServers = 4;
+constexpr Nanos kPatience = 100 * kSecond;  // of virtual time
+
+const transport::Credentials& credentials() {
+  static const transport::Credentials one{"virtual", wire::job_id("names")};
+  return one;
+}
+
+// What happens in a job, as a seed says.
+struct Plan {
+  uint32_t ranks = 3, lanes = 6, calls = 20;
+  Nanos longest_pause = 200 * kMicrosecond;
+  struct Change {
+    Nanos when;
+    uint32_t server;
+    bool returns = false;  // a replacement has come; otherwise the server dies
+  };
+  std::vector<Change> changes;
+  Nanos news = 2 * kMillisecond;  // the longest time until a process hears of a change
+  // When the first two ranks form a group, which their first lanes use: before all changes or after
+  // the first ones.
+  enum class Forms { kNever, kBefore, kAfter } forms = Forms::kNever;
+};
+
+SimulationOptions options_of(const Plan& plan, uint64_t seed) {
+  SimulationOptions options;
+  options.hosts = plan.ranks + kServers;
+  options.seed = seed;
+  return options;
+}
+
+class Job {
+ public:
+  Job(Plan plan, uint64_t seed)
+      : plan_(std::move(plan)), seed_(seed), chance_(seed + 1),
+        simulation_(options_of(plan_, seed)) {
+    std::mt19937_64 random(seed);
+    transport::virtual_time::Network& network = simulation_.network();
+    for (size_t a = 0; a < network.hosts(); ++a) {
+      for (size_t b = 0; b < network.hosts(); ++b) {
+        const Nanos delay = 10 * kMicrosecond << random() % 6;  // some ranks hear much later
+        network.set_path(a, b, {delay, delay / 2, 0});
+      }
+    }
+    set_up();
+  }
+
+  ~Job() {
+    for (auto& core : cores_) core->fail_now({Code::kShutdown, "the test is over"}, true);
+    for (auto& core : cores_) core->loop()->join();
+    for (auto& server : servers_) server->stop();
+    for (auto& server : dead_) server->stop();
+  }
+
+  // Runs all programs to their ends. Returns what each call of each rank and lane had as result.
+  std::map<std::string, std::string> run() {
+    if (plan_.forms == Plan::Forms::kBefore) form();
+    if (plan_.forms != Plan::Forms::kAfter) start_lanes();
+    schedule_changes();
+    if (plan_.forms == Plan::Forms::kAfter) {
+      const Nanos all_have_heard = start_ + kSecond;
+      simulation_.run_until([] { return false; }, all_have_heard);
+      form();
+      start_lanes();
+    }
+    const bool done = simulation_.run_until([this] { return running_ == 0; },
+                                            simulation_.now() + kPatience);
+    EXPECT_TRUE(done) << running_ << " lanes are not done, seed " << seed_;
+    for (size_t i = 0; i < cores_.size(); ++i) {
+      EXPECT_TRUE(cores_[i]->failure().ok()) << cores_[i]->failure().message();
+    }
+    return std::move(results_);
+  }
+
+  // Lets rank 0 make a call that nobody else makes. Returns the servers without which it cannot
+  // complete.
+  std::vector<uint32_t> needed(worker::Call call) {
+    EXPECT_TRUE(cores_[0]->named().submit(std::move(call), false).ok());
+    simulation_.run_until([] { return false; }, simulation_.now() + kMillisecond);
+    std::vector<uint32_t> servers;
+    for (uint32_t server = 0; server < kServers; ++server) {
+      control::ServerSet set = control::ServerSet::all(kServers);
+      set.lose(server);
+      if (!cores_[0]->named().can_move(set)) servers.push_back(server);
+    }
+    return servers;
+  }
+
+  Nanos took() { return simulation_.now() - start_; }
+  int cannot_move = 0;
+
+ private:
+  void form() {
+    std::vector<std::shared_ptr<worker::Operation>> forming;
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      worker::Call call;
+      call.name = "pair";
+      call.what = wire::FormGroup{{0, 1}};
+      auto submitted = cores_[rank]->named().submit(std::move(call), false);
+      ASSERT_TRUE(submitted.ok());
+      forming.push_back(*submitted);
+    }
+    ASSERT_TRUE(simulation_.run_until(
+        [&] { return forming[0]->done() && forming[1]->done(); }, simulation_.now() + kPatience));
+    for (const auto& operation : forming) {
+      ASSERT_TRUE(operation->status().ok()) << operation->status().message();
+      groups_.push_back(operation->formed);
+    }
+    if (plan_.forms == Plan::Forms::kBefore) start_ = simulation_.now();
+  }
+
+  void start_lanes() {
+    for (uint32_t rank = 0; rank < plan_.ranks; ++rank) {
+      for (uint32_t lane = 0; lane < plan_.lanes; ++lane) {
+        const bool in_group = lane == 0 && !groups_.empty();
+        if (in_group && rank >= groups_.size()) continue;
+        ++running_;
+        lanes_.push_back(std::make_unique<Lane>(*this, rank, lane));
+        if (in_group) lanes_.back()->group = groups_[rank];
+        simulation_.call_at(simulation_.now(), [one = lanes_.back().get()] { one->next(); });
+      }
+    }
+  }
+
+  void schedule_changes() {
+    control::ServerSet set = control::ServerSet::all(kServers);
+    for (const Plan::Change& change : plan_.changes) {
+      change.returns ? set.add(change.server) : set.lose(change.server);
+      const Nanos when = start_ + change.when;
+      if (change.returns) {
+        simulation_.call_at(when, [this, server = change.server] { replace(server); });
+      } else {
+        cut_off(when, change.server);
+      }
+      for (uint32_t rank = 0; rank < plan_.ranks; ++rank) {
+        simulation_.call_at(when + 1 + news(), [this, rank, set, change] {
+          cores_[rank]->loop()->post([this, rank, set, change] { serve(rank, set, change); });
+        });
+      }
+      for (uint32_t server = 0; server < kServers; ++server) {
+        simulation_.call_at(when + 1 + news(), [this, server, set] {
+          if (set.has(server)) servers_[server]->serve(set);
+        });
+      }
+    }
+  }
+
+  Nanos news() { return static_cast<Nanos>(chance_() % static_cast<uint64_t>(plan_.news)); }
+
+  // Its answers still reach some ranks for a while, and some ranks still reach it.
+  void cut_off(Nanos when, uint32_t server) {
+    for (uint32_t rank = 0; rank < plan_.ranks; ++rank) {
+      for (const bool answers : {false, true}) {
+        const Nanos later = chance_() % 2 == 0 ? 0 : news();
+        simulation_.call_at(when + later, [this, server, rank, answers] {
+          set_paths(server, rank, answers, {kMillisecond, 0, 1});
+        });
+      }
+    }
+  }
+
+  void set_paths(uint32_t server, uint32_t rank, bool answers,
+                 const transport::virtual_time::PathSettings& path) {
+    const size_t host = plan_.ranks + server;
+    simulation_.network().set_path(answers ? host : rank, answers ? rank : host, path);
+  }
+
+  void replace(uint32_t server) {
+    for (uint32_t rank = 0; rank < plan_.ranks; ++rank) {
+      for (const bool answers : {false, true}) {
+        set_paths(server, rank, answers, {50 * kMicrosecond, 0, 0});
+      }
+    }
+    dead_.push_back(std::move(servers_[server]));
+    start_server(server);
+    servers_[server]->attach(cluster_, server, plane_);
+  }
+
+  void serve(uint32_t rank, const control::ServerSet& set, const Plan::Change& change) {
+    EngineCore& core = *cores_[rank];
+    if (change.returns) {
+      std::vector<std::unique_ptr<transport::Connection>> flows;
+      auto connection = transports_[rank]->connect_now(
+          servers_[change.server]->address(),
+          {wire::Role::kWorker, rank, 0, cluster_.incarnation}, credentials());
+      ASSERT_TRUE(connection.ok());
+      flows.push_back(std::move(*connection));
+      core.links().server_replaced(change.server, std::move(flows));
+    }
+    if (!core.links().can_move() || !core.named().can_move(set)) ++cannot_move;
+    core.links().serve(set);
+    core.named().serve(set);
+  }
+
+  // A thread of a rank's program. All ranks make the same calls in a lane; lanes do not wait for
+  // each other.
+  struct Lane {
+    Lane(Job& job, uint32_t rank, uint32_t lane)
+        : job(job), rank(rank), lane(lane), shared(job.seed_ * 100 + lane),
+          own(job.seed_ * 100'000 + rank * 100 + lane) {}
+
+    Job& job;
+    const uint32_t rank, lane;
+    std::mt19937_64 shared, own;  // the same on all ranks, and of this rank
+    uint32_t made = 0;
+    std::shared_ptr<worker::Group> group;
+    std::vector<float> array, gathered;
+    std::shared_ptr<worker::Operation> operation;
+
+    EngineCore& core() { return *job.cores_[rank]; }
+
+    void pause_then(std::function<void()> then) {
+      const Nanos pause = static_cast<Nanos>(own() % job.plan_.longest_pause);
+      job.simulation_.call_at(job.simulation_.now() + pause, std::move(then));
+    }
+
+    void next() {
+      if (made == job.plan_.calls) {
+        --job.running_;
+        return;
+      }
+      const uint64_t kind = shared(), size = shared(), who = shared() % job.plan_.ranks;
+      ++made;
+      worker::Call call;
+      call.group = group;
+      call.name = "lane " + std::to_string(lane) + ", " + std::to_string(made % 3);
+      const bool large = kind % 8 >= 6;  // its bytes do not travel with the announcement
+      array.resize(1 + size % (large ? 30'000 : 200));
+      for (size_t i = 0; i < array.size(); ++i) {
+        array[i] = static_cast<float>((i * 7 + rank * 13 + made * 3) % 61);
+      }
+      char* const data = reinterpret_cast<char*>(array.data());
+      const uint32_t members = group ? group->size() : job.plan_.ranks;
+      switch (kind % 8) {
+        case 0: call.what = wire::Barrier{}; break;
+        case 1: call.what = wire::Broadcast{static_cast<uint32_t>(who % members)}; break;
+        case 2: call.what = wire::AllGather{}; break;
+        case 3:
+          call.what = wire::AllReduce{{}, wire::Algorithm::kRing};
+          break;
+        case 4:
+          if (who == rank) array.push_back(0);  // ranks disagree
+          call.what = wire::AllReduce{};
+          break;
+        default: call.what = wire::AllReduce{};
+      }
+      if (!wire::is<wire::Barrier>(call.what)) {
+        call.buffers = {{{DType::kFloat32, {array.size()}}, data, data}};
+      }
+      if (kind % 8 == 5 && kind / 8 % 4 == 0 && who == rank) {
+        core().named().refuse(group ? group : core().world(), call.what, call.name,
+                              "it does not want to");
+        return pause_then([this] { next(); });
+      }
+      if (wire::is<wire::AllGather>(call.what)) call.buffers.front().receive = nullptr;
+      const std::string name = call.name;
+      auto submitted = core().named().submit(std::move(call), false);
+      if (!submitted.ok()) return over(submitted.status());
+      operation = *submitted;
+      operation->then(worker::Where::kEngine, [this] {
+        const Status& status = operation->status();
+        std::string& result = job.results_[concat(rank, ".", lane, ".", made)];
+        if (!status.ok()) {
+          result = status.to_string();
+        } else if (operation->result) {
+          result.assign(operation->result.get(), operation->result_bytes);
+        } else {
+          result.assign(reinterpret_cast<const char*>(array.data()),
+                        array.size() * sizeof(float));
+        }
+        pause_then([this] { next(); });
+      });
+    }
+
+    void over(const Status& why) {
+      ADD_FAILURE() << why.message();
+      --job.running_;
+    }
+  };
+
+  void start_server(uint32_t index) {
+    VirtualTransport& at = *transports_[plan_.ranks + index];
+    auto server = server::Server::start({at.address(), 0, credentials()}, at);
+    ASSERT_TRUE(server.ok());
+    servers_[index] = std::move(*server);
+  }
+
+  void set_up() {
+    for (size_t host = 0; host < simulation_.options().hosts; ++host) {
+      transports_.push_back(std::make_unique<VirtualTransport>(simulation_, host));
+    }
+    auto settings = Settings::load({{"failover", "true"}, {"small_bytes", "1KiB"}},
+                                   [](const char*) -> const char* { return nullptr; });
+    ASSERT_TRUE(settings.ok());
+    std::vector<control::RegisteredWorker> workers(plan_.ranks);
+    for (uint32_t rank = 0; rank < plan_.ranks; ++rank) {
+      control::WorkerRegistration& registration = workers[rank].registration;
+      registration.rank = rank;
+      registration.size = plan_.ranks;
+      registration.dedicated_servers = kServers;
+      registration.host_id = workers[rank].host = transports_[rank]->address();
+      registration.settings = job::shared_settings(*settings);
+    }
+    ASSERT_TRUE(control::assemble(workers).move_to(cluster_).ok());
+    servers_.resize(kServers);
+    for (uint32_t i = 0; i < kServers; ++i) {
+      start_server(i);
+      cluster_.servers.push_back({i, true, ~0u, servers_[i]->address().to_string(), 1.0});
+    }
+    plane_ = job::data_plane(*settings, cluster_, {4});
+    for (uint32_t i = 0; i < kServers; ++i) servers_[i]->attach(cluster_, i, plane_);
+    for (uint32_t rank = 0; rank < plan_.ranks; ++rank) {
+      auto doors = job::doors_of(cluster_, rank, plane_.flows);
+      ASSERT_TRUE(doors.ok());
+      std::vector<worker::ServerFlow> flows;
+      for (const job::Door& door : *doors) {
+        auto connection = transports_[rank]->connect_now(door.address, door.hello, credentials());
+        ASSERT_TRUE(connection.ok());
+        flows.push_back({door.server, std::move(*connection)});
+      }
+      auto bus = LocalBus::listen();
+      ASSERT_TRUE(bus.ok());
+      ASSERT_TRUE((*bus)->connect(0, {(*bus)->address()}, monotonic_now() + kSecond).ok());
+      worker::EngineOptions engine = job::engine_options(cluster_, rank, plane_, *settings);
+      engine.mesh.host = transports_[rank]->address();
+      engine.mesh.credentials = credentials();
+      engine.observe = false;
+      cores_.push_back(std::make_unique<EngineCore>(cluster_, engine, *transports_[rank],
+                                                    std::move(*bus), std::move(flows)));
+    }
+  }
+
+  const Plan plan_;
+  const uint64_t seed_;
+  std::mt19937_64 chance_;
+  Simulation simulation_;
+  std::vector<std::unique_ptr<VirtualTransport>> transports_;  // by host
+  control::Cluster cluster_;
+  server::DataPlaneOptions plane_;
+  std::vector<std::unique_ptr<server::Server>> servers_, dead_;
+  std::vector<std::unique_ptr<EngineCore>> cores_;
+  std::vector<std::shared_ptr<worker::Group>> groups_;  // by rank
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  Nanos start_ = 0;
+  std::map<std::string, std::string> results_;
+  size_t running_ = 0;
+};
+
+// How long the programs of a plan take if no server dies, and their results.
+struct Calm {
+  std::map<std::string, std::string> results;
+  Nanos took = 0;
+};
+
+Calm calm(Plan plan, uint64_t seed) {
+  plan.changes.clear();
+  Job job(plan, seed);
+  Calm found{job.run(), 0};
+  found.took = job.took();
+  return found;
+}
+
+void expect_same(const Plan& plan, uint64_t seed, const Calm& calm) {
+  Job job(plan, seed);
+  const auto results = job.run();
+  EXPECT_EQ(job.cannot_move, 0);
+  ASSERT_EQ(results.size(), calm.results.size()) << "seed " << seed;
+  for (const auto& [call, result] : calm.results) {
+    ASSERT_EQ(results.at(call), result) << "call " << call << ", seed " << seed;
+  }
+}
+
+TEST(Names, MoveToAnotherServer) {
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    Plan plan;
+    plan.ranks = 2 + seed % 3;
+    if (seed % 2 == 0) plan.forms = Plan::Forms::kBefore;
+    const Calm expected = calm(plan, seed);
+    ASSERT_GT(expected.took, 0);
+    std::mt19937_64 random(seed);
+    plan.changes = {{static_cast<Nanos>(random() % expected.took),
+                     static_cast<uint32_t>(random() % kServers)}};
+    expect_same(plan, seed, expected);
+    if (HasFatalFailure() || HasNonfatalFailure()) return;
+  }
+}
+
+// The server that stands in dies as well, some of the time before all ranks have heard of the first
+// death.
+TEST(Names, MoveAgain) {
+  for (uint64_t seed = 101; seed <= 130; ++seed) {
+    Plan plan;
+    const Calm expected = calm(plan, seed);
+    std::mt19937_64 random(seed);
+    const auto first = static_cast<uint32_t>(random() % kServers);
+    const Nanos when = static_cast<Nanos>(random() % expected.took);
+    plan.changes = {{when, first}};
+    for (uint32_t i = 1; i <= 2; ++i) {
+      // Ranks hear of all versions in one order.
+      plan.changes.push_back({plan.changes.back().when + plan.news + 1 +
+                                  static_cast<Nanos>(random() % (kMillisecond << random() % 4)),
+                              (first + i) % kServers});
+    }
+    expect_same(plan, seed, expected);
+    if (HasFatalFailure() || HasNonfatalFailure()) return;
+  }
+}
+
+// Servers die and are replaced, one after the other, until none of the first ones is left.
+TEST(Names, ReturnToReplacements) {
+  for (uint64_t seed = 301; seed <= 320; ++seed) {
+    Plan plan;
+    plan.calls = 40;
+    const Calm expected = calm(plan, seed);
+    std::mt19937_64 random(seed);
+    Nanos when = static_cast<Nanos>(random() % expected.took) / 4;
+    for (uint32_t i = 0; i < 2 * kServers; ++i) {
+      plan.changes.push_back({when, static_cast<uint32_t>((seed + i / 2) % kServers), i % 2 == 1});
+      when += plan.news + kMillisecond + static_cast<Nanos>(random() % (2 * kMillisecond));
+    }
+    expect_same(plan, seed, expected);
+    if (HasFatalFailure() || HasNonfatalFailure()) return;
+  }
+}
+
+TEST(Names, SomeCallsNeedTheServerThatHasThem) {
+  const auto needed = [](worker::Call call) { return Job({}, 1).needed(std::move(call)); };
+  float array[4] = {};
+  char* const data = reinterpret_cast<char*>(array);
+  const std::vector<worker::Buffer> buffers{{{DType::kFloat32, {4}}, data, data}};
+  EXPECT_TRUE(needed({.name = "a", .what = wire::AllReduce{}, .buffers = buffers}).empty());
+  EXPECT_TRUE(needed({.name = "a", .what = wire::Barrier{}}).empty());
+  EXPECT_EQ(needed({.name = "a", .what = wire::Receive{1, 0}, .buffers = buffers}).size(), 1u);
+  EXPECT_EQ(needed({.name = "a", .what = wire::FormGroup{{0, 1}}}).size(), 1u);
+  EXPECT_EQ(needed({.name = wire::kJoinName, .what = wire::Join{}}).size(), kServers);
+}
+
+// A group that is new agrees on who answers for its names, although some of its servers have died,
+// and others die later.
+TEST(Names, BelongToAGroupThatIsFormedLater) {
+  for (uint64_t seed = 201; seed <= 210; ++seed) {
+    Plan plan;
+    plan.forms = Plan::Forms::kAfter;
+    const Calm expected = calm(plan, seed);
+    const auto first = static_cast<uint32_t>(seed % kServers);
+    const Nanos begin = kSecond;  // when the group is formed
+    plan.changes = {{kMillisecond, first},
+                    {begin + (expected.took - begin) / 2, (first + 1) % kServers}};
+    expect_same(plan, seed, expected);
+    if (HasFatalFailure() || HasNonfatalFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace herring::simulate

@@ -1,0 +1,134 @@
+"""Starts dedicated servers again that have died, in a job that goes on meanwhile."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from herring.launch.children import Child, Children
+from herring.launch.ending import Ending
+from herring.launch.job import RunOptions, Task
+from herring.launch.processes import how_ended
+from herring.rendezvous.settings import value_of
+
+__all__ = ["Restarts"]
+
+_FIRST_PAUSE = 0.5  # after the first restart; later pauses double
+_LONGEST_PAUSE = 10.0
+_LONG_LIFE = 60.0  # a server that has lived for so long is started again at once
+# A server that ends with an error, rather than by a signal, may end because its job has failed. The
+# workers of a failed job end within this time.
+_DOUBT = 2.0
+_LOOK = 0.5  # seconds between two looks for stopped servers
+
+
+class Restarts:
+    """Replaces dedicated servers of a job with ``HERRING_FAILOVER``.
+
+    A server that has died, or that is stopped for so long that the job has given up on it, gets a
+    successor: a process of the same name with a number of its own.
+    """
+
+    def __init__(
+        self,
+        options: RunOptions,
+        environment: Mapping[str, str],
+        children: Children,
+        ending: Ending,
+        start: Callable[[Task], None],
+        say: Callable[[str, str], None],
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            options: The options of the job.
+            environment: The variables of the workers.
+            children: The processes of the job.
+            ending: How the job ends.
+            start: Starts a process.
+            say: Tells the user; called with a level and a text.
+        """
+        servers = len(options.layout.servers)
+        nodes = max(options.nodes, len(options.layout.workers))
+        # If no server is left, nobody can stand in for the one that dies.
+        others = servers > 1 or nodes > servers
+        self._enabled = servers > 0 and others and value_of(environment, "HERRING_FAILOVER")
+        self._patience = 0.0  # after which a stopped server is lost
+        if self._enabled:
+            self._patience = value_of(environment, "HERRING_HEARTBEAT_TIMEOUT") + _LOOK
+        self._children = children
+        self._ending = ending
+        self._start = start
+        self._say = say
+        self._next_number = options.workers + servers
+        self._due: dict[int, float] = {}  # by number of the process: when to replace it
+        self._pauses: dict[str, float] = {}  # by name: after the next death
+        self._started: dict[int, float] = {}
+        self._stopped: dict[int, float] = {}  # since when a process is stopped
+        self._look_at = 0.0
+
+    def on_end(self, child: Child) -> bool:
+        """Returns whether the job goes on although this process has ended."""
+        if child.replaced:
+            return True
+        if not self._enabled or not child.is_server or child.code == 0 or not self._goes_on():
+            return False
+        now = time.monotonic()
+        name = child.task.name
+        if now - self._started.get(child.task.number, -_LONG_LIFE) >= _LONG_LIFE:
+            self._pauses[name] = 0.0
+        pause = self._pauses.get(name, 0.0)
+        self._pauses[name] = min(max(2 * pause, _FIRST_PAUSE), _LONGEST_PAUSE)
+        self._due[child.task.number] = now + (pause if child.code < 0 else max(pause, _DOUBT))
+        return True
+
+    def next_deadline(self) -> float | None:
+        """Returns when `on_time` must be called next, or None."""
+        if not self._enabled or not self._goes_on():
+            return None
+        return min([*self._due.values(), self._look_at])
+
+    def on_time(self, now: float) -> None:
+        """Does everything that is due."""
+        if not self._enabled or not self._goes_on():
+            return
+        if now >= self._look_at:
+            self._look_at = now + _LOOK
+            self._look_for_stopped(now)
+        for number in [number for number, at in self._due.items() if now >= at]:
+            del self._due[number]
+            child = self._children.get(number)
+            if child is not None:
+                how = how_ended(child.code) if child.ended else "is stopped"
+                self._replace(child, how, now)
+
+    def _goes_on(self) -> bool:
+        return not self._ending.begun and bool(self._children.running(workers_only=True))
+
+    def _look_for_stopped(self, now: float) -> None:
+        for child in self._children.running():
+            if not child.is_server or child.replaced or child.process is None:
+                continue
+            if not _is_stopped(child.pid):
+                self._stopped.pop(child.task.number, None)
+            elif now - self._stopped.setdefault(child.task.number, now) > self._patience:
+                self._due.setdefault(child.task.number, now)
+
+    def _replace(self, child: Child, how: str, now: float) -> None:
+        child.replaced = True
+        self._stopped.pop(child.task.number, None)
+        self._say("warning", f"{child.described} {how}; starting another one in its place")
+        task = dataclasses.replace(child.task, number=self._next_number)
+        self._next_number += 1
+        self._started[task.number] = now
+        self._start(task)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[:1] in (["T"], ["t"])

@@ -1,0 +1,163 @@
+// How the coordinator takes over names from a server that is gone; see handover.h.
+#include <algorithm>
+#include <utility>
+
+#include "server/coordinator.h"
+
+namespace herring::server {
+
+using control::Group;
+
+// Returns the hand-over that calls of this reign wait for; null if they need not wait. What comes
+// first in a reign begins its hand-over.
+Result<Handover*> Coordinator::handover_of(const std::shared_ptr<JobGroup>& group, Reign reign,
+                                           Nanos now) {
+  const Home home{group->members.id(), reign.home};
+  const auto found = handovers_.find(home);
+  const bool waits = found != handovers_.end();
+  const uint32_t epoch =
+      waits ? found->second.reign.epoch : group->sequences[reign.home].epoch;
+  if (reign.epoch == epoch) return waits ? &found->second : nullptr;
+  if (waits || reign.epoch < epoch) {
+    return breach("a rank speaks to server ", index_, " as the one that answers for server ",
+                  reign.home, " since version ", reign.epoch, "; others say since ", epoch);
+  }
+  Handover& begun = handovers_[home];
+  begun.reign = reign;
+  begun.group = group;
+  begun.since = now;
+  begun.said.resize(group->members.size());
+  return &begun;
+}
+
+Status Coordinator::hand_over(uint32_t rank, uint32_t group_id, Reign reign, std::string_view text,
+                              Nanos now, std::vector<Answer>& out) {
+  auto decoded = wire::decode_handover(text);
+  if (!decoded.ok()) return decoded.status();
+  const std::shared_ptr<JobGroup> group = groups_.find(group_id);
+  if (!group || !group->members.has(rank) || reign.home >= servers_) {
+    return breach("rank ", rank, " hands over names of server ", reign.home, " in group ", group_id,
+                  ", which is not possible");
+  }
+  const uint32_t index = group->members.index_of(rank);
+  if (group->is_gone(index)) return {};
+  auto handover = handover_of(group, reign, now);
+  if (!handover.ok()) return handover.status();
+  if (*handover == nullptr || (*handover)->said[index]) {
+    return breach("rank ", rank, " hands over the same names twice");
+  }
+  (*handover)->said[index] = std::move(*decoded);
+  if (!(*handover)->missing().empty()) return {};
+  auto ready = handovers_.extract({group_id, reign.home});
+  take_over(ready.mapped(), now, out);
+  return {};
+}
+
+// Goes on with the hand-overs that no longer wait for anybody, because ranks are gone.
+void Coordinator::settle(Nanos now, std::vector<Answer>& out) {
+  std::vector<Home> ready;
+  for (const auto& [home, handover] : handovers_) {
+    if (handover.missing().empty()) ready.push_back(home);
+  }
+  for (const Home& home : ready) {
+    auto handover = handovers_.extract(home);
+    take_over(handover.mapped(), now, out);
+  }
+}
+
+void Coordinator::take_over(Handover& handover, Nanos now, std::vector<Answer>& out) {
+  const std::shared_ptr<JobGroup>& group = handover.group;
+  JobGroup::Sequence& sequence = group->sequences[handover.reign.home];
+  sequence.epoch = handover.reign.epoch;
+  auto known = what_is_known(handover);
+  Status status = known.ok() ? Status() : known.status();
+  if (status.ok()) {
+    sequence.answered = known->highest;
+    // In this order, so that the tickets of a stream keep their order on all ranks.
+    for (const Lacked& lacked : known->lacked) {
+      if (status = give(handover, lacked, now, out); !status.ok()) break;
+    }
+  }
+  for (Announcement& call : handover.held) {
+    release(*group, call);
+    if (status.ok()) take(group, handover.reign, std::move(call), now, out);
+  }
+  if (status.ok()) return;
+  for (uint32_t rank = 0; rank < cluster_.size; ++rank) {
+    out.push_back(error_answer(rank, 0, status));
+  }
+}
+
+// Gives an answer of the server that is gone to the ranks that lack it. If the call failed, they
+// may not have made it yet.
+Status Coordinator::give(Handover& handover, const Lacked& lacked, Nanos now,
+                         std::vector<Answer>& out) {
+  const std::shared_ptr<JobGroup>& group = handover.group;
+  const wire::KeptAnswer& answer = *lacked.answer;
+  if (answer.type == wire::FrameType::kOpError) {
+    auto error = wire::decode_op_error(payload_of(answer, 1));
+    if (!error.ok()) return error.status();
+    const Home home{group->members.id(), handover.reign.home};
+    Calls& calls = names_[{home, answer.name}];
+    Pending& pending = add_call(calls, group, handover.reign, now);
+    pending.number = answer.number;
+    pending.failure = Status(error->code, error->text);
+    for (uint32_t index = 0; index < pending.here.size(); ++index) {
+      if (pending.here[index] || std::ranges::count(lacked.by, index) > 0) continue;
+      pending.here[index] = true;
+      ++pending.arrived;
+    }
+    ++failed_;
+    advance(calls, std::prev(calls.end()), out);
+    if (calls.empty()) names_.erase({home, answer.name});
+    return {};
+  }
+  const auto lost = [&](uint32_t rank, const char* why) {
+    return Status(Code::kPeerLost,
+                  concat("a server is lost, and with it the answer to '", answer.name, "'",
+                         group->members.suffix(), " of rank ", rank, ", ", why));
+  };
+  for (const uint32_t index : lacked.by) {
+    if (group->is_gone(index)) continue;
+    const uint32_t rank = group->members.ranks()[index];
+    if (!answer.common) return lost(rank, "which no other rank knows");
+    const auto call = std::ranges::find_if(handover.held, [&](const Announcement& one) {
+      return one.index == index && one.message.name == answer.name && one.message.refusal.empty();
+    });
+    if (call == handover.held.end()) return lost(rank, "which did not make the call");
+    wire::FrameHeader header;
+    header.type = answer.type;
+    header.group = group->members.id();
+    header.stream = answer.type == wire::FrameType::kGo ? answer.stream
+                                                        : stream_of(handover.reign, servers_);
+    header.round = answer.ticket;
+    wire::set_answer_number(header, answer.number);
+    out.push_back({rank, header, payload_of(answer, call->message.id)});
+    release(*group, *call);
+    handover.held.erase(call);
+  }
+  return {};
+}
+
+void Coordinator::overdue(Handover& handover, Nanos now, std::vector<Answer>& out) {
+  if (handover.held.empty()) return;
+  const auto waits = [&] {
+    std::string who;
+    for (const uint32_t rank : handover.missing()) {
+      who += (who.empty() ? "" : ", ") + cluster_.describe_rank(rank);
+    }
+    return concat("calls", handover.group->members.suffix(), " have waited ",
+                  in_seconds(now - handover.since), " for ", who,
+                  " to hear that a server is lost", whereabouts_.describe(handover.missing()));
+  };
+  const wire::Announce& first = handover.held.front().message;
+  const uint32_t rank = handover.group->members.ranks()[handover.held.front().index];
+  const Nanos age = now - handover.since;
+  if (age > first.timeout_ms * kMillisecond) {
+    out.push_back(error_answer(rank, 0, {Code::kTimeout, waits()}));
+  } else if (age > first.warn_ms * kMillisecond && !std::exchange(handover.warned, true)) {
+    out.push_back(warning_answer(rank, waits()));
+  }
+}
+
+}  // namespace herring::server

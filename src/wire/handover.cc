@@ -1,0 +1,67 @@
+#include "wire/handover.h"
+
+#include <algorithm>
+
+#include "base/bytes.h"
+#include "wire/malformed.h"
+
+namespace herring::wire {
+
+bool Handover::has(uint64_t number) const {
+  return number <= highest && !std::binary_search(holes.begin(), holes.end(), number);
+}
+
+std::string encode(const Handover& handover) {
+  ByteWriter out;
+  out.put(handover.highest).put(static_cast<uint32_t>(handover.holes.size()));
+  out.raw(handover.holes.data(), handover.holes.size() * sizeof(uint64_t));
+  out.put(static_cast<uint32_t>(handover.kept.size()));
+  for (const KeptAnswer& one : handover.kept) {
+    out.put(one.number).put(one.type).put(static_cast<uint8_t>(one.common));
+    out.put(one.stream).put(one.ticket).text(one.name).text(one.text);
+  }
+  return out.take();
+}
+
+Result<Handover> decode_handover(std::string_view text) {
+  ByteReader in(text);
+  Handover handover;
+  handover.highest = in.get<uint64_t>();
+  const auto holes = in.get<uint32_t>();
+  if (!in.ok() || holes > kMostHoles || holes * sizeof(uint64_t) > in.remaining()) {
+    return malformed("hand-over");
+  }
+  handover.holes.resize(holes);
+  in.raw(handover.holes.data(), holes * sizeof(uint64_t));
+  uint64_t before = 0;
+  for (const uint64_t hole : handover.holes) {
+    if (hole <= before || hole >= handover.highest) return malformed("hand-over");
+    before = hole;
+  }
+  const auto kept = in.get<uint32_t>();
+  if (!in.ok() || kept > 2 * kMostKept) return malformed("hand-over");
+  for (uint32_t i = 0; i < kept && in.ok(); ++i) {
+    KeptAnswer& one = handover.kept.emplace_back();
+    one.number = in.get<uint64_t>();
+    one.type = in.get<FrameType>();
+    const auto common = in.get<uint8_t>();
+    one.common = common == 1;
+    one.stream = in.get<uint32_t>();
+    one.ticket = in.get<uint32_t>();
+    one.name = in.text(kMaxName);
+    one.text = in.text(kMaxPayload);
+    const bool answers = one.type == FrameType::kGo || one.type == FrameType::kReply ||
+                         one.type == FrameType::kOpError;
+    if (!answers || common > 1 || !handover.has(one.number) || one.number == 0) {
+      return malformed("hand-over");
+    }
+  }
+  if (!in.done()) return malformed("hand-over");
+  return handover;
+}
+
+std::string payload_of(const KeptAnswer& answer, uint64_t id) {
+  return ByteWriter().put(id).take() + answer.text;
+}
+
+}  // namespace herring::wire

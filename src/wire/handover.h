@@ -1,0 +1,58 @@
+// What the ranks tell a server that begins to answer for the names of a home (kHandOver), because
+// the server that did so is gone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "wire/frame.h"
+
+namespace herring::wire {
+
+// The number of an answer: all ranks of a group get the answers to one call with one number, and
+// the calls of a home are numbered in the order in which they are answered. 0: not numbered.
+inline uint64_t answer_number(const FrameHeader& header) {
+  return uint64_t{header.first_segment} << 32 | header.buffer;
+}
+inline void set_answer_number(FrameHeader& header, uint64_t number) {
+  header.buffer = static_cast<uint32_t>(number);
+  header.first_segment = static_cast<uint32_t>(number >> 32);
+}
+
+// An answer that a rank has received. It may have been lost on its way to others.
+struct KeptAnswer {
+  uint64_t number = 0;
+  FrameType type = FrameType::kReply;  // kGo, kReply or kOpError
+  bool common = false;                 // it is the same for all ranks
+  uint32_t stream = 0, ticket = 0;     // of a kGo
+  std::string name;                    // of the call
+  std::string text;                    // the payload behind the ID
+
+  size_t bytes() const { return name.size() + text.size() + sizeof(KeptAnswer); }
+};
+
+// What one rank knows about the answers for one home and group.
+struct Handover {
+  uint64_t highest = 0;             // the highest number received
+  std::vector<uint64_t> holes;      // numbers below it that were not received, ascending
+  std::vector<KeptAnswer> kept;     // the latest answers, in any order
+
+  bool has(uint64_t number) const;
+};
+
+// Bounds of what a rank keeps: results, and as many errors.
+inline constexpr size_t kMostKept = 4096, kMostKeptBytes = 16u << 20;
+// Bound of the holes of a rank. A hole is a failed call that the rank has not made.
+inline constexpr size_t kMostHoles = 1u << 17;
+
+std::string encode(const Handover& handover);
+Result<Handover> decode_handover(std::string_view in);
+
+// Returns the payload of a kept answer for the operation `id`.
+std::string payload_of(const KeptAnswer& answer, uint64_t id);
+
+}  // namespace herring::wire

@@ -1,0 +1,42 @@
+#include "worker/answers.h"
+
+#include <utility>
+
+namespace herring::worker {
+
+Status Answers::receive(uint64_t number) {
+  if (number <= highest_) {
+    if (holes_.erase(number) == 0) return breach("a server gave answer ", number, " twice");
+    return {};
+  }
+  if (number - highest_ - 1 > wire::kMostHoles - holes_.size()) {
+    return breach("a server gave answer ", number, " after answer ", highest_);
+  }
+  while (++highest_ < number) holes_.insert(holes_.end(), highest_);
+  return {};
+}
+
+void Answers::keep(wire::KeptAnswer answer) {
+  Kept& kept = answer.type == wire::FrameType::kOpError ? errors_ : results_;
+  kept.bytes += answer.bytes();
+  kept.answers.push_back(std::move(answer));
+  while (kept.answers.size() > wire::kMostKept || kept.bytes > wire::kMostKeptBytes) {
+    kept.bytes -= kept.answers.front().bytes();
+    kept.answers.pop_front();
+  }
+}
+
+void Answers::forget(uint64_t number) {
+  *this = {};
+  highest_ = number;
+}
+
+wire::Handover Answers::tell() const {
+  wire::Handover handover{highest_, {holes_.begin(), holes_.end()}, {}};
+  for (const Kept* kept : {&results_, &errors_}) {
+    handover.kept.insert(handover.kept.end(), kept->answers.begin(), kept->answers.end());
+  }
+  return handover;
+}
+
+}  // namespace herring::worker

@@ -1,0 +1,34 @@
+// The answers that this rank has received from the server of one home, in one group. The latest are
+// kept for ranks that may lack them when the server is gone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <set>
+
+#include "wire/handover.h"
+
+namespace herring::worker {
+
+class Answers {
+ public:
+  // Notes an answer. Returns kProtocol for a number that is impossible.
+  Status receive(uint64_t number);
+  void keep(wire::KeptAnswer answer);
+  // Notes that all ranks have answers up to this one, or never need them.
+  void forget(uint64_t number);
+
+  wire::Handover tell() const;
+
+ private:
+  struct Kept {
+    std::deque<wire::KeptAnswer> answers;  // oldest first
+    size_t bytes = 0;
+  };
+  uint64_t highest_ = 0;
+  std::set<uint64_t> holes_;
+  Kept results_, errors_;  // apart: a rank may make a call long after it has failed for others
+};
+
+}  // namespace herring::worker

@@ -1,0 +1,425 @@
+// The part of Links that lets a job go on when a server dies.
+//
+// The results of a run are received into memory of their own, so its contributions stay until they
+// are answered, and then copied to their place. They are kept until no other worker can lack them
+// (Settling), also when the transfer is over (`kept_`). When the set of servers changes, each rank
+// acts alone. It pushes what another server now has to do, in the order of the keys: its
+// contribution to a segment whose result it lacks, or else the result. A server that gets a result
+// answers everybody with that. Otherwise it gets all contributions and sums them again. Both give
+// the same bits.
+#include <algorithm>
+#include <cstring>
+
+#include "worker/links.h"
+
+namespace herring::worker {
+namespace {
+
+constexpr uint32_t kChunkSegments = 16;
+
+}  // namespace
+
+size_t Links::chunk_bytes(const LinksOptions& options) {
+  return kChunkSegments * options.segment_bytes;
+}
+
+Links::StreamId Links::stream_id(const Transfer& transfer, uint32_t run) const {
+  const Key& key = transfer.key;
+  if (transfer.ways.empty() || transfer.ways[run].since == 0) {
+    return {key.group, key.stream, 0, 0};
+  }
+  return {key.group, key.stream, home_of(transfer, run) + 1, transfer.ways[run].since};
+}
+
+// Returns whether its results can be given to others. All of its contributors get all results.
+bool Links::keeps_results(const Transfer& transfer) {
+  return transfer.open.participants == wire::Participants::kNodes && transfer.receive != nullptr;
+}
+
+const std::vector<uint32_t>& Links::owners_of(uint32_t group) const {
+  return group == 0 ? all_servers_ : owners_.find(group)->second;
+}
+
+// The number of segments that any worker may have outstanding at a server.
+size_t Links::window_bound() const {
+  size_t flows = 1;
+  for (const Link& link : links_) flows = std::max(flows, link.flows.size());
+  return flows * (size_t{options_.credit_max} + 1);
+}
+
+Transfer* Links::find(const Key& key) {
+  if (const auto found = transfers_.find(key); found != transfers_.end()) {
+    return found->second.transfer;
+  }
+  const auto kept = kept_.find(key);
+  return kept == kept_.end() ? nullptr : kept->second.get();
+}
+
+bool Links::can_move() const {
+  return std::ranges::all_of(transfers_, [this](const auto& one) {
+    const Key& key = one.first;
+    const Transfer& transfer = *one.second.transfer;
+    const bool even = key.group == 0 ? world_.even : groups_.find(key.group)->second.even;
+    return keeps_results(transfer) && !wire::outlives_members(key.stream) &&
+           (even || transfer.lockstep);
+  });
+}
+
+void Links::choose_way(Transfer& transfer, uint32_t run) {
+  Way& way = transfer.ways[run];
+  const uint32_t home = home_of(transfer, run);
+  const auto [server, since] =
+      serving_.stand_in(home, transfer.key.buffer, owners_of(transfer.key.group));
+  way.server = server;
+  way.since = server == home ? 0 : since;
+  if (!keeps_results(transfer)) return;
+  Settling& settling = links_[way.server].settling[stream_id(transfer, run)];
+  way.place = settling.pushed;
+  const auto& answered = transfer.answered[run];
+  settling.pushed += static_cast<size_t>(std::ranges::count(answered, false));
+  settling.runs.push_back({transfer.key, run});
+}
+
+// Moves a run whose server has changed.
+void Links::move(Transfer& transfer, uint32_t run) {
+  Way& way = transfer.ways[run];
+  const uint32_t home = home_of(transfer, run);
+  const auto [server, epoch] =
+      serving_.stand_in(home, transfer.key.buffer, owners_of(transfer.key.group));
+  const uint32_t since = server == home ? 0 : epoch;
+  std::erase_if(way.elsewhere, [this](const auto& one) { return !serving_.has(one.server); });
+  if (server == way.server && since == way.since) return;
+  unqueue(way.server, transfer, run);
+  const uint32_t left = std::exchange(transfer.on_the_way[run], 0);
+  if (left > 0 && serving_.has(way.server)) {
+    way.elsewhere.push_back({way.server, way.since, left});
+  }
+  choose_way(transfer, run);
+  way.again = true;
+  transfer.opened[run] = 0;
+  if (Item item{&transfer, run, transfer.runs[run].first}; next_piece(item, 1).count > 0) {
+    enqueue(transfer, run, 0);
+  }
+}
+
+// Queues the run at the end of its stream.
+void Links::enqueue(Transfer& transfer, uint32_t run, uint64_t number) {
+  const uint32_t server = server_of(transfer, run);
+  const StreamId id = stream_id(transfer, run);
+  Stream& stream = stream_of(links_[server], id, pace_of(id.group));
+  stream.queue.push({&transfer, run, transfer.runs[run].first, number});
+  if (balances_ && stream.queue.size() == 1) note_position(server, id, stream);
+}
+
+void Links::serve(const control::ServerSet& set) {
+  const control::ServerSet before = serving_;
+  serving_.adopt(set);
+  for (uint32_t server = 0; server < links_.size(); ++server) {
+    if (before.has(server) && !set.has(server)) drop_link(server);
+  }
+  std::vector<Transfer*> moving;
+  for (auto& [key, pushed] : transfers_) moving.push_back(pushed.transfer);
+  for (auto& [key, transfer] : kept_) moving.push_back(transfer.get());
+  std::ranges::sort(moving, {}, [](const Transfer* one) { return one->key; });
+  for (Transfer* transfer : moving) {
+    for (uint32_t run = 0; run < transfer->runs.size(); ++run) move(*transfer, run);
+  }
+  std::vector<Transfer*> ended;
+  for (auto& [key, pushed] : transfers_) {
+    if (is_over(*pushed.transfer)) ended.push_back(pushed.transfer);
+  }
+  for (Transfer* transfer : ended) keep(*transfer);
+  end(ended);
+  for (uint32_t server = 0; server < links_.size(); ++server) pump(server);
+}
+
+// The server is dead: nothing on its flows comes back.
+void Links::drop_link(uint32_t server) {
+  Link& link = links_[server];
+  for (auto& flow : link.flows) flow->flow->abandon();
+  for (Path& path : link.paths) path = {};
+  link.count(loop_.now());
+  link.outstanding = 0;
+  link.streams.clear();
+  link.settling.clear();
+  link.groups = 0;
+  world_.forget(server);
+  for (auto& [group, pace] : groups_) pace.forget(server);
+  std::vector<StreamId> idle;
+  for (auto& [id, order] : orders_) {
+    order.balance.remove(server);
+    while (const auto next = order.balance.release()) released_.push_back(*next);
+    if (order.balance.empty()) idle.push_back(id);
+  }
+  for (const StreamId& id : idle) orders_.erase(id);
+}
+
+void Links::server_replaced(uint32_t server,
+                            std::vector<std::unique_ptr<transport::Connection>> connections) {
+  Link& link = links_[server];
+  link.flows.clear();
+  link.paths.clear();
+  link.shortest = link.round_trip = 0;
+  link.length = 1;
+  link.waited = link.answered = 0;
+  for (const auto& connection : connections) add_flow(server, *connection);
+  const auto begin_anew = [&](Pace& pace) {
+    fit(pace);
+    pace.links[server].signals = 0;
+    pace.links[server].returned = 0;
+  };
+  begin_anew(world_);
+  for (auto& [group, pace] : groups_) begin_anew(pace);
+}
+
+// Takes a run out of the queue of its stream.
+void Links::unqueue(uint32_t server, const Transfer& transfer, uint32_t run) {
+  Streams& streams = links_[server].streams;
+  const StreamId id = stream_id(transfer, run);
+  const auto found = streams.find(id);
+  if (found == streams.end()) return;
+  Stream& stream = found->second;
+  for (size_t left = stream.queue.size(); left > 0; --left) {
+    const Item item = stream.queue.front();
+    stream.queue.pop();
+    if (item.transfer != &transfer || item.run != run) stream.queue.push(item);
+  }
+  if (stream.queue.empty() && stream.outstanding == 0) erase_stream(links_[server], found);
+}
+
+// Skips segments of a run that is pushed again whose results no other worker can lack.
+Links::Piece Links::next_piece(Item& item, size_t most) {
+  const Transfer& transfer = *item.transfer;
+  const plan::SegmentRun& run = transfer.runs[item.run];
+  const auto& answered = transfer.answered[item.run];
+  const auto& chunks = transfer.ways[item.run].chunks;
+  const uint32_t end = run.first + run.count;
+  const auto has = [&](uint32_t segment) { return answered[segment - run.first]; };
+  const auto gone = [&](uint32_t segment) {
+    const uint32_t chunk = (segment - run.first) / kChunkSegments;
+    return has(segment) && (chunk >= chunks.size() || chunks[chunk] == nullptr);
+  };
+  while (item.next < end && gone(item.next)) ++item.next;
+  Piece piece;
+  if (item.next == end) return piece;
+  piece.gives = has(item.next);
+  while (piece.count < most && item.next + piece.count < end) {
+    const auto segment = static_cast<uint32_t>(item.next + piece.count);
+    if (has(segment) != piece.gives || gone(segment)) break;
+    ++piece.count;
+  }
+  return piece;
+}
+
+// Says where results of segments [first, first + count) of the shard are received.
+void Links::place_results(Transfer& transfer, uint32_t r, uint32_t first, uint32_t count,
+                          transport::Destinations& out) {
+  const plan::SegmentRun& run = transfer.runs[r];
+  const plan::Shard& shard = transfer.shards[run.shard];
+  auto& chunks = transfer.ways[r].chunks;
+  chunks.resize((run.count + kChunkSegments - 1) / kChunkSegments, nullptr);
+  for (uint32_t at = first - run.first, end = at + count; at < end;) {
+    char*& chunk = chunks[at / kChunkSegments];
+    if (chunk == nullptr) chunk = chunks_.take();
+    const uint32_t some = std::min(end - at, kChunkSegments - at % kChunkSegments);
+    const size_t begin = (run.first + size_t{at}) * options_.segment_bytes;
+    const size_t bytes = std::min(some * options_.segment_bytes, shard.bytes - begin);
+    out.add(chunk + at % kChunkSegments * options_.segment_bytes, bytes);
+    at += some;
+  }
+}
+
+// Copies results to their place.
+void Links::copy_results(const Transfer& transfer, uint32_t r, uint32_t first, uint32_t count) {
+  const plan::SegmentRun& run = transfer.runs[r];
+  const plan::Shard& shard = transfer.shards[run.shard];
+  for (uint32_t at = first - run.first, end = at + count; at < end;) {
+    const uint32_t some = std::min(end - at, kChunkSegments - at % kChunkSegments);
+    const size_t begin = (run.first + size_t{at}) * options_.segment_bytes;
+    const size_t bytes = std::min(some * options_.segment_bytes, shard.bytes - begin);
+    std::memcpy(transfer.receive + shard.offset + begin,
+                transfer.ways[r].chunks[at / kChunkSegments] +
+                    at % kChunkSegments * options_.segment_bytes,
+                bytes);
+    at += some;
+  }
+}
+
+// Returns the kept results of segments.
+std::string Links::results(const Transfer& transfer, uint32_t r, uint32_t first,
+                           size_t count) const {
+  const plan::SegmentRun& run = transfer.runs[r];
+  const plan::Shard& shard = transfer.shards[run.shard];
+  std::string bytes;
+  for (uint32_t segment = first; segment < first + count; ++segment) {
+    const uint32_t at = segment - run.first;
+    const size_t begin = segment * options_.segment_bytes;
+    bytes.append(transfer.ways[r].chunks[at / kChunkSegments] +
+                     at % kChunkSegments * options_.segment_bytes,
+                 std::min(options_.segment_bytes, shard.bytes - begin));
+  }
+  return bytes;
+}
+
+// The result of a round is here, so all ranks have those of earlier rounds.
+void Links::settle_rounds_before(const Key& key) {
+  std::vector<Key> settled;
+  for (auto one = kept_.lower_bound({key.stream}); one != kept_.end(); ++one) {
+    if (one->first.stream != key.stream || one->first.round >= key.round) break;
+    if (one->first.group == key.group) settled.push_back(one->first);
+  }
+  for (const Key& one : settled) {
+    release(*kept_[one]);
+    forget_kept(one);
+  }
+}
+
+// The result of a segment is here, so no other worker lacks results that are older than a window.
+// That holds only if all nodes cut buffers into the same slices.
+void Links::settle(const Transfer& transfer, uint32_t run, uint32_t segment) {
+  if (!pace_of(transfer.key.group).even) {
+    return transfer.lockstep ? settle_rounds_before(transfer.key) : void();
+  }
+  const Way& way = transfer.ways[run];
+  const auto found = links_[way.server].settling.find(stream_id(transfer, run));
+  if (found == links_[way.server].settling.end()) return;
+  Settling& settling = found->second;
+  // A run that is pushed again contributes to some of its segments only.
+  const uint64_t place = way.place + (way.again ? 0 : segment - transfer.runs[run].first);
+  settling.answered = std::max(settling.answered, place + 1);
+  const size_t window = window_bound();
+  if (settling.answered <= window) return;
+  const uint64_t settled = settling.answered - window;
+  while (!settling.runs.empty()) {
+    const Settling::Run front = settling.runs.front();
+    Transfer* const one = find(front.key);
+    const bool here = one != nullptr && one->ways[front.run].server == way.server &&
+                      stream_id(*one, front.run) == found->first;
+    if (here) {
+      free_chunks(*one, front.run, settled);
+      if (one->ways[front.run].place + one->runs[front.run].count > settled) break;
+      const bool answered = std::ranges::find(one->answered[front.run], false) ==
+                            one->answered[front.run].end();
+      if (!answered) break;
+    }
+    settling.runs.pop_front();
+    if (here) forget_kept(front.key);
+  }
+}
+
+// Frees the chunks of a run of which all places are settled.
+void Links::free_chunks(Transfer& transfer, uint32_t r, uint64_t settled) {
+  Way& way = transfer.ways[r];
+  const uint32_t count = transfer.runs[r].count;
+  for (uint32_t chunk = 0; chunk < way.chunks.size(); ++chunk) {
+    const uint32_t end = std::min((chunk + 1) * kChunkSegments, count);
+    if (way.place + end > settled) return;
+    if (way.chunks[chunk] == nullptr) continue;
+    const auto first = transfer.answered[r].begin() + chunk * kChunkSegments;
+    if (std::find(first, transfer.answered[r].begin() + end, false) !=
+        transfer.answered[r].begin() + end) {
+      return;
+    }
+    chunks_.give(std::exchange(way.chunks[chunk], nullptr));
+  }
+}
+
+// Returns whether another server has the run than the one that sent this result.
+bool Links::is_elsewhere(const Transfer& transfer, uint32_t run, uint32_t server,
+                         const wire::FrameHeader& result) {
+  return !transfer.ways.empty() && (transfer.ways[run].server != server ||
+                                    transfer.ways[run].since != result.epoch);
+}
+
+// Returns what is on the way to a server from before; null if there is nothing.
+Way::Elsewhere* Links::elsewhere_of(Transfer& transfer, uint32_t run, uint32_t server,
+                                    uint32_t since) {
+  auto& all = transfer.ways[run].elsewhere;
+  const auto found = std::ranges::find_if(all, [&](const Way::Elsewhere& one) {
+    return one.server == server && one.since == since;
+  });
+  return found == all.end() ? nullptr : &*found;
+}
+
+// A server has answered segments that another server has now.
+void Links::on_result_elsewhere(LinkFlow& flow, const wire::FrameHeader& header) {
+  Transfer& transfer = *flow.transfer;
+  const uint32_t run = flow.run, server = flow.server;
+  Way& way = transfer.ways[run];
+  Way::Elsewhere* const left = elsewhere_of(transfer, run, server, header.epoch);
+  const uint32_t home = left->since == 0 ? 0 : home_of(transfer, run) + 1;
+  account_answer(flow, header, {transfer.key.group, transfer.key.stream, home, left->since},
+                 *flow.pace, loop_.now());
+  if ((left->segments -= header.segments) == 0) {
+    std::erase_if(way.elsewhere, [](const auto& one) { return one.segments == 0; });
+  }
+  const auto found = transfers_.find(transfer.key);
+  if (found == transfers_.end()) {
+    forget_kept(Key(transfer.key));
+  } else if (is_over(transfer)) {
+    keep(transfer);
+    end({&transfer});
+  }
+  for (uint32_t one = 0; one < links_.size(); ++one) pump(one);
+  give_back(flow);
+}
+
+// Returns whether all results are here, and no flow reads the transfer's memory.
+bool Links::is_over(const Transfer& transfer) {
+  return transfer.segments_left == 0 && std::ranges::all_of(transfer.ways, [](const Way& way) {
+    return way.elsewhere.empty();
+  });
+}
+
+// Keeps what other workers may lack of a transfer that is over here.
+void Links::keep(Transfer& transfer) {
+  if (transfer.ways.empty()) return;
+  if (!keeps_results(transfer) || transfer.called_off) return release(transfer);
+  auto kept = std::make_unique<Transfer>(transfer);
+  for (Way& way : transfer.ways) way.chunks.clear();
+  kept->send = nullptr;
+  kept->receive = nullptr;
+  kept->owner = nullptr;
+  kept->mark = {};
+  for (uint32_t run = 0; run < transfer.runs.size(); ++run) {
+    // What is still to be given from the old object is given from the new one.
+    if (!transfer.ways[run].again) continue;
+    Streams& streams = links_[transfer.ways[run].server].streams;
+    const auto found = streams.find(stream_id(transfer, run));
+    if (found == streams.end()) continue;
+    Ring<Item>& queue = found->second.queue;
+    for (size_t left = queue.size(); left > 0; --left) {
+      Item item = queue.front();
+      queue.pop();
+      if (item.transfer == &transfer) item.transfer = kept.get();
+      queue.push(item);
+    }
+  }
+  kept_[transfer.key] = std::move(kept);
+}
+
+void Links::release(Transfer& transfer) {
+  for (Way& way : transfer.ways) {
+    for (char*& chunk : way.chunks) {
+      if (chunk != nullptr) chunks_.give(std::exchange(chunk, nullptr));
+    }
+  }
+}
+
+// Forgets a transfer that is over, if no other worker can lack anything of it.
+void Links::forget_kept(const Key& key) {
+  const auto found = kept_.find(key);
+  if (found == kept_.end()) return;
+  const Transfer& transfer = *found->second;
+  for (uint32_t run = 0; run < transfer.runs.size(); ++run) {
+    const Way& way = transfer.ways[run];
+    if (transfer.on_the_way[run] > 0 || !way.elsewhere.empty()) return;
+    if (std::ranges::any_of(way.chunks, [](const char* chunk) { return chunk != nullptr; })) return;
+  }
+  for (uint32_t run = 0; run < transfer.runs.size(); ++run) {
+    unqueue(transfer.ways[run].server, transfer, run);
+  }
+  kept_.erase(found);
+}
+
+}  // namespace herring::worker

@@ -1,0 +1,64 @@
+// A rank's part when servers die that answer for names (server/handover.h): it knows who answers
+// instead, announces again what is not answered, and says which answers it has. Engine thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "wire/frame.h"
+#include "wire/messages.h"
+#include "worker/answers.h"
+#include "worker/group.h"
+#include "worker/owners.h"
+
+namespace herring::worker {
+
+class EngineCore;
+class NamedOperations;
+class Operation;
+
+class Handovers {
+ public:
+  Handovers(EngineCore& engine, NamedOperations& named) : engine_(engine), named_(named) {}
+
+  const Owners& owners() const { return owners_; }
+  Owner owner_of(const Group& group, const std::string& name) const {
+    return owners_.of(group.shards().owners, group.shards().owner_of(name));
+  }
+
+  // See NamedOperations.
+  bool can_move(const control::ServerSet& set) const;
+  void serve(const control::ServerSet& set);
+  // Handles a group that is new here, or forgotten.
+  void begin(const Group& group);
+  void forget(uint32_t group);
+
+  // Notes an answer. Returns false if it must be ignored, because another server answers by now,
+  // and kProtocol if it is impossible.
+  Result<bool> receive(uint32_t server, const wire::FrameHeader& header, std::string_view payload);
+  // Tells the owner of a name that this rank refuses a call.
+  void refuse(const Group& group, wire::Announce refusal);
+
+ private:
+  struct Refusal {
+    uint32_t group = 0;
+    wire::Announce message;
+  };
+
+  bool is_asked(const Operation& operation, const Group& group, uint32_t home) const;
+  void move(const Group& group, const Owner& owner);
+  void hand_over(const Group& group, const Owner& owner);
+  void send(const Refusal& refusal, const Owner& owner);
+
+  EngineCore& engine_;
+  NamedOperations& named_;
+  Owners owners_;
+  std::map<std::pair<uint32_t, uint32_t>, Answers> answers_;  // by group and home
+  std::map<uint64_t, Refusal> refusals_;  // not answered, by ID
+};
+
+}  // namespace herring::worker

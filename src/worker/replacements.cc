@@ -1,0 +1,124 @@
+// The part of Membership that follows the servers of a job with failover: others stand in for a
+// dedicated server that is lost, and a replacement may come.
+#include <algorithm>
+#include <utility>
+
+#include "wire/messages.h"
+#include "worker/engine_core.h"
+
+namespace herring::worker {
+namespace {
+
+constexpr Nanos kServersInterval = 250 * kMillisecond;
+// Marks the IDs of definitions of groups that are not part of forming them.
+constexpr uint64_t kDefinition = uint64_t{1} << 63;
+
+}  // namespace
+
+// Only this rank knows that something cannot be moved, so it must tell the others.
+void Membership::move_from(const control::Loss& loss) {
+  const control::ServerSet next{loss.epoch, loss.serving, {}};
+  if (!engine_.links().can_move() || !engine_.named().can_move(next)) {
+    const std::string text =
+        concat(loss.text, "; other servers cannot take over what was in flight there");
+    engine_.fail_now({Code::kPeerLost, text});
+    return engine_.options().abort(text);
+  }
+  ended_servers_.insert(loss.index);
+  serve(next);
+}
+
+void Membership::serve(const control::ServerSet& set) {
+  engine_.links().serve(set);
+  engine_.named().serve(engine_.links().serving());
+}
+
+void Membership::server_comes(const control::Replacement& news,
+                              std::vector<std::unique_ptr<transport::Connection>> flows) {
+  const uint32_t server = news.server;
+  if (news.number <= dropped_ || engine_.links().serving().has(server)) return;
+  engine_.links().server_replaced(server, std::move(flows));
+  ended_servers_.erase(server);
+  Coming& coming = coming_[server];
+  coming = {news.number, {}};
+  wire::FrameHeader header;
+  header.type = wire::FrameType::kGroup;
+  header.flags = wire::kFlagFormed;
+  for (const auto& [number, group] : groups_) {
+    if (!group->is_known_to(server)) continue;
+    const uint64_t id = kDefinition | ++definitions_;
+    coming.unanswered.insert(id);
+    header.group = number;
+    engine_.links().send_control(
+        server, header, encode(wire::GroupMessage{id, group->members().name(),
+                                                  group->members().ranks()}));
+  }
+  engine_.tell_whereabouts_to(server);
+  report_ready(server);
+}
+
+bool Membership::on_defined(uint32_t server, const wire::FrameHeader& header,
+                            std::string_view payload) {
+  const auto coming = coming_.find(server);
+  if (coming == coming_.end()) return false;
+  uint64_t id = 0;
+  if (header.type == wire::FrameType::kReply) {
+    std::string_view rest;
+    if (const auto go = wire::decode_go(payload, &rest); go.ok()) id = go->id;
+  } else if (header.type == wire::FrameType::kOpError) {
+    if (const auto error = wire::decode_op_error(payload); error.ok()) id = error->id;
+  }
+  if (coming->second.unanswered.erase(id) == 0) return false;
+  report_ready(server);
+  return true;
+}
+
+void Membership::report_ready(uint32_t server) {
+  const Coming& coming = coming_[server];
+  if (!coming.unanswered.empty()) return;
+  engine_.options().report_server(server, coming.number, true, {});
+}
+
+void Membership::server_news(const control::Replacement& news) {
+  if (news.stage == control::Replacement::Stage::kServes) {
+    coming_.erase(news.server);
+    numbers_[news.server] = news.number;
+    return serve({news.epoch, news.serving, {}});
+  }
+  dropped_ = std::max(dropped_, news.number);
+  const auto coming = coming_.find(news.server);
+  if (coming == coming_.end() || coming->second.number != news.number) return;
+  coming_.erase(coming);
+  ended_servers_.insert(news.server);
+}
+
+// The connection to a replacement has ended before it serves.
+void Membership::stop_waiting(uint32_t server, const std::string& why) {
+  engine_.options().report_server(server, coming_[server].number, false, why);
+  coming_.erase(server);
+  ended_servers_.insert(server);
+}
+
+// Tells the rendezvous that a server cannot be reached. Returns false if there is no use in that.
+bool Membership::report(uint32_t server, const std::string& why) {
+  if (!cluster_.servers[server].dedicated) return false;
+  engine_.options().report_server(server, numbers_[server], false, why);
+  return true;
+}
+
+// A cut link does not end a connection.
+void Membership::check_servers(Nanos now) {
+  const Nanos limit = engine_.options().server_timeout;
+  if (limit == 0 || now - servers_checked_ < kServersInterval) return;
+  const Nanos pause = now - std::exchange(servers_checked_, now);
+  if (pause > 4 * kServersInterval) return;  // this process itself stood still
+  for (const control::ServerInfo& server : cluster_.servers) {
+    if (!engine_.links().serving().has(server.index)) continue;
+    const Nanos unheard = engine_.links().unheard(server.index);
+    if (unheard > limit) {
+      report(server.index, concat("its system has acknowledged nothing for ", in_seconds(unheard)));
+    }
+  }
+}
+
+}  // namespace herring::worker

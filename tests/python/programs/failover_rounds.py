@@ -1,0 +1,80 @@
+"""Servers die between the rounds of a plan, and are replaced; the sums stay right.
+
+Rank 0 does to the servers what its arguments say, one after another: "kill 1", or "stop 0" for
+SIGSTOP. Before the next round it waits until the job's status shows that another process serves.
+With "await NAME" it waits for a file.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import herring
+
+ELEMENTS = 300_000
+HERRING = [sys.executable, "-m", "herring.launch.cli"]
+
+
+def servers() -> list[dict]:
+    """Returns the servers as rank 0 knows them."""
+    words = [*HERRING, "status", "--job", os.environ["HERRING_JOB"], "--json"]
+    asked = subprocess.run(words, capture_output=True, text=True, check=True, timeout=30)
+    return json.loads(asked.stdout)["servers"]
+
+
+def replace(index: int, number: int) -> None:
+    """Sends a server a signal, and returns when another process has taken its place."""
+    old = servers()[index]
+    os.kill(old["pid"], number)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        now = servers()[index]
+        if now["pid"] != old["pid"] and now["state"] == "serving":
+            assert now["lost"] >= now["replaced"] >= 0, now
+            print(f"server {index} replaced", flush=True)
+            return
+        time.sleep(0.05)
+    raise AssertionError(servers())
+
+
+def reduce(plan: herring.PlannedReduction, ranks: range, number: int) -> None:
+    """Runs a round in which every rank has other numbers, and checks the sums."""
+    arena = plan.arena(0).view(np.float32)
+    arena[:ELEMENTS] = np.arange(ELEMENTS) % 1000 + 1000 * herring.rank() + number
+    plan.begin()
+    plan.ready(0)
+    plan.wait()
+    expected = len(ranks) * (np.arange(ELEMENTS) % 1000 + number) + 1000 * sum(ranks)
+    np.testing.assert_array_equal(arena[:ELEMENTS], expected.astype(np.float32))
+
+
+herring.init()
+rank, size = herring.rank(), herring.size()
+plan = herring.PlannedReduction([(ELEMENTS, "float32")], name="rounds", op="sum")
+group = herring.new_group(list(range(1, size)), name="some")
+some = None
+if rank > 0:
+    some = herring.PlannedReduction([(ELEMENTS, "float32")], name="some", op="sum", group=group)
+folder = Path(os.environ["FAILOVER_FOLDER"])
+for step, what in enumerate(["", *sys.argv[1:]]):
+    if what:
+        kind, name = what.split()
+        if rank == 0 and kind != "await":
+            replace(int(name), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+            (folder / str(step)).touch()
+        while not (folder / (name if kind == "await" else str(step))).exists():
+            time.sleep(0.01)
+    for number in range(3):
+        reduce(plan, range(size), step + number)
+        if some is not None:
+            reduce(some, range(1, size), step + number)
+plan.close()
+if some is not None:
+    some.close()
+print(f"rank {rank} is done", flush=True)

@@ -1,0 +1,163 @@
+"""Jobs that survive the loss of a dedicated server, with `herring run` and `herring server`."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs import expect_success, program, run_job
+from launched import HERRING
+from status_server import short_folder
+
+pytestmark = pytest.mark.timeout(180)
+TWO_SERVERS = ["-n", "3", "--nodes", "2", "--servers", "2"]
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Variables of jobs that find their own status, and meet in a folder."""
+    with short_folder() as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+        yield {"HERRING_FAILOVER": "true", "FAILOVER_FOLDER": str(tmp_path)}
+
+
+@pytest.mark.parametrize(
+    "events",
+    [["kill 1"], ["kill 0", "kill 1", "kill 0"], ["stop 1"]],
+    ids=["killed", "killed-in-turn", "stopped"],
+)
+def test_servers_that_die_between_rounds_are_replaced(
+    place: dict[str, str], events: list[str]
+) -> None:
+    job = run_job(TWO_SERVERS, program("failover_rounds", *events), timeout=120, **place)
+    output = expect_success(job)
+    assert output.count("is done") == 3, output
+    for event in events:
+        index = int(event.split()[1])
+        for said in (
+            rf"server {index} \([\d.:]+\) is lost: .*; server {1 - index} stands in for it",
+            rf"server {index} \([\d.:]+\) is replaced by the server at",
+        ):
+            assert re.search(said, output), output
+    # The launcher counts its servers by itself.
+    started = re.findall(r"server \d \(process \d+\) .*; starting another one", output)
+    assert len(started) == len(events), output
+    how = "nothing was heard from it for" if "stop 1" in events else "its connection ended"
+    assert how in output
+
+
+class ByHand:
+    """Processes of a job without a launcher; they end with the block."""
+
+    def __init__(self, **variables: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        own = {name: value for name, value in os.environ.items() if "HERRING" not in name}
+        self.env = {
+            **own,
+            "HERRING_JOB": f"by-hand-{port}",
+            "HERRING_RENDEZVOUS": f"127.0.0.1:{port}",
+            "HERRING_SECRET": "5a" * 32,
+            "HERRING_SIZE": "2",
+            "HERRING_SERVERS": "2",
+            "OMP_NUM_THREADS": "1",
+            **variables,
+        }
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> ByHand:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+
+    def start(self, words: list[str], **variables: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            words,
+            env={**self.env, **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.processes.append(process)
+        return process
+
+    def server(self, **variables: str) -> subprocess.Popen[str]:
+        return self.start([*HERRING, "server"], **variables)
+
+    def rank(self, rank: int, *events: str) -> subprocess.Popen[str]:
+        words = [sys.executable, *program("failover_rounds", *events)]
+        return self.start(words, HERRING_RANK=str(rank), HERRING_HOST_ID=f"node {rank}")
+
+
+def output_of(process: subprocess.Popen[str]) -> str:
+    return process.communicate(timeout=100)[0]
+
+
+def test_a_spare_takes_the_place_of_a_server_that_dies(
+    place: dict[str, str], tmp_path: Path
+) -> None:
+    with ByHand(**place) as job:
+        ranks = [job.rank(rank, "await spares", "kill 1") for rank in range(2)]
+        servers = [job.server() for _ in range(4)]
+        # Two of them serve, and two wait.
+        spares = []
+        streams = {server.stdout: server for server in servers}
+        while len(spares) < 2:
+            ready, _, _ = select.select(list(streams), [], [], 60)
+            assert ready
+            for stream in ready:
+                line = stream.readline()
+                assert line, [server.poll() for server in servers]
+                if "waits as a spare" in line:
+                    spares.append(streams.pop(stream))
+        (tmp_path / "spares").touch()
+        outputs = [output_of(rank) for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0, 0], outputs
+        assert "server 1 replaced" in outputs[0]
+        said = [output_of(server) for server in servers]
+        # The one that was killed; the others end with the job, whether they have served or not.
+        codes = sorted(server.returncode for server in servers)
+        assert codes == [-signal.SIGKILL, 0, 0, 0], said
+        assert all(spare.returncode == 0 for spare in spares)
+
+
+def test_a_late_server_is_told_what_it_would_take(place: dict[str, str], tmp_path: Path) -> None:
+    with ByHand(**{**place, "HERRING_FAILOVER": "false"}) as job:
+        ranks = [job.rank(rank, "await late") for rank in range(2)]
+        servers = [job.server(HERRING_LOG_LEVEL="info") for _ in range(2)]
+        while "serves 2 workers" not in (line := servers[0].stdout.readline()):
+            assert line
+        late = job.server()
+        said = output_of(late)
+        assert late.returncode != 0, said
+        assert "HERRING_FAILOVER=true" in said
+        (tmp_path / "late").touch()
+        for process in [*ranks, *servers]:
+            said = output_of(process)
+            assert process.returncode == 0, said
+
+
+def test_without_failover_a_dead_server_ends_the_job(place: dict[str, str]) -> None:
+    place["HERRING_FAILOVER"] = "false"
+    output = run_job(TWO_SERVERS, program("killed_one_of_two"), **place).stdout
+    assert output.count("told") == 3, output[-4000:]
+    assert "starting another one" not in output
+
+
+def test_the_only_server_ends_the_job(place: dict[str, str]) -> None:
+    output = run_job(["-n", "2", "--servers", "1"], program("killed_one_of_two"), **place).stdout
+    assert output.count("told") == 2, output[-4000:]
+    assert "starting another one" not in output

@@ -1,0 +1,123 @@
+"""When `herring run` starts a dedicated server again, without any process."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from herring.launch.children import Child, Children
+from herring.launch.job import Task
+from herring.launch.processes import Processes
+from herring.launch.restarts import Restarts
+
+ON = {"HERRING_FAILOVER": "true"}
+
+
+class Fake:
+    """A job of two workers and some servers whose processes are only on paper."""
+
+    def __init__(self, servers: int = 2, nodes: int = 1, **environment: str) -> None:
+        self.children = Children(Processes())
+        for number in range(2 + servers):
+            rank = number if number < 2 else None
+            name = f"rank {number}" if number < 2 else f"server {number - 2}"
+            self.children.add(Child(Task(name, SimpleNamespace(), rank, number, {}), pid=number))
+        self.ending = SimpleNamespace(begun=False)
+        self.started: list[Task] = []
+        self.said: list[str] = []
+        layout = SimpleNamespace(servers=[None] * servers, workers=[(None, 2)])
+        options = SimpleNamespace(layout=layout, nodes=nodes, workers=2)
+        self.restarts = Restarts(
+            options,
+            {**ON, **environment},
+            self.children,
+            self.ending,
+            self._start,
+            lambda _, text: self.said.append(text),
+        )
+
+    def _start(self, task: Task) -> None:
+        self.started.append(task)
+        self.children.add(Child(task, pid=task.number))
+
+    def end(self, number: int, code: int) -> bool:
+        child = self.children.get(number)
+        child.end(code)
+        return self.restarts.on_end(child)
+
+
+def test_a_server_that_is_killed_gets_a_successor_at_once() -> None:
+    job = Fake()
+    assert job.end(2, -signal.SIGKILL)
+    job.restarts.on_time(time.monotonic())
+    assert [(task.name, task.number) for task in job.started] == [("server 0", 4)]
+    assert job.said == [
+        "server 0 (process 2) was killed by SIGKILL (signal 9); starting another one in its place"
+    ]
+    job.restarts.on_time(time.monotonic() + 100)
+    assert len(job.started) == 1
+
+
+def test_pauses_double_up_to_a_limit() -> None:
+    job = Fake()
+    number = 2
+    pauses = []
+    for _ in range(8):
+        assert job.end(number, -signal.SIGSEGV)
+        now = time.monotonic()
+        pause = next(p for p in (0, 0.5, 1, 2, 4, 8, 10, 99) if _is_due(job, now + p))
+        pauses.append(pause)
+        number = job.started[-1].number
+    assert pauses == [0, 0.5, 1, 2, 4, 8, 10, 10]
+
+
+def _is_due(job: Fake, at: float) -> bool:
+    before = len(job.started)
+    job.restarts.on_time(at)
+    return len(job.started) > before
+
+
+def test_an_error_may_be_that_of_a_job_which_ends() -> None:
+    job = Fake()
+    assert job.end(3, 1)
+    job.restarts.on_time(time.monotonic())
+    assert not job.started
+    job.ending.begun = True
+    job.restarts.on_time(time.monotonic() + 10)
+    assert not job.started
+    job.ending.begun = False
+    job.restarts.on_time(time.monotonic() + 10)
+    assert [task.name for task in job.started] == ["server 1"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "environment"),
+    [({}, {"HERRING_FAILOVER": "false"}), ({"servers": 1}, {})],
+    ids=["off", "no-other-server"],
+)
+def test_no_successor(layout: dict[str, int], environment: dict[str, str]) -> None:
+    job = Fake(**layout, **environment)
+    assert not job.end(2, -signal.SIGKILL)
+    assert job.restarts.next_deadline() is None
+
+
+def test_a_colocated_server_stands_in_for_the_only_dedicated_one() -> None:
+    assert Fake(servers=1, nodes=2).end(2, -signal.SIGKILL)
+
+
+def test_no_successor_after_the_workers() -> None:
+    job = Fake()
+    for rank in range(2):
+        job.children.get(rank).end(0)
+    assert not job.end(2, -signal.SIGKILL)
+
+
+def test_the_end_of_a_server_that_was_replaced_is_no_failure() -> None:
+    job = Fake()
+    job.children.get(2).replaced = True
+    assert job.end(2, 1)
+    job.restarts.on_time(time.monotonic() + 10)
+    assert not job.started

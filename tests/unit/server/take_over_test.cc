@@ -1,0 +1,304 @@
+// A server that answers for names is gone, and the coordinator of another one takes over.
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "wire/key.h"
+#include "coordinator_fixture.h"
+
+namespace herring::server {
+namespace {
+
+using wire::FrameType;
+
+class TakeOverTest : public testing::Test {
+ protected:
+  static constexpr Reign kBefore{1}, kNow{1, 2};  // server 0 stands in for server 1
+
+  std::vector<Answer> say(Coordinator& to, Reign reign, uint32_t rank, const Call& call,
+                          Nanos now = 0) {
+    std::vector<Answer> answers;
+    const Status status = to.announce(rank, 0, reign, call.text(), now, answers);
+    EXPECT_TRUE(status.ok()) << status.to_string();
+    note(answers);
+    return answers;
+  }
+  std::vector<Answer> hand_over(uint32_t rank, Reign reign = kNow) {
+    std::vector<Answer> answers;
+    const Status status =
+        coordinator.hand_over(rank, 0, reign, encode(known[rank]), 0, answers);
+    EXPECT_TRUE(status.ok()) << status.to_string();
+    note(answers);
+    return answers;
+  }
+  // Lets the ranks receive the answers, except those to `lost`.
+  void note(const std::vector<Answer>& answers) {
+    for (const Answer& one : answers) {
+      const uint64_t number = wire::answer_number(one.header);
+      if (number == 0 || one.rank == lost) continue;
+      wire::Handover& known = this->known[one.rank];
+      EXPECT_GT(number, known.highest);
+      while (known.highest + 1 < number) known.holes.push_back(++known.highest);
+      known.highest = number;
+      const bool error = one.header.type == FrameType::kOpError;
+      known.kept.push_back({number, one.header.type, common || error, one.header.stream,
+                            one.header.round, name, one.payload.substr(8)});
+    }
+  }
+  static wire::Go head_of(const Answer& answer) {
+    std::string_view result;
+    auto go = wire::decode_go(answer.payload, &result);
+    EXPECT_TRUE(go.ok());
+    return go.ok() ? *go : wire::Go{};
+  }
+  static std::string result_of(const Answer& answer) {
+    std::string_view result;
+    EXPECT_TRUE(wire::decode_go(answer.payload, &result).ok());
+    return std::string(result);
+  }
+  static wire::OpError error_in(const Answer& answer) {
+    auto error = wire::decode_op_error(answer.payload);
+    EXPECT_TRUE(answer.header.type == FrameType::kOpError && error.ok());
+    return error.ok() ? *error : wire::OpError{};
+  }
+  static Call named(std::string name, Call call) {
+    call.message.name = std::move(name);
+    return call;
+  }
+  static Call large(uint64_t id, std::string name) {
+    Call call = named(std::move(name), small(id, ""));
+    call.message.inline_payload = false;
+    call.message.arrays = {{DType::kFloat32, {1 << 20}}};
+    return call;
+  }
+
+  static control::Cluster two_servers() {
+    control::Cluster cluster = make_cluster(2);
+    cluster.servers.push_back({1, true, ~0u, "10.0.0.3:7000", 1.0});
+    return cluster;
+  }
+
+  control::Cluster cluster = two_servers();
+  GroupTable groups_before{cluster}, groups{cluster};
+  observe::RankStates states;
+  Coordinator before{cluster, groups_before, 1, states}, coordinator{cluster, groups, 0, states};
+  wire::Handover known[2];  // by rank
+  uint32_t lost = ~0u;      // answers to this rank are lost
+  bool common = true;
+  std::string name = "x";   // of the calls that are answered
+};
+
+TEST_F(TakeOverTest, CallsThatWaitAreMadeAgain) {
+  say(before, kBefore, 0, small(10, floats({1})));
+  EXPECT_TRUE(say(coordinator, kNow, 0, small(10, floats({1}))).empty());
+  EXPECT_TRUE(hand_over(0).empty());
+  EXPECT_FALSE(coordinator.idle());
+  EXPECT_TRUE(hand_over(1).empty());
+  const auto answers = say(coordinator, kNow, 1, small(20, floats({2})));
+  ASSERT_EQ(answers.size(), 2u);
+  EXPECT_EQ(result_of(answers[0]), floats({3}));
+  EXPECT_TRUE(coordinator.idle());
+}
+
+TEST_F(TakeOverTest, CallsAreHeldUntilAllHaveHandedOver) {
+  EXPECT_TRUE(hand_over(0).empty());
+  EXPECT_TRUE(say(coordinator, kNow, 0, small(10, floats({1}))).empty());
+  EXPECT_TRUE(say(coordinator, kNow, 1, small(20, floats({2}))).empty());
+  const auto answers = hand_over(1);
+  ASSERT_EQ(answers.size(), 2u);
+  EXPECT_EQ(result_of(answers[1]), floats({3}));
+}
+
+TEST_F(TakeOverTest, ARankGetsTheResultThatOthersHave) {
+  lost = 1;
+  say(before, kBefore, 0, small(10, floats({1})));
+  ASSERT_EQ(say(before, kBefore, 1, small(20, floats({2}))).size(), 2u);
+  lost = ~0u;
+  EXPECT_TRUE(hand_over(0).empty());
+  // Its next call comes first, because rank 0 does not know of the death.
+  EXPECT_TRUE(say(coordinator, kNow, 0, small(11, floats({5}))).empty());
+  EXPECT_TRUE(say(coordinator, kNow, 1, small(20, floats({2}))).empty());
+  const auto answers = hand_over(1);
+  ASSERT_EQ(answers.size(), 1u);
+  EXPECT_EQ(answers[0].rank, 1u);
+  EXPECT_EQ(result_of(answers[0]), floats({3}));
+  EXPECT_EQ(head_of(answers[0]).id, 20u);
+  EXPECT_EQ(wire::answer_number(answers[0].header), 1u);
+  const auto next = say(coordinator, kNow, 1, small(21, floats({6})));
+  ASSERT_EQ(next.size(), 2u);
+  EXPECT_EQ(result_of(next[0]), floats({11}));
+  EXPECT_EQ(wire::answer_number(next[0].header), 2u);
+}
+
+TEST_F(TakeOverTest, TicketsKeepTheirOrder) {
+  lost = 1;
+  for (const char* call : {"a", "b"}) {
+    name = call;
+    say(before, kBefore, 0, large(10, call));
+    ASSERT_EQ(say(before, kBefore, 1, large(20, call)).size(), 2u);
+  }
+  lost = ~0u;
+  hand_over(0);
+  say(coordinator, kNow, 1, large(20, "b"));
+  say(coordinator, kNow, 1, large(21, "a"));
+  const auto answers = hand_over(1);
+  ASSERT_EQ(answers.size(), 2u);
+  for (uint32_t ticket = 0; ticket < 2; ++ticket) {
+    EXPECT_EQ(answers[ticket].rank, 1u);
+    EXPECT_EQ(answers[ticket].header.type, FrameType::kGo);
+    EXPECT_EQ(answers[ticket].header.stream, stream_of(kBefore, 2));
+    EXPECT_EQ(answers[ticket].header.round, ticket);
+  }
+  // New tickets are those of another stream.
+  say(coordinator, kNow, 0, large(12, "a"));
+  const auto later = say(coordinator, kNow, 1, large(22, "a"));
+  ASSERT_EQ(later.size(), 2u);
+  EXPECT_EQ(later[0].header.stream, stream_of(kNow, 2));
+}
+
+TEST_F(TakeOverTest, ALateRankGetsTheErrorOfItsOwnCall) {
+  Call refusal = small(10, "");
+  refusal.message.refusal = "no";
+  ASSERT_EQ(say(before, kBefore, 0, refusal).size(), 1u) << "a refusal with an ID is answered";
+  hand_over(0);
+  EXPECT_TRUE(hand_over(1).empty());
+  // Rank 0 is one call ahead.
+  EXPECT_TRUE(say(coordinator, kNow, 0, small(11, floats({1}))).empty());
+  const auto failed = say(coordinator, kNow, 1, small(20, floats({2})));
+  ASSERT_EQ(failed.size(), 1u);
+  EXPECT_EQ(error_in(failed[0]).id, 20u);
+  EXPECT_NE(error_in(failed[0]).text.find("was refused by"), std::string::npos);
+  EXPECT_EQ(wire::answer_number(failed[0].header), 1u);
+  const auto next = say(coordinator, kNow, 1, small(21, floats({2})));
+  ASSERT_EQ(next.size(), 2u);
+  EXPECT_EQ(result_of(next[0]), floats({3}));
+}
+
+TEST_F(TakeOverTest, AnAnswerOfOneRankOnlyEndsTheJob) {
+  lost = 1;
+  common = false;
+  say(before, kBefore, 0, small(10, floats({1})));
+  say(before, kBefore, 1, small(20, floats({2})));
+  hand_over(0);
+  say(coordinator, kNow, 1, small(20, floats({2})));
+  const auto answers = hand_over(1);
+  ASSERT_EQ(answers.size(), 2u);
+  for (const Answer& answer : answers) {
+    EXPECT_EQ(error_in(answer).id, 0u);
+    EXPECT_EQ(error_in(answer).code, Code::kPeerLost);
+    EXPECT_NE(error_in(answer).text.find("'x'"), std::string::npos);
+  }
+}
+
+TEST_F(TakeOverTest, AnAnswerThatNobodyKeepsEndsTheJob) {
+  known[0].highest = 5;
+  known[1].highest = 4;
+  hand_over(0);
+  const auto answers = hand_over(1);
+  ASSERT_EQ(answers.size(), 2u);
+  EXPECT_EQ(error_in(answers[0]).code, Code::kPeerLost);
+  EXPECT_NE(error_in(answers[0]).text.find("4096"), std::string::npos);
+}
+
+TEST_F(TakeOverTest, NumbersThatNobodyHasAreNotMissed) {
+  known[0].highest = known[1].highest = 5;
+  known[0].holes = known[1].holes = {3};
+  hand_over(0);
+  EXPECT_TRUE(hand_over(1).empty());
+  say(coordinator, kNow, 0, small(10, floats({1})));
+  const auto answers = say(coordinator, kNow, 1, small(20, floats({2})));
+  ASSERT_EQ(answers.size(), 2u);
+  EXPECT_EQ(wire::answer_number(answers[0].header), 6u);
+}
+
+TEST_F(TakeOverTest, NobodyWaitsForARankThatHasLeft) {
+  EXPECT_TRUE(say(coordinator, kNow, 0, small(10, floats({1}))).empty());
+  EXPECT_TRUE(hand_over(0).empty());
+  std::vector<Answer> answers;
+  coordinator.rank_gone(1, kLeftJob, 0, answers);
+  ASSERT_EQ(answers.size(), 1u);
+  EXPECT_EQ(error_in(answers[0]).id, 10u);
+  EXPECT_EQ(error_in(answers[0]).code, Code::kPeerLost);
+  EXPECT_TRUE(coordinator.idle());
+}
+
+TEST_F(TakeOverTest, NamesOfDifferentHomesAreSeparate) {
+  hand_over(0);
+  hand_over(1);
+  say(coordinator, kNow, 0, small(10, floats({1})));
+  EXPECT_TRUE(say(coordinator, Reign{0}, 1, small(20, floats({2}))).empty());
+  ASSERT_EQ(say(coordinator, kNow, 1, small(21, floats({2}))).size(), 2u);
+}
+
+TEST_F(TakeOverTest, SaysForWhomItWaits) {
+  hand_over(0);
+  say(coordinator, kNow, 0, small(10, floats({1})));
+  std::vector<Answer> answers;
+  coordinator.overdue(600 * kMillisecond, answers);
+  ASSERT_EQ(answers.size(), 1u);
+  EXPECT_EQ(answers[0].header.type, FrameType::kWarning);
+  EXPECT_NE(answers[0].payload.find("rank 1"), std::string::npos) << answers[0].payload;
+  answers.clear();
+  coordinator.overdue(700 * kMillisecond, answers);
+  EXPECT_TRUE(answers.empty()) << "warned once";
+  coordinator.overdue(1100 * kMillisecond, answers);
+  ASSERT_FALSE(answers.empty());
+  EXPECT_EQ(error_in(answers[0]).id, 0u);
+  EXPECT_EQ(error_in(answers[0]).code, Code::kTimeout);
+}
+
+TEST_F(TakeOverTest, RefusesNonsense) {
+  std::vector<Answer> out;
+  const auto fails = [&](uint32_t rank, uint32_t group, Reign reign, const std::string& text) {
+    return !coordinator.hand_over(rank, group, reign, text, 0, out).ok();
+  };
+  EXPECT_TRUE(fails(0, 0, kNow, "rubbish"));
+  EXPECT_TRUE(fails(0, 7, kNow, encode(wire::Handover()))) << "no such group";
+  EXPECT_TRUE(fails(0, 0, {9, 2}, encode(wire::Handover()))) << "no such server";
+  EXPECT_TRUE(fails(0, 0, Reign{0}, encode(wire::Handover()))) << "it answers from the start on";
+  hand_over(0);
+  EXPECT_TRUE(fails(0, 0, kNow, encode(wire::Handover()))) << "twice";
+  EXPECT_TRUE(fails(1, 0, {1, 3}, encode(wire::Handover()))) << "another version";
+  EXPECT_FALSE(coordinator.announce(0, 0, {1}, small(1, floats({1})).text(), 0, out).ok())
+      << "server 0 has never been server 1";
+  EXPECT_TRUE(out.empty());
+}
+
+TEST_F(TakeOverTest, GroupsHaveOtherNumbersInEachReign) {
+  std::set<uint64_t> numbers;
+  for (uint32_t epoch = 2; epoch < 5; ++epoch) {
+    for (uint32_t home = 0; home < 2; ++home) {
+      for (uint64_t i = 0; i < 2; ++i) {
+        Call call = small(i, "");
+        call.message.inline_payload = false;
+        call.message.arrays.clear();
+        call.message.what = wire::FormGroup{{0, 1}};
+        say(coordinator, {home, epoch}, 0, call);
+        const auto answers = say(coordinator, {home, epoch}, 1, call);
+        ASSERT_EQ(answers.size(), 2u);
+        const wire::Go go = head_of(answers[0]);
+        ASSERT_EQ(go.counts.size(), 1u);
+        EXPECT_TRUE(numbers.insert(go.counts[0]).second);
+      }
+    }
+  }
+}
+
+TEST(Streams, AreDifferentInEachReign) {
+  std::set<uint32_t> streams;
+  for (uint32_t epoch = 1; epoch < 50; ++epoch) {
+    for (uint32_t home = 0; home < 3; ++home) {
+      const uint32_t stream = stream_of({home, epoch}, 3);
+      EXPECT_TRUE(streams.insert(stream).second);
+      EXPECT_TRUE(streams.insert(stream + 3).second) << "that of exchanges";
+      EXPECT_EQ(home_of(stream, 3), home);
+      EXPECT_TRUE(is_of_calls(stream, 3) && is_of_calls(stream + 3, 3));
+    }
+  }
+  EXPECT_FALSE(is_of_calls(6, 3)) << "of a plan";
+  EXPECT_FALSE(is_of_calls(wire::kPartialStreams, 3));
+  EXPECT_LT(stream_of({2, ~0u}, 3) + 3, wire::kPartialStreams);
+}
+
+}  // namespace
+}  // namespace herring::server

@@ -1,0 +1,59 @@
+#include "wire/handover.h"
+
+#include <gtest/gtest.h>
+
+namespace herring::wire {
+namespace {
+
+Handover example() {
+  Handover handover;
+  handover.highest = 9;
+  handover.holes = {2, 5};
+  handover.kept = {{8, FrameType::kGo, true, 7, 3, "a", "text"},
+                   {9, FrameType::kOpError, true, 0, 0, "", std::string("\0b", 2)}};
+  return handover;
+}
+
+TEST(Handover, GoesThere) {
+  const auto there = decode_handover(encode(example()));
+  ASSERT_TRUE(there.ok());
+  EXPECT_EQ(there->highest, 9u);
+  EXPECT_EQ(there->holes, (std::vector<uint64_t>{2, 5}));
+  ASSERT_EQ(there->kept.size(), 2u);
+  EXPECT_EQ(there->kept[0].stream, 7u);
+  EXPECT_EQ(there->kept[0].ticket, 3u);
+  EXPECT_EQ(there->kept[0].name, "a");
+  EXPECT_EQ(there->kept[1].type, FrameType::kOpError);
+  EXPECT_EQ(there->kept[1].text, std::string("\0b", 2));
+  EXPECT_TRUE(there->has(1) && there->has(9));
+  EXPECT_FALSE(there->has(5) || there->has(10));
+}
+
+TEST(Handover, NonsenseIsRefused) {
+  const std::string text = encode(example());
+  for (size_t bytes = 0; bytes < text.size(); ++bytes) {
+    EXPECT_FALSE(decode_handover(text.substr(0, bytes)).ok()) << bytes;
+  }
+  EXPECT_FALSE(decode_handover(text + "x").ok());
+  Handover wrong = example();
+  wrong.holes = {5, 2};
+  EXPECT_FALSE(decode_handover(encode(wrong)).ok()) << "not ascending";
+  wrong.holes = {9};
+  EXPECT_FALSE(decode_handover(encode(wrong)).ok()) << "the highest is not a hole";
+  wrong = example();
+  wrong.kept[0].number = 5;
+  EXPECT_FALSE(decode_handover(encode(wrong)).ok()) << "a hole cannot be kept";
+  wrong = example();
+  wrong.kept[0].type = FrameType::kWarning;
+  EXPECT_FALSE(decode_handover(encode(wrong)).ok());
+}
+
+TEST(AnswerNumber, HasSixtyFourBits) {
+  FrameHeader header;
+  EXPECT_EQ(answer_number(header), 0u);
+  set_answer_number(header, 0x123456789abcdef0);
+  EXPECT_EQ(answer_number(header), 0x123456789abcdef0u);
+}
+
+}  // namespace
+}  // namespace herring::wire
