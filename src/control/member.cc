@@ -37,7 +37,7 @@ constexpr Nanos kLastWord = 500 * kMillisecond;
 // join() has returned.
 class Member::Impl final : public Channel::Owner {
  public:
-  Impl(const Options& options, GuardedFd fd)
+  Impl(const Options& options, transport::tcp::Socket fd)
       : options_(options),
         rhythm_{options.heartbeat_interval, options.heartbeat_timeout},
         silence_(loop_.now()) {
@@ -484,8 +484,8 @@ Status cannot_join(const Member::Options& options, const Status& why) {
                              why.message(), hint));
 }
 
-Result<GuardedFd> connect(const Member::Options& options, wire::Role role, uint32_t rank,
-                          Nanos deadline, Reminders& reminders) {
+Result<transport::tcp::Socket> connect(const Member::Options& options, wire::Role role,
+                                       uint32_t rank, Nanos deadline, Reminders& reminders) {
   if (options.credentials.secret.empty()) {
     return Status(Code::kConfiguration,
                   "the job has no secret; set HERRING_SECRET_FILE to the same file everywhere");

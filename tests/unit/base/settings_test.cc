@@ -52,7 +52,7 @@ TEST(SettingSpecs, TableIsWellFormed) {
     EXPECT_EQ(find_setting(spec.name), &spec);
     EXPECT_TRUE(spec.flags.empty() || spec.flags.front() == '-');
   }
-  EXPECT_EQ(names.size(), 42u);
+  EXPECT_EQ(names.size(), 46u);
 }
 
 TEST(Settings, Defaults) {

@@ -111,7 +111,7 @@ class Client {
     return true;
   }
 
-  GuardedFd fd_;
+  transport::tcp::Socket fd_;
 };
 
 // A flow that sends to nobody.
