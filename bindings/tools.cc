@@ -87,8 +87,8 @@ std::tuple<uint32_t, uint64_t, uint32_t> server_proxies(const std::string& addre
   return {host.cores, host.rate, job::proxies_for(host, ~0u)};
 }
 
-// Returns what a connection costs here for one value of HERRING_TLS: bytes per second, and processor
-// seconds of both sides per 1e9 bytes. Measures with `bytes`. The two threads need processors.
+// Returns what a connection costs here for one value of HERRING_TLS: bytes per second, and the
+// processor seconds of both sides per 1e9 bytes. Measures with `bytes`.
 std::tuple<double, double> encryption_cost(const std::string& tls, size_t bytes) {
   const Settings settings = take(Settings::load({{"tls", tls}}));
   const transport::Credentials credentials =

@@ -10,9 +10,9 @@
 // the job's name, gets nothing that depends on the secret and could be used to test guesses. Before
 // the proof is verified, nothing is allocated and nothing else is read.
 //
-// If connections are encrypted, all four messages travel inside TLS. In front of it the client sends
-// the first bytes of its hello, up to `encryption`. So a process with another version or another
-// HERRING_TLS can say so in a ServerHello that is not encrypted, which ends the connection.
+// If connections are encrypted, all four messages travel inside TLS. In front of TLS, the client
+// sends the first bytes of its hello, up to `encryption`. So a process with another version or
+// another HERRING_TLS can say so in a ServerHello that is not encrypted, and ends the connection.
 #pragma once
 
 #include <array>

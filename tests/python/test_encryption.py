@@ -1,4 +1,4 @@
-"""Whole jobs with HERRING_TLS: right results, the usual ends, and nobody in without the right keys."""
+"""Whole jobs with HERRING_TLS: right results, the usual ends, and nobody in without the keys."""
 
 from __future__ import annotations
 

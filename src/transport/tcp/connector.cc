@@ -229,16 +229,13 @@ Status Connector::connected() {
 }
 
 Status Connector::shake() {
-  char first;
-  if (!heard_ && ::recv(socket_.get(), &first, 1, MSG_PEEK | MSG_DONTWAIT) == 1) {
-    heard_ = true;
-    if (wire::may_begin_hello(&first, 1)) {
-      state_ = State::kRefusal;
-      return {};
-    }
-  }
   using Step = TlsSession::Step;
   const Step step = socket_.tls()->shake();
+  if (step == Step::kFailed && socket_.tls()->answered_plainly()) {
+    state_ = State::kRefusal;
+    loop_.modify(socket_.get(), kForReading);
+    return {};
+  }
   if (step == Step::kFailed) return gone();
   if (step == Step::kDone) return say_hello();
   loop_.modify(socket_.get(), step == Step::kWrites ? kForReading | kForWriting : kForReading);

@@ -31,8 +31,7 @@ class Connector : private DescriptorHandler {
   Connector& operator=(const Connector&) = delete;
 
  private:
-  // In kTls, nothing has come yet, or the handshake goes on. In kRefusal, the other side answers
-  // without TLS.
+  // In kRefusal, the other side has answered without TLS.
   enum class State { kConnecting, kTls, kRefusal, kHello, kVerdict };
 
   void on_ready(uint32_t) override;
@@ -53,7 +52,6 @@ class Connector : private DescriptorHandler {
   EventLoop::TimerId timer_ = 0;
   State state_ = State::kConnecting;
   size_t have_ = 0;  // of the message being received
-  bool heard_ = false;  // the handshake of TLS has had an answer
   wire::ClientHello client_{};
   wire::ServerHello server_{};
   wire::VerdictMessage verdict_{};

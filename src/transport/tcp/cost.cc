@@ -114,7 +114,8 @@ Result<Cost> measure_cost(const std::shared_ptr<const Tls>& tls, size_t bytes) {
     const iovec piece = sender.memory();
     for (size_t i = 0; i < frames; ++i) out.lend(header, &piece, 1);
   });
-  const bool ended = done.wait_for(std::chrono::nanoseconds(kPatience)) == std::future_status::ready;
+  const bool ended =
+      done.wait_for(std::chrono::nanoseconds(kPatience)) == std::future_status::ready;
   const double seconds = to_seconds(monotonic_now() - start), spent = cpu() - cpu_before;
   sending.join();
   receiving.join();

@@ -63,8 +63,8 @@ class Acceptor::Pending : public DescriptorHandler {
   }
 
  private:
-  // kOpening, kTls, kHello and kProof say what comes next. In kRefused, what comes is dropped: the
-  // system resets a connection that is closed with unread input, and the client would not learn why.
+  // kOpening, kTls, kHello and kProof say what comes next. In kRefused, what comes is dropped. The
+  // system resets a connection that is closed with unread input, and the client would not hear why.
   enum class State { kOpening, kTls, kHello, kProof, kRefused };
 
   wire::Encryption encryption() const {

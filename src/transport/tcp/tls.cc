@@ -56,6 +56,16 @@ struct TlsPipe {
   static int read(BIO* bio, char* into, int bytes) {
     BIO_clear_retry_flags(bio);
     TlsSession& session = TlsPipe::session(bio);
+    while (session.expects_answer_) {
+      char first;
+      const ssize_t n = ::recv(session.fd_, &first, 1, MSG_PEEK | MSG_DONTWAIT);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0 && errno == EAGAIN) BIO_set_retry_read(bio);
+      if (n < 0) return -1;
+      session.expects_answer_ = false;
+      session.answered_plainly_ = n == 1 && wire::may_begin_hello(&first, 1);
+      if (session.answered_plainly_) return -1;
+    }
     for (;;) {
       const ssize_t n = ::recv(session.fd_, into, static_cast<size_t>(bytes), MSG_DONTWAIT);
       if (n < 0 && errno == EINTR) continue;
@@ -199,7 +209,7 @@ std::unique_ptr<TlsSession> Tls::begin(int fd, bool accepts) const {
 }
 
 TlsSession::TlsSession(std::shared_ptr<const Tls> tls, int fd, bool accepts)
-    : tls_(std::move(tls)), fd_(fd) {
+    : tls_(std::move(tls)), fd_(fd), expects_answer_(!accepts) {
   ssl_ = SSL_new(tls_->context_);
   BIO* const pipe = ssl_ == nullptr ? nullptr : BIO_new(TlsPipe::method());
   if (pipe == nullptr) {

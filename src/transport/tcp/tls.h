@@ -1,5 +1,5 @@
-// TLS 1.3 for the connections of a job (HERRING_TLS), by OpenSSL. Both sides prove either a key that
-// follows from the job's secret, or certificates. The hello of wire/hello.h travels inside.
+// TLS 1.3 for the connections of a job (HERRING_TLS), by OpenSSL. Both sides prove a key that
+// follows from the secret, or show certificates. The hello of wire/hello.h travels inside.
 //
 // OpenSSL's libssl is linked like its libcrypto, which the hello needs anyway: system packages have
 // both, and wheels contain both. A build without libssl works, but refuses HERRING_TLS.
@@ -69,12 +69,15 @@ class TlsSession {
 
   // Goes on with the handshake. kReads and kWrites say what it waits for.
   Step shake();
-  // Returns why the handshake, or the first read after it, has failed. The text is empty if the other
-  // side has just gone.
+  // Returns why the handshake, or the first read after it, has failed. The text is empty if the
+  // other side has just gone.
   std::string complaint() const;
   // Returns bytes that both ends of this session know, and nobody else. A proof that covers them
   // cannot be passed on from another session.
   std::string binding() const;
+  // After kFailed: the other side has answered with a hello that is not encrypted. The answer is
+  // still in the socket. Only the connecting side looks for that.
+  bool answered_plainly() const { return answered_plainly_; }
   // The other side is known: reads ahead of what is asked for, with fewer calls to the system.
   void trust();
 
@@ -100,6 +103,8 @@ class TlsSession {
   const std::shared_ptr<const Tls> tls_;
   const int fd_;
   ssl_st* ssl_ = nullptr;
+  bool expects_answer_;      // nothing has come yet
+  bool answered_plainly_ = false;
   bool holds_ = true;
   bool more_ = false;        // what OpenSSL writes is followed by more
   size_t half_sent_ = 0;     // bytes of the record that the socket has not taken as a whole

@@ -36,7 +36,8 @@ class TcpConnection final : public Connection {
         avoid_bbr(socket_.get());
         break;
       case Traffic::kSchedule:
-        setsockopt(socket_.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kMostUnsent, sizeof(kMostUnsent));
+        setsockopt(socket_.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kMostUnsent,
+                   sizeof(kMostUnsent));
         // A schedule's flow pauses for whole steps, and shares the link with its neighbours when
         // one step meets the next. With BBR, measured steps of a butterfly did not fill the link.
         avoid_bbr(socket_.get());
@@ -99,7 +100,8 @@ class TcpConnecting final : public Connecting {
 
   void done(Result<Socket> socket) {
     // A busy listener may drop a member that is slow to speak.
-    const bool dropped = !socket.ok() && socket.status().code() == Code::kPeerLost && connector_->met();
+    const bool dropped =
+        !socket.ok() && socket.status().code() == Code::kPeerLost && connector_->met();
     if (dropped && loop_.now() < deadline_) {
       again_ = loop_.call_after(kPause, [this] { begin(); });
       return;

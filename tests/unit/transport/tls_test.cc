@@ -4,16 +4,15 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-#include <atomic>
 #include <condition_variable>
+#include <cstring>
 #include <mutex>
-#include <optional>
+#include <thread>
 
 #include "certificates.h"
 #include "pair.h"
 #include "relay.h"
 #include "transport/tcp/connector.h"
-#include "transport/tcp/transport.h"
 
 namespace herring::transport::tcp {
 namespace {
@@ -21,7 +20,6 @@ namespace {
 using testing::Certificates;
 using testing::connected_pair;
 using testing::data_header;
-using testing::Pair;
 using testing::pattern;
 using testing::Recorder;
 using testing::Relay;
@@ -129,7 +127,8 @@ TEST(Tls, AMemberGetsInAndFramesFlowBothWays) {
   files.member("other", root);
   const std::pair<Credentials, Credentials> kinds[] = {
       {by_key(), by_key()},
-      {by_certificate(files.options("one", "root")), by_certificate(files.options("other", "root"))},
+      {by_certificate(files.options("one", "root")),
+       by_certificate(files.options("other", "root"))},
   };
   for (const auto& [here, there] : kinds) {
     Door door(there);
@@ -331,6 +330,23 @@ TEST(Tls, WhoAnswersWithoutTlsLearnsNothing) {
   const auto job = wire::job_id("job");
   EXPECT_FALSE(contains(heard, {reinterpret_cast<const char*>(job.data()), job.size()}))
       << "the hello itself is encrypted";
+}
+
+// The answer may come at any moment of the handshake. It must not be taken for a record of TLS.
+TEST(Tls, AnAnswerWithoutTlsStaysInTheSocket) {
+  auto [near, far] = connected_pair();
+  const auto hello = wire::make_server_hello(wire::Verdict::kOtherEncryption);
+  ASSERT_EQ(send(far.get(), &hello, sizeof(hello), MSG_NOSIGNAL),
+            static_cast<ssize_t>(sizeof(hello)));
+  pollfd ready{near.get(), POLLIN, 0};
+  ASSERT_EQ(poll(&ready, 1, 30000), 1);
+  Socket client(std::move(near));
+  client.encrypt(*tls_by_key(), false);
+  EXPECT_EQ(client.tls()->shake(), TlsSession::Step::kFailed);
+  EXPECT_TRUE(client.tls()->answered_plainly());
+  wire::ServerHello answer;
+  ASSERT_EQ(recv(client.get(), &answer, sizeof(answer), 0), static_cast<ssize_t>(sizeof(answer)));
+  EXPECT_EQ(std::memcmp(&answer, &hello, sizeof(hello)), 0);
 }
 
 TEST(Tls, NonsenseEndsTheConnectionAndTheDoorStaysOpen) {
