@@ -9,7 +9,9 @@
 #include "bindings.h"
 #include "job/dedicated.h"
 #include "job/options.h"
+#include "job/process.h"
 #include "reduce/reduce.h"
+#include "transport/tcp/cost.h"
 #include "wire/hello.h"
 
 namespace herring::bindings {
@@ -85,6 +87,18 @@ std::tuple<uint32_t, uint64_t, uint32_t> server_proxies(const std::string& addre
   return {host.cores, host.rate, job::proxies_for(host, ~0u)};
 }
 
+// Returns what a connection costs here for one value of HERRING_TLS: bytes per second, and the
+// processor seconds of both sides per 1e9 bytes. Measures with `bytes`.
+std::tuple<double, double> encryption_cost(const std::string& tls, size_t bytes) {
+  const Settings settings = take(Settings::load({{"tls", tls}}));
+  const transport::Credentials credentials =
+      take(job::credentials_of("a secret for measurements", settings));
+  const auto cost =
+      without_gil([&] { return transport::tcp::measure_cost(credentials.tls, bytes); });
+  check(cost.status());
+  return {cost->rate, cost->cpu_per_gb};
+}
+
 void run_server(nb::dict options) {
   std::map<std::string, std::string> overrides;
   std::string rendezvous, secret;
@@ -123,6 +137,7 @@ void register_tools(nb::module_& module) {
   module.def("node_threads",
              [](uint32_t workers) { return job::node_threads_for(job::usable_cores(), workers); },
              "workers"_a);
+  module.def("encryption_cost", &encryption_cost, "tls"_a, "bytes"_a);
   module.def("run_server", &run_server, "options"_a);
   module.def("simd_level", &reduce::simd_level);
   module.def("dtype_of", [](nb::object array) {

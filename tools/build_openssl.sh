@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the static libcrypto that wheels contain, for build images without OpenSSL 3.
+# Builds the static libcrypto and libssl that wheels contain, for build images without OpenSSL 3.
 # Usage: tools/build_openssl.sh PREFIX [TARBALL]. Without TARBALL, the sources are downloaded.
 set -euo pipefail
 
@@ -17,9 +17,9 @@ tar -xzf "$tarball" -C "$work" --strip-components=1 --no-same-owner
 
 cd "$work"
 ./Configure no-shared no-module no-engine no-tests -fPIC > configure.log
-make -s -j "$(nproc)" build_generated libcrypto.a > make.log 2>&1 \
+make -s -j "$(nproc)" build_generated libcrypto.a libssl.a > make.log 2>&1 \
   || { tail -20 make.log; exit 1; }
 mkdir -p "$prefix/include" "$prefix/lib"
 cp -r include/openssl "$prefix/include/"
-cp libcrypto.a "$prefix/lib/"
+cp libcrypto.a libssl.a "$prefix/lib/"
 echo "OpenSSL $version in $prefix"

@@ -446,6 +446,11 @@ Status Settings::check_together() const {
         together(bytes >= segment || (bytes == 0 && find_setting(name)->limits.or_zero), name,
                  "at least", "segment_bytes"));
   }
+  for (const char* name : {"tls_certificate", "tls_key", "tls_ca"}) {
+    if (get_string("tls") != "certificates" || !get_string(name).empty()) continue;
+    return bad(concat(assignment(*index_of("tls")), " needs ", environment_name(name),
+                      ", which is not set"));
+  }
   return {};
 }
 

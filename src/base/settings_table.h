@@ -22,6 +22,7 @@ inline constexpr int64_t kAlignment = 64;  // same as in plan/plan.h, which base
 inline constexpr std::string_view kLogLevels[] = {"debug", "info", "warning", "error"};
 inline constexpr std::string_view kSimdLevels[] = {"auto", "baseline", "avx2", "avx512"};
 inline constexpr std::string_view kNodeStages[] = {"auto", "host", "staged", "ipc"};
+inline constexpr std::string_view kEncryptions[] = {"off", "psk", "certificates"};
 inline constexpr std::string_view kJaxCalls[] = {"auto", "ffi", "callback"};
 inline constexpr std::string_view kObjects[] = {"pickle", "json", "none"};
 inline constexpr std::string_view kTensorflowCalls[] = {"op", "function"};
@@ -73,6 +74,18 @@ inline constexpr SettingSpec kSpecs[] = {
     {"interface", kString, kProcess, "",
      "Network interface or address to advertise; empty: the one that reaches the rendezvous",
      {0, 255}, "--interface --network-interface --network-interfaces NAME"},
+    {"tls", kEnum, kProcess, "off",
+     "Whether TLS 1.3 encrypts the connections between processes, which must all have the same "
+     "value. psk: with a key that follows from the job's secret; certificates: with certificates "
+     "of both sides", {.choices = kEncryptions}},
+    {"tls_certificate", kString, kProcess, "",
+     "File with this process's certificate and those between it and tls_ca, for tls=certificates",
+     {0, 4096}},
+    {"tls_key", kString, kProcess, "",
+     "File with the private key of tls_certificate, without a pass phrase", {0, 4096}},
+    {"tls_ca", kString, kProcess, "",
+     "File with the certificates of the authorities that vouch for the job's processes",
+     {0, 4096}},
     {"log_level", kEnum, kProcess, "warning", "Lowest severity of messages that are logged",
      {.choices = kLogLevels}},
     {"simd", kEnum, kProcess, "auto",

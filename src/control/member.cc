@@ -37,7 +37,7 @@ constexpr Nanos kLastWord = 500 * kMillisecond;
 // join() has returned.
 class Member::Impl final : public Channel::Owner {
  public:
-  Impl(const Options& options, GuardedFd fd)
+  Impl(const Options& options, transport::tcp::Socket fd)
       : options_(options),
         rhythm_{options.heartbeat_interval, options.heartbeat_timeout},
         silence_(loop_.now()) {

@@ -23,8 +23,8 @@ Status cannot_join(const Member::Options& options, const Status& why) {
                              why.message(), hint));
 }
 
-Result<GuardedFd> connect(const Member::Options& options, wire::Role role, uint32_t rank,
-                          Nanos deadline, Reminders& reminders) {
+Result<transport::tcp::Socket> connect(const Member::Options& options, wire::Role role,
+                                       uint32_t rank, Nanos deadline, Reminders& reminders) {
   if (options.credentials.secret.empty()) {
     return Status(Code::kConfiguration,
                   "the job has no secret; set HERRING_SECRET_FILE to the same file everywhere");

@@ -24,7 +24,7 @@ auto reach(const Member::Options& options, Nanos deadline, Reminders& reminders,
 Status cannot_join(const Member::Options& options, const Status& why);
 
 // Connects to the rendezvous and proves the secret both ways.
-Result<GuardedFd> connect(const Member::Options& options, wire::Role role, uint32_t rank,
-                          Nanos deadline, Reminders& reminders);
+Result<transport::tcp::Socket> connect(const Member::Options& options, wire::Role role,
+                                       uint32_t rank, Nanos deadline, Reminders& reminders);
 
 }  // namespace herring::control

@@ -25,6 +25,7 @@ namespace herring::control {
 namespace {
 
 using transport::tcp::Acceptor;
+using transport::tcp::Socket;
 using transport::Address;
 using wire::FrameType;
 
@@ -52,8 +53,8 @@ class Rendezvous::Impl final : public Channel::Owner {
             [](const wire::Hello& hello) {
               return hello.incarnation == 0 ? wire::Verdict::kAccepted : wire::Verdict::kOtherStart;
             },
-            [this](GuardedFd fd, const wire::Hello& hello, const Address& peer) {
-              admit(std::move(fd), hello, peer);
+            [this](Socket socket, const wire::Hello& hello, const Address& peer) {
+              admit(std::move(socket), hello, peer);
             }),
         address_(acceptor_.address()),
         silence_(loop_.now()),
@@ -164,12 +165,12 @@ class Rendezvous::Impl final : public Channel::Owner {
 
   // ---- connections ----
 
-  void admit(GuardedFd fd, const wire::Hello& hello, const Address& address) {
+  void admit(Socket socket, const wire::Hello& hello, const Address& address) {
     auto peer = std::make_unique<Peer>();
     peer->index = hello.rank;
     peer->host = address.host;
     peer->accepted = loop_.now();
-    const auto connection = transport::tcp::make_connection(std::move(fd), address.to_string());
+    const auto connection = transport::tcp::make_connection(std::move(socket), address.to_string());
     peer->channel = std::make_unique<Channel>(loop_, *connection, kMaxFromMember, *this);
     peer->channel->user = peer.get();
     peer->channel->send(FrameType::kHeartbeat, rhythm(*peer));

@@ -90,7 +90,8 @@ Status Job::host_rendezvous() {
   }();
   if (!listener.ok()) return listener.status();
   control::RendezvousOptions hosting(settings);
-  hosting.credentials = {options_.secret, wire::job_id(settings.get_string("job"))};
+  HERRING_RETURN_IF_ERROR(
+      credentials_of(options_.secret, settings).move_to(hosting.credentials));
   hosting.size = options_.size;
   hosting.dedicated_servers = options_.dedicated_servers;
   hosting.failover = settings.get_bool("failover");

@@ -80,8 +80,8 @@ Result<Newcomers::Connections> Newcomers::connect(const control::Replacement& ne
       });
   if (!connected.ok()) return connected.status();
   Connections made;
-  for (GuardedFd& fd : *connected) {
-    made.push_back(transport::tcp::make_connection(std::move(fd), news.address));
+  for (transport::tcp::Socket& socket : *connected) {
+    made.push_back(transport::tcp::make_connection(std::move(socket), news.address));
   }
   return made;
 }

@@ -3,6 +3,7 @@
 #include "base/log.h"
 #include "reduce/reduce.h"
 #include "transport/tcp/socket.h"
+#include "transport/tcp/tls.h"
 
 namespace herring::job {
 
@@ -12,6 +13,22 @@ void apply_process_settings(const Settings& settings) {
     reduce::set_simd_level(simd.c_str());
   }
   transport::tcp::set_listening_ports(*parse_ports(settings.get_string("ports")));
+}
+
+Result<transport::Credentials> credentials_of(const std::string& secret,
+                                              const Settings& settings) {
+  using wire::Encryption;
+  transport::tcp::TlsOptions tls;
+  for (const Encryption one : {Encryption::kPsk, Encryption::kCertificates}) {
+    if (settings.get_string("tls") == wire::name_of(one)) tls.encryption = one;
+  }
+  tls.certificate = settings.get_string("tls_certificate");
+  tls.key = settings.get_string("tls_key");
+  tls.authorities = settings.get_string("tls_ca");
+  auto made = transport::tcp::Tls::make(std::move(tls), secret);
+  if (!made.ok()) return made.status();
+  return transport::Credentials{secret, wire::job_id(settings.get_string("job")),
+                                std::move(*made)};
 }
 
 Result<control::Member::Options> member_options(const std::string& rendezvous,
@@ -24,7 +41,7 @@ Result<control::Member::Options> member_options(const std::string& rendezvous,
     HERRING_RETURN_IF_ERROR(transport::tcp::interface_address(name).move_to(options.source));
   }
   options.rendezvous = *address;
-  options.credentials = {secret, wire::job_id(settings.get_string("job"))};
+  HERRING_RETURN_IF_ERROR(credentials_of(secret, settings).move_to(options.credentials));
   return options;
 }
 

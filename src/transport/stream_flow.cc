@@ -28,6 +28,8 @@ StreamFlow::~StreamFlow() {
   loop_.forget(&flush_task_);
 }
 
+std::string StreamFlow::describe(int error) const { return strerror(error); }
+
 void StreamFlow::on_writable() {
   writable_ = true;
   schedule_flush();  // clears the interest, unless the stream is full again
@@ -49,7 +51,7 @@ void StreamFlow::send(const wire::FrameHeader& header, const iovec* pieces, int 
 void StreamFlow::lend(const wire::FrameHeader& header, const iovec* pieces, int count) {
   if (closed() || finishing_ || !broken_.ok()) return;
   send(header, pieces, count, 0);
-  frames_[frames_.size() - 1].lent = header.payload >= kLeastLent;
+  frames_[frames_.size() - 1].lent = header.payload >= kLeastLent && lends();
 }
 
 void StreamFlow::send_owned(wire::FrameHeader header, std::string payload) {
@@ -180,7 +182,7 @@ void StreamFlow::on_readable() {
     if (got < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN) return;
-      return fail({Code::kPeerLost, concat("connection to ", peer_, " failed: ", strerror(errno))});
+      return fail({Code::kPeerLost, concat("connection to ", peer_, " failed: ", describe(errno))});
     }
     if (got == 0) {
       return fail({Code::kPeerLost,
@@ -280,7 +282,7 @@ void StreamFlow::drop_queued() {
 // that input ends the flow.
 void StreamFlow::stop_writing(int error) {
   if (finishing_) return close({});
-  broken_ = {Code::kPeerLost, concat("connection to ", peer_, " failed: ", strerror(error))};
+  broken_ = {Code::kPeerLost, concat("connection to ", peer_, " failed: ", describe(error))};
   drop_queued();
   want_writable(false);
   // If the other side is alive and only writing has failed, this tells it to close.

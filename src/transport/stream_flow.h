@@ -37,6 +37,8 @@ class StreamFlow : public Flow {
   void on_writable();
 
   EventLoop& loop() { return loop_; }
+  // Returns what an errno of the calls below means.
+  virtual std::string describe(int error) const;
 
  private:
   // Each call returns the number of bytes moved, or -1 with errno (EAGAIN: none now). A read of 0
@@ -46,6 +48,8 @@ class StreamFlow : public Flow {
   // Like write(); more bytes follow at once.
   virtual ssize_t write_more(const char* data, size_t bytes) = 0;
   virtual ssize_t write_lent(iovec* pieces, int count, bool more_follows) = 0;
+  // Whether write_lent() lends. Otherwise only write() is called.
+  virtual bool lends() const { return true; }
   // Sets whether on_writable() is wanted. It is only called if it is.
   virtual void want_writable(bool wanted) = 0;
   // Tells the other side that no more comes. Returns false if the stream is broken.

@@ -170,10 +170,15 @@ class Connecting {
   virtual ~Connecting() = default;
 };
 
-// What a process must prove to take part in a job.
+namespace tcp {
+class Tls;
+}
+
+// What a process must prove to take part in a job, and what encrypts its connections.
 struct Credentials {
   std::string secret;
   wire::JobId job{};
+  std::shared_ptr<const tcp::Tls> tls = nullptr;  // null: nothing is encrypted
 };
 
 class Transport {

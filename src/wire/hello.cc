@@ -33,7 +33,21 @@ void fill_random(uint8_t* out, size_t bytes) {
   if (RAND_bytes(out, static_cast<int>(bytes)) != 1) abort();  // without entropy, nothing is safe
 }
 
+std::string both_settings(uint8_t other, Encryption own) {
+  return concat("HERRING_TLS=", name_of(static_cast<Encryption>(other)),
+                ", but this process has HERRING_TLS=", name_of(own));
+}
+
 }  // namespace
+
+const char* name_of(Encryption encryption) {
+  switch (encryption) {
+    case Encryption::kOff: return "off";
+    case Encryption::kPsk: return "psk";
+    case Encryption::kCertificates: return "certificates";
+  }
+  return "an unknown value";
+}
 
 const char* describe(Verdict verdict) {
   switch (verdict) {
@@ -44,6 +58,7 @@ const char* describe(Verdict verdict) {
     case Verdict::kWrongSecret: return "the job's secret differs (HERRING_SECRET_FILE)";
     case Verdict::kUnexpected:
       return "this rank or server is not expected there, or is already connected";
+    case Verdict::kOtherEncryption: return "HERRING_TLS differs";
     case Verdict::kOtherStart:
       return "another start of the same job listens there; end it, or give each job that runs at "
              "the same time a HERRING_JOB or a HERRING_SECRET_FILE of its own";
@@ -89,11 +104,12 @@ std::string in_hexadecimal(const void* bytes, size_t count) {
   return text;
 }
 
-ClientHello make_client_hello(const Hello& hello, const JobId& job) {
+ClientHello make_client_hello(const Hello& hello, const JobId& job, Encryption encryption) {
   ClientHello message{};
   std::memcpy(message.magic, kMagic, sizeof(kMagic));
   message.version = kProtocolVersion;
   message.role = static_cast<uint8_t>(hello.role);
+  message.encryption = static_cast<uint8_t>(encryption);
   message.rank = hello.rank;
   message.flow = hello.flow;
   message.incarnation = hello.incarnation;
@@ -106,9 +122,16 @@ bool may_begin_hello(const void* bytes, size_t have) {
   return have == 0 || std::memcmp(bytes, kMagic, std::min(have, sizeof(kMagic))) == 0;
 }
 
-Verdict check_client_hello(const ClientHello& message, const JobId& job) {
+Verdict check_opening(const ClientHello& message, Encryption own) {
   if (std::memcmp(message.magic, kMagic, sizeof(kMagic)) != 0) return Verdict::kWrongMagic;
   if (message.version != kProtocolVersion) return Verdict::kWrongVersion;
+  const bool same = message.encryption == static_cast<uint8_t>(own);
+  return same ? Verdict::kAccepted : Verdict::kOtherEncryption;
+}
+
+Verdict check_client_hello(const ClientHello& message, const JobId& job, Encryption own) {
+  const Verdict opening = check_opening(message, own);
+  if (opening != Verdict::kAccepted) return opening;
   if (std::memcmp(message.job, job.data(), job.size()) != 0) return Verdict::kWrongJob;
   if (message.role != static_cast<uint8_t>(Role::kWorker) &&
       message.role != static_cast<uint8_t>(Role::kServer)) {
@@ -117,7 +140,10 @@ Verdict check_client_hello(const ClientHello& message, const JobId& job) {
   return Verdict::kAccepted;
 }
 
-std::string describe_refusal(Verdict verdict, const ClientHello& message) {
+std::string describe_refusal(Verdict verdict, const ClientHello& message, Encryption own) {
+  if (verdict == Verdict::kOtherEncryption) {
+    return concat(describe(verdict), ": it has ", both_settings(message.encryption, own));
+  }
   if (verdict != Verdict::kWrongVersion) return describe(verdict);
   return concat(describe(verdict), ": it speaks version ", message.version,
                 ", but this process speaks version ", kProtocolVersion);
@@ -127,16 +153,17 @@ Hello hello_of(const ClientHello& message) {
   return {static_cast<Role>(message.role), message.rank, message.flow, message.incarnation};
 }
 
-ServerHello make_server_hello(Verdict verdict) {
+ServerHello make_server_hello(Verdict verdict, Encryption own) {
   ServerHello message{};
   std::memcpy(message.magic, kMagic, sizeof(kMagic));
   message.version = kProtocolVersion;
   message.verdict = static_cast<uint16_t>(verdict);
+  message.encryption = static_cast<uint8_t>(own);
   fill_random(message.nonce, sizeof(message.nonce));
   return message;
 }
 
-Status check_server_hello(const ServerHello& server, const std::string& address) {
+Status check_server_hello(const ServerHello& server, const std::string& address, Encryption own) {
   if (std::memcmp(server.magic, kMagic, sizeof(kMagic)) != 0) {
     return {Code::kConfiguration, concat(address, " does not speak Herring's protocol")};
   }
@@ -145,6 +172,11 @@ Status check_server_hello(const ServerHello& server, const std::string& address)
             concat(address, " speaks protocol version ", server.version,
                    ", but this process speaks version ", kProtocolVersion,
                    "; install the same Herring release everywhere")};
+  }
+  if (server.encryption != static_cast<uint8_t>(own)) {
+    return {Code::kConfiguration,
+            concat(address, " has ", both_settings(server.encryption, own),
+                   "; set HERRING_TLS to the same value for all processes of the job")};
   }
   return status_of(static_cast<Verdict>(server.verdict), address);
 }

@@ -137,7 +137,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   auto started = Rendezvous::start(std::move(*listener), options);
   expect(started.ok());
   const uint32_t members = options.size + 1;
-  std::vector<GuardedFd> sockets;
+  std::vector<transport::tcp::Socket> sockets;
   std::vector<Answers> answers(members);
   for (uint32_t m = 0; m < members; ++m) {
     auto fd = transport::tcp::connect_and_prove((*started)->address(), "", {}, credentials(),
@@ -162,7 +162,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     if (in.seldom()) sockets[m].reset();
   }
-  for (GuardedFd& socket : sockets) {
+  for (transport::tcp::Socket& socket : sockets) {
     if (socket.valid()) ::shutdown(socket.get(), SHUT_WR);
   }
   // The rendezvous reads all input, and then ends the remaining connections.

@@ -40,6 +40,7 @@ COMPANIONS = {
     },
     "HERRING_SERVERS": {"HERRING_RANK": "0", "HERRING_SIZE": "2", "HERRING_RENDEZVOUS": "h:1"},
     "HERRING_RENDEZVOUS_FD": {"HERRING_RENDEZVOUS": "h:1"},
+    "HERRING_TLS": {f"HERRING_TLS_{name}": "/a/file" for name in ("CERTIFICATE", "KEY", "CA")},
     "HERRING_SEGMENT_BYTES": {"HERRING_FRAME_MAX": "64MiB"},
     "HERRING_BUFFER_BYTES": {"HERRING_SEGMENT_BYTES": "1024"},
     "HERRING_CREDIT": {"HERRING_SEGMENT_BYTES": "1024"},
@@ -212,10 +213,10 @@ def test_what_a_launcher_sets_does_not_leak_into_its_job() -> None:
             job.passed_environment({}, [f"{variable}=1"])
 
 
-# Settings that are not tested in a job of one process: they find other processes or depend on the
-# machine.
+# Settings that are not tested in a job of one process: they find other processes, or depend on the
+# machine or on files.
 NOT_ALONE = re.compile(
-    r"HERRING_(RANK|SIZE|LOCAL_\w+|SERVERS|RENDEZVOUS\w*|SECRET_FILE|INTERFACE|PORTS)"
+    r"HERRING_(RANK|SIZE|LOCAL_\w+|SERVERS|RENDEZVOUS\w*|SECRET_FILE|INTERFACE|PORTS|TLS)"
 )
 
 

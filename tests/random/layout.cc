@@ -66,6 +66,7 @@ Layout make_layout(uint64_t seed, uint32_t features) {
     }
     settings["server_weights"] = weights;
   }
+  if (random.chance(0.2)) settings["tls"] = "psk";
   return layout;
 }
 

@@ -35,6 +35,7 @@ __all__ = ["Finding", "add_options", "findings", "handle", "trials"]
 _ENOUGH_DESCRIPTORS = 1024
 _TRIAL_SECONDS = 60
 _COPIED_BYTES = 64 << 20
+_SENT_BYTES = 256 << 20
 _FLAGS = ("avx2", "f16c", "avx512f", "avx512bw", "avx512_bf16", "asimd", "sve")
 
 
@@ -101,9 +102,10 @@ def findings() -> list[Finding]:
 
 
 def trials() -> list[Finding]:
-    """Tries copies to and from GPUs, and all-reduces within a node and between nodes."""
+    """Tries copies to and from GPUs, encryption, and all-reduces in a node and between nodes."""
     return [
         *_copies(),
+        _encryption(),
         _trial("all-reduce, one node of 2", "-n", "2"),
         _trial(
             "all-reduce, 2 nodes and a server", "-n", "2", "--nodes", "2", "--servers", "1"
@@ -118,6 +120,23 @@ def _trial(name: str, *options: str) -> Finding:
     if done.returncode == 0:
         return Finding(name, f"right to the bit ({seconds:.1f} s with start and end)")
     return Finding(name, f"exit status {done.returncode}", "fail", last_lines(done.stdout))
+
+
+def _encryption() -> Finding:
+    """Measures one loopback connection with and without TLS."""
+    name = "encryption"
+    try:
+        from herring import _core
+
+        _core.encryption_cost("off", _SENT_BYTES // 8)  # the first bytes take longer
+        costs = {tls: _core.encryption_cost(tls, _SENT_BYTES) for tls in ("psk", "off")}
+    except (ImportError, HerringError) as error:
+        return Finding(name, str(error), "note", "jobs with HERRING_TLS=off work")
+    texts = [
+        f"HERRING_TLS={tls}: {8 * rate / 1e9:.1f} Gbit/s, {cpu:.2f} CPU seconds per GB"
+        for tls, (rate, cpu) in costs.items()
+    ]
+    return Finding(name, f"one connection over loopback, {'; '.join(texts)} (both sides)")
 
 
 def _core() -> Finding:

@@ -42,13 +42,13 @@ class Waiting {
   const std::function<Status()> given_up_;
 };
 
-Result<GuardedFd> prove(GuardedFd fd, const std::string& name, const wire::Hello& hello,
-                        const Credentials& credentials, Nanos deadline) {
+Result<Socket> prove(GuardedFd fd, const std::string& name, const wire::Hello& hello,
+                     const Credentials& credentials, Nanos deadline) {
   Waiting waiting;
-  std::optional<Result<GuardedFd>> found;
+  std::optional<Result<Socket>> found;
   const Nanos patience = std::max<Nanos>(deadline - monotonic_now(), 0);
   const Connector connector(waiting.loop, std::move(fd), name, hello, credentials, patience,
-                            [&](Result<GuardedFd> result) {
+                            [&](Result<Socket> result) {
                               found.emplace(std::move(result));
                               waiting.loop.stop();
                             });
@@ -71,7 +71,7 @@ class Attempts {
         found_(wanted.size()),
         connectors_(wanted.size()) {}
 
-  Result<std::vector<GuardedFd>> run() {
+  Result<std::vector<Socket>> run() {
     if (wanted_.empty()) return std::move(found_);
     while (begun_ < std::min(kConnectingAtOnce, wanted_.size())) begin_next();
     remind();
@@ -112,10 +112,10 @@ class Attempts {
     const Nanos patience = std::clamp<Nanos>(deadline_ - monotonic_now(), 0, kAttempt);
     connectors_[i] = std::make_unique<Connector>(
         waiting_.loop, wanted_[i].address, source_, wanted_[i].hello, credentials_, patience,
-        [this, i](Result<GuardedFd> result) { done(i, std::move(result)); });
+        [this, i](Result<Socket> result) { done(i, std::move(result)); });
   }
 
-  void done(size_t i, Result<GuardedFd> result) {
+  void done(size_t i, Result<Socket> result) {
     if (!result.ok()) {
       last_ = concat(" (last error: ", result.status().message(), ")");
       const bool slow = result.status().code() == Code::kTimeout;
@@ -145,7 +145,7 @@ class Attempts {
   const size_t first_;
   Reminders reminders_{start_, kFirstReminder, start_};
   Waiting waiting_;
-  std::vector<GuardedFd> found_;
+  std::vector<Socket> found_;
   std::vector<std::unique_ptr<Connector>> connectors_;  // destroyed before the loop
   size_t begun_ = 0;
   size_t left_ = wanted_.size();  // connections still to be made
@@ -166,9 +166,9 @@ Connector::Connector(DescriptorLoop& loop, Result<GuardedFd> fd, std::string nam
                      Done done)
     : loop_(loop),
       name_(std::move(name)),
-      secret_(credentials.secret),
+      credentials_(credentials),
       done_(std::move(done)),
-      client_(wire::make_client_hello(hello, credentials.job)) {
+      client_(wire::make_client_hello(hello, credentials.job, encryption())) {
   if (!fd.ok()) {
     // Not reported from the constructor, because the owner does not have this object yet.
     timer_ = loop_.call_after(0, [this, why = fd.status()] {
@@ -177,8 +177,8 @@ Connector::Connector(DescriptorLoop& loop, Result<GuardedFd> fd, std::string nam
     });
     return;
   }
-  fd_ = std::move(*fd);
-  loop_.add(fd_.get(), kForWriting, this);
+  socket_ = std::move(*fd);
+  loop_.add(socket_.get(), kForWriting, this);
   timer_ = loop_.call_after(patience, [this, patience] {
     timer_ = 0;
     finish(Status(Code::kTimeout,
@@ -189,23 +189,28 @@ Connector::Connector(DescriptorLoop& loop, Result<GuardedFd> fd, std::string nam
 
 Connector::~Connector() {
   if (timer_ != 0) loop_.cancel(timer_);
-  if (fd_.valid()) loop_.remove(fd_.get());
+  if (socket_.valid()) loop_.remove(socket_.get());
+}
+
+wire::Encryption Connector::encryption() const {
+  return credentials_.tls ? credentials_.tls->encryption() : wire::Encryption::kOff;
 }
 
 void Connector::on_ready(uint32_t) {
-  if (state_ == State::kConnecting) {
-    if (Status status = connected(); !status.ok()) finish(status);
-    return;
+  if (state_ == State::kConnecting || state_ == State::kTls) {
+    const Status status = state_ == State::kTls ? shake() : connected();
+    if (!status.ok()) return finish(status);
+    if (state_ != State::kRefusal) return;
   }
-  const bool hello = state_ == State::kHello;
-  char* into = hello ? reinterpret_cast<char*>(&server_) : reinterpret_cast<char*>(&verdict_);
-  const size_t want = hello ? sizeof(server_) : sizeof(verdict_);
+  const bool verdict = state_ == State::kVerdict;
+  char* into = verdict ? reinterpret_cast<char*>(&verdict_) : reinterpret_cast<char*>(&server_);
+  const size_t want = verdict ? sizeof(verdict_) : sizeof(server_);
   // Reads no byte more: what follows the verdict belongs to the flow.
-  const ssize_t n = ::recv(fd_.get(), into + have_, want - have_, 0);
+  const ssize_t n = state_ == State::kRefusal
+                        ? ::recv(socket_.get(), into + have_, want - have_, MSG_DONTWAIT)
+                        : socket_.read(into + have_, want - have_);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (n <= 0) {
-    return finish(Status(Code::kPeerLost, concat(name_, " closed the connection in the hello")));
-  }
+  if (n <= 0) return finish(gone());
   have_ += n;
   if (have_ < want) return;
   have_ = 0;
@@ -213,48 +218,81 @@ void Connector::on_ready(uint32_t) {
 }
 
 Status Connector::connected() {
-  if (const Status there = finish_connecting(fd_.get()); !there.ok()) {
+  if (const Status there = finish_connecting(socket_.get()); !there.ok()) {
     return {there.code(), concat("cannot connect to ", name_, ": ", there.message())};
   }
+  if (encryption() == wire::Encryption::kOff) return say_hello();
+  HERRING_RETURN_IF_ERROR(say(&client_, wire::kOpeningBytes));
+  socket_.encrypt(*credentials_.tls, false);
+  state_ = State::kTls;
+  return shake();
+}
+
+Status Connector::shake() {
+  using Step = TlsSession::Step;
+  const Step step = socket_.tls()->shake();
+  if (step == Step::kFailed && socket_.tls()->answered_plainly()) {
+    state_ = State::kRefusal;
+    loop_.modify(socket_.get(), kForReading);
+    return {};
+  }
+  if (step == Step::kFailed) return gone();
+  if (step == Step::kDone) return say_hello();
+  loop_.modify(socket_.get(), step == Step::kWrites ? kForReading | kForWriting : kForReading);
+  return {};
+}
+
+Status Connector::say_hello() {
   HERRING_RETURN_IF_ERROR(say(&client_, sizeof(client_)));
   state_ = State::kHello;
-  loop_.modify(fd_.get(), kForReading);
+  loop_.modify(socket_.get(), kForReading);
   return {};
 }
 
 Status Connector::answered() {
+  if (state_ == State::kRefusal) {
+    HERRING_RETURN_IF_ERROR(wire::check_server_hello(server_, name_, encryption()));
+    return breach(name_, " answers without TLS");
+  }
+  const std::string secret = socket_.proof_key(credentials_.secret);
   if (state_ == State::kHello) {
-    HERRING_RETURN_IF_ERROR(wire::check_server_hello(server_, name_));
-    const wire::ClientProof proof = wire::make_client_proof(client_, server_, secret_);
+    HERRING_RETURN_IF_ERROR(wire::check_server_hello(server_, name_, encryption()));
+    const wire::ClientProof proof = wire::make_client_proof(client_, server_, secret);
     HERRING_RETURN_IF_ERROR(say(&proof, sizeof(proof)));
     state_ = State::kVerdict;
     return {};
   }
-  HERRING_RETURN_IF_ERROR(wire::check_verdict(client_, server_, verdict_, secret_, name_));
-  loop_.remove(fd_.get());
-  finish(std::move(fd_));
+  HERRING_RETURN_IF_ERROR(wire::check_verdict(client_, server_, verdict_, secret, name_));
+  if (socket_.tls() != nullptr) socket_.tls()->trust();
+  loop_.remove(socket_.get());
+  finish(std::move(socket_));
   return {};
 }
 
 // A fresh socket takes these few bytes at once.
 Status Connector::say(const void* data, size_t bytes) {
-  if (::send(fd_.get(), data, bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes)) return {};
+  return socket_.write_all(data, bytes) ? Status() : gone();
+}
+
+Status Connector::gone() const {
+  const std::string why = socket_.tls() == nullptr ? "" : socket_.tls()->complaint();
+  if (!why.empty()) return {Code::kAuthentication, concat("no TLS with ", name_, ": ", why)};
   return {Code::kPeerLost, concat(name_, " closed the connection in the hello")};
 }
 
-void Connector::finish(Result<GuardedFd> result) {
+void Connector::finish(Result<Socket> result) {
   if (timer_ != 0) loop_.cancel(std::exchange(timer_, 0));
-  if (fd_.valid()) {
-    loop_.remove(fd_.get());
-    fd_.reset();
+  if (socket_.valid()) {
+    loop_.remove(socket_.get());
+    socket_.reset();
   }
   const Done done = std::move(done_);
   done(std::move(result));  // may destroy this
 }
 
-Result<GuardedFd> connect_and_prove(const Address& address, const std::string& source,
-                                    const wire::Hello& hello, const Credentials& credentials,
-                                    Nanos deadline) {
+Result<Socket> connect_and_prove(const Address& address, const std::string& source,
+                                 const wire::Hello& hello, const Credentials& credentials,
+                                 Nanos deadline) {
   const std::string name = address.to_string();
   for (;;) {
     auto fd = connect_to(address, source, deadline);
@@ -265,11 +303,10 @@ Result<GuardedFd> connect_and_prove(const Address& address, const std::string& s
   }
 }
 
-Result<std::vector<GuardedFd>> connect_all(const std::vector<Wanted>& wanted,
-                                           const std::string& source,
-                                           const Credentials& credentials, Nanos deadline,
-                                           size_t first,
-                                           const std::function<Status()>& given_up) {
+Result<std::vector<Socket>> connect_all(const std::vector<Wanted>& wanted,
+                                        const std::string& source,
+                                        const Credentials& credentials, Nanos deadline,
+                                        size_t first, const std::function<Status()>& given_up) {
   HERRING_RETURN_IF_ERROR(want_descriptors(wanted.size()));
   return Attempts(wanted, source, credentials, deadline, first, given_up).run();
 }

@@ -8,6 +8,7 @@
 #include "transport/descriptor_loop.h"
 #include "transport/tcp/handshake.h"
 #include "transport/tcp/socket.h"
+#include "transport/tcp/tls.h"
 
 namespace herring::transport::tcp {
 
@@ -15,7 +16,7 @@ class Connector : private DescriptorHandler {
  public:
   // Called once, from the loop, with a proven connection or the reason why there is none. May
   // destroy the connector.
-  using Done = std::function<void(Result<GuardedFd>)>;
+  using Done = std::function<void(Result<Socket>)>;
 
   // Makes one attempt, bounded by `patience`, at a literal address where a process listens.
   Connector(DescriptorLoop& loop, const Address& address, const std::string& source,
@@ -30,19 +31,24 @@ class Connector : private DescriptorHandler {
   Connector& operator=(const Connector&) = delete;
 
  private:
-  enum class State { kConnecting, kHello, kVerdict };
+  // In kRefusal, the other side has answered without TLS.
+  enum class State { kConnecting, kTls, kRefusal, kHello, kVerdict };
 
   void on_ready(uint32_t) override;
   Status connected();
+  Status shake();
+  Status say_hello();
   Status answered();
   Status say(const void* data, size_t bytes);
-  void finish(Result<GuardedFd> result);
+  Status gone() const;
+  wire::Encryption encryption() const;
+  void finish(Result<Socket> result);
 
   DescriptorLoop& loop_;
   const std::string name_;  // of the other side
-  const std::string secret_;
+  const Credentials credentials_;
   Done done_;
-  GuardedFd fd_;
+  Socket socket_;
   EventLoop::TimerId timer_ = 0;
   State state_ = State::kConnecting;
   size_t have_ = 0;  // of the message being received
@@ -58,9 +64,9 @@ inline constexpr Nanos kPause = 50 * kMillisecond;  // before another attempt
 // listener ends or is too busy.
 
 // Connects and proves the secret both ways. `address` may be a name; the listener may start later.
-Result<GuardedFd> connect_and_prove(const Address& address, const std::string& source,
-                                    const wire::Hello& hello, const Credentials& credentials,
-                                    Nanos deadline);
+Result<Socket> connect_and_prove(const Address& address, const std::string& source,
+                                 const wire::Hello& hello, const Credentials& credentials,
+                                 Nanos deadline);
 
 struct Wanted {
   Address address;  // literal; a process already listens there
@@ -71,10 +77,10 @@ struct Wanted {
 // between workers, so that they do not all fill the queue of one server at a time. `given_up` is
 // called at least every kInterruptInterval; an error from it is returned.
 inline constexpr size_t kConnectingAtOnce = 64;
-Result<std::vector<GuardedFd>> connect_all(const std::vector<Wanted>& wanted,
-                                           const std::string& source,
-                                           const Credentials& credentials, Nanos deadline,
-                                           size_t first = 0,
-                                           const std::function<Status()>& given_up = {});
+Result<std::vector<Socket>> connect_all(const std::vector<Wanted>& wanted,
+                                        const std::string& source,
+                                        const Credentials& credentials, Nanos deadline,
+                                        size_t first = 0,
+                                        const std::function<Status()>& given_up = {});
 
 }  // namespace herring::transport::tcp

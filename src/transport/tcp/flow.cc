@@ -4,48 +4,52 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <cerrno>
 #include <utility>
 
 #include "transport/tcp/page_pipe.h"
 
 namespace herring::transport::tcp {
-namespace {
 
-msghdr message_of(const iovec* pieces, int count) {
-  msghdr message{};
-  message.msg_iov = const_cast<iovec*>(pieces);
-  message.msg_iovlen = count;
-  return message;
-}
-
-}  // namespace
-
-TcpFlow::TcpFlow(DescriptorLoop& loop, GuardedFd fd, FlowHandler& handler, std::string peer)
+TcpFlow::TcpFlow(DescriptorLoop& loop, Socket socket, FlowHandler& handler, std::string peer)
     : StreamFlow(loop, handler, std::move(peer)),
-      fd_(std::move(fd)),
-      number_(fd_.get()),
+      socket_(std::move(socket)),
+      number_(socket_.get()),
       loop_(loop),
       interest_(kForReading) {
   loop_.add(number_, interest_, this);
+  read_again_if_held();
 }
 
 TcpFlow::~TcpFlow() {
-  if (fd_.valid()) loop_.remove(number_);
+  if (again_ != 0) loop_.cancel(again_);
+  if (socket_.valid()) loop_.remove(number_);
 }
 
 void TcpFlow::on_ready(uint32_t readiness) {
   if (readiness & kForWriting) on_writable();
-  if (readiness & kForReading) on_readable();
+  if (readiness & kForReading) {
+    on_readable();
+    read_again_if_held();
+  }
 }
 
-ssize_t TcpFlow::read(const iovec* pieces, int count) {
-  msghdr message = message_of(pieces, count);
-  return recvmsg(number_, &message, MSG_DONTWAIT);
+// The loop does not report what TLS has taken from the system ahead of its use.
+void TcpFlow::read_again_if_held() {
+  if (!socket_.holds() || again_ != 0) return;
+  again_ = loop_.call_after(0, [this] {
+    again_ = 0;
+    on_ready(kForReading);
+  });
 }
 
-ssize_t TcpFlow::write(const iovec* pieces, int count) {
-  const msghdr message = message_of(pieces, count);
-  return sendmsg(number_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+ssize_t TcpFlow::read(const iovec* pieces, int count) { return socket_.read(pieces, count); }
+
+ssize_t TcpFlow::write(const iovec* pieces, int count) { return socket_.write(pieces, count); }
+
+std::string TcpFlow::describe(int error) const {
+  if (error != EBADMSG || socket_.tls() == nullptr) return StreamFlow::describe(error);
+  return concat("what arrived is not what was sent (TLS: ", socket_.tls()->reason(), ")");
 }
 
 ssize_t TcpFlow::write_more(const char* data, size_t bytes) {
@@ -62,16 +66,19 @@ void TcpFlow::want_writable(bool wanted) {
   if (std::exchange(interest_, interest) != interest) loop_.modify(number_, interest);
 }
 
-bool TcpFlow::end_writing() { return shutdown(number_, SHUT_WR) == 0; }
+bool TcpFlow::end_writing() { return socket_.end_writing(); }
 
 void TcpFlow::shut(bool drop) {
   if (drop) {
     // Otherwise the system would go on sending lent pages, whatever they contain by then.
     const linger at_once{1, 0};
     setsockopt(number_, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+  } else if (socket_.tls() != nullptr) {
+    socket_.tls()->finish();
   }
+  if (again_ != 0) loop_.cancel(std::exchange(again_, 0));
   loop_.remove(number_);
-  fd_.reset();
+  socket_.reset();
 }
 
 PathInfo TcpFlow::path_info() const {

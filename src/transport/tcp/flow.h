@@ -3,19 +3,19 @@
 
 #include <string>
 
-#include "base/fork_guard.h"
 #include "transport/descriptor_loop.h"
 #include "transport/stream_flow.h"
+#include "transport/tcp/tls.h"
 
 namespace herring::transport::tcp {
 
 class TcpFlow final : public StreamFlow, private DescriptorHandler {
  public:
-  // `fd` must be a connected, proven, non-blocking socket.
-  TcpFlow(DescriptorLoop& loop, GuardedFd fd, FlowHandler& handler, std::string peer);
+  // `socket` must be connected, proven and non-blocking.
+  TcpFlow(DescriptorLoop& loop, Socket socket, FlowHandler& handler, std::string peer);
   ~TcpFlow() override;
 
-  bool closed() const override { return !fd_.valid(); }
+  bool closed() const override { return !socket_.valid(); }
   PathInfo path_info() const override;
 
  private:
@@ -24,14 +24,18 @@ class TcpFlow final : public StreamFlow, private DescriptorHandler {
   ssize_t write(const iovec* pieces, int count) override;
   ssize_t write_more(const char* data, size_t bytes) override;
   ssize_t write_lent(iovec* pieces, int count, bool more_follows) override;
+  bool lends() const override { return socket_.tls() == nullptr; }
+  std::string describe(int error) const override;
   void want_writable(bool wanted) override;
   bool end_writing() override;
   void shut(bool drop) override;
+  void read_again_if_held();
 
-  GuardedFd fd_;
+  Socket socket_;
   const int number_;
   DescriptorLoop& loop_;
   uint32_t interest_;
+  EventLoop::TimerId again_ = 0;
 };
 
 }  // namespace herring::transport::tcp

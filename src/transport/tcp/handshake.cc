@@ -22,8 +22,8 @@ constexpr Nanos kStarved = kSecond;
 class Acceptor::Pending : public DescriptorHandler {
  public:
   Pending(Acceptor& owner, GuardedFd fd, Address peer)
-      : owner_(owner), fd_(std::move(fd)), peer_(std::move(peer)) {
-    number_ = fd_.get();
+      : owner_(owner), socket_(std::move(fd)), peer_(std::move(peer)) {
+    number_ = socket_.get();
     owner_.loop_.add(number_, kForReading, this);
     timer_ = owner_.loop_.call_after(owner_.limits_.patience, [this] {
       timer_ = 0;
@@ -32,7 +32,7 @@ class Acceptor::Pending : public DescriptorHandler {
   }
 
   ~Pending() override {
-    if (fd_.valid()) owner_.loop_.remove(number_);
+    if (socket_.valid()) owner_.loop_.remove(number_);
     if (timer_ != 0) owner_.loop_.cancel(timer_);
     proved_ ? owner_.suspects_.proved(peer_.host)
             : owner_.suspects_.failed(peer_.host, monotonic_now());
@@ -40,72 +40,133 @@ class Acceptor::Pending : public DescriptorHandler {
 
   // Returns until when the connection keeps its place although others want one.
   Nanos kept_until() const {
-    const Nanos least = proving_ ? owner_.limits_.fair : owner_.limits_.silent;
+    const bool speaks =
+        state_ == State::kProof || (socket_.tls() != nullptr && state_ != State::kRefused);
+    const Nanos least = speaks ? owner_.limits_.fair : owner_.limits_.silent;
     const bool hurried = owner_.suspects_.suspect(peer_.host, since_);
     return since_ + (hurried ? std::min(owner_.limits_.hurried, least) : least);
   }
 
   void on_ready(uint32_t) override {
-    char* into = proving_ ? reinterpret_cast<char*>(&proof_) : reinterpret_cast<char*>(&client_);
-    const size_t want = proving_ ? sizeof(proof_) : sizeof(client_);
-    const ssize_t n = ::recv(fd_.get(), into + have_, want - have_, 0);
+    if (state_ == State::kRefused) return drain();
+    if (state_ == State::kTls) return shake();
+    const bool proving = state_ == State::kProof;
+    char* into = proving ? reinterpret_cast<char*>(&proof_) : reinterpret_cast<char*>(&client_);
+    const size_t want = proving ? sizeof(proof_)
+                        : state_ == State::kOpening ? wire::kOpeningBytes : sizeof(client_);
+    const ssize_t n = socket_.read(into + have_, want - have_);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (n <= 0) {
-      return owner_.forget(number_);
-    }
+    if (n <= 0) return end_in_hello();
     have_ += n;
     // A stranger who does not even know the magic gets no answer and no more time.
-    if (!proving_ && !wire::may_begin_hello(&client_, have_)) return owner_.forget(number_);
+    if (!proving && !wire::may_begin_hello(&client_, have_)) return owner_.forget(number_);
     if (have_ < want) return;
+    if (state_ == State::kOpening) return on_opening();
     have_ = 0;
-    proving_ ? on_proof() : on_hello();
+    proving ? on_proof() : on_hello();
   }
 
  private:
-  void on_hello() {
-    const wire::Verdict verdict = wire::check_client_hello(client_, owner_.credentials_.job);
-    server_ = wire::make_server_hello(verdict);
-    const bool answered = say(&server_, sizeof(server_));
-    if (verdict != wire::Verdict::kAccepted) {
-      owner_.refused(peer_, wire::describe_refusal(verdict, client_));
+  // kOpening, kTls, kHello and kProof say what comes next. In kRefused, what comes is dropped. The
+  // system resets a connection that is closed with unread input, and the client would not hear why.
+  enum class State { kOpening, kTls, kHello, kProof, kRefused };
+
+  wire::Encryption encryption() const {
+    const auto& tls = owner_.credentials_.tls;
+    return tls ? tls->encryption() : wire::Encryption::kOff;
+  }
+
+  void on_opening() {
+    const wire::Verdict verdict = wire::check_opening(client_, encryption());
+    if (verdict != wire::Verdict::kAccepted) return refuse_hello(verdict);
+    if (encryption() == wire::Encryption::kOff) {
+      state_ = State::kHello;  // the bytes so far are its beginning
+      return on_ready(kForReading);
     }
-    proving_ = true;
-    if (verdict != wire::Verdict::kAccepted || !answered) owner_.forget(number_);
+    have_ = 0;
+    state_ = State::kTls;
+    socket_.encrypt(*owner_.credentials_.tls, true);
+    shake();
+  }
+
+  void shake() {
+    using Step = TlsSession::Step;
+    const Step step = socket_.tls()->shake();
+    if (step == Step::kFailed) return end_in_hello();
+    owner_.loop_.modify(number_, step == Step::kWrites ? kForReading | kForWriting : kForReading);
+    if (step != Step::kDone) return;
+    state_ = State::kHello;
+    on_ready(kForReading);
+  }
+
+  void on_hello() {
+    const wire::Verdict verdict =
+        wire::check_client_hello(client_, owner_.credentials_.job, encryption());
+    if (verdict != wire::Verdict::kAccepted) return refuse_hello(verdict);
+    server_ = wire::make_server_hello(verdict, encryption());
+    state_ = State::kProof;
+    if (!socket_.write_all(&server_, sizeof(server_))) owner_.forget(number_);
+  }
+
+  void refuse_hello(wire::Verdict verdict) {
+    server_ = wire::make_server_hello(verdict, encryption());
+    owner_.refused(peer_, wire::describe_refusal(verdict, client_, encryption()));
+    refuse(&server_, sizeof(server_));
   }
 
   void on_proof() {
     const wire::Hello hello = wire::hello_of(client_);
+    const std::string secret = socket_.proof_key(owner_.credentials_.secret);
     wire::Verdict verdict = wire::Verdict::kWrongSecret;
-    if (wire::check_client_proof(client_, server_, proof_, owner_.credentials_.secret)) {
+    if (wire::check_client_proof(client_, server_, proof_, secret)) {
       proved_ = true;
       verdict = owner_.admit_(hello);
     }
     if (verdict != wire::Verdict::kAccepted) owner_.refused(peer_, wire::describe(verdict));
-    const wire::VerdictMessage message =
-        wire::make_verdict(client_, server_, verdict, owner_.credentials_.secret);
-    if (!say(&message, sizeof(message)) || verdict != wire::Verdict::kAccepted) {
-      return owner_.forget(number_);
-    }
+    const wire::VerdictMessage message = wire::make_verdict(client_, server_, verdict, secret);
+    if (verdict != wire::Verdict::kAccepted) return refuse(&message, sizeof(message));
+    if (!socket_.write_all(&message, sizeof(message))) return owner_.forget(number_);
     owner_.loop_.remove(number_);
-    GuardedFd fd = std::move(fd_);
+    if (socket_.tls() != nullptr) socket_.tls()->trust();
+    Socket socket = std::move(socket_);
     const Address peer = peer_;
     Acceptor& owner = owner_;
     owner.forget(number_);  // destroys this
-    owner.accepted_(std::move(fd), hello, peer);
+    owner.accepted_(std::move(socket), hello, peer);
+  }
+
+  void end_in_hello() {
+    const std::string why = socket_.tls() == nullptr ? "" : socket_.tls()->complaint();
+    if (why.empty()) return owner_.forget(number_);
+    owner_.refused(peer_, why);
+    refuse(nullptr, 0);
   }
 
   // A fresh socket takes these few bytes at once.
-  bool say(const void* data, size_t bytes) {
-    return ::send(fd_.get(), data, bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes);
+  void refuse(const void* last_words, size_t bytes) {
+    if (bytes > 0 && !socket_.write_all(last_words, bytes)) return owner_.forget(number_);
+    if (!socket_.end_writing()) return owner_.forget(number_);
+    state_ = State::kRefused;
+    drain();
+  }
+
+  void drain() {
+    char dropped[4096];
+    for (int i = 0; i < 16; ++i) {
+      const ssize_t n = ::recv(number_, dropped, sizeof(dropped), MSG_DONTWAIT);
+      if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+      if (n <= 0) return owner_.forget(number_);
+    }
   }
 
   Acceptor& owner_;
-  GuardedFd fd_;
+  Socket socket_;
   int number_ = -1;
   Address peer_;
   const Nanos since_ = monotonic_now();
   EventLoop::TimerId timer_ = 0;
-  bool proving_ = false, proved_ = false;
+  State state_ = State::kOpening;
+  bool proved_ = false;
   size_t have_ = 0;
   wire::ClientHello client_{};
   wire::ServerHello server_{};

@@ -10,6 +10,7 @@
 #include "transport/descriptor_loop.h"
 #include "transport/tcp/socket.h"
 #include "transport/tcp/suspects.h"
+#include "transport/tcp/tls.h"
 #include "transport/transport.h"
 #include "wire/hello.h"
 
@@ -19,7 +20,7 @@ namespace herring::transport::tcp {
 class Acceptor : public DescriptorHandler {
  public:
   using Admit = Transport::Admit;
-  using Accepted = std::function<void(GuardedFd, const wire::Hello&, const Address& peer)>;
+  using Accepted = std::function<void(Socket, const wire::Hello&, const Address& peer)>;
 
   // Limits for strangers: the number of connections that are not proved yet, and their time.
   struct Limits {

@@ -23,31 +23,33 @@ constexpr int kMostUnsent = 128 << 10;
 
 class TcpConnection final : public Connection {
  public:
-  TcpConnection(GuardedFd fd, std::string peer) : fd_(std::move(fd)), peer_(std::move(peer)) {}
+  TcpConnection(Socket socket, std::string peer)
+      : socket_(std::move(socket)), peer_(std::move(peer)) {}
 
   std::unique_ptr<Flow> open(EventLoop& loop, FlowHandler& handler, Traffic traffic) override {
-    repeat_soon(fd_.get());
+    repeat_soon(socket_.get());
     switch (traffic) {
       case Traffic::kCredit:
         // Credit keeps fewer bytes outstanding than a path could hold, so BBR takes the path to be
         // slower than it is. 125 MB over paths of 5 ms took 1.10 times the limit with BBR and 1.02
         // times with cubic; with packet loss, both were the same.
-        avoid_bbr(fd_.get());
+        avoid_bbr(socket_.get());
         break;
       case Traffic::kSchedule:
-        setsockopt(fd_.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kMostUnsent, sizeof(kMostUnsent));
+        setsockopt(socket_.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kMostUnsent,
+                   sizeof(kMostUnsent));
         // A schedule's flow pauses for whole steps, and shares the link with its neighbours when
         // one step meets the next. With BBR, measured steps of a butterfly did not fill the link.
-        avoid_bbr(fd_.get());
+        avoid_bbr(socket_.get());
         break;
-      case Traffic::kControl: repeat_steadily(fd_.get()); break;
+      case Traffic::kControl: repeat_steadily(socket_.get()); break;
     }
-    return std::make_unique<TcpFlow>(DescriptorLoop::of(loop), std::move(fd_), handler,
+    return std::make_unique<TcpFlow>(DescriptorLoop::of(loop), std::move(socket_), handler,
                                      std::move(peer_));
   }
 
  private:
-  GuardedFd fd_;
+  Socket socket_;
   std::string peer_;
 };
 
@@ -56,9 +58,9 @@ class TcpListener final : public Listener {
   TcpListener(DescriptorLoop& loop, GuardedFd socket, Credentials credentials,
               Transport::Admit admit, Transport::Accepted accepted)
       : acceptor_(loop, std::move(socket), std::move(credentials), std::move(admit),
-                  [accepted = std::move(accepted)](GuardedFd fd, const wire::Hello& hello,
+                  [accepted = std::move(accepted)](Socket socket, const wire::Hello& hello,
                                                    const Address& peer) {
-                    accepted(make_connection(std::move(fd), peer.to_string()), hello, peer);
+                    accepted(make_connection(std::move(socket), peer.to_string()), hello, peer);
                   }) {}
   const Address& address() const override { return acceptor_.address(); }
   void close() override { acceptor_.close(); }
@@ -93,19 +95,20 @@ class TcpConnecting final : public Connecting {
     again_ = 0;
     const Nanos left = std::max<Nanos>(deadline_ - loop_.now(), 0);
     connector_.emplace(loop_, address_, source_, hello_, credentials_, left,
-                       [this](Result<GuardedFd> fd) { done(std::move(fd)); });
+                       [this](Result<Socket> socket) { done(std::move(socket)); });
   }
 
-  void done(Result<GuardedFd> fd) {
+  void done(Result<Socket> socket) {
     // A busy listener may drop a member that is slow to speak.
-    const bool dropped = !fd.ok() && fd.status().code() == Code::kPeerLost && connector_->met();
+    const bool dropped =
+        !socket.ok() && socket.status().code() == Code::kPeerLost && connector_->met();
     if (dropped && loop_.now() < deadline_) {
       again_ = loop_.call_after(kPause, [this] { begin(); });
       return;
     }
     const auto then = std::move(connected_);
-    if (!fd.ok()) return then(fd.status());  // may destroy this
-    then(make_connection(std::move(*fd), address_.to_string()));
+    if (!socket.ok()) return then(socket.status());  // may destroy this
+    then(make_connection(std::move(*socket), address_.to_string()));
   }
 
   DescriptorLoop& loop_;
@@ -121,8 +124,8 @@ class TcpConnecting final : public Connecting {
 
 }  // namespace
 
-std::unique_ptr<Connection> make_connection(GuardedFd fd, std::string peer) {
-  return std::make_unique<TcpConnection>(std::move(fd), std::move(peer));
+std::unique_ptr<Connection> make_connection(Socket socket, std::string peer) {
+  return std::make_unique<TcpConnection>(std::move(socket), std::move(peer));
 }
 
 TcpTransport& transport() {

@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "base/fork_guard.h"
+#include "transport/tcp/tls.h"
 #include "transport/transport.h"
 
 namespace herring::transport::tcp {
@@ -24,7 +24,7 @@ class TcpTransport final : public Transport {
 // Returns the instance of this process, which has no state.
 TcpTransport& transport();
 
-// `fd` must be a connected, proven, non-blocking socket; `peer` names the other side in messages.
-std::unique_ptr<Connection> make_connection(GuardedFd fd, std::string peer);
+// `socket` must be connected, proven and non-blocking; `peer` names the other side in messages.
+std::unique_ptr<Connection> make_connection(Socket socket, std::string peer);
 
 }  // namespace herring::transport::tcp

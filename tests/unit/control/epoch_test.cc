@@ -78,7 +78,7 @@ class FakeRendezvous : public Channel::Owner {
             loop_, std::move(*transport::tcp::listen_on({"127.0.0.1", 0}, 8)),
             testing::credentials(),
             [](const wire::Hello&) { return wire::Verdict::kAccepted; },
-            [this](GuardedFd fd, const wire::Hello&, const transport::Address& peer) {
+            [this](transport::tcp::Socket fd, const wire::Hello&, const transport::Address& peer) {
               const auto connection =
                   transport::tcp::make_connection(std::move(fd), peer.to_string());
               channel_ = std::make_unique<Channel>(loop_, *connection, 1 << 20, *this);

@@ -47,8 +47,8 @@ transport::Credentials credentials() { return {"a test's secret", wire::job_id("
 class Members : public Channel::Owner {
  public:
   // `connections` has the connections of all ranks, in order, and then those of the servers.
-  explicit Members(std::vector<GuardedFd> connections) {
-    for (GuardedFd& fd : connections) {
+  explicit Members(std::vector<transport::tcp::Socket> connections) {
+    for (transport::tcp::Socket& fd : connections) {
       const auto connection = transport::tcp::make_connection(std::move(fd), "rendezvous");
       channels_.push_back(
           std::make_unique<Channel>(loop_, *connection, wire::kMaxControlPayload, *this));

@@ -154,7 +154,7 @@ TEST_P(Nonsense, DropsItsAuthorAndDisturbsNobodyElse) {
       default: return testing::send_frame(fd, wire::FrameType::kOpen, std::string(1000, 'x'));
     }
   };
-  GuardedFd stranger = connect();
+  transport::tcp::Socket stranger = connect();
   send_nonsense(stranger.get());
   char byte;
   pollfd waiting{stranger.get(), POLLIN, 0};
@@ -164,7 +164,7 @@ TEST_P(Nonsense, DropsItsAuthorAndDisturbsNobodyElse) {
     got = recv(stranger.get(), &byte, 1, 0);
   } while (got > 0);
 
-  GuardedFd rogue = connect();
+  transport::tcp::Socket rogue = connect();
   testing::send_frame(rogue.get(), wire::FrameType::kRegister,
                       encode(Registration{job.worker(1), 4711, kPatience}));
   auto joining = job.join(job.worker(0));
@@ -192,7 +192,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Nonsense, ::testing::Range(0, 8));
 
 TEST(Life, StrangersDoNotKeepAJobFromForming) {
   Job job(2, 1);
-  std::vector<GuardedFd> strangers;
+  std::vector<transport::tcp::Socket> strangers;
   const auto stranger = [&](const std::string& says) {
     auto fd = transport::tcp::connect_to(job.options().rendezvous, "", monotonic_now() + kPatience);
     ASSERT_TRUE(fd.ok());

@@ -114,7 +114,7 @@ class Client {
     return true;
   }
 
-  GuardedFd fd_;
+  transport::tcp::Socket fd_;
 };
 
 // TCP, but there is no memory for the first connection, which its rank takes for accepted.

@@ -30,16 +30,16 @@ class ConnectorTest : public testing::Test {
     acceptor_ = std::make_unique<Acceptor>(
         loop_, std::move(listener_), Credentials{"secret", wire::job_id("job")},
         [verdict](const wire::Hello&) { return verdict; },
-        [this](GuardedFd, const wire::Hello& hello, const Address&) { accepted_ = hello; });
+        [this](Socket, const wire::Hello& hello, const Address&) { accepted_ = hello; });
   }
 
   // Runs the loop until the connector has answered.
-  Result<GuardedFd> connect(const std::string& secret, Nanos patience = 10 * kSecond) {
-    std::optional<Result<GuardedFd>> answer;
+  Result<Socket> connect(const std::string& secret, Nanos patience = 10 * kSecond) {
+    std::optional<Result<Socket>> answer;
     std::unique_ptr<Connector> connector;
     connector = std::make_unique<Connector>(
         loop_, address_, "", wire::Hello{wire::Role::kWorker, 3, 0, 7},
-        Credentials{secret, wire::job_id("job")}, patience, [&](Result<GuardedFd> fd) {
+        Credentials{secret, wire::job_id("job")}, patience, [&](Result<Socket> fd) {
           EXPECT_FALSE(answer.has_value()) << "twice";
           answer.emplace(std::move(fd));
           connector.reset();  // the owner may destroy it at once
@@ -110,7 +110,7 @@ class Door {
         [of_rank_13](const wire::Hello& hello) {
           return hello.rank == 13 ? of_rank_13 : wire::Verdict::kAccepted;
         },
-        [this](GuardedFd fd, const wire::Hello&, const Address&) { in_.push_back(std::move(fd)); });
+        [this](Socket fd, const wire::Hello&, const Address&) { in_.push_back(std::move(fd)); });
     loop_.start("door");
   }
   ~Door() {
@@ -123,7 +123,7 @@ class Door {
  private:
   EpollLoop loop_;
   std::unique_ptr<Acceptor> acceptor_;
-  std::vector<GuardedFd> in_;
+  std::vector<Socket> in_;
 };
 
 std::vector<Wanted> hellos(const std::vector<Address>& addresses, uint32_t flows) {
@@ -192,7 +192,7 @@ TEST(ConnectAll, WhoEndsDuringTheHelloIsTriedAgain) {
   const Address address = *local_address(listener->get());
   EpollLoop loop;
   std::unique_ptr<Acceptor> acceptor;
-  std::vector<GuardedFd> in;
+  std::vector<Socket> in;
   std::thread server([&] {
     for (int i = 0; i < 3; ++i) {
       pollfd waiting{listener->get(), POLLIN, 0};
@@ -202,7 +202,7 @@ TEST(ConnectAll, WhoEndsDuringTheHelloIsTriedAgain) {
     acceptor = std::make_unique<Acceptor>(
         loop, std::move(*listener), kGood,
         [](const wire::Hello&) { return wire::Verdict::kAccepted; },
-        [&](GuardedFd fd, const wire::Hello&, const Address&) { in.push_back(std::move(fd)); });
+        [&](Socket fd, const wire::Hello&, const Address&) { in.push_back(std::move(fd)); });
     loop.start("door");
   });
   const auto found = connect_all(hellos({address}, 8), "", kGood, soon());

@@ -38,7 +38,7 @@ class Door {
         [this](const wire::Hello& hello) {
           return hello.rank == 13 ? Verdict::kUnexpected : Verdict::kAccepted;
         },
-        [this](GuardedFd fd, const wire::Hello& hello, const Address& peer) {
+        [this](Socket fd, const wire::Hello& hello, const Address& peer) {
           std::lock_guard lock(mutex_);
           EXPECT_EQ(peer.host, "127.0.0.1");
           accepted_.emplace_back(std::move(fd), hello);
@@ -66,14 +66,14 @@ class Door {
     std::lock_guard lock(mutex_);
     return refused_;
   }
-  std::vector<std::pair<GuardedFd, wire::Hello>>& accepted() { return accepted_; }
+  std::vector<std::pair<Socket, wire::Hello>>& accepted() { return accepted_; }
 
  private:
   EpollLoop thread_;
   std::unique_ptr<Acceptor> acceptor_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::pair<GuardedFd, wire::Hello>> accepted_;
+  std::vector<std::pair<Socket, wire::Hello>> accepted_;
   std::vector<std::string> refused_;
 };
 
@@ -547,7 +547,7 @@ TEST(Handshake, AConnectionThatEndsDuringTheHelloIsTriedAgain) {
     acceptor = std::make_unique<Acceptor>(
         thread, std::move(*listener), kGood,
         [](const wire::Hello&) { return Verdict::kAccepted; },
-        [](GuardedFd, const wire::Hello&, const Address&) {});
+        [](Socket, const wire::Hello&, const Address&) {});
     thread.start("test");
   });
   EXPECT_TRUE(connect_and_prove(address, "", {}, kGood, soon()).ok());

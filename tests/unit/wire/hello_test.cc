@@ -22,7 +22,7 @@ TEST(Hello, SurvivesTheWay) {
   EXPECT_EQ(seen.rank, hello.rank);
   EXPECT_EQ(seen.flow, hello.flow);
   EXPECT_EQ(seen.incarnation, hello.incarnation);
-  EXPECT_EQ(message.reserved, 0);
+  EXPECT_EQ(message.encryption, 0);
 }
 
 TEST(Hello, NoncesAreFresh) {
