@@ -163,8 +163,8 @@ inline constexpr SettingSpec kSpecs[] = {
     {"observe", kBool, kJob, "true",
      "Whether workers and servers record what they do and report it to rank 0"},
     {"failover", kBool, kJob, "false",
-     "Whether a job goes on when a dedicated server dies: others stand in for it, and a new one may "
-     "take its place"},
+     "Whether a job goes on when a dedicated server dies: others stand in for it, and a new one "
+     "may take its place"},
 };
 
 }  // namespace herring::settings_table

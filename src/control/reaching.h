@@ -1,4 +1,4 @@
-// How a member reaches the rendezvous: again and again until its deadline, and with a log meanwhile.
+// How a member reaches the rendezvous: again and again until its deadline, with a log meanwhile.
 #pragma once
 
 #include "base/log.h"

@@ -26,7 +26,8 @@ void Replacements::offer(Peer& peer) {
 // Spares take their turns in the order in which they have come.
 void Replacements::fill() {
   for (const ServerInfo& server : cluster_.servers) {
-    if (!server.dedicated || coming_.contains(server.index) || !job_.is_free(server.index)) continue;
+    const bool free = !coming_.contains(server.index) && job_.is_free(server.index);
+    if (!server.dedicated || !free) continue;
     const auto spare = std::find_if(peers_.begin(), peers_.end(), [](const auto& peer) {
       return peer->kind == Peer::Kind::kSpare && !peer->gone && !peer->channel->closed();
     });

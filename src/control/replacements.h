@@ -28,7 +28,8 @@ class Replacements {
     // Ends a process that is of no use, and tells it why.
     std::function<void(Peer&, const Status& why)> refuse;
   };
-  // `peers` and `cluster` must outlive this object. `patience`: how long workers may take to connect.
+  // `peers` and `cluster` must outlive this object. `patience`: how long workers may take to
+  // connect.
   Replacements(transport::EventLoop& loop, const Peers& peers, const Cluster& cluster,
                Nanos patience, Job job);
 
@@ -41,8 +42,8 @@ class Replacements {
   // Handles a replacement that is gone before it serves.
   void lose(const Peer& peer, const std::string& how);
   void worker_gone(uint32_t rank);
-  // Handles what a worker says about the replacement, or the replacement itself. Returns false if no
-  // such replacement comes.
+  // Handles what a worker says about the replacement, or the replacement itself. Returns false if
+  // no such replacement comes.
   bool report(const Peer& from, const ServerReport& report);
   // All workers are gone.
   void end();

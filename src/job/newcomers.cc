@@ -53,7 +53,8 @@ void Newcomers::come(const control::Replacement& news) {
       self->ended = true;
     });
   } catch (const std::system_error& error) {
-    return connected_(news, Status(Code::kInternal, concat("no thread to connect: ", error.what())));
+    const std::string why = concat("no thread to connect: ", error.what());
+    return connected_(news, Status(Code::kInternal, why));
   }
   attempts_.emplace(news.number, std::move(attempt));
 }

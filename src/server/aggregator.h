@@ -9,9 +9,9 @@
 //
 // After the loss of a server, others stand in for it (control::ServerSet), and workers push again
 // what it may not have answered. A worker that has the result of a segment gives the result instead
-// of its contribution. Then all who lack it get it at once, and nothing is summed. Such an operation
-// seldom becomes whole, because nobody pushes what all workers have. It stays until no worker can
-// push more of it.
+// of its contribution. Then all who lack it get it at once, and nothing is summed. Such an
+// operation seldom becomes whole, because nobody pushes what all workers have. It stays until no
+// worker can push more of it (again.cc).
 #pragma once
 
 #include <array>
@@ -70,7 +70,7 @@ struct Block {
 struct Contributor {
   bool opened = false;
   uint32_t arrived = 0;  // segments
-  size_t later = 0;      // operations of the stream that it has opened since this one was pushed again
+  size_t later = 0;      // operations of the stream that it has opened since this was pushed again
 };
 
 // One shard of one buffer in one round.

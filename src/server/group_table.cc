@@ -44,7 +44,8 @@ Status GroupTable::define(uint32_t id, std::string name, std::vector<uint32_t> r
     entry.left.assign(ranks.size(), false);
     entry.defined.assign(ranks.size(), false);
     entry.group = std::make_shared<JobGroup>(
-        cluster_, control::Group(id, cluster_, std::move(ranks), std::move(name)), world_->credit.load());
+        cluster_, control::Group(id, cluster_, std::move(ranks), std::move(name)),
+        world_->credit.load());
     for (const auto& [gone, how] : gone_) entry.group->add_gone(gone, how);
     entry.group->called_off = !entry.group->gone.empty();
   } else if (entry.group->members.ranks() != ranks) {

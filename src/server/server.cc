@@ -59,8 +59,8 @@ void Server::attach(const control::Cluster& cluster, uint32_t index,
   // more.
   const size_t most_open = kMostStreams + size_t{cluster_.size} * flows_ * credit_max_;
   aggregator_ = std::make_unique<Aggregator>(cluster_, *groups_, options.segment_bytes, most_open,
-                                             [this](Slot& slot, std::span<const uint32_t> contributors) {
-                                               deliver(slot, contributors);
+                                             [this](Slot& slot, std::span<const uint32_t> to) {
+                                               deliver(slot, to);
                                              },
                                              [loop = &proxies_[0]->loop()] { return loop->now(); },
                                              *recorder_);

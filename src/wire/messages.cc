@@ -169,7 +169,8 @@ Result<Open> decode_open(std::string_view text) {
   open.again = again == 1;
   open.result_workers = in.get<uint32_t>();
   open.name = in.text(kMaxName);
-  if (!in.done() || again > 1 || open.shard_bytes == 0 || open.shard_bytes % size_of(open.dtype) != 0) {
+  if (!in.done() || again > 1 || open.shard_bytes == 0 ||
+      open.shard_bytes % size_of(open.dtype) != 0) {
     return malformed("open");
   }
   return open;

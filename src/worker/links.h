@@ -146,7 +146,8 @@ class Links final : public Pusher, private transport::FlowHandler {
     Pace* pace = nullptr;
   };
   // Streams of shards whose home is another server: that server's index + 1, and since when the
-  // server stands in for it. So whatever has moved, in each stream all ranks push in the order of the keys.
+  // server stands in for it. So whatever has moved, in each stream all ranks push in the order of
+  // the keys.
   struct StreamId {
     uint32_t group = 0, stream = 0, home = 0, epoch = 0;
     auto operator<=>(const StreamId&) const = default;

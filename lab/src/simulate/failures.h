@@ -1,7 +1,7 @@
-// The data plane of a job whose servers die, in virtual time: the links of workers, with servers and
-// proxies of real jobs, over modelled hosts and links. Everything that happens follows from a seed.
-// Servers are killed, cut off (they go on and know nothing) or replaced at random moments, and every
-// process hears of each change after a delay of its own.
+// The data plane of a job whose servers die, in virtual time: the links of workers, with servers
+// and proxies of real jobs, over modelled hosts and links. Everything that happens follows from a
+// seed. Servers are killed, cut off (they go on and know nothing) or replaced at random moments;
+// each process hears of a change after a delay of its own.
 #pragma once
 
 #include <cstdint>

@@ -70,7 +70,7 @@ class RawServer {
     return true;
   }
 
-  GuardedFd fd_;
+  transport::tcp::Socket fd_;
 };
 
 // A job of two workers and some dedicated servers, all of which have joined.

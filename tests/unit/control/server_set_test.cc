@@ -91,7 +91,9 @@ TEST(ServerSet, TheBuffersOfOneHomeAreSpread) {
   ServerSet set = ServerSet::all(8);
   set.lose(3);
   std::vector<int> counts(8);
-  for (uint32_t buffer = 0; buffer < 7000; ++buffer) ++counts[set.stand_in(3, buffer, all(8)).server];
+  for (uint32_t buffer = 0; buffer < 7000; ++buffer) {
+    ++counts[set.stand_in(3, buffer, all(8)).server];
+  }
   for (uint32_t server = 0; server < 8; ++server) {
     if (server == 3) {
       EXPECT_EQ(counts[server], 0);

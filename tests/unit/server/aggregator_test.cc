@@ -21,7 +21,8 @@ class AggregatorTest : public testing::TestWithParam<uint32_t> {
       : nodes(GetParam()),
         cluster(make_cluster(nodes)),
         groups(cluster),
-        aggregator(cluster, groups, kSegment, 100, [this](Slot& slot, std::span<const uint32_t> contributors) {
+        aggregator(cluster, groups, kSegment, 100,
+                   [this](Slot& slot, std::span<const uint32_t> contributors) {
           std::memcpy(result.data() + slot.segment * kSegment, slot.result, slot.bytes);
           ++delivered;
           called_off += slot.called_off;

@@ -28,7 +28,8 @@ TEST(Frame, TheHeaderTravelsInThisLayout) {
                                           6,    0,    0,    0,    0xbb, 0xaa, 0x99, 0x88,
                                           1,    0,    0,    0,    2,    0,    0,    0,
                                           3,    0,    0,    0,    4,    0,    5,    0,
-                                          7,    0,    0,    0,    0,    0,    5,    0,    0x99, 0x88, 0x77, 0x66};
+                                          7,    0,    0,    0,    0,    0,    5,    0,
+                                          0x99, 0x88, 0x77, 0x66};
   EXPECT_EQ(std::memcmp(&header, expected, sizeof(expected)), 0);
 }
 
