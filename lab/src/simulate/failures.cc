@@ -90,6 +90,7 @@ class FailingJob {
     }
     cluster_.size = cluster_.nodes = scenario_.nodes;
     cluster_.epoch = control::kFirstEpoch;
+    cluster_.incarnation = 1;
     for (uint32_t rank = 0; rank < scenario_.nodes; ++rank) {
       cluster_.workers.push_back({rank, rank, 0, transports_[rank]->address(), 0, ""});
     }

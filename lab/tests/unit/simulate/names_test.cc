@@ -329,6 +329,7 @@ class Job {
       registration.settings = job::shared_settings(*settings);
     }
     ASSERT_TRUE(control::assemble(workers).move_to(cluster_).ok());
+    cluster_.incarnation = 1;
     servers_.resize(kServers);
     for (uint32_t i = 0; i < kServers; ++i) {
       start_server(i);
