@@ -38,7 +38,7 @@ void ServerSet::adopt(const ServerSet& later) {
 
 ServerSet::StandIn ServerSet::stand_in(uint32_t home, uint32_t buffer,
                                        const std::vector<uint32_t>& owners) const {
-  if (has(home)) return {home, since[home]};
+  if (has(home)) return {home, changed(home)};
   const auto score = [&](uint32_t owner) {
     return mix(mix(uint64_t{home} << 32 | buffer) + owner);
   };
@@ -50,12 +50,9 @@ ServerSet::StandIn ServerSet::stand_in(uint32_t home, uint32_t buffer,
   }
   if (chosen.server == kNone) return chosen;
   // It has been the best since it came and all better ones were gone.
-  chosen.epoch = since[chosen.server];
-  if (home < since.size()) chosen.epoch = std::max(chosen.epoch, since[home]);
+  chosen.epoch = std::max(changed(chosen.server), changed(home));
   for (const uint32_t owner : owners) {
-    if (owner < since.size() && score(owner) > score(chosen.server)) {
-      chosen.epoch = std::max(chosen.epoch, since[owner]);
-    }
+    if (score(owner) > score(chosen.server)) chosen.epoch = std::max(chosen.epoch, changed(owner));
   }
   return chosen;
 }

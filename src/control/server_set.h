@@ -38,6 +38,7 @@ struct ServerSet {
 
  private:
   void change(uint32_t server, bool serves);
+  uint32_t changed(uint32_t server) const { return server < since.size() ? since[server] : 0; }
 };
 
 }  // namespace herring::control

@@ -100,6 +100,14 @@ def test_quoted_outputs_are_current() -> None:
     assert "<!-- output of the block above" in source("lab/docs/simulate.md")
 
 
+def test_the_tests_that_show_what_happens_after_failures_exist() -> None:
+    named = re.findall(r"`([\w/]*tests/[\w/.]+)(?:::(\w+))?`", source("docs/failure.md"))
+    assert len(named) > 10
+    for path, name in named:
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert not name or re.search(rf"(def {name}\(|TEST\w*\(\w+, {name}\))", text), (path, name)
+
+
 def test_a_quoted_output_that_is_stale_or_cannot_be_checked_is_found(tmp_path: Path) -> None:
     def status(text: str) -> tuple[int, str]:
         page = tmp_path / "page.md"
