@@ -1,0 +1,1 @@
+"""What `herring soak` does: a training job whose servers die, compared with a twin without faults."""
