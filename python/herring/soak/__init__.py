@@ -1,1 +1,1 @@
-"""What `herring soak` does: a training job whose servers die, compared with a twin without faults."""
+"""What `herring soak` does: trains while servers die, and compares it with a twin in peace."""

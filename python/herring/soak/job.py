@@ -99,7 +99,7 @@ class Job:
         self._sample_at = 0.0
         self._written = 0
         self._moved = self.began
-        command = [*module_command("herring.launch.cli"), "run", "-n", str(layout.ranks)]
+        command = [*module_command("herring.soak.launcher"), "-n", str(layout.ranks)]
         command += ["--nodes", str(layout.nodes), "--servers", str(layout.servers)]
         command += ["--grace", "2", "--", *module_command("herring.soak.training")]
         command += [str(folder), str(layout.size), str(steps)]

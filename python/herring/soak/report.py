@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 from herring.errors import ConfigurationError
@@ -60,7 +61,7 @@ def draw(outcome: Outcome, path: Path) -> None:
     figure, rows = pyplot.subplots(3, 1, figsize=(9, 9), sharex=True, layout="constrained")
     ends = outcome.steps[0].ends if outcome.steps else []
     begin = ends[0] if ends else 0.0
-    durations = [1e3 * (b - a) for a, b in zip(ends, ends[1:], strict=False)]
+    durations = [1e3 * (b - a) for a, b in itertools.pairwise(ends)]
     rows[0].semilogy([end - begin for end in ends[1:]], durations, linewidth=0.7)
     for what, colour in (("kill", "#d55e00"), ("stop", "#cc79a7")):
         at = [fault.at - begin for fault in outcome.faults if fault.what == what]
