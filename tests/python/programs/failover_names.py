@@ -42,10 +42,11 @@ def call() -> list[herring.Handle]:
 
 
 herring.allreduce(np.zeros(1), name="all are here")
+group = herring.new_group(list(range(size - 1)), name="waiting")
 handles = []
 if rank < size - 1:
     handles = call()
-herring.barrier(group=herring.new_group(list(range(size - 1)), name="waiting"))
+    herring.barrier(group=group)
 if rank == 0:
     old = server()
     os.kill(old["pid"], signal.SIGKILL)
