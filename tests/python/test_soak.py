@@ -20,7 +20,7 @@ MEMORY = 1_000_000
 
 @pytest.mark.timeout(120)
 def test_a_job_survives_faults_with_the_same_bits(tmp_path: Path) -> None:
-    words = ["--minutes", "0.1", "--kill-every", "0.6", "-n", "3", "--model", "500K"]
+    words = ["--minutes", "0.1", "--kill-every", "0.6", "-n", "2", "--model", "500K"]
     words += ["--seed", "5", "--json"]
     job = subprocess.run(
         [*HERRING, "soak", *words], capture_output=True, text=True, timeout=100, check=False
@@ -136,6 +136,7 @@ def test_percentiles() -> None:
     [
         (["--servers", "0"], "leaves nobody to kill"),
         (["--servers", "1", "--nodes", "1"], "leaves nobody to stand in"),
+        (["-n", "3", "--nodes", "2"], "makes nodes of different sizes"),
         (["--stop-share", "2"], "is not a share from 0 to 1"),
         (["--minutes", "0"], "is not a number of minutes above 0"),
     ],

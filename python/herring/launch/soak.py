@@ -171,6 +171,11 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigurationError(
             "--servers 1 with --nodes 1 leaves nobody to stand in: use --servers 2"
         )
+    if options.ranks % options.nodes:
+        raise ConfigurationError(
+            f"-n {options.ranks} with --nodes {options.nodes} makes nodes of different sizes, whose "
+            "named all-reduces end with their server: use a multiple"
+        )
     if options.plot:
         import importlib.util
 
