@@ -212,7 +212,8 @@ Result<Aggregator::Begun> Aggregator::begin(const wire::FrameHeader& header, uin
     if (group && group->called_off && group->members.has(rank)) return Begun::kCalledOff;
     if (group && has_moved(key, *group)) return Begun::kMoved;
     // Nobody lacks this result any more. The rank that gives it could not know.
-    if (group && group->members.has(rank) && (header.flags & wire::kFlagGives)) return Begun::kMoved;
+    const bool gives = header.flags & wire::kFlagGives;
+    if (gives && group && group->members.has(rank)) return Begun::kMoved;
     return breach("rank ", rank, " sent data for an operation that it did not open");
   }
   Operation& op = *found->second;

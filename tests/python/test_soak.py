@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from herring.launch.cli import main
-from herring.soak.faults import Fault, Faults
-from herring.soak.job import Sample
-from herring.soak.judge import Outcome, percentile
-from herring.soak.records import Steps, difference, read, steps_file
+from herring.launch.soak.faults import Fault, Faults
+from herring.launch.soak.job import Sample
+from herring.launch.soak.judge import Outcome, percentile
+from herring.launch.soak.records import Steps, difference, read, steps_file
 from launched import HERRING
 
 MEMORY = 1_000_000
@@ -108,7 +108,7 @@ def test_the_next_fault_waits_unless_told_not_to(
     overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[int] = []
-    monkeypatch.setattr("herring.soak.faults.os.kill", lambda pid, number: sent.append(pid))
+    monkeypatch.setattr("herring.launch.soak.faults.os.kill", lambda pid, number: sent.append(pid))
     faults = Faults(1, 1.0, 0.0, overlap)
     servers = [server(0, 10), server(1, 11), server(2, 12)]
 
@@ -136,7 +136,7 @@ def test_percentiles() -> None:
     [
         (["--servers", "0"], "leaves nobody to kill"),
         (["--servers", "1", "--nodes", "1"], "leaves nobody to stand in"),
-        (["-n", "3", "--nodes", "2"], "makes nodes of different sizes"),
+        (["-n", "3", "--nodes", "2"], "makes nodes of different"),
         (["--stop-share", "2"], "is not a share from 0 to 1"),
         (["--minutes", "0"], "is not a number of minutes above 0"),
     ],

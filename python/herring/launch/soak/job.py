@@ -16,10 +16,10 @@ from typing import Any
 from herring.errors import HerringError
 from herring.launch.commands import module_command
 from herring.launch.findings import last_lines
+from herring.launch.soak.faults import Faults
+from herring.launch.soak.records import STOP, Steps, read, steps_file
 from herring.observe.client import Endpoint, ask
 from herring.observe.schema import StatusError
-from herring.soak.faults import Faults
-from herring.soak.records import STOP, Steps, read, steps_file
 
 __all__ = ["Job", "Layout", "Sample", "SoakError"]
 
@@ -99,9 +99,9 @@ class Job:
         self._sample_at = 0.0
         self._written = 0
         self._moved = self.began
-        command = [*module_command("herring.soak.launcher"), "-n", str(layout.ranks)]
+        command = [*module_command("herring.launch.soak.launcher"), "-n", str(layout.ranks)]
         command += ["--nodes", str(layout.nodes), "--servers", str(layout.servers)]
-        command += ["--grace", "2", "--", *module_command("herring.soak.training")]
+        command += ["--grace", "2", "--", *module_command("herring.launch.soak.training")]
         command += [str(folder), str(layout.size), str(steps)]
         own = {"HERRING_FAILOVER": "true", "XDG_RUNTIME_DIR": str(folder)}
         with self.log.open("wb") as log:
@@ -136,7 +136,10 @@ class Job:
                 self._look(now)
                 late = bool(seconds and self._first and now >= self._first + seconds)
                 if self._faults is not None:
+                    was = self._faults.calm
                     self._faults.look(now, self._servers)
+                    if self._faults.calm and not was:
+                        self._sample_at = now  # before the next fault
                     if not late and self._written:
                         self._faults.act(now, self._servers)
                     if late and not asked and now > self._first + seconds + _CALM_SECONDS:

@@ -21,7 +21,7 @@ from time import monotonic
 import numpy as np
 
 import herring
-from herring.soak.records import DONE, PARAMETERS_EVERY, STOP, steps_file
+from herring.launch.soak.records import DONE, PARAMETERS_EVERY, STOP, steps_file
 
 __all__ = ["Model", "gradients", "main"]
 
@@ -82,7 +82,7 @@ class Model:
         """
         self.plan.wait()
         for place, parameters, momentum in self._slots:
-            checksum = zlib.crc32(place.view(np.uint8), checksum)
+            checksum = zlib.crc32(place.data, checksum)
             momentum *= _MOMENTUM
             momentum += place
             moved = self._scratch.view(place.dtype)[: place.size]
@@ -94,8 +94,8 @@ class Model:
         """Returns a hash of the parameters and the momentum."""
         digest = hashlib.blake2b(digest_size=16)
         for _, parameters, momentum in self._slots:
-            digest.update(parameters.view(np.uint8))
-            digest.update(momentum.view(np.uint8))
+            digest.update(parameters.data)
+            digest.update(momentum.data)
         return digest.hexdigest()
 
 
@@ -104,7 +104,7 @@ class Calls:
 
     def __init__(self, size: int) -> None:
         """Makes the arrays; the large one has a quarter of `size` bytes."""
-        self._arrays = {
+        self._arrays: dict[str, tuple[int, np.ndarray]] = {
             "small": (_SMALL_EVERY, np.empty(16, np.int64)),
             "large": (_LARGE_EVERY, np.empty(max(1, size // 16), np.float32)),
         }
@@ -134,7 +134,7 @@ class Calls:
                     f"rank {herring.rank()}: step {step}: {wrong} of {array.size} elements of the "
                     f"{name} all-reduce are wrong"
                 )
-            checksum = zlib.crc32(array.view(np.uint8), checksum)
+            checksum = zlib.crc32(array.data, checksum)
         return checksum
 
 

@@ -8,9 +8,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from herring.soak.faults import Fault
-from herring.soak.job import Sample
-from herring.soak.records import Steps, difference
+from herring.launch.soak.faults import Fault
+from herring.launch.soak.job import Sample
+from herring.launch.soak.records import Steps, difference
 from herring.units import counted
 
 __all__ = ["Growth", "Outcome", "growth", "percentile"]
@@ -52,15 +52,16 @@ class Growth:
 def growth(samples: Iterable[Sample]) -> list[Growth]:
     """Returns the growth of each process that lived long enough.
 
-    Only samples count that were taken while all servers served. The first fifth is left out, in
-    which caches fill.
+    If there are enough samples that were taken while all servers served, only these count. The
+    first fifth is left out, in which caches fill.
     """
     by_process: dict[tuple[str, int], list[Sample]] = {}
     for sample in samples:
-        if sample.calm:
-            by_process.setdefault((sample.who, sample.pid), []).append(sample)
+        by_process.setdefault((sample.who, sample.pid), []).append(sample)
     found = []
-    for (who, _), own in by_process.items():
+    for (who, _), every in by_process.items():
+        calm = [sample for sample in every if sample.calm]
+        own = calm if len(calm) >= _ENOUGH else every
         settled = own[len(own) // 5 :]
         third = len(settled) // 3
         if len(own) < _ENOUGH:

@@ -85,7 +85,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     )
     add("--seed", type=int, metavar="N", help="seed of the faults (default: a new one, printed)")
     add("-n", dest="ranks", type=integer, default=4, metavar="N", help="workers (default 4)")
-    add("--nodes", type=integer, default=2, metavar="K", help="simulated nodes (default 2)")
+    add("--nodes", type=integer, default=2, metavar="K", help="nodes of the workers (default 2)")
     add("--servers", type=integer, default=2, metavar="S", help="dedicated servers (default 2)")
     add(
         "--model",
@@ -114,10 +114,10 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 def handle(options: argparse.Namespace) -> int:
     """Runs both jobs and reports; returns the exit status."""
-    from herring.soak.faults import Faults
-    from herring.soak.job import Job, Layout, SoakError
-    from herring.soak.judge import Outcome
-    from herring.soak.report import draw, lines
+    from herring.launch.soak.faults import Faults
+    from herring.launch.soak.job import Job, Layout, SoakError
+    from herring.launch.soak.judge import Outcome
+    from herring.launch.soak.report import draw, lines
 
     _check(options)
     seed = secrets.randbelow(10**6) if options.seed is None else options.seed
@@ -173,8 +173,8 @@ def _check(options: argparse.Namespace) -> None:
         )
     if options.ranks % options.nodes:
         raise ConfigurationError(
-            f"-n {options.ranks} with --nodes {options.nodes} makes nodes of different sizes, whose "
-            "named all-reduces end with their server: use a multiple"
+            f"-n {options.ranks} with --nodes {options.nodes} makes nodes of different "
+            "sizes, whose named all-reduces end with their server: use a multiple"
         )
     if options.plot:
         import importlib.util

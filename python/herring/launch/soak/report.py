@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 from herring.errors import ConfigurationError
-from herring.soak.judge import Outcome, growth
+from herring.launch.soak.judge import Outcome, growth
 from herring.units import counted
 
 __all__ = ["draw", "lines"]
