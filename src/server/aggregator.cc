@@ -211,6 +211,9 @@ Result<Aggregator::Begun> Aggregator::begin(const wire::FrameHeader& header, uin
     const std::shared_ptr<JobGroup> group = groups_.find(header.group);
     if (group && group->called_off && group->members.has(rank)) return Begun::kCalledOff;
     if (group && has_moved(key, *group)) return Begun::kMoved;
+    // Nobody lacks this result any more. The rank that gives it could not know.
+    const bool gives = header.flags & wire::kFlagGives;
+    if (gives && group && group->members.has(rank)) return Begun::kMoved;
     return breach("rank ", rank, " sent data for an operation that it did not open");
   }
   Operation& op = *found->second;

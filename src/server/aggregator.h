@@ -249,7 +249,7 @@ class Aggregator {
   Nanos moved_ = 0;            // when a contribution or a result was last complete
   std::vector<Operation*> again_;       // those that were pushed again, by age
   control::ServerSet servers_;
-  size_t window_ = 0;
+  size_t window_ = SIZE_MAX;   // before serve(): workers may hear first that a server is gone
   std::vector<size_t> open_;   // by rank: operations that it was the first to open
   uint64_t segments_ = 0;      // of all operations
   std::vector<uint32_t> lost_;  // ranks

@@ -31,9 +31,11 @@ Links::StreamId Links::stream_id(const Transfer& transfer, uint32_t run) const {
   return {key.group, key.stream, home_of(transfer, run) + 1, transfer.ways[run].since};
 }
 
-// Returns whether its results can be given to others. All of its contributors get all results.
+// Returns whether its results can be given to others. All of its contributors get all results. One
+// that is over has no owner and no place for results, but still has chunks of them.
 bool Links::keeps_results(const Transfer& transfer) {
-  return transfer.open.participants == wire::Participants::kNodes && transfer.receive != nullptr;
+  return transfer.open.participants == wire::Participants::kNodes &&
+         (transfer.receive != nullptr || transfer.owner == nullptr);
 }
 
 const std::vector<uint32_t>& Links::owners_of(uint32_t group) const {

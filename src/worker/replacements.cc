@@ -17,7 +17,8 @@ constexpr uint64_t kDefinition = uint64_t{1} << 63;
 
 // Only this rank knows that something cannot be moved, so it must tell the others.
 void Membership::move_from(const control::Loss& loss) {
-  const control::ServerSet next{loss.epoch, loss.serving, {}};
+  control::ServerSet next = engine_.links().serving();
+  next.adopt({loss.epoch, loss.serving, {}});
   if (!engine_.links().can_move() || !engine_.named().can_move(next)) {
     const std::string text =
         concat(loss.text, "; other servers cannot take over what was in flight there");

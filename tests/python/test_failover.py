@@ -55,6 +55,12 @@ def test_servers_that_die_between_rounds_are_replaced(
     assert how in output
 
 
+def test_calls_that_wait_for_a_rank_outlive_their_server(place: dict[str, str]) -> None:
+    job = run_job(TWO_SERVERS, program("failover_names"), timeout=120, **place)
+    output = expect_success(job)
+    assert output.count("is done") == 3, output
+
+
 class ByHand:
     """Processes of a job without a launcher; they end with the block."""
 

@@ -24,6 +24,7 @@ _COMMANDS = {
     "status": "show what a running job does, who is late, and what binds",
     "flight": "say from a flight record who waited for whom",
     "doctor": "examine the hosts and links of a job before it starts",
+    "soak": "train while servers are killed, and compare every bit",
     "completion": "print a script for the shell's completion",
     "kubernetes": "write a Kubernetes manifest for a job with servers",
     "lab": "emulate a cluster on this machine (needs root)",

@@ -13,11 +13,11 @@ from herring.launch.job import RunOptions, Task
 from herring.launch.processes import how_ended
 from herring.rendezvous.settings import value_of
 
-__all__ = ["Restarts"]
+__all__ = ["LONG_LIFE", "Restarts"]
 
 _FIRST_PAUSE = 0.5  # after the first restart; later pauses double
 _LONGEST_PAUSE = 10.0
-_LONG_LIFE = 60.0  # a server that has lived for so long is started again at once
+LONG_LIFE = 60.0  # a server that has lived for so long is started again at once
 # A server that ends with an error, rather than by a signal, may end because its job has failed. The
 # workers of a failed job end within this time.
 _DOUBT = 2.0
@@ -77,7 +77,7 @@ class Restarts:
             return False
         now = time.monotonic()
         name = child.task.name
-        if now - self._started.get(child.task.number, -_LONG_LIFE) >= _LONG_LIFE:
+        if now - self._started.get(child.task.number, -LONG_LIFE) >= LONG_LIFE:
             self._pauses[name] = 0.0
         pause = self._pauses.get(name, 0.0)
         self._pauses[name] = min(max(2 * pause, _FIRST_PAUSE), _LONGEST_PAUSE)

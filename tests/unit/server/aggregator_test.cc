@@ -333,8 +333,26 @@ TEST_P(AggregatorTest, WhatWasPushedAgainRestsUntilLaterOnesHaveBegun) {
   for (uint32_t round = 1; round <= 3; ++round) {
     open_round(round, false);
   }
-  // It is forgotten: a late contribution is an error.
+  // It is forgotten: a late contribution is an error, but not a result that nobody lacks.
+  EXPECT_TRUE(push(1, 1, 1, sum.data(), kSegment, wire::kFlagGives, {0, 0, 0, 0, 1, 2}).ok());
   EXPECT_FALSE(push(1, 1, 1, sum.data(), kSegment, wire::kFlagWant, {0, 0, 0, 0, 1, 2}).ok());
+}
+
+// A replacement serves before it has heard of a version of the set. One rank of a node may be ahead
+// of another, which still has to push.
+TEST_P(AggregatorTest, NothingIsForgottenBeforeTheWindowIsKnown) {
+  if (nodes == 1) return;
+  const auto open_round = [&](uint32_t round) {
+    for (uint32_t rank = 0; rank < nodes; ++rank) {
+      wire::Open open = open_message(kSegment);
+      open.again = true;
+      ASSERT_TRUE(aggregator.open({0, round, 0, 0, 1, 2}, std::move(open), rank).ok());
+    }
+  };
+  result.assign(kSegment, 0);
+  for (uint32_t round = 0; round <= 3; ++round) open_round(round);
+  const std::vector<char> sum(kSegment, 7);
+  EXPECT_TRUE(push(1, 0, 1, sum.data(), kSegment, wire::kFlagGives, {0, 0, 0, 0, 1, 2}).ok());
 }
 
 // Only operations that are pushed again may have results, and only whole ones.

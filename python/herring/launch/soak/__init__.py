@@ -1,0 +1,212 @@
+"""`herring soak`: trains while servers die, and compares every bit with a job without faults."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from herring.command_line import integer
+from herring.errors import ConfigurationError
+from herring.provenance import provenance
+from herring.units import argument, parse_seconds, parse_size
+
+__all__ = ["HELP", "add_options", "handle"]
+
+HELP = """\
+examples:
+  herring soak
+      trains for one minute, kills a random server every 2 s, and trains the same again in peace
+
+  herring soak --minutes 10 --kill-every 1 --stop-share 0.3
+      harder: a fault every second, and three of ten stop a server (SIGSTOP). A stopped process is
+      killed within 4 s, before or after the job gives it up
+
+  herring soak --kill-every 0.3 --overlap --servers 4
+      the next fault does not wait until all servers serve again
+
+  herring soak --seed 7 --json --plot soak.svg
+      the same servers and pauses as in another run with seed 7
+
+how it works:
+  A job of 'herring run' with HERRING_FAILOVER trains a model, with named all-reduces in between.
+  Meanwhile random servers are killed or stopped at random moments. A second job without faults, the
+  twin, does as many steps in the same conditions, so all takes about twice --minutes. Both write
+  checksums of every average on every rank. HERRING_* in your environment holds for both jobs.
+
+what it reports:
+  recovery    from the signal to the end of the step that was in flight
+  replaced    from the signal until another process serves
+  throughput  steps per second with faults, as a share of the twin's
+  growth      what each process uses more at the end than at the beginning
+
+The exit status is 0 if all is well, 1 if a step was lost, bits differ, something grew or was left
+behind, and 2 for wrong usage. After a failure the files of both jobs stay, with all they said.
+"""
+
+_LEFT = Path("/dev/shm")
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Adds the options of `herring soak`."""
+    command.usage = "herring soak [--minutes N] [--kill-every S] [options]"
+    add = command.add_argument
+    add(
+        "--minutes",
+        type=_positive,
+        default=1.0,
+        metavar="N",
+        help="how long servers are killed (default 1)",
+    )
+    add(
+        "--kill-every",
+        type=argument(parse_seconds),
+        default=2.0,
+        metavar="S",
+        help="mean time from one fault to the next (default 2s)",
+    )
+    add(
+        "--stop-share",
+        type=_share,
+        default=0.0,
+        metavar="P",
+        help="share of the faults that stop a server instead, 0 to 1 (default 0)",
+    )
+    add(
+        "--overlap",
+        action="store_true",
+        help="do not wait until all servers serve again before the next fault",
+    )
+    add("--seed", type=int, metavar="N", help="seed of the faults (default: a new one, printed)")
+    add("-n", dest="ranks", type=integer, default=4, metavar="N", help="workers (default 4)")
+    add("--nodes", type=integer, default=2, metavar="K", help="nodes of the workers (default 2)")
+    add("--servers", type=integer, default=2, metavar="S", help="dedicated servers (default 2)")
+    add(
+        "--model",
+        type=argument(parse_size),
+        default=4_000_000,
+        metavar="SIZE",
+        help="bytes of the model (default 4M)",
+    )
+    add(
+        "--most-growth",
+        type=argument(parse_size),
+        default=32_000_000,
+        metavar="SIZE",
+        help="memory that a process may use more at the end (default 32M)",
+    )
+    add(
+        "--stall",
+        type=argument(parse_seconds),
+        default=60.0,
+        metavar="TIME",
+        help="give up if no step ends in this time (default 60s)",
+    )
+    add("--json", action="store_true", help="print JSON instead of a text")
+    add("--plot", type=Path, metavar="FILE", help="draw step times, memory and descriptors")
+
+
+def handle(options: argparse.Namespace) -> int:
+    """Runs both jobs and reports; returns the exit status."""
+    from herring.launch.soak.faults import Faults
+    from herring.launch.soak.job import Job, Layout, SoakError
+    from herring.launch.soak.judge import Outcome
+    from herring.launch.soak.report import draw, lines
+
+    _check(options)
+    seed = secrets.randbelow(10**6) if options.seed is None else options.seed
+    print(f"herring soak: seed {seed}", file=sys.stderr, flush=True)
+    size = (options.ranks, options.nodes, options.servers, options.model, options.stall)
+    layout = Layout(*size)
+    faults = Faults(seed, options.kill_every, options.stop_share, options.overlap)
+    outcome = Outcome(seed, faults.done, [], [], [], options.most_growth)
+    folder = Path(tempfile.mkdtemp(prefix="hsoak-", dir="/tmp"))  # short: sockets lie in it
+    before = _shared_files()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the job ends, too
+    failed = True
+    try:
+        try:
+            (folder / "faults").mkdir()
+            job = Job(layout, folder / "faults", 0, faults)
+            outcome.samples = job.samples
+            try:
+                job.run(60 * options.minutes)
+            finally:
+                outcome.steps = job.steps()
+            (folder / "twin").mkdir()
+            twin = Job(layout, folder / "twin", outcome.count, None)
+            outcome.twin = twin.run(0)
+            outcome.left = [*job.left(), *twin.left()]
+        except (SoakError, ValueError) as error:
+            outcome.failure = str(error)
+        outcome.left += [str(path) for path in sorted(_shared_files() - before)]
+        problems = outcome.problems()
+        failed = bool(problems)
+        if options.plot:
+            draw(outcome, options.plot)
+        if options.json:
+            document = {**outcome.figures(), "provenance": provenance(options)}
+            json.dump(document, sys.stdout, indent=2)
+            print()
+        else:
+            _print(lines(outcome))
+    finally:
+        if failed:
+            print(f"herring soak: the files of both jobs are in {folder}", file=sys.stderr)
+        else:
+            shutil.rmtree(folder)
+    return int(failed)
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.servers < 1:
+        raise ConfigurationError("--servers 0 leaves nobody to kill: at least 1 is needed")
+    if options.servers == 1 and options.nodes < 2:
+        raise ConfigurationError(
+            "--servers 1 with --nodes 1 leaves nobody to stand in: use --servers 2"
+        )
+    if options.ranks % options.nodes:
+        raise ConfigurationError(
+            f"-n {options.ranks} with --nodes {options.nodes} makes nodes of different "
+            "sizes, whose named all-reduces end with their server: use a multiple"
+        )
+    if options.plot:
+        import importlib.util
+
+        if importlib.util.find_spec("matplotlib") is None:
+            raise ConfigurationError("--plot needs matplotlib: pip install matplotlib")
+
+
+def _shared_files() -> set[Path]:
+    return {path for path in _LEFT.glob("*") if "herring" in path.name} if _LEFT.is_dir() else set()
+
+
+def _print(said: Sequence[str]) -> None:
+    for line in said:
+        print(line)
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes above 0")
+    return value
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share from 0 to 1")
+    return value

@@ -1,0 +1,71 @@
+"""What the ranks of a soak write, step by step, and how two jobs are compared."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["DONE", "PARAMETERS_EVERY", "STOP", "Steps", "difference", "read", "steps_file"]
+
+STOP = "stop"  # the file that asks rank 0 to end the training
+DONE = "done"  # the last line of a rank
+PARAMETERS_EVERY = 50  # steps from one hash of the parameters to the next
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """The steps of one rank.
+
+    Attributes:
+        ends: When each step ended (`time.monotonic`).
+        bits: The checksums of each step.
+        done: Whether the rank has come to the end of the training.
+    """
+
+    ends: list[float]
+    bits: list[tuple[str, ...]]
+    done: bool
+
+    def end_after(self, at: float) -> float | None:
+        """Returns when the step ended that was in flight at `at`; None if it did not end."""
+        index = bisect.bisect_right(self.ends, at)
+        return self.ends[index] if index < len(self.ends) else None
+
+
+def steps_file(folder: Path, rank: int) -> Path:
+    """Returns the file of a rank."""
+    return folder / f"rank-{rank}.steps"
+
+
+def read(folder: Path, rank: int) -> Steps:
+    """Reads the file of a rank; a last line without an end is left out.
+
+    Raises:
+        ValueError: A step is missing between two others.
+    """
+    ends: list[float] = []
+    bits: list[tuple[str, ...]] = []
+    path = steps_file(folder, rank)
+    text = path.read_text(encoding="ascii") if path.is_file() else ""
+    for line in text.rpartition("\n")[0].splitlines()[1:]:
+        if line == DONE:
+            return Steps(ends, bits, True)
+        step, end, *rest = line.split()
+        if int(step) != len(ends):
+            raise ValueError(f"rank {rank}: step {step} came after {len(ends)} steps")
+        ends.append(float(end))
+        bits.append(tuple(rest))
+    return Steps(ends, bits, False)
+
+
+def difference(ranks: Sequence[Steps]) -> str:
+    """Says what differs between ranks of one job, or of two; "" if nothing does."""
+    counts = [len(steps.bits) for steps in ranks]
+    for step, bits in enumerate(zip(*(steps.bits for steps in ranks), strict=False)):
+        if len(set(bits)) > 1:
+            return f"bits differ from step {step} on: {', '.join(one[0] for one in bits)}"
+    if len(set(counts)) > 1:
+        return f"steps were lost: ranks have {', '.join(map(str, counts))} steps"
+    return ""

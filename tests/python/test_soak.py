@@ -1,0 +1,150 @@
+"""`herring soak`: jobs whose servers die, and what it concludes from jobs that are made up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from herring.launch.cli import main
+from herring.launch.soak.faults import Fault, Faults
+from herring.launch.soak.job import Sample
+from herring.launch.soak.judge import Outcome, percentile
+from herring.launch.soak.records import Steps, difference, read, steps_file
+from launched import HERRING
+
+MEMORY = 1_000_000
+
+
+@pytest.mark.timeout(120)
+def test_a_job_survives_faults_with_the_same_bits(tmp_path: Path) -> None:
+    words = ["--minutes", "0.1", "--kill-every", "0.6", "-n", "2", "--model", "500K"]
+    words += ["--seed", "5", "--json"]
+    job = subprocess.run(
+        [*HERRING, "soak", *words], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert job.returncode == 0, job.stdout + job.stderr
+    found = json.loads(job.stdout)
+    assert found["seed"] == 5
+    assert found["problems"] == []
+    assert found["survived"] == found["faults"] >= 2
+    assert found["steps"] > 10
+    assert 0 < found["recovery_seconds"]["p50"] <= found["recovery_seconds"]["max"]
+
+
+def steps(*bits: str, begin: float = 1.0) -> Steps:
+    return Steps([begin + index for index in range(len(bits))], [(b,) for b in bits], True)
+
+
+def outcome(**changes: object) -> Outcome:
+    fault = Fault(1.5, "kill", 0, 10, None, 1.9)
+    ranks = [steps("a", "b", "c") for _ in range(2)]
+    values = {"faults": [fault], "steps": ranks, "twin": list(ranks), "samples": []}
+    return Outcome(**{"seed": 1, "memory": MEMORY, **values, **changes})  # type: ignore[arg-type]
+
+
+def test_a_good_outcome_has_no_problem() -> None:
+    good = outcome()
+    assert good.problems() == []
+    assert good.recoveries() == [0.5]
+    assert good.figures()["throughput_kept"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"twin": [steps("a", "x", "c")] * 2}, "bits differ from step 1 on: b, b, x, x"),
+        ({"twin": [steps("a", "b")] * 2}, "steps were lost: ranks have 3, 3, 2, 2 steps"),
+        ({"steps": [steps("a", "b", "c"), steps("a", "b", "y")]}, "between ranks of the job"),
+        ({"faults": []}, "there was no fault"),
+        ({"faults": [Fault(1.5, "kill", 0, 10)]}, "1 fault not survived"),
+        ({"left": ["/dev/shm/herring-1"]}, "left behind: /dev/shm/herring-1"),
+        ({"failure": "it crashed"}, "it crashed"),
+    ],
+)
+def test_what_is_wrong_is_said(changes: dict[str, object], said: str) -> None:
+    assert said in "\n".join(outcome(**changes).problems())
+
+
+@pytest.mark.parametrize(
+    ("what", "leak", "grows"),
+    [
+        ("memory", 1000, False),
+        ("memory", 50_000, True),
+        ("descriptors", 1, True),
+        ("threads", 1, True),
+    ],
+)
+def test_a_leak_at_each_fault_is_found(what: str, leak: int, grows: bool) -> None:
+    used = {"memory": 10**8, "descriptors": 40, "threads": 7}
+    samples = [
+        Sample(
+            float(at), "rank 1", 5, **{**used, what: used[what] + leak * at}, faults=at, calm=True
+        )
+        for at in range(60)
+    ]
+    found = outcome(samples=samples).problems()
+    assert [f"grew: rank 1: {what}" in one for one in found] == [True] * grows, found
+
+
+def test_a_step_that_is_missing_in_between_is_an_error(tmp_path: Path) -> None:
+    steps_file(tmp_path, 0).write_text("123\n0 1.5 aa\n1 1.75 bb cc\n2 1.8")
+    found = read(tmp_path, 0)
+    assert (found.ends, found.bits, found.done) == ([1.5, 1.75], [("aa",), ("bb", "cc")], False)
+    assert difference([found, found]) == ""
+    steps_file(tmp_path, 0).write_text("123\n0 1.5 aa\n2 1.75 bb\n")
+    with pytest.raises(ValueError, match="step 2 came after 1 steps"):
+        read(tmp_path, 0)
+
+
+def server(number: int, pid: int, state: str = "serving") -> dict[str, object]:
+    return {"server": number, "pid": pid, "state": state, "kind": "dedicated"}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_next_fault_waits_unless_told_not_to(
+    overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr("herring.launch.soak.faults.os.kill", lambda pid, number: sent.append(pid))
+    faults = Faults(1, 1.0, 0.0, overlap)
+    servers = [server(0, 10), server(1, 11), server(2, 12)]
+
+    def pass_time(begin: float) -> None:
+        for tick in range(40):
+            faults.look(begin + tick / 10, servers)
+            faults.act(begin + tick / 10, servers)
+
+    pass_time(0)
+    assert len(sent) == (2 if overlap else 1), "one server must stay"
+    assert len(set(sent)) == len(sent)
+    servers = [server(number, 20 + number) for number in range(3)]
+    pass_time(100)
+    assert all(fault.replaced == 100 for fault in faults.done[: 2 if overlap else 1])
+    assert sent[-1] >= 20
+
+
+def test_percentiles() -> None:
+    values = [float(value) for value in range(1, 101)]
+    assert [percentile(values, share) for share in (0.5, 0.99, 1.0)] == [50, 99, 100]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--servers", "0"], "leaves nobody to kill"),
+        (["--servers", "1", "--nodes", "1"], "leaves nobody to stand in"),
+        (["-n", "3", "--nodes", "2"], "makes nodes of different"),
+        (["--stop-share", "2"], "is not a share from 0 to 1"),
+        (["--minutes", "0"], "is not a number of minutes above 0"),
+    ],
+)
+def test_wrong_usage(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        status = main(["soak", *words])
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 2
+    assert said in capsys.readouterr().err
