@@ -334,7 +334,8 @@ TEST_P(AggregatorTest, WhatWasPushedAgainRestsUntilLaterOnesHaveBegun) {
     open_round(round, false);
   }
   // It is forgotten: a late contribution is an error, but not a result that nobody lacks.
-  EXPECT_TRUE(push(1, 1, 1, sum.data(), kSegment, wire::kFlagGives, {0, 0, 0, 0, 1, 2}).ok());
+  EXPECT_EQ(push(1, 1, 1, sum.data(), kSegment, wire::kFlagGives, {0, 0, 0, 0, 1, 2}).code(),
+            Code::kPeerLost);
   EXPECT_FALSE(push(1, 1, 1, sum.data(), kSegment, wire::kFlagWant, {0, 0, 0, 0, 1, 2}).ok());
 }
 
