@@ -279,9 +279,8 @@ void Links::settle_rounds_before(const Key& key) {
 // The result of a segment is here, so no other worker lacks results that are older than a window.
 // That holds only if all nodes cut buffers into the same slices.
 void Links::settle(const Transfer& transfer, uint32_t run, uint32_t segment) {
-  if (!pace_of(transfer.key.group).even) {
-    return transfer.lockstep ? settle_rounds_before(transfer.key) : void();
-  }
+  if (transfer.lockstep && !kept_.empty()) settle_rounds_before(transfer.key);
+  if (!pace_of(transfer.key.group).even) return;
   const Way& way = transfer.ways[run];
   const auto found = links_[way.server].settling.find(stream_id(transfer, run));
   if (found == links_[way.server].settling.end()) return;

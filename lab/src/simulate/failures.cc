@@ -47,6 +47,7 @@ struct Scenario {
     think = kMicrosecond * static_cast<Nanos>(1 + below(3000));
     hears = kMicrosecond * static_cast<Nanos>(1 + below(20'000));
     faults = 1 + below(6);
+    lockstep = below(2) == 0;
   }
   uint32_t below(uint32_t n) { return static_cast<uint32_t>(random() % n); }
 
@@ -59,6 +60,7 @@ struct Scenario {
   Nanos think;                     // at most, between two buffers
   Nanos hears;                     // at most, until a process hears of a change
   uint32_t faults;
+  bool lockstep;  // whether links know that rounds follow each other
 };
 
 // Returns numbers whose float32 sums depend on the order of adding.
@@ -232,6 +234,7 @@ void FailingJob::Worker::begin_round() {
     transfer.shards =
         plan::shard_layout(bytes, std::vector<double>(job.scenario_.servers, 1.0));
     transfer.runs = plan::local_slice(transfer.shards, kSegment, 0, 1);
+    transfer.lockstep = job.scenario_.lockstep;
     transfer.owner = this;
   }
   push_next();
