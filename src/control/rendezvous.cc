@@ -185,8 +185,10 @@ class Rendezvous::Impl final : public Channel::Owner {
     if (type == FrameType::kHeartbeat) {
       const auto beat = decode_beat(payload);
       if (!beat.ok()) return nonsense("a malformed heartbeat");
-      peer.beat_sent = beat->sent;
+      const bool first = std::exchange(peer.beat_sent, beat->sent) == 0;
       peer.beat_received = loop_.now();
+      // Its clock is compared at once, because a job may be over before the next beat.
+      if (first) peer.channel->send(FrameType::kHeartbeat, rhythm(peer));
       return {};
     }
     if (peer.gone) {  // the peer may not know yet that it is gone
