@@ -190,16 +190,6 @@ void Aggregator::mark_done(const Slot& slot) {
                                                           << slot.segment % kBlockSegments;
 }
 
-template <typename Action>
-void Aggregator::for_each_slot(Operation& op, const Action& action) {
-  for (Block* block : op.blocks) {
-    if (block == nullptr) continue;
-    for (Slot* slot : block->slots) {
-      if (slot != nullptr) action(*slot);
-    }
-  }
-}
-
 Result<Aggregator::Begun> Aggregator::begin(const wire::FrameHeader& header, uint32_t rank,
                                             Peer* from, transport::Destinations& out,
                                             Slot** slots) {
@@ -318,79 +308,6 @@ Slot* Aggregator::take_slot(Operation& op, uint32_t segment) {
 bool Aggregator::goes_on_without(const Operation& op) {
   return op.key.outlives_members() &&
          op.open.participants == wire::Participants::kRanks;
-}
-
-void Aggregator::rank_gone(uint32_t rank, bool left) {
-  std::vector<Missing> missing;
-  std::vector<std::shared_ptr<JobGroup>> broken;
-  if (!left) broken = groups_.of_rank(rank);
-  {
-    std::lock_guard lock(mutex_);
-    if (std::find(lost_.begin(), lost_.end(), rank) != lost_.end()) return;
-    lost_.push_back(rank);
-    for (auto& [key, op] : operations_) {
-      const uint32_t index = op->group->members.index_of(rank);
-      if (index == control::Group::kNobody) continue;
-      const bool goes_on = goes_on_without(*op);
-      if (goes_on && !op->contributors[index].opened) opened(*op);
-      for_each_slot(*op, [&](Slot& slot) {
-        for (uint32_t c = 0; c < slot.contributions.size(); ++c) {
-          Contribution& contribution = slot.contributions[c];
-          // Data that the rank was sending never becomes whole. Nobody waits for data that it has
-          // not begun.
-          const bool began = contribution.state == Contribution::kReceiving &&
-                             contribution.rank == rank;
-          const bool never = goes_on && c == index && contribution.state == Contribution::kNone;
-          if (!began && !never) continue;
-          if (left && !goes_on) broken.push_back(slot.op->group);
-          if (contribution.lane != nullptr) {
-            lanes_.give(std::exchange(contribution.lane, nullptr));
-            --slot.added;
-          }
-          missing.push_back({&slot, c});
-        }
-      });
-    }
-    for (const auto& group : broken) call_off(*group, missing);
-  }
-  settle_missing(missing);
-}
-
-void Aggregator::break_group(JobGroup& group) {
-  std::vector<Missing> missing;
-  {
-    std::lock_guard lock(mutex_);
-    call_off(group, missing);
-  }
-  settle_missing(missing);
-}
-
-// Calls off a group. Contributions that have not begun are given up. Those that have begun are read
-// to their end, and answered when the slot is complete.
-void Aggregator::call_off(JobGroup& group, std::vector<Missing>& missing) {
-  if (group.called_off.exchange(true)) return;
-  std::vector<Operation*> idle;
-  for (auto& [key, op] : operations_) {
-    if (op->group.get() != &group || goes_on_without(*op)) continue;
-    if (op->slots == 0) idle.push_back(op.get());
-    give_up(*op, missing);
-  }
-  for (Operation* op : idle) erase(*op, now_());
-}
-
-void Aggregator::give_up(Operation& op, std::vector<Missing>& missing) {
-  for_each_slot(op, [&](Slot& slot) {
-    for (uint32_t c = 0; c < slot.contributions.size(); ++c) {
-      if (slot.contributions[c].state == Contribution::kNone) missing.push_back({&slot, c});
-    }
-  });
-}
-
-// Settles each missing contribution once. The last one of a slot may complete and free the slot.
-void Aggregator::settle_missing(const std::vector<Missing>& missing) {
-  for (const Missing& one : missing) {
-    settle(*one.slot, one.contributor, Contribution::kLost, now_());
-  }
 }
 
 void Aggregator::arrived(Slot& slot, uint32_t rank, Nanos now) {

@@ -258,4 +258,14 @@ class Aggregator {
   Nanos sum_time_ = 0;
 };
 
+template <typename Action>
+void Aggregator::for_each_slot(Operation& op, const Action& action) {
+  for (Block* block : op.blocks) {
+    if (block == nullptr) continue;
+    for (Slot* slot : block->slots) {
+      if (slot != nullptr) action(*slot);
+    }
+  }
+}
+
 }  // namespace herring::server

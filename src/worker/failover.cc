@@ -67,13 +67,19 @@ bool Links::can_move() const {
   });
 }
 
+// Returns who has the run now; the epoch is 0 if that is its home.
+control::ServerSet::StandIn Links::stand_in(const Transfer& transfer, uint32_t run) const {
+  const uint32_t home = home_of(transfer, run);
+  auto now = serving_.stand_in(home, transfer.key.buffer, owners_of(transfer.key.group));
+  if (now.server == home) now.epoch = 0;
+  return now;
+}
+
 void Links::choose_way(Transfer& transfer, uint32_t run) {
   Way& way = transfer.ways[run];
-  const uint32_t home = home_of(transfer, run);
-  const auto [server, since] =
-      serving_.stand_in(home, transfer.key.buffer, owners_of(transfer.key.group));
-  way.server = server;
-  way.since = server == home ? 0 : since;
+  const control::ServerSet::StandIn now = stand_in(transfer, run);
+  way.server = now.server;
+  way.since = now.epoch;
   if (!keeps_results(transfer)) return;
   Settling& settling = links_[way.server].settling[stream_id(transfer, run)];
   way.place = settling.pushed;
@@ -85,13 +91,19 @@ void Links::choose_way(Transfer& transfer, uint32_t run) {
 // Moves a run whose server has changed.
 void Links::move(Transfer& transfer, uint32_t run) {
   Way& way = transfer.ways[run];
-  const uint32_t home = home_of(transfer, run);
-  const auto [server, epoch] =
-      serving_.stand_in(home, transfer.key.buffer, owners_of(transfer.key.group));
-  const uint32_t since = server == home ? 0 : epoch;
   std::erase_if(way.elsewhere, [this](const auto& one) { return !serving_.has(one.server); });
-  if (server == way.server && since == way.since) return;
-  unqueue(way.server, transfer, run);
+  if (transfer.called_off) {
+    // It only waits for answers. Those of a server that is gone never come.
+    if (!serving_.has(way.server)) {
+      transfer.segments_left -= std::exchange(transfer.on_the_way[run], 0);
+    }
+    return;
+  }
+  if (const auto now = stand_in(transfer, run);
+      now.server == way.server && now.epoch == way.since) {
+    return;
+  }
+  requeue(transfer, run, nullptr);
   const uint32_t left = std::exchange(transfer.on_the_way[run], 0);
   if (left > 0 && serving_.has(way.server)) {
     way.elsewhere.push_back({way.server, way.since, left});
@@ -132,7 +144,21 @@ void Links::serve(const control::ServerSet& set) {
   }
   for (Transfer* transfer : ended) keep(*transfer);
   end(ended);
+  for (Link& link : links_) {
+    std::erase_if(link.settling, [&](const auto& one) {
+      return std::ranges::none_of(one.second.runs, [&](const Settling::Run& run) {
+        return settles(link, one.first, run);
+      });
+    });
+  }
   for (uint32_t server = 0; server < links_.size(); ++server) pump(server);
+}
+
+// Returns whether the run still has results that are kept in this stream's order.
+bool Links::settles(const Link& link, const StreamId& id, const Settling::Run& run) {
+  const Transfer* const transfer = find(run.key);
+  return transfer != nullptr && &links_[transfer->ways[run.run].server] == &link &&
+         stream_id(*transfer, run.run) == id;
 }
 
 // The server is dead: nothing on its flows comes back.
@@ -174,19 +200,23 @@ void Links::server_replaced(uint32_t server,
   for (auto& [group, pace] : groups_) begin_anew(pace);
 }
 
-// Takes a run out of the queue of its stream.
-void Links::unqueue(uint32_t server, const Transfer& transfer, uint32_t run) {
-  Streams& streams = links_[server].streams;
-  const StreamId id = stream_id(transfer, run);
-  const auto found = streams.find(id);
-  if (found == streams.end()) return;
+// Takes a run out of the queue of its stream, or lets another object for the transfer take its
+// place there.
+void Links::requeue(const Transfer& transfer, uint32_t run, Transfer* other) {
+  Link& link = links_[transfer.ways[run].server];
+  const auto found = link.streams.find(stream_id(transfer, run));
+  if (found == link.streams.end()) return;
   Stream& stream = found->second;
   for (size_t left = stream.queue.size(); left > 0; --left) {
-    const Item item = stream.queue.front();
+    Item item = stream.queue.front();
     stream.queue.pop();
-    if (item.transfer != &transfer || item.run != run) stream.queue.push(item);
+    if (item.transfer == &transfer && item.run == run) {
+      if (other == nullptr) continue;
+      item.transfer = other;
+    }
+    stream.queue.push(item);
   }
-  if (stream.queue.empty() && stream.outstanding == 0) erase_stream(links_[server], found);
+  if (stream.queue.empty() && stream.outstanding == 0) erase_stream(link, found);
 }
 
 // Skips segments of a run that is pushed again whose results no other worker can lack.
@@ -213,53 +243,47 @@ Links::Piece Links::next_piece(Item& item, size_t most) {
   return piece;
 }
 
-// Says where results of segments [first, first + count) of the shard are received.
-void Links::place_results(Transfer& transfer, uint32_t r, uint32_t first, uint32_t count,
-                          transport::Destinations& out) {
+// Calls `action(chunk, at, range)` for the pieces of segments [first, first + count) of the shard:
+// their bytes `at` in a chunk, and their range of the buffer. A chunk may be null.
+template <typename Action>
+void Links::for_each_piece(Transfer& transfer, uint32_t r, uint32_t first, size_t count,
+                           const Action& action) {
   const plan::SegmentRun& run = transfer.runs[r];
   const plan::Shard& shard = transfer.shards[run.shard];
   auto& chunks = transfer.ways[r].chunks;
   chunks.resize((run.count + kChunkSegments - 1) / kChunkSegments, nullptr);
-  for (uint32_t at = first - run.first, end = at + count; at < end;) {
-    char*& chunk = chunks[at / kChunkSegments];
-    if (chunk == nullptr) chunk = chunks_.take();
-    const uint32_t some = std::min(end - at, kChunkSegments - at % kChunkSegments);
-    const size_t begin = (run.first + size_t{at}) * options_.segment_bytes;
+  for (size_t at = first - run.first, end = at + count; at < end;) {
+    const size_t some = std::min(end - at, kChunkSegments - at % kChunkSegments);
+    const size_t begin = (run.first + at) * options_.segment_bytes;
     const size_t bytes = std::min(some * options_.segment_bytes, shard.bytes - begin);
-    out.add(chunk + at % kChunkSegments * options_.segment_bytes, bytes);
+    action(chunks[at / kChunkSegments], at % kChunkSegments * options_.segment_bytes,
+           plan::Range{shard.offset + begin, bytes});
     at += some;
   }
+}
+
+// Says where results are received.
+void Links::place_results(Transfer& transfer, uint32_t run, uint32_t first, uint32_t count,
+                          transport::Destinations& out) {
+  for_each_piece(transfer, run, first, count, [&](char*& chunk, size_t at, plan::Range range) {
+    if (chunk == nullptr) chunk = chunks_.take();
+    out.add(chunk + at, range.bytes);
+  });
 }
 
 // Copies results to their place.
-void Links::copy_results(const Transfer& transfer, uint32_t r, uint32_t first, uint32_t count) {
-  const plan::SegmentRun& run = transfer.runs[r];
-  const plan::Shard& shard = transfer.shards[run.shard];
-  for (uint32_t at = first - run.first, end = at + count; at < end;) {
-    const uint32_t some = std::min(end - at, kChunkSegments - at % kChunkSegments);
-    const size_t begin = (run.first + size_t{at}) * options_.segment_bytes;
-    const size_t bytes = std::min(some * options_.segment_bytes, shard.bytes - begin);
-    std::memcpy(transfer.receive + shard.offset + begin,
-                transfer.ways[r].chunks[at / kChunkSegments] +
-                    at % kChunkSegments * options_.segment_bytes,
-                bytes);
-    at += some;
-  }
+void Links::copy_results(Transfer& transfer, uint32_t run, uint32_t first, uint32_t count) {
+  for_each_piece(transfer, run, first, count, [&](char* chunk, size_t at, plan::Range range) {
+    std::memcpy(transfer.receive + range.offset, chunk + at, range.bytes);
+  });
 }
 
 // Returns the kept results of segments.
-std::string Links::results(const Transfer& transfer, uint32_t r, uint32_t first,
-                           size_t count) const {
-  const plan::SegmentRun& run = transfer.runs[r];
-  const plan::Shard& shard = transfer.shards[run.shard];
+std::string Links::results(Transfer& transfer, uint32_t run, uint32_t first, size_t count) {
   std::string bytes;
-  for (uint32_t segment = first; segment < first + count; ++segment) {
-    const uint32_t at = segment - run.first;
-    const size_t begin = segment * options_.segment_bytes;
-    bytes.append(transfer.ways[r].chunks[at / kChunkSegments] +
-                     at % kChunkSegments * options_.segment_bytes,
-                 std::min(options_.segment_bytes, shard.bytes - begin));
-  }
+  for_each_piece(transfer, run, first, count, [&](const char* chunk, size_t at, plan::Range range) {
+    bytes.append(chunk + at, range.bytes);
+  });
   return bytes;
 }
 
@@ -282,8 +306,9 @@ void Links::settle(const Transfer& transfer, uint32_t run, uint32_t segment) {
   if (transfer.lockstep && !kept_.empty()) settle_rounds_before(transfer.key);
   if (!pace_of(transfer.key.group).even) return;
   const Way& way = transfer.ways[run];
-  const auto found = links_[way.server].settling.find(stream_id(transfer, run));
-  if (found == links_[way.server].settling.end()) return;
+  Link& link = links_[way.server];
+  const auto found = link.settling.find(stream_id(transfer, run));
+  if (found == link.settling.end()) return;
   Settling& settling = found->second;
   // A run that is pushed again contributes to some of its segments only.
   const uint64_t place = way.place + (way.again ? 0 : segment - transfer.runs[run].first);
@@ -293,10 +318,9 @@ void Links::settle(const Transfer& transfer, uint32_t run, uint32_t segment) {
   const uint64_t settled = settling.answered - window;
   while (!settling.runs.empty()) {
     const Settling::Run front = settling.runs.front();
-    Transfer* const one = find(front.key);
-    const bool here = one != nullptr && one->ways[front.run].server == way.server &&
-                      stream_id(*one, front.run) == found->first;
+    const bool here = settles(link, found->first, front);
     if (here) {
+      Transfer* const one = find(front.key);
       free_chunks(*one, front.run, settled);
       if (one->ways[front.run].place + one->runs[front.run].count > settled) break;
       const bool answered = std::ranges::find(one->answered[front.run], false) ==
@@ -384,17 +408,7 @@ void Links::keep(Transfer& transfer) {
   kept->mark = {};
   for (uint32_t run = 0; run < transfer.runs.size(); ++run) {
     // What is still to be given from the old object is given from the new one.
-    if (!transfer.ways[run].again) continue;
-    Streams& streams = links_[transfer.ways[run].server].streams;
-    const auto found = streams.find(stream_id(transfer, run));
-    if (found == streams.end()) continue;
-    Ring<Item>& queue = found->second.queue;
-    for (size_t left = queue.size(); left > 0; --left) {
-      Item item = queue.front();
-      queue.pop();
-      if (item.transfer == &transfer) item.transfer = kept.get();
-      queue.push(item);
-    }
+    if (transfer.ways[run].again) requeue(transfer, run, kept.get());
   }
   kept_[transfer.key] = std::move(kept);
 }
@@ -418,9 +432,19 @@ void Links::forget_kept(const Key& key) {
     if (std::ranges::any_of(way.chunks, [](const char* chunk) { return chunk != nullptr; })) return;
   }
   for (uint32_t run = 0; run < transfer.runs.size(); ++run) {
-    unqueue(transfer.ways[run].server, transfer, run);
+    requeue(transfer, run, nullptr);
   }
   kept_.erase(found);
+}
+
+Nanos Links::unheard(uint32_t server) const {
+  Nanos longest = 0;
+  for (const auto& flow : links_[server].flows) {
+    if (flow->flow->closed()) continue;
+    const transport::PathInfo path = flow->flow->path_info();
+    if (path.unacknowledged > 0) longest = std::max(longest, path.acknowledged_ago);
+  }
+  return longest;
 }
 
 }  // namespace herring::worker

@@ -226,8 +226,12 @@ void Links::pump_released() {
 // window. (If servers differ, Balance may hold even that segment, but never on the link that is
 // furthest behind.)
 void Links::pump_link(Link& link) {
-  for (auto& [id, stream] : link.streams) {
+  for (auto one = link.streams.begin(); one != link.streams.end();) {
+    auto& [id, stream] = *one;
     while (!stream.queue.empty() && send_next(link, id, stream)) {}
+    // Nothing was left to push of runs that had moved here.
+    const bool idle = stream.queue.empty() && stream.outstanding == 0;
+    one = idle ? erase_stream(link, one) : std::next(one);
   }
 }
 

@@ -232,15 +232,20 @@ class Links final : public Pusher, private transport::FlowHandler {
   size_t window_bound() const;
   Transfer* find(const Key& key);
   void enqueue(Transfer& transfer, uint32_t run, uint64_t number);
+  control::ServerSet::StandIn stand_in(const Transfer& transfer, uint32_t run) const;
   void choose_way(Transfer& transfer, uint32_t run);
   void move(Transfer& transfer, uint32_t run);
   void drop_link(uint32_t server);
-  void unqueue(uint32_t server, const Transfer& transfer, uint32_t run);
+  void requeue(const Transfer& transfer, uint32_t run, Transfer* other);
   Piece next_piece(Item& item, size_t most);
+  template <typename Action>
+  void for_each_piece(Transfer& transfer, uint32_t run, uint32_t first, size_t count,
+                      const Action& action);
   void place_results(Transfer& transfer, uint32_t run, uint32_t first, uint32_t count,
                      transport::Destinations& out);
-  void copy_results(const Transfer& transfer, uint32_t run, uint32_t first, uint32_t count);
-  std::string results(const Transfer& transfer, uint32_t run, uint32_t first, size_t count) const;
+  void copy_results(Transfer& transfer, uint32_t run, uint32_t first, uint32_t count);
+  std::string results(Transfer& transfer, uint32_t run, uint32_t first, size_t count);
+  bool settles(const Link& link, const StreamId& id, const Settling::Run& run);
   void settle(const Transfer& transfer, uint32_t run, uint32_t segment);
   void settle_rounds_before(const Key& key);
   void free_chunks(Transfer& transfer, uint32_t run, uint64_t settled);

@@ -182,8 +182,9 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
     transfer.fewest_workers = std::min(transfer.fewest_workers, header.workers);
   }
   if (!wire::outlives_members(header.stream)) pace.whole_answered_at = now;
-  // A transfer that is called off waits only for what is on its way.
-  transfer.segments_left -= transfer.called_off ? header.segments : fresh;
+  // call_off() has let the transfer wait only for what is on its way.
+  const bool ends = pace.called_off && !wire::outlives_members(header.stream);
+  transfer.segments_left -= ends ? header.segments : fresh;
   if ((header.flags & wire::kFlagCalledOff) && !std::exchange(pace.called_off_there, true)) {
     on_called_off_(transfer.key.group);
   }

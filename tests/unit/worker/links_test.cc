@@ -77,6 +77,7 @@ class LinksTest : public ::testing::Test, public TransferOwner {
     options.credit_fixed = true;
     options.credit_max = 128;
     options.weights = weights;
+    options.failover = failover;
     links = std::make_unique<Links>(
         loop, options, [](uint32_t, const wire::FrameHeader&, std::string_view) {},
         [](uint32_t, const Status& why) { FAIL() << why.message(); });
@@ -134,9 +135,70 @@ class LinksTest : public ::testing::Test, public TransferOwner {
   std::unique_ptr<Links> links;
   std::string data, expected;
   Transfer transfer;
-  bool done = false;
+  bool done = false, failover = false;
   std::function<void()> on_done;
 };
+
+// A worker has died, so the group is called off; then a server dies, whose answers never come.
+TEST_F(LinksTest, WhatIsCalledOffDoesNotWaitForAServerThatIsLost) {
+  failover = true;
+  make({1, 1});
+  control::ServerSet set = control::ServerSet::all(2);
+  set.lose(1);
+  uint32_t before = 0;
+  loop.post([&] {
+    push();
+    when_quiet([&] {
+      before = servers[0]->segments;
+      links->call_off(0);
+      links->serve(set);
+      EXPECT_FALSE(done);  // the other server still has some of its bytes
+      when_quiet([&] { servers[0]->answer(); });
+    });
+  });
+  loop.run();
+  EXPECT_TRUE(done);
+  EXPECT_TRUE(transfer.called_off);
+  EXPECT_EQ(servers[0]->segments, before);  // and does not get those of the server that is lost
+}
+
+// The other way round: nothing of a group that is called off moves to another server.
+TEST_F(LinksTest, WhatHasMovedIsCalledOff) {
+  failover = true;
+  make({1, 1});
+  control::ServerSet set = control::ServerSet::all(2);
+  set.lose(1);
+  uint32_t before = 0;
+  loop.post([&] {
+    push();
+    when_quiet([&] {
+      links->serve(set);
+      links->call_off(0);
+      before = servers[0]->segments;
+      when_quiet([&] { servers[0]->answer(); });
+    });
+  });
+  loop.run();
+  EXPECT_TRUE(done);
+  EXPECT_LE(servers[0]->segments, before + 2);  // at most a segment of each stream was on its way
+}
+
+// With one server of two, the transfer is whole.
+TEST_F(LinksTest, TheOtherServerDoesTheWorkOfOneThatIsLost) {
+  failover = true;
+  make({1, 1});
+  control::ServerSet set = control::ServerSet::all(2);
+  set.lose(1);
+  servers[0]->answering = true;
+  loop.post([&] {
+    push();
+    when_quiet([&] { links->serve(set); });
+  });
+  loop.run();
+  EXPECT_TRUE(done);
+  EXPECT_EQ(servers[0]->segments, 96u);
+  EXPECT_EQ(data, expected);
+}
 
 TEST_F(LinksTest, TheRoundTripToEachServerIsKnown) {
   make({1, 1});
