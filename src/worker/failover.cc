@@ -31,22 +31,27 @@ Links::StreamId Links::stream_id(const Transfer& transfer, uint32_t run) const {
   return {key.group, key.stream, home_of(transfer, run) + 1, transfer.ways[run].since};
 }
 
-// Returns whether its results can be given to others. All of its contributors get all results. One
-// that is over has no owner and no place for results, but still has chunks of them.
-bool Links::keeps_results(const Transfer& transfer) {
+// Returns whether the window tells which results of the group no other worker can lack. What a
+// worker lacks must be the last that it has pushed, so it must have one connection to each server.
+// And the same rank of every other node must push what this one pushes.
+bool Links::window_settles(uint32_t group) const {
+  const Pace& pace = group == 0 ? world_ : groups_.find(group)->second;
+  return pace.even && std::ranges::all_of(links_, [](const Link& link) {
+    return link.flows.size() <= 1;
+  });
+}
+
+// Returns whether its results can be given to others: all of its contributors get all results, and
+// it is known when these are not needed any more. A transfer that is over has no owner and no place
+// for results, but still has chunks of them.
+bool Links::keeps_results(const Transfer& transfer) const {
   return transfer.open.participants == wire::Participants::kNodes &&
-         (transfer.receive != nullptr || transfer.owner == nullptr);
+         (transfer.receive != nullptr || transfer.owner == nullptr) &&
+         (transfer.lockstep || window_settles(transfer.key.group));
 }
 
 const std::vector<uint32_t>& Links::owners_of(uint32_t group) const {
   return group == 0 ? all_servers_ : owners_.find(group)->second;
-}
-
-// The number of segments that any worker may have outstanding at a server.
-size_t Links::window_bound() const {
-  size_t flows = 1;
-  for (const Link& link : links_) flows = std::max(flows, link.flows.size());
-  return flows * (size_t{options_.credit_max} + 1);
 }
 
 Transfer* Links::find(const Key& key) {
@@ -59,11 +64,7 @@ Transfer* Links::find(const Key& key) {
 
 bool Links::can_move() const {
   return std::ranges::all_of(transfers_, [this](const auto& one) {
-    const Key& key = one.first;
-    const Transfer& transfer = *one.second.transfer;
-    const bool even = key.group == 0 ? world_.even : groups_.find(key.group)->second.even;
-    return keeps_results(transfer) && !wire::outlives_members(key.stream) &&
-           (even || transfer.lockstep);
+    return keeps_results(*one.second.transfer) && !wire::outlives_members(one.first.stream);
   });
 }
 
@@ -301,10 +302,9 @@ void Links::settle_rounds_before(const Key& key) {
 }
 
 // The result of a segment is here, so no other worker lacks results that are older than a window.
-// That holds only if all nodes cut buffers into the same slices.
 void Links::settle(const Transfer& transfer, uint32_t run, uint32_t segment) {
   if (transfer.lockstep && !kept_.empty()) settle_rounds_before(transfer.key);
-  if (!pace_of(transfer.key.group).even) return;
+  if (!window_settles(transfer.key.group)) return;
   const Way& way = transfer.ways[run];
   Link& link = links_[way.server];
   const auto found = link.settling.find(stream_id(transfer, run));
@@ -313,7 +313,7 @@ void Links::settle(const Transfer& transfer, uint32_t run, uint32_t segment) {
   // A run that is pushed again contributes to some of its segments only.
   const uint64_t place = way.place + (way.again ? 0 : segment - transfer.runs[run].first);
   settling.answered = std::max(settling.answered, place + 1);
-  const size_t window = window_bound();
+  const size_t window = size_t{options_.credit_max} + 1;  // what a worker may have outstanding
   if (settling.answered <= window) return;
   const uint64_t settled = settling.answered - window;
   while (!settling.runs.empty()) {

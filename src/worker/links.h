@@ -224,12 +224,12 @@ class Links final : public Pusher, private transport::FlowHandler {
   }
   StreamId stream_id(const Transfer& transfer, uint32_t run) const;
   static size_t chunk_bytes(const LinksOptions& options);
-  static bool keeps_results(const Transfer& transfer);
+  bool window_settles(uint32_t group) const;
+  bool keeps_results(const Transfer& transfer) const;
   static bool goes_again(const Transfer& transfer, uint32_t run) {
     return !transfer.ways.empty() && transfer.ways[run].again;
   }
   const std::vector<uint32_t>& owners_of(uint32_t group) const;
-  size_t window_bound() const;
   Transfer* find(const Key& key);
   void enqueue(Transfer& transfer, uint32_t run, uint64_t number);
   control::ServerSet::StandIn stand_in(const Transfer& transfer, uint32_t run) const;

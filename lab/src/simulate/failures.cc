@@ -47,7 +47,7 @@ struct Scenario {
     think = kMicrosecond * static_cast<Nanos>(1 + below(3000));
     hears = kMicrosecond * static_cast<Nanos>(1 + below(20'000));
     faults = 1 + below(6);
-    lockstep = below(2) == 0;
+    lockstep = below(2) == 0 || flows > 1;
   }
   uint32_t below(uint32_t n) { return static_cast<uint32_t>(random() % n); }
 

@@ -106,6 +106,30 @@ class LinksTest : public ::testing::Test, public TransferOwner {
     if (servers[0]->taken == servers[0]->lent) return loop.stop();
     loop.post([this] { when_all_is_taken(); });
   }
+  // With failover, pushes a transfer that may move to another server if it is one of a plan, or if
+  // there is one flow.
+  void check_moving(bool lockstep, int flows) {
+    failover = true;
+    make({1, 1});
+    std::unique_ptr<Server> second;
+    if (flows == 2) {
+      auto [near, far] = connected_pair();
+      second = std::make_unique<Server>(loop, std::move(far));
+      second->answering = true;
+      links->add_flow(0, *transport::tcp::make_connection(std::move(near), "server"));
+    }
+    transfer.lockstep = lockstep;
+    servers[0]->answering = servers[1]->answering = true;
+    loop.post([&] {
+      push();
+      EXPECT_EQ(links->can_move(), lockstep || flows == 1);
+    });
+    loop.run();
+    EXPECT_TRUE(done);
+    EXPECT_EQ(data, expected);
+    EXPECT_TRUE(links->can_move());
+    links.reset();
+  }
   // Loses a server in a round of a partial all-reduce. `when` calls the function that it is given
   // after the push.
   void lose_a_server(std::function<void(std::function<void()>)> when) {
@@ -161,6 +185,12 @@ TEST_F(LinksTest, WhatIsCalledOffDoesNotWaitForAServerThatIsLost) {
   EXPECT_TRUE(transfer.called_off);
   EXPECT_EQ(servers[0]->segments, before);  // and does not get those of the server that is lost
 }
+
+// With several connections to a server, older results may be stuck on one of them, so nobody knows
+// when results are not needed any more.
+TEST_F(LinksTest, WhatCannotBeKeptCannotMove) { check_moving(false, 2); }
+TEST_F(LinksTest, RoundsOfAPlanMoveBecauseTheyFollowEachOther) { check_moving(true, 2); }
+TEST_F(LinksTest, WhatTheWindowBoundsMoves) { check_moving(false, 1); }
 
 // The other way round: nothing of a group that is called off moves to another server.
 TEST_F(LinksTest, WhatHasMovedIsCalledOff) {
