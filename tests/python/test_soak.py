@@ -148,3 +148,11 @@ def test_wrong_usage(words: list[str], said: str, capsys: pytest.CaptureFixture[
         status = ended.code
     assert status == 2
     assert said in capsys.readouterr().err
+
+
+def test_several_connections_to_a_server_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HERRING_FLOWS", "2")
+    assert main(["soak"]) == 2
+    assert "HERRING_FLOWS is 2" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import secrets
 import shutil
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 from herring.command_line import integer
 from herring.errors import ConfigurationError
 from herring.provenance import provenance
+from herring.rendezvous.settings import value_of
 from herring.units import argument, parse_seconds, parse_size
 
 __all__ = ["HELP", "add_options", "handle"]
@@ -175,6 +177,11 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigurationError(
             f"-n {options.ranks} with --nodes {options.nodes} makes nodes of different "
             "sizes, whose named all-reduces end with their server: use a multiple"
+        )
+    if (flows := value_of(os.environ, "HERRING_FLOWS")) > 1:
+        raise ConfigurationError(
+            f"HERRING_FLOWS is {flows}: with several connections to a server, named all-reduces end "
+            "with it; unset HERRING_FLOWS"
         )
     if options.plot:
         import importlib.util
