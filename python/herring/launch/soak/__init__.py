@@ -180,8 +180,8 @@ def _check(options: argparse.Namespace) -> None:
         )
     if (flows := value_of(os.environ, "HERRING_FLOWS")) > 1:
         raise ConfigurationError(
-            f"HERRING_FLOWS is {flows}: with several connections to a server, named all-reduces end "
-            "with it; unset HERRING_FLOWS"
+            f"HERRING_FLOWS is {flows}: with several connections to a server, a job ends if that "
+            "server dies during a named all-reduce; unset HERRING_FLOWS"
         )
     if options.plot:
         import importlib.util
