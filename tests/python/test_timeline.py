@@ -107,7 +107,8 @@ def test_one_after_the_other(tmp_path: Path) -> None:
         if herring.rank() == 0:
             raises(herring.InvalidArgumentError, path, herring.start_timeline, "other.json")
         herring.barrier()
-        herring.allreduce(np.ones(4), name=f"in {{path}}")
+        for _ in range(50):
+            herring.allreduce(np.ones(4), name=f"in {{path}}")
         herring.stop_timeline()
         if herring.rank() == 0:
             assert open(path).read().endswith("]\\n")
@@ -118,10 +119,13 @@ def test_one_after_the_other(tmp_path: Path) -> None:
     expect_success(run_job(["-n", "2", "--nodes", "2", "--servers", "1"], script))
     for path in ("first.json", "second.json"):
         trace = Trace(tmp_path / path)
-        calls = {one.name for one in trace.slices if "'" in one.name}
-        assert f"allreduce 'in {path}'" in calls
-        assert not [name for name in calls if "before" in name or "between" in name], calls
-        assert len(trace.of(f"allreduce 'in {path}'")) == 2
+        named = [one for one in trace.slices if one.name.startswith("allreduce")]
+        assert {one.process[:6] for one in named} == {"rank 0", "rank 1"}
+        for one in named:
+            # What ended just before the timeline began is left out as far as the clocks are known.
+            is_in = one.name == f"allreduce 'in {path}'"
+            assert is_in or one.end <= trace.clocks[one.process]["error_us"] + 0.1, one
+        assert sum(one.name == f"allreduce 'in {path}'" for one in named) > 50
     assert not (tmp_path / "other.json").exists()
 
 
