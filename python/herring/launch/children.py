@@ -100,9 +100,9 @@ class Children:
 
     def note_joined(self, ranks: Iterable[int]) -> None:
         """Records that these workers have called ``herring.init()``."""
-        for rank in ranks:
-            child = self.get(rank)
-            if child is not None and not child.is_server:
+        joined = set(ranks)
+        for child in self:
+            if child.task.rank in joined and not child.ended:
                 child.joined = True
 
     def signal(self, number: int, workers: bool = True, servers: bool = True) -> None:

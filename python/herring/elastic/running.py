@@ -1,0 +1,239 @@
+"""Runs training in one generation of an elastic job after another."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import herring
+from herring import _core
+from herring.arrays import runtime
+from herring.errors import ConfigurationError, PeerLostError, TimeoutError
+from herring.lobby.connection import Connection, Generation, Over
+from herring.rendezvous import joined
+from herring.rendezvous.detect import Rendezvous, WorkerEnvironment, parse_address
+from herring.rendezvous.endpoint import bind_any, resolve
+from herring.rendezvous.meet import Meeting, read_secret_file
+from herring.rendezvous.network import with_port
+from herring.rendezvous.publication import FIRST_REMINDER, Wait
+from herring.rendezvous.settings import value_of
+from herring.rendezvous.variables import integer
+from herring.units import counted
+
+__all__ = ["committed", "connect", "generation", "run", "secret_of", "settings_of"]
+
+Train = TypeVar("Train", bound=Callable[..., Any])
+
+# All members of a generation are there when it begins.
+_START_SECONDS = 15.0
+_MOST_FAILURES = 3
+
+_connection: Connection | None = None
+_generation: Generation | None = None
+
+
+class _GenerationEnds(BaseException):
+    """Leaves the training function at a commit; programs that catch errors do not catch it."""
+
+
+def generation() -> int:
+    """Returns how often the job has begun anew for other workers, this time included.
+
+    Returns:
+      1, 2, and so on; 0 outside of an elastic job.
+    """
+    return 0 if _generation is None else _generation.number
+
+
+def committed(number: int) -> None:
+    """Leaves the training function if this generation ends at this commit."""
+    if _generation is not None and _connection is not None and _connection.committed(number):
+        raise _GenerationEnds
+
+
+def run(train: Train) -> Train:
+    """Makes a training function that goes on when workers die and when workers come.
+
+        @herring.elastic.run
+        def train(state):
+            model = herring.torch.DistributedDataParallel(state.model)
+            while state.epoch < 10:
+                ...
+                state.commit()
+
+        train(herring.torch.State(model=model, optimizer=optimizer, epoch=0))
+
+    The function joins the job by itself, so the program does not call `herring.init`. `train` is
+    called with the state. Whenever workers are lost or come, `train` is left, the others form a new
+    job, and it is called again: it must begin where the state is. All collectives belong inside,
+    wrappers of models and optimizers too, because those of the job before cannot be used.
+
+    The job is elastic under ``herring run --elastic``, or if ``HERRING_ELASTIC`` names the lobby
+    (``herring rendezvous``). Otherwise `train` is called once, and errors are raised as always.
+
+    Args:
+      train: A function whose first argument is a `State`.
+
+    Returns:
+      A function with the same arguments, which returns what `train` returns at the end. Its keyword
+      argument ``settings``, a dictionary, is for `herring.init`.
+
+    Raises:
+      ConfigurationError: This process is in a job already, or the environment is wrong.
+      PeerLostError: There are fewer workers than must take part, and for too long. In a job that is
+        not elastic: a worker or a server was lost.
+      SystemExit: The training had ended when this worker came.
+    """
+
+    @functools.wraps(train)
+    def elastic(state: Any, *args: Any, settings: Any = None, **kwargs: Any) -> Any:
+        return _run(lambda: train(state, *args, **kwargs), state, dict(settings or {}))
+
+    return elastic  # type: ignore[return-value]
+
+
+def _run(train: Callable[[], Any], state: Any, settings: dict[str, Any]) -> Any:
+    if not os.environ.get("HERRING_ELASTIC", "").strip():
+        herring.init(**settings)
+        state._begin()
+        return train()
+    if herring.is_initialized():
+        raise ConfigurationError(
+            "herring.elastic.run joins the elastic job itself: leave out herring.init(), and put "
+            "everything that needs other ranks into the training function"
+        )
+    connection = _connect()
+    lost = 0.0  # when the generation before has failed
+    failures = 0  # generations in a row that did not begin
+    while True:
+        try:
+            present, listener = _next(connection)
+        except Over as over:
+            _core.log_info(str(over))
+            sys.exit(0)
+        began = False
+        try:
+            _join(present, listener, settings)
+            state._begin()
+            began = True
+            _tell_begin(lost)
+            result = train()
+            herring.barrier(name="herring.elastic.finished")
+            connection.finished()
+            return result
+        except _GenerationEnds:
+            lost = 0.0
+            _leave_together()
+        except (PeerLostError, TimeoutError) as error:
+            lost = time.monotonic()
+            failures = 0 if began else failures + 1
+            if failures == _MOST_FAILURES:
+                raise
+            _core.log_warning(f"goes on with the workers that are left after this: {error}")
+        herring.shutdown()
+
+
+def _connect() -> Connection:
+    global _connection
+    if _connection is None:
+        _connection = connect(os.environ, server=False)
+        slot = integer(dict(os.environ), "HERRING_RANK") or 0
+        joined.tell(value_of(os.environ, "HERRING_JOB"), slot)
+    return _connection
+
+
+def connect(environ: Mapping[str, str], server: bool) -> Connection:
+    """Connects to the lobby that ``HERRING_ELASTIC`` names.
+
+    Raises:
+      ConfigurationError: The address or the secret is missing or wrong.
+      AuthenticationError: The lobby does not know the secret.
+      TimeoutError: The lobby cannot be reached.
+    """
+    patience, first_reminder, _ = _core.start_up_times({})
+    host, port = parse_address(environ["HERRING_ELASTIC"], "HERRING_ELASTIC")
+    wait = Wait("this process", patience, first_reminder or FIRST_REMINDER)
+    address = resolve(host, "HERRING_ELASTIC", environ, wait)
+    slot = integer(dict(environ), "HERRING_RANK") or 0
+    return Connection(address, port, secret_of(environ), slot, server, patience)
+
+
+def secret_of(environ: Mapping[str, str]) -> bytes:
+    """Returns the secret of an elastic job.
+
+    Raises:
+      ConfigurationError: It is missing, or cannot be read.
+    """
+    path = environ.get("HERRING_SECRET_FILE", "").strip()
+    if path:
+        return read_secret_file(path)
+    if environ.get("HERRING_SECRET", "").strip():
+        return parse_secret(environ["HERRING_SECRET"])
+    raise ConfigurationError(
+        "an elastic job needs a secret: set HERRING_SECRET_FILE to a file that all of its hosts "
+        "have ('(umask 077; openssl rand -hex 32 > $HOME/secret)'), as for 'herring rendezvous'"
+    )
+
+
+def settings_of(environ: Mapping[str, str], present: Generation) -> dict[str, Any]:
+    """Returns the settings with which a process joins a generation."""
+    return {"job": f"{value_of(environ, 'HERRING_JOB')}.{present.number}"}
+
+
+def _next(connection: Connection) -> tuple[Generation, socket.socket]:
+    """Waits for the next generation; returns it with a socket that listens if this is rank 0."""
+    listener = bind_any(connection.own_address, os.environ)
+    try:
+        return connection.next_generation(with_port(*listener.getsockname()[:2])), listener
+    except BaseException:
+        listener.close()
+        raise
+
+
+def _join(present: Generation, listener: socket.socket, settings: dict[str, Any]) -> None:
+    """Joins the job of a generation."""
+    global _generation
+    with listener:
+        host, port = parse_address(present.address, "HERRING_ELASTIC")
+        worker = WorkerEnvironment(
+            rank=present.rank,
+            size=present.size,
+            local_rank=None,
+            local_size=None,
+            rendezvous=Rendezvous("address", host, port, variable="HERRING_ELASTIC"),
+            source="elastic",
+            job=settings_of(os.environ, present)["job"],
+            servers=present.servers,
+            secret=present.secret,
+        )
+
+        def met(_: WorkerEnvironment, _patience: float, _first: float) -> Meeting:
+            own = listener.dup() if present.rank == 0 else None
+            if own is None:
+                listener.close()
+            return Meeting(present.address, present.secret, own)
+
+        given = {"connect_timeout": _START_SECONDS, **settings}
+        runtime.start(lambda: worker, met, given)
+    _generation = present
+
+
+def _leave_together() -> None:
+    """Leaves a generation when all others leave it, too."""
+    try:
+        herring.barrier(name="herring.elastic.leave")
+    except (PeerLostError, TimeoutError):
+        pass  # the next generation forms anyway
+
+
+def _tell_begin(lost: float) -> None:
+    if herring.rank() != 0 or generation() == 1:
+        return
+    after = f", {time.monotonic() - lost:.2f} s after the loss" if lost else ""
+    workers = counted(herring.size(), "worker")
+    _core.log_info(f"generation {generation()} has begun with {workers}{after}")
