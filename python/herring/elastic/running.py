@@ -16,7 +16,7 @@ from herring.arrays import runtime
 from herring.errors import ConfigurationError, PeerLostError, TimeoutError
 from herring.lobby.connection import Connection, Generation, Over
 from herring.rendezvous import joined
-from herring.rendezvous.detect import Rendezvous, WorkerEnvironment, parse_address
+from herring.rendezvous.detect import Rendezvous, WorkerEnvironment, parse_address, parse_secret
 from herring.rendezvous.endpoint import bind_any, resolve
 from herring.rendezvous.meet import Meeting, read_secret_file
 from herring.rendezvous.network import with_port
