@@ -130,7 +130,10 @@ def start(
         overrides.update(logs.start(settings))
         stacks.start()
         worker = who()
-        overrides["job"] = worker.job
+        place = {"job": worker.job, "rank": str(worker.rank), "size": str(worker.size)}
+        if worker.local_size is None:  # the core counts the workers of each host
+            place.update(local_rank="0", local_size="1")
+        overrides.update(place)
         with contextlib.suppress(ConfigurationError):  # Job.start tells the others too
             for text in _core.setting_warnings():
                 _core.log_warning(text)

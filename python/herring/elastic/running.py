@@ -31,6 +31,7 @@ Train = TypeVar("Train", bound=Callable[..., Any])
 
 # All members of a generation are there when it begins.
 _START_SECONDS = 15.0
+_LEAVE_SECONDS = 10.0  # all ranks come to the same commit
 _MOST_FAILURES = 3
 
 _connection: Connection | None = None
@@ -226,7 +227,7 @@ def _join(present: Generation, listener: socket.socket, settings: dict[str, Any]
 def _leave_together() -> None:
     """Leaves a generation when all others leave it, too."""
     try:
-        herring.barrier(name="herring.elastic.leave")
+        herring.barrier(name="herring.elastic.leave", timeout=_LEAVE_SECONDS)
     except (PeerLostError, TimeoutError):
         pass  # the next generation forms anyway
 

@@ -109,6 +109,7 @@ class Launcher:
         # What the script calls to join the job, for messages.
         self._init = "hvd.init()" if as_horovod(options) else "herring.init()"
         self._joined: Joined | None = None
+        self._lobby: Lobby | None = None
         self._to_say: deque[tuple[str, str]] = deque()  # what other threads have to say
         self._waits = False  # whether the launcher waits for the reader of its output
         self._held = contextlib.ExitStack()  # what is held until the end
@@ -199,9 +200,9 @@ class Launcher:
             self._options.workers, self._options.servers, elastic.least, patience=elastic.patience
         )
         listener = bind_any(self._agents.own_address(), base)
-        lobby = Lobby(listener, bytes.fromhex(secret), rules, self._say_later)
-        self._held.callback(lobby.close)
-        return lobby.address
+        self._lobby = Lobby(listener, bytes.fromhex(secret), rules, self._say_later)
+        self._held.callback(self._lobby.close)
+        return self._lobby.address
 
     def _say_later(self, level: str, text: str) -> None:
         """Tells the user; unlike other functions this one may be called from any thread."""
@@ -272,6 +273,9 @@ class Launcher:
                 self._streams.read(key)
         while self._to_say:
             self._say(*self._to_say.popleft())
+        if self._lobby is not None and self._lobby.failed and not self._ending.begun:
+            self._ending.decide(1)
+            self._ending.begin()  # the workers hear of it and end
         self._streams.on_time(time.monotonic())
         self._reap()
         self._on_time(time.monotonic())

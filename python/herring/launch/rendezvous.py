@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-from herring.command_line import integer
+from herring.command_line import integer, log_line
 from herring.elastic.running import secret_of
 from herring.errors import ConfigurationError
 from herring.launch.job import Elastic
@@ -70,9 +70,6 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 def handle(options: argparse.Namespace) -> int:
     """Serves the lobby until it is told to end; returns the exit status."""
-    from herring import _core, logs
-
-    logs.start({})
     most = Rules.most if options.max_workers is None else options.max_workers
     if not 1 <= options.min_workers <= options.size <= most:
         raise ConfigurationError(
@@ -89,9 +86,14 @@ def handle(options: argparse.Namespace) -> int:
     seen = within_reach(host, resolved, os.environ)
     listener = listen(host, resolved, seen, port, where)
     rules = Rules(options.size, options.servers, options.min_workers, most, options.wait)
-    say = {"info": _core.log_info, "warning": _core.log_warning, "error": _core.log_error}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    lobby = Lobby(listener, secret_of(os.environ), rules, lambda level, text: say[level](text))
+    lobby = Lobby(listener, secret_of(os.environ), rules, _say)
     with contextlib.closing(lobby):
-        _core.log_info(f"the lobby of an elastic job listens at {lobby.address}")
+        _say("info", f"the lobby of an elastic job listens at {lobby.address}")
         return 1 if lobby.wait() else 0
+
+
+def _say(level: str, text: str) -> None:
+    with contextlib.suppress(OSError):
+        sys.stderr.write(log_line(level, "herring rendezvous", text))
+        sys.stderr.flush()

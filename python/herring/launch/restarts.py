@@ -73,20 +73,23 @@ class Restarts:
         self._look_at = 0.0
 
     def on_end(self, child: Child) -> bool:
-        """Returns whether the job goes on although this process has ended."""
+        """Returns whether the end of this process is no failure of the job."""
         if child.replaced:
             return True
-        if not self._enabled or child.code == 0 or not self._goes_on():
+        if not self._enabled or child.code == 0 or self._ending.begun:
             return False
         if not child.is_server and self._elastic is None:
             return False
+        if not self._goes_on():
+            # A worker that came too late to take part has no say in how the training ended.
+            return self._elastic is not None and not child.is_server and not child.joined
         now = time.monotonic()
         name = child.task.name
         if now - self._started.get(child.task.number, -LONG_LIFE) >= LONG_LIFE:
             self._pauses[name] = 0.0
             self._short_lives[name] = 0
         self._short_lives[name] += 1
-        if self._elastic is not None and self._short_lives[name] > self._elastic.restarts + 1:
+        if self._elastic is not None and self._short_lives[name] > self._elastic.restarts:
             return self._give_up(child)
         pause = self._pauses.get(name, 0.0)
         self._pauses[name] = min(max(2 * pause, _FIRST_PAUSE), _LONGEST_PAUSE)

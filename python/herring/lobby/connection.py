@@ -10,7 +10,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from herring.errors import AuthenticationError, HerringError, PeerLostError, TimeoutError
+from herring.errors import (
+    AuthenticationError,
+    HerringError,
+    PeerLostError,
+    ShutdownError,
+    TimeoutError,
+)
 from herring.lobby.service import keep_alive
 from herring.rendezvous.channel import LOBBY, Channel, call
 from herring.rendezvous.identity import host_identity
@@ -54,6 +60,9 @@ class Connection:
     at the same commit. The first rank chooses one that is two commits ahead, and passes the commit
     before it only when all others have heard of it. They cannot get there without it, because each
     step needs the gradients of all.
+
+    Attributes:
+        own_address: The address literal of this host on the way to the lobby.
     """
 
     def __init__(
@@ -88,11 +97,6 @@ class Connection:
         self._channel = self._connect(time.monotonic() + patience)
         threading.Thread(target=self._read, name="herring-elastic", daemon=True).start()
 
-    @property
-    def own_address(self) -> str:
-        """The address literal of this host on the way to the lobby."""
-        return str(self._channel.socket.getsockname()[0])
-
     def next_generation(self, address: str = "") -> Generation:
         """Leaves the present generation, and waits for the next one.
 
@@ -121,6 +125,9 @@ class Connection:
 
         Returns:
             Whether the generation ends here, for newcomers.
+
+        Raises:
+            PeerLostError: It ends, but not all workers have heard of it in time.
         """
         self._commits = number
         if not self._news:
@@ -141,7 +148,9 @@ class Connection:
         """Lets go of the lobby."""
         with self._changed:
             self._closed = True
-            self._channel.close()
+            self._ended = ShutdownError("this process has let go of the lobby of its elastic job")
+            self._channel.shut()
+            self._changed.notify_all()
 
     # How a generation ends for newcomers.
 
@@ -160,8 +169,14 @@ class Connection:
     def _await_others(self) -> None:
         deadline = time.monotonic() + _COMMIT_SECONDS
         others = 0 if self._generation is None else self._generation.size - 1
-        while len(self._heard) < others and time.monotonic() < deadline:
-            self._changed.wait(deadline - time.monotonic())
+        while len(self._heard) < others:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise PeerLostError(
+                    f"only {len(self._heard)} of {others} other workers have heard within "
+                    f"{_COMMIT_SECONDS:g} s that this generation ends for newcomers"
+                )
+            self._changed.wait(left)
         # A worker without collectives in its steps may be further; then all choose again.
         furthest = max(self._heard.values(), default=0)
         if self._at is not None and furthest >= self._at:
@@ -176,7 +191,8 @@ class Connection:
             except (OSError, KeyError, TypeError, ValueError) as error:
                 if not self._closed and not self._connect_again():
                     self._end(error)
-                    return
+                    break
+        self._channel.close()
 
     def _hear(self, message: Mapping[str, Any]) -> None:
         with self._changed:
@@ -218,13 +234,18 @@ class Connection:
 
     # Connecting.
 
-    def _connect(self, deadline: float) -> Channel:
+    def _connect(self, deadline: float, first: bool = True) -> Channel:
         while True:
             try:
                 channel = call(*self._place, self._secret, LOBBY, _CALL_SECONDS, small=False)
                 keep_alive(channel.socket)
+                self.own_address = str(channel.socket.getsockname()[0])
                 channel.send(self._hello())
                 return channel
+            except AuthenticationError:
+                # A lobby that is ending right now closes connections like one with another secret.
+                if first or self._closed or time.monotonic() > deadline:
+                    raise
             except OSError as error:
                 if self._closed or time.monotonic() > deadline:
                     host, port = self._place
@@ -247,9 +268,10 @@ class Connection:
 
     def _connect_again(self) -> bool:
         """Returns whether a lobby is there again."""
-        self._channel.close()
+        with self._changed:  # no other thread sends meanwhile
+            self._channel.close()
         with contextlib.suppress(TimeoutError, AuthenticationError):
-            channel = self._connect(time.monotonic() + self._patience)
+            channel = self._connect(time.monotonic() + self._patience, first=False)
             with self._changed:
                 self._channel = channel
                 if self._waits_at is not None:

@@ -153,6 +153,11 @@ class Generations:
         return sorted(found, key=lambda one: one.rank)
 
     @property
+    def _unseen(self) -> int:
+        """The workers of the present generation that a lobby has not seen yet that began later."""
+        return max(self._size - self._left - len(self.present), 0)
+
+    @property
     def superfluous(self) -> list[Member]:
         """The members that wait in vain, because the training has ended."""
         waiting = [one for one in self._members.values() if one.waits_since is not None]
@@ -169,6 +174,8 @@ class Generations:
             return False, None
         if any(one.waits_since is not None for one in present):
             return False, None  # it has ended already
+        if self._unseen:
+            return False, None  # all of them must hear of it
         room = len(present) < self.rules.most
         since = [
             one.waits_since
@@ -204,8 +211,7 @@ class Generations:
         serving = [one for one in servers if one.waits_since is not None]
         expected = rules.size if not present else 1
         if present:
-            unseen = self._size - self._left - len(present)
-            ready = not busy and unseen <= 0
+            ready = not busy and not self._unseen
             until = give_up
         else:
             ready = len(waiting) >= expected and len(serving) >= rules.servers
@@ -221,14 +227,15 @@ class Generations:
         return self._form(waiting, serving, busy), None
 
     def _form(self, waiting: list[Member], serving: list[Member], busy: list[Member]) -> Formed:
-        def old_rank(one: Member) -> int:
-            return one.rank if self._is_present(one) else 1 << 30
+        def place(one: Member) -> tuple[int, int, int]:
+            rank = one.rank if self._is_present(one) else 1 << 30
+            return rank, one.slot, one.number
 
-        chosen = sorted(waiting, key=lambda one: (old_rank(one), one.slot))[: self.rules.most]
-        first: dict[str, tuple[int, int]] = {}  # of each host
+        chosen = sorted(waiting, key=place)[: self.rules.most]
+        first: dict[str, tuple[int, int, int]] = {}  # of each host, whose ranks are consecutive
         for one in chosen:
-            first.setdefault(one.host, (old_rank(one), one.slot))
-        chosen.sort(key=lambda one: (first[one.host], old_rank(one), one.slot))
+            first.setdefault(one.host, place(one))
+        chosen.sort(key=lambda one: (first[one.host], place(one)))
         self.number += 1
         self._size, self._left = len(chosen), 0
         for rank, one in enumerate(chosen):

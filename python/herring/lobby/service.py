@@ -7,7 +7,6 @@ one that was started anew learns from them which generation is running.
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import socket
 import threading
@@ -61,8 +60,13 @@ class Lobby:
         self._listener = Listener([listener], secret, LOBBY, self._serve)
         threading.Thread(target=self._act, name="herring-lobby", daemon=True).start()
 
+    @property
+    def failed(self) -> str:
+        """Why the job has ended: too few workers were left for too long. Empty if it goes on."""
+        return self._failed
+
     def wait(self) -> str:
-        """Waits until too few workers have been left for too long, and returns the reason."""
+        """Waits until the job has failed, and returns the reason."""
         with self._changed:
             while not self._failed:
                 self._changed.wait(1.0)  # so that signals are seen
@@ -76,8 +80,7 @@ class Lobby:
             channels = list(self._channels.values())
         self._listener.close()
         for channel in channels:
-            with contextlib.suppress(OSError):
-                channel.socket.shutdown(socket.SHUT_RDWR)  # its thread closes it
+            channel.shut()
 
     # One thread for each member.
 
@@ -123,7 +126,9 @@ class Lobby:
     def _hear(self, member: Member, message: Mapping[str, Any]) -> None:
         with self._changed:
             kind = message["kind"]
-            if kind == "wait":
+            if kind == "wait" and self._failed:
+                self._send(member, {"kind": "failed", "why": self._failed})
+            elif kind == "wait":
                 address = str(message["address"])[:_MOST_TEXT]
                 self._generations.wait(member, address, time.monotonic())
                 self._changed.notify_all()
@@ -150,6 +155,8 @@ class Lobby:
 
     def _step(self, now: float) -> float | None:
         """Does what is due; returns when something is due again, or None."""
+        if self._failed:
+            return None
         generations = self._generations
         for member in generations.superfluous:
             member.waits_since = None
@@ -159,12 +166,11 @@ class Lobby:
             self._begin(formed)
             return now
         if isinstance(formed, TooFew):
-            self._say("error", f"the elastic job ends: {formed.why}")
             self._failed = formed.why
             self._changed.notify_all()
+            self._say("error", f"the elastic job ends: {formed.why}")
             for number in list(self._channels):
                 self._send_to(number, {"kind": "failed", "why": formed.why})
-            self._closed = True
             return None
         wanted, settled = generations.newcomers(now)
         if wanted and self._asked != generations.number:
@@ -190,8 +196,8 @@ class Lobby:
         for member in formed.evicted:
             text = "the others went on without this worker, which did not come out of its step"
             self._send(member, {"kind": "evicted", "why": text})
-            with contextlib.suppress(OSError, KeyError):
-                self._channels[member.number].socket.shutdown(socket.SHUT_RDWR)
+            if (channel := self._channels.get(member.number)) is not None:
+                channel.shut()
         if formed.number > 1:
             text = f"generation {formed.number} of the elastic job begins with "
             text += counted(len(formed.workers), "worker")
@@ -213,9 +219,8 @@ class Lobby:
             return
         try:
             channel.send(message, _SEND_SECONDS)
-        except OSError:  # its thread sees the end
-            with contextlib.suppress(OSError):
-                channel.socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            channel.shut()  # its thread sees the end
 
 
 def keep_alive(connection: socket.socket) -> None:

@@ -110,8 +110,13 @@ class Channel:
             raise ChannelError("the other end sent something that is not a message")
         return message
 
+    def shut(self) -> None:
+        """Ends the connection for a thread that may be receiving, which then closes it."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
-        """Closes the connection."""
+        """Closes the connection, which no thread uses any more."""
         self.socket.close()
 
 
@@ -281,8 +286,10 @@ def _wait(connection: socket.socket, event: int, deadline: float | None) -> None
     """Waits for an event. Unlike a time-out of the socket, the deadline is this thread's alone.
 
     Raises:
-        TimeoutError: The time is over.
+        OSError: The time is over, or this end has closed the connection.
     """
+    if connection.fileno() < 0:
+        raise ChannelError("this end has closed the connection")
     poll = select.poll()
     poll.register(connection, event)
     left = None if deadline is None else max(deadline - time.monotonic(), 0.001) * 1000
