@@ -62,7 +62,8 @@ def made(number: int, generation: int, slots: tuple[int, ...], pid: int, more: i
 def elastic(*steps: Step, **changes: object) -> WorkersOutcome:
     fault = Fault(3.5, "kill", 0, 10, None, 3.9)
     values = {"faults": [fault], "ranks": 2, "elements": 10, "ended": 2, "steps": list(steps)}
-    return WorkersOutcome(**{"seed": 1, "memory": MEMORY, **values, **changes})  # type: ignore[arg-type]
+    values = {"seed": 1, "memory": MEMORY, **values, **changes}
+    return WorkersOutcome(**values)  # type: ignore[arg-type]
 
 
 BOTH = [made(number, 1, (0, 1), pid) for number in range(3) for pid in (10, 11)]
