@@ -152,6 +152,47 @@ def test_ctrl_c_ends_it(tmp_path: Path) -> None:
         assert job.wait(20) == 130
 
 
+@pytest.fixture
+def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Options of a job with a host that is reached by a program in place of ssh."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/bash\ncd /\nexec env HERRING_HOST_ID=far sh -c "${@: -1}"\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("HERRING_SSH", str(ssh))
+    return ["--elastic", "-H", "localhost:1,far:1"]
+
+
+def test_a_worker_on_another_host_is_started_again_there(far: list[str], tmp_path: Path) -> None:
+    script = program("elastic_steps", str(tmp_path), "10", "2", "1 3 between")
+    output = expect_success(run_job(far, script))
+    assert re.search(r"rank 1 \(process \d+ on far\) was killed .*; starting another", output)
+    assert output.count("2 workers, sizes [1, 2]") == 2, output
+
+
+def test_the_loss_of_a_host_ends_no_elastic_job(far: list[str]) -> None:
+    """The worker on the other host kills the launcher's connection to it."""
+    script = """
+    import herring.elastic
+    state = herring.elastic.State(step=0)
+
+    @herring.elastic.run
+    def train(state):
+        while state.step < 10 or herring.size() == 2:
+            herring.barrier()
+            state.step += 1
+            if state.step == 5 and os.environ["HERRING_RANK"] == "1":
+                os.kill(os.getppid(), signal.SIGKILL)  # the agent, and its workers with it
+                time.sleep(60)
+            state.commit()
+
+    train(state)
+    print("is done:", herring.size(), herring.elastic.generation())
+    """
+    output = expect_success(run_job(far, script))
+    assert "is done: 1 2" in output
+    assert "far is lost: " in output and "the job goes on without this host" in output
+
+
 class Outside:
     """Processes of a job that no launcher has started."""
 

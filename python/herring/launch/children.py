@@ -28,7 +28,7 @@ class Child:
         ended_at: When the end was noticed (`time.time`).
         told: The signals that the launcher sent before the end.
         joined: Whether the process has called ``herring.init()``.
-        replaced: Whether another process was started in its place.
+        replaced: Whether another process was started in its place, or the job goes on without it.
     """
 
     task: Task

@@ -381,10 +381,16 @@ class Launcher:
         if connection.ready is None:
             raise error
         there = [c for c in self._children.running() if c.connection is connection]
-        self._ending.decide(error.status)
+        others = [c for c in self._children.running(workers_only=True) if c not in there]
+        goes_on = self._options.elastic is not None and bool(others) and not self._ending.begun
+        if goes_on:
+            self._say("warning", f"{error}; the job goes on without this host")
+        else:
+            self._ending.decide(error.status)
         for child in there:
             child.end(error.status)
-        if not self._ending.begun:
+            child.replaced = goes_on
+        if not self._ending.begun and not goes_on:
             self._say("error", f"{error}{self._ending.consequence()}")
             self._ending.after_failure()
         for child in there:
