@@ -12,7 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from herring.errors import AuthenticationError, PeerLostError, TimeoutError
+from herring import _core
+from herring.errors import AuthenticationError, HerringError, PeerLostError, TimeoutError
 from herring.lobby.connection import Connection, Generation, Over
 from herring.lobby.generations import Rules
 from herring.lobby.service import Lobby
@@ -99,7 +100,32 @@ def test_the_others_go_on_when_one_is_gone(house: House) -> None:
     members[0].close()
     waits = [house.wait(one) for one in members[1:]]
     assert [wait.result(20).rank for wait in waits] == [0, 1]
-    assert house.said == ["generation 2 of the elastic job begins with 2 workers"]
+    until(lambda: house.said == ["generation 2 of the elastic job begins with 2 workers"])
+
+
+def test_a_start_ends_early_if_a_worker_is_lost(house: House) -> None:
+    """The loss may come before the start begins, and a later generation is whole again."""
+    house.open(size=3)
+    members = [house.come(slot) for slot in range(3)]
+    house.all_wait(*members)
+    members[2].close()
+    until(lambda: members[0].broken and members[1].broken)
+    with members[0].starting(), pytest.raises(HerringError):
+        _core.Job.start(
+            rank=1,
+            size=2,
+            local_rank=-1,
+            local_size=-1,
+            servers=0,
+            rendezvous=f"{HOST}:9",  # where nobody listens
+            rendezvous_fd=-1,
+            host_id="a",
+            secret=SECRET,
+            settings={"rank": "1", "size": "2", "connect_timeout": "50"},
+        )
+    waits = [house.wait(one) for one in members[:2]]
+    assert {wait.result(20).size for wait in waits} == {2}
+    assert not members[0].broken
 
 
 def test_all_leave_at_the_same_commit_for_a_newcomer(house: House) -> None:
@@ -217,7 +243,7 @@ def test_who_does_not_leave_its_step_is_left_behind(house: House) -> None:
     members = [house.come(slot) for slot in range(2)]
     house.all_wait(*members)
     assert house.wait(members[0]).result(20).size == 1
-    assert "without rank 1 (worker 1)" in house.said[-1]
+    until(lambda: "without rank 1 (worker 1)" in "".join(house.said))
     # It connects again by itself, and waits as a newcomer.
     late = house.wait(members[1])
     until(lambda: members[0].committed(members[0]._commits + 1))

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import herring
 from herring import _core
 from herring.arrays import runtime
-from herring.errors import ConfigurationError, PeerLostError, TimeoutError
+from herring.errors import ConfigurationError, HerringError, PeerLostError, TimeoutError
 from herring.lobby.connection import Connection, Generation, Over
 from herring.rendezvous import joined
 from herring.rendezvous.detect import Rendezvous, WorkerEnvironment, parse_address, parse_secret
@@ -119,7 +119,7 @@ def _run(train: Callable[[], Any], state: Any, settings: dict[str, Any]) -> Any:
             sys.exit(0)
         began = False
         try:
-            _join(present, listener, settings)
+            _join(connection, present, listener, settings)
             state._begin()
             began = True
             _tell_begin(lost)
@@ -196,7 +196,12 @@ def _next(connection: Connection) -> tuple[Generation, socket.socket]:
         raise
 
 
-def _join(present: Generation, listener: socket.socket, settings: dict[str, Any]) -> None:
+def _join(
+    connection: Connection,
+    present: Generation,
+    listener: socket.socket,
+    settings: dict[str, Any],
+) -> None:
     """Joins the job of a generation."""
     global _generation
     with listener:
@@ -220,7 +225,15 @@ def _join(present: Generation, listener: socket.socket, settings: dict[str, Any]
             return Meeting(present.address, present.secret, own)
 
         given = {"connect_timeout": _START_SECONDS, **settings}
-        runtime.start(lambda: worker, met, given)
+        try:
+            with connection.starting():
+                runtime.start(lambda: worker, met, given)
+        except HerringError as error:
+            if connection.broken:
+                raise PeerLostError(
+                    f"a member of generation {present.number} was lost when it began"
+                ) from error
+            raise
     _generation = present
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from herring.errors import ConfigurationError, PeerLostError, TimeoutError
+from herring.errors import ConfigurationError, HerringError, PeerLostError, TimeoutError
 from herring.launch.options import add_settings
 from herring.rendezvous.detect import ServerEnvironment, detect_server
 from herring.rendezvous.meet import meet_as_server
@@ -132,8 +132,11 @@ def _serve_generations(interface: str | None, settings: dict[str, str]) -> None:
         if interface:
             options["interface"] = interface
         try:
-            _core.run_server(options)
-        except (PeerLostError, TimeoutError) as error:
+            with connection.starting():
+                _core.run_server(options)
+        except HerringError as error:
+            if not connection.broken and not isinstance(error, (PeerLostError, TimeoutError)):
+                raise
             _core.log_info(f"this generation of the elastic job has failed: {error}")
 
 

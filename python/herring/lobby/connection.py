@@ -7,9 +7,10 @@ import dataclasses
 import hmac
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from herring import _core
 from herring.errors import (
     AuthenticationError,
     HerringError,
@@ -63,6 +64,7 @@ class Connection:
 
     Attributes:
         own_address: The address literal of this host on the way to the lobby.
+        broken: Whether a member of the latest generation is lost.
     """
 
     def __init__(
@@ -93,6 +95,8 @@ class Connection:
         self._ended: Exception | None = None
         self._waits_at: str | None = None  # this process waits for a generation; where it listens
         self._closed = False
+        self._starts = False  # whether the job of the present generation is being started
+        self.broken = False
         self._forget_switch()
         self._channel = self._connect(time.monotonic() + patience)
         threading.Thread(target=self._read, name="herring-elastic", daemon=True).start()
@@ -119,6 +123,19 @@ class Connection:
             self._generation, self._told, self._waits_at = self._told, None, None
             self._forget_switch()
             return self._generation
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """Lets the start of the generation's job inside the block end early if a member is lost."""
+        try:
+            with self._changed:
+                self._starts = True
+                _core.end_start(self.broken)
+            yield
+        finally:
+            with self._changed:
+                self._starts = False
+                _core.end_start(False)
 
     def committed(self, number: int) -> bool:
         """Tells how many steps of the present generation are done.
@@ -208,6 +225,13 @@ class Connection:
                     str(message["address"]),
                     hmac.digest(self._secret, text, "sha256"),
                 )
+                self.broken = False
+            elif kind == "broken":
+                latest = self._told or self._generation
+                if latest is not None and int(message["number"]) == latest.number:
+                    self.broken = True
+                    if self._starts:
+                        _core.end_start(True)
             elif kind == "over":
                 self._ended = Over("the training of the elastic job has ended")
             elif kind == "failed":

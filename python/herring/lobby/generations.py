@@ -152,6 +152,10 @@ class Generations:
         found = [one for one in self._workers if self._is_present(one)]
         return sorted(found, key=lambda one: one.rank)
 
+    def with_generation(self, number: int) -> list[Member]:
+        """Returns the workers and servers whose last generation is this one, and not 0."""
+        return [one for one in self._members.values() if one.generation == number > 0]
+
     @property
     def _unseen(self) -> int:
         """The workers of the present generation that a lobby has not seen yet that began later."""

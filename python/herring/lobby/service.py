@@ -121,6 +121,11 @@ class Lobby:
         with self._changed:
             self._channels.pop(member.number, None)
             self._generations.leave(member)
+            if not member.is_server:
+                # Those that are starting their job must not wait for this worker.
+                lost = {"kind": "broken", "number": member.generation}
+                for one in self._generations.with_generation(member.generation):
+                    self._send(one, lost)
             self._changed.notify_all()
 
     def _hear(self, member: Member, message: Mapping[str, Any]) -> None:

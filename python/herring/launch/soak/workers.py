@@ -100,14 +100,18 @@ class ElasticJob(Job):
         ]
 
     def processes(self) -> dict[int, str]:
-        """Returns the names of the processes to be measured; rank 0 has more to do."""
+        """Returns the names of the processes to be measured, with their places in the job.
+
+        What a process uses depends on its place: rank 0 has the rendezvous, and others a server.
+        """
         found = {}
         for path in self.files():
             _, slot, pid = path.name.split("-")
             if _is_there(int(pid)):
                 words = _last_words(path)
-                first = bool(words) and words[3].split(",")[0] == slot
-                found[int(pid)] = f"worker {slot}{' as rank 0' if first else ''}"
+                slots = words[3].split(",") if words else [slot]
+                place = f"rank {slots.index(slot)} of {len(slots)}"
+                found[int(pid)] = f"worker {slot} as {place}"
         return found
 
 
