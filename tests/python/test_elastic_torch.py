@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,8 @@ import herring.torch as ht
 from herring.torch import elastic
 from jobs import expect_success, program, run_job
 from status_server import short_folder
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -29,6 +32,16 @@ def test_training_is_that_of_its_contributors(
     assert "is done: False" not in output, output
     assert len(list(tmp_path.glob("event*"))) == len(events)
     assert "2, 3]" in output, output
+
+
+def test_the_example_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = program("elastic_digits", "--epochs", "4", "--die", "1", "--at", "20", folder=EXAMPLES)
+    with short_folder() as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+        output = expect_success(run_job(["--elastic", "-n", "3"], script, timeout=100))
+    assert "[0] 3 workers go on from step 0" in output
+    assert "[0] 2 workers go on from step 21" in output
+    assert float(re.search(r"test accuracy ([\d.]+)", output).group(1)) > 0.7
 
 
 class World:
