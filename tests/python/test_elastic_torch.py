@@ -38,7 +38,9 @@ def test_the_example_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     script = program("elastic_digits", "--epochs", "4", "--die", "1", "--at", "20", folder=EXAMPLES)
     with short_folder() as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-        output = expect_success(run_job(["--elastic", "-n", "3"], script, timeout=100))
+        output = expect_success(
+            run_job(["--elastic", "--restarts", "0", "-n", "3"], script, timeout=100)
+        )
     assert "[0] 3 workers go on from step 0" in output
     assert "[0] 2 workers go on from step 21" in output
     assert float(re.search(r"test accuracy ([\d.]+)", output).group(1)) > 0.7
