@@ -14,7 +14,7 @@ import pytest
 
 from herring import _core
 from herring.errors import AuthenticationError, HerringError, PeerLostError, TimeoutError
-from herring.lobby.connection import Connection, Generation, Over
+from herring.lobby.connection import _COMMIT_SECONDS, Connection, Generation, Over
 from herring.lobby.generations import Rules
 from herring.lobby.service import Lobby
 
@@ -150,6 +150,22 @@ def test_all_leave_at_the_same_commit_for_a_newcomer(house: House) -> None:
     assert len(steps) == 1
     assert {one.number for one in house.all_wait(*members)} == {2}
     assert late.result(20).size == 5
+
+
+def test_the_first_does_not_wait_for_one_that_is_gone(house: House) -> None:
+    house.open(size=3)
+    members = [house.come(slot) for slot in range(3)]
+    house.all_wait(*members)
+    house.wait(house.come(9))
+    until(lambda: members[0]._news)
+    assert not members[0].committed(1)
+    until(lambda: members[0]._heard.keys() == {1, 2})
+    members[0]._heard.clear()  # as if both had not heard of it yet
+    members[2].close()
+    began = time.monotonic()
+    with pytest.raises(PeerLostError, match="only 0 of 2 other workers have heard"):
+        members[0].committed(2)
+    assert time.monotonic() - began < _COMMIT_SECONDS / 2
 
 
 def test_workers_that_do_not_wait_for_each_other_choose_again(house: House) -> None:

@@ -187,11 +187,11 @@ class Connection:
         deadline = time.monotonic() + _COMMIT_SECONDS
         others = 0 if self._generation is None else self._generation.size - 1
         while len(self._heard) < others:
-            left = deadline - time.monotonic()
+            left = 0.0 if self.broken else deadline - time.monotonic()
             if left <= 0:
                 raise PeerLostError(
-                    f"only {len(self._heard)} of {others} other workers have heard within "
-                    f"{_COMMIT_SECONDS:g} s that this generation ends for newcomers"
+                    f"only {len(self._heard)} of {others} other workers have heard that this "
+                    "generation ends for newcomers"
                 )
             self._changed.wait(left)
         # A worker without collectives in its steps may be further; then all choose again.

@@ -13,7 +13,7 @@ from herring.launch.commands import module_command
 from herring.launch.soak.elastic_training import total_of
 from herring.launch.soak.faults import Fault
 from herring.launch.soak.job import Job, Sample
-from herring.launch.soak.judge import growth, percentile
+from herring.launch.soak.judge import Growth, growth, percentile
 from herring.launch.soak.records import DONE
 from herring.units import counted
 
@@ -196,6 +196,10 @@ class WorkersOutcome:
                 return f"the total after step {number} is {seen}, and not {total}"
         return ""
 
+    def growth(self) -> list[Growth]:
+        """Returns the growth of processes in jobs of all workers; others have other servers."""
+        return growth(s for s in self.samples if s.who.endswith((f"of {self.ranks}", "launcher")))
+
     def problems(self) -> list[str]:
         """Says what is wrong; empty if nothing is."""
         if self.failure:
@@ -209,7 +213,7 @@ class WorkersOutcome:
             found.append(wrong)
         if self.ended != self.ranks:
             found.append(f"{self.ended} of {self.ranks} workers came to the end")
-        found += [f"grew: {one}" for one in growth(self.samples) if one.exceeds(self.memory)]
+        found += [f"grew: {one}" for one in self.growth() if one.exceeds(self.memory)]
         return found + [f"left behind: {one}" for one in self.left]
 
     def figures(self) -> dict[str, Any]:
@@ -229,7 +233,7 @@ class WorkersOutcome:
             "replaced_seconds": {
                 n: percentile(waits, s) if waits else None for n, s in shares.items()
             },
-            "growth": [dataclasses.asdict(one) for one in growth(self.samples)],
+            "growth": [dataclasses.asdict(one) for one in self.growth()],
             "left": self.left,
             "problems": self.problems(),
         }
