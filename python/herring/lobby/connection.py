@@ -26,6 +26,7 @@ __all__ = ["Connection", "Generation", "Over"]
 
 _CALL_SECONDS = 5.0
 _AGAIN_SECONDS = 0.2  # from one attempt to reach the lobby to the next
+_MOST_REFUSALS = 10
 _COMMIT_SECONDS = 5.0  # the first rank waits for so long to hear of the others
 
 
@@ -259,6 +260,7 @@ class Connection:
     # Connecting.
 
     def _connect(self, deadline: float, first: bool = True) -> Channel:
+        refusals = 0
         while True:
             try:
                 channel = call(*self._place, self._secret, LOBBY, _CALL_SECONDS, small=False)
@@ -267,8 +269,11 @@ class Connection:
                 channel.send(self._hello())
                 return channel
             except AuthenticationError:
-                # A lobby that is ending right now closes connections like one with another secret.
-                if first or self._closed or time.monotonic() > deadline:
+                # A lobby that is ending, or to which thousands of strangers connect, closes
+                # connections like one with another secret.
+                refusals += 1
+                enough = first and refusals == _MOST_REFUSALS
+                if enough or self._closed or time.monotonic() > deadline:
                     raise
             except OSError as error:
                 if self._closed or time.monotonic() > deadline:
