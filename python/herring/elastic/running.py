@@ -25,7 +25,20 @@ from herring.rendezvous.settings import value_of
 from herring.rendezvous.variables import integer
 from herring.units import counted
 
-__all__ = ["committed", "connect", "generation", "run", "secret_of", "settings_of"]
+__all__ = [
+    "GenerationEnds",
+    "committed",
+    "connect",
+    "ends_at",
+    "generation",
+    "go_on",
+    "has_trained",
+    "is_elastic",
+    "join",
+    "run",
+    "secret_of",
+    "settings_of",
+]
 
 Train = TypeVar("Train", bound=Callable[..., Any])
 
@@ -36,9 +49,10 @@ _MOST_FAILURES = 3
 
 _connection: Connection | None = None
 _generation: Generation | None = None
+_trained = False
 
 
-class _GenerationEnds(BaseException):
+class GenerationEnds(BaseException):
     """Leaves the training function at a commit; programs that catch errors do not catch it."""
 
 
@@ -53,8 +67,15 @@ def generation() -> int:
 
 def committed(number: int) -> None:
     """Leaves the training function if this generation ends at this commit."""
-    if _generation is not None and _connection is not None and _connection.committed(number):
-        raise _GenerationEnds
+    if ends_at(number):
+        raise GenerationEnds
+
+
+def ends_at(number: int) -> bool:
+    """Tells that a commit of this generation is complete; returns whether it ends there."""
+    if _generation is None or _connection is None:
+        return False
+    return _connection.committed(number)
 
 
 def run(train: Train) -> Train:
@@ -93,41 +114,86 @@ def run(train: Train) -> Train:
 
     @functools.wraps(train)
     def elastic(state: Any, *args: Any, settings: Any = None, **kwargs: Any) -> Any:
-        return _run(lambda: train(state, *args, **kwargs), state, dict(settings or {}))
+        given = dict(settings or {})
+        if not is_elastic():
+            herring.init(**given)
+            state._begin()
+            return train(state, *args, **kwargs)
+        return go_on(lambda: train(state, *args, **kwargs), state._begin, lambda: join(given))
 
     return elastic  # type: ignore[return-value]
 
 
-def _run(train: Callable[[], Any], state: Any, settings: dict[str, Any]) -> Any:
-    if not os.environ.get("HERRING_ELASTIC", "").strip():
-        herring.init(**settings)
-        state._begin()
-        return train()
-    if herring.is_initialized():
-        raise ConfigurationError(
-            "herring.elastic.run joins the elastic job itself: leave out herring.init(), and put "
-            "everything that needs other ranks into the training function"
-        )
+def is_elastic() -> bool:
+    """Returns whether this process belongs to an elastic job, in which generations follow."""
+    return bool(os.environ.get("HERRING_ELASTIC", "").strip())
+
+
+def join(settings: dict[str, Any], enter: Callable[[], None] = lambda: None) -> None:
+    """Joins the next generation.
+
+    Args:
+      settings: Values that override settings by name.
+      enter: Does what all of its workers do first; it may call collectives.
+
+    Raises:
+      SystemExit: The training had ended when this worker came.
+      PeerLostError: There are fewer workers than must take part, and for too long.
+    """
     connection = _connect()
-    lost = 0.0  # when the generation before has failed
-    failures = 0  # generations in a row that did not begin
+    failures = 0
     while True:
         try:
             present, listener = _next(connection)
         except Over as over:
             _core.log_info(str(over))
             sys.exit(0)
-        began = False
         try:
             _join(connection, present, listener, settings)
-            state._begin()
+            enter()
+            return
+        except (PeerLostError, TimeoutError) as error:
+            failures += 1
+            if failures == _MOST_FAILURES:
+                raise
+            _tell_loss(error)
+        herring.shutdown()
+
+
+def go_on(train: Callable[[], Any], begin: Callable[[], None], join: Callable[[], None]) -> Any:
+    """Calls `train` in one generation after another, until it returns.
+
+    Args:
+      train: The training. It is called again after a `PeerLostError`, a `TimeoutError` and a
+        `GenerationEnds`.
+      begin: Makes what the workers have in common equal; called in each generation before `train`.
+      join: Joins the next generation by means of the function of this name.
+
+    Raises:
+      ConfigurationError: This process is in another job, or its training has ended.
+    """
+    global _trained
+    if _trained or (herring.is_initialized() and _generation is None):
+        raise ConfigurationError(
+            "herring.elastic.run joins the elastic job itself, once: leave out herring.init(), and "
+            "put everything that needs other ranks into one training function"
+        )
+    lost = 0.0  # when the generation before has failed
+    failures = 0  # generations in a row that did not begin
+    while True:
+        if not herring.is_initialized():  # it may have joined the first one before
+            join()
+        began = False
+        try:
+            begin()
             began = True
             _tell_begin(lost)
             result = train()
             herring.barrier(name="herring.elastic.finished")
-            connection.finished()
+            _connect().finished()
+            _trained = True
             return result
-        except _GenerationEnds:
+        except GenerationEnds:
             lost = 0.0
             _leave_together()
         except (PeerLostError, TimeoutError) as error:
@@ -135,8 +201,13 @@ def _run(train: Callable[[], Any], state: Any, settings: dict[str, Any]) -> Any:
             failures = 0 if began else failures + 1
             if failures == _MOST_FAILURES:
                 raise
-            _core.log_warning(f"goes on with the workers that are left after this: {error}")
+            _tell_loss(error)
         herring.shutdown()
+
+
+def has_trained() -> bool:
+    """Returns whether the training of this process has ended, so that no generation follows."""
+    return _trained
 
 
 def _connect() -> Connection:
@@ -243,6 +314,10 @@ def _leave_together() -> None:
         herring.barrier(name="herring.elastic.leave", timeout=_LEAVE_SECONDS)
     except (PeerLostError, TimeoutError):
         pass  # the next generation forms anyway
+
+
+def _tell_loss(error: Exception) -> None:
+    _core.log_warning(f"goes on with the workers that are left after this: {error}")
 
 
 def _tell_begin(lost: float) -> None:

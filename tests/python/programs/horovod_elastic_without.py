@@ -1,0 +1,18 @@
+"""A program of Horovod's in an elastic job without hvd.elastic.run: its optimizer averages too."""
+
+import horovod.torch as hvd
+import torch
+
+hvd.init()
+model = torch.nn.Linear(2, 1, bias=False)
+torch.nn.init.zeros_(model.weight)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+optimizer.set_backward_passes_per_step(2)
+for step in range(3):
+    optimizer.zero_grad()
+    for _ in range(2):
+        model(torch.full((1, 2), float(hvd.rank()))).sum().backward()
+    optimizer.step()
+    expected = -(step + 1) * 2 * (hvd.size() - 1) / 2
+    assert model.weight.tolist() == [[expected, expected]], (step, model.weight)
+print("averaged", flush=True)
