@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -158,3 +161,23 @@ def test_a_worker_that_took_part_and_fails_at_the_end_fails_the_job() -> None:
     job.children.note_joined([0, 1])
     assert not job.end(1, 0)
     assert not job.end(0, 1)
+
+
+def test_a_worker_is_started_again_although_no_other_is_left(tmp_path: Path) -> None:
+    # Servers that have to end end at once, and whatever is left then is stopped.
+    code = """
+from herring.launch import cli, ending
+ending._SERVER_SECONDS = 0
+raise SystemExit(cli.main())
+"""
+    died = tmp_path / "died"
+    script = f"if test -e {died}; then echo again; else touch {died}; kill -9 $$; fi"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "run", "--elastic", "-n", "1", "--", "sh", "-c", script],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "[0] again\n"), done.stdout + done.stderr

@@ -420,7 +420,7 @@ class Launcher:
             ending.after_failure()
         elif code and not child.is_server and ending.signal:
             ending.decide(128 + ending.signal)
-        if workers_ended:
+        if workers_ended and not self._restarts.pending:
             ending.dismiss_servers()
 
     def _on_failure(self, child: Child) -> None:

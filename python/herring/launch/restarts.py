@@ -100,7 +100,7 @@ class Restarts:
     @property
     def pending(self) -> bool:
         """Whether a process is to be started that none is running in place of."""
-        return bool(self._due) and not self._ending.begun
+        return bool(self._due) and self._goes_on()
 
     def next_deadline(self) -> float | None:
         """Returns when `on_time` must be called next, or None."""
