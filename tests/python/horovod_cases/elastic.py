@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import nn
 
@@ -27,7 +29,9 @@ def elastic_state():
         sum(parameter.sum() for parameter in model.parameters()).backward()
         optimizer.step()
         schedule.step()
-    state = hvd.elastic.TorchState(model, optimizer, schedule=schedule, epoch=10 + rank, seen=[rank])
+    state = hvd.elastic.TorchState(
+        model, optimizer, schedule=schedule, epoch=10 + rank, seen=[rank]
+    )
     state.sync()
     same(model)
     assert optimizer.param_groups[0]["lr"] == 0.1 and schedule.last_epoch == 0
@@ -124,7 +128,7 @@ def elastic_sampler():
     sampler = hvd.elastic.ElasticSampler(range(10 * size), seed=3)
     assert len(sampler) == 10
     everyone = hvd.allgather_object(list(sampler))
-    assert sorted(sum(everyone, [])) == list(range(10 * size))
+    assert sorted(itertools.chain(*everyone)) == list(range(10 * size))
     sampler.record_batch(0, 4)
     state = hvd.elastic.TorchState(sampler=sampler)
     state.sync()
@@ -139,7 +143,7 @@ def elastic_sampler():
     sampler.reset()
     assert list(sampler) == [] and len(sampler) == 0
     sampler.set_epoch(1)
-    assert sorted(sum(hvd.allgather_object(list(sampler)), [])) == list(range(10 * size))
+    assert sorted(itertools.chain(*hvd.allgather_object(list(sampler)))) == list(range(10 * size))
     assert hvd.allgather_object(list(sampler)) != everyone
     # The first samples are repeated if they do not divide evenly.
     uneven = hvd.elastic.ElasticSampler(range(size + 1), shuffle=False)

@@ -90,10 +90,10 @@ def train(state):
     while state.epoch < 2 or state.full < 1:
         size = hvd.size()
         for number, samples in enumerate(loader):
-            if state.epoch == 1 and number == 3 and os.environ["HOROVOD_RANK"] == VICTIM:
-                if not FLAG.exists():
-                    FLAG.touch()
-                    os.kill(os.getpid(), signal.SIGKILL)
+            dies = state.epoch == 1 and number == 3 and os.environ["HOROVOD_RANK"] == VICTIM
+            if dies and not FLAG.exists():
+                FLAG.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
             wrapped.zero_grad()
             loss_of(model, samples).backward()
             wrapped.step()
@@ -111,7 +111,14 @@ def train(state):
 
 
 state = hvd.elastic.TorchState(
-    *(model, optimizer), sampler=sampler, epoch=0, batch=0, steps=[], begin=None, full=0, generations=0
+    *(model, optimizer),
+    sampler=sampler,
+    epoch=0,
+    batch=0,
+    steps=[],
+    begin=None,
+    full=0,
+    generations=0,
 )
 state.register_reset_callbacks([lambda: resets.append(hvd.size())])
 assert train(state) == wanted
