@@ -57,7 +57,8 @@ def test_ranks_that_disagree_do_not_begin_anew() -> None:
 
 
 @pytest.mark.timeout(100)
-def test_a_program_without_elastic_run_averages() -> None:
-    script = program("horovod_elastic_without")
+def test_a_program_without_elastic_run_averages_and_begins_anew(tmp_path: Path) -> None:
+    script = program("horovod_elastic_without", str(tmp_path / "died"))
     output = expect_success(run_job(["-n", "2", *ELASTIC, "--min-np", "2"], script, 80))
     assert output.count("averaged") == 2, output
+    assert output.count("starting another one in its place") == 2, output

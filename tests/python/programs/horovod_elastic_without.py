@@ -1,4 +1,12 @@
-"""A program of Horovod's in an elastic job without hvd.elastic.run: its optimizer averages too."""
+"""A program of Horovod's in an elastic job without hvd.elastic.run: its optimizer averages too.
+
+Rank 1 dies once, and leaves the file that the argument names. Then all begin anew.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
 
 import horovod.torch as hvd
 import torch
@@ -9,6 +17,9 @@ torch.nn.init.zeros_(model.weight)
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
 optimizer.set_backward_passes_per_step(2)
 for step in range(3):
+    if hvd.rank() == step == 1 and not Path(sys.argv[1]).exists():
+        Path(sys.argv[1]).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
     optimizer.zero_grad()
     for _ in range(2):
         model(torch.full((1, 2), float(hvd.rank()))).sum().backward()

@@ -287,6 +287,7 @@ def refuse(module: str, name: str, samples: str) -> Any:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     raise NotSupportedError(
         f"hvd.elastic.{name} is not supported: Horovod's elastic training is there for PyTorch "
-        "only. Use herring.elastic.run with a herring.elastic.State of the weights, or save "
-        f"checkpoints and start the job again; to divide samples, use {samples}"
+        "only. Save checkpoints, and let the launcher start the job again ('herring run "
+        "--elastic', torchrun --max-restarts, or Slurm's requeue); to divide samples, use "
+        f"{samples}"
     )
