@@ -62,3 +62,10 @@ def test_a_program_without_elastic_run_averages_and_begins_anew(tmp_path: Path) 
     output = expect_success(run_job(["-n", "2", *ELASTIC, "--min-np", "2"], script, 80))
     assert output.count("averaged") == 2, output
     assert output.count("starting another one in its place") == 2, output
+
+
+@pytest.mark.timeout(100)
+def test_a_worker_that_comes_too_late_does_not_begin_anew_alone(tmp_path: Path) -> None:
+    script = program("horovod_elastic_without", str(tmp_path / "died"), "late")
+    output = expect_success(run_job(["-n", "2", *ELASTIC], script, 80))
+    assert output.count("averaged") == 1, output

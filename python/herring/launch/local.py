@@ -399,6 +399,8 @@ class Launcher:
     def _on_end(self, child: Child) -> None:
         code, ending = child.code, self._ending
         self._streams.finish_process(child.task.number)
+        if self._lobby is not None and code == 0 and not child.is_server:
+            self._lobby.finish()  # its program may not use herring.elastic.run
         if self._joined is not None:
             self._children.note_joined(self._joined.ranks())
         workers_ended = not self._children.running(workers_only=True)

@@ -72,6 +72,12 @@ class Lobby:
                 self._changed.wait(1.0)  # so that signals are seen
             return self._failed
 
+    def finish(self) -> None:
+        """Says that the training has ended, so that nobody joins any more."""
+        with self._changed:
+            self._generations.finished = True
+            self._changed.notify_all()
+
     def close(self) -> None:
         """Lets go of all members."""
         with self._changed:
