@@ -39,6 +39,13 @@ def test_workers_die_and_come_back(
         assert len(sizes) == int(generation) - 1 and sizes[-1] == size, output
 
 
+@pytest.mark.timeout(150)
+def test_several_wrappers_enter_each_generation(tmp_path: Path) -> None:
+    script = program("horovod_elastic_several", str(tmp_path / "died"))
+    output = expect_success(run_job(["-n", "2", "--nodes", "2", *ELASTIC], script, 130))
+    assert output.count("trained both") == 2, output
+
+
 @pytest.mark.timeout(100)
 def test_an_error_of_the_program_itself_begins_anew_from_the_last_commit() -> None:
     script = program("horovod_elastic_raises")

@@ -102,8 +102,9 @@ class State:
         if not _Training.runs:
             return
         _Training.checks += 1
-        if running.ends_at(_Training.checks):
-            _Training.ends = True
+        with internal_errors():
+            _Training.ends = running.ends_at(_Training.checks)
+        if _Training.ends:
             raise HostsUpdatedInterrupt
 
     def save(self) -> None:
