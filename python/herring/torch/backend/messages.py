@@ -103,7 +103,7 @@ class Messages:
                 f"{what}: the other rank is {other}; it must be 0 to {len(self._places) - 1}"
             )
         if self._owner.aborted:
-            raise HerringError(self._owner.aborted)
+            raise self._owner.error()
 
     def _to_myself(
         self, mine: str, other: str, tensor: torch.Tensor, tag: int, limit: timedelta
