@@ -253,7 +253,7 @@ class BaseProcessGroup(dist.ProcessGroup):
         if self._devices is None:
             try:
                 config = dist.get_backend_config(self)
-            except (AssertionError, ValueError, RuntimeError, KeyError):
+            except (AssertionError, ValueError, RuntimeError, KeyError, TypeError):
                 return {"cpu": "herring", "cuda": "herring"}  # torch does not know the group yet
             pairs = [pair.split(":") for pair in config.split(",")]
             self._devices = dict(pairs)
