@@ -103,3 +103,12 @@ def test_members_die_and_others_take_their_places(tmp_path: Path) -> None:
             assert processes.running[victim].wait(SECONDS) == -signal.SIGKILL, processes.said()
             processes.begin(victim, TURN=str(turn + 1))
         processes.require_well()
+
+
+@pytest.mark.timeout(SECONDS + 20)
+def test_torchft_trains_on_when_a_replica_dies_and_comes_again(tmp_path: Path) -> None:
+    pytest.importorskip("torchft", reason="torchft is not installed here")
+    with members(tmp_path, "reconfigure_torchft", 3) as processes:
+        assert processes.running[2].wait(SECONDS) == -signal.SIGKILL, processes.said()
+        processes.begin(2, AGAIN="yes")
+        processes.require_well()

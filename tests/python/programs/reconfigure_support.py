@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -53,7 +53,7 @@ def exchange(group: Any, turn: str, places: Sequence[int]) -> list[str]:
     return [store.get(f"{turn}/{place}").decode() for place in places]
 
 
-def meet(turn: str, places: Sequence[int]) -> None:
+def meet(turn: str, places: Iterable[int]) -> None:
     """Waits until the processes at `places` are here too."""
     store.set(f"{turn}/{RANK}", "here")
     for place in places:

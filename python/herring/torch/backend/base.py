@@ -20,7 +20,12 @@ from herring.arrays import runtime
 from herring.arrays.calls import called
 from herring.arrays.names import next_name
 from herring.arrays.operations import submit
-from herring.errors import ConfigurationError, HerringError, InvalidArgumentError
+from herring.errors import (
+    ConfigurationError,
+    HerringError,
+    InvalidArgumentError,
+    PeerLostError,
+)
 from herring.torch.backend.face import add_face
 from herring.torch.backend.hooks import Hooks
 from herring.torch.backend.listed import given
@@ -222,7 +227,7 @@ class BaseProcessGroup(dist.ProcessGroup):
 
     def get_error(self) -> Any:
         """Returns torch's `ErrorType`: COMM_ERROR after the loss of a peer, else SUCCESS."""
-        return c10d.ErrorType.SUCCESS if self._owner.lost is None else c10d.ErrorType.COMM_ERROR
+        return c10d.ErrorType.SUCCESS if self.lost() is None else c10d.ErrorType.COMM_ERROR
 
     # Other members, from torch 2.14 on; see reconfiguring.py.
 
@@ -397,6 +402,27 @@ class BaseProcessGroup(dist.ProcessGroup):
             runtime.abort(f"{self._owner.aborted}, torch.distributed's group of all ranks")
             if self._owns:
                 runtime.shutdown()
+
+    def leave(self, why: str, seconds: float) -> None:
+        """Ends what this rank has of the group, and leaves the group's job if that has not ended.
+
+        Works end with an error at once. What this rank has completed completes on all ranks.
+
+        Args:
+          why: The text of the errors.
+          seconds: How long works that copy results at this moment may take.
+
+        Raises:
+          TimeoutError: They took longer.
+        """
+        self._owner.end(why, seconds)
+        self._messages.close()
+        if self._owns and runtime.is_initialized() and runtime.job() is self._job:
+            runtime.shutdown()
+
+    def lost(self) -> PeerLostError | None:
+        """Returns the first error of a work because a peer was lost; None if there was none."""
+        return self._owner.lost
 
     # Helpers.
 

@@ -274,14 +274,11 @@ class ReconfigurableProcessGroup(HerringProcessGroup):
         """Ends what this process has of the job before."""
         rank, size = self.rank(), self.size()
         patience = threading.TIMEOUT_MAX if deadline is None else deadline - time.monotonic()
-        self._owner.end(_WHILE, max(patience, 0.0))
-        self._messages.close()
+        self.leave(_WHILE, max(patience, 0.0))
         if runtime.is_initialized():
-            if runtime.job() is not self._job:
-                raise ConfigurationError(
-                    "this process is in a job of herring.init(); call herring.shutdown() first"
-                )
-            runtime.shutdown()
+            raise ConfigurationError(
+                "this process is in a job of herring.init(); call herring.shutdown() first"
+            )
         self._take_place(rank, size, (), False, _FAILED)
 
 
