@@ -105,6 +105,15 @@ def test_members_die_and_others_take_their_places(tmp_path: Path) -> None:
         processes.require_well()
 
 
+@needs_front
+@pytest.mark.timeout(SECONDS + 20)
+def test_stock_ddp_goes_on_when_a_member_dies(tmp_path: Path) -> None:
+    with members(tmp_path, "reconfigure_ddp", 3) as processes:
+        assert processes.running[0].wait(SECONDS) == -signal.SIGKILL, processes.said()
+        del processes.running[0]
+        processes.require_well()
+
+
 @pytest.mark.timeout(SECONDS + 20)
 def test_torchft_trains_on_when_a_replica_dies_and_comes_again(tmp_path: Path) -> None:
     pytest.importorskip("torchft", reason="torchft is not installed here")
