@@ -13,14 +13,16 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch.distributed as dist
 
 from jobs import program
 
 SECONDS = 100
 
 needs_front = pytest.mark.skipif(
-    not hasattr(torch.distributed, "_reconfigure"),
+    not hasattr(dist, "_reconfigure"),
     reason="torch has init_process_group(enable_reconfigure=True) from 2.14 on",
 )
 
@@ -28,8 +30,11 @@ needs_front = pytest.mark.skipif(
 class Members:
     """The processes of a test, which run the same program and share a folder."""
 
-    def __init__(self, folder: Path, name: str, places: int, **environment: str) -> None:
+    def __init__(
+        self, folder: Path, name: str, places: int, nodes: bool, **environment: str
+    ) -> None:
         self._folder = folder
+        self._nodes = nodes  # whether each process pretends to be on a host of its own
         self._program = program(name)
         kept = {k: v for k, v in os.environ.items() if not k.startswith("HERRING_")}
         kept |= {"OMP_NUM_THREADS": "1", "FOLDER": str(folder), "PLACES": str(places)}
@@ -45,7 +50,10 @@ class Members:
         with self.outputs[place].open("a") as output:
             self.running[place] = subprocess.Popen(
                 [sys.executable, *self._program],
-                env=self._environment | {"PLACE": str(place)} | environment,
+                env=self._environment
+                | {"PLACE": str(place)}
+                | ({"HERRING_HOST_ID": f"host-{place}"} if self._nodes else {})
+                | environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -79,8 +87,10 @@ class Members:
 
 
 @contextmanager
-def members(folder: Path, name: str, places: int, **environment: str) -> Iterator[Members]:
-    found = Members(folder, name, places, **environment)
+def members(
+    folder: Path, name: str, places: int, nodes: bool = False, **environment: str
+) -> Iterator[Members]:
+    found = Members(folder, name, places, nodes, **environment)
     try:
         yield found
     finally:
@@ -95,10 +105,13 @@ def test_members_change_and_wrong_calls_do_no_harm(tmp_path: Path) -> None:
         processes.require_well()
 
 
+@pytest.mark.parametrize("layout", ["one-node", "three-nodes-and-a-secret"])
 @pytest.mark.timeout(SECONDS + 20)
-def test_members_die_and_others_take_their_places(tmp_path: Path) -> None:
+def test_members_die_and_others_take_their_places(tmp_path: Path, layout: str) -> None:
     """A death in a collective, and one after handles were exchanged, of rank 0 and of others."""
-    with members(tmp_path, "reconfigure_deaths", 3) as processes:
+    several = layout != "one-node"
+    secret = {"HERRING_SECRET": "5e" * 32} if several else {}
+    with members(tmp_path, "reconfigure_deaths", 3, several, **secret) as processes:
         for turn, victim in enumerate((2, 0, 1, 0)):
             assert processes.running[victim].wait(SECONDS) == -signal.SIGKILL, processes.said()
             processes.begin(victim, TURN=str(turn + 1))

@@ -36,6 +36,8 @@ class ProcessGroupHerring(ProcessGroupWrapper):  # type: ignore[misc]
       **settings: Settings of `herring.init` for each job.
     """
 
+    _pg: HerringProcessGroup | None
+
     def __init__(self, timeout: timedelta = timedelta(seconds=60), **settings: Any) -> None:
         super().__init__(timeout)
         self._settings = settings

@@ -1,7 +1,11 @@
 """Changes the members of a process group again and again, and calls it wrongly in between."""
 
-import herring
+import socket
+
 import torch
+from torch._C._distributed_c10d import AllgatherOptions
+
+import herring
 from reconfigure_support import (
     HAS_FRONT,
     RANK,
@@ -14,13 +18,17 @@ from reconfigure_support import (
     require_sum,
 )
 from support import raises
-from torch._C._distributed_c10d import AllgatherOptions
 
 ALL = [0, 1, 2]
 group = begin()
 raises(herring.ShutdownError, "has no members yet", group.allreduce, [torch.ones(2)])
 raises(herring.ShutdownError, "has no members yet", group.send, [torch.ones(2)], 0)
 raises(herring.ShutdownError, "has no members yet", group.barrier)
+
+# A handle names a port at which nobody listens.
+address, _, port = group.get_reconfigure_handle().rpartition("/")[2].rpartition(":")
+for host in ("127.0.0.1", address.strip("[]")):
+    raises(ConnectionRefusedError, "", socket.create_connection, (host, int(port)), 10)
 
 # One process, and all of them, in several orders.
 reconfigure(group, 10 + RANK, [group.get_reconfigure_handle()])
@@ -123,7 +131,7 @@ if RANK == 1:
     group.abort()
     raises(herring.HerringError, "was aborted", group.allreduce, [torch.ones(2)])
 else:
-    raises(herring.HerringError, "aborted", lambda: group.allreduce([torch.ones(2)]).wait())
+    raises(herring.PeerLostError, "", lambda: group.allreduce([torch.ones(2)]).wait())
 reconfigure(group, 110, exchange(group, "aborted", ALL))
 require_sum(group, ALL)
 meet("end", ALL)

@@ -4,6 +4,8 @@ import os
 import signal
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
+
 from reconfigure_support import (
     RANK,
     SIZE,
@@ -15,7 +17,6 @@ from reconfigure_support import (
     reconfigure,
     store,
 )
-from torch.nn.parallel import DistributedDataParallel
 
 ALL, VICTIM, KILLED_AT, STEPS = list(range(SIZE)), 0, 3, 8
 

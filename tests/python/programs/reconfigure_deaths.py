@@ -8,8 +8,9 @@ import os
 import signal
 import time
 
-import herring
 import torch
+
+import herring
 from reconfigure_support import (
     HAS_FRONT,
     RANK,
@@ -47,7 +48,7 @@ for turn, (victim, moment) in enumerate(DEATHS):
     rest = [place for place in ALL if place != victim]
     if turn >= first:  # this process was there in the turn before
         if moment == "collective":
-            pending = group.allreduce([torch.ones(200_000)]) if RANK != victim else None
+            pending = group.allreduce([torch.ones(200_000)]) if victim != RANK else None
             if pending is None:
                 meet(f"{turn} pending", ALL)
                 die()
@@ -57,13 +58,11 @@ for turn, (victim, moment) in enumerate(DEATHS):
             assert "COMM_ERROR" in str(group.get_error()), group.get_error()
         else:
             handles = exchange(group, f"{turn} before", ALL)
-            if RANK == victim:
+            if victim == RANK:
                 die()
             store.get(f"dead/{turn}")
             began = time.monotonic()
-            raises(
-                herring.TimeoutError, "may be dead", reconfigure, group, 10 + turn, handles, 1.0
-            )
+            raises(herring.TimeoutError, "may be dead", reconfigure, group, 10 + turn, handles, 1.0)
             # The time-out bounds the call, with much room for a busy machine.
             assert time.monotonic() - began < 30
         reconfigure(group, 20 + turn, exchange(group, f"{turn} without", rest))

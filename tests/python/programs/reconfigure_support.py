@@ -1,7 +1,7 @@
 """What programs share whose process groups change their members, with every version of torch.
 
-Before torch 2.14, `init_process_group` cannot ask for such a group. The programs then make the group
-itself, which has the same methods.
+Before torch 2.14, `init_process_group` cannot ask for such a group. The programs then make the
+group itself, which has the same methods.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import herring.torch
 from herring.torch.backend.reconfiguring import ReconfigurableProcessGroup
 
 HAS_FRONT = hasattr(dist, "_reconfigure")

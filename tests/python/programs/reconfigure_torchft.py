@@ -10,11 +10,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 import torchft
-from reconfigure_support import RANK, SIZE, done, meet, store
 from torchft.coordination import LighthouseServer
 
 import herring
 from herring.torch.torchft import ProcessGroupHerring
+from reconfigure_support import RANK, SIZE, done, meet, store
 
 VICTIM, KILLED_AT = 2, 4  # by its name the victim is rank 0 of the quorum
 

@@ -13,7 +13,7 @@ def raises(
     *arguments: Any,
     **options: Any,
 ) -> None:
-    """Asserts that the call raises `kind`, or one of several kinds, and that the error contains `text`."""
+    """Asserts that the call raises `kind`, or one of several kinds, with `text` in the error."""
     try:
         call(*arguments, **options)
     except kind as error:

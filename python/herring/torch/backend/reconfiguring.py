@@ -17,7 +17,6 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
