@@ -41,10 +41,13 @@ class ProcessGroupHerring(ProcessGroupWrapper):  # type: ignore[misc]
     def __init__(self, timeout: timedelta = timedelta(seconds=60), **settings: Any) -> None:
         super().__init__(timeout)
         self._settings = settings
+        self._aborted: HerringError | None = None
 
     def abort(self, errored: bool = True) -> None:
         """Ends the job for all members; with `errored` false, this process only leaves it."""
         group = self._pg
+        if errored:
+            self._aborted = HerringError("the process group was aborted until it is configured")
         if not errored and group is not None:
             group.leave(_WHILE, self._timeout.total_seconds())
             self._pg = None
@@ -61,12 +64,13 @@ class ProcessGroupHerring(ProcessGroupWrapper):  # type: ignore[misc]
                 "torchft: this process is in another job already, by herring.init() or by another "
                 "process group of Herring; a process is in one job at a time"
             )
+        self._aborted = None
         return HerringProcessGroup(store, rank, world_size, self._timeout, (), True)
 
     def errored(self) -> HerringError | None:
-        """Returns why the members must change: the loss of a peer, or None."""
+        """Returns why torchft must call `configure`: the loss of a peer, an abort, or None."""
         group = self._pg
-        return None if group is None else group.lost()
+        return self._aborted if group is None else group.lost()
 
     def shutdown(self) -> None:
         """Leaves the job."""

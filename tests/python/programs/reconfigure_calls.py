@@ -3,7 +3,7 @@
 import socket
 
 import torch
-from torch._C._distributed_c10d import AllgatherOptions
+from torch._C import _distributed_c10d as c10d
 
 import herring
 from reconfigure_support import (
@@ -44,6 +44,18 @@ reconfigure(group, 30, set(handles))
 require_sum(group, [handles.index(handle) for handle in sorted(handles)])
 reconfigure(group, 31, exchange(group, "list", ALL))
 
+# torch's C++ reaches these methods too.
+if HAS_FRONT:
+    base = dist.ProcessGroup
+    assert base.supports_reconfigure.fget(group)
+    assert base.get_reconfigure_handle(group) == group.get_reconfigure_handle()
+    call = c10d.ReconfigureOptions()
+    call.uuid, call.handles = 35, exchange(group, "C++", [2, 1, 0])
+    base.reconfigure(group, call).wait()
+    assert (base.rank(group), base.size(group)) == (2 - RANK, 3)
+    require_sum(group, [2, 1, 0])
+    reconfigure(group, 36, exchange(group, "list again", ALL))
+
 # Wrong calls do nothing.
 handles = exchange(group, "wrong", ALL)
 mine = group.get_reconfigure_handle()
@@ -63,7 +75,7 @@ require_sum(group, ALL)
 
 # What is under way fails, whoever waits for it and whenever.
 parts = [torch.zeros(50_000) for _ in ALL]
-options = AllgatherOptions()
+options = c10d.AllgatherOptions()
 options.asyncOp = False  # nobody takes the result before wait() is called
 untaken = group.allgather([parts], [torch.ones(50_000)], options)
 group.barrier().wait()
