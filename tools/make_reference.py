@@ -30,7 +30,12 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "partial": ("herring.partial: rounds that do not wait for everybody", ("herring.partial",)),
     "torch": (
         "herring.torch: PyTorch",
-        ("herring.torch", "herring.torch.functional", "herring.torch.backend"),
+        (
+            "herring.torch",
+            "herring.torch.functional",
+            "herring.torch.backend",
+            "herring.torch.torchft",
+        ),
     ),
     "jax": ("herring.jax: JAX", ("herring.jax",)),
     "tensorflow": ("herring.tensorflow: TensorFlow", ("herring.tensorflow",)),

@@ -19,6 +19,7 @@ import herring
 from herring.errors import ConfigurationError, InvalidArgumentError
 from herring.torch.backend.group import HerringProcessGroup
 from herring.torch.backend.joining import join_by_store, rendezvous
+from herring.torch.backend.reconfiguring import ReconfigurableProcessGroup
 
 __all__ = ["HerringProcessGroup", "create", "register"]
 
@@ -52,6 +53,8 @@ def create(options: Any, settings: Any = None) -> HerringProcessGroup:
     ranks = list(options.global_ranks_in_group)
     rank, size = options.group_rank, options.group_size
     owns = False
+    if getattr(options, "enable_reconfigure", False):  # from torch 2.14 on
+        return ReconfigurableProcessGroup(options.store, rank, size, timeout, settings or {})
     if ranks:
         _require_job()
     else:

@@ -13,13 +13,19 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 import herring
 from herring.arrays import runtime
 from herring.arrays.calls import called
 from herring.arrays.names import next_name
 from herring.arrays.operations import submit
-from herring.errors import HerringError, InvalidArgumentError
+from herring.errors import (
+    ConfigurationError,
+    HerringError,
+    InvalidArgumentError,
+    PeerLostError,
+)
 from herring.torch.backend.face import add_face
 from herring.torch.backend.hooks import Hooks
 from herring.torch.backend.listed import given
@@ -35,6 +41,10 @@ from herring.units import counted
 __all__ = ["BaseProcessGroup", "routed"]
 
 _GOODBYE = 10.0  # seconds that the end of a job waits for the other ranks, and for hooks
+_CANNOT_CHANGE = (
+    "the members of this process group cannot change: only the default group can be reconfigured, "
+    "and only if it was begun by init_process_group('herring', enable_reconfigure=True)"
+)
 
 # Methods that write to their first argument, and the core's collective for each ("": a message).
 _KINDS = {
@@ -102,6 +112,7 @@ class BaseProcessGroup(dist.ProcessGroup):
       timeout: The time-out of operations.
       ranks: The group's ranks in the job, in the group's order; empty means all ranks of the job.
       owns: Whether destroying the group ends the job.
+      ended: Why the group has no job yet; empty means that it belongs to the running job.
     """
 
     def __init__(
@@ -112,37 +123,55 @@ class BaseProcessGroup(dist.ProcessGroup):
         timeout: timedelta,
         ranks: Sequence[int],
         owns: bool,
+        ended: str = "",
     ) -> None:
         super().__init__(rank, size)
         self._store = store
         self._limit = timeout
-        self._job = runtime.job()
-        self._owns = owns
         self._world = not ranks
+        self._lock = threading.Lock()
+        self._started = _Started()
+        self._hooks = Hooks()
+        self._devices: dict[str, str] | None = None
+        self._others: dict[str, Any] = {}
+        self._names = {"name": "", "description": "undefined"}
+        self._take_place(rank, size, ranks, owns, ended)
+        add_face(self)
+
+    def _take_place(
+        self, rank: int, size: int, ranks: Sequence[int], owns: bool, ended: str
+    ) -> None:
+        """Begins with the members that a job or its end gives; the arguments are as above."""
+        self._rank, self._size = rank, size
+        self._job = None if ended else runtime.job()
+        self._owns = owns
         self._group = (
             None
-            if self._world
-            else herring.new_group(ranks, timeout=max(timeout.total_seconds(), 1e-3))
+            if not ranks
+            else herring.new_group(ranks, timeout=max(self._limit.total_seconds(), 1e-3))
         )
         # The core numbers the ranks of a group in the order of their ranks in the job.
         ascending = sorted(ranks)
         self._places = [ascending.index(one) for one in ranks] or list(range(size))
         self._blocks = Blocks(self._places)
         self._calls = 0
-        self._lock = threading.Lock()
-        self._started = _Started()
-        self._hooks = Hooks()
         self._coalesced: list[Any] | None = None
-        self._devices: dict[str, str] | None = None
-        self._others: dict[str, Any] = {}
         # The owner makes no reference cycle, so a destroyed group is freed at once, and not in a
         # forked child.
-        self._owner = Owner()
-        self._names = {"name": "", "description": "undefined"}
+        self._owner = Owner(ended)
         self._messages = Messages(self._owner, self._group, self._places, rank)
-        add_face(self)
 
     # What torch asks for.
+
+    def rank(self) -> int:
+        """Returns the rank of this process inside the group."""
+        return self._rank
+
+    def size(self) -> int:
+        """Returns the number of ranks in the group."""
+        return self._size
+
+    getRank, getSize = rank, size  # noqa: N815  # the names by which torch's C++ asks
 
     def getBackendName(self) -> str:  # noqa: N802
         """Returns the name under which the backend is registered."""
@@ -170,6 +199,8 @@ class BaseProcessGroup(dist.ProcessGroup):
 
     def _tell_name(self) -> None:
         """Lets the status of the job call the group what torch calls it."""
+        if self._job is None:
+            return
         name, text = self._names["name"], self._names["description"]
         described = text not in ("", "undefined")
         members = None if self._group is None else self._group.members()
@@ -192,6 +223,24 @@ class BaseProcessGroup(dist.ProcessGroup):
     def _get_backend(self, device: Any) -> Any:
         return self._other(torch.device(device).type) or self
 
+    get_backend = _get_backend
+
+    def get_error(self) -> Any:
+        """Returns torch's `ErrorType`: COMM_ERROR after the loss of a peer, else SUCCESS."""
+        return c10d.ErrorType.SUCCESS if self.lost() is None else c10d.ErrorType.COMM_ERROR
+
+    # Other members, from torch 2.14 on; see reconfiguring.py.
+
+    supports_reconfigure = False
+
+    def get_reconfigure_handle(self) -> str:
+        """Raises ConfigurationError, because the members of the group cannot change."""
+        raise ConfigurationError(_CANNOT_CHANGE)
+
+    def reconfigure(self, opts: Any) -> Any:
+        """Raises ConfigurationError, because the members of the group cannot change."""
+        raise ConfigurationError(_CANNOT_CHANGE)
+
     def _get_sequence_number_for_group(self) -> int:
         return self._calls
 
@@ -209,7 +258,7 @@ class BaseProcessGroup(dist.ProcessGroup):
         if self._devices is None:
             try:
                 config = dist.get_backend_config(self)
-            except (AssertionError, ValueError, RuntimeError, KeyError):
+            except (AssertionError, ValueError, RuntimeError, KeyError, TypeError):
                 return {"cpu": "herring", "cuda": "herring"}  # torch does not know the group yet
             pairs = [pair.split(":") for pair in config.split(",")]
             self._devices = dict(pairs)
@@ -277,7 +326,7 @@ class BaseProcessGroup(dist.ProcessGroup):
     def _call(self, kind: str) -> Iterator[str]:
         """Yields the name of the next call; an exception in the block refuses it on all ranks."""
         if self._owner.aborted:
-            raise HerringError(self._owner.aborted)
+            raise self._owner.error()
         with called(kind, self._name(), self._group) as name:
             yield name
 
@@ -353,6 +402,27 @@ class BaseProcessGroup(dist.ProcessGroup):
             runtime.abort(f"{self._owner.aborted}, torch.distributed's group of all ranks")
             if self._owns:
                 runtime.shutdown()
+
+    def leave(self, why: str, seconds: float) -> None:
+        """Ends what this rank has of the group, and leaves the group's job if that has not ended.
+
+        Works end with an error at once. What this rank has completed completes on all ranks.
+
+        Args:
+          why: The text of the errors.
+          seconds: How long works that copy results at this moment may take.
+
+        Raises:
+          TimeoutError: They took longer.
+        """
+        self._owner.end(why, seconds)
+        self._messages.close()
+        if self._owns and runtime.is_initialized() and runtime.job() is self._job:
+            runtime.shutdown()
+
+    def lost(self) -> PeerLostError | None:
+        """Returns the first error of a work because a peer was lost; None if there was none."""
+        return self._owner.lost
 
     # Helpers.
 

@@ -33,6 +33,9 @@ FORWARDED = (
     "broadcast",
     "gather",
     "gather_single",
+    "get_error",
+    "get_reconfigure_handle",
+    "reconfigure",
     "recv",
     "recv_anysource",
     "reduce",
@@ -72,6 +75,9 @@ def _face() -> Any:
     for name in dir(c10d.Backend):
         if name.startswith("supports_") and isinstance(getattr(c10d.Backend, name), property):
             members[name] = name == "supports_abort_hooks"
+    members["supports_reconfigure"] = property(
+        lambda face: getattr(face.group(), "supports_reconfigure", False)
+    )
     members["options"] = property(lambda _: c10d.Backend.Options("herring"))
     # The group itself ends its backends, so these calls must do nothing.
     members["shutdown"] = members["abort"] = lambda _: None

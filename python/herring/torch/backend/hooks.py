@@ -157,6 +157,11 @@ class Hooks:
         if not told:
             self._call_abort_hooks()
 
+    def begin_again(self) -> None:
+        """Lets the group be lost once more, because it has other members now."""
+        with self._changed:
+            self._gone = False
+
     def _call_abort_hooks(self) -> None:
         with self._changed:
             hooks = list(self._abort.values())

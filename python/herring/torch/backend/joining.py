@@ -28,7 +28,14 @@ from herring.rendezvous.meet import Meeting, meet, meet_nobody, read_secret_file
 from herring.rendezvous.network import loopback_address, own_address
 from herring.rendezvous.publication import Wait, in_seconds
 
-__all__ = ["join_by_store", "rendezvous"]
+__all__ = [
+    "base_of",
+    "join_by_store",
+    "meet_by_store",
+    "rendezvous",
+    "secret_of",
+    "worker_again",
+]
 
 _SECRET_BYTES = 32
 # How often this process has met under a key. A second meeting must not read the first one's entry.
@@ -58,7 +65,7 @@ def join_by_store(store: Any, rank: int, size: int, settings: Mapping[str, Any])
     """
     if not runtime.is_initialized():
         given = "HERRING_RENDEZVOUS" in os.environ
-        base = _base_of(store)
+        base = base_of(store)
         if size > 1 and not given and isinstance(base, getattr(dist, "HashStore", ())):
             raise ConfigurationError(
                 f"the store is a HashStore, which reaches only this process, but there are {size} "
@@ -68,7 +75,11 @@ def join_by_store(store: Any, rank: int, size: int, settings: Mapping[str, Any])
         def met(worker: WorkerEnvironment, patience: float, first_reminder: float) -> Meeting:
             if given:
                 return meet(worker, os.environ, patience, first_reminder)
-            return _meet_by_store(store, base, worker, patience, first_reminder)
+            restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            name = f"herring/{worker.job}/{restart}"
+            name += f"/{next(_uses[name])}"
+            wait = Wait(f"rank {worker.rank} of {worker.size}", patience, first_reminder)
+            return meet_by_store(store, worker, name, wait)
 
         if runtime.start(lambda: _worker(rank, size), met, dict(settings)):
             return True
@@ -95,29 +106,65 @@ def _worker(rank: int, size: int) -> WorkerEnvironment:
         return detect(environ)
     if environ.get("HERRING_SERVERS", "").strip() not in ("", "0"):
         return detect(environ)  # raises an error: servers need an address
+    return _without_address(environ, size)
+
+
+def _without_address(environ: dict[str, str], size: int) -> WorkerEnvironment:
     environ["HERRING_RENDEZVOUS"] = "127.0.0.1:1"  # a placeholder that is never used
     found = detect(environ)
     return dataclasses.replace(found, rendezvous=Rendezvous("none" if size == 1 else "store"))
 
 
-def _base_of(store: Any) -> Any:
+def worker_again(rank: int, size: int) -> WorkerEnvironment:
+    """Returns what the environment says about a worker of a job that follows another one.
+
+    Its rank and size are those of the new job, whatever the launcher has set for the first one.
+
+    Args:
+      rank: The rank of this process in the new job.
+      size: The number of ranks of the new job.
+
+    Raises:
+      ConfigurationError: The environment is wrong, or asks for dedicated servers.
+    """
+    environ = dict(os.environ)
+    if environ.get("HERRING_SERVERS", "").strip() not in ("", "0"):
+        raise ConfigurationError(
+            f"HERRING_SERVERS={environ['HERRING_SERVERS'].strip()}: a process group whose members "
+            "change has no dedicated servers, because these belong to one job: unset it"
+        )
+    for name in ("LOCAL_RANK", "LOCAL_SIZE", "RENDEZVOUS_FD"):
+        environ.pop(f"HERRING_{name}", None)
+    environ |= {"HERRING_RANK": str(rank), "HERRING_SIZE": str(size)}
+    return _without_address(environ, size)
+
+
+def secret_of(worker: WorkerEnvironment) -> bytes | None:
+    """Returns the secret that the user has given to this process, or None."""
+    if worker.secret_file is not None:
+        return read_secret_file(worker.secret_file)
+    return worker.secret
+
+
+def base_of(store: Any) -> Any:
+    """Returns the store below those that only add a prefix."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return store
 
 
-def _meet_by_store(
-    store: Any, base: Any, worker: WorkerEnvironment, patience: float, first_reminder: float
-) -> Meeting:
-    secret = worker.secret
-    if worker.secret_file is not None:
-        secret = read_secret_file(worker.secret_file)
+def meet_by_store(store: Any, worker: WorkerEnvironment, name: str, wait: Wait) -> Meeting:
+    """Finds the other ranks in a store: rank 0 publishes an address there, and perhaps a secret.
+
+    Args:
+      store: torch's store, the same for all ranks.
+      worker: This worker.
+      name: The beginning of the keys. No other meeting may use it.
+      wait: How long the ranks may take.
+    """
+    secret = secret_of(worker)
     if worker.size == 1:
         return meet_nobody(secret)
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    name = f"herring/{worker.job}/{restart}"
-    name += f"/{next(_uses[name])}"
-    wait = Wait(f"rank {worker.rank} of {worker.size}", patience, first_reminder)
     if worker.rank != 0:
         store.set(f"{name}/host/{worker.rank}", host_identity())
         _wait_for_keys(store, {f"{name}/address": 0}, wait)
@@ -135,7 +182,7 @@ def _meet_by_store(
         address = loopback_address()
     else:
         interface = os.environ.get("HERRING_INTERFACE", "")
-        address = own_address(getattr(base, "host", ""), interface)
+        address = own_address(getattr(base_of(store), "host", ""), interface)
     listener = bind_any(address, os.environ)
     place = Rendezvous("address", address, listener.getsockname()[1]).address
     shared = secret or secrets.token_bytes(_SECRET_BYTES)

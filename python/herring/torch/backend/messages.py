@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from herring.arrays.groups import Group
+from herring.arrays.groups import Group, scope_of
 from herring.arrays.messages import receive_async, send_async
 from herring.errors import HerringError, InvalidArgumentError, MismatchError
 from herring.torch.backend.reductions import movable
@@ -94,8 +94,11 @@ class Messages:
         with self._lock:
             waiting = [work for queue in self._own.values() for *_, work in queue]
             self._own.clear()
+        error = HerringError("the process group was destroyed before a message was received")
+        if self._owner.aborted:
+            error = self._owner.error()
         for work in waiting:
-            work.done(HerringError("the process group was destroyed before a message was received"))
+            work.done(error)
 
     def _check(self, other: int, what: str) -> None:
         if not 0 <= other < len(self._places):
@@ -103,7 +106,8 @@ class Messages:
                 f"{what}: the other rank is {other}; it must be 0 to {len(self._places) - 1}"
             )
         if self._owner.aborted:
-            raise HerringError(self._owner.aborted)
+            raise self._owner.error()
+        scope_of(self._group)  # raises an error if the group's job has ended
 
     def _to_myself(
         self, mine: str, other: str, tensor: torch.Tensor, tag: int, limit: timedelta

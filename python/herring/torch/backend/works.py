@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from herring import _core
 from herring.arrays.devices import take_back
 from herring.arrays.handles import call_later
-from herring.errors import HerringError, ShutdownError, TimeoutError
+from herring.errors import HerringError, PeerLostError, ShutdownError, TimeoutError
 from herring.torch import devices
 from herring.torch.backend.outside import outside_graphs
 from herring.torch.backend.tensors import copy_back
@@ -32,31 +33,88 @@ Then = Callable[[Operations], tuple[Operations, Any] | None]
 
 
 class Owner:
-    """What works know about their process group.
+    """What works know about their process group, as long as the group has the same members.
+
+    Args:
+      ended: Why the group has no members; empty if it has some.
 
     Attributes:
-      aborted: The reason why the group was aborted on this rank; empty if it was not.
+      aborted: The reason why the group was aborted or has ended on this rank; empty if neither.
+      lost: The first error of a work because a peer was lost; None if there was none.
     """
 
-    def __init__(self) -> None:
-        self.aborted = ""
-        self._lock = threading.Lock()
+    def __init__(self, ended: str = "") -> None:
+        self.aborted = ended
+        self.lost: PeerLostError | None = None
+        self._ended = bool(ended)
+        self._steps = 0  # under way
+        self._changed = threading.Condition()
         self._promised: weakref.WeakSet[_Work] = weakref.WeakSet()
+
+    def error(self) -> HerringError:
+        """Returns the error of works and calls after an abort, or after the end."""
+        return ShutdownError(self.aborted) if self._ended else HerringError(self.aborted)
 
     def expect(self, work: _Work) -> None:
         """Registers a work whose future was handed out, and which fails if the group aborts."""
-        with self._lock:
+        with self._changed:
             self._promised.add(work)
         if self.aborted:
-            work.done(HerringError(self.aborted))
+            work.done(self.error())
+
+    def explained(self, failure: HerringError) -> HerringError:
+        """Returns the error of a work whose operation has failed."""
+        if isinstance(failure, ShutdownError) and self._ended:
+            return self.error()
+        if isinstance(failure, PeerLostError) and self.lost is None:
+            self.lost = failure
+        return _of_torch(failure)
 
     def abort(self, why: str) -> None:
         """Fails waits, and the futures that were handed out."""
         self.aborted = why
-        with self._lock:
+        with self._changed:
             works = list(self._promised)
         for work in works:
-            work.done(HerringError(why))
+            work.done(self.error())
+
+    def end(self, why: str, seconds: float) -> None:
+        """Fails works, and lets none of them touch tensors or start operations any more.
+
+        Args:
+          why: The text of the errors.
+          seconds: How long the works that do so at this moment may take.
+
+        Raises:
+          TimeoutError: They took longer.
+        """
+        with self._changed:
+            self.aborted = why
+            self._ended = True
+            if not self._changed.wait_for(lambda: self._steps == 0, seconds):
+                raise TimeoutError(
+                    "the process group cannot end, because results of its operations are being "
+                    "copied still"
+                )
+        self.abort(why)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Keeps the group from ending while a work touches tensors or starts operations.
+
+        Raises:
+          ShutdownError: The group has ended.
+        """
+        with self._changed:
+            if self._ended:
+                raise self.error()
+            self._steps += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._steps -= 1
+                self._changed.notify_all()
 
 
 def back_to(
@@ -131,7 +189,7 @@ class _Work(dist.Work):
 
     def _require_not_aborted(self) -> None:
         if self._owner.aborted:
-            raise HerringError(self._owner.aborted)
+            raise self._owner.error()
 
     def _wait(self, limit: float) -> None:
         """Waits until the work is finished, or for `limit` seconds; 0 means its own deadline.
@@ -289,15 +347,9 @@ class OperationWork(_Work):
             try:
                 failure = _failure_of(operations)
                 if failure is not None:
-                    raise _of_torch(failure)
-                for operation in operations:
-                    operation.wait()
-                if len(operations) == 1:
-                    self._source = _source_of(operations[0])
-                if self._then is not None:
-                    self._begun.wait()
-                    following = self._then(operations)
-                    self._returned = devices.Moment(self._outputs)
+                    raise self._owner.explained(failure)
+                with self._owner.step():
+                    following = self._follow_up(operations)
             except Exception as raised:
                 error = raised
             except BaseException as raised:  # Ctrl-C; perhaps only some results were taken
@@ -314,6 +366,18 @@ class OperationWork(_Work):
             promise.settle(self._outputs, error)
         if interrupt is not None:
             raise interrupt
+
+    def _follow_up(self, operations: Operations) -> tuple[Operations, Then | None] | None:
+        for operation in operations:
+            operation.wait()
+        if len(operations) == 1:
+            self._source = _source_of(operations[0])
+        if self._then is None:
+            return None
+        self._begun.wait()
+        following = self._then(operations)
+        self._returned = devices.Moment(self._outputs)
+        return following
 
     def _poll(self) -> None:
         while not self._finished:
