@@ -71,8 +71,10 @@ class Restarts:
 
     def on_end(self, child: Child) -> bool:
         """Returns whether the job goes on although this process has ended."""
-        if child.replaced:
-            return True
+        child.spared = child.replaced or self._begin_pause(child)
+        return child.spared
+
+    def _begin_pause(self, child: Child) -> bool:
         if not self._enabled or not child.is_server or child.code == 0 or not self._goes_on():
             return False
         now = time.monotonic()
