@@ -99,6 +99,7 @@ class Job {
     }
     end_ = simulation_.now();
     check_kept();
+    check_addresses();
     return std::move(results_);
   }
 
@@ -130,6 +131,17 @@ class Job {
         const auto home = std::pair(key.group, home_of(key.stream, kServers));
         const uint32_t stream = streams.emplace(home, key.stream).first->second;
         EXPECT_EQ(key.stream, stream) << "home " << home.second << ", seed " << seed_;
+      }
+    }
+  }
+
+  // Checks that messages of all ranks name the servers that serve now.
+  void check_addresses() {
+    for (const auto& core : cores_) {
+      for (uint32_t server = 0; server < kServers; ++server) {
+        const std::string now = servers_[server]->address().to_string();
+        const std::string named = core->cluster().describe_server(server);
+        EXPECT_NE(named.find(now), std::string::npos) << named << ", now at " << now;
       }
     }
   }
@@ -229,11 +241,21 @@ class Job {
           {wire::Role::kWorker, rank, 0, cluster_.incarnation}, credentials());
       ASSERT_TRUE(connection.ok());
       flows.push_back(std::move(*connection));
-      core.links().server_replaced(change.server, std::move(flows));
+      core.membership().server_comes(news_of(change.server, set), std::move(flows));
     }
     if (!core.links().can_move() || !core.named().can_move(set)) ++cannot_move;
+    if (change.returns) {
+      control::Replacement news = news_of(change.server, set);
+      news.stage = control::Replacement::Stage::kServes;
+      return core.membership().server_news(news);
+    }
     core.links().serve(set);
     core.named().serve(set);
+  }
+
+  control::Replacement news_of(uint32_t server, const control::ServerSet& set) {
+    return {control::Replacement::Stage::kComing, server, set.epoch,
+            servers_[server]->address().to_string(), set.epoch, set.serving};
   }
 
   // A thread of a rank's program. All ranks make the same calls in a lane; lanes do not wait for
