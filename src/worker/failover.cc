@@ -316,7 +316,8 @@ void Links::settle_rounds_before(const Key& key) {
   }
 }
 
-// Returns the names to which the all-reduces of a stream belong, if they have any.
+// Returns the group and the home for which the all-reduces of a stream were announced; nothing for
+// other streams.
 std::optional<Links::Home> Links::home_of_calls(uint32_t group, uint32_t stream) const {
   const auto servers = static_cast<uint32_t>(links_.size());
   if (!options_.failover || !is_of_calls(stream, servers)) return std::nullopt;
@@ -325,7 +326,8 @@ std::optional<Links::Home> Links::home_of_calls(uint32_t group, uint32_t stream)
 }
 
 void Links::begin_in_reign(const Key& key) {
-  if (const auto home = home_of_calls(key.group, key.stream)) ++reigns_[*home].in_flight[key.stream];
+  const auto home = home_of_calls(key.group, key.stream);
+  if (home) ++reigns_[*home].in_flight[key.stream];
 }
 
 // After the last transfer of a reign, those of the next one no longer have to wait.
@@ -354,7 +356,8 @@ void Links::settle_reigns_before(const Key& key) {
   if (!home || reigns_[*home].settled >= key.stream) return;
   reigns_[*home].settled = key.stream;
   const auto is_earlier = [&](const auto& one) {
-    return one.first.stream < key.stream && home_of_calls(one.first.group, one.first.stream) == home;
+    const auto& id = one.first;
+    return id.stream < key.stream && home_of_calls(id.group, id.stream) == home;
   };
   std::vector<Key> settled;
   for (const auto& one : kept_) {

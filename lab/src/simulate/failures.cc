@@ -387,8 +387,9 @@ Result<FailureReport> FailingJob::run() {
   report_.description = concat(
       scenario_.nodes, " workers, ", scenario_.servers, " servers, ", scenario_.flows, " flows, ",
       scenario_.rounds, " rounds of ", scenario_.elements.size(), " buffers, credit ",
-      scenario_.credit, scenario_.reign == 0 ? "" : concat(", ", scenario_.reign, " per reign"), "; ",
-      report_.kills, " killed, ", report_.cuts, " cut off, ",
+      scenario_.credit,
+      scenario_.reign == 0 ? "" : concat(", ", counted(scenario_.reign, "round"), " per reign"),
+      "; ", report_.kills, " killed, ", report_.cuts, " cut off, ",
       report_.replacements, " replaced");
   if (!failure_.ok()) return failure_;
   if (!ended) {
