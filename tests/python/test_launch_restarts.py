@@ -57,6 +57,7 @@ class Fake:
 def test_a_server_that_is_killed_gets_a_successor_at_once() -> None:
     job = Fake()
     assert job.end(2, -signal.SIGKILL)
+    assert job.children.get(2).spared
     job.restarts.on_time(time.monotonic())
     assert [(task.name, task.number) for task in job.started] == [("server 0", 4)]
     assert job.said == [
@@ -106,6 +107,7 @@ def test_an_error_may_be_that_of_a_job_which_ends() -> None:
 def test_no_successor(layout: dict[str, int], environment: dict[str, str]) -> None:
     job = Fake(**layout, **environment)
     assert not job.end(2, -signal.SIGKILL)
+    assert not job.children.get(2).spared
     assert job.restarts.next_deadline() is None
 
 

@@ -29,6 +29,7 @@ class Child:
         told: The signals that the launcher sent before the end.
         joined: Whether the process has called ``herring.init()``.
         replaced: Whether another process was started in its place, or the job goes on without it.
+        spared: Whether the job was to go on when the process ended.
     """
 
     task: Task
@@ -41,6 +42,7 @@ class Child:
     told: set[int] = field(default_factory=set)
     joined: bool = False
     replaced: bool = False
+    spared: bool = False
 
     @property
     def is_server(self) -> bool:

@@ -461,8 +461,7 @@ class Launcher:
         ending = self._ending
         if self._first is not None and ending.status != EXIT_TIMEOUT and not ending.signal:
             first, at = self._first
-            children = [child for child in self._children if not child.replaced]
-            cause, words = find_cause(first, at, children, self._streams.last_words)
+            cause, words = find_cause(first, at, [*self._children], self._streams.last_words)
             said = cause.killed or bool(self._streams.last_words(cause.task.number)[0])
             if len(self._children) > 1 and (said or cause is not first):
                 self._say("error", f"the cause: {cause.described} failed first, {words}")

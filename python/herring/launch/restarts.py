@@ -74,8 +74,10 @@ class Restarts:
 
     def on_end(self, child: Child) -> bool:
         """Returns whether the end of this process is no failure of the job."""
-        if child.replaced:
-            return True
+        child.spared = child.replaced or self._begin_pause(child)
+        return child.spared
+
+    def _begin_pause(self, child: Child) -> bool:
         if not self._enabled or child.code == 0 or self._ending.begun:
             return False
         if not child.is_server and self._elastic is None:
