@@ -178,7 +178,7 @@ void Links::drop_link(uint32_t server) {
   for (auto& [id, order] : orders_) {
     order.balance.remove(server);
     while (const auto next = order.balance.release()) released_.push_back(*next);
-    if (order.balance.empty()) idle.push_back(id);
+    if (order.balance.empty() && !is_queued(id)) idle.push_back(id);
   }
   for (const StreamId& id : idle) orders_.erase(id);
 }
@@ -217,6 +217,7 @@ void Links::requeue(const Transfer& transfer, uint32_t run, Transfer* other) {
     }
     stream.queue.push(item);
   }
+  if (balances_) note_position(transfer.ways[run].server, found->first, stream);
   if (stream.queue.empty() && stream.outstanding == 0) erase_stream(link, found);
 }
 

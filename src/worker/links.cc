@@ -242,19 +242,29 @@ double Links::share(const Item& item, double segments) const {
 }
 
 // Records the position of the stream's first item on this link, which is a new one or has advanced.
+// What is pushed again has none: no link waits for it.
 void Links::note_position(uint32_t server, const StreamId& id, Stream& stream) {
   const auto order = orders_.find(id);
   if (order == orders_.end()) return;
   Balance& balance = order->second.balance;
-  if (stream.queue.empty()) {
+  if (stream.queue.empty() || goes_again(*stream.queue.front().transfer,
+                                         stream.queue.front().run)) {
     balance.remove(server);
   } else {
     const Item& item = stream.queue.front();
-    if (goes_again(*item.transfer, item.run)) return;
     balance.set(server, static_cast<double>(item.number) + share(item, item.next));
   }
   while (const auto link = balance.release()) released_.push_back(*link);
-  if (balance.empty()) orders_.erase(order);
+  if (balance.empty() && !is_queued(id)) orders_.erase(order);
+}
+
+// Returns whether the stream has something to push that has no position, because something that is
+// pushed again comes first.
+bool Links::is_queued(const StreamId& id) const {
+  return options_.failover && std::ranges::any_of(links_, [&id](const Link& link) {
+    const auto stream = link.streams.find(id);
+    return stream != link.streams.end() && !stream->second.queue.empty();
+  });
 }
 
 bool Links::send_next(Link& link, const StreamId& id, Stream& stream) {
@@ -275,6 +285,7 @@ bool Links::send_next(Link& link, const StreamId& id, Stream& stream) {
   size_t count = piece.count;
   if (count == 0) {  // nothing is left that another worker may lack
     stream.queue.pop();
+    if (balances_) note_position(flow.server, id, stream);
     return true;
   }
   // Waits until a whole frame fits, so that a growing window means larger frames, not more small
@@ -342,7 +353,7 @@ bool Links::send_next(Link& link, const StreamId& id, Stream& stream) {
       transfer.mark.at(observe::Moment::kPushed, loop_.now());
     }
   }
-  if (balanced) note_position(flow.server, id, stream);
+  if (balances_) note_position(flow.server, id, stream);
   return true;
 }
 

@@ -198,6 +198,7 @@ class Links final : public Pusher, private transport::FlowHandler {
   size_t window(uint32_t server, const Pace& pace) const;
   double share(const Item& item, double segments) const;
   void note_position(uint32_t server, const StreamId& id, Stream& stream);
+  bool is_queued(const StreamId& id) const;
   void pump(uint32_t server);
   void pump_released();
   void pump_link(Link& link);

@@ -140,7 +140,7 @@ class JobRun {
     }
     track(place)->fault = fault;
     run_.ranks.resize(layout_.size());
-    not_ready_ = layout_.size();
+    not_ready_ = not_ended_ = layout_.size();
   }
 
   Run run() {
@@ -216,6 +216,12 @@ class JobRun {
     Outcome& outcome = run_.ranks[rank];
     outcome.status = run_program(rank, **job, outcome.results, doing);
     outcome.ended = monotonic_now();
+    if (layout_.failover && outcome.status.ok()) {
+      doing.rests("waits for the others");
+      end_together();
+    } else {
+      end_alone();
+    }
     doing.now("leaves");
     (*job)->shutdown();
   }
@@ -225,6 +231,17 @@ class JobRun {
     std::unique_lock lock(mutex_);
     if (--not_ready_ == 0) changed_.notify_all();
     changed_.wait(lock, [this] { return not_ready_ == 0; });
+  }
+
+  // A rank that has left gives nothing to others that lack something.
+  void end_together() {
+    std::unique_lock lock(mutex_);
+    if (--not_ended_ == 0) changed_.notify_all();
+    changed_.wait(lock, [this] { return not_ended_ == 0; });
+  }
+  void end_alone() {
+    std::lock_guard lock(mutex_);
+    if (--not_ended_ == 0) changed_.notify_all();
   }
 
   Status run_program(uint32_t rank, job::Job& job, std::vector<uint64_t>& results, Doing& doing) {
@@ -299,7 +316,7 @@ class JobRun {
   Run run_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  uint32_t not_ready_ = 0;  // guarded by mutex_
+  uint32_t not_ready_ = 0, not_ended_ = 0;  // guarded by mutex_
 };
 
 Fault choose_fault(Random& random, const std::vector<Kind>& kinds, uint64_t frames) {

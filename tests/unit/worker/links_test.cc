@@ -230,6 +230,46 @@ TEST_F(LinksTest, TheOtherServerDoesTheWorkOfOneThatIsLost) {
   EXPECT_EQ(data, expected);
 }
 
+// Links of servers with different loads wait for each other. What is pushed again to a server that
+// came back takes no part in that, and what is queued behind it does.
+TEST_F(LinksTest, UnequalServersStayInStepWhenOneComesBack) {
+  failover = true;
+  make({3, 1});
+  control::ServerSet set = control::ServerSet::all(2);
+  set.lose(1);
+  Transfer next = transfer;
+  next.key.round = 1;
+  std::string more = data;
+  next.send = next.receive = more.data();
+  uint32_t left = 2;
+  on_done = [&] {
+    if (--left == 0) loop.stop();
+  };
+  const auto come_back = [&] {
+    auto [near, far] = connected_pair();
+    servers[1] = std::make_unique<Server>(loop, std::move(far));
+    std::vector<std::unique_ptr<transport::Connection>> connections;
+    connections.push_back(transport::tcp::make_connection(std::move(near), "server"));
+    links->server_replaced(1, std::move(connections));
+    set.add(1);
+    links->serve(set);
+    EXPECT_TRUE(links->push(next).ok());
+    servers[0]->answer();
+    when_quiet([&] { servers[1]->answer(); });
+  };
+  loop.post([&] {
+    push();
+    when_quiet([&] {
+      links->serve(set);
+      when_quiet(come_back);
+    });
+  });
+  loop.run();
+  EXPECT_EQ(left, 0u);
+  EXPECT_EQ(data, expected);
+  EXPECT_EQ(more, expected);
+}
+
 TEST_F(LinksTest, TheRoundTripToEachServerIsKnown) {
   make({1, 1});
   servers[0]->answering = servers[1]->answering = true;
