@@ -104,6 +104,8 @@ class Links final : public Pusher, private transport::FlowHandler {
   // Returns a transfer that is overdue by `margin` while no server has answered anything, or null.
   // Servers watch the deadlines; this is for the case that they cannot.
   const Transfer* overdue(Nanos now, Nanos margin) const;
+  // Returns the servers from which results of the transfer are missing.
+  std::vector<uint32_t> awaited(const Transfer& transfer) const;
   // Returns the credit of a flow in the world, in bytes.
   size_t credit_bytes() const { return world_.credit() * options_.segment_bytes; }
   std::vector<transport::FlowCounters> counters() const;

@@ -343,7 +343,6 @@ bool names_somebody(const std::string& text) {
 // Returns whether the job must end as if nothing had happened.
 bool must_survive(const Layout& layout, Kind kind) {
   if (kind == Kind::kDelay) return true;
-  if (kind == Kind::kCorrupt || kind == Kind::kDuplicate) return false;
   // Named all-reduces cannot move if nodes have different numbers of ranks.
   return layout.failover && layout.even();
 }
