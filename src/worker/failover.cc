@@ -217,7 +217,11 @@ void Links::requeue(const Transfer& transfer, uint32_t run, Transfer* other) {
     }
     stream.queue.push(item);
   }
-  if (balances_) note_position(transfer.ways[run].server, found->first, stream);
+  if (balances_) {
+    const uint32_t server = transfer.ways[run].server;
+    note_position(server, found->first, stream);
+    released_.push_back(server);  // it is held no more
+  }
   if (stream.queue.empty() && stream.outstanding == 0) erase_stream(link, found);
 }
 

@@ -41,7 +41,7 @@ TEST(Frame, TheCheckCoversTheHeaderAndItsNumber) {
   header.segments = 2;
   header.payload = 100;
   header.round = 7;
-  EXPECT_EQ(check_of(header, 1), 0u);
+  EXPECT_EQ(check_of(header, 1), 0x52b3cffau);
   EXPECT_NE(check_of(header, 1), check_of(header, 2));
   EXPECT_EQ(check_of(header, 1), check_of(header, 1 + (uint64_t{1} << 32)));
   const uint32_t before = check_of(header, 5);
