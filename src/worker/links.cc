@@ -34,6 +34,7 @@ void Links::add_flow(uint32_t server, transport::Connection& connection) {
     links_.resize(server + 1);
     serving_.serving.resize(server + 1, true);
     serving_.since.resize(server + 1, 0);
+    at_loss_ = serving_;
     for (auto one = static_cast<uint32_t>(all_servers_.size()); one <= server; ++one) {
       all_servers_.push_back(one);
     }
@@ -315,6 +316,7 @@ bool Links::send_next(Link& link, const StreamId& id, Stream& stream) {
     wire::Open open = transfer.open;
     open.shard_bytes = shard.bytes;
     open.again = again;
+    open.stays = options_.failover && !keeps_results(transfer);
     open.result_workers = again ? transfer.workers : 0;
     flow.flow->send_owned(header, encode(open));
   }

@@ -287,7 +287,7 @@ class Links final : public Pusher, private transport::FlowHandler {
   std::map<Key, std::unique_ptr<Transfer>> kept_;
   std::vector<char> unused_;               // for results that are not used
   Nanos answered_at_ = 0;
-  control::ServerSet serving_;
+  control::ServerSet serving_, at_loss_;   // now, and when a server was last lost
 };
 
 }  // namespace herring::worker

@@ -230,6 +230,40 @@ TEST_F(LinksTest, TheOtherServerDoesTheWorkOfOneThatIsLost) {
   EXPECT_EQ(data, expected);
 }
 
+// Where nobody keeps results, nothing moves back to a server that serves again: one rank may have a
+// result that another one still waits for.
+TEST_F(LinksTest, WhatNobodyKeepsStaysWithTheStandIn) {
+  failover = true;
+  make({1, 1});
+  control::ServerSet set = control::ServerSet::all(2);
+  auto [near, far] = connected_pair();
+  Server second(loop, std::move(far));
+  links->add_flow(0, *transport::tcp::make_connection(std::move(near), "server"));
+  loop.post([&] {
+    set.lose(1);
+    links->serve(set);
+    push();
+    when_quiet([&] {
+      auto [here, there] = connected_pair();
+      servers[1] = std::make_unique<Server>(loop, std::move(there));
+      std::vector<std::unique_ptr<transport::Connection>> connections;
+      connections.push_back(transport::tcp::make_connection(std::move(here), "server"));
+      links->server_replaced(1, std::move(connections));
+      set.add(1);
+      links->serve(set);
+      second.answering = true;
+      servers[0]->answer();
+      second.answer();
+    });
+  });
+  loop.run();
+  EXPECT_TRUE(done);
+  EXPECT_EQ(data, expected);
+  EXPECT_EQ(servers[1]->segments, 0u);
+  EXPECT_EQ(servers[0]->segments + second.segments, 96u);
+  links.reset();
+}
+
 // Links of servers with different loads wait for each other. What is pushed again to a server that
 // came back takes no part in that, and what is queued behind it does.
 TEST_F(LinksTest, UnequalServersStayInStepWhenOneComesBack) {
