@@ -131,7 +131,8 @@ Status Job::join() {
   registration.settings = shared_settings(settings);
   asked_ = true;
   const auto start_server = [&](const control::Cluster&, uint32_t node) -> Status {
-    HERRING_RETURN_IF_ERROR(Colocated::start(*member, node, *options_.transport).move_to(colocated_));
+    HERRING_RETURN_IF_ERROR(
+        Colocated::start(*member, node, *options_.transport).move_to(colocated_));
     return {};
   };
   auto joined = control::Member::join(*member, registration, start_server);

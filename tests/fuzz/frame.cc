@@ -75,7 +75,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
   tcp::TcpFlow flow(loop, GuardedFd(UniqueFd(ends[1])), handler, "fuzz");
   // The input arrives in up to three portions, so that frames are cut anywhere.
   size_t at = 0;
-  const size_t step = std::max<size_t>(1, size / 3 + (size > 0 ? static_cast<uint8_t>(data[0]) % 7 : 0));
+  const size_t step = std::max<size_t>(1, size / 3 + (size > 0 ? input[0] % 7 : 0));
   EventLoop::Task feed = [&] {
     const size_t n = std::min({step, size - at, size_t{60000}});
     if (n == 0) {
