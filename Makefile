@@ -37,6 +37,8 @@ TESTS_schedulers := dask spark
 PROGRAMS ?= 10000
 FIRST ?= 1
 FEATURES ?=
+# For `make connections`: the number of jobs; FIRST is the first seed.
+BREAKS ?= 3000
 # For `make hostile`: the number of connections, of pairs of turns, and the seed.
 CONNECTIONS ?= 10000
 TURNS ?= 20
@@ -70,7 +72,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 PACKAGE := $(shell find python/herring lab/python -name '*.py' 2>/dev/null)
 CORE := $(shell find src bindings lab/src lab/bindings -type f 2>/dev/null) CMakeLists.txt lab/CMakeLists.txt pyproject.toml
 
-.PHONY: help run build docs test test-core test-docs test-install test-examples test-python test-frameworks test-clusters test-gpu bench-gpu lint hooks sanitize soak soak-adapters soak-gpus faults observe-cases hostile credit-suite fuzz wheel check-aarch64 clean distclean
+.PHONY: help run build docs test test-core test-docs test-install test-examples test-python test-frameworks test-clusters test-gpu bench-gpu lint hooks sanitize soak soak-adapters soak-gpus faults connections observe-cases hostile credit-suite fuzz wheel check-aarch64 clean distclean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -182,6 +184,11 @@ soak-gpus: $(STAMPS)/build $(STAMPS)/test build/tests/device/libcuda.so.1 ## run
 faults: $(STAMPS)/build build/tests/fault_injection.so ## run jobs in which one system call fails: CASES=0 ONLY= PARALLEL=
 	@$(BIN)/python tests/faults/cases.py build/tests/fault_injection.so --sample $(CASES) \
 	  --only '$(ONLY)' --parallel $(PARALLEL)
+
+connections: $(STAMPS)/tools $(STAMPS)/test-system ## run jobs in which one connection breaks: BREAKS=3000 FIRST=1
+	@cmake --preset default > /dev/null
+	@cmake --build --preset default --target broken_connections -- --quiet
+	@build/tests/broken_connections --jobs=$(BREAKS) --first=$(FIRST) --parallel=8
 
 observe-cases: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/examples ## run slow and stuck jobs, and check whom Herring names, and why: ONLY=
 	@$(BIN)/python tests/observe/run.py --only '$(ONLY)'

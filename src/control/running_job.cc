@@ -14,7 +14,7 @@ using wire::FrameType;
 
 // A worker's connection to a dead server may end before the server's own connection, which says
 // better why.
-constexpr Nanos kBetterReason = 100 * kMillisecond;
+constexpr Nanos kBetterReason = 50 * kMillisecond;
 
 }  // namespace
 

@@ -5,8 +5,9 @@
 namespace herring::job {
 
 Result<std::unique_ptr<Colocated>> Colocated::start(const control::Member::Options& member,
-                                                    uint32_t node) {
-  auto serving = Serving::start(member);
+                                                    uint32_t node,
+                                                    transport::Transport& transport) {
+  auto serving = Serving::start(member, transport);
   if (!serving.ok()) return serving.status();
   std::unique_ptr<Colocated> colocated(new Colocated(std::move(*serving)));
   colocated->joining_ = std::thread([self = colocated.get(), member, node] {

@@ -15,7 +15,8 @@ class Colocated {
   // Listens, and begins to join the job as a separate process would. Joining ends when the whole
   // cluster is there.
   static Result<std::unique_ptr<Colocated>> start(const control::Member::Options& member,
-                                                  uint32_t node);
+                                                  uint32_t node,
+                                                  transport::Transport& transport);
   ~Colocated();
 
   // Waits until the server has joined or failed to join. Returns which.

@@ -75,7 +75,8 @@ void take_place(control::Member& member, server::Server& server) {
 
 // `serving` is set as soon as the server exists, so that the caller has it however this ends.
 Status serve(const std::string& rendezvous, const std::string& secret, const Settings& settings,
-             Nanos waits_since, std::unique_ptr<Serving>& serving) {
+             Nanos waits_since, transport::Transport& transport,
+             std::unique_ptr<Serving>& serving) {
   apply_process_settings(settings);
   set_log_identity("server");
   auto options = member_options(rendezvous, secret, settings);
@@ -83,7 +84,7 @@ Status serve(const std::string& rendezvous, const std::string& secret, const Set
   const Nanos deadline = monotonic_now() + options->connect_timeout;
   options->waits_since = waits_since == 0 ? monotonic_now() : waits_since;
   log(LogLevel::kInfo, "waits for its job at ", rendezvous);
-  HERRING_RETURN_IF_ERROR(Serving::start(*options).move_to(serving));
+  HERRING_RETURN_IF_ERROR(Serving::start(*options, transport).move_to(serving));
   options->connect_timeout = std::max(deadline - monotonic_now(), kMillisecond);
   const Status joined = serving->join(*options, Serving::kNoNode);
   if (joined.code() == Code::kShutdown) {
@@ -136,10 +137,11 @@ Status serve(const std::string& rendezvous, const std::string& secret, const Set
 }  // namespace
 
 Status run_dedicated_server(const std::string& rendezvous, const std::string& secret,
-                            const Settings& settings, Nanos waits_since) {
+                            const Settings& settings, Nanos waits_since,
+                            transport::Transport& transport) {
   std::unique_ptr<Serving> serving;
   const Status status = without_exceptions(
-      [&] { return serve(rendezvous, secret, settings, waits_since, serving); });
+      [&] { return serve(rendezvous, secret, settings, waits_since, transport, serving); });
   // Says why, unless the server has said goodbye: the others would only see this process leave.
   if (!status.ok() && serving && serving->member() != nullptr) serving->member()->abort(status);
   return status;

@@ -131,7 +131,8 @@ Status Job::join() {
   registration.settings = shared_settings(settings);
   asked_ = true;
   const auto start_server = [&](const control::Cluster&, uint32_t node) -> Status {
-    HERRING_RETURN_IF_ERROR(Colocated::start(*member, node).move_to(colocated_));
+    HERRING_RETURN_IF_ERROR(
+        Colocated::start(*member, node, *options_.transport).move_to(colocated_));
     return {};
   };
   auto joined = control::Member::join(*member, registration, start_server);
@@ -180,8 +181,8 @@ Status Job::connect() {
       member->report_server(server, number, reachable, why);
     };
   }
-  engine_ = std::make_unique<worker::Engine>(cluster, engine, transport::tcp::transport(),
-                                             std::move(bus_), std::move(*flows));
+  engine_ = std::make_unique<worker::Engine>(cluster, engine, *options_.transport, std::move(bus_),
+                                             std::move(*flows));
   log_begin(engine, plane.flows);
   if (engine.observe) {
     reports_ = std::make_unique<WorkerReports>(*engine_, options_.rank);
@@ -192,7 +193,7 @@ Status Job::connect() {
 
   if (shared->get_bool("failover")) {
     newcomers_ = std::make_unique<Newcomers>(
-        *member, options_.rank, cluster.incarnation, plane.flows,
+        *member, *options_.transport, options_.rank, cluster.incarnation, plane.flows,
         [this](const control::Replacement& news, Result<Newcomers::Connections> connected) {
           if (connected.ok()) return engine_->server_comes(news, std::move(*connected));
           member_->report_server(news.server, news.number, false,
@@ -274,8 +275,9 @@ Result<std::vector<worker::ServerFlow>> Job::connect_servers(
   std::vector<worker::ServerFlow> made;
   for (size_t i = 0; i < connected->size(); ++i) {
     const control::ServerInfo& server = cluster.servers[(*doors)[i].server];
-    made.push_back({server.index, transport::tcp::make_connection(std::move((*connected)[i]),
-                                                                  server.address)});
+    made.push_back({server.index, options_.transport->make_connection(
+                                      std::move((*connected)[i]), server.address,
+                                      (*doors)[i].hello)});
   }
   return made;
 }

@@ -14,6 +14,7 @@
 #include "job/newcomers.h"
 #include "job/reporter.h"
 #include "job/worker_reports.h"
+#include "transport/tcp/transport.h"
 #include "worker/engine.h"
 
 namespace herring::job {
@@ -28,6 +29,8 @@ struct JobOptions {
   std::string host_id;
   std::string secret;            // raw bytes
   Settings settings;
+  // Carries the data plane.
+  transport::tcp::TcpTransport* transport = &transport::tcp::transport();
 };
 
 class Job {

@@ -9,7 +9,6 @@
 #include "base/fork_guard.h"
 #include "base/signals.h"
 #include "transport/tcp/connector.h"
-#include "transport/tcp/transport.h"
 
 namespace herring::job {
 namespace {
@@ -18,10 +17,10 @@ constexpr Nanos kMargin = 250 * kMillisecond;
 
 }  // namespace
 
-Newcomers::Newcomers(control::Member::Options member, uint32_t rank, uint32_t incarnation,
-                     uint32_t flows, Connected connected)
-    : member_(std::move(member)), rank_(rank), incarnation_(incarnation), flows_(flows),
-      connected_(std::move(connected)), generation_(fork_generation()) {}
+Newcomers::Newcomers(control::Member::Options member, transport::tcp::TcpTransport& transport,
+                     uint32_t rank, uint32_t incarnation, uint32_t flows, Connected connected)
+    : member_(std::move(member)), transport_(transport), rank_(rank), incarnation_(incarnation),
+      flows_(flows), connected_(std::move(connected)), generation_(fork_generation()) {}
 
 Newcomers::~Newcomers() {
   for (auto& [number, attempt] : attempts_) {
@@ -81,8 +80,9 @@ Result<Newcomers::Connections> Newcomers::connect(const control::Replacement& ne
       });
   if (!connected.ok()) return connected.status();
   Connections made;
-  for (transport::tcp::Socket& socket : *connected) {
-    made.push_back(transport::tcp::make_connection(std::move(socket), news.address));
+  for (size_t i = 0; i < connected->size(); ++i) {
+    made.push_back(transport_.make_connection(std::move((*connected)[i]), news.address,
+                                              wanted[i].hello));
   }
   return made;
 }

@@ -10,7 +10,7 @@
 
 #include "control/cluster.h"
 #include "control/member.h"
-#include "transport/transport.h"
+#include "transport/tcp/transport.h"
 
 namespace herring::job {
 
@@ -23,8 +23,8 @@ class Newcomers {
   using Connected = std::function<void(const control::Replacement&, Result<Connections>)>;
 
   // `member`: how this worker proves itself.
-  Newcomers(control::Member::Options member, uint32_t rank, uint32_t incarnation, uint32_t flows,
-            Connected connected);
+  Newcomers(control::Member::Options member, transport::tcp::TcpTransport& transport,
+            uint32_t rank, uint32_t incarnation, uint32_t flows, Connected connected);
   ~Newcomers();
   Newcomers(const Newcomers&) = delete;
   Newcomers& operator=(const Newcomers&) = delete;
@@ -42,6 +42,7 @@ class Newcomers {
   Result<Connections> connect(const control::Replacement& news, const Attempt& attempt) const;
 
   const control::Member::Options member_;
+  transport::tcp::TcpTransport& transport_;
   const uint32_t rank_, incarnation_, flows_;
   const Connected connected_;
   const uint32_t generation_;  // a forked child has no threads

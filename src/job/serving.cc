@@ -2,16 +2,16 @@
 
 #include "job/options.h"
 #include "transport/tcp/socket.h"
-#include "transport/tcp/transport.h"
 
 namespace herring::job {
 
-Result<std::unique_ptr<Serving>> Serving::start(const control::Member::Options& member) {
+Result<std::unique_ptr<Serving>> Serving::start(const control::Member::Options& member,
+                                                 transport::Transport& transport) {
   std::string host = member.source;
   if (host.empty()) {
     HERRING_RETURN_IF_ERROR(control::Member::find_own_address(member).move_to(host));
   }
-  auto started = server::Server::start({host, 0, member.credentials}, transport::tcp::transport());
+  auto started = server::Server::start({host, 0, member.credentials}, transport);
   if (!started.ok()) return started.status();
   return std::unique_ptr<Serving>(new Serving(std::move(*started)));
 }

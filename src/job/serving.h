@@ -8,13 +8,15 @@
 #include "job/reporter.h"
 #include "job/server_reports.h"
 #include "server/server.h"
+#include "transport/transport.h"
 
 namespace herring::job {
 
 class Serving {
  public:
   // Listens only on the address from which this host reaches the rendezvous.
-  static Result<std::unique_ptr<Serving>> start(const control::Member::Options& member);
+  static Result<std::unique_ptr<Serving>> start(const control::Member::Options& member,
+                                                transport::Transport& transport);
 
   // Registers the server and returns when the whole cluster is there. `node` is the node of a
   // colocated server, or kNoNode for a dedicated one.

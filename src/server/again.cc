@@ -104,7 +104,8 @@ void Aggregator::serve(const control::ServerSet& set, size_t window) {
     servers_.adopt(set);
     std::vector<Operation*> idle;
     for (auto& [key, op] : operations_) {
-      if (!has_moved(key, *op->group) || std::exchange(op->moved, true)) continue;
+      if (op->open.stays || !has_moved(key, *op->group)) continue;
+      if (std::exchange(op->moved, true)) continue;
       if (op->slots == 0) idle.push_back(op.get());
       give_up(*op, missing);
     }

@@ -143,7 +143,7 @@ Status Aggregator::open_locked(const Key& key, const std::shared_ptr<JobGroup>& 
            a.shard_bytes != b.shard_bytes || a.pair_a != b.pair_a || a.pair_b != b.pair_b;
   };
   if (group->called_off && !key.outlives_members()) return {};
-  if (has_moved(key, *group)) return {};
+  if (!open.stays && has_moved(key, *group)) return {};
   const auto found = operations_.find(key);
   Operation* op = found != operations_.end() ? found->second.get() : nullptr;
   if (op == nullptr) {

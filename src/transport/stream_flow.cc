@@ -44,8 +44,7 @@ void StreamFlow::send(const wire::FrameHeader& header, const iovec* pieces, int 
   frame.token = token;
   frame.bytes = wire::kHeaderBytes + header.payload;
   for (int i = 0; i < count; ++i) pieces_.push(pieces[i]);
-  backlog_ += frame.bytes;
-  schedule_flush();
+  queued(frame);
 }
 
 void StreamFlow::lend(const wire::FrameHeader& header, const iovec* pieces, int count) {
@@ -61,6 +60,12 @@ void StreamFlow::send_owned(wire::FrameHeader header, std::string payload) {
   frame.header = header;
   frame.bytes = wire::kHeaderBytes + payload.size();
   frame.owned = std::move(payload);
+  queued(frame);
+}
+
+// The frame is the last one in the queue.
+void StreamFlow::queued(OutFrame& frame) {
+  frame.header.check = wire::check_of(frame.header, counters_.frames_sent + frames_.size());
   backlog_ += frame.bytes;
   schedule_flush();
 }
@@ -225,6 +230,13 @@ bool StreamFlow::consume(size_t bytes) {
 }
 
 bool StreamFlow::begin_frame() {
+  // Nothing that has not been sent has any effect, so to the owner the connection is lost.
+  if (header_.check != wire::check_of(header_, counters_.frames_received + 1)) {
+    fail({Code::kPeerLost,
+          concat("connection to ", peer_, " failed: what arrived is not what was sent (frame ",
+                 counters_.frames_received + 1, "): it was changed, repeated or lost on its way")});
+    return false;
+  }
   if (!wire::plausible(header_)) {
     fail(breach("malformed frame header from ", peer_));
     return false;

@@ -69,6 +69,7 @@ class StreamFlow : public Flow {
   bool consume(size_t bytes);  // returns false if the flow was closed
   bool begin_frame();
   bool end_frame();
+  void queued(OutFrame& frame);
   void schedule_flush();
   void flush();
   ssize_t lend_front();

@@ -1,5 +1,8 @@
 #include "wire/frame.h"
 
+#include <bit>
+#include <cstddef>
+#include <cstring>
 #include <iterator>
 
 namespace herring::wire {
@@ -17,6 +20,16 @@ const char* name_of(FrameType type) {
   static_assert(std::size(kNames) == static_cast<size_t>(FrameType::kLast) + 1);
   const auto index = static_cast<uint8_t>(type);
   return index <= static_cast<uint8_t>(FrameType::kLast) ? kNames[index] : "unknown";
+}
+
+uint32_t check_of(const FrameHeader& header, uint64_t number) {
+  constexpr size_t kWords = offsetof(FrameHeader, check) / sizeof(uint32_t);
+  uint32_t words[kWords];
+  std::memcpy(words, &header, sizeof(words));
+  // Every step can be undone, so a difference in one word never disappears.
+  uint32_t check = static_cast<uint32_t>(number);
+  for (const uint32_t word : words) check = std::rotl((check ^ word) * 0x9e3779b1u, 13);
+  return check;
 }
 
 bool plausible(const FrameHeader& header) {

@@ -1,4 +1,4 @@
-// The unit on the wire: a 44-byte little-endian header, then `payload` bytes.
+// The unit on the wire: a 48-byte little-endian header, then `payload` bytes.
 #pragma once
 
 #include <cstdint>
@@ -74,8 +74,9 @@ struct FrameHeader {
                                // partial all-reduce, contributors whose bytes are in it
     uint32_t taken;            // kData, kTaken: segments of lent results read on this flow so far,
   };                           // modulo 2^32
+  uint32_t check = 0;          // check_of() this header, as the flow that sends it sets it
 };
-static_assert(sizeof(FrameHeader) == 44, "the header travels as it lies in memory");
+static_assert(sizeof(FrameHeader) == 48, "the header travels as it lies in memory");
 
 inline constexpr size_t kHeaderBytes = sizeof(FrameHeader);
 
@@ -105,6 +106,11 @@ inline constexpr uint8_t kFlagFormed = 32;
 inline constexpr uint32_t kMaxPayload = 96u << 20;
 // Messages of the control plane have at most this size.
 inline constexpr uint32_t kMaxControlPayload = 16u << 20;
+
+// Returns the check of a header that is the `number`-th on its connection, from 1 on. A header that
+// differs in up to 32 adjacent bits of one field, or in its number alone, always has another check.
+// So a frame that was changed, repeated or lost on its way does no harm.
+uint32_t check_of(const FrameHeader& header, uint64_t number);
 
 // Returns false for a header that no peer would send: an unknown type or impossible counts.
 bool plausible(const FrameHeader& header);

@@ -146,7 +146,7 @@ std::string encode(const Open& open) {
   out.put(open.participants).put(open.workers).put(open.shard_bytes);
   out.put(open.deadline.timeout_ms).put(open.deadline.stall_ms).put(open.deadline.warn_ms);
   out.put(open.pair_a).put(open.pair_b);
-  out.put(static_cast<uint8_t>(open.again)).put(open.result_workers);
+  out.put(static_cast<uint8_t>(open.stays ? 2 : open.again ? 1 : 0)).put(open.result_workers);
   out.text(open.name);
   return out.take();
 }
@@ -167,9 +167,10 @@ Result<Open> decode_open(std::string_view text) {
   open.pair_b = in.get<uint32_t>();
   const auto again = in.get<uint8_t>();
   open.again = again == 1;
+  open.stays = again == 2;
   open.result_workers = in.get<uint32_t>();
   open.name = in.text(kMaxName);
-  if (!in.done() || again > 1 || open.shard_bytes == 0 ||
+  if (!in.done() || again > 2 || open.shard_bytes == 0 ||
       open.shard_bytes % size_of(open.dtype) != 0) {
     return malformed("open");
   }

@@ -35,6 +35,8 @@ struct Open {
   // The contributor pushes again what another server may have summed: some segments may be missing,
   // and some may be results, with the gradients of this number of workers.
   bool again = false;
+  // It stays where it is although its home serves again, because nobody keeps its results.
+  bool stays = false;
   uint32_t result_workers = 0;
   std::string name;  // for messages
 };

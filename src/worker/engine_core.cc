@@ -278,15 +278,21 @@ void EngineCore::check_deadlines(Nanos now) {
   node_stage_->check_deadlines(now, kDeadlineMargin);
   executor_->check_deadlines(now);
   Nanos waited = 0;
-  std::string name = named_.overdue(now, kDeadlineMargin, &waited);
+  std::vector<uint32_t> servers(1);
+  std::string name = named_.overdue(now, kDeadlineMargin, &waited, &servers[0]);
   if (const Transfer* late = links_->overdue(now, kDeadlineMargin)) {
     name = concat("'", late->open.name, "'");
     waited = now - late->pushed_at;
+    servers = links_->awaited(*late);
   }
   if (name.empty()) return;
-  fail_now({Code::kTimeout, concat(name, " has waited ", in_seconds(waited),
-                                   ", and no server has answered or reported the time-out; look "
-                                   "at the output of the other ranks and servers")});
+  std::string who;
+  for (const uint32_t server : servers) {
+    who += concat(who.empty() ? "" : " and ", cluster_.describe_server(server));
+  }
+  fail_now({Code::kTimeout, concat(name, " has waited ", in_seconds(waited), " for ", who,
+                                   ", and nobody has answered or reported the time-out; look at "
+                                   "the output of the other ranks and servers")});
 }
 
 // Tells the servers in which calls threads of this rank have been held up for a while. The servers

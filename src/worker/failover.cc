@@ -81,10 +81,13 @@ bool Links::can_move() const {
   });
 }
 
-// Returns who has the run now; the epoch is 0 if that is its home.
+// Returns who has the run now; the epoch is 0 if that is its home. If nobody keeps the results, the
+// run must not move when a server comes back: some ranks may have results that others lack. A loss
+// ends the job if such a transfer is in flight anywhere, so all ranks that go on agree about it.
 control::ServerSet::StandIn Links::stand_in(const Transfer& transfer, uint32_t run) const {
   const uint32_t home = home_of(transfer, run);
-  auto now = serving_.stand_in(home, transfer.key.buffer, owners_of(transfer.key.group));
+  const control::ServerSet& set = keeps_results(transfer) ? serving_ : at_loss_;
+  auto now = set.stand_in(home, transfer.key.buffer, owners_of(transfer.key.group));
   if (now.server == home) now.epoch = 0;
   return now;
 }
@@ -143,7 +146,9 @@ void Links::serve(const control::ServerSet& set) {
   const control::ServerSet before = serving_;
   serving_.adopt(set);
   for (uint32_t server = 0; server < links_.size(); ++server) {
-    if (before.has(server) && !set.has(server)) drop_link(server);
+    if (!before.has(server) || set.has(server)) continue;
+    at_loss_ = serving_;
+    drop_link(server);
   }
   std::vector<Transfer*> moving;
   for (auto& [key, pushed] : transfers_) moving.push_back(pushed.transfer);
@@ -193,7 +198,7 @@ void Links::drop_link(uint32_t server) {
   for (auto& [id, order] : orders_) {
     order.balance.remove(server);
     while (const auto next = order.balance.release()) released_.push_back(*next);
-    if (order.balance.empty()) idle.push_back(id);
+    if (order.balance.empty() && !is_queued(id)) idle.push_back(id);
   }
   for (const StreamId& id : idle) orders_.erase(id);
 }
@@ -231,6 +236,11 @@ void Links::requeue(const Transfer& transfer, uint32_t run, Transfer* other) {
       item.transfer = other;
     }
     stream.queue.push(item);
+  }
+  if (balances_) {
+    const uint32_t server = transfer.ways[run].server;
+    note_position(server, found->first, stream);
+    released_.push_back(server);  // it is held no more
   }
   if (stream.queue.empty() && stream.outstanding == 0) erase_stream(link, found);
 }

@@ -35,6 +35,7 @@ void Links::add_flow(uint32_t server, transport::Connection& connection) {
     links_.resize(server + 1);
     serving_.serving.resize(server + 1, true);
     serving_.since.resize(server + 1, 0);
+    at_loss_ = serving_;
     for (auto one = static_cast<uint32_t>(all_servers_.size()); one <= server; ++one) {
       all_servers_.push_back(one);
     }
@@ -247,19 +248,29 @@ double Links::share(const Item& item, double segments) const {
 }
 
 // Records the position of the stream's first item on this link, which is a new one or has advanced.
+// What is pushed again has none: no link waits for it.
 void Links::note_position(uint32_t server, const StreamId& id, Stream& stream) {
   const auto order = orders_.find(id);
   if (order == orders_.end()) return;
   Balance& balance = order->second.balance;
-  if (stream.queue.empty()) {
+  if (stream.queue.empty() || goes_again(*stream.queue.front().transfer,
+                                         stream.queue.front().run)) {
     balance.remove(server);
   } else {
     const Item& item = stream.queue.front();
-    if (goes_again(*item.transfer, item.run)) return;
     balance.set(server, static_cast<double>(item.number) + share(item, item.next));
   }
   while (const auto link = balance.release()) released_.push_back(*link);
-  if (balance.empty()) orders_.erase(order);
+  if (balance.empty() && !is_queued(id)) orders_.erase(order);
+}
+
+// Returns whether the stream has something to push that has no position, because something that is
+// pushed again comes first.
+bool Links::is_queued(const StreamId& id) const {
+  return options_.failover && std::ranges::any_of(links_, [&id](const Link& link) {
+    const auto stream = link.streams.find(id);
+    return stream != link.streams.end() && !stream->second.queue.empty();
+  });
 }
 
 bool Links::send_next(Link& link, const StreamId& id, Stream& stream) {
@@ -281,6 +292,7 @@ bool Links::send_next(Link& link, const StreamId& id, Stream& stream) {
   size_t count = piece.count;
   if (count == 0) {  // nothing is left that another worker may lack
     stream.queue.pop();
+    if (balances_) note_position(flow.server, id, stream);
     return true;
   }
   // Waits until a whole frame fits, so that a growing window means larger frames, not more small
@@ -310,6 +322,7 @@ bool Links::send_next(Link& link, const StreamId& id, Stream& stream) {
     wire::Open open = transfer.open;
     open.shard_bytes = shard.bytes;
     open.again = again;
+    open.stays = options_.failover && !keeps_results(transfer);
     open.result_workers = again ? transfer.workers : 0;
     flow.flow->send_owned(header, encode(open));
   }
@@ -348,7 +361,7 @@ bool Links::send_next(Link& link, const StreamId& id, Stream& stream) {
       transfer.mark.at(observe::Moment::kPushed, loop_.now());
     }
   }
-  if (balanced) note_position(flow.server, id, stream);
+  if (balances_) note_position(flow.server, id, stream);
   return true;
 }
 

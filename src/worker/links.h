@@ -107,6 +107,8 @@ class Links final : public Pusher, private transport::FlowHandler {
   // Returns a transfer that is overdue by `margin` while no server has answered anything, or null.
   // Servers watch the deadlines; this is for the case that they cannot.
   const Transfer* overdue(Nanos now, Nanos margin) const;
+  // Returns the servers from which results of the transfer are missing.
+  std::vector<uint32_t> awaited(const Transfer& transfer) const;
   // Returns the credit of a flow in the world, in bytes.
   size_t credit_bytes() const { return world_.credit() * options_.segment_bytes; }
   std::vector<transport::FlowCounters> counters() const;
@@ -209,6 +211,7 @@ class Links final : public Pusher, private transport::FlowHandler {
   size_t window(uint32_t server, const Pace& pace) const;
   double share(const Item& item, double segments) const;
   void note_position(uint32_t server, const StreamId& id, Stream& stream);
+  bool is_queued(const StreamId& id) const;
   void pump(uint32_t server);
   void pump_released();
   void pump_link(Link& link);
@@ -301,7 +304,7 @@ class Links final : public Pusher, private transport::FlowHandler {
   std::map<Key, std::unique_ptr<Transfer>> kept_;
   std::vector<char> unused_;               // for results that are not used
   Nanos answered_at_ = 0;
-  control::ServerSet serving_;
+  control::ServerSet serving_, at_loss_;   // now, and when a server was last lost
 };
 
 }  // namespace herring::worker

@@ -268,7 +268,10 @@ void Membership::check_link(uint32_t server, const std::string& how, uint64_t re
     });
     return;
   }
-  left_.empty() ? engine_.fail_now({Code::kPeerLost, how}) : fail_what_needs(server);
+  if (!left_.empty()) return fail_what_needs(server);
+  // The server lives, so only this rank knows of the loss. The others would see it leave.
+  engine_.fail_now({Code::kPeerLost, how});
+  engine_.options().abort(how);
 }
 
 void Membership::fail_what_needs(uint32_t server) {

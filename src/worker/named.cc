@@ -408,13 +408,15 @@ void NamedOperations::fail_all(const Status& why) {
   while (!operations_.empty()) finish(*operations_.begin()->second, why);
 }
 
-std::string NamedOperations::overdue(Nanos now, Nanos margin, Nanos* waited) const {
+std::string NamedOperations::overdue(Nanos now, Nanos margin, Nanos* waited,
+                                     uint32_t* server) const {
   for (const auto& [id, operation] : operations_) {
     if (operation->launched_) continue;
     const Nanos age = now - operation->started_;
     const uint32_t timeout_ms = engine_.timeout_ms(operation->call_.timeout);
     if (age <= timeout_ms * kMillisecond + margin) continue;
     *waited = age;
+    *server = operation->asked_.server;
     return title(*operation);
   }
   return {};

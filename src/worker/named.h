@@ -61,9 +61,9 @@ class NamedOperations {
   void call_off(const Group& group, const Status& why);
   // Fails all operations at once. Nothing may access any array any more.
   void fail_all(const Status& why);
-  // Returns the title of an operation that no server has answered or failed in time, and how long
-  // it has waited; "" if there is none.
-  std::string overdue(Nanos now, Nanos margin, Nanos* waited) const;
+  // Returns the title of an operation that no server has answered or failed in time, how long it
+  // has waited, and for which server; "" if there is none.
+  std::string overdue(Nanos now, Nanos margin, Nanos* waited, uint32_t* server) const;
 
   // Returns the number of completed all-reduces whose sums a device did.
   uint64_t device_sums() const { return device_sums_; }

@@ -299,6 +299,17 @@ const Transfer* Links::overdue(Nanos now, Nanos margin) const {
   return nullptr;
 }
 
+std::vector<uint32_t> Links::awaited(const Transfer& transfer) const {
+  std::vector<uint32_t> servers;
+  for (uint32_t run = 0; run < transfer.runs.size(); ++run) {
+    const auto& answered = transfer.answered[run];
+    if (std::ranges::find(answered, false) != answered.end()) {
+      servers.push_back(server_of(transfer, run));
+    }
+  }
+  return servers;
+}
+
 void Links::on_closed(transport::Flow& flow, const Status& why) {
   on_closed_(static_cast<LinkFlow*>(flow.user)->server, why);
 }

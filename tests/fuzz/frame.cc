@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/fuzz/input.h"
 #include "transport/epoll_loop.h"
 #include "transport/tcp/flow.h"
 
@@ -61,7 +62,11 @@ class Handler : public FlowHandler {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
+  std::string data(reinterpret_cast<const char*>(input), size);
+  uint64_t frames = 0;
+  // Otherwise the flow ends at the first header.
+  if (size == 0 || data.back() != '!') herring::fuzz::seal(data, frames);
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) != 0) std::abort();
   UniqueFd writer(ends[0]);
@@ -70,14 +75,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   tcp::TcpFlow flow(loop, GuardedFd(UniqueFd(ends[1])), handler, "fuzz");
   // The input arrives in up to three portions, so that frames are cut anywhere.
   size_t at = 0;
-  const size_t step = std::max<size_t>(1, size / 3 + (size > 0 ? data[0] % 7 : 0));
+  const size_t step = std::max<size_t>(1, size / 3 + (size > 0 ? input[0] % 7 : 0));
   EventLoop::Task feed = [&] {
     const size_t n = std::min({step, size - at, size_t{60000}});
     if (n == 0) {
       shutdown(writer.get(), SHUT_WR);
       return;
     }
-    if (::send(writer.get(), data + at, n, MSG_NOSIGNAL) < 0) return;  // the flow has ended
+    if (::send(writer.get(), data.data() + at, n, MSG_NOSIGNAL) < 0) return;  // the flow has ended
     at += n;
     loop.post(feed);
   };

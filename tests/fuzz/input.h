@@ -7,9 +7,12 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <initializer_list>
+#include <string>
 
 #include "base/log.h"
+#include "wire/frame.h"
 
 namespace herring::fuzz {
 
@@ -58,6 +61,16 @@ inline void count_frames(uint64_t n) {
 // Disables the log. Faults of members are logged as errors, which happens millions of times here.
 inline void be_quiet() {
   set_log_level(static_cast<LogLevel>(static_cast<int>(LogLevel::kError) + 1));
+}
+
+// Gives whole frames the check that a flow expects. `number`: of frames before them.
+inline void seal(std::string& frames, uint64_t& number) {
+  wire::FrameHeader header;
+  for (size_t at = 0; at + sizeof(header) <= frames.size(); at += sizeof(header) + header.payload) {
+    std::memcpy(&header, frames.data() + at, sizeof(header));
+    header.check = wire::check_of(header, ++number);
+    std::memcpy(frames.data() + at, &header, sizeof(header));
+  }
 }
 
 inline void expect(bool sound) {

@@ -138,6 +138,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   expect(started.ok());
   const uint32_t members = options.size + 1;
   std::vector<transport::tcp::Socket> sockets;
+  std::vector<uint64_t> frames(members);
   std::vector<Answers> answers(members);
   for (uint32_t m = 0; m < members; ++m) {
     auto fd = transport::tcp::connect_and_prove((*started)->address(), "", {}, credentials(),
@@ -152,6 +153,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       say(in, out, m, options.size, options.dedicated_servers);
     }
     if (!sockets[m].valid()) continue;
+    seal(out, frames[m]);
     // Answers are read in between, so that neither side waits for the other to read.
     for (size_t at = 0; at < out.size();) {
       const ssize_t n = ::send(sockets[m].get(), out.data() + at, out.size() - at,

@@ -199,6 +199,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   options.small_bytes = 64;
   std::vector<ServerFlow> flows;
   std::vector<UniqueFd> servers;
+  std::vector<uint64_t> frames(kServers);
   for (uint32_t s = 0; s < kServers; ++s) {
     int ends[2];
     expect(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
@@ -239,6 +240,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       const uint32_t s = in.below(kServers);
       std::string out;
       for (uint32_t n = 1 + in.below(16); n > 0 && !in.empty(); --n) answer(in, out);
+      seal(out, frames[s]);
       for (size_t at = 0; at < out.size();) {
         const ssize_t n =
             ::send(servers[s].get(), out.data() + at, out.size() - at, MSG_NOSIGNAL);

@@ -27,23 +27,7 @@ class TcpConnection final : public Connection {
       : socket_(std::move(socket)), peer_(std::move(peer)) {}
 
   std::unique_ptr<Flow> open(EventLoop& loop, FlowHandler& handler, Traffic traffic) override {
-    repeat_soon(socket_.get());
-    switch (traffic) {
-      case Traffic::kCredit:
-        // Credit keeps fewer bytes outstanding than a path could hold, so BBR takes the path to be
-        // slower than it is. 125 MB over paths of 5 ms took 1.10 times the limit with BBR and 1.02
-        // times with cubic; with packet loss, both were the same.
-        avoid_bbr(socket_.get());
-        break;
-      case Traffic::kSchedule:
-        setsockopt(socket_.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kMostUnsent,
-                   sizeof(kMostUnsent));
-        // A schedule's flow pauses for whole steps, and shares the link with its neighbours when
-        // one step meets the next. With BBR, measured steps of a butterfly did not fill the link.
-        avoid_bbr(socket_.get());
-        break;
-      case Traffic::kControl: repeat_steadily(socket_.get()); break;
-    }
+    prepare(socket_.get(), traffic);
     return std::make_unique<TcpFlow>(DescriptorLoop::of(loop), std::move(socket_), handler,
                                      std::move(peer_));
   }
@@ -55,12 +39,14 @@ class TcpConnection final : public Connection {
 
 class TcpListener final : public Listener {
  public:
-  TcpListener(DescriptorLoop& loop, GuardedFd socket, Credentials credentials,
+  TcpListener(TcpTransport& transport, DescriptorLoop& loop, GuardedFd socket,
+              Credentials credentials,
               Transport::Admit admit, Transport::Accepted accepted)
       : acceptor_(loop, std::move(socket), std::move(credentials), std::move(admit),
-                  [accepted = std::move(accepted)](Socket socket, const wire::Hello& hello,
-                                                   const Address& peer) {
-                    accepted(make_connection(std::move(socket), peer.to_string()), hello, peer);
+                  [&transport, accepted = std::move(accepted)](
+                      Socket socket, const wire::Hello& hello, const Address& peer) {
+                    accepted(transport.make_connection(std::move(socket), peer.to_string(), hello),
+                             hello, peer);
                   }) {}
   const Address& address() const override { return acceptor_.address(); }
   void close() override { acceptor_.close(); }
@@ -74,10 +60,12 @@ class TcpListener final : public Listener {
 
 class TcpConnecting final : public Connecting {
  public:
-  TcpConnecting(DescriptorLoop& loop, const Address& address, const std::string& source,
+  TcpConnecting(TcpTransport& transport, DescriptorLoop& loop, const Address& address,
+                const std::string& source,
                 const wire::Hello& hello, const Credentials& credentials, Nanos patience,
                 Transport::Connected connected)
-      : loop_(loop),
+      : transport_(transport),
+        loop_(loop),
         address_(address),
         source_(source),
         hello_(hello),
@@ -108,9 +96,10 @@ class TcpConnecting final : public Connecting {
     }
     const auto then = std::move(connected_);
     if (!socket.ok()) return then(socket.status());  // may destroy this
-    then(make_connection(std::move(*socket), address_.to_string()));
+    then(transport_.make_connection(std::move(*socket), address_.to_string(), hello_));
   }
 
+  TcpTransport& transport_;
   DescriptorLoop& loop_;
   const Address address_;
   const std::string source_;
@@ -126,6 +115,30 @@ class TcpConnecting final : public Connecting {
 
 std::unique_ptr<Connection> make_connection(Socket socket, std::string peer) {
   return std::make_unique<TcpConnection>(std::move(socket), std::move(peer));
+}
+
+std::unique_ptr<Connection> TcpTransport::make_connection(Socket socket, std::string peer,
+                                                          const wire::Hello&) {
+  return tcp::make_connection(std::move(socket), std::move(peer));
+}
+
+void prepare(int socket, Traffic traffic) {
+  repeat_soon(socket);
+  switch (traffic) {
+    case Traffic::kCredit:
+      // Credit keeps fewer bytes outstanding than a path could hold, so BBR takes the path to be
+      // slower than it is. 125 MB over paths of 5 ms took 1.10 times the limit with BBR and 1.02
+      // times with cubic; with packet loss, both were the same.
+      avoid_bbr(socket);
+      break;
+    case Traffic::kSchedule:
+      setsockopt(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kMostUnsent, sizeof(kMostUnsent));
+      // A schedule's flow pauses for whole steps, and shares the link with its neighbours when
+      // one step meets the next. With BBR, measured steps of a butterfly did not fill the link.
+      avoid_bbr(socket);
+      break;
+    case Traffic::kControl: repeat_steadily(socket); break;
+  }
 }
 
 TcpTransport& transport() {
@@ -144,7 +157,7 @@ Result<std::unique_ptr<Listener>> TcpTransport::listen(EventLoop& loop, const Ad
   auto socket = listen_on(address, kBacklog);
   if (!socket.ok()) return socket.status();
   return std::unique_ptr<Listener>(
-      std::make_unique<TcpListener>(DescriptorLoop::of(loop), std::move(*socket),
+      std::make_unique<TcpListener>(*this, DescriptorLoop::of(loop), std::move(*socket),
                                     std::move(credentials), std::move(admit),
                                     std::move(accepted)));
 }
@@ -154,7 +167,7 @@ std::unique_ptr<Connecting> TcpTransport::connect(EventLoop& loop, const Address
                                                   const wire::Hello& hello,
                                                   const Credentials& credentials, Nanos patience,
                                                   Connected connected) {
-  return std::make_unique<TcpConnecting>(DescriptorLoop::of(loop), address, source, hello,
+  return std::make_unique<TcpConnecting>(*this, DescriptorLoop::of(loop), address, source, hello,
                                          credentials, patience, std::move(connected));
 }
 

@@ -1,16 +1,19 @@
 """Servers die between the rounds of a plan, and are replaced; the sums stay right.
 
 Rank 0 does to the servers what its arguments say, one after another: "kill 1", or "stop 0" for
-SIGSTOP. Before the next round it waits until the job's status shows that another process serves.
-With "await NAME" it waits for a file.
+SIGSTOP. Before the next round it waits until the job's status shows that the place is taken again.
+With "break 1" it ends its connection to that server, which lives, in the middle of a round. With
+"await NAME" it waits for a file.
 """
 
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -30,12 +33,43 @@ def servers() -> list[dict]:
 
 def replace(index: int, number: int) -> None:
     """Sends a server a signal, and returns when another process has taken its place."""
-    old = servers()[index]
-    os.kill(old["pid"], number)
+    since = time.monotonic()
+    os.kill(servers()[index]["pid"], number)
+    await_replaced(index, since)
+
+
+def listening_ports(pid: int) -> set[int]:
+    """Returns the ports at which a process accepts connections."""
+    sockets = {os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir()}
+    lines = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    return {
+        int(line[1].split(":")[1], 16)
+        for line in lines
+        if line[3] == "0A" and f"socket:[{line[9]}]" in sockets
+    }
+
+
+def break_connection(ports: set[int]) -> None:
+    """Ends the connection of this process to the server with these ports, as `ss -K` does."""
+    broken = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            with socket.socket(fileno=os.dup(int(entry.name))) as one:
+                if one.family == socket.AF_INET and one.getpeername()[1] in ports:
+                    one.shutdown(socket.SHUT_RDWR)
+                    broken += 1
+        except (OSError, ValueError):  # no socket, not connected, or closed meanwhile
+            continue
+    assert broken == 1, broken
+
+
+def await_replaced(index: int, since: float) -> None:
+    """Returns when a server has come back, or another process for it, after `since`."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         now = servers()[index]
-        if now["pid"] != old["pid"] and now["state"] == "serving":
+        replaced = now["replaced"]
+        if replaced is not None and replaced < time.monotonic() - since:
             assert now["lost"] >= now["replaced"] >= 0, now
             print(f"server {index} replaced", flush=True)
             return
@@ -43,11 +77,17 @@ def replace(index: int, number: int) -> None:
     raise AssertionError(servers())
 
 
-def reduce(plan: herring.PlannedReduction, ranks: range, number: int) -> None:
+def reduce(
+    plan: herring.PlannedReduction,
+    ranks: range,
+    number: int,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> None:
     """Runs a round in which every rank has other numbers, and checks the sums."""
     arena = plan.arena(0).view(np.float32)
     arena[:ELEMENTS] = np.arange(ELEMENTS) % 1000 + 1000 * herring.rank() + number
     plan.begin()
+    meanwhile()
     plan.ready(0)
     plan.wait()
     expected = len(ranks) * (np.arange(ELEMENTS) % 1000 + number) + 1000 * sum(ranks)
@@ -65,7 +105,16 @@ folder = Path(os.environ["FAILOVER_FOLDER"])
 for step, what in enumerate(["", *sys.argv[1:]]):
     if what:
         kind, name = what.split()
-        if rank == 0 and kind != "await":
+        if rank == 0 and kind == "break":
+            ports = listening_ports(servers()[int(name)]["pid"])
+            began = time.monotonic()
+            reduce(plan, range(size), step, lambda ports=ports: break_connection(ports))
+            print(f"the step took {time.monotonic() - began:.3f} s", flush=True)
+            await_replaced(int(name), began)
+            (folder / str(step)).touch()
+        elif kind == "break":
+            reduce(plan, range(size), step)
+        elif rank == 0 and kind != "await":
             replace(int(name), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
             (folder / str(step)).touch()
         while not (folder / (name if kind == "await" else str(step))).exists():

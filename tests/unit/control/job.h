@@ -30,12 +30,13 @@ inline bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-// Sends one frame over a raw socket.
+// Sends one frame over a raw socket, the `number`-th of its connection.
 inline void send_frame(int fd, wire::FrameType type, const std::string& payload,
-                       uint32_t claimed = ~0u) {
+                       uint32_t claimed = ~0u, uint64_t number = 1) {
   wire::FrameHeader header;
   header.type = type;
   header.payload = claimed != ~0u ? claimed : static_cast<uint32_t>(payload.size());
+  header.check = wire::check_of(header, number);
   std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
   bytes += payload;
   ASSERT_EQ(::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL),

@@ -142,20 +142,24 @@ TEST_P(Nonsense, DropsItsAuthorAndDisturbsNobodyElse) {
     return std::move(*fd);
   };
   // A connection that has not registered is dropped without telling any member.
-  const auto send_nonsense = [](int fd) {
+  const auto send_nonsense = [](int fd, uint64_t number) {
+    const auto send = [&](wire::FrameType type, const std::string& payload,
+                          uint32_t claimed = ~0u) {
+      testing::send_frame(fd, type, payload, claimed, number);
+    };
     switch (GetParam()) {
-      case 0: return testing::send_frame(fd, wire::FrameType::kRegister, "too short");
-      case 1: return testing::send_frame(fd, wire::FrameType::kCluster, "not for you");
-      case 2: return testing::send_frame(fd, wire::FrameType::kData, "");
-      case 3: return testing::send_frame(fd, wire::FrameType::kRegister, "", 2u << 20);
-      case 4: return testing::send_frame(fd, static_cast<wire::FrameType>(200), "");
-      case 5: return testing::send_frame(fd, wire::FrameType::kAbort, "no status");
-      case 6: return testing::send_frame(fd, wire::FrameType::kHeartbeat, "ba-dum");
-      default: return testing::send_frame(fd, wire::FrameType::kOpen, std::string(1000, 'x'));
+      case 0: return send(wire::FrameType::kRegister, "too short");
+      case 1: return send(wire::FrameType::kCluster, "not for you");
+      case 2: return send(wire::FrameType::kData, "");
+      case 3: return send(wire::FrameType::kRegister, "", 2u << 20);
+      case 4: return send(static_cast<wire::FrameType>(200), "");
+      case 5: return send(wire::FrameType::kAbort, "no status");
+      case 6: return send(wire::FrameType::kHeartbeat, "ba-dum");
+      default: return send(wire::FrameType::kOpen, std::string(1000, 'x'));
     }
   };
   transport::tcp::Socket stranger = connect();
-  send_nonsense(stranger.get());
+  send_nonsense(stranger.get(), 1);
   char byte;
   pollfd waiting{stranger.get(), POLLIN, 0};
   ssize_t got = 0;
@@ -176,7 +180,7 @@ TEST_P(Nonsense, DropsItsAuthorAndDisturbsNobodyElse) {
   auto server = serving.get();
   ASSERT_TRUE(server.ok());
   Witness witness(**worker), also(**server);
-  send_nonsense(rogue.get());
+  send_nonsense(rogue.get(), 2);
   ASSERT_TRUE(witness.wait_losses(1));
   ASSERT_TRUE(also.wait_losses(1));
   EXPECT_EQ(witness.losses()[0].index, 1u);

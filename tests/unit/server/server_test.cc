@@ -38,6 +38,7 @@ class Client {
 
   void send(wire::FrameHeader header, std::string_view payload = {}) {
     header.payload = static_cast<uint32_t>(payload.size());
+    header.check = wire::check_of(header, ++sent_);
     write(&header, sizeof(header));
     write(payload.data(), payload.size());
   }
@@ -115,6 +116,7 @@ class Client {
   }
 
   transport::tcp::Socket fd_;
+  uint64_t sent_ = 0;  // frames
 };
 
 // TCP, but there is no memory for the first connection, which its rank takes for accepted.

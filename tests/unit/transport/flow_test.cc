@@ -86,7 +86,8 @@ TEST(Flow, AnyCutOfTheByteStreamGivesTheSameFrames) {
   std::vector<std::string> payloads;
   const auto append = [&](size_t bytes) {
     payloads.push_back(pattern(bytes, static_cast<uint32_t>(payloads.size())));
-    const auto header = data_header(bytes, static_cast<uint32_t>(payloads.size() - 1));
+    const auto header =
+        data_header(bytes, static_cast<uint32_t>(payloads.size() - 1), payloads.size());
     stream.append(reinterpret_cast<const char*>(&header), sizeof(header));
     stream += payloads.back();
   };
@@ -358,6 +359,46 @@ TEST(Flow, AnImplausibleHeaderClosesTheFlow) {
   EXPECT_EQ(pair.server_handler.closed[0].code(), Code::kProtocol);
 }
 
+// A flow takes no frame that differs from what the other side has sent, wherever that happens, and
+// none that comes twice or after one that is lost.
+TEST(Flow, WhatWasNotSentEndsTheConnection) {
+  const auto takes = [](const std::vector<std::pair<wire::FrameHeader, std::string>>& sent) {
+    auto [writer, reader] = connected_pair();
+    EpollLoop loop;
+    Recorder handler;
+    TcpFlow flow(loop, std::move(reader), handler, "rank 3");
+    handler.closed_hook = [&] { loop.stop(); };
+    for (const auto& [header, payload] : sent) {
+      const std::string bytes =
+          std::string(reinterpret_cast<const char*>(&header), sizeof(header)) + payload;
+      EXPECT_EQ(::send(writer.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+                static_cast<ssize_t>(bytes.size()));
+    }
+    writer.reset();
+    loop.run();
+    EXPECT_EQ(handler.closed.size(), 1u);
+    EXPECT_EQ(handler.closed.at(0).code(), Code::kPeerLost);
+    const std::string why = handler.closed.at(0).message();
+    const bool whole = handler.frames.size() == sent.size();
+    EXPECT_EQ(why.find("rank 3 failed: what arrived is not what was sent") == std::string::npos,
+              whole) << why;
+    return handler.frames.size();
+  };
+  const std::string payload = pattern(100, 1);
+  const auto frame = [&payload](uint64_t number) {
+    return std::pair(data_header(payload.size(), static_cast<uint32_t>(number), number), payload);
+  };
+  EXPECT_EQ(takes({frame(1), frame(2), frame(3)}), 3u);
+  EXPECT_EQ(takes({frame(1), frame(2), frame(2)}), 2u);
+  EXPECT_EQ(takes({frame(1), frame(3)}), 1u);
+  EXPECT_EQ(takes({frame(2)}), 0u);
+  for (size_t bit = 0; bit < 8 * wire::kHeaderBytes; ++bit) {
+    auto changed = frame(2);
+    reinterpret_cast<char*>(&changed.first)[bit / 8] ^= static_cast<char>(1 << bit % 8);
+    EXPECT_EQ(takes({frame(1), changed, frame(3)}), 1u) << bit;
+  }
+}
+
 // finish() must deliver everything although the other side sends all the time. A plain close would
 // reset the connection.
 TEST(Flow, FinishLosesNothing) {
@@ -396,7 +437,7 @@ TEST(Flow, WhatHasComeIsReadAlthoughNothingCanBeWritten) {
   auto [gone, fd] = connected_pair();
   ASSERT_EQ(::send(fd.get(), "unread", 6, MSG_NOSIGNAL), 6);
   for (uint32_t i = 0; i < kFrames; ++i) {
-    const auto header = data_header(payload.size(), i);
+    const auto header = data_header(payload.size(), i, i + 1);
     const iovec pieces[] = {{const_cast<wire::FrameHeader*>(&header), sizeof(header)},
                             {const_cast<char*>(payload.data()), payload.size()}};
     msghdr message{};

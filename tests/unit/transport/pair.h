@@ -133,12 +133,14 @@ class Recorder : public FlowHandler {
   std::function<void()> closed_hook;
 };
 
-inline wire::FrameHeader data_header(size_t payload, uint32_t round) {
+// The header is good as the `number`-th of its connection; a flow's send() sees to that itself.
+inline wire::FrameHeader data_header(size_t payload, uint32_t round, uint64_t number = 1) {
   wire::FrameHeader header;
   header.type = wire::FrameType::kData;
   header.segments = 1;
   header.payload = static_cast<uint32_t>(payload);
   header.round = round;
+  header.check = wire::check_of(header, number);
   return header;
 }
 

@@ -530,7 +530,8 @@ TEST(Tls, AFlowReadsWhatWasTakenAheadAlthoughTheSocketIsEmpty) {
   loop.run();
   // Without its first byte the header is nonsense, which shows that the rest was read.
   ASSERT_EQ(handler.closed.size(), 1u);
-  EXPECT_EQ(handler.closed[0].code(), Code::kProtocol) << handler.closed[0].to_string();
+  EXPECT_TRUE(contains(handler.closed[0].message(), "what arrived is not what was sent"))
+      << handler.closed[0].to_string();
 }
 
 TEST(Tls, AFileThatCannotBeUsedIsAnErrorWithTheNameOfItsSetting) {

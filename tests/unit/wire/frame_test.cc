@@ -24,13 +24,29 @@ TEST(Frame, TheHeaderTravelsInThisLayout) {
   header.epoch = 7;
   header.signals = 0x50000;
   header.workers = 0x66778899;
+  header.check = 0xaabbccdd;
   const uint8_t expected[kHeaderBytes] = {3,    0x11, 0x33, 0x22, 0x77, 0x66, 0x55, 0x44,
                                           6,    0,    0,    0,    0xbb, 0xaa, 0x99, 0x88,
                                           1,    0,    0,    0,    2,    0,    0,    0,
                                           3,    0,    0,    0,    4,    0,    5,    0,
                                           7,    0,    0,    0,    0,    0,    5,    0,
-                                          0x99, 0x88, 0x77, 0x66};
+                                          0x99, 0x88, 0x77, 0x66, 0xdd, 0xcc, 0xbb, 0xaa};
   EXPECT_EQ(std::memcmp(&header, expected, sizeof(expected)), 0);
+}
+
+// It is what other implementations must compute.
+TEST(Frame, TheCheckCoversTheHeaderAndItsNumber) {
+  FrameHeader header;
+  header.type = FrameType::kData;
+  header.segments = 2;
+  header.payload = 100;
+  header.round = 7;
+  EXPECT_EQ(check_of(header, 1), 0x52b3cffau);
+  EXPECT_NE(check_of(header, 1), check_of(header, 2));
+  EXPECT_EQ(check_of(header, 1), check_of(header, 1 + (uint64_t{1} << 32)));
+  const uint32_t before = check_of(header, 5);
+  header.check = 99;
+  EXPECT_EQ(check_of(header, 5), before);
 }
 
 TEST(Frame, EveryTypeHasANameOfItsOwn) {

@@ -400,6 +400,80 @@ TEST_F(ReignsTest, WhatWaitsForAnEarlierReignIsCalledOffAtOnce) {
   EXPECT_EQ(servers[0]->segments + servers[1]->segments, 2u);
 }
 
+// Where nobody keeps results, nothing moves back to a server that serves again: one rank may have a
+// result that another one still waits for.
+TEST_F(LinksTest, WhatNobodyKeepsStaysWithTheStandIn) {
+  failover = true;
+  make({1, 1});
+  control::ServerSet set = control::ServerSet::all(2);
+  auto [near, far] = connected_pair();
+  Server second(loop, std::move(far));
+  links->add_flow(0, *transport::tcp::make_connection(std::move(near), "server"));
+  loop.post([&] {
+    set.lose(1);
+    links->serve(set);
+    push();
+    when_quiet([&] {
+      auto [here, there] = connected_pair();
+      servers[1] = std::make_unique<Server>(loop, std::move(there));
+      std::vector<std::unique_ptr<transport::Connection>> connections;
+      connections.push_back(transport::tcp::make_connection(std::move(here), "server"));
+      links->server_replaced(1, std::move(connections));
+      set.add(1);
+      links->serve(set);
+      second.answering = true;
+      servers[0]->answer();
+      second.answer();
+    });
+  });
+  loop.run();
+  EXPECT_TRUE(done);
+  EXPECT_EQ(data, expected);
+  EXPECT_EQ(servers[1]->segments, 0u);
+  EXPECT_EQ(servers[0]->segments + second.segments, 96u);
+  links.reset();
+}
+
+// Links of servers with different loads wait for each other. What is pushed again to a server that
+// came back takes no part in that, and what is queued behind it does.
+TEST_F(LinksTest, UnequalServersStayInStepWhenOneComesBack) {
+  failover = true;
+  make({3, 1});
+  control::ServerSet set = control::ServerSet::all(2);
+  set.lose(1);
+  Transfer next = transfer;
+  next.key.round = 1;
+  std::string more = data;
+  next.send = next.receive = more.data();
+  uint32_t left = 2;
+  on_done = [&] {
+    if (--left == 0) loop.stop();
+  };
+  const auto come_back = [&] {
+    auto [near, far] = connected_pair();
+    servers[1] = std::make_unique<Server>(loop, std::move(far));
+    std::vector<std::unique_ptr<transport::Connection>> connections;
+    connections.push_back(transport::tcp::make_connection(std::move(near), "server"));
+    links->server_replaced(1, std::move(connections));
+    set.add(1);
+    links->serve(set);
+    EXPECT_TRUE(links->push(next).ok());
+    servers[0]->answer();
+    when_quiet([&] { servers[1]->answer(); });
+  };
+  loop.post([&] {
+    push();
+    when_quiet([&] {
+      links->serve(set);
+      when_quiet(come_back);
+    });
+  });
+  loop.run();
+  EXPECT_EQ(left, 0u);
+  EXPECT_EQ(data, expected);
+  EXPECT_EQ(more, expected);
+}
+
 TEST_F(LinksTest, TheRoundTripToEachServerIsKnown) {
   make({1, 1});
   servers[0]->answering = servers[1]->answering = true;
