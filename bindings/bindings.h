@@ -105,15 +105,18 @@ inline void wait(worker::Future& future, double seconds, const std::string& what
 // nothing more.
 inline std::atomic<bool> process_ends{false};
 
+// Set while a start shall end early, because it can no longer succeed.
+inline std::atomic<bool> start_ends{false};
+
 // Calls `start` with the GIL released. Ctrl-C ends its waits and raises; the end of the process
-// ends them, too.
+// and `start_ends` end them, too.
 template <typename Start>
 auto without_gil(Start&& start) {
   bool raised = false;
   auto result = [&] {
     GilReleased release;
     Interruptible scope([&raised] {
-      if (process_ends.load()) return true;
+      if (process_ends.load() || start_ends.load()) return true;
       GilTaken acquire;
       return raised = PyErr_CheckSignals() != 0;
     });

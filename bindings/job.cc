@@ -442,6 +442,7 @@ void register_job(nb::module_& module) {
       .def_rw("thread", &Callbacks::thread, nb::for_setter(nb::arg("thread").none()))
       .def("take", &Callbacks::take);
   module.def("end_starts", [] { process_ends.store(true); });
+  module.def("end_start", [](bool now) { start_ends.store(now); }, nb::arg("now"));
   module.def("keep_for_ever", [](const nb::object& object) { object.inc_ref(); });
   nb::class_<Handle>(module, "Operation")
       .def("wait",

@@ -21,7 +21,7 @@ nb::dict stats(Job& job) {
   for (size_t i = 0; i < counters.servers.size(); ++i) {
     const auto& one = counters.servers[i];
     const transport::PathInfo& path = counters.paths[i];
-    servers.append(dict_of("name"_a = job.cluster().describe_server(static_cast<uint32_t>(i)),
+    servers.append(dict_of("name"_a = counters.names[i],
                            "dedicated"_a = job.cluster().servers[i].dedicated,
                            "weight"_a = job.cluster().servers[i].weight,
                            "bytes_sent"_a = one.bytes_sent,

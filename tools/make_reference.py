@@ -26,6 +26,7 @@ PACKAGES = {"herring": ROOT / "python", "herring_lab": ROOT / "lab" / "python"}
 # Pages, and the public modules on each of them in the order in which they are described.
 PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "herring": ("herring: collectives on arrays", ("herring", "herring.planned")),
+    "elastic": ("herring.elastic: training that goes on without workers", ("herring.elastic",)),
     "partial": ("herring.partial: rounds that do not wait for everybody", ("herring.partial",)),
     "torch": (
         "herring.torch: PyTorch",

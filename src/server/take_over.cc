@@ -140,7 +140,11 @@ Status Coordinator::give(Handover& handover, const Lacked& lacked, Nanos now,
 }
 
 void Coordinator::overdue(Handover& handover, Nanos now, std::vector<Answer>& out) {
-  if (handover.held.empty()) return;
+  // A refusal has no deadline: its rank waits for nothing.
+  const auto call = std::ranges::find_if(handover.held, [](const Announcement& one) {
+    return one.message.refusal.empty();
+  });
+  if (call == handover.held.end()) return;
   const auto waits = [&] {
     std::string who;
     for (const uint32_t rank : handover.missing()) {
@@ -150,8 +154,8 @@ void Coordinator::overdue(Handover& handover, Nanos now, std::vector<Answer>& ou
                   in_seconds(now - handover.since), " for ", who,
                   " to hear that a server is lost", whereabouts_.describe(handover.missing()));
   };
-  const wire::Announce& first = handover.held.front().message;
-  const uint32_t rank = handover.group->members.ranks()[handover.held.front().index];
+  const wire::Announce& first = call->message;
+  const uint32_t rank = handover.group->members.ranks()[call->index];
   const Nanos age = now - handover.since;
   if (age > first.timeout_ms * kMillisecond) {
     out.push_back(error_answer(rank, 0, {Code::kTimeout, waits()}));

@@ -112,6 +112,9 @@ Engine::Counters Engine::counters() {
                       core.named_.device_sums()};
     counters.paths = core.links_->paths();
     for (const auto& path : counters.paths) counters.retransmits += path.retransmits;
+    for (uint32_t server = 0; server < counters.paths.size(); ++server) {
+      counters.names.push_back(core.cluster_.describe_server(server));
+    }
     return counters;
   }).value_or(Counters{});
 }

@@ -102,6 +102,7 @@ class Engine {
     // By server: retransmissions of all its flows, and the shortest and the longest of their latest
     // round trips. A time of 0 is unknown.
     std::vector<transport::PathInfo> paths;
+    std::vector<std::string> names;  // of the servers, as messages call them
   };
   Counters counters();
   // Returns the entries of this worker. Any thread, down to the end of this object.

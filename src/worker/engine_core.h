@@ -46,6 +46,7 @@ class EngineCore {
   Status run(std::function<void()> task, bool caller_waits = false);
   const std::shared_ptr<transport::EventLoop>& loop() const { return loop_; }
 
+  // Engine thread only, except for what never changes: the numbers of processes.
   const control::Cluster& cluster() const { return cluster_; }
   const EngineOptions& options() const { return options_; }
   // What the program does with this worker. Anyone who may outlive the engine keeps a share.
@@ -105,7 +106,7 @@ class EngineCore {
   void tell_whereabouts(Nanos now);
   void tick();
 
-  const control::Cluster cluster_;
+  control::Cluster cluster_;  // engine thread, once that runs: addresses of servers change
   const EngineOptions options_;
   const control::WorkerInfo me_;
   const std::shared_ptr<SharedHeap> heap_;  // shared with neighbours on the node, if there are any

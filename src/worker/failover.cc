@@ -7,9 +7,16 @@
 // contribution to a segment whose result it lacks, or else the result. A server that gets a result
 // answers everybody with that. Otherwise it gets all contributions and sums them again. Both give
 // the same bits.
+//
+// All-reduces that are announced in a later reign have streams of their own, and no later result in
+// a stream says what others lack of the streams before it. So a rank pushes in a reign only when it
+// has all results of earlier ones. All ranks hear of the calls of a reign before those of later
+// ones, so no rank waits for another in a circle. The first result in a reign then proves that all
+// ranks have all results of earlier reigns.
 #include <algorithm>
 #include <cstring>
 
+#include "base/streams.h"
 #include "worker/links.h"
 
 namespace herring::worker {
@@ -52,6 +59,12 @@ bool Links::keeps_results(const Transfer& transfer) const {
 
 const std::vector<uint32_t>& Links::owners_of(uint32_t group) const {
   return group == 0 ? all_servers_ : owners_.find(group)->second;
+}
+
+std::vector<Key> Links::kept() const {
+  std::vector<Key> keys;
+  for (const auto& [key, transfer] : kept_) keys.push_back(key);
+  return keys;
 }
 
 Transfer* Links::find(const Key& key) {
@@ -145,6 +158,8 @@ void Links::serve(const control::ServerSet& set) {
   }
   for (Transfer* transfer : ended) keep(*transfer);
   end(ended);
+  // What was on the way to a server that is gone does not come back.
+  for (const Key& key : kept()) forget_kept(key);
   for (Link& link : links_) {
     std::erase_if(link.settling, [&](const auto& one) {
       return std::ranges::none_of(one.second.runs, [&](const Settling::Run& run) {
@@ -301,10 +316,65 @@ void Links::settle_rounds_before(const Key& key) {
   }
 }
 
+// Returns the group and the home for which the all-reduces of a stream were announced; nothing for
+// other streams.
+std::optional<Links::Home> Links::home_of_calls(uint32_t group, uint32_t stream) const {
+  const auto servers = static_cast<uint32_t>(links_.size());
+  if (!options_.failover || !is_of_calls(stream, servers)) return std::nullopt;
+  const uint32_t home = herring::home_of(stream, servers);
+  return home < servers ? std::optional(Home{group, home}) : std::nullopt;
+}
+
+void Links::begin_in_reign(const Key& key) {
+  const auto home = home_of_calls(key.group, key.stream);
+  if (home) ++reigns_[*home].in_flight[key.stream];
+}
+
+// After the last transfer of a reign, those of the next one no longer have to wait.
+void Links::end_in_reign(const Key& key) {
+  const auto home = home_of_calls(key.group, key.stream);
+  if (!home) return;
+  auto& in_flight = reigns_[*home].in_flight;
+  const auto found = in_flight.find(key.stream);
+  if (--found->second > 0) return;
+  in_flight.erase(found);
+  if (in_flight.empty()) return;
+  for (uint32_t server = 0; server < links_.size(); ++server) released_.push_back(server);
+}
+
+bool Links::waits_for_earlier_reign(const StreamId& id) const {
+  const auto home = home_of_calls(id.group, id.stream);
+  if (!home) return false;
+  const auto found = reigns_.find(*home);
+  if (found == reigns_.end() || found->second.in_flight.empty()) return false;
+  return found->second.in_flight.begin()->first < id.stream;
+}
+
+// A result of a reign is here, so all ranks have those of earlier reigns.
+void Links::settle_reigns_before(const Key& key) {
+  const auto home = home_of_calls(key.group, key.stream);
+  if (!home || reigns_[*home].settled >= key.stream) return;
+  reigns_[*home].settled = key.stream;
+  const auto is_earlier = [&](const auto& one) {
+    const auto& id = one.first;
+    return id.stream < key.stream && home_of_calls(id.group, id.stream) == home;
+  };
+  std::vector<Key> settled;
+  for (const auto& one : kept_) {
+    if (is_earlier(one)) settled.push_back(one.first);
+  }
+  for (const Key& one : settled) {
+    release(*kept_[one]);
+    forget_kept(one);
+  }
+  for (Link& link : links_) std::erase_if(link.settling, is_earlier);
+}
+
 // The result of a segment is here, so no other worker lacks results that are older than a window.
 void Links::settle(const Transfer& transfer, uint32_t run, uint32_t segment) {
   if (transfer.lockstep && !kept_.empty()) settle_rounds_before(transfer.key);
   if (!window_settles(transfer.key.group)) return;
+  if (transfer.key.stream >= kReignStreams) settle_reigns_before(transfer.key);
   const Way& way = transfer.ways[run];
   Link& link = links_[way.server];
   const auto found = link.settling.find(stream_id(transfer, run));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/streams.h"
 #include "transport/delivery.h"
 #include "wire/credit.h"
 #include "worker/window.h"
@@ -83,6 +84,7 @@ void Links::remove_group(uint32_t group) {
   for (Link& link : links_) {
     std::erase_if(link.settling, [&](const auto& one) { return one.first.group == group; });
   }
+  std::erase_if(reigns_, [&](const auto& one) { return one.first.first == group; });
   owners_.erase(group);
   groups_.erase(group);
 }
@@ -181,6 +183,7 @@ Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
   }
   pace.begin(loop_.now());
   transfers_.emplace(key, Pushed{&transfer, std::move(keeps)});
+  begin_in_reign(key);
   std::vector<uint32_t> touched;
   const StreamId id{key.group, key.stream, 0, 0};
   const uint64_t number = balances_ ? orders_[id].transfers++ : 0;
@@ -212,7 +215,8 @@ void Links::pump(uint32_t server) {
   pump_released();
 }
 
-// Pumps the links that were held by Balance and that progress on another link has released.
+// Pumps the links that no longer have to wait for progress on another link, or for transfers of
+// earlier reigns.
 void Links::pump_released() {
   while (!released_.empty()) {
     const uint32_t next = released_.back();
@@ -224,7 +228,8 @@ void Links::pump_released() {
 // Streams take turns in the order of their IDs. Each stream may have one segment on its way
 // regardless of the others. So no stream waits for another, and no group uses another group's
 // window. (If servers differ, Balance may hold even that segment, but never on the link that is
-// furthest behind.)
+// furthest behind. And in a job that goes on when a server dies, a stream of calls waits for those
+// of earlier reigns, which wait for no later one.)
 void Links::pump_link(Link& link) {
   for (auto one = link.streams.begin(); one != link.streams.end();) {
     auto& [id, stream] = *one;
@@ -258,6 +263,7 @@ void Links::note_position(uint32_t server, const StreamId& id, Stream& stream) {
 }
 
 bool Links::send_next(Link& link, const StreamId& id, Stream& stream) {
+  if (id.stream >= kReignStreams && waits_for_earlier_reign(id)) return false;
   const size_t chosen = soonest(link.paths);
   LinkFlow& flow = *link.flows[chosen];
   Path& path = link.paths[chosen];
@@ -409,6 +415,7 @@ void Links::forget_transfers() {
   }
   orders_.clear();
   released_.clear();
+  reigns_.clear();
   kept_.clear();
   const auto let_go = std::exchange(transfers_, {});
 }

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -101,6 +102,8 @@ class Links final : public Pusher, private transport::FlowHandler {
   // Returns when a result last came in this group. Partial all-reduces do not count: they go on
   // whoever leaves.
   Nanos answered_at(uint32_t group) { return pace_of(group).whole_answered_at; }
+  // Returns the keys of transfers that are over here, but of which other workers may lack results.
+  std::vector<Key> kept() const;
   // Returns a transfer that is overdue by `margin` while no server has answered anything, or null.
   // Servers watch the deadlines; this is for the case that they cannot.
   const Transfer* overdue(Nanos now, Nanos margin) const;
@@ -185,6 +188,14 @@ class Links final : public Pusher, private transport::FlowHandler {
     uint32_t groups = 0;       // number of groups with streams here
   };
 
+  // A group and a home, whose names have one owner.
+  using Home = std::pair<uint32_t, uint32_t>;
+  // The all-reduces of some names. Those of later reigns have streams with larger numbers.
+  struct Reigns {
+    std::map<uint32_t, size_t> in_flight;  // transfers, by stream
+    uint32_t settled = 0;  // no other worker lacks a result of streams below this one
+  };
+
   // Keeps the links of one stream in step, if servers have different loads.
   struct Order {
     uint64_t transfers = 0;  // number of transfers pushed
@@ -248,6 +259,11 @@ class Links final : public Pusher, private transport::FlowHandler {
   bool settles(const Link& link, const StreamId& id, const Settling::Run& run);
   void settle(const Transfer& transfer, uint32_t run, uint32_t segment);
   void settle_rounds_before(const Key& key);
+  std::optional<Home> home_of_calls(uint32_t group, uint32_t stream) const;
+  bool waits_for_earlier_reign(const StreamId& id) const;
+  void begin_in_reign(const Key& key);
+  void end_in_reign(const Key& key);
+  void settle_reigns_before(const Key& key);
   void free_chunks(Transfer& transfer, uint32_t run, uint64_t settled);
   static bool is_elsewhere(const Transfer& transfer, uint32_t run, uint32_t server,
                            const wire::FrameHeader& result);
@@ -279,6 +295,7 @@ class Links final : public Pusher, private transport::FlowHandler {
   std::vector<uint32_t> released_;         // servers whose links no longer have to wait
   std::vector<uint32_t> all_servers_;
   std::map<uint32_t, std::vector<uint32_t>> owners_;  // by group, all but the world
+  std::map<Home, Reigns> reigns_;          // used only in a job that goes on when a server dies
   server::LanePool chunks_;                // of results that other workers may lack
   // Transfers that are over here, of which other workers may lack results.
   std::map<Key, std::unique_ptr<Transfer>> kept_;

@@ -23,7 +23,7 @@ constexpr Nanos kNewsOfServer = 3 * kSecond;
 
 }  // namespace
 
-Membership::Membership(EngineCore& engine, const control::Cluster& cluster, uint32_t rank)
+Membership::Membership(EngineCore& engine, control::Cluster& cluster, uint32_t rank)
     : engine_(engine),
       cluster_(cluster),
       rank_(rank),

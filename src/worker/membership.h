@@ -24,7 +24,8 @@ class EngineCore;
 
 class Membership {
  public:
-  Membership(EngineCore& engine, const control::Cluster& cluster, uint32_t rank);
+  // Keeps the addresses in `cluster` up to date.
+  Membership(EngineCore& engine, control::Cluster& cluster, uint32_t rank);
 
   // The group of all ranks. Any thread.
   const std::shared_ptr<Group>& world() const { return world_; }
@@ -90,7 +91,7 @@ class Membership {
   std::string departed(const Group& group) const;
 
   EngineCore& engine_;
-  const control::Cluster& cluster_;
+  control::Cluster& cluster_;
   const uint32_t rank_;
   const std::shared_ptr<Group> world_;
   std::map<uint32_t, std::shared_ptr<Group>> groups_;  // all but the world, by number

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <compare>
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "base/streams.h"
@@ -19,24 +21,29 @@ struct Owner {
 
 class Owners {
  public:
-  void serve(const control::ServerSet& set) { versions_.push_back(set); }
-  bool has(uint32_t server) const { return versions_.empty() || versions_.back().has(server); }
+  // Adopts the next version of the set of servers.
+  void serve(const control::ServerSet& set);
+  bool has(uint32_t server) const {
+    return changes_.empty() || (server < serving_.size() && serving_[server]);
+  }
 
   // Returns who answers for `home`, one of the `owners` of a group. A server that stands in goes on
   // when the home has been replaced. So names never leave a living server, which knows what waits
   // for whom: a replacement can make no call fail. If no owner is left, the last one stays.
-  Owner of(const std::vector<uint32_t>& owners, uint32_t home) const {
-    Owner owner{{home}, home};
-    for (const control::ServerSet& set : versions_) {
-      if (set.has(owner.server)) continue;
-      const uint32_t next = set.stand_in(home, 0, owners).server;
-      if (next != control::ServerSet::kNone) owner = {{home, set.epoch}, next};
-    }
-    return owner;
-  }
+  Owner of(const std::vector<uint32_t>& owners, uint32_t home) const;
 
  private:
-  std::vector<control::ServerSet> versions_;  // that differ from the one at the job's start
+  // A server has come or gone. A group that is formed later follows all changes since the job's
+  // start, because its members agree on nothing else.
+  struct Change {
+    uint32_t epoch, server;
+  };
+  Owner find(const std::vector<uint32_t>& owners, uint32_t home) const;
+
+  std::vector<Change> changes_;
+  std::vector<bool> serving_;  // now; at the start all serve
+  // What was found since the last change, by the owners of a group and the home.
+  mutable std::map<std::vector<uint32_t>, std::map<uint32_t, Owner>> found_;
 };
 
 }  // namespace herring::worker

@@ -84,6 +84,7 @@ void Membership::server_news(const control::Replacement& news) {
   if (news.stage == control::Replacement::Stage::kServes) {
     coming_.erase(news.server);
     numbers_[news.server] = news.number;
+    cluster_.servers[news.server].address = news.address;
     return serve({news.epoch, news.serving, {}});
   }
   dropped_ = std::max(dropped_, news.number);

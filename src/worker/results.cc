@@ -218,6 +218,7 @@ void Links::take_result(Transfer& transfer, uint32_t run, const wire::FrameHeade
 
 Links::Transfers::node_type Links::take(const Transfer& transfer) {
   --pace_of(transfer.key.group).transfers;
+  end_in_reign(transfer.key);
   return transfers_.extract(transfer.key);
 }
 

@@ -147,7 +147,7 @@ def test_values(rank, size):
     assert arrays[7].shape == (1, 2) and (arrays[7] == size).all()
     assert hvd.broadcast_object([rank], 1) == [1]
     raises(NotImplementedError, "BroadcastGlobal", hvd.broadcast_global_variables, 0)
-    raises(NotImplementedError, "torchrun", lambda: hvd.elastic.KerasState)
+    raises(NotImplementedError, "PyTorch only", lambda: hvd.elastic.KerasState)
     raises(hvd.HorovodInternalError, "", hvd.allreduce, np.ones(2 + (rank == 0)), name="wrong")
 
 
@@ -218,7 +218,7 @@ def test_of_tensorflow(rank, size):
     found, _ = trained(optimizer, *part)
     assert same_everywhere(values(found))
     assert other.allreduce(1.0, compression=other.Compression.fp16) == 1
-    raises(NotImplementedError, "torchrun", lambda: other.elastic.KerasState)
+    raises(NotImplementedError, "PyTorch only", lambda: other.elastic.KerasState)
 
     def normalized(layer):
         keras.utils.set_random_seed(1)

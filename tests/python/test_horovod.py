@@ -95,7 +95,8 @@ def test_as_a_module_alone() -> None:
         (["-np", "3", "-H", "localhost:2"], ["-n 3", "2 slots"]),
         (["-H", "localhost:none"], ["'none' slots", "1 or more"]),
         (["--hostfile", "/nowhere"], ["--hostfile /nowhere"]),
-        (["-np", "2", "--min-np", "1"], ["--min-np", "checkpoints"]),
+        (["-np", "2", "--min-np", "3"], ["--min-workers 3", "1 to 2"]),
+        (["-np", "2", "--host-discovery-script", "x"], ["--host-discovery-script", "-H"]),
         (["--start-timeout", "0"], ["--start-timeout '0'", "0.01 s"]),
     ],
 )

@@ -233,6 +233,28 @@ def test_a_process_that_nobody_of_us_killed_is_the_cause(
     assert says in text
 
 
+@pytest.mark.parametrize("successor", [0, 1, -15])
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        ("ValueError: bad", 0),
+        ("PeerLostError: server 1 (10.0.0.1:5) is lost: its connection ended", 2),
+    ],
+    ids=["something-else", "its-loss"],
+)
+def test_a_server_that_the_job_outlived_is_the_cause_only_if_an_error_names_it(
+    error: str, cause: int, successor: int
+) -> None:
+    found = children(1, -15, -9, successor)
+    found[2].ended_at = 7.0
+    found[2].spared = True
+    for number in (2, 3):  # the server and its successor
+        found[number].task = Task("server 1", THIS_MACHINE, None, number, {})
+    words = {0: (error, 9.0, True)}
+    child, _ = find_cause(found[0], 10.0, found, lambda n: words.get(n, ("", 0.0, False)))
+    assert child.task.number == cause
+
+
 @pytest.mark.parametrize("servers", ["0", "1"])
 def test_the_cause_is_named_at_the_end(servers: str) -> None:
     pytest.importorskip("herring._core")

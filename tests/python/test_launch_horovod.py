@@ -13,7 +13,8 @@ import pytest
 from herring.errors import ConfigurationError
 from herring.launch import cli, horovodrun
 from herring.launch.horovod_settings import read_variables
-from herring.launch.job import passed_environment
+from herring.launch.job import Elastic, passed_environment
+from herring.launch.run import _elastic
 from launched import HERRING, LIMIT
 
 
@@ -41,9 +42,20 @@ def test_options_with_a_counterpart_set_it(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == ""
 
 
+def test_options_of_elastic_training() -> None:
+    for least in ("--min-np", "--min-num-proc"):
+        options = ["-n", "4", least, "2", "--elastic-timeout", "600", "--reset-limit", "3"]
+        found = cli.make_parser().parse_args(["run", *options, "--", "true"])
+        assert _elastic(found) == Elastic(least=2, patience=600)
+    found = cli.make_parser().parse_args(["run", "--elastic-timeout", "600", "--", "true"])
+    with pytest.raises(ConfigurationError, match="give --elastic"):
+        _elastic(found)
+
+
 @pytest.mark.parametrize(
     "options",
     [
+        *(["--max-np", "9"], ["--reset-limit", "2"], ["--blacklist-cooldown-range", "1", "9"]),
         *(["--cycle-time-ms", "5"], ["--gloo"], ["--autotune"], ["--mpi-args", "x"], ["--jsrun"]),
         *(["--stall-check"], ["--prefix-output-with-timestamp"], ["--no-log-hide-timestamp"]),
     ],
@@ -63,8 +75,9 @@ def test_options_without_one_are_named(
         (["--log-level", "loud"], ["--log-level 'loud'", "trace, debug"]),
         (["--fusion-threshold-mb", "x"], ["--fusion-threshold-mb 'x'", "a number"]),
         (["--stall-check-warning-time-seconds", "-3"], ["'-3' is not valid", "seconds"]),
-        (["--min-np", "2"], ["--min-np is not supported", "keeps the workers"]),
-        (["--elastic-timeout", "5"], ["--elastic-timeout is not supported", "keeps the workers"]),
+        (["--min-np", "x"], ["--min-np", "'x' is not an integer"]),
+        (["--slots-per-host", "2"], ["--slots-per-host is not supported", "host1:4"]),
+        (["--host-discovery-script", "s"], ["-script is not supported", "name all hosts"]),
         (["--version"], ["--version is not supported", "'herring --version'"]),
     ],
 )

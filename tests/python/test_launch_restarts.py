@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from herring.launch.children import Child, Children
-from herring.launch.job import Task
+from herring.launch.job import Elastic, Task
 from herring.launch.processes import Processes
 from herring.launch.restarts import Restarts
 
@@ -19,7 +22,9 @@ ON = {"HERRING_FAILOVER": "true"}
 class Fake:
     """A job of two workers and some servers whose processes are only on paper."""
 
-    def __init__(self, servers: int = 2, nodes: int = 1, **environment: str) -> None:
+    def __init__(
+        self, servers: int = 2, nodes: int = 1, elastic: Elastic | None = None, **environment: str
+    ) -> None:
         self.children = Children(Processes())
         for number in range(2 + servers):
             rank = number if number < 2 else None
@@ -29,7 +34,7 @@ class Fake:
         self.started: list[Task] = []
         self.said: list[str] = []
         layout = SimpleNamespace(servers=[None] * servers, workers=[(None, 2)])
-        options = SimpleNamespace(layout=layout, nodes=nodes, workers=2)
+        options = SimpleNamespace(layout=layout, nodes=nodes, workers=2, elastic=elastic)
         self.restarts = Restarts(
             options,
             {**ON, **environment},
@@ -52,6 +57,7 @@ class Fake:
 def test_a_server_that_is_killed_gets_a_successor_at_once() -> None:
     job = Fake()
     assert job.end(2, -signal.SIGKILL)
+    assert job.children.get(2).spared
     job.restarts.on_time(time.monotonic())
     assert [(task.name, task.number) for task in job.started] == [("server 0", 4)]
     assert job.said == [
@@ -101,6 +107,7 @@ def test_an_error_may_be_that_of_a_job_which_ends() -> None:
 def test_no_successor(layout: dict[str, int], environment: dict[str, str]) -> None:
     job = Fake(**layout, **environment)
     assert not job.end(2, -signal.SIGKILL)
+    assert not job.children.get(2).spared
     assert job.restarts.next_deadline() is None
 
 
@@ -121,3 +128,58 @@ def test_the_end_of_a_server_that_was_replaced_is_no_failure() -> None:
     assert job.end(2, 1)
     job.restarts.on_time(time.monotonic() + 10)
     assert not job.started
+
+
+def test_workers_of_an_elastic_job_get_successors_until_they_die_too_soon_too_often() -> None:
+    job = Fake(servers=0, elastic=Elastic(restarts=2))
+    number = 1
+    for _ in range(2):
+        assert job.end(number, 1)
+        assert job.restarts.pending
+        job.restarts.on_time(time.monotonic() + 100)
+        number = job.started[-1].number
+        assert not job.restarts.pending
+    assert job.end(number, 1)  # the job goes on without it
+    job.restarts.on_time(time.monotonic() + 100)
+    assert len(job.started) == 2
+    assert "is not started again: it died soon after its start 3 times" in job.said[-1]
+    assert job.end(0, -signal.SIGKILL)  # the other one has its own count
+    job.restarts.on_time(time.monotonic())
+    assert job.started[-1].name == "rank 0"
+
+
+def test_when_the_training_has_ended_nobody_gets_a_successor() -> None:
+    job = Fake(servers=0, elastic=Elastic())
+    assert job.end(0, 1)
+    job.restarts.on_time(time.monotonic())
+    late = job.started[-1].number
+    assert not job.end(1, 0)
+    assert job.end(late, 1)  # it had not taken part
+    assert not job.restarts.pending
+
+
+def test_a_worker_that_took_part_and_fails_at_the_end_fails_the_job() -> None:
+    job = Fake(servers=0, elastic=Elastic())
+    job.children.note_joined([0, 1])
+    assert not job.end(1, 0)
+    assert not job.end(0, 1)
+
+
+def test_a_worker_is_started_again_although_no_other_is_left(tmp_path: Path) -> None:
+    # Servers that have to end end at once, and whatever is left then is stopped.
+    code = """
+from herring.launch import cli, ending
+ending._SERVER_SECONDS = 0
+raise SystemExit(cli.main())
+"""
+    died = tmp_path / "died"
+    script = f"if test -e {died}; then echo again; else touch {died}; kill -9 $$; fi"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "run", "--elastic", "-n", "1", "--", "sh", "-c", script],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "[0] again\n"), done.stdout + done.stderr

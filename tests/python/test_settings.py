@@ -107,7 +107,8 @@ def test_edges_are_the_same_for_all(variable: str, monkeypatch: pytest.MonkeyPat
             continue
         if variable not in ("HERRING_SECRET", "HERRING_SECRET_FILE"):
             environment = {**environment, "HERRING_SECRET": SECRET}
-        if variable in ("HERRING_SSH", "HERRING_AS_HOROVOD") or variable.endswith("_IMPL"):
+        elsewhere = ("HERRING_SSH", "HERRING_AS_HOROVOD", "HERRING_ELASTIC")
+        if variable in elsewhere or variable.endswith("_IMPL"):
             continue  # `detect` does not read these; their readers call `settings`.
         refused = refuses(detect, environment)
         assert (refused == "") == allowed, (text[:50], refused)
@@ -216,7 +217,7 @@ def test_what_a_launcher_sets_does_not_leak_into_its_job() -> None:
 # Settings that are not tested in a job of one process: they find other processes, or depend on the
 # machine or on files.
 NOT_ALONE = re.compile(
-    r"HERRING_(RANK|SIZE|LOCAL_\w+|SERVERS|RENDEZVOUS\w*|SECRET_FILE|INTERFACE|PORTS|TLS)"
+    r"HERRING_(RANK|SIZE|LOCAL_\w+|SERVERS|RENDEZVOUS\w*|SECRET_FILE|INTERFACE|PORTS|TLS|ELASTIC)"
 )
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from herring.launch.cli import main
+from herring.launch.soak.elastic_training import total_of
 from herring.launch.soak.faults import Fault, Faults
 from herring.launch.soak.job import Sample
 from herring.launch.soak.judge import Outcome, percentile
 from herring.launch.soak.records import Steps, difference, read, steps_file
+from herring.launch.soak.workers import Step, WorkersOutcome
 from launched import HERRING
 
 MEMORY = 1_000_000
@@ -32,6 +34,64 @@ def test_a_job_survives_faults_with_the_same_bits(tmp_path: Path) -> None:
     assert found["survived"] == found["faults"] >= 2
     assert found["steps"] > 10
     assert 0 < found["recovery_seconds"]["p50"] <= found["recovery_seconds"]["max"]
+
+
+@pytest.mark.timeout(120)
+def test_no_step_is_lost_when_workers_die() -> None:
+    words = ["--workers", "--minutes", "0.12", "--kill-every", "1", "-n", "3", "--nodes", "1"]
+    words += ["--servers", "0", "--model", "50K", "--seed", "5", "--json"]
+    job = subprocess.run(
+        [*HERRING, "soak", *words], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert job.returncode == 0, job.stdout + job.stderr
+    found = json.loads(job.stdout)
+    assert found["problems"] == []
+    assert found["faults"] >= 2
+    assert found["generations"] > found["faults"]
+
+
+TOTALS = [0]
+for _step in range(6):
+    TOTALS.append(TOTALS[-1] + total_of(_step, [0, 1] if _step < 3 else [1], 10))
+
+
+def made(number: int, generation: int, slots: tuple[int, ...], pid: int, more: int = 0) -> Step:
+    return Step(number, 1.0 + number, generation, slots, TOTALS[number + 1] + more, pid)
+
+
+def elastic(*steps: Step, **changes: object) -> WorkersOutcome:
+    fault = Fault(3.5, "kill", 0, 10, None, 3.9)
+    values = {"faults": [fault], "ranks": 2, "elements": 10, "ended": 2, "steps": list(steps)}
+    values = {"seed": 1, "memory": MEMORY, **values, **changes}
+    return WorkersOutcome(**values)  # type: ignore[arg-type]
+
+
+BOTH = [made(number, 1, (0, 1), pid) for number in range(3) for pid in (10, 11)]
+ALONE = [made(number, 2, (1,), 11) for number in range(3, 6)]
+
+
+def test_totals_are_those_of_the_workers_that_took_part() -> None:
+    good = elastic(*BOTH, *ALONE)
+    assert good.problems() == []
+    assert good.recoveries() == [0.5]
+    # The victim had ended a step whose result nobody else had.
+    assert elastic(*BOTH, made(3, 1, (0, 1), 10, 7), *ALONE).problems() == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        (elastic(*BOTH, *ALONE[1:]), "step 3 was lost"),
+        (elastic(*BOTH, made(3, 2, (1,), 11, 1), *ALONE[1:]), "the total after step 3 is"),
+        (elastic(*BOTH, made(2, 2, (1,), 11), *ALONE), "step 2 was made twice"),
+        (elastic(*BOTH, *ALONE, ended=1), "1 of 2 workers came to the end"),
+        (elastic(*BOTH, *ALONE, faults=[]), "there was no fault"),
+        (elastic(*BOTH, *ALONE, faults=[Fault(1.5, "kill", 0, 10)]), "1 worker did not come back"),
+        (elastic(*BOTH, *ALONE, left=["x"]), "left behind: x"),
+    ],
+)
+def test_what_is_wrong_with_workers_is_said(outcome: WorkersOutcome, said: str) -> None:
+    assert said in "\n".join(outcome.problems())
 
 
 def steps(*bits: str, begin: float = 1.0) -> Steps:

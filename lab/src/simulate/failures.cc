@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <map>
 #include <memory>
 #include <random>
 #include <utility>
 
 #include "base/hash.h"
+#include "base/streams.h"
 #include "control/server_set.h"
 #include "plan/plan.h"
 #include "server/server.h"
@@ -25,6 +27,7 @@ using transport::virtual_time::VirtualTransport;
 
 constexpr size_t kSegment = 1024;
 constexpr Nanos kPatience = 600 * kSecond;
+constexpr uint32_t kPlan = 1000;  // the stream of a plan
 
 const transport::Credentials& credentials() {
   static const transport::Credentials one{"virtual", wire::job_id("failures")};
@@ -48,6 +51,7 @@ struct Scenario {
     hears = kMicrosecond * static_cast<Nanos>(1 + below(20'000));
     faults = 1 + below(6);
     lockstep = below(2) == 0 || flows > 1;
+    reign = lockstep ? 0 : below(3);
   }
   uint32_t below(uint32_t n) { return static_cast<uint32_t>(random() % n); }
 
@@ -61,6 +65,9 @@ struct Scenario {
   Nanos hears;                     // at most, until a process hears of a change
   uint32_t faults;
   bool lockstep;  // whether links know that rounds follow each other
+  // Rounds until another server owns the name; 0: the job has a plan. Rounds of calls do not wait
+  // for each other.
+  uint32_t reign;
 };
 
 // Returns numbers whose float32 sums depend on the order of adding.
@@ -132,14 +139,20 @@ class FailingJob {
     void begin_round();
     void push_next();
     void on_transfer_done(Transfer& transfer) override;
+    void begin_next();
 
     FailingJob& job;
     const uint32_t rank;
     const std::shared_ptr<transport::EventLoop> loop;
     worker::Links links;
-    uint32_t round = 0, pushed = 0, done = 0;
-    std::vector<std::vector<float>> arrays;
-    std::vector<Transfer> transfers;
+    struct Round {
+      std::vector<std::vector<float>> arrays;
+      std::vector<Transfer> transfers;
+      uint32_t done = 0;
+    };
+    std::map<uint32_t, Round> rounds;  // all that have begun
+    uint32_t round = 0, pushed = 0;    // where pushing is
+    uint32_t whole = 0;                // rounds that are over
     std::vector<uint64_t> results;
   };
 
@@ -212,54 +225,67 @@ Status FailingJob::connect(uint32_t rank, uint32_t server,
 }
 
 void FailingJob::Worker::begin_round() {
-  if (round == job.scenario_.rounds) {
-    --job.running_;
-    return;
-  }
-  pushed = done = 0;
-  const auto buffers = static_cast<uint32_t>(job.scenario_.elements.size());
-  arrays.resize(buffers);
-  transfers.assign(buffers, {});
+  const Scenario& scenario = job.scenario_;
+  pushed = 0;
+  const auto buffers = static_cast<uint32_t>(scenario.elements.size());
+  Round& now = rounds[round];
+  now.arrays.resize(buffers);
+  now.transfers.resize(buffers);
   for (uint32_t b = 0; b < buffers; ++b) {
-    arrays[b].resize(job.scenario_.elements[b]);
-    for (size_t i = 0; i < arrays[b].size(); ++i) arrays[b][i] = contribution(rank, round, b, i);
-    Transfer& transfer = transfers[b];
-    const size_t bytes = arrays[b].size() * sizeof(float);
-    transfer.key = {7, round, b, 0};
+    std::vector<float>& array = now.arrays[b];
+    array.resize(scenario.elements[b]);
+    for (size_t i = 0; i < array.size(); ++i) array[i] = contribution(rank, round, b, i);
+    Transfer& transfer = now.transfers[b];
+    const size_t bytes = array.size() * sizeof(float);
+    const uint32_t stream =
+        scenario.reign == 0 ? kPlan : stream_of({0, round / scenario.reign}, scenario.servers);
+    transfer.key = {stream, round, b, 0};
     transfer.open.reduction.op = ReduceOp::kAverage;
     transfer.open.workers = 1;
     transfer.open.deadline = {1'000'000, 1'000'000, 1'000'000};
     transfer.open.name = "gradients";
-    transfer.send = transfer.receive = reinterpret_cast<char*>(arrays[b].data());
-    transfer.shards =
-        plan::shard_layout(bytes, std::vector<double>(job.scenario_.servers, 1.0));
+    transfer.send = transfer.receive = reinterpret_cast<char*>(array.data());
+    transfer.shards = plan::shard_layout(bytes, std::vector<double>(scenario.servers, 1.0));
     transfer.runs = plan::local_slice(transfer.shards, kSegment, 0, 1);
-    transfer.lockstep = job.scenario_.lockstep;
+    transfer.lockstep = scenario.lockstep;
     transfer.owner = this;
   }
   push_next();
 }
 
 void FailingJob::Worker::push_next() {
+  std::vector<Transfer>& transfers = rounds[round].transfers;
   if (Status status = links.push(transfers[pushed++]); !status.ok()) return job.fail(status);
-  if (pushed == transfers.size()) return;
+  if (pushed == transfers.size()) {
+    if (job.scenario_.reign > 0) begin_next();
+    return;
+  }
   loop->call_after(job.at_most(job.scenario_.think), [this] { push_next(); });
 }
 
+void FailingJob::Worker::begin_next() {
+  if (++round == job.scenario_.rounds) return;
+  loop->call_after(job.at_most(job.scenario_.think), [this] { begin_round(); });
+}
+
 void FailingJob::Worker::on_transfer_done(Transfer& transfer) {
+  const uint32_t of = transfer.key.round;
   if (transfer.workers != job.scenario_.nodes) {
-    job.fail({Code::kInternal, concat("rank ", rank, ": round ", round, ", buffer ",
+    job.fail({Code::kInternal, concat("rank ", rank, ": round ", of, ", buffer ",
                                       transfer.key.buffer, " has ", transfer.workers, " workers")});
   }
-  if (++done < transfers.size()) return;
-  for (std::vector<float>& array : arrays) {
-    results.push_back(fnv1a({reinterpret_cast<const char*>(array.data()),
-                             array.size() * sizeof(float)}));
+  Round& ended = rounds[of];
+  if (++ended.done < ended.transfers.size()) return;
+  results.resize(job.scenario_.rounds * ended.arrays.size());
+  for (size_t b = 0; b < ended.arrays.size(); ++b) {
+    std::vector<float>& array = ended.arrays[b];
+    results[of * ended.arrays.size() + b] =
+        fnv1a({reinterpret_cast<const char*>(array.data()), array.size() * sizeof(float)});
     // The program does what it wants with the results.
     std::fill(array.begin(), array.end(), -1.0f);
   }
-  ++round;
-  loop->call_after(job.at_most(job.scenario_.think), [this] { begin_round(); });
+  if (++whole == job.scenario_.rounds) --job.running_;
+  if (job.scenario_.reign == 0) begin_next();
 }
 
 // A host hears of something after a delay. It hears of everything in order.
@@ -361,18 +387,28 @@ Result<FailureReport> FailingJob::run() {
   report_.description = concat(
       scenario_.nodes, " workers, ", scenario_.servers, " servers, ", scenario_.flows, " flows, ",
       scenario_.rounds, " rounds of ", scenario_.elements.size(), " buffers, credit ",
-      scenario_.credit, "; ", report_.kills, " killed, ", report_.cuts, " cut off, ",
+      scenario_.credit,
+      scenario_.reign == 0 ? "" : concat(", ", counted(scenario_.reign, "round"), " per reign"),
+      "; ", report_.kills, " killed, ", report_.cuts, " cut off, ",
       report_.replacements, " replaced");
   if (!failure_.ok()) return failure_;
   if (!ended) {
     std::string text;
     for (const auto& worker : workers_) {
-      text += concat(" rank ", worker->rank, ": round ", worker->round, ", ", worker->done, " of ",
-                     worker->pushed, " buffers;");
+      text += concat(" rank ", worker->rank, ": ", worker->whole, " rounds are over, ",
+                     worker->round, " are pushed;");
     }
     return Status(Code::kTimeout, concat(report_.description, ":", text));
   }
   report_.seconds = static_cast<double>(simulation_.now()) / kSecond;
+  // Results are kept only of the latest reign, when nothing is on its way any more.
+  simulation_.run_until([] { return false; }, simulation_.now() + kSecond);
+  for (const auto& worker : workers_) {
+    const std::vector<wire::Key> kept = worker->links.kept();
+    if (kept.empty() || kept.front().stream == kept.back().stream) continue;
+    return Status(Code::kInternal, concat("rank ", worker->rank, " keeps results of round ",
+                                          kept.front().round, " in vain"));
+  }
   for (const auto& worker : workers_) {
     report_.results.insert(report_.results.end(), worker->results.begin(), worker->results.end());
   }

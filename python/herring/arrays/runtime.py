@@ -82,6 +82,11 @@ def init(**settings: Any) -> None:
     def met(worker: WorkerEnvironment, patience: float, first_reminder: float) -> Meeting:
         return meet(worker, os.environ, patience, first_reminder)
 
+    if os.environ.get("HERRING_ELASTIC", "").strip() and _job is None:
+        raise ConfigurationError(
+            "this is an elastic job (HERRING_ELASTIC), which herring.elastic.run joins: leave out "
+            "init(), and put everything that needs other ranks into the training function"
+        )
     start(lambda: detect(os.environ), met, settings)
 
 
@@ -125,6 +130,10 @@ def start(
         overrides.update(logs.start(settings))
         stacks.start()
         worker = who()
+        place = {"job": worker.job, "rank": str(worker.rank), "size": str(worker.size)}
+        if worker.local_size is None:  # the core counts the workers of each host
+            place.update(local_rank="0", local_size="1")
+        overrides.update(place)
         with contextlib.suppress(ConfigurationError):  # Job.start tells the others too
             for text in _core.setting_warnings():
                 _core.log_warning(text)
@@ -271,6 +280,11 @@ def job() -> _core.Job:
         where = "in a forked child; only the parent takes part" if _forked else "call init()"
         raise ShutdownError(f"herring is not initialized in this process ({where})")
     return current
+
+
+def is_running(other: _core.Job) -> bool:
+    """Returns whether this is the job that is running."""
+    return _job is other
 
 
 def require_running(owner: _core.Job, what: str) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from herring.doctor import facts
-from herring.doctor.channel import Channel, Listener, call
 from herring.doctor.links import Race, answer_pings, discard, ping, race, reach, resolve_all
 from herring.doctor.probes import Peer, Probes
 from herring.errors import ConfigurationError, HerringError
+from herring.rendezvous.channel import DOCTOR, Channel, Listener, call
 from herring.rendezvous.endpoint import bind_any
 
 __all__ = ["VERSION", "Agent", "introduction"]
@@ -111,7 +111,7 @@ class Agent:
                 sockets.append(bind_any(self._address, os.environ))
         except ConfigurationError as error:
             failure = str(error)
-        self._listener = Listener(sockets, self._secret, self._welcome)
+        self._listener = Listener(sockets, self._secret, DOCTOR, self._welcome)
         self._probes = Probes(self._address, self._secret)
         ports = [int(each.getsockname()[1]) for each in sockets]
         return {"ports": ports, "datagrams": self._probes.port, "failure": failure}
@@ -133,7 +133,7 @@ class Agent:
         found: dict[str, Any] = {}
         for peer in ask["peers"]:
             try:
-                channel = call(peer["address"], peer["port"], self._secret, _CALL_SECONDS)
+                channel = call(peer["address"], peer["port"], self._secret, DOCTOR, _CALL_SECONDS)
                 with channel.socket:
                     channel.send({"do": "ping"})
                     rtt, ahead = ping(channel, ask["count"], ask["seconds"])
@@ -162,7 +162,9 @@ class Agent:
         return vars(found)
 
     def _call_race(self, ask: Mapping[str, Any]) -> socket.socket:
-        channel = call(ask["address"], ask["port"], self._secret, _CALL_SECONDS, small=False)
+        channel = call(
+            ask["address"], ask["port"], self._secret, DOCTOR, _CALL_SECONDS, small=False
+        )
         channel.send({"do": "race", "name": ask["name"]})
         return channel.socket
 

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 
 from herring.doctor import facts
 from herring.doctor.agent import Agent, introduction
-from herring.doctor.channel import Channel, call
 from herring.doctor.hub import Hub
 from herring.doctor.records import Examination, Host, Rank
 from herring.errors import (
@@ -23,6 +22,7 @@ from herring.errors import (
     TimeoutError,
 )
 from herring.rendezvous import joined
+from herring.rendezvous.channel import DOCTOR, Channel, call
 from herring.rendezvous.detect import WorkerEnvironment, detect, parse_address
 from herring.rendezvous.identity import host_identity
 from herring.rendezvous.meet import Meeting, meet
@@ -168,7 +168,7 @@ def _reach(worker: WorkerEnvironment, meeting: Meeting, patience: float) -> Chan
     reason = ""
     while (left := deadline - time.monotonic()) > 0:
         try:
-            return call(address, port, meeting.secret, min(left, _CALL_SECONDS))
+            return call(address, port, meeting.secret, DOCTOR, min(left, _CALL_SECONDS))
         except OSError as error:
             reason = error.strerror or str(error)
         time.sleep(min(_RETRY_SECONDS, max(left, 0.0)))

@@ -12,12 +12,12 @@ from typing import Any
 
 from herring.command_line import log_line
 from herring.doctor.agent import VERSION
-from herring.doctor.channel import Channel, Listener
 from herring.doctor.findings import listed
 from herring.doctor.judge_links import lossy_hosts
 from herring.doctor.judge_rates import is_slow, suspects
 from herring.doctor.pairs import rounds_of, sample_of
 from herring.doctor.records import Examination, Host, Rank
+from herring.rendezvous.channel import DOCTOR, Channel, Listener
 from herring.rendezvous.publication import FIRST_REMINDER, in_seconds
 
 __all__ = ["Hub"]
@@ -60,7 +60,7 @@ class Hub:
         self._size = size
         self._deadline = deadline
         self._came: queue.SimpleQueue[tuple[Channel, dict[str, Any]]] = queue.SimpleQueue()
-        self._listener = Listener([listener], secret, self._welcome)
+        self._listener = Listener([listener], secret, DOCTOR, self._welcome)
         self._channels: dict[int, Channel] = {}  # by the index of the host
         self._numbers = itertools.count(1)
         self._datagrams: dict[int, int] = {}

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from herring.doctor.channel import Channel, ChannelError, call
 from herring.errors import AuthenticationError
+from herring.rendezvous.channel import DOCTOR, Channel, ChannelError, call
 
 __all__ = ["Race", "answer_pings", "discard", "ping", "race", "rate_of", "reach", "resolve_all"]
 
@@ -47,7 +47,7 @@ def reach(
     def one(place: tuple[int, str, int]) -> str:
         _, address, port = place
         try:
-            channel = call(address, port, secret, seconds)
+            channel = call(address, port, secret, DOCTOR, seconds)
             channel.send({"do": "nothing"})
             channel.close()
         except TimeoutError:

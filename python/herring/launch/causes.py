@@ -35,6 +35,7 @@ def find_cause(
     end earlier. So the cause is the failed process whose traceback began first. If its error says
     that it lost another process, and that one failed too, the other one is the cause. A process
     that ended by a signal that the launcher did not send is the cause if no other failed before.
+    A server without which the job was to go on is the cause only if an error names it.
 
     Args:
         first: The process whose failure was noticed first.
@@ -49,6 +50,8 @@ def find_cause(
 
     def failed(child: Child) -> bool:
         _, _, nothing_after = words[child.task.number]
+        if child.spared:
+            return False
         stopped = child.code in (-signal.SIGTERM, 128 + signal.SIGTERM, -signal.SIGKILL)
         # A process that the launcher stopped was about to end if it had just shown a traceback.
         return child is first or (child.code != 0 and (not stopped or nothing_after))
@@ -67,7 +70,8 @@ def find_cause(
         by_itself = failed(child) and not _OF_ANOTHER.search(words[child.task.number][0])
         return child is not other and by_itself and failed_at(child) < other.ended_at
 
-    killed = min((c for c in children if c.killed), key=lambda c: c.ended_at, default=None)
+    ends = [child for child in children if child.killed and not child.spared]
+    killed = min(ends, key=lambda child: child.ended_at, default=None)
     if killed is not None and not any(before(c, killed) for c in children):
         moment = time.strftime("%H:%M:%S", time.localtime(killed.ended_at))
         text, _, nothing_after = words[killed.task.number]
@@ -81,8 +85,10 @@ def find_cause(
         text, at, _ = words[found.task.number]
         named = _NAMED.search(text) if _OF_ANOTHER.search(text) else None
         name = f"{named.group(1)} {named.group(2)}" if named else ""
-        other = next((each for each in children if each.task.name == name), None)
-        if other is None or other.task.number in seen or not other.code:
+        # A server may have had successors of its name, which end because of the failure.
+        others = [each for each in children if each.task.name == name and each.code]
+        other = max(others, key=lambda each: (each.killed, each.task.number), default=found)
+        if other.task.number in seen:
             break
         if other.code == -signal.SIGTERM and not words[other.task.number][0]:
             break  # the other process left the job, or was stopped

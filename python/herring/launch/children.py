@@ -28,7 +28,8 @@ class Child:
         ended_at: When the end was noticed (`time.time`).
         told: The signals that the launcher sent before the end.
         joined: Whether the process has called ``herring.init()``.
-        replaced: Whether another process was started in its place.
+        replaced: Whether another process was started in its place, or the job goes on without it.
+        spared: Whether the job was to go on when the process ended.
     """
 
     task: Task
@@ -41,6 +42,7 @@ class Child:
     told: set[int] = field(default_factory=set)
     joined: bool = False
     replaced: bool = False
+    spared: bool = False
 
     @property
     def is_server(self) -> bool:
@@ -100,9 +102,9 @@ class Children:
 
     def note_joined(self, ranks: Iterable[int]) -> None:
         """Records that these workers have called ``herring.init()``."""
-        for rank in ranks:
-            child = self.get(rank)
-            if child is not None and not child.is_server:
+        joined = set(ranks)
+        for child in self:
+            if child.task.rank in joined and not child.ended:
                 child.joined = True
 
     def signal(self, number: int, workers: bool = True, servers: bool = True) -> None:

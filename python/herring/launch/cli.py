@@ -19,6 +19,7 @@ __all__ = ["main", "make_parser", "version"]
 _COMMANDS = {
     "run": "run a job on this machine or on several hosts",
     "server": "run a dedicated server until its job ends",
+    "rendezvous": "run the lobby of an elastic job, which goes on without workers that die",
     "config": "print every setting with its value, origin and meaning",
     "check": "report what this machine has, and try a small all-reduce",
     "status": "show what a running job does, who is late, and what binds",

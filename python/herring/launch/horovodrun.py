@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from herring.command_line import integer
 from herring.errors import ConfigurationError
 from herring.launch.horovod_settings import TIMELINE, WITHOUT, setting_of
 from herring.launch.options import add_settings
+from herring.units import argument, parse_seconds
 
 __all__ = ["add_options", "assignments"]
 
@@ -59,22 +61,21 @@ _IGNORED = {
         "--autotune-steps-per-sample": WITHOUT["HOROVOD_AUTOTUNE"],
         "--autotune-bayes-opt-max-samples": WITHOUT["HOROVOD_AUTOTUNE"],
         "--autotune-gaussian-process-noise": WITHOUT["HOROVOD_AUTOTUNE"],
+        **dict.fromkeys(("--max-np", "--max-num-proc"), "-np says how many workers there are"),
+        "--reset-limit": "--restarts says how often a worker that dies soon is started again",
     },
+    2: {"--blacklist-cooldown-range": "workers that die again and again are started after pauses"},
 }
+_SLOTS = "put the slots after each host: -H host1:4,host2:4"
 _REFUSED = {
-    "--min-np": "a job keeps the workers it has started with; save checkpoints, and start it again",
-    "--max-np": "a job keeps the workers it has started with; save checkpoints, and start it again",
-    "--min-num-proc": "a job keeps the workers it has started with",
-    "--max-num-proc": "a job keeps the workers it has started with",
-    "--elastic-timeout": "a job keeps the workers it has started with",
-    "--reset-limit": "a job keeps the workers it has started with",
-    "--blacklist-cooldown-range": "the hosts of a job do not change",
-    "--slots-per-host": "put the slots after each host: -H host1:4,host2:4",
+    "--slots-per-host": _SLOTS,
+    "--slots": _SLOTS,
     "--config-file": "give the options on the command line; settings are HERRING_* variables",
     "--check-build": "'herring check' reports what is installed",
     "-cb": "'herring check' reports what is installed",
     "--version": "'herring --version' prints it",
-    "--host-discovery-script": "the hosts of a job do not change",
+    "--host-discovery-script": "name all hosts with -H, and start the workers that may be missing "
+    "with --min-np; or let a cluster manager start workers that join a 'herring rendezvous'",
 }
 
 
@@ -94,8 +95,18 @@ class _Ignore(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: object, values: object, text: str = ""
     ) -> None:
         """Prints a line."""
-        why = _IGNORED[0].get(text) or _IGNORED[1][text]
+        why = next(found[text] for found in _IGNORED.values() if text in found)
         print(f"{parser.prog}: {text} has no meaning with Herring: {why}", file=sys.stderr)
+
+
+class _Least(argparse.Action):
+    """Makes the job elastic, and sets the fewest workers that go on."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: object, text: str = ""
+    ) -> None:
+        """Sets what ``--elastic --min-workers`` sets."""
+        namespace.elastic, namespace.min_workers = True, values
 
 
 class _Take(argparse.Action):
@@ -133,9 +144,23 @@ def add_options(run: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="timeline of all ranks and servers, which rank 0 writes (HOROVOD_TIMELINE)",
     )
+    options.add_argument(
+        *("--min-np", "--min-num-proc"),
+        action=_Least,
+        type=integer,
+        metavar="M",
+        help="--elastic --min-workers M",
+    )
+    options.add_argument(
+        "--elastic-timeout",
+        dest="wait",
+        type=argument(lambda text: parse_seconds(text, zero=True)),
+        metavar="TIME",
+        help="--wait TIME",
+    )
     for count, found in _IGNORED.items():
         for name in found:
-            number = None if count else 0  # with 1, argparse would make a list of the value
+            number = None if count == 1 else count  # with 1, argparse would make a list of it
             options.add_argument(name, nargs=number, action=_Ignore, help=argparse.SUPPRESS)
     for name in _TAKEN:
         number = 0 if name == "--no-stall-check" else None

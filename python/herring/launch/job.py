@@ -26,6 +26,7 @@ __all__ = [
     "EXIT_NOT_FOUND",
     "EXIT_NO_HOST",
     "CommandError",
+    "Elastic",
     "RunOptions",
     "Task",
     "job_secret",
@@ -106,6 +107,21 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Elastic:
+    """How a job goes on when workers die and when workers come.
+
+    Attributes:
+        least: The fewest workers with which it goes on.
+        restarts: How often in a row a worker that dies soon after its start is started again.
+        patience: Seconds that the job waits for enough workers.
+    """
+
+    least: int = 1
+    restarts: int = 5
+    patience: float = 60.0
+
+
+@dataclass(frozen=True)
 class RunOptions:
     """The options of `herring run`.
 
@@ -124,6 +140,7 @@ class RunOptions:
         interface: Interface or address that processes on several hosts use, or None.
         assignments: Variables of -x: ``NAME`` or ``NAME=VALUE``.
         ssh: How other hosts are reached.
+        elastic: How the job goes on without workers that die; None means that it ends.
         server_command: Program and arguments of a server; `herring server` by default.
     """
 
@@ -141,6 +158,7 @@ class RunOptions:
     interface: str | None = None
     assignments: Sequence[str] = ()
     ssh: SshOptions = SshOptions()
+    elastic: Elastic | None = None
     server_command: Sequence[str] = SERVER_COMMAND
 
     @property
@@ -176,6 +194,11 @@ class RunOptions:
             require_range("-p", self.ssh.port, 1, 65535)
         if self.layout.remote:
             self._check_ssh()
+        if self.elastic is not None and not 1 <= self.elastic.least <= self.workers:
+            raise ConfigurationError(
+                f"--min-workers {self.elastic.least} is not valid: allowed is an integer from 1 to "
+                f"{self.workers}, the number of workers (-n)"
+            )
         for name, value in (("--timeout", self.timeout), ("--grace", self.grace)):
             if value is not None and not 0 <= value < 1e9:
                 raise ConfigurationError(
@@ -292,6 +315,8 @@ def job_variables(options: RunOptions, rendezvous: str, secret: str) -> dict[str
         "HERRING_SECRET": secret,
         "HERRING_JOB": f"{JOB_PREFIX}{os.getpid()}-{secrets.token_hex(4)}",
     }
+    if options.elastic is not None:
+        variables["HERRING_ELASTIC"] = rendezvous
     if options.start_timeout is not None:
         variables["HERRING_CONNECT_TIMEOUT"] = f"{options.start_timeout:g}"
     if options.layout.remote and options.interface is not None:

@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections import deque
 from collections.abc import Sequence
 
 from herring.errors import HerringError
@@ -25,6 +26,7 @@ from herring.launch.ending import EXIT_TIMEOUT, STOPPING, Ending
 from herring.launch.frames import Frame, Outbox, kind
 from herring.launch.job import (
     CommandError,
+    Elastic,
     RunOptions,
     Task,
     as_horovod,
@@ -42,6 +44,8 @@ from herring.launch.processes import LEFTOVER_SECONDS, Processes, how_ended, sig
 from herring.launch.restarts import Restarts
 from herring.launch.ssh import Connection, Listeners
 from herring.launch.streams import Streams
+from herring.lobby.generations import Rules
+from herring.lobby.service import Lobby
 from herring.rendezvous.endpoint import bind_any, reserve
 from herring.rendezvous.joined import Joined
 from herring.rendezvous.network import with_port
@@ -105,6 +109,8 @@ class Launcher:
         # What the script calls to join the job, for messages.
         self._init = "hvd.init()" if as_horovod(options) else "herring.init()"
         self._joined: Joined | None = None
+        self._lobby: Lobby | None = None
+        self._to_say: deque[tuple[str, str]] = deque()  # what other threads have to say
         self._waits = False  # whether the launcher waits for the reader of its output
         self._held = contextlib.ExitStack()  # what is held until the end
         self._first: tuple[Child, float] | None = None  # that failed, and when (time.time)
@@ -119,17 +125,17 @@ class Launcher:
 
     def run(self) -> int:
         """Runs the job to its end; see the function of this name."""
-        self._wake, wake_write = socket.socketpair()
-        for end in (self._wake, wake_write):
+        self._wake, self._wake_write = socket.socketpair()
+        for end in (self._wake, self._wake_write):
             end.setblocking(False)
-        old_wakeup = signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
+        old_wakeup = signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
         numbers = (*STOPPING, *_PASSED_ON, signal.SIGCHLD, signal.SIGWINCH, signal.SIGTSTP)
         # The loop reads the wake-up descriptor.
         old_handlers = signals_to_loop(numbers, STOPPING)
         self._selector.register(self._wake, selectors.EVENT_READ, None)
         try:
             self._start()
-            while self._children.running():
+            while self._children.running() or self._restarts.pending:
                 self._turn()
             self._sweep()
             self._conclude()
@@ -145,7 +151,7 @@ class Launcher:
             for number, handler in old_handlers.items():
                 signal.signal(number, handler)
             self._wake.close()
-            wake_write.close()
+            self._wake_write.close()
             self._selector.close()
         return self._ending.status or 0
 
@@ -165,7 +171,10 @@ class Launcher:
         base.update(self._chosen)
         with contextlib.ExitStack() as stack:
             listener = None
-            if layout.workers[0][0].local:
+            if options.elastic is not None:
+                rendezvous = self._open_lobby(options.elastic, secret, base)
+                store_port = self._held.enter_context(reserve(base)).getsockname()[1]
+            elif layout.workers[0][0].local:
                 listener = stack.enter_context(bind_any(self._agents.own_address(), base))
                 rendezvous = with_port(*listener.getsockname()[:2])
                 store_port = self._held.enter_context(reserve(base)).getsockname()[1]
@@ -185,8 +194,24 @@ class Launcher:
                 else:
                     self._start_far(task)
 
-    def _start_again(self, server: Task) -> None:
-        self._spawn(server, self._base, None) if server.host.local else self._start_far(server)
+    def _open_lobby(self, elastic: Elastic, secret: str, base: dict[str, str]) -> str:
+        """Opens the lobby of an elastic job, and returns its address."""
+        rules = Rules(
+            self._options.workers, self._options.servers, elastic.least, patience=elastic.patience
+        )
+        listener = bind_any(self._agents.own_address(), base)
+        self._lobby = Lobby(listener, bytes.fromhex(secret), rules, self._say_later)
+        self._held.callback(self._lobby.close)
+        return self._lobby.address
+
+    def _say_later(self, level: str, text: str) -> None:
+        """Tells the user; unlike other functions this one may be called from any thread."""
+        self._to_say.append((level, text))
+        with contextlib.suppress(OSError):
+            self._wake_write.send(b"\0")
+
+    def _start_again(self, task: Task) -> None:
+        self._spawn(task, self._base, None) if task.host.local else self._start_far(task)
 
     def _start_far(self, task: Task) -> None:
         connection = self._agents.to(task.host)
@@ -246,6 +271,11 @@ class Launcher:
                 self._children.note_joined(key.data.ranks())
             else:
                 self._streams.read(key)
+        while self._to_say:
+            self._say(*self._to_say.popleft())
+        if self._lobby is not None and self._lobby.failed and not self._ending.begun:
+            self._ending.decide(1)
+            self._ending.begin()  # the workers hear of it and end
         self._streams.on_time(time.monotonic())
         self._reap()
         self._on_time(time.monotonic())
@@ -351,10 +381,16 @@ class Launcher:
         if connection.ready is None:
             raise error
         there = [c for c in self._children.running() if c.connection is connection]
-        self._ending.decide(error.status)
+        others = [c for c in self._children.running(workers_only=True) if c not in there]
+        goes_on = self._options.elastic is not None and bool(others) and not self._ending.begun
+        if goes_on:
+            self._say("warning", f"{error}; the job goes on without this host")
+        else:
+            self._ending.decide(error.status)
         for child in there:
             child.end(error.status)
-        if not self._ending.begun:
+            child.replaced = goes_on
+        if not self._ending.begun and not goes_on:
             self._say("error", f"{error}{self._ending.consequence()}")
             self._ending.after_failure()
         for child in there:
@@ -363,6 +399,8 @@ class Launcher:
     def _on_end(self, child: Child) -> None:
         code, ending = child.code, self._ending
         self._streams.finish_process(child.task.number)
+        if self._lobby is not None and code == 0 and not child.is_server:
+            self._lobby.finish()  # its program may not use herring.elastic.run
         if self._joined is not None:
             self._children.note_joined(self._joined.ranks())
         workers_ended = not self._children.running(workers_only=True)
@@ -384,7 +422,7 @@ class Launcher:
             ending.after_failure()
         elif code and not child.is_server and ending.signal:
             ending.decide(128 + ending.signal)
-        if workers_ended:
+        if workers_ended and not self._restarts.pending:
             ending.dismiss_servers()
 
     def _on_failure(self, child: Child) -> None:
@@ -423,8 +461,7 @@ class Launcher:
         ending = self._ending
         if self._first is not None and ending.status != EXIT_TIMEOUT and not ending.signal:
             first, at = self._first
-            children = [child for child in self._children if not child.replaced]
-            cause, words = find_cause(first, at, children, self._streams.last_words)
+            cause, words = find_cause(first, at, [*self._children], self._streams.last_words)
             said = cause.killed or bool(self._streams.last_words(cause.task.number)[0])
             if len(self._children) > 1 and (said or cause is not first):
                 self._say("error", f"the cause: {cause.described} failed first, {words}")

@@ -1,4 +1,4 @@
-"""Starts dedicated servers again that have died, in a job that goes on meanwhile."""
+"""Starts servers and workers again that have died, in a job that goes on meanwhile."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _LOOK = 0.5  # seconds between two looks for stopped servers
 
 
 class Restarts:
-    """Replaces dedicated servers of a job with ``HERRING_FAILOVER``.
+    """Replaces servers of a job with ``HERRING_FAILOVER``, and all processes of an elastic job.
 
-    A server that has died, or that is stopped for so long that the job has given up on it, gets a
-    successor: a process of the same name with a number of its own.
+    A process that has died gets a successor: a process of the same name with a number of its own.
+    So does a server that is stopped for so long that the job has given up on it.
     """
 
     def __init__(
@@ -54,7 +54,9 @@ class Restarts:
         nodes = max(options.nodes, len(options.layout.workers))
         # If no server is left, nobody can stand in for the one that dies.
         others = servers > 1 or nodes > servers
-        self._enabled = servers > 0 and others and value_of(environment, "HERRING_FAILOVER")
+        failover = servers > 0 and others and value_of(environment, "HERRING_FAILOVER")
+        self._elastic = options.elastic
+        self._enabled = failover or options.elastic is not None
         self._patience = 0.0  # after which a stopped server is lost
         if self._enabled:
             self._patience = value_of(environment, "HERRING_HEARTBEAT_TIMEOUT") + _LOOK
@@ -65,24 +67,42 @@ class Restarts:
         self._next_number = options.workers + servers
         self._due: dict[int, float] = {}  # by number of the process: when to replace it
         self._pauses: dict[str, float] = {}  # by name: after the next death
+        self._short_lives: dict[str, int] = {}  # by name: in a row
         self._started: dict[int, float] = {}
         self._stopped: dict[int, float] = {}  # since when a process is stopped
         self._look_at = 0.0
 
     def on_end(self, child: Child) -> bool:
-        """Returns whether the job goes on although this process has ended."""
-        if child.replaced:
-            return True
-        if not self._enabled or not child.is_server or child.code == 0 or not self._goes_on():
+        """Returns whether the end of this process is no failure of the job."""
+        child.spared = child.replaced or self._begin_pause(child)
+        return child.spared
+
+    def _begin_pause(self, child: Child) -> bool:
+        if not self._enabled or child.code == 0 or self._ending.begun:
             return False
+        if not child.is_server and self._elastic is None:
+            return False
+        if not self._goes_on():
+            # A worker that came too late to take part has no say in how the training ended.
+            return self._elastic is not None and not child.is_server and not child.joined
         now = time.monotonic()
         name = child.task.name
         if now - self._started.get(child.task.number, -LONG_LIFE) >= LONG_LIFE:
             self._pauses[name] = 0.0
+            self._short_lives[name] = 0
+        self._short_lives[name] += 1
+        if self._elastic is not None and self._short_lives[name] > self._elastic.restarts:
+            return self._give_up(child)
         pause = self._pauses.get(name, 0.0)
         self._pauses[name] = min(max(2 * pause, _FIRST_PAUSE), _LONGEST_PAUSE)
-        self._due[child.task.number] = now + (pause if child.code < 0 else max(pause, _DOUBT))
+        in_doubt = child.is_server and child.code > 0
+        self._due[child.task.number] = now + (max(pause, _DOUBT) if in_doubt else pause)
         return True
+
+    @property
+    def pending(self) -> bool:
+        """Whether a process is to be started that none is running in place of."""
+        return bool(self._due) and self._goes_on()
 
     def next_deadline(self) -> float | None:
         """Returns when `on_time` must be called next, or None."""
@@ -105,7 +125,19 @@ class Restarts:
                 self._replace(child, how, now)
 
     def _goes_on(self) -> bool:
-        return not self._ending.begun and bool(self._children.running(workers_only=True))
+        if self._ending.begun:
+            return False
+        if self._elastic is None:
+            return bool(self._children.running(workers_only=True))
+        # A worker that has ended with 0 has ended the training.
+        return not any(c.ended and c.code == 0 and not c.is_server for c in self._children)
+
+    def _give_up(self, child: Child) -> bool:
+        """Returns whether the job goes on without this process."""
+        text = f"{child.described} {how_ended(child.code)}, and is not started again"
+        times = self._short_lives[child.task.name]
+        self._say("error", f"{text}: it died soon after its start {times} times (--restarts)")
+        return child.is_server or bool(self._children.running(workers_only=True) or self._due)
 
     def _look_for_stopped(self, now: float) -> None:
         for child in self._children.running():

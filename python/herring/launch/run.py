@@ -10,7 +10,7 @@ import sys
 from herring.command_line import integer
 from herring.errors import ConfigurationError
 from herring.launch import horovodrun, hosts
-from herring.launch.job import RunOptions, SshOptions
+from herring.launch.job import Elastic, RunOptions, SshOptions
 from herring.launch.local import run
 from herring.launch.options import add_settings
 from herring.launch.output import open_standard_descriptors
@@ -30,6 +30,9 @@ examples:
 
   herring run -n 8 --nodes 8 --timeout 600 -- python -m herring.bench allreduce
       eight nodes of one worker each; without --servers each node starts a colocated server
+
+  herring run --elastic --min-workers 3 -n 4 -- python train.py
+      goes on when workers die, as long as three are left; starts them again, and takes them in
 
   herring run -H host1:4,host2:4 -- python train.py
       eight workers on two hosts, by ssh. Each host needs this Python with Herring, and this working
@@ -92,6 +95,31 @@ def add_options(command: argparse.ArgumentParser) -> None:
         help="fail with status 3 if a worker ends without having called herring.init()",
     )
     add_settings(command, "timeline")
+    add(
+        "--elastic",
+        action="store_true",
+        help="go on without workers that die, and start them again (herring.elastic.run)",
+    )
+    add(
+        "--min-workers",
+        type=integer,
+        metavar="M",
+        help="with --elastic: the fewest workers that go on (default 1)",
+    )
+    add(
+        "--restarts",
+        type=integer,
+        metavar="N",
+        help="with --elastic: how often in a row a process that dies within a minute is started "
+        f"again (default {Elastic.restarts})",
+    )
+    add(
+        "--wait",
+        type=_time,
+        metavar="TIME",
+        help="with --elastic: how long it waits for enough workers (default "
+        f"{Elastic.patience:g}s)",
+    )
     hosts.add_options(command)
     horovodrun.add_options(command)
     add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what each worker runs")
@@ -100,6 +128,21 @@ def add_options(command: argparse.ArgumentParser) -> None:
 def _settings(options: argparse.Namespace) -> list[str]:
     """Returns assignments for the options that the programs read from their environment."""
     return [] if options.timeline is None else [f"HERRING_TIMELINE={options.timeline}"]
+
+
+def _elastic(options: argparse.Namespace) -> Elastic | None:
+    given = {
+        "--min-workers": ("least", options.min_workers),
+        "--restarts": ("restarts", options.restarts),
+        "--wait": ("patience", options.wait),
+    }
+    chosen = {name: value for name, value in given.values() if value is not None}
+    if options.elastic:
+        return Elastic(**chosen)
+    for flag, (_, value) in given.items():
+        if value is not None:
+            raise ConfigurationError(f"{flag} is for elastic jobs: give --elastic, too")
+    return None
 
 
 def handle(options: argparse.Namespace) -> int:
@@ -128,6 +171,7 @@ def handle(options: argparse.Namespace) -> int:
             output=options.output_filename,
             horovod=options.as_horovod,
             interface=options.interface,
+            elastic=_elastic(options),
             assignments=[*horovodrun.assignments(options), *_settings(options), *options.env],
             ssh=SshOptions(
                 command=words,

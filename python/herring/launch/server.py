@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from herring.errors import ConfigurationError, PeerLostError, TimeoutError
+from herring.errors import ConfigurationError, HerringError, PeerLostError, TimeoutError
 from herring.launch.options import add_settings
 from herring.rendezvous.detect import ServerEnvironment, detect_server
 from herring.rendezvous.meet import meet_as_server
@@ -86,12 +86,16 @@ def run_server(
     """
     from herring import _core, logs
 
-    server = detect_server(os.environ, rendezvous)
+    elastic = bool(os.environ.get("HERRING_ELASTIC", "").strip())
+    server = None if elastic else detect_server(os.environ, rendezvous)
     log_settings = logs.start({})
     since = time.monotonic()  # when the wait for a job began
-    if stay or ready_file:
+    if stay or ready_file or elastic:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with _ready(ready_file):
+        if server is None:
+            _serve_generations(interface, log_settings)
+            return 0
         if not stay:
             _serve(server, interface, 0.0, log_settings)
             return 0
@@ -105,6 +109,35 @@ def run_server(
             except PeerLostError as error:  # this job failed; the next one may not
                 _core.log_error(str(error))
             served = True
+
+
+def _serve_generations(interface: str | None, settings: dict[str, str]) -> None:
+    """Serves the generations of an elastic job until the lobby says that it has ended."""
+    from herring import _core
+    from herring.elastic.running import connect, settings_of
+    from herring.lobby.connection import Over
+
+    connection = connect(os.environ, server=True)
+    while True:
+        try:
+            present = connection.next_generation()
+        except Over:
+            return
+        options: dict[str, object] = {
+            **settings,
+            **settings_of(os.environ, present),
+            "rendezvous": present.address,
+            "secret": present.secret,
+        }
+        if interface:
+            options["interface"] = interface
+        try:
+            with connection.starting():
+                _core.run_server(options)
+        except HerringError as error:
+            if not connection.broken and not isinstance(error, (PeerLostError, TimeoutError)):
+                raise
+            _core.log_info(f"this generation of the elastic job has failed: {error}")
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ from herring.torch import backend, functional
 from herring.torch.boards import StepLogger
 from herring.torch.comm_hook import ddp_comm_hook
 from herring.torch.ddp import DistributedDataParallel
+from herring.torch.elastic import ElasticSampler, State
 from herring.torch.functions import (
     Handle,
     allgather,
@@ -51,6 +52,7 @@ __all__ = [
     *__all__,
     "DistributedDataParallel",
     "DistributedOptimizer",
+    "ElasticSampler",
     "GradientReducer",
     "Handle",
     "Join",
@@ -58,6 +60,7 @@ __all__ = [
     "Replay",
     "RoundInfo",
     "RoundStatistics",
+    "State",
     "StepLogger",
     "SyncBatchNorm",
     "allgather",

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from herring.arrays import runtime
 from herring.errors import InvalidArgumentError
 from herring.torch.tensors import dtype_name
 
@@ -23,9 +24,15 @@ class Pausable:
 
     Attributes:
       enabled: False while gradients accumulate locally (`no_sync`).
+      claimed_in: The job in which it has claimed its parameters.
     """
 
     enabled = True
+    claimed_in: Any = None
+
+    def retire(self) -> None:
+        """Lets go of its parameters after its job has ended; no other rank takes part."""
+        raise NotImplementedError
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -65,7 +72,9 @@ def collect(
                 "float64 (a complex parameter can be kept as torch.view_as_real of it)"
             )
         other = _owners.get(id(parameter))
-        if other is not None and other is not owner:
+        if other is not None and other is not owner and not runtime.is_running(other.claimed_in):
+            other.retire()
+        elif other is not None and other is not owner:
             raise InvalidArgumentError(
                 f"parameter {name!r} is already averaged by {other.name!r}; use either "
                 "DistributedDataParallel or DistributedOptimizer for it, once"
@@ -91,6 +100,7 @@ def runs_last(parameter: torch.nn.Parameter, handle: Any) -> bool:
 
 def claim(parameters: Sequence[torch.nn.Parameter], owner: Any) -> None:
     """Records that `owner` averages these parameters."""
+    owner.claimed_in = runtime.job()
     for parameter in parameters:
         _owners[id(parameter)] = owner
 

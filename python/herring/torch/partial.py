@@ -207,6 +207,10 @@ class PartialReducer(Pausable):
             finally:
                 self.rounds += 1
 
+    def retire(self) -> None:
+        """Removes the hooks after the job has ended."""
+        self.close()
+
     def close(self) -> None:
         """Removes the hooks."""
         for handle in self._removals:

@@ -362,6 +362,12 @@ class GradientReducer(Pausable, EndsWithPass):
         layout.close()
         self._layout = None
 
+    def retire(self) -> None:
+        """Removes the hooks after the job has ended; no other rank takes part."""
+        self._round = None
+        self._leave_pass()
+        self._let_go()
+
     def close(self) -> None:
         """Removes the hooks and ends the plan; views of the arena in `.grad` stay readable.
 

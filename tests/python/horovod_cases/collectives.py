@@ -254,6 +254,5 @@ def who_and_what():
     assert not any([hvd.mpi_built(), hvd.gloo_enabled(), hvd.nccl_built(), hvd.cuda_built()])
     assert hvd.broadcast_object({"rank": hvd.rank()}, root_rank=1, name="o") == {"rank": 1}
     assert hvd.allgather_object(hvd.rank(), name="o") == list(range(hvd.size()))
-    raises(NotImplementedError, "torchrun", lambda: hvd.elastic.run)
     raises(ValueError, "op is 9", hvd.allreduce, torch.ones(1), op=9)
     raises(ValueError, "pass op only", hvd.allreduce, torch.ones(1), average=True, op=hvd.Sum)

@@ -41,6 +41,8 @@ usual = {
     "num_features": lambda: 3,
     "hook": lambda: a_function,
     "path": lambda: os.devnull,
+    "data": lambda: [1, 2, 3],
+    "batch_size": lambda: 2,
 }
 functions = {name: getattr(herring.torch, name) for name in herring.torch.__all__}
 functions |= {
@@ -61,6 +63,7 @@ REST = {
     "Replay",
     "GradientReducer",
     "ddp_comm_hook",
+    "State",
     "StepLogger",
     "SyncBatchNorm",
     "DistributedOptimizer",

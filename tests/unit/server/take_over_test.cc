@@ -247,6 +247,23 @@ TEST_F(TakeOverTest, SaysForWhomItWaits) {
   EXPECT_EQ(error_in(answers[0]).code, Code::kTimeout);
 }
 
+TEST_F(TakeOverTest, ARefusalWaitsForNobody) {
+  hand_over(0);
+  Call refusal = small(9, "");
+  refusal.message.refusal = "it does not want to";
+  refusal.message.timeout_ms = refusal.message.warn_ms = 0;
+  say(coordinator, kNow, 0, refusal);
+  std::vector<Answer> answers;
+  coordinator.overdue(kMillisecond, answers);
+  EXPECT_TRUE(answers.empty());
+  say(coordinator, kNow, 0, named("y", small(10, floats({1}))));
+  coordinator.overdue(kMillisecond, answers);
+  EXPECT_TRUE(answers.empty());
+  coordinator.overdue(1100 * kMillisecond, answers);
+  ASSERT_FALSE(answers.empty());
+  EXPECT_EQ(error_in(answers[0]).code, Code::kTimeout);
+}
+
 TEST_F(TakeOverTest, RefusesNonsense) {
   std::vector<Answer> out;
   const auto fails = [&](uint32_t rank, uint32_t group, Reign reign, const std::string& text) {

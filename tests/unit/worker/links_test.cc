@@ -2,9 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "../transport/pair.h"
+#include "base/streams.h"
 #include "transport/tcp/transport.h"
 
 namespace herring::worker {
@@ -148,7 +150,8 @@ class LinksTest : public ::testing::Test, public TransferOwner {
   // Runs `then` once nothing moves any more. Everything runs in this thread, so pending work shows
   // within a few turns of the loop.
   void when_quiet(std::function<void()> then, uint32_t before = 0, int turns = 0) {
-    const uint32_t now = servers[0]->segments + servers[1]->segments;
+    uint32_t now = 0;
+    for (const auto& server : servers) now += server->segments;
     turns = now == before && now > 0 ? turns + 1 : 0;
     if (turns == 1000) return then();
     loop.post([this, then, now, turns] { when_quiet(then, now, turns); });
@@ -228,6 +231,173 @@ TEST_F(LinksTest, TheOtherServerDoesTheWorkOfOneThatIsLost) {
   EXPECT_TRUE(done);
   EXPECT_EQ(servers[0]->segments, 96u);
   EXPECT_EQ(data, expected);
+}
+
+// A reign that ends leaves results that nothing later in its stream settles.
+TEST_F(LinksTest, AResultOfALaterReignSettlesAllEarlierOnes) {
+  failover = true;
+  make({1, 1});
+  servers[0]->answering = servers[1]->answering = true;
+  std::vector<size_t> kept;
+  uint32_t epoch = 0;
+  on_done = [&] {
+    EXPECT_EQ(data, expected);
+    loop.post([&] {
+      kept.push_back(links->kept().size());
+      if (++epoch == 5) return loop.stop();
+      transfer.key.stream = stream_of({1, epoch}, 2);
+      push();
+    });
+  };
+  transfer.key.stream = stream_of({1, epoch}, 2);
+  loop.post([&] { push(); });
+  loop.run();
+  EXPECT_EQ(kept, std::vector<size_t>(5, 1));
+}
+
+// The results of a home say nothing about those of another home or group.
+TEST_F(LinksTest, AResultOfALaterReignSettlesNothingOfOtherNames) {
+  failover = true;
+  make({1, 1});
+  links->add_group(5, {0, 1}, true);
+  servers[0]->answering = servers[1]->answering = true;
+  // A plan's stream, two homes, a group, and a later reign of one of the homes.
+  const std::vector<Key> keys{{8, 0}, {0, 0}, {1, 0}, {1, 0, 0, 5}, {stream_of({1, 3}, 2), 0}};
+  size_t next = 0;
+  on_done = [&] {
+    loop.post([&] {
+      if (next == keys.size()) return loop.stop();
+      transfer.key = keys[next++];
+      push();
+    });
+  };
+  loop.post([&] { on_done(); });
+  loop.run();
+  EXPECT_EQ(links->kept(), (std::vector<Key>{{0, 0}, {1, 0, 0, 5}, {8, 0}, keys.back()}));
+}
+
+// A result that is on its way to another server although nobody lacks it any more is forgotten when
+// that server is lost, too.
+TEST_F(LinksTest, NothingIsKeptForAnAnswerThatNeverComes) {
+  failover = true;
+  make({1, 1, 1});
+  for (const auto& server : servers) server->answering = true;
+  control::ServerSet set = control::ServerSet::all(3);
+  set.lose(0);
+  const uint32_t heir = set.stand_in(0, 0, {0, 1, 2}).server;
+  transfer.key.stream = 0;
+  on_done = [&] {
+    EXPECT_EQ(links->kept().size(), 1u);
+    servers[heir]->answering = false;
+    links->serve(set);  // the stand-in gets the results of server 0
+    when_quiet([&] {
+      EXPECT_EQ(servers[heir]->waiting.size(), 1u);
+      transfer.key.stream = stream_of({0, 1}, 3);
+      on_done = [] { ADD_FAILURE() << "a server has not answered"; };
+      push();
+      when_quiet([&] {
+        EXPECT_EQ(links->kept(), (std::vector<Key>{{0, 0}}));  // until this is answered
+        set.lose(heir);
+        links->serve(set);
+        EXPECT_TRUE(links->kept().empty());
+        loop.stop();
+      });
+    });
+  };
+  loop.post([&] { push(); });
+  loop.run();
+}
+
+class ReignsTest : public LinksTest {
+ protected:
+  // Pushes the transfer, and another one of a later reign, to servers that do not answer.
+  void push_in_two_reigns() {
+    failover = true;
+    make({1, 1});
+    transfer.key.stream = 0;
+    later = transfer;
+    later.key.stream = stream_of({0, 1}, 2);
+    later_data = data;
+    later.send = later.receive = later_data.data();
+    on_done = [this] { done = later.segments_left == 0; };
+    push();
+    EXPECT_TRUE(links->push(later).ok());
+  }
+  // The number of frames of the later reign that servers have.
+  size_t of_later_reign() const {
+    size_t frames = 0;
+    for (const auto& server : servers) {
+      frames += static_cast<size_t>(std::ranges::count_if(server->waiting, [&](const auto& one) {
+        return one.first.stream == later.key.stream;
+      }));
+    }
+    return frames;
+  }
+
+  Transfer later;
+  std::string later_data;
+};
+
+TEST_F(ReignsTest, NothingIsPushedBeforeAllOfEarlierReignsIsHere) {
+  loop.post([&] {
+    push_in_two_reigns();
+    when_quiet([&] {
+      EXPECT_EQ(servers[0]->segments + servers[1]->segments, 2u);
+      EXPECT_EQ(of_later_reign(), 0u);
+      EXPECT_TRUE(links->busy(0));
+      servers[0]->answer();
+      when_quiet([&] {  // server 1 has one segment of the first transfer
+        EXPECT_EQ(servers[0]->segments, 48u);
+        EXPECT_EQ(of_later_reign(), 0u);
+        servers[1]->answer();
+        when_quiet([&] { loop.stop(); });
+      });
+    });
+  });
+  loop.run();
+  EXPECT_TRUE(done);
+  EXPECT_EQ(servers[0]->segments + servers[1]->segments, 2 * 96u);
+  EXPECT_EQ(data, expected);
+  EXPECT_EQ(later_data, expected);
+}
+
+TEST_F(ReignsTest, WhatWaitsForAnEarlierReignMoves) {
+  loop.post([&] {
+    push_in_two_reigns();
+    when_quiet([&] {
+      control::ServerSet set = control::ServerSet::all(2);
+      set.lose(1);
+      links->serve(set);
+      when_quiet([&] {
+        EXPECT_EQ(of_later_reign(), 0u);
+        servers[0]->answer();
+        when_quiet([&] { loop.stop(); });
+      });
+    });
+  });
+  loop.run();
+  EXPECT_TRUE(done);
+  EXPECT_EQ(servers[0]->segments, 2 * 96u);
+  EXPECT_EQ(data, expected);
+  EXPECT_EQ(later_data, expected);
+}
+
+TEST_F(ReignsTest, WhatWaitsForAnEarlierReignIsCalledOffAtOnce) {
+  loop.post([&] {
+    push_in_two_reigns();
+    when_quiet([&] {
+      links->call_off(0);
+      EXPECT_TRUE(later.called_off);
+      EXPECT_EQ(later.segments_left, 0u);
+      EXPECT_GT(transfer.segments_left, 0u);  // servers have some of its bytes
+      servers[0]->answer();
+      servers[1]->answer();
+      when_quiet([&] { loop.stop(); });
+    });
+  });
+  loop.run();
+  EXPECT_FALSE(links->busy(0));
+  EXPECT_EQ(servers[0]->segments + servers[1]->segments, 2u);
 }
 
 TEST_F(LinksTest, TheRoundTripToEachServerIsKnown) {

@@ -2,23 +2,16 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
+#include "seeds.h"
 
 namespace herring::simulate {
 namespace {
 
-// HERRING_FIRST_SEED and HERRING_SEEDS choose what is run, for long runs and to repeat a failure.
-uint64_t from_environment(const char* name, uint64_t otherwise) {
-  const char* const text = std::getenv(name);
-  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
-}
-
 // Whatever happens to servers, all workers get the same bits as without faults.
 TEST(Failures, EveryRoundEndsWithTheSameBits) {
-  const uint64_t first = from_environment("HERRING_FIRST_SEED", 1);
-  const uint64_t seeds = from_environment("HERRING_SEEDS", 300);
+  const Seeds seeds = Seeds::of(1, 300);
   uint32_t kills = 0, cuts = 0, replacements = 0;
-  for (uint64_t seed = first; seed < first + seeds; ++seed) {
+  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     const auto expected = run_with_failures({seed, false});
     ASSERT_TRUE(expected.ok()) << "seed " << seed << ": " << expected.status().message();
     const auto got = run_with_failures({seed, true});
@@ -30,10 +23,10 @@ TEST(Failures, EveryRoundEndsWithTheSameBits) {
     cuts += got->cuts;
     replacements += got->replacements;
   }
-  if (seeds < 100) return;
-  EXPECT_GT(kills, seeds / 4);
-  EXPECT_GT(cuts, seeds / 4);
-  EXPECT_GT(replacements, seeds / 4);
+  if (seeds.count < 100) return;
+  EXPECT_GT(kills, seeds.count / 4);
+  EXPECT_GT(cuts, seeds.count / 4);
+  EXPECT_GT(replacements, seeds.count / 4);
 }
 
 }  // namespace

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import herring
 from herring import _core
+from herring.elastic import running
 from herring.errors import InvalidArgumentError
 from herring.horovod.common import process_sets as sets
 from herring.horovod.common.exceptions import NotInitializedError, NotSupportedError
@@ -43,6 +45,8 @@ def init(
 ) -> None:
     """Joins the job that the environment describes; a second call does nothing.
 
+    In an elastic job, `hvd.elastic.run` joins the later generations in the same way.
+
     Args:
       comm: None, or the list of all ranks. Use process sets for a part of the ranks.
       process_sets: a list of `ProcessSet` objects to register, the same on all ranks. "dynamic" and
@@ -67,8 +71,26 @@ def init(
             )
     elif process_sets is not None:
         wanted = list(process_sets)
-    if not herring.is_initialized():
-        _init_as_asked()
+
+    enter = functools.partial(_enter, comm, wanted)
+    if herring.is_initialized():
+        enter()
+        return
+    settings, lines = _asked_for()
+    if running.is_elastic():
+        global _join_next
+        settings.pop("connect_timeout", None)  # a generation begins when its members are there
+        _join_next = functools.partial(running.join, settings, enter)
+        _join_next()
+    else:
+        herring.init(**settings)
+        enter()
+    if herring.rank() == 0:
+        for line in lines:
+            _core.log_warning(line)
+
+
+def _enter(comm: Sequence[int] | None, wanted: Sequence[sets.ProcessSet]) -> None:
     if comm is not None and (
         not isinstance(comm, (list, tuple, range)) or sorted(comm) != list(range(herring.size()))
     ):
@@ -79,17 +101,25 @@ def init(
     sets.set_up(wanted)
 
 
-def _init_as_asked() -> None:
-    """Joins the job with the settings that Horovod's environment variables request."""
+_join_next: Callable[[], None] | None = None
+
+
+def join_next() -> None:
+    """Joins the next generation of an elastic job as `init` has joined the first one."""
+    if _join_next is None:
+        init()
+    else:
+        _join_next()
+
+
+def _asked_for() -> tuple[dict[str, Any], list[str]]:
+    """Returns the settings that Horovod's environment variables request, and lines about others."""
     settings, lines = read_variables(os.environ)
     trace = os.environ.get(TIMELINE, "").strip()
     # With DYNAMIC, the script calls start_timeline().
     if trace and trace.upper() != "DYNAMIC" and not os.environ.get("HERRING_TIMELINE"):
         settings["timeline"] = trace
-    herring.init(**settings)
-    if herring.rank() == 0:
-        for line in lines:
-            _core.log_warning(line)
+    return settings, lines
 
 
 def shutdown() -> None:

@@ -28,7 +28,7 @@ class HorovodInternalError(RuntimeError):
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The hosts of the job have changed. Herring never raises this: a job keeps its workers.
+    """Workers wait to join an elastic job: `State.commit` and `check_host_updates` raise this.
 
     Attributes:
       skip_sync: the value passed to the constructor.

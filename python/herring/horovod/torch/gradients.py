@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from herring.arrays import runtime
 from herring.errors import HerringError
 from herring.horovod.common import rounds
 from herring.horovod.common.exceptions import internal_errors
@@ -34,6 +35,7 @@ class _Counts:
         self.exceeded = False  # A gradient that was not averaged was added to one that was.
         self._counts: dict[int, int] = {}
         self._hooks: list[Any] = []
+        self._job = runtime.job()
 
     def watch(self, named: Named, produced: Callable[[str, torch.nn.Parameter, int], None]) -> None:
         """Calls `produced(name, parameter, count)` whenever a parameter receives a gradient."""
@@ -47,6 +49,8 @@ class _Counts:
         self, name: str, produced: Callable[[str, torch.nn.Parameter, int], None]
     ) -> Callable[[torch.nn.Parameter], None]:
         def hook(parameter: torch.nn.Parameter) -> None:
+            if not runtime.is_running(self._job):
+                return  # Another wrapper may average this parameter in the next job.
             count = self._counts.get(id(parameter), 0) + 1
             if count > self.passes:
                 self.exceeded = True
@@ -68,7 +72,7 @@ class _Counts:
     def __bool__(self) -> bool:
         return bool(self._counts)
 
-    def close(self) -> None:
+    def retire(self) -> None:
         for hook in self._hooks:
             hook.remove()
 
@@ -222,10 +226,11 @@ class PlannedGradients:
         self._watch(new)
         self._reducer.adopt(named)
 
-    def close(self) -> None:
-        """Removes the hooks."""
-        self._counts.close()
-        self._reducer.close()
+    def retire(self) -> None:
+        """Removes the hooks after the job has ended."""
+        self._counts.retire()
+        self._reducer.retire()
+        rounds.reducers.discard(self._reducer)
 
 
 class TensorGradients:
@@ -339,6 +344,6 @@ class TensorGradients:
         self._named = list(named)
         self._watch(new)
 
-    def close(self) -> None:
-        """Removes the hooks."""
-        self._counts.close()
+    def retire(self) -> None:
+        """Removes the hooks after the job has ended."""
+        self._counts.retire()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 import herring
+from herring.arrays import runtime
 from herring.arrays.calls import name_of_next
 from herring.errors import InvalidArgumentError
+from herring.horovod.common import elastic
 from herring.horovod.common.adasum import require_power_of_two
 from herring.horovod.common.operators import (
     Adasum,
@@ -29,13 +31,81 @@ from herring.horovod.torch.starts import Starter
 __all__ = ["DistributedOptimizer"]
 
 
+class _Options(NamedTuple):
+    """What a `DistributedOptimizer` was asked for."""
+
+    op: int
+    compression: Any
+    predivide_factor: float
+    sparse_as_dense: bool
+    process_set: ProcessSet
+
+
 class _Distributed(torch.optim.Optimizer):
     """The distributed part of an optimizer; a new class derives from this and the wrapped class."""
 
     _gradients: PlannedGradients | TensorGradients | None  # None if this rank averages alone.
     _known: Named | None
+    _options: _Options
+    _job: Any  # The job in which the gradients are averaged.
+    _defers: bool  # Whether that waits until elastic training begins.
     _synchronizes: bool
     _synchronized: bool
+
+    def enter_job(self) -> None:
+        """Averages with the ranks of the present job (collective).
+
+        Gradients of a step that the job before has not ended are dropped.
+        """
+        if self._job is not None and runtime.is_running(self._job):
+            return
+        if self._gradients is not None:
+            self._gradients.retire()
+        if self._job is not None:
+            super().zero_grad(set_to_none=True)
+        self._gradients, self._synchronized = None, False
+        self._job = runtime.job()
+        self._average()
+
+    def _average(self) -> None:
+        """Sets `_gradients` (collective)."""
+        options = self._options
+        process_set = options.process_set
+        if process_set is not global_process_set and process_set.included() is False:
+            return
+        group = group_of(process_set)
+        name = name_of_next("horovod.DistributedOptimizer", group)
+        if process_set.size() == 1:
+            return
+        named = _named_parameters(self, self._known)
+        passes = self.backward_passes_per_step
+        # SparseAdam accepts sparse gradients only, so all ranks' rows are gathered: the same sums.
+        takes_sparse = isinstance(self, torch.optim.SparseAdam)
+        densify = options.sparse_as_dense and not takes_sparse
+        if options.compression in (Compression.none, Compression.fp16):
+            self._gradients = PlannedGradients(
+                named,
+                name=name,
+                passes=passes,
+                sums=options.op == Sum,
+                half=options.compression is Compression.fp16,
+                densify=densify,
+                sparse=[p for _, p in named] if takes_sparse else [],
+                process_set=process_set,
+                relist=lambda: None,
+            )
+            return
+        factor = options.predivide_factor
+        self._gradients = TensorGradients(
+            named,
+            name=name,
+            passes=passes,
+            op=options.op,
+            scales=(1 / factor, factor),
+            compression=options.compression,
+            densify=densify,
+            process_set=process_set,
+        )
 
     def synchronize(self) -> None:
         """Completes the averages in `.grad`; call this before you read or clip gradients.
@@ -46,6 +116,8 @@ class _Distributed(torch.optim.Optimizer):
         Raises:
           HorovodInternalError: averaging failed.
         """
+        if self._defers:
+            self.enter_job()  # if the program does not use hvd.elastic.run
         if self._gradients is not None:
             self._gradients.synchronize()
         self._synchronized = True
@@ -128,6 +200,7 @@ class _Distributed(torch.optim.Optimizer):
           InvalidArgumentError: `passes` is not an integer of at least 1.
         """
         check_passes(passes)
+        self.backward_passes_per_step = passes
         if self._gradients is not None:
             self._gradients.set_passes(passes)
 
@@ -135,10 +208,7 @@ class _Distributed(torch.optim.Optimizer):
         """Adds a parameter group to the optimizer (collective)."""
         before = {id(p) for group in self.param_groups for p in group["params"]}
         super().add_param_group(param_group)
-        gradients = self.__dict__.get("_gradients")  # Missing while the base class is initialized.
-        if gradients is None:
-            return
-        known = self._known
+        known = self.__dict__.get("_known")  # Missing while the base class is initialized.
         if known is not None:
             number = len(self.param_groups) - 1
             known += [
@@ -146,6 +216,9 @@ class _Distributed(torch.optim.Optimizer):
                 for i, p in enumerate(self.param_groups[-1]["params"])
                 if id(p) not in {id(q) for _, q in known}
             ]
+        gradients = self.__dict__.get("_gradients")
+        if gradients is None:
+            return
         named = _named_parameters(self, known)
         gradients.adopt(named, [(n, p) for n, p in named if id(p) not in before])
 
@@ -153,9 +226,14 @@ class _Distributed(torch.optim.Optimizer):
 class _DistributedAdasum(_Distributed):
     """Combines the updates of the parameters with Adasum instead of averaging gradients."""
 
-    _process_set: ProcessSet
-    _compression: Any
     _name: str
+
+    def _average(self) -> None:
+        process_set = self._options.process_set
+        if process_set is not global_process_set and process_set.included() is False:
+            raise InvalidArgumentError(f"rank {herring.rank()} is not in {process_set}")
+        self._name = name_of_next("horovod.DistributedOptimizer", group_of(process_set))
+        require_power_of_two(process_set.size() or 1)
 
     def synchronize(self) -> None:
         """Does nothing, because `step` combines updates and not gradients."""
@@ -183,18 +261,21 @@ class _DistributedAdasum(_Distributed):
           HorovodInternalError: the updates could not be combined; the parameters have this rank's
             own update only.
         """
+        if self._defers:
+            self.enter_job()
+        options = self._options
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         before = [p.detach().clone() for p in parameters]
         loss = super(_Distributed, self).step(closure)
         with torch.no_grad():
             pairs = [
-                self._compression.compress(p.detach() - old) for p, old in zip(parameters, before)
+                options.compression.compress(p.detach() - old) for p, old in zip(parameters, before)
             ]
-            call = Starter(f"{self._name}.delta", self._process_set).grouped_allreduce(
+            call = Starter(f"{self._name}.delta", options.process_set).grouped_allreduce(
                 [delta for delta, _ in pairs], Reduction(Adasum), in_place=True
             )
             for p, old, delta, (_, context) in zip(parameters, before, call.result(), pairs):
-                p.copy_(old + self._compression.decompress(delta, context))
+                p.copy_(old + options.compression.decompress(delta, context))
         return loss
 
 
@@ -284,8 +365,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Gradients are averaged while the backward pass runs, in Herring's planned rounds, or tensor by
     tensor with a compressor of your own. All ranks must wrap the optimizer together, because their
-    parameters are compared. The parameters' values are not changed: call `broadcast_parameters`
-    before training. A rank that is alone, or not in the process set, steps without communication.
+    parameters are compared. In an elastic job (`hvd.elastic.run`) they are compared when training
+    begins. The parameters' values are not changed: call `broadcast_parameters` before training. A
+    rank that is alone, or not in the process set, steps without communication.
 
     Args:
       optimizer: any torch optimizer. Its state is shared with the new optimizer; do not use it
@@ -326,51 +408,20 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     wrapper.__dict__.update(
         {key: value for key, value in vars(optimizer).items() if key not in ("step", "zero_grad")}
     )
-    wrapper._gradients = None
+    wrapper._gradients = wrapper._job = None
     wrapper._known = known
+    wrapper._options = _Options(
+        op, compression, gradient_predivide_factor, sparse_as_dense, process_set
+    )
+    wrapper._defers = elastic.defers()
     wrapper._synchronizes = True
     wrapper._synchronized = False
     wrapper.backward_passes_per_step = backward_passes_per_step
     wrapper.op, wrapper.process_set = op, process_set
-    named = _named_parameters(optimizer, known)
-    wrapper._parameter_names = {p: name for name, p in named}
-    # SparseAdam accepts sparse gradients only, so all ranks' rows are gathered: the same sums.
-    takes_sparse = isinstance(optimizer, torch.optim.SparseAdam)
-    densify = sparse_as_dense and not takes_sparse
+    wrapper._parameter_names = {p: name for name, p in _named_parameters(optimizer, known)}
     herring.rank()  # Raises an error if this process is not in a job.
-    if process_set is not global_process_set and process_set.included() is False:
-        if op == Adasum:
-            raise InvalidArgumentError(f"rank {herring.rank()} is not in {process_set}")
-        return wrapper
-    group = group_of(process_set)
-    name = name_of_next("horovod.DistributedOptimizer", group)
-    if op == Adasum:
-        require_power_of_two(process_set.size() or 1)
-        wrapper._process_set, wrapper._compression, wrapper._name = process_set, compression, name
-        return wrapper
-    if process_set.size() == 1:
-        return wrapper
-    if compression in (Compression.none, Compression.fp16):
-        wrapper._gradients = PlannedGradients(
-            named,
-            name=name,
-            passes=backward_passes_per_step,
-            sums=op == Sum,
-            half=compression is Compression.fp16,
-            densify=densify,
-            sparse=[p for _, p in named] if takes_sparse else [],
-            process_set=process_set,
-            relist=lambda: None,
-        )
+    if wrapper._defers:
+        elastic.enter_later(wrapper)
     else:
-        wrapper._gradients = TensorGradients(
-            named,
-            name=name,
-            passes=backward_passes_per_step,
-            op=op,
-            scales=(1 / gradient_predivide_factor, gradient_predivide_factor),
-            compression=compression,
-            densify=densify,
-            process_set=process_set,
-        )
+        wrapper.enter_job()
     return wrapper

@@ -12,12 +12,17 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from herring.command_line import integer
 from herring.errors import ConfigurationError
 from herring.provenance import provenance
 from herring.rendezvous.settings import value_of
 from herring.units import argument, parse_seconds, parse_size
+
+if TYPE_CHECKING:
+    from herring.launch.soak.faults import Faults
+    from herring.launch.soak.job import Layout
 
 __all__ = ["HELP", "add_options", "handle"]
 
@@ -33,6 +38,9 @@ examples:
   herring soak --kill-every 0.3 --overlap --servers 4
       the next fault does not wait until all servers serve again
 
+  herring soak --workers -n 4
+      kills workers of an elastic job instead, rank 0 among them, and starts them again
+
   herring soak --seed 7 --json --plot soak.svg
       the same servers and pauses as in another run with seed 7
 
@@ -41,6 +49,9 @@ how it works:
   Meanwhile random servers are killed or stopped at random moments. A second job without faults, the
   twin, does as many steps in the same conditions, so all takes about twice --minutes. Both write
   checksums of every average on every rank. HERRING_* in your environment holds for both jobs.
+
+  With --workers, one elastic job adds up whole numbers. The result of each step depends on who took
+  part, so a step that was lost or made twice changes all that follows. It needs no twin.
 
 what it reports:
   recovery    from the signal to the end of the step that was in flight
@@ -85,6 +96,11 @@ def add_options(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="do not wait until all servers serve again before the next fault",
     )
+    add(
+        "--workers",
+        action="store_true",
+        help="kill workers of an elastic job instead of servers",
+    )
     add("--seed", type=int, metavar="N", help="seed of the faults (default: a new one, printed)")
     add("-n", dest="ranks", type=integer, default=4, metavar="N", help="workers (default 4)")
     add("--nodes", type=integer, default=2, metavar="K", help="nodes of the workers (default 2)")
@@ -127,6 +143,8 @@ def handle(options: argparse.Namespace) -> int:
     size = (options.ranks, options.nodes, options.servers, options.model, options.stall)
     layout = Layout(*size)
     faults = Faults(seed, options.kill_every, options.stop_share, options.overlap)
+    if options.workers:
+        return _soak_workers(options, layout, seed, faults)
     outcome = Outcome(seed, faults.done, [], [], [], options.most_growth)
     folder = Path(tempfile.mkdtemp(prefix="hsoak-", dir="/tmp"))  # short: sockets lie in it
     before = _shared_files()
@@ -166,7 +184,45 @@ def handle(options: argparse.Namespace) -> int:
     return int(failed)
 
 
+def _soak_workers(options: argparse.Namespace, layout: Layout, seed: int, faults: Faults) -> int:
+    from herring.launch.soak.job import SoakError
+    from herring.launch.soak.workers import ElasticJob, WorkersOutcome, read_workers
+
+    elements = max(1, layout.size // 8)
+    outcome = WorkersOutcome(seed, faults.done, layout.ranks, elements, options.most_growth)
+    folder = Path(tempfile.mkdtemp(prefix="hsoak-", dir="/tmp"))  # short: sockets lie in it
+    before = _shared_files()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the job ends, too
+    failed = True
+    try:
+        job = ElasticJob(layout, folder, 0, faults)
+        outcome.samples = job.samples
+        try:
+            job.run(60 * options.minutes)
+        except SoakError as error:
+            outcome.failure = str(error)
+        outcome.steps, outcome.ended = read_workers(folder)
+        outcome.left = [*job.left(), *(str(path) for path in sorted(_shared_files() - before))]
+        failed = bool(outcome.problems())
+        if options.json:
+            document = {**outcome.figures(), "provenance": provenance(options)}
+            json.dump(document, sys.stdout, indent=2)
+            print()
+        else:
+            _print(outcome.lines())
+    finally:
+        if failed:
+            print(f"herring soak: the files of the job are in {folder}", file=sys.stderr)
+        else:
+            shutil.rmtree(folder)
+    return int(failed)
+
+
 def _check(options: argparse.Namespace) -> None:
+    if options.workers:
+        if options.plot:
+            raise ConfigurationError("--plot is for soaks of servers: leave out --workers")
+        return
     if options.servers < 1:
         raise ConfigurationError("--servers 0 leaves nobody to kill: at least 1 is needed")
     if options.servers == 1 and options.nodes < 2:

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,19 +99,27 @@ class Job:
         self._sample_at = 0.0
         self._written = 0
         self._moved = self.began
-        command = [*module_command("herring.launch.soak.launcher"), "-n", str(layout.ranks)]
-        command += ["--nodes", str(layout.nodes), "--servers", str(layout.servers)]
-        command += ["--grace", "2", "--", *module_command("herring.launch.soak.training")]
-        command += [str(folder), str(layout.size), str(steps)]
         own = {"HERRING_FAILOVER": "true", "XDG_RUNTIME_DIR": str(folder)}
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                command,
+                self.command(steps),
                 env={**os.environ, **own},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+
+    def command(self, steps: int) -> list[str]:
+        """Returns the words that start the job."""
+        layout = self._layout
+        words = [*module_command("herring.launch.soak.launcher"), "-n", str(layout.ranks)]
+        words += ["--nodes", str(layout.nodes), "--servers", str(layout.servers)]
+        words += ["--grace", "2", "--", *module_command("herring.launch.soak.training")]
+        return [*words, str(self._folder), str(layout.size), str(steps)]
+
+    def files(self) -> list[Path]:
+        """Returns the files that grow with each step."""
+        return [steps_file(self._folder, rank) for rank in range(self._layout.ranks)]
 
     @property
     def log(self) -> Path:
@@ -167,31 +175,35 @@ class Job:
 
     def _look(self, now: float) -> None:
         """Reads the job's status and its progress, and now and then its memory."""
-        files = [steps_file(self._folder, rank) for rank in range(self._layout.ranks)]
-        written = sum(file.stat().st_size for file in files if file.is_file())
+        written = sum(file.stat().st_size for file in self.files() if file.is_file())
         if written != self._written:
             self._written, self._moved = written, now
             self._first = self._first or now
         elif now - self._moved > self._layout.stall:
             raise SoakError(self._story(f"no step ended in {now - self._moved:.0f} s"))
-        self._servers = self._ask()
+        self._servers = self.ask()
         if now >= self._sample_at:
             self._sample_at = now + _SAMPLE
-            self._measure(now, files)
+            self._measure(now)
 
-    def _ask(self) -> list[Mapping[str, Any]]:
+    def ask(self) -> list[Mapping[str, Any]]:
+        """Returns what may die, as the job's status tells of its servers."""
         for path in (self._folder / "herring").glob("*.sock"):
             with contextlib.suppress(StatusError, ValueError):
                 servers = json.loads(ask(Endpoint(path.name, path), "json", 5))["servers"]
                 return [one for one in servers if one["kind"] == "dedicated"] or servers
         return []
 
-    def _measure(self, now: float, files: Sequence[Path]) -> None:
-        processes = {self._process.pid: "launcher"}
-        for rank, file in enumerate(files):
+    def processes(self) -> dict[int, str]:
+        """Returns the names of the processes to be measured."""
+        found = {one["pid"]: f"server {one['server']}" for one in self._servers}
+        for rank, file in enumerate(self.files()):
             with contextlib.suppress(OSError, ValueError), file.open(encoding="ascii") as lines:
-                processes[int(lines.readline())] = f"rank {rank}"
-        processes.update({one["pid"]: f"server {one['server']}" for one in self._servers})
+                found[int(lines.readline())] = f"rank {rank}"
+        return found
+
+    def _measure(self, now: float) -> None:
+        processes = {self._process.pid: "launcher", **self.processes()}
         self._pids.update(processes)
         faults = self._faults
         done, calm = (len(faults.done), faults.calm) if faults is not None else (0, True)
@@ -237,4 +249,6 @@ def _is_ours(pid: int, who: str) -> bool:
         state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return False
-    return state != "Z" and (b"soak" in said if who.startswith("rank") else b"herring" in said)
+    return state != "Z" and (
+        b"soak" in said if who.startswith(("rank", "worker")) else b"herring" in said
+    )

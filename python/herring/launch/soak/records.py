@@ -7,7 +7,16 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["DONE", "PARAMETERS_EVERY", "STOP", "Steps", "difference", "read", "steps_file"]
+__all__ = [
+    "DONE",
+    "PARAMETERS_EVERY",
+    "STOP",
+    "Steps",
+    "difference",
+    "read",
+    "steps_file",
+    "worker_file",
+]
 
 STOP = "stop"  # the file that asks rank 0 to end the training
 DONE = "done"  # the last line of a rank
@@ -37,6 +46,11 @@ class Steps:
 def steps_file(folder: Path, rank: int) -> Path:
     """Returns the file of a rank."""
     return folder / f"rank-{rank}.steps"
+
+
+def worker_file(folder: Path, slot: int, pid: int) -> Path:
+    """Returns the file of a process that is a worker of an elastic job."""
+    return folder / f"worker-{slot}-{pid}"
 
 
 def read(folder: Path, rank: int) -> Steps:

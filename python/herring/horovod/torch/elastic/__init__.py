@@ -1,11 +1,7 @@
-"""Rejects elastic training, which is not supported: a job keeps the workers it started with."""
+"""Elastic training with PyTorch, as in Horovod. See docs/horovod.md."""
 
-from __future__ import annotations
+from herring.horovod.common.elastic import ObjectState, State, run
+from herring.horovod.torch.elastic.sampler import ElasticSampler
+from herring.horovod.torch.elastic.state import TorchState
 
-from typing import Any
-
-from herring.horovod.common.elastic import refuse
-
-
-def __getattr__(name: str) -> Any:
-    refuse(__name__, name, "torch.utils.data.DistributedSampler")
+__all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]

@@ -1,4 +1,4 @@
-"""Rejects elastic training, which is not supported: a job keeps the workers it started with."""
+"""Rejects elastic training as in Horovod, which is there for PyTorch only."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Connections between the doctor's processes; both ends prove that they know the job's secret.
+"""Connections for small messages, whose ends prove to each other that they know the job's secret.
 
 The proof has the shape of the one that opens a job's connections (docs/protocol.md), with labels of
-its own. The client proves itself first, so a stranger who connects gets nothing that depends on the
-secret::
+its own for each purpose. The client proves itself first, so a stranger who connects gets nothing
+that depends on the secret::
 
     client: MAGIC, nonce    server: MAGIC, nonce    client: MAC    server: MAC
 
@@ -13,9 +13,11 @@ length of four bytes, and as many bytes of JSON.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hmac
 import json
 import secrets
+import select
 import socket
 import struct
 import threading
@@ -25,9 +27,9 @@ from typing import Any
 
 from herring.errors import AuthenticationError
 
-__all__ = ["Channel", "ChannelError", "Listener", "call"]
+__all__ = ["DOCTOR", "LOBBY", "Channel", "ChannelError", "Listener", "Purpose", "call"]
 
-_MAGIC = b"HRDOCTR\n"
+_MAGIC_BYTES = 8
 _NONCE_BYTES = 32
 _MAC_BYTES = 32
 _MOST_BYTES = 4 << 20  # of a message; the facts of a host have some kilobytes
@@ -38,12 +40,31 @@ _SMALL_SEGMENT = 1000
 _LENGTH = struct.Struct("!I")
 
 
+@dataclasses.dataclass(frozen=True)
+class Purpose:
+    """What a connection is for; a proof for one purpose is worth nothing for another.
+
+    Attributes:
+        magic: The first eight bytes that each end sends.
+        label: What the proofs cover besides the nonces.
+        who: The process that listens, for messages.
+    """
+
+    magic: bytes
+    label: str
+    who: str
+
+
+DOCTOR = Purpose(b"HRDOCTR\n", "herring doctor", "'herring doctor'")
+LOBBY = Purpose(b"HRLOBBY\n", "herring lobby", "the lobby of an elastic job")
+
+
 class ChannelError(OSError):
     """The other end has closed the connection, or has sent something that is not a message."""
 
 
 class Channel:
-    """A connection whose ends have proved themselves.
+    """A connection whose ends have proved themselves. One thread may send while another receives.
 
     Attributes:
         socket: The connection.
@@ -51,6 +72,7 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(None)
         self.socket = connection
 
     def send(self, message: Mapping[str, Any], seconds: float = 10.0) -> None:
@@ -60,16 +82,23 @@ class Channel:
             OSError: The connection is broken, or the other end does not read.
         """
         data = json.dumps(message).encode()
-        self.socket.settimeout(seconds)
-        self.socket.sendall(_LENGTH.pack(len(data)) + data)
+        left = memoryview(_LENGTH.pack(len(data)) + data)
+        deadline = time.monotonic() + seconds
+        while left:
+            _wait(self.socket, select.POLLOUT, deadline)
+            with contextlib.suppress(BlockingIOError):
+                left = left[self.socket.send(left, socket.MSG_DONTWAIT) :]
 
-    def receive(self, seconds: float) -> dict[str, Any]:
+    def receive(self, seconds: float | None) -> dict[str, Any]:
         """Returns the next message.
+
+        Args:
+            seconds: The time for it; None waits for ever.
 
         Raises:
             OSError: The connection is broken, or no message came in time.
         """
-        deadline = time.monotonic() + seconds
+        deadline = None if seconds is None else time.monotonic() + seconds
         (length,) = _LENGTH.unpack(read(self.socket, _LENGTH.size, deadline))
         if length > _MOST_BYTES:
             raise ChannelError(f"a message of {length} bytes is too long")
@@ -81,8 +110,13 @@ class Channel:
             raise ChannelError("the other end sent something that is not a message")
         return message
 
+    def shut(self) -> None:
+        """Ends the connection for a thread that may be receiving, which then closes it."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
-        """Closes the connection."""
+        """Closes the connection, which no thread uses any more."""
         self.socket.close()
 
 
@@ -93,6 +127,7 @@ class Listener:
         self,
         sockets: Sequence[socket.socket],
         secret: bytes,
+        purpose: Purpose,
         handle: Callable[[Channel], None],
     ) -> None:
         """Starts to accept.
@@ -100,8 +135,10 @@ class Listener:
         Args:
             sockets: Sockets that listen; `close` closes them.
             secret: The job's secret.
+            purpose: What connections are for.
             handle: Called in a thread of its own with each connection, which it has to close.
         """
+        self._purpose = purpose
         self._sockets = list(sockets)
         self._secret = secret
         self._handle = handle
@@ -138,7 +175,8 @@ class Listener:
 
     def _welcome(self, guest: socket.socket) -> None:
         try:
-            prove_as_server(guest, self._secret, time.monotonic() + _PROOF_SECONDS)
+            deadline = time.monotonic() + _PROOF_SECONDS
+            prove_as_server(guest, self._secret, self._purpose, deadline)
             with self._lock:
                 self._guests.pop(guest, None)
             self._handle(Channel(guest))
@@ -149,13 +187,16 @@ class Listener:
                 self._guests.pop(guest, None)
 
 
-def call(address: str, port: int, secret: bytes, seconds: float, small: bool = True) -> Channel:
+def call(
+    address: str, port: int, secret: bytes, purpose: Purpose, seconds: float, small: bool = True
+) -> Channel:
     """Connects to a listener of this job.
 
     Args:
         address: An address literal.
         port: The port.
         secret: The job's secret.
+        purpose: What the connection is for.
         seconds: The time for all of it.
         small: Whether both ends send small packets only, so that the connection works on a path
             that loses large ones.
@@ -171,70 +212,90 @@ def call(address: str, port: int, secret: bytes, seconds: float, small: bool = T
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SMALL_SEGMENT)
         connection.settimeout(seconds)
         connection.connect((address, port))
-        prove_as_client(connection, secret, deadline)
+        prove_as_client(connection, secret, purpose, deadline)
         return Channel(connection)
     except BaseException:
         connection.close()
         raise
 
 
-def prove_as_client(connection: socket.socket, secret: bytes, deadline: float) -> None:
+def prove_as_client(
+    connection: socket.socket, secret: bytes, purpose: Purpose, deadline: float
+) -> None:
     """Opens a connection from the side that connects.
 
     Raises:
         OSError: The connection broke, or the time is over.
-        AuthenticationError: The other end is not a doctor of this job.
+        AuthenticationError: The other end does not serve this purpose in this job.
     """
-    hello = _MAGIC + secrets.token_bytes(_NONCE_BYTES)
+    hello = purpose.magic + secrets.token_bytes(_NONCE_BYTES)
     connection.settimeout(max(deadline - time.monotonic(), 0.01))
     connection.sendall(hello)
     try:
         answer = read(connection, len(hello), deadline)
-        if not answer.startswith(_MAGIC):
-            raise AuthenticationError("the process that listens there is not 'herring doctor'")
-        connection.sendall(_mac(secret, "client", hello + answer))
+        if not answer.startswith(purpose.magic):
+            raise AuthenticationError(f"the process that listens there is not {purpose.who}")
+        connection.sendall(_mac(secret, purpose, "client", hello + answer))
         proof = read(connection, _MAC_BYTES, deadline)
     except (ChannelError, ConnectionError):
         raise AuthenticationError(
-            "the process that listens there has another secret, or is not 'herring doctor'"
+            f"the process that listens there has another secret, or is not {purpose.who}"
         ) from None
-    if not hmac.compare_digest(proof, _mac(secret, "server", hello + answer)):
+    if not hmac.compare_digest(proof, _mac(secret, purpose, "server", hello + answer)):
         raise AuthenticationError("the process that listens there has another secret")
 
 
-def prove_as_server(connection: socket.socket, secret: bytes, deadline: float) -> None:
+def prove_as_server(
+    connection: socket.socket, secret: bytes, purpose: Purpose, deadline: float
+) -> None:
     """Opens a connection from the side that listens.
 
     Raises:
         OSError: The connection broke, or the time is over.
-        AuthenticationError: The other end is not a doctor of this job.
+        AuthenticationError: The other end is not a member of this job.
     """
-    hello = read(connection, len(_MAGIC) + _NONCE_BYTES, deadline)
-    if not hello.startswith(_MAGIC):
+    hello = read(connection, _MAGIC_BYTES + _NONCE_BYTES, deadline)
+    if not hello.startswith(purpose.magic):
         raise AuthenticationError("a stranger has connected")
-    answer = _MAGIC + secrets.token_bytes(_NONCE_BYTES)
+    answer = purpose.magic + secrets.token_bytes(_NONCE_BYTES)
     connection.sendall(answer)
     proof = read(connection, _MAC_BYTES, deadline)
-    if not hmac.compare_digest(proof, _mac(secret, "client", hello + answer)):
+    if not hmac.compare_digest(proof, _mac(secret, purpose, "client", hello + answer)):
         raise AuthenticationError("a process with another secret has connected")
-    connection.sendall(_mac(secret, "server", hello + answer))
+    connection.sendall(_mac(secret, purpose, "server", hello + answer))
 
 
-def read(connection: socket.socket, size: int, deadline: float) -> bytes:
-    """Returns exactly `size` bytes.
+def read(connection: socket.socket, size: int, deadline: float | None) -> bytes:
+    """Returns exactly `size` bytes; without a deadline it waits for ever.
 
     Raises:
         OSError: The connection broke, or the time is over.
     """
     data = bytearray()
     while len(data) < size:
-        connection.settimeout(max(deadline - time.monotonic(), 0.001))
-        more = connection.recv(size - len(data))
-        if not more:
-            raise ChannelError("the other end has closed the connection")
-        data += more
+        _wait(connection, select.POLLIN, deadline)
+        with contextlib.suppress(BlockingIOError):
+            more = connection.recv(size - len(data), socket.MSG_DONTWAIT)
+            if not more:
+                raise ChannelError("the other end has closed the connection")
+            data += more
     return bytes(data)
 
 
-def _mac(secret: bytes, side: str, text: bytes) -> bytes:
-    return hmac.digest(secret, f"herring doctor {side}".encode() + text, "sha256")
+def _wait(connection: socket.socket, event: int, deadline: float | None) -> None:
+    """Waits for an event. Unlike a time-out of the socket, the deadline is this thread's alone.
+
+    Raises:
+        OSError: The time is over, or this end has closed the connection.
+    """
+    if connection.fileno() < 0:
+        raise ChannelError("this end has closed the connection")
+    poll = select.poll()
+    poll.register(connection, event)
+    left = None if deadline is None else max(deadline - time.monotonic(), 0.001) * 1000
+    if not poll.poll(left):
+        raise TimeoutError("timed out")
+
+
+def _mac(secret: bytes, purpose: Purpose, side: str, text: bytes) -> bytes:
+    return hmac.digest(secret, f"{purpose.label} {side}".encode() + text, "sha256")

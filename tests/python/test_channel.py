@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from herring.doctor.channel import Channel, ChannelError, Listener, call
 from herring.doctor.links import answer_pings, discard, ping, race, reach, resolve_all
 from herring.doctor.probes import Peer, Probes
 from herring.errors import AuthenticationError
+from herring.rendezvous.channel import DOCTOR, Channel, ChannelError, Listener, call
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -32,7 +32,7 @@ def echo(channel: Channel) -> None:
 
 @contextlib.contextmanager
 def listening(handle: Any = echo) -> Iterator[int]:
-    listener = Listener([socket.create_server((HOST, 0))], SECRET, handle)
+    listener = Listener([socket.create_server((HOST, 0))], SECRET, DOCTOR, handle)
     try:
         yield listener._sockets[0].getsockname()[1]
     finally:
@@ -41,7 +41,7 @@ def listening(handle: Any = echo) -> Iterator[int]:
 
 def test_members_exchange_messages() -> None:
     with listening() as port:
-        channel = call(HOST, port, SECRET, 5.0)
+        channel = call(HOST, port, SECRET, DOCTOR, 5.0)
         for message in ({}, {"a": [1, None, "ü"]}, {"long": "x" * 100_000}):
             channel.send(message)
             assert channel.receive(5.0) == message
@@ -65,7 +65,7 @@ def test_a_stranger_gets_nothing_that_depends_on_the_secret() -> None:
 @pytest.mark.parametrize("secret", [b"another" * 5, b""])
 def test_another_secret_is_refused(secret: bytes) -> None:
     with listening() as port, pytest.raises(AuthenticationError, match="another secret"):
-        call(HOST, port, secret, 5.0)
+        call(HOST, port, secret, DOCTOR, 5.0)
 
 
 def test_a_listener_that_sends_a_member_s_words_back_is_no_member() -> None:
@@ -79,12 +79,12 @@ def test_a_listener_that_sends_a_member_s_words_back_is_no_member() -> None:
 
         threading.Thread(target=mirror, daemon=True).start()
         with pytest.raises(AuthenticationError):
-            call(HOST, server.getsockname()[1], SECRET, 5.0)
+            call(HOST, server.getsockname()[1], SECRET, DOCTOR, 5.0)
 
 
 def test_nobody_answers_within_the_time() -> None:
     with socket.create_server((HOST, 0)) as server, pytest.raises(OSError):
-        call(HOST, server.getsockname()[1], SECRET, 0.2)
+        call(HOST, server.getsockname()[1], SECRET, DOCTOR, 0.2)
 
 
 def test_messages_that_are_none_end_the_connection() -> None:
@@ -102,7 +102,7 @@ def test_messages_that_are_none_end_the_connection() -> None:
     with listening(receive) as port:
         for data in (b"\xff\xff\xff\xff", b"\0\0\0\2[]", b"\0\0\0\1{", b"\0\0"):
             came.clear()
-            channel = call(HOST, port, SECRET, 5.0)
+            channel = call(HOST, port, SECRET, DOCTOR, 5.0)
             channel.socket.sendall(data)
             channel.socket.shutdown(socket.SHUT_WR)
             assert came.wait(5.0)
@@ -114,7 +114,7 @@ def test_members_get_in_beside_many_silent_strangers() -> None:
     with listening() as port, contextlib.ExitStack() as stack:
         for _ in range(300):
             stack.enter_context(socket.create_connection((HOST, port), 5.0))
-        channel = call(HOST, port, SECRET, 10.0)
+        channel = call(HOST, port, SECRET, DOCTOR, 10.0)
         channel.send({"still": "here"})
         assert channel.receive(10.0) == {"still": "here"}
         channel.close()
@@ -127,7 +127,7 @@ def test_round_trips_and_clocks() -> None:
             answer_pings(channel)
 
     with listening(serve) as port:
-        channel = call(HOST, port, SECRET, 5.0)
+        channel = call(HOST, port, SECRET, DOCTOR, 5.0)
         channel.send({"do": "ping"})
         trip, ahead = ping(channel, 10, 1.0)
         channel.close()

@@ -1,0 +1,328 @@
+"""Runs training in one generation of an elastic job after another."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import herring
+from herring import _core
+from herring.arrays import runtime
+from herring.errors import ConfigurationError, HerringError, PeerLostError, TimeoutError
+from herring.lobby.connection import Connection, Generation, Over
+from herring.rendezvous import joined
+from herring.rendezvous.detect import Rendezvous, WorkerEnvironment, parse_address, parse_secret
+from herring.rendezvous.endpoint import bind_any, resolve
+from herring.rendezvous.meet import Meeting, read_secret_file
+from herring.rendezvous.network import with_port
+from herring.rendezvous.publication import FIRST_REMINDER, Wait
+from herring.rendezvous.settings import value_of
+from herring.rendezvous.variables import integer
+from herring.units import counted
+
+__all__ = [
+    "GenerationEnds",
+    "committed",
+    "connect",
+    "ends_at",
+    "generation",
+    "go_on",
+    "has_trained",
+    "is_elastic",
+    "join",
+    "run",
+    "secret_of",
+    "settings_of",
+]
+
+Train = TypeVar("Train", bound=Callable[..., Any])
+
+# All members of a generation are there when it begins.
+_START_SECONDS = 15.0
+_LEAVE_SECONDS = 10.0  # all ranks come to the same commit
+_MOST_FAILURES = 3
+
+_connection: Connection | None = None
+_generation: Generation | None = None
+_trained = False
+
+
+class GenerationEnds(BaseException):
+    """Leaves the training function at a commit; programs that catch errors do not catch it."""
+
+
+def generation() -> int:
+    """Returns how often the job has begun anew for other workers, this time included.
+
+    Returns:
+      1, 2, and so on; 0 outside of an elastic job.
+    """
+    return 0 if _generation is None else _generation.number
+
+
+def committed(number: int) -> None:
+    """Leaves the training function if this generation ends at this commit."""
+    if ends_at(number):
+        raise GenerationEnds
+
+
+def ends_at(number: int) -> bool:
+    """Tells that a commit of this generation is complete; returns whether it ends there."""
+    if _generation is None or _connection is None:
+        return False
+    return _connection.committed(number)
+
+
+def run(train: Train) -> Train:
+    """Makes a training function that goes on when workers die and when workers come.
+
+        @herring.elastic.run
+        def train(state):
+            model = herring.torch.DistributedDataParallel(state.model)
+            while state.epoch < 10:
+                ...
+                state.commit()
+
+        train(herring.torch.State(model=model, optimizer=optimizer, epoch=0))
+
+    The function joins the job by itself, so the program does not call `herring.init`. `train` is
+    called with the state. Whenever workers are lost or come, `train` is left, the others form a new
+    job, and it is called again: it must begin where the state is. All collectives belong inside,
+    wrappers of models and optimizers too, because those of the job before cannot be used.
+
+    The job is elastic under ``herring run --elastic``, or if ``HERRING_ELASTIC`` names the lobby
+    (``herring rendezvous``). Otherwise `train` is called once, and errors are raised as always.
+
+    Args:
+      train: A function whose first argument is a `State`.
+
+    Returns:
+      A function with the same arguments, which returns what `train` returns at the end. Its keyword
+      argument ``settings``, a dictionary, is for `herring.init`.
+
+    Raises:
+      ConfigurationError: This process is in a job already, or the environment is wrong.
+      PeerLostError: There are fewer workers than must take part, and for too long. In a job that is
+        not elastic: a worker or a server was lost.
+      SystemExit: The training had ended when this worker came.
+    """
+
+    @functools.wraps(train)
+    def elastic(state: Any, *args: Any, settings: Any = None, **kwargs: Any) -> Any:
+        given = dict(settings or {})
+        if not is_elastic():
+            herring.init(**given)
+            state._begin()
+            return train(state, *args, **kwargs)
+        return go_on(lambda: train(state, *args, **kwargs), state._begin, lambda: join(given))
+
+    return elastic  # type: ignore[return-value]
+
+
+def is_elastic() -> bool:
+    """Returns whether this process belongs to an elastic job, in which generations follow."""
+    return bool(os.environ.get("HERRING_ELASTIC", "").strip())
+
+
+def join(settings: dict[str, Any], enter: Callable[[], None] = lambda: None) -> None:
+    """Joins the next generation.
+
+    Args:
+      settings: Values that override settings by name.
+      enter: Does what all of its workers do first; it may call collectives.
+
+    Raises:
+      SystemExit: The training had ended when this worker came.
+      PeerLostError: There are fewer workers than must take part, and for too long.
+    """
+    connection = _connect()
+    failures = 0
+    while True:
+        try:
+            present, listener = _next(connection)
+        except Over as over:
+            _core.log_info(str(over))
+            sys.exit(0)
+        try:
+            _join(connection, present, listener, settings)
+            enter()
+            return
+        except (PeerLostError, TimeoutError) as error:
+            failures += 1
+            if failures == _MOST_FAILURES:
+                raise
+            _tell_loss(error)
+        herring.shutdown()
+
+
+def go_on(train: Callable[[], Any], begin: Callable[[], None], join: Callable[[], None]) -> Any:
+    """Calls `train` in one generation after another, until it returns.
+
+    Args:
+      train: The training. It is called again after a `PeerLostError`, a `TimeoutError` and a
+        `GenerationEnds`.
+      begin: Makes what the workers have in common equal; called in each generation before `train`.
+      join: Joins the next generation by means of the function of this name.
+
+    Raises:
+      ConfigurationError: This process is in another job, or its training has ended.
+    """
+    global _trained
+    if _trained or (herring.is_initialized() and _generation is None):
+        raise ConfigurationError(
+            "herring.elastic.run joins the elastic job itself, once: leave out herring.init(), and "
+            "put everything that needs other ranks into one training function"
+        )
+    lost = 0.0  # when the generation before has failed
+    failures = 0  # generations in a row that did not begin
+    while True:
+        if not herring.is_initialized():  # it may have joined the first one before
+            join()
+        began = False
+        try:
+            begin()
+            began = True
+            _tell_begin(lost)
+            result = train()
+            herring.barrier(name="herring.elastic.finished")
+            _connect().finished()
+            _trained = True
+            return result
+        except GenerationEnds:
+            lost = 0.0
+            _leave_together()
+        except (PeerLostError, TimeoutError) as error:
+            lost = time.monotonic()
+            failures = 0 if began else failures + 1
+            if failures == _MOST_FAILURES:
+                raise
+            _tell_loss(error)
+        herring.shutdown()
+
+
+def has_trained() -> bool:
+    """Returns whether the training of this process has ended, so that no generation follows."""
+    return _trained
+
+
+def _connect() -> Connection:
+    global _connection
+    if _connection is None:
+        _connection = connect(os.environ, server=False)
+        slot = integer(dict(os.environ), "HERRING_RANK") or 0
+        joined.tell(value_of(os.environ, "HERRING_JOB"), slot)
+    return _connection
+
+
+def connect(environ: Mapping[str, str], server: bool) -> Connection:
+    """Connects to the lobby that ``HERRING_ELASTIC`` names.
+
+    Raises:
+      ConfigurationError: The address or the secret is missing or wrong.
+      AuthenticationError: The lobby does not know the secret.
+      TimeoutError: The lobby cannot be reached.
+    """
+    patience, first_reminder, _ = _core.start_up_times({})
+    host, port = parse_address(environ["HERRING_ELASTIC"], "HERRING_ELASTIC")
+    wait = Wait("this process", patience, first_reminder or FIRST_REMINDER)
+    address = resolve(host, "HERRING_ELASTIC", environ, wait)
+    slot = integer(dict(environ), "HERRING_RANK") or 0
+    return Connection(address, port, secret_of(environ), slot, server, patience)
+
+
+def secret_of(environ: Mapping[str, str]) -> bytes:
+    """Returns the secret of an elastic job.
+
+    Raises:
+      ConfigurationError: It is missing, or cannot be read.
+    """
+    path = environ.get("HERRING_SECRET_FILE", "").strip()
+    if path:
+        return read_secret_file(path)
+    if environ.get("HERRING_SECRET", "").strip():
+        return parse_secret(environ["HERRING_SECRET"])
+    raise ConfigurationError(
+        "an elastic job needs a secret: set HERRING_SECRET_FILE to a file that all of its hosts "
+        "have ('(umask 077; openssl rand -hex 32 > $HOME/secret)'), as for 'herring rendezvous'"
+    )
+
+
+def settings_of(environ: Mapping[str, str], present: Generation) -> dict[str, Any]:
+    """Returns the settings with which a process joins a generation."""
+    return {"job": f"{value_of(environ, 'HERRING_JOB')}.{present.number}"}
+
+
+def _next(connection: Connection) -> tuple[Generation, socket.socket]:
+    """Waits for the next generation; returns it with a socket that listens if this is rank 0."""
+    listener = bind_any(connection.own_address, os.environ)
+    try:
+        return connection.next_generation(with_port(*listener.getsockname()[:2])), listener
+    except BaseException:
+        listener.close()
+        raise
+
+
+def _join(
+    connection: Connection,
+    present: Generation,
+    listener: socket.socket,
+    settings: dict[str, Any],
+) -> None:
+    """Joins the job of a generation."""
+    global _generation
+    with listener:
+        host, port = parse_address(present.address, "HERRING_ELASTIC")
+        worker = WorkerEnvironment(
+            rank=present.rank,
+            size=present.size,
+            local_rank=None,
+            local_size=None,
+            rendezvous=Rendezvous("address", host, port, variable="HERRING_ELASTIC"),
+            source="elastic",
+            job=settings_of(os.environ, present)["job"],
+            servers=present.servers,
+            secret=present.secret,
+        )
+
+        def met(_: WorkerEnvironment, _patience: float, _first: float) -> Meeting:
+            own = listener.dup() if present.rank == 0 else None
+            if own is None:
+                listener.close()
+            return Meeting(present.address, present.secret, own)
+
+        given = {"connect_timeout": _START_SECONDS, **settings}
+        try:
+            with connection.starting():
+                runtime.start(lambda: worker, met, given)
+        except HerringError as error:
+            if connection.broken:
+                raise PeerLostError(
+                    f"a member of generation {present.number} was lost when it began"
+                ) from error
+            raise
+    _generation = present
+
+
+def _leave_together() -> None:
+    """Leaves a generation when all others leave it, too."""
+    try:
+        herring.barrier(name="herring.elastic.leave", timeout=_LEAVE_SECONDS)
+    except (PeerLostError, TimeoutError):
+        pass  # the next generation forms anyway
+
+
+def _tell_loss(error: Exception) -> None:
+    _core.log_warning(f"goes on with the workers that are left after this: {error}")
+
+
+def _tell_begin(lost: float) -> None:
+    if herring.rank() != 0 or generation() == 1:
+        return
+    after = f", {time.monotonic() - lost:.2f} s after the loss" if lost else ""
+    workers = counted(herring.size(), "worker")
+    _core.log_info(f"generation {generation()} has begun with {workers}{after}")

@@ -1,0 +1,264 @@
+"""Who takes part in each generation of an elastic job. Pure: no connections and no clock.
+
+A generation is a job of Herring with a fixed set of workers and servers. When a worker is lost, its
+generation fails, and those that are left form the next one. When a worker comes, its generation
+ends between two steps. A member says that it *waits* when it is in no generation any more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["Formed", "Generations", "Member", "Rules", "TooFew"]
+
+# Newcomers wait for so long for others, so that several that start together come together.
+SETTLE_SECONDS = 0.5
+# Servers have so long to see that their generation has ended.
+SERVER_SECONDS = 2.0
+# If no worker of the last generation is left, new workers wait for so long for others.
+ANEW_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What an elastic job needs.
+
+    Attributes:
+        size: The number of workers with which it begins.
+        servers: The number of dedicated servers with which it begins.
+        least: The fewest workers with which it goes on.
+        most: The most workers that it takes.
+        patience: Seconds that it waits for enough workers, and for a member of a generation that
+            has ended for others.
+    """
+
+    size: int
+    servers: int = 0
+    least: int = 1
+    most: int = 1 << 20
+    patience: float = 60.0
+
+
+@dataclass
+class Member:
+    """A worker or a server that is connected.
+
+    Attributes:
+        number: Identifies its connection.
+        is_server: Whether it is a dedicated server.
+        host: The identity of its host.
+        slot: The place that its launcher gave it; orders workers that come together.
+        generation: The last generation that it took part in, or 0.
+        rank: Its rank there, or -1.
+        address: Where it listens in case that it becomes rank 0.
+        waits_since: When it began to wait for the next generation, or None.
+    """
+
+    number: int
+    is_server: bool
+    host: str
+    slot: int = 0
+    generation: int = 0
+    rank: int = -1
+    address: str = ""
+    waits_since: float | None = None
+
+    @property
+    def described(self) -> str:
+        """The member's name in messages."""
+        if self.is_server:
+            return "a server"
+        return f"worker {self.slot}" if self.rank < 0 else f"rank {self.rank} (worker {self.slot})"
+
+
+@dataclass(frozen=True)
+class Formed:
+    """A new generation.
+
+    Attributes:
+        number: 1, 2, and so on.
+        workers: Its workers, by rank.
+        servers: Its dedicated servers.
+        evicted: Members of the generation before that are still in it, and are left behind.
+    """
+
+    number: int
+    workers: tuple[Member, ...]
+    servers: tuple[Member, ...] = ()
+    evicted: tuple[Member, ...] = ()
+
+
+@dataclass(frozen=True)
+class TooFew:
+    """There have been too few workers for too long.
+
+    Attributes:
+        why: The reason, for all that wait.
+    """
+
+    why: str
+
+
+@dataclass
+class Generations:
+    """The members of an elastic job, and its present generation.
+
+    Attributes:
+        rules: What the job needs.
+        number: The present generation; 0 means that there was none yet.
+        finished: Whether a worker has ended its training. Nobody may join any more.
+    """
+
+    rules: Rules
+    number: int = 0
+    finished: bool = False
+    _members: dict[int, Member] = field(default_factory=dict)
+    _size: int = 0  # of the present generation
+    _left: int = 0  # workers of the present generation that are gone
+
+    def enter(self, member: Member, size: int = 0) -> None:
+        """Adds a member.
+
+        Args:
+            member: It has a generation if it has come back, to a lobby that was started again.
+            size: The number of workers of that generation.
+        """
+        self._members[member.number] = member
+        if member.generation > self.number:
+            self.number, self._size, self._left = member.generation, size, 0
+
+    def leave(self, member: Member) -> None:
+        """Removes a member that is gone."""
+        del self._members[member.number]
+        if self._is_present(member):
+            self._left += 1
+
+    def wait(self, member: Member, address: str, now: float) -> None:
+        """Records that a member waits for the next generation, and listens at an address."""
+        member.address = address
+        member.waits_since = now
+
+    def finish(self, member: Member) -> None:
+        """Records that a worker has ended its training."""
+        self.finished = True
+        if self._is_present(member):
+            self._left += 1
+        member.generation = 0
+        member.waits_since = None
+
+    @property
+    def present(self) -> list[Member]:
+        """The workers that are in the present generation or were in it and wait, by rank."""
+        found = [one for one in self._workers if self._is_present(one)]
+        return sorted(found, key=lambda one: one.rank)
+
+    def with_generation(self, number: int) -> list[Member]:
+        """Returns the workers and servers whose last generation is this one, and not 0."""
+        return [one for one in self._members.values() if one.generation == number > 0]
+
+    @property
+    def _unseen(self) -> int:
+        """The workers of the present generation that a lobby has not seen yet that began later."""
+        return max(self._size - self._left - len(self.present), 0)
+
+    @property
+    def superfluous(self) -> list[Member]:
+        """The members that wait in vain, because the training has ended."""
+        waiting = [one for one in self._members.values() if one.waits_since is not None]
+        return [one for one in waiting if self.finished and not self._is_present(one)]
+
+    def newcomers(self, now: float) -> tuple[bool, float | None]:
+        """Returns whether the present generation must end for those that have come, or when.
+
+        Returns:
+            Whether it must end now; and when to ask again, or None.
+        """
+        present = self.present
+        if self.number == 0 or self.finished or not present:
+            return False, None
+        if any(one.waits_since is not None for one in present):
+            return False, None  # it has ended already
+        if self._unseen:
+            return False, None  # all of them must hear of it
+        room = len(present) < self.rules.most
+        since = [
+            one.waits_since
+            for one in self._members.values()
+            if one.waits_since is not None and (one.is_server or room)
+        ]
+        if not since:
+            return False, None
+        due = min(since) + SETTLE_SECONDS
+        return now >= due, None if now >= due else due
+
+    def next(self, now: float) -> tuple[Formed | TooFew | None, float | None]:
+        """Forms the next generation if it is time.
+
+        Returns:
+            The new generation, or that there are too few workers, or None; and when to ask again
+            although nothing has happened, or None.
+        """
+        rules = self.rules
+        present = self.present
+        waiting = [one for one in self._workers if one.waits_since is not None]
+        if self.finished:
+            waiting = [one for one in waiting if self._is_present(one)]
+        if not waiting:
+            return None, None
+        busy = [one for one in present if one.waits_since is None]
+        if present and len(busy) == len(present):
+            return None, None  # it goes on
+        own = [one for one in present if one.waits_since is not None] or waiting
+        since = min(one.waits_since for one in own if one.waits_since is not None)
+        give_up = since + rules.patience
+        servers = [one for one in self._members.values() if one.is_server]
+        serving = [one for one in servers if one.waits_since is not None]
+        expected = rules.size if not present else 1
+        if present:
+            ready = not busy and not self._unseen
+            until = give_up
+        else:
+            ready = len(waiting) >= expected and len(serving) >= rules.servers
+            until = give_up if self.number == 0 else min(since + ANEW_SECONDS, give_up)
+        if not ready and now < until:
+            return None, until
+        if present and len(serving) < len(servers) and now < since + SERVER_SECONDS:
+            return None, since + SERVER_SECONDS
+        if len(waiting) < rules.least and not self.finished:
+            if now < give_up:
+                return None, give_up
+            return TooFew(self._too_few(len(waiting))), None
+        return self._form(waiting, serving, busy), None
+
+    def _form(self, waiting: list[Member], serving: list[Member], busy: list[Member]) -> Formed:
+        def place(one: Member) -> tuple[int, int, int]:
+            rank = one.rank if self._is_present(one) else 1 << 30
+            return rank, one.slot, one.number
+
+        chosen = sorted(waiting, key=place)[: self.rules.most]
+        first: dict[str, tuple[int, int, int]] = {}  # of each host, whose ranks are consecutive
+        for one in chosen:
+            first.setdefault(one.host, place(one))
+        chosen.sort(key=lambda one: (first[one.host], place(one)))
+        self.number += 1
+        self._size, self._left = len(chosen), 0
+        for rank, one in enumerate(chosen):
+            one.rank = rank
+        for one in [*chosen, *serving]:
+            one.generation, one.waits_since = self.number, None
+        return Formed(self.number, tuple(chosen), tuple(serving), tuple(busy))
+
+    def _too_few(self, waiting: int) -> str:
+        least, patience = self.rules.least, self.rules.patience
+        have = "1 worker is" if waiting == 1 else f"{waiting} workers are"
+        return (
+            f"only {have} left, at least {least} (--min-workers) must take part, and no other has "
+            f"come within {patience:g} s (--wait)"
+        )
+
+    @property
+    def _workers(self) -> list[Member]:
+        return [one for one in self._members.values() if not one.is_server]
+
+    def _is_present(self, member: Member) -> bool:
+        return not member.is_server and member.generation > 0 and member.generation == self.number

@@ -1,0 +1,277 @@
+"""Elastic jobs: workers die and come, and no step is lost. Real jobs by `herring run`."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs import expect_success, program, run_job
+from launched import HERRING
+from status_server import short_folder
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(autouse=True)
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Flight records of the jobs go to a folder of their own."""
+    with short_folder() as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+        yield
+
+
+def elastic(folder: Path, layout: str, *arguments: object, **environment: str) -> str:
+    words = [str(argument) for argument in arguments]
+    script = program("elastic_steps", str(folder), *words)
+    job = run_job(["--elastic", *layout.split()], script, timeout=90, **environment)
+    return expect_success(job)
+
+
+@pytest.mark.parametrize(
+    ("layout", "events"),
+    [
+        ("-n 3", ["1 5 before"]),
+        ("-n 3", ["0 5 between"]),
+        ("-n 3", ["2 5 after", "0 9 commit"]),
+        ("-n 4 --nodes 2", ["0 5 between", "3 5 before"]),
+        ("-n 4 --nodes 2 --servers 2", ["2 5 between", "0 20 before"]),
+    ],
+    ids=["one", "the-first", "in-turn", "two-at-once", "with-servers"],
+)
+def test_no_step_is_lost_when_workers_die_and_come_back(
+    tmp_path: Path, layout: str, events: list[str]
+) -> None:
+    workers = int(layout.split()[1])
+    output = elastic(tmp_path, layout, 30, workers, *events)
+    assert output.count(f"{workers} workers, sizes") == workers, output
+    assert len(list(tmp_path.glob("event*"))) == len(events)
+    assert output.count("starting another one in its place") == len(events), output
+    assert f"sizes [{workers}]" not in output  # some steps were made without those that died
+
+
+def test_a_killed_server_is_replaced(tmp_path: Path) -> None:
+    """Without failover, the loss of a server ends a generation as the loss of a worker does."""
+    script = program("elastic_servers")
+    job = run_job(["--elastic", "-n", "2", "--nodes", "2", "--servers", "2"], script, timeout=90)
+    output = expect_success(job)
+    assert output.count("is done with 2 servers") == 2, output
+    assert re.search(r"server \d \(process \d+\) .*; starting another one", output), output
+
+
+def test_fewer_workers_than_must_take_part_end_the_job(tmp_path: Path) -> None:
+    options = ["--elastic", "-n", "3", "--min-workers", "2", "--restarts", "0", "--wait", "0.5"]
+    script = program("elastic_steps", str(tmp_path), "10", "3", "0 3 before", "1 6 before")
+    began = time.monotonic()
+    job = run_job(options, script, timeout=90)
+    assert job.returncode == 1, job.stdout
+    assert "only 1 worker is left, at least 2 (--min-workers) must take part" in job.stdout
+    assert "PeerLostError: the elastic job ends: only 1 worker" in job.stdout
+    assert job.stdout.count("is not started again") == 2, job.stdout
+    assert time.monotonic() - began < 60
+
+
+def test_one_that_always_dies_is_given_up_and_the_others_end(tmp_path: Path) -> None:
+    script = """
+    import herring.elastic
+    if os.environ["HERRING_RANK"] == "1":
+        sys.exit("has a bug")
+    state = herring.elastic.State(step=0)
+
+    @herring.elastic.run
+    def train(state):
+        while state.step < 20:
+            herring.barrier()
+            state.step += 1
+            state.commit()
+
+    train(state)
+    print("is done:", herring.size())
+    """
+    options = ["--elastic", "-n", "3", "--min-workers", "2", "--restarts", "1", "--wait", "3"]
+    job = run_job(options, script, timeout=60)
+    output = expect_success(job)
+    assert output.count("is done: 2") == 2, output
+    assert output.count("starting another one in its place") == 1, output
+    assert "it died soon after its start 2 times (--restarts)" in output
+
+
+def test_without_a_launcher_that_is_elastic_it_trains_as_always(tmp_path: Path) -> None:
+    script = program("elastic_steps", str(tmp_path), "10", "2")
+    output = expect_success(run_job(["-n", "2"], script))
+    assert output.count("is done: generation 0, 2 workers") == 2, output
+    script = program("elastic_steps", str(tmp_path), "10", "2", "1 3 before")
+    job = run_job(["-n", "2"], script)
+    assert job.returncode == 137, job.stdout
+    assert "PeerLostError" in job.stdout
+
+
+def test_what_the_job_refuses() -> None:
+    script = """
+    import herring.elastic
+    from herring.elastic import State
+    raises(herring.ConfigurationError, "herring.elastic.run joins", herring.init)
+    raises(herring.InvalidArgumentError, "'commit' cannot be", State, commit=1)
+    raises(herring.InvalidArgumentError, "'_x' cannot be", State, _x=1)
+    state = State(step=0)
+    raises(AttributeError, "no value 'stop'", lambda: state.stop)
+    raises(AttributeError, "name all values", setattr, state, "stop", 1)
+
+    @herring.elastic.run
+    def train(state):
+        herring.init()  # harmless: the process is in the job already
+        raise KeyError("of the program")
+
+    raises(KeyError, "of the program", train, state)
+    """
+    expect_success(run_job(["--elastic", "-n", "1"], script))
+    for options, text in (
+        (["--min-workers", "2", "-n", "2"], "--min-workers is for elastic jobs"),
+        (["--elastic", "--min-workers", "3", "-n", "2"], "an integer from 1 to 2"),
+    ):
+        job = run_job(options, "")
+        assert job.returncode == 2 and text in job.stdout
+
+
+def test_ctrl_c_ends_it(tmp_path: Path) -> None:
+    script = program("elastic_steps", str(tmp_path), "1000000", "2")
+    command = [*HERRING, "run", "--elastic", "-n", "2", "--", sys.executable, *script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        assert "generation 1, 2 workers" in job.stdout.readline()
+        job.send_signal(signal.SIGINT)
+        job.stdout.read()
+        assert job.wait(20) == 130
+
+
+@pytest.fixture
+def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Options of a job with a host that is reached by a program in place of ssh."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/bash\ncd /\nexec env HERRING_HOST_ID=far sh -c "${@: -1}"\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("HERRING_SSH", str(ssh))
+    return ["--elastic", "-H", "localhost:1,far:1"]
+
+
+def test_a_worker_on_another_host_is_started_again_there(far: list[str], tmp_path: Path) -> None:
+    script = program("elastic_steps", str(tmp_path), "10", "2", "1 3 between")
+    output = expect_success(run_job(far, script))
+    assert re.search(r"rank 1 \(process \d+ on far\) was killed .*; starting another", output)
+    assert output.count("2 workers, sizes [1, 2]") == 2, output
+
+
+def test_the_loss_of_a_host_ends_no_elastic_job(far: list[str]) -> None:
+    """The worker on the other host kills the launcher's connection to it."""
+    script = """
+    import herring.elastic
+    state = herring.elastic.State(step=0)
+
+    @herring.elastic.run
+    def train(state):
+        while state.step < 10 or herring.size() == 2:
+            herring.barrier()
+            state.step += 1
+            if state.step == 5 and os.environ["HERRING_RANK"] == "1":
+                os.kill(os.getppid(), signal.SIGKILL)  # the agent, and its workers with it
+                time.sleep(60)
+            state.commit()
+
+    train(state)
+    print("is done:", herring.size(), herring.elastic.generation())
+    """
+    output = expect_success(run_job(far, script))
+    assert "is done: 1 2" in output
+    assert "far is lost: " in output and "the job goes on without this host" in output
+
+
+class Outside:
+    """Processes of a job that no launcher has started."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        secret = folder / "secret"
+        secret.touch(mode=0o600)
+        secret.write_bytes(os.urandom(32))
+        self.environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("HERRING_")},
+            "HERRING_ELASTIC": f"127.0.0.1:{self.port}",
+            "HERRING_SECRET_FILE": str(secret),
+            "HERRING_LOG_LEVEL": "info",
+        }
+        self.folder = folder
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *command: str, slot: int = 0) -> tuple[subprocess.Popen[bytes], Path]:
+        """Returns the process, and the file with what it says."""
+        said = self.folder / f"said-{len(self.processes)}"
+        with said.open("wb") as file:
+            one = subprocess.Popen(
+                command,
+                env={**self.environment, "HERRING_RANK": str(slot)},
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        self.processes.append(one)
+        return one, said
+
+    def lobby(self, *options: str) -> subprocess.Popen[bytes]:
+        return self.start(*HERRING, "rendezvous", *options)[0]
+
+    def end(self) -> None:
+        for one in self.processes:
+            one.kill()
+            one.wait()
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Iterator[Outside]:
+    found = Outside(tmp_path)
+    yield found
+    found.end()
+
+
+def test_training_outlives_its_lobby(outside: Outside, tmp_path: Path) -> None:
+    lobby = outside.lobby("-n", "2")
+    command = [sys.executable, *program("elastic_steps", str(tmp_path), "20", "3")]
+    workers = [outside.start(*command, slot=slot) for slot in range(2)]
+    deadline = time.monotonic() + 60
+    while not all("generation 1, 2 workers" in said.read_text() for _, said in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    lobby.kill()
+    lobby.wait()
+    server = outside.start(*HERRING, "server")  # it waits for the lobby
+    outside.lobby("-n", "2")
+    workers.append(outside.start(*command, slot=7))
+    for one, said in workers:
+        assert one.wait(60) == 0, said.read_text()
+        assert "3 workers, sizes [" in said.read_text(), said.read_text()
+    assert server[0].wait(20) == 0, server[1].read_text()
+
+
+def test_wrong_options_of_the_lobby() -> None:
+    for options, text in (
+        ([], "give --listen HOST:PORT, or set HERRING_ELASTIC"),
+        (["--listen", "127.0.0.1:1", "--min-workers", "3", "-n", "2"], "each must be at least"),
+        (["--listen", "nowhere"], "--listen"),
+        (["--listen", "127.0.0.1:1"], "HERRING_SECRET_FILE"),
+    ):
+        job = subprocess.run(
+            [*HERRING, "rendezvous", *options],
+            env={k: v for k, v in os.environ.items() if not k.startswith("HERRING_")},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert job.returncode == 2 and text in job.stderr, job.stderr
