@@ -55,7 +55,8 @@ def test_no_step_is_lost_when_workers_die_and_come_back(
     assert output.count(f"{workers} workers, sizes") == workers, output
     assert len(list(tmp_path.glob("event*"))) == len(events)
     assert output.count("starting another one in its place") == len(events), output
-    assert f"sizes [{workers}]" not in output  # some steps were made without those that died
+    # A worker that comes back at once may be there before the others have formed a generation.
+    assert "generation 2, " in output
 
 
 def test_a_killed_server_is_replaced(tmp_path: Path) -> None:
@@ -166,7 +167,7 @@ def test_a_worker_on_another_host_is_started_again_there(far: list[str], tmp_pat
     script = program("elastic_steps", str(tmp_path), "10", "2", "1 3 between")
     output = expect_success(run_job(far, script))
     assert re.search(r"rank 1 \(process \d+ on far\) was killed .*; starting another", output)
-    assert output.count("2 workers, sizes [1, 2]") == 2, output
+    assert len(re.findall(r"2 workers, sizes \[(1, )?2\]", output)) == 2, output
 
 
 def test_the_loss_of_a_host_ends_no_elastic_job(far: list[str]) -> None:

@@ -37,7 +37,7 @@ def a_server() -> int:
 @herring.elastic.run
 def train(state: herring.elastic.State) -> None:
     generation = herring.elastic.generation()
-    while state.step < 5 or not state.killed or dedicated() < 2 or generation < 3:
+    while state.step < 5 or not state.killed or dedicated() < 2 or generation < 2:
         assert time.monotonic() < deadline
         ones = np.ones(1000)
         if state.step == 3 and not state.killed:
