@@ -1,6 +1,7 @@
 #include "server/server.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/log.h"
 
@@ -8,6 +9,8 @@ namespace herring::server {
 namespace {
 
 constexpr Nanos kWatchInterval = 50 * kMillisecond;
+constexpr Nanos kStoodStill = 500 * kMillisecond;
+constexpr Nanos kMostPatience = kSecond;
 // A server that ends waits until the workers have received what it sent. These are the limits in
 // all and without any progress.
 constexpr Nanos kLongestFarewell = 60 * kSecond, kStandstill = 500 * kMillisecond;
@@ -219,8 +222,17 @@ void Server::watch(Proxy& proxy) {
     std::lock_guard lock(proxy.seen_mutex_);
     proxy.seen_.swap(seen);
   }
-  if (proxy.index() == 0) changes_->check_overdue();
+  if (proxy.index() == 0) check_overdue();
   proxy.loop().call_after(kWatchInterval, [this, &proxy] { watch(proxy); });
+}
+
+// A server whose process stood still first reads what has come meanwhile. Else it would accuse ranks
+// that have long sent everything.
+void Server::check_overdue() {
+  const Nanos now = proxies_[0]->loop().now();
+  const Nanos gap = now - std::exchange(watched_, now);
+  if (gap > kStoodStill) patient_until_ = now + std::min(gap, kMostPatience);
+  if (now >= patient_until_) changes_->check_overdue();
 }
 
 void Server::rank_left(uint32_t rank) {

@@ -149,6 +149,7 @@ class Server {
   void end_flows(uint32_t rank, bool left);
   void say_farewell();
   void watch(Proxy& proxy);
+  void check_overdue();
   Proxy& proxy_of(uint32_t rank);
   Proxy& current();  // the proxy whose thread this is
 
@@ -164,6 +165,8 @@ class Server {
   };
   std::vector<Waiting> waiting_;  // proxy 0's thread
   bool attached_ = false;         // proxy 0's thread
+  // Proxy 0's thread: when it last looked for overdue operations, and until when it does not.
+  Nanos watched_ = 0, patient_until_ = 0;
   Status early_failure_;          // why something failed before; proxy 0's thread
 
   control::Cluster cluster_;

@@ -17,11 +17,10 @@ ELASTIC = ["--elastic", "--horovod"]
 @pytest.mark.parametrize(
     ("layout", "victim", "options"),
     [
-        (["-n", "3"], 0, []),
-        (["-n", "4", "--nodes", "2", "--servers", "1"], 3, ["own"]),
+        (["-n", "3", "--nodes", "3", "--servers", "1"], 0, ["own"]),
         (["-n", "2"], 1, ["inside"]),
     ],
-    ids=["first-rank", "own-compressor", "down-to-one"],
+    ids=["first-rank-own-compressor", "down-to-one"],
 )
 @pytest.mark.timeout(150)
 def test_workers_die_and_come_back(

@@ -161,6 +161,35 @@ def test_a_worker_that_is_stopped_for_a_while_is_not_lost(layout: list[str]) -> 
     )
 
 
+def test_a_server_that_stood_still_accuses_nobody() -> None:
+    """Ranks have sent everything meanwhile, but the server has not read it."""
+    output = expect_success(
+        run_job(
+            ["-n", "2", "--nodes", "2", "--servers", "2"],
+            """
+        from support import server_process
+        herring.init()
+        plan = herring.PlannedReduction([(100_000, "float32")], name="model")
+        for step in range(6):
+            plan.begin()
+            if step == 3 and herring.rank() == 0:
+                server = server_process()
+                os.kill(server, signal.SIGSTOP)
+                if os.fork() == 0:
+                    time.sleep(2.5)
+                    os.kill(server, signal.SIGCONT)
+                    os._exit(0)
+            plan.ready(0)
+            plan.wait()
+        print("is done", flush=True)
+    """,
+            HERRING_WARN_AFTER="1",
+        )
+    )
+    assert output.count("is done") == 2
+    assert "has waited" not in output, output
+
+
 def test_a_planned_round_ends_although_a_series_of_partial_ones_goes_on() -> None:
     output = expect_success(
         run_job(

@@ -10,6 +10,7 @@ import numpy as np
 
 import herring
 import herring.elastic
+from support import server_process
 
 deadline = time.monotonic() + 60
 state = herring.elastic.State(step=0, killed=False)
@@ -17,21 +18,6 @@ state = herring.elastic.State(step=0, killed=False)
 
 def dedicated() -> int:
     return sum(one["dedicated"] for one in herring.stats()["servers"])
-
-
-def a_server() -> int:
-    """Returns a server's process: a child of the launcher that runs `herring server`."""
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{name}/cmdline", "rb") as file:
-                words = file.read().split(b"\0")
-            with open(f"/proc/{name}/environ", "rb") as file:
-                same = f"HERRING_JOB={os.environ['HERRING_JOB']}".encode() in file.read()
-        except OSError:
-            continue
-        if same and b"server" in words:
-            return int(name)
-    raise AssertionError("no server found")
 
 
 @herring.elastic.run
@@ -43,7 +29,7 @@ def train(state: herring.elastic.State) -> None:
         if state.step == 3 and not state.killed:
             state.killed = True
             if herring.rank() == 0:
-                os.kill(a_server(), signal.SIGKILL)
+                os.kill(server_process(), signal.SIGKILL)
         herring.allreduce(ones)
         assert (ones == 1).all()
         state.step += 1

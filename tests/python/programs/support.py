@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -20,3 +21,18 @@ def raises(
         assert text in str(error), str(error)
     else:
         raise AssertionError(f"no {kind} for {text}")
+
+
+def server_process() -> int:
+    """Returns the process of a dedicated server of this job, which `herring run` has started."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+            with open(f"/proc/{name}/environ", "rb") as file:
+                same = f"HERRING_JOB={os.environ['HERRING_JOB']}".encode() in file.read()
+        except OSError:
+            continue
+        if same and b"server" in words:
+            return int(name)
+    raise AssertionError("no server found")
