@@ -226,8 +226,8 @@ void Server::watch(Proxy& proxy) {
   proxy.loop().call_after(kWatchInterval, [this, &proxy] { watch(proxy); });
 }
 
-// A server whose process stood still first reads what has come meanwhile. Else it would accuse ranks
-// that have long sent everything.
+// A server whose process stood still first reads what has come meanwhile. Otherwise it would accuse
+// ranks that have long sent everything.
 void Server::check_overdue() {
   const Nanos now = proxies_[0]->loop().now();
   const Nanos gap = now - std::exchange(watched_, now);
