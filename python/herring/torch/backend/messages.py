@@ -107,7 +107,8 @@ class Messages:
             )
         if self._owner.aborted:
             raise self._owner.error()
-        scope_of(self._group)  # raises an error if the group's job has ended
+        if self._group is not None:
+            scope_of(self._group)  # raises an error if the group's job has ended
 
     def _to_myself(
         self, mine: str, other: str, tensor: torch.Tensor, tag: int, limit: timedelta
