@@ -59,6 +59,14 @@ def test_no_step_is_lost_when_workers_die_and_come_back(
     assert "generation 2, " in output
 
 
+def test_a_child_of_a_dead_worker_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """Its copies of the worker's connections must not look like the worker."""
+    began = time.monotonic()
+    output = elastic(tmp_path, "-n 2", 10, 2, "1 3 forked")
+    assert output.count("2 workers, sizes") == 2, output
+    assert time.monotonic() - began < 25  # the child lives for 30 s
+
+
 def test_a_killed_server_is_replaced(tmp_path: Path) -> None:
     """Without failover, the loss of a server ends a generation as the loss of a worker does."""
     script = program("elastic_servers")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import socket
 import threading
@@ -14,6 +15,7 @@ import pytest
 
 from herring import _core
 from herring.errors import AuthenticationError, HerringError, PeerLostError, TimeoutError
+from herring.lobby import service
 from herring.lobby.connection import _COMMIT_SECONDS, Connection, Generation, Over
 from herring.lobby.generations import Rules
 from herring.lobby.service import Lobby
@@ -243,6 +245,17 @@ def test_too_few_workers_end_the_job(house: House) -> None:
         house.wait(members[0]).result(20)
     assert house.lobby is not None
     assert "only 1 worker" in house.lobby.wait()
+
+
+def test_it_says_whom_it_waits_for(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "FIRST_REMINDER", 0.05)
+    house.open(size=2)
+    wait = house.wait(house.come(0))
+    until(lambda: len(house.said) == 2)
+    for said in house.said:
+        assert re.fullmatch(r"the elastic job has waited \S+ m?s for 1 more worker to come", said)
+    house.wait(house.come(1))
+    assert wait.result(20).size == 2
 
 
 def test_who_comes_after_the_end_is_told_so(house: House) -> None:

@@ -76,7 +76,7 @@ def test_the_first_generation_begins_late_with_enough(least: int, begins: bool) 
     formed, _ = job.generations.next(60)
     assert isinstance(formed, Formed if begins else TooFew)
     if isinstance(formed, TooFew):
-        assert "only 2 workers are left, at least 3 (--min-workers)" in formed.why
+        assert "only 2 workers are here, at least 3 (--min-workers)" in formed.why
 
 
 def test_survivors_go_on_at_once_and_keep_their_order() -> None:
@@ -104,6 +104,29 @@ def test_a_worker_that_does_not_leave_its_step_is_left_behind() -> None:
     # It wakes up, and comes as anybody else.
     job.wait(members[2], now=140)
     assert job.generations.newcomers(140 + SETTLE_SECONDS) == (True, None)
+
+
+def test_it_says_whom_it_waits_for() -> None:
+    job = Job(size=3, servers=1, least=2)
+    awaited = job.generations.awaited
+    job.wait(job.come(0))
+    assert awaited() == "2 more workers and 1 more server to come"
+    members = job.workers(2)
+    assert awaited() == "1 more server to come"
+    server = job.come(server=True)
+    job.wait(server)
+    job.form()
+    job.wait(members[0])
+    assert awaited() == "rank 0 (worker 0), rank 2 (worker 1) to leave the step of the others"
+    for member in job.generations.present:
+        job.generations.leave(member) if member is not members[0] else None
+    assert awaited() == "1 more worker to come"
+
+
+def test_a_new_lobby_says_that_it_has_not_seen_all() -> None:
+    job = Job(size=2)
+    job.wait(job.come(0, generation=3, rank=0, size=2))
+    assert job.generations.awaited() == "1 worker of it to connect to this lobby"
 
 
 def test_too_few_workers_wait_for_others() -> None:

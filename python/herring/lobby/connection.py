@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hmac
+import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,6 +23,7 @@ from herring.errors import (
 from herring.lobby.service import keep_alive
 from herring.rendezvous.channel import LOBBY, Channel, call
 from herring.rendezvous.identity import host_identity
+from herring.rendezvous.publication import FIRST_REMINDER, in_seconds
 
 __all__ = ["Connection", "Generation", "Over"]
 
@@ -99,7 +102,8 @@ class Connection:
         self._starts = False  # whether the job of the present generation is being started
         self.broken = False
         self._forget_switch()
-        self._channel = self._connect(time.monotonic() + patience)
+        self._channel = self._connect()
+        _connections.add(self)
         threading.Thread(target=self._read, name="herring-elastic", daemon=True).start()
 
     def next_generation(self, address: str = "") -> Generation:
@@ -259,7 +263,10 @@ class Connection:
 
     # Connecting.
 
-    def _connect(self, deadline: float, first: bool = True) -> Channel:
+    def _connect(self, first: bool = True) -> Channel:
+        start = time.monotonic()
+        deadline, reminder = start + self._patience, start + FIRST_REMINDER
+        host, port = self._place
         refusals = 0
         while True:
             try:
@@ -276,8 +283,14 @@ class Connection:
                 if enough or self._closed or time.monotonic() > deadline:
                     raise
             except OSError as error:
-                if self._closed or time.monotonic() > deadline:
-                    host, port = self._place
+                now = time.monotonic()
+                if now > reminder:
+                    reminder = now + (now - start)  # pauses double
+                    _core.log_warning(
+                        f"has tried for {in_seconds(now - start)} to reach the lobby of the "
+                        f"elastic job at {host} port {port}: {error}"
+                    )
+                if self._closed or now > deadline:
                     raise TimeoutError(
                         f"the lobby of the elastic job at {host} port {port} cannot be reached: "
                         f"{error}"
@@ -300,7 +313,7 @@ class Connection:
         with self._changed:  # no other thread sends meanwhile
             self._channel.close()
         with contextlib.suppress(TimeoutError, AuthenticationError):
-            channel = self._connect(time.monotonic() + self._patience, first=False)
+            channel = self._connect(first=False)
             with self._changed:
                 self._channel = channel
                 if self._waits_at is not None:
@@ -312,3 +325,25 @@ class Connection:
         # The thread that reads sees that the connection is broken.
         with contextlib.suppress(OSError):
             self._channel.send(message)
+
+    def _forget_parent(self) -> None:
+        """Lets a forked child, such as a data loader's worker, keep nothing of its parent's.
+
+        Otherwise the lobby would not see the death of the parent while the child lives. The locks
+        may be held by threads that the child does not have.
+        """
+        self._closed = True
+        self._ended = ShutdownError("this is a forked child; only its parent is in the elastic job")
+        self._changed = threading.Condition()
+        self._channel.close()
+
+
+_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _in_forked_child() -> None:
+    for one in list(_connections):
+        one._forget_parent()
+
+
+os.register_at_fork(after_in_child=_in_forked_child)

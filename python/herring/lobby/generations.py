@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from herring.units import counted
+
 __all__ = ["Formed", "Generations", "Member", "Rules", "TooFew"]
 
 # Newcomers wait for so long for others, so that several that start together come together.
@@ -213,12 +215,11 @@ class Generations:
         give_up = since + rules.patience
         servers = [one for one in self._members.values() if one.is_server]
         serving = [one for one in servers if one.waits_since is not None]
-        expected = rules.size if not present else 1
         if present:
             ready = not busy and not self._unseen
             until = give_up
         else:
-            ready = len(waiting) >= expected and len(serving) >= rules.servers
+            ready = len(waiting) >= rules.size and len(serving) >= rules.servers
             until = give_up if self.number == 0 else min(since + ANEW_SECONDS, give_up)
         if not ready and now < until:
             return None, until
@@ -229,6 +230,28 @@ class Generations:
                 return None, give_up
             return TooFew(self._too_few(len(waiting))), None
         return self._form(waiting, serving, busy), None
+
+    def awaited(self) -> str:
+        """Returns whom the next generation waits for, if `next` says that it waits."""
+        rules, present = self.rules, self.present
+        waiting = [one for one in self._members.values() if one.waits_since is not None]
+        workers = sum(not one.is_server for one in waiting)
+        if busy := [one for one in present if one.waits_since is None]:
+            return ", ".join(one.described for one in busy) + " to leave the step of the others"
+        if present and self._unseen:
+            return f"{counted(self._unseen, 'worker')} of it to connect to this lobby"
+        if present and workers >= rules.least:
+            return "servers to leave the generation before"
+        fewest = rules.least if present else rules.size
+        missing = [
+            counted(count, noun)
+            for count, noun in (
+                (fewest - workers, "more worker"),
+                (rules.servers - len(waiting) + workers, "more server"),
+            )
+            if count > 0 and (noun == "more worker" or not present)
+        ]
+        return f"{' and '.join(missing)} to come"
 
     def _form(self, waiting: list[Member], serving: list[Member], busy: list[Member]) -> Formed:
         def place(one: Member) -> tuple[int, int, int]:
@@ -252,8 +275,8 @@ class Generations:
         least, patience = self.rules.least, self.rules.patience
         have = "1 worker is" if waiting == 1 else f"{waiting} workers are"
         return (
-            f"only {have} left, at least {least} (--min-workers) must take part, and no other has "
-            f"come within {patience:g} s (--wait)"
+            f"only {have} {'left' if self.number else 'here'}, at least {least} (--min-workers) "
+            f"must take part, and no other has come within {patience:g} s (--wait)"
         )
 
     @property

@@ -17,6 +17,7 @@ from typing import Any
 from herring.lobby.generations import Formed, Generations, Member, Rules, TooFew
 from herring.rendezvous.channel import LOBBY, Channel, Listener
 from herring.rendezvous.network import with_port
+from herring.rendezvous.publication import FIRST_REMINDER, in_seconds
 from herring.units import counted
 
 __all__ = ["Lobby", "keep_alive"]
@@ -56,6 +57,7 @@ class Lobby:
         self._next_number = 1
         self._closed = False
         self._failed = ""
+        self._reminders: tuple[float, float] | None = None  # since when it waits; the next one
         self._changed = threading.Condition()
         self._listener = Listener([listener], secret, LOBBY, self._serve)
         threading.Thread(target=self._act, name="herring-lobby", daemon=True).start()
@@ -174,6 +176,7 @@ class Lobby:
             self._send(member, {"kind": "over"})
         formed, later = generations.next(now)
         if isinstance(formed, Formed):
+            self._reminders = None
             self._begin(formed)
             return now
         if isinstance(formed, TooFew):
@@ -183,12 +186,28 @@ class Lobby:
             for number in list(self._channels):
                 self._send_to(number, {"kind": "failed", "why": formed.why})
             return None
+        reminder = self._remind(now) if later is not None else None
+        if later is None:
+            self._reminders = None
         wanted, settled = generations.newcomers(now)
         if wanted and self._asked != generations.number:
             self._asked = generations.number
             self._send(generations.present[0], {"kind": "newcomers"})
-        times = [at for at in (later, settled) if at is not None]
+        times = [at for at in (later, settled, reminder) if at is not None]
         return min(times, default=None)
+
+    def _remind(self, now: float) -> float:
+        """Says after a while whom the next generation waits for; returns when it says so next."""
+        if self._reminders is None:
+            self._reminders = (now, now + FIRST_REMINDER)
+        since, due = self._reminders
+        if now >= due:
+            waited = in_seconds(now - since)
+            text = f"the elastic job has waited {waited} for {self._generations.awaited()}"
+            self._say("warning", text)
+            due = now + (now - since)  # pauses double
+            self._reminders = (since, due)
+        return due
 
     def _begin(self, formed: Formed) -> None:
         nonce = secrets.token_hex(32)

@@ -6,7 +6,6 @@ Arguments: the folder of the job, the number of epochs, and "SLOT STEP" where a 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import torch
 import herring
 import herring.elastic
 import herring.torch as ht
+from support import die_once
 
 folder, epochs = Path(sys.argv[1]), int(sys.argv[2])
 deaths = [tuple(map(int, event.split())) for event in sys.argv[3:]]
@@ -55,11 +55,7 @@ state.on_generation(remember)
 def die() -> None:
     for event in deaths:
         if event[0] == slot and event[1] <= state.steps:
-            try:
-                (folder / f"event {event}").touch(exist_ok=False)
-            except FileExistsError:
-                continue
-            os.kill(os.getpid(), signal.SIGKILL)
+            die_once(folder / f"event {event}")
 
 
 @herring.elastic.run

@@ -7,7 +7,6 @@ happens: "SLOT STEP WHERE", where the worker with this slot kills itself once at
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 
 import herring
 import herring.elastic
+from support import die_once
 
 folder, steps, final = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 events = [(int(slot), int(step), where) for slot, step, where in map(str.split, sys.argv[4:])]
@@ -27,11 +27,7 @@ state = herring.elastic.State(step=0, total=np.zeros(5), slots=[])
 def die(where: str) -> None:
     for event in events:
         if event[0] == slot and event[2] == where and event[1] <= state.step:
-            try:
-                (folder / f"event {event}").touch(exist_ok=False)
-            except FileExistsError:
-                continue
-            os.kill(os.getpid(), signal.SIGKILL)
+            die_once(folder / f"event {event}", leave_child=where == "forked")
 
 
 @herring.elastic.run
@@ -44,6 +40,7 @@ def train(state: herring.elastic.State) -> str:
         die("before")
         slots = herring.allgather_object(slot)
         die("between")
+        die("forked")
         herring.allreduce(gradient)
         die("after")
         state.total = state.total + gradient

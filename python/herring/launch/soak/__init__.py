@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import secrets
@@ -10,9 +11,9 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from herring.command_line import integer
 from herring.errors import ConfigurationError
@@ -146,11 +147,8 @@ def handle(options: argparse.Namespace) -> int:
     if options.workers:
         return _soak_workers(options, layout, seed, faults)
     outcome = Outcome(seed, faults.done, [], [], [], options.most_growth)
-    folder = Path(tempfile.mkdtemp(prefix="hsoak-", dir="/tmp"))  # short: sockets lie in it
     before = _shared_files()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the job ends, too
-    failed = True
-    try:
+    with _folder("both jobs", outcome.problems) as folder:
         try:
             (folder / "faults").mkdir()
             job = Job(layout, folder / "faults", 0, faults)
@@ -165,23 +163,11 @@ def handle(options: argparse.Namespace) -> int:
             outcome.left = [*job.left(), *twin.left()]
         except (SoakError, ValueError) as error:
             outcome.failure = str(error)
-        outcome.left += [str(path) for path in sorted(_shared_files() - before)]
-        problems = outcome.problems()
-        failed = bool(problems)
+        outcome.left += _left_behind(before)
         if options.plot:
             draw(outcome, options.plot)
-        if options.json:
-            document = {**outcome.figures(), "provenance": provenance(options)}
-            json.dump(document, sys.stdout, indent=2)
-            print()
-        else:
-            _print(lines(outcome))
-    finally:
-        if failed:
-            print(f"herring soak: the files of both jobs are in {folder}", file=sys.stderr)
-        else:
-            shutil.rmtree(folder)
-    return int(failed)
+        _show(options, outcome.figures(), lines(outcome))
+        return int(bool(outcome.problems()))
 
 
 def _soak_workers(options: argparse.Namespace, layout: Layout, seed: int, faults: Faults) -> int:
@@ -190,11 +176,8 @@ def _soak_workers(options: argparse.Namespace, layout: Layout, seed: int, faults
 
     elements = max(1, layout.size // 8)
     outcome = WorkersOutcome(seed, faults.done, layout.ranks, elements, options.most_growth)
-    folder = Path(tempfile.mkdtemp(prefix="hsoak-", dir="/tmp"))  # short: sockets lie in it
     before = _shared_files()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the job ends, too
-    failed = True
-    try:
+    with _folder("the job", outcome.problems) as folder:
         job = ElasticJob(layout, folder, 0, faults)
         outcome.samples = job.samples
         try:
@@ -202,20 +185,33 @@ def _soak_workers(options: argparse.Namespace, layout: Layout, seed: int, faults
         except SoakError as error:
             outcome.failure = str(error)
         outcome.steps, outcome.ended = read_workers(folder)
-        outcome.left = [*job.left(), *(str(path) for path in sorted(_shared_files() - before))]
-        failed = bool(outcome.problems())
-        if options.json:
-            document = {**outcome.figures(), "provenance": provenance(options)}
-            json.dump(document, sys.stdout, indent=2)
-            print()
-        else:
-            _print(outcome.lines())
+        outcome.left = [*job.left(), *_left_behind(before)]
+        _show(options, outcome.figures(), outcome.lines())
+        return int(bool(outcome.problems()))
+
+
+@contextlib.contextmanager
+def _folder(whose: str, problems: Callable[[], list[str]]) -> Iterator[Path]:
+    """Makes a folder for jobs, and keeps it if there are problems at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="hsoak-", dir="/tmp"))  # short: sockets lie in it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the job ends, too
+    failed = True
+    try:
+        yield folder
+        failed = bool(problems())
     finally:
         if failed:
-            print(f"herring soak: the files of the job are in {folder}", file=sys.stderr)
+            print(f"herring soak: the files of {whose} are in {folder}", file=sys.stderr)
         else:
             shutil.rmtree(folder)
-    return int(failed)
+
+
+def _show(options: argparse.Namespace, figures: dict[str, Any], said: Sequence[str]) -> None:
+    if options.json:
+        json.dump({**figures, "provenance": provenance(options)}, sys.stdout, indent=2)
+        print()
+    else:
+        print(*said, sep="\n")
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -250,9 +246,8 @@ def _shared_files() -> set[Path]:
     return {path for path in _LEFT.glob("*") if "herring" in path.name} if _LEFT.is_dir() else set()
 
 
-def _print(said: Sequence[str]) -> None:
-    for line in said:
-        print(line)
+def _left_behind(before: set[Path]) -> list[str]:
+    return [str(path) for path in sorted(_shared_files() - before)]
 
 
 def _positive(text: str) -> float:

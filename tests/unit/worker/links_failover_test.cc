@@ -1,0 +1,319 @@
+// Links of a job that goes on when a server dies (worker/failover.cc).
+#include "base/streams.h"
+#include "links_fixture.h"
+
+namespace herring::worker {
+namespace {
+
+using namespace testing;
+
+// A worker has died, so the group is called off; then a server dies, whose answers never come.
+TEST_F(LinksTest, WhatIsCalledOffDoesNotWaitForAServerThatIsLost) {
+  failover = true;
+  make({1, 1});
+  control::ServerSet set = control::ServerSet::all(2);
+  set.lose(1);
+  uint32_t before = 0;
+  loop.post([&] {
+    push();
+    when_quiet([&] {
+      before = servers[0]->segments;
+      links->call_off(0);
+      links->serve(set);
+      EXPECT_FALSE(done);  // the other server still has some of its bytes
+      when_quiet([&] { servers[0]->answer(); });
+    });
+  });
+  loop.run();
+  EXPECT_TRUE(done);
+  EXPECT_TRUE(transfer.called_off);
+  EXPECT_EQ(servers[0]->segments, before);  // and does not get those of the server that is lost
+}
+
+// With several connections to a server, older results may be stuck on one of them, so nobody knows
+// when results are not needed any more.
+TEST_F(LinksTest, WhatCannotBeKeptCannotMove) { check_moving(false, 2); }
+TEST_F(LinksTest, RoundsOfAPlanMoveBecauseTheyFollowEachOther) { check_moving(true, 2); }
+TEST_F(LinksTest, WhatTheWindowBoundsMoves) { check_moving(false, 1); }
+
+// The other way round: nothing of a group that is called off moves to another server.
+TEST_F(LinksTest, WhatHasMovedIsCalledOff) {
+  failover = true;
+  make({1, 1});
+  control::ServerSet set = control::ServerSet::all(2);
+  set.lose(1);
+  uint32_t before = 0;
+  loop.post([&] {
+    push();
+    when_quiet([&] {
+      links->serve(set);
+      links->call_off(0);
+      before = servers[0]->segments;
+      when_quiet([&] { servers[0]->answer(); });
+    });
+  });
+  loop.run();
+  EXPECT_TRUE(done);
+  EXPECT_LE(servers[0]->segments, before + 2);  // at most a segment of each stream was on its way
+}
+
+// With one server of two, the transfer is whole.
+TEST_F(LinksTest, TheOtherServerDoesTheWorkOfOneThatIsLost) {
+  failover = true;
+  make({1, 1});
+  control::ServerSet set = control::ServerSet::all(2);
+  set.lose(1);
+  servers[0]->answering = true;
+  loop.post([&] {
+    push();
+    when_quiet([&] { links->serve(set); });
+  });
+  loop.run();
+  EXPECT_TRUE(done);
+  EXPECT_EQ(servers[0]->segments, 96u);
+  EXPECT_EQ(data, expected);
+}
+
+// A reign that ends leaves results that nothing later in its stream settles.
+TEST_F(LinksTest, AResultOfALaterReignSettlesAllEarlierOnes) {
+  failover = true;
+  make({1, 1});
+  servers[0]->answering = servers[1]->answering = true;
+  std::vector<size_t> kept;
+  uint32_t epoch = 0;
+  on_done = [&] {
+    EXPECT_EQ(data, expected);
+    loop.post([&] {
+      kept.push_back(links->kept().size());
+      if (++epoch == 5) return loop.stop();
+      transfer.key.stream = stream_of({1, epoch}, 2);
+      push();
+    });
+  };
+  transfer.key.stream = stream_of({1, epoch}, 2);
+  loop.post([&] { push(); });
+  loop.run();
+  EXPECT_EQ(kept, std::vector<size_t>(5, 1));
+}
+
+// The results of a home say nothing about those of another home or group.
+TEST_F(LinksTest, AResultOfALaterReignSettlesNothingOfOtherNames) {
+  failover = true;
+  make({1, 1});
+  links->add_group(5, {0, 1}, true);
+  servers[0]->answering = servers[1]->answering = true;
+  // A plan's stream, two homes, a group, and a later reign of one of the homes.
+  const std::vector<Key> keys{{8, 0}, {0, 0}, {1, 0}, {1, 0, 0, 5}, {stream_of({1, 3}, 2), 0}};
+  size_t next = 0;
+  on_done = [&] {
+    loop.post([&] {
+      if (next == keys.size()) return loop.stop();
+      transfer.key = keys[next++];
+      push();
+    });
+  };
+  loop.post([&] { on_done(); });
+  loop.run();
+  EXPECT_EQ(links->kept(), (std::vector<Key>{{0, 0}, {1, 0, 0, 5}, {8, 0}, keys.back()}));
+}
+
+// A result that is on its way to another server although nobody lacks it any more is forgotten when
+// that server is lost, too.
+TEST_F(LinksTest, NothingIsKeptForAnAnswerThatNeverComes) {
+  failover = true;
+  make({1, 1, 1});
+  for (const auto& server : servers) server->answering = true;
+  control::ServerSet set = control::ServerSet::all(3);
+  set.lose(0);
+  const uint32_t heir = set.stand_in(0, 0, {0, 1, 2}).server;
+  transfer.key.stream = 0;
+  on_done = [&] {
+    EXPECT_EQ(links->kept().size(), 1u);
+    servers[heir]->answering = false;
+    links->serve(set);  // the stand-in gets the results of server 0
+    when_quiet([&] {
+      EXPECT_EQ(servers[heir]->waiting.size(), 1u);
+      transfer.key.stream = stream_of({0, 1}, 3);
+      on_done = [] { ADD_FAILURE() << "a server has not answered"; };
+      push();
+      when_quiet([&] {
+        EXPECT_EQ(links->kept(), (std::vector<Key>{{0, 0}}));  // until this is answered
+        set.lose(heir);
+        links->serve(set);
+        EXPECT_TRUE(links->kept().empty());
+        loop.stop();
+      });
+    });
+  };
+  loop.post([&] { push(); });
+  loop.run();
+}
+
+class ReignsTest : public LinksTest {
+ protected:
+  // Pushes the transfer, and another one of a later reign, to servers that do not answer.
+  void push_in_two_reigns() {
+    failover = true;
+    make({1, 1});
+    transfer.key.stream = 0;
+    later = transfer;
+    later.key.stream = stream_of({0, 1}, 2);
+    later_data = data;
+    later.send = later.receive = later_data.data();
+    on_done = [this] { done = later.segments_left == 0; };
+    push();
+    EXPECT_TRUE(links->push(later).ok());
+  }
+  // The number of frames of the later reign that servers have.
+  size_t of_later_reign() const {
+    size_t frames = 0;
+    for (const auto& server : servers) {
+      frames += static_cast<size_t>(std::ranges::count_if(server->waiting, [&](const auto& one) {
+        return one.first.stream == later.key.stream;
+      }));
+    }
+    return frames;
+  }
+
+  Transfer later;
+  std::string later_data;
+};
+
+TEST_F(ReignsTest, NothingIsPushedBeforeAllOfEarlierReignsIsHere) {
+  loop.post([&] {
+    push_in_two_reigns();
+    when_quiet([&] {
+      EXPECT_EQ(servers[0]->segments + servers[1]->segments, 2u);
+      EXPECT_EQ(of_later_reign(), 0u);
+      EXPECT_TRUE(links->busy(0));
+      servers[0]->answer();
+      when_quiet([&] {  // server 1 has one segment of the first transfer
+        EXPECT_EQ(servers[0]->segments, 48u);
+        EXPECT_EQ(of_later_reign(), 0u);
+        servers[1]->answer();
+        when_quiet([&] { loop.stop(); });
+      });
+    });
+  });
+  loop.run();
+  EXPECT_TRUE(done);
+  EXPECT_EQ(servers[0]->segments + servers[1]->segments, 2 * 96u);
+  EXPECT_EQ(data, expected);
+  EXPECT_EQ(later_data, expected);
+}
+
+TEST_F(ReignsTest, WhatWaitsForAnEarlierReignMoves) {
+  loop.post([&] {
+    push_in_two_reigns();
+    when_quiet([&] {
+      control::ServerSet set = control::ServerSet::all(2);
+      set.lose(1);
+      links->serve(set);
+      when_quiet([&] {
+        EXPECT_EQ(of_later_reign(), 0u);
+        servers[0]->answer();
+        when_quiet([&] { loop.stop(); });
+      });
+    });
+  });
+  loop.run();
+  EXPECT_TRUE(done);
+  EXPECT_EQ(servers[0]->segments, 2 * 96u);
+  EXPECT_EQ(data, expected);
+  EXPECT_EQ(later_data, expected);
+}
+
+TEST_F(ReignsTest, WhatWaitsForAnEarlierReignIsCalledOffAtOnce) {
+  loop.post([&] {
+    push_in_two_reigns();
+    when_quiet([&] {
+      links->call_off(0);
+      EXPECT_TRUE(later.called_off);
+      EXPECT_EQ(later.segments_left, 0u);
+      EXPECT_GT(transfer.segments_left, 0u);  // servers have some of its bytes
+      servers[0]->answer();
+      servers[1]->answer();
+      when_quiet([&] { loop.stop(); });
+    });
+  });
+  loop.run();
+  EXPECT_FALSE(links->busy(0));
+  EXPECT_EQ(servers[0]->segments + servers[1]->segments, 2u);
+}
+
+// Where nobody keeps results, nothing moves back to a server that serves again: one rank may have a
+// result that another one still waits for.
+TEST_F(LinksTest, WhatNobodyKeepsStaysWithTheStandIn) {
+  failover = true;
+  make({1, 1});
+  control::ServerSet set = control::ServerSet::all(2);
+  auto [near, far] = connected_pair();
+  Server second(loop, std::move(far));
+  links->add_flow(0, *transport::tcp::make_connection(std::move(near), "server"));
+  loop.post([&] {
+    set.lose(1);
+    links->serve(set);
+    push();
+    when_quiet([&] {
+      auto [here, there] = connected_pair();
+      servers[1] = std::make_unique<Server>(loop, std::move(there));
+      std::vector<std::unique_ptr<transport::Connection>> connections;
+      connections.push_back(transport::tcp::make_connection(std::move(here), "server"));
+      links->server_replaced(1, std::move(connections));
+      set.add(1);
+      links->serve(set);
+      second.answering = true;
+      servers[0]->answer();
+      second.answer();
+    });
+  });
+  loop.run();
+  EXPECT_TRUE(done);
+  EXPECT_EQ(data, expected);
+  EXPECT_EQ(servers[1]->segments, 0u);
+  EXPECT_EQ(servers[0]->segments + second.segments, 96u);
+  links.reset();
+}
+
+// Links of servers with different loads wait for each other. What is pushed again to a server that
+// came back takes no part in that, and what is queued behind it does.
+TEST_F(LinksTest, UnequalServersStayInStepWhenOneComesBack) {
+  failover = true;
+  make({3, 1});
+  control::ServerSet set = control::ServerSet::all(2);
+  set.lose(1);
+  Transfer next = transfer;
+  next.key.round = 1;
+  std::string more = data;
+  next.send = next.receive = more.data();
+  uint32_t left = 2;
+  on_done = [&] {
+    if (--left == 0) loop.stop();
+  };
+  const auto come_back = [&] {
+    auto [near, far] = connected_pair();
+    servers[1] = std::make_unique<Server>(loop, std::move(far));
+    std::vector<std::unique_ptr<transport::Connection>> connections;
+    connections.push_back(transport::tcp::make_connection(std::move(near), "server"));
+    links->server_replaced(1, std::move(connections));
+    set.add(1);
+    links->serve(set);
+    EXPECT_TRUE(links->push(next).ok());
+    servers[0]->answer();
+    when_quiet([&] { servers[1]->answer(); });
+  };
+  loop.post([&] {
+    push();
+    when_quiet([&] {
+      links->serve(set);
+      when_quiet(come_back);
+    });
+  });
+  loop.run();
+  EXPECT_EQ(left, 0u);
+  EXPECT_EQ(data, expected);
+  EXPECT_EQ(more, expected);
+}
+
+}  // namespace
+}  // namespace herring::worker
