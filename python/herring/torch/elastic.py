@@ -13,6 +13,7 @@ from herring.elastic.state import Part, Stateful
 from herring.elastic.state import State as _State
 from herring.errors import InvalidArgumentError
 from herring.torch.ddp import DistributedDataParallel
+from herring.torch.ownership import retire_ended
 from herring.torch.state import broadcast_optimizer_state, broadcast_tensors
 
 __all__ = ["ElasticSampler", "State"]
@@ -24,6 +25,7 @@ class _Model(Part):
 
     def begin(self) -> None:
         for parameter in self._module.parameters():
+            retire_ended(parameter)  # a wrapper that the program still holds
             parameter.grad = None  # of a step that did not end
 
     def send(self, root: int, name: str) -> None:

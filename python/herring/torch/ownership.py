@@ -44,6 +44,13 @@ class Pausable:
             self.enabled = before
 
 
+def retire_ended(parameter: torch.nn.Parameter) -> None:
+    """Lets a reducer go that has averaged the parameter in a job that has ended."""
+    other = _owners.get(id(parameter))
+    if other is not None and not runtime.is_running(other.claimed_in):
+        other.retire()
+
+
 def collect(
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]], owner: Any
 ) -> tuple[list[str], list[torch.nn.Parameter]]:
@@ -71,10 +78,9 @@ def collect(
                 "gradients cannot be averaged; supported are float16, bfloat16, float32 and "
                 "float64 (a complex parameter can be kept as torch.view_as_real of it)"
             )
+        retire_ended(parameter)
         other = _owners.get(id(parameter))
-        if other is not None and other is not owner and not runtime.is_running(other.claimed_in):
-            other.retire()
-        elif other is not None and other is not owner:
+        if other is not None and other is not owner:
             raise InvalidArgumentError(
                 f"parameter {name!r} is already averaged by {other.name!r}; use either "
                 "DistributedDataParallel or DistributedOptimizer for it, once"

@@ -38,6 +38,7 @@ loss_of = torch.nn.CrossEntropyLoss()
 model, optimizer = build(seed=slot)  # each worker begins with other parameters
 schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 sampler = ht.ElasticSampler(data, BATCH, seed=3)
+kept: list[torch.nn.Module] = []
 initial = [parameter.detach().clone() for parameter in model.parameters()]
 state = ht.State(
     model=model, optimizer=optimizer, schedule=schedule, sampler=sampler, epoch=0, history=[]
@@ -61,7 +62,9 @@ def die() -> None:
 @herring.elastic.run
 def train(state: ht.State) -> None:
     print(f"generation {herring.elastic.generation()}, {herring.size()} workers", flush=True)
-    wrapped = ht.DistributedDataParallel(model)
+    # A program may keep wrappers of earlier generations, and need none where it is alone.
+    wrapped = ht.DistributedDataParallel(model) if herring.size() > 1 else model
+    kept.append(wrapped)
     loader = torch.utils.data.DataLoader(data, BATCH, sampler=sampler)
     while state.epoch < epochs:
         sampler.set_epoch(state.epoch)

@@ -6,6 +6,7 @@ generation. Training ends when the worker has come back and made an epoch.
 """
 
 import copy
+import gc
 import os
 import signal
 import sys
@@ -83,6 +84,7 @@ def train(state):
     state.generations += 1
     wrapped = optimizer
     if "inside" in OPTIONS:
+        gc.disable()  # wrappers of earlier generations stay alive
         wrapped = distributed(state.optimizer)
         torch.optim.lr_scheduler.StepLR(wrapped, 1000)  # refers to it in a circle
     if state.begin is None:

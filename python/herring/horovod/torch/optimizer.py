@@ -27,6 +27,7 @@ from herring.horovod.common.starter import Reduction
 from herring.horovod.torch.compression import Compression
 from herring.horovod.torch.gradients import Named, PlannedGradients, TensorGradients
 from herring.horovod.torch.starts import Starter
+from herring.torch.ownership import retire_ended
 
 __all__ = ["DistributedOptimizer"]
 
@@ -75,9 +76,11 @@ class _Distributed(torch.optim.Optimizer):
             return
         group = group_of(process_set)
         name = name_of_next("horovod.DistributedOptimizer", group)
+        named = _named_parameters(self, self._known)
+        for _, parameter in named:
+            retire_ended(parameter)  # of another wrapper, which the program may still hold
         if process_set.size() == 1:
             return
-        named = _named_parameters(self, self._known)
         passes = self.backward_passes_per_step
         # SparseAdam accepts sparse gradients only, so all ranks' rows are gathered: the same sums.
         takes_sparse = isinstance(self, torch.optim.SparseAdam)
