@@ -26,11 +26,13 @@ struct Way {
   uint64_t place = 0;            // of its first segment in the order of its stream on that server
   // The results, in chunks; null before they come, and once no other worker can lack them.
   std::vector<char*> chunks;
-  // What is still on the way to servers that have the run no more.
+  // What is still on the way to servers that have the run no more. Part of one result may be in a
+  // chunk already, and the rest may come.
   struct Elsewhere {
     uint32_t server, since, segments;
   };
   std::vector<Elsewhere> elsewhere;
+  bool settled = false;          // no other worker can lack any of the results
 };
 
 struct Transfer {

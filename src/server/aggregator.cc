@@ -270,7 +270,7 @@ Slot* Aggregator::take_slot(Operation& op, uint32_t segment) {
   slot->added = 0;
   slot->arrived = 0;
   slot->newest = 0;
-  slot->called_off = slot->given = slot->over = false;
+  slot->called_off = slot->given = slot->over = slot->unread = false;
   slot->combining = 0;
   slot->contributions.assign(op.expected, {});
   const uint32_t groups = (op.expected + kTreeGroup - 1) / kTreeGroup;
@@ -492,13 +492,21 @@ void Aggregator::finish(Slot& slot) {
   if (++op.combined == op.segments) op.mark.at(observe::Moment::kSummed, now_());
 }
 
+void Aggregator::result_unread(Slot& slot) {
+  {
+    std::lock_guard lock(mutex_);
+    slot.unread = true;
+  }
+  result_sent(slot);
+}
+
 void Aggregator::result_sent(Slot& slot) {
   if (slot.results_pending.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   std::lock_guard lock(mutex_);
   const Nanos now = now_();
   moved_ = std::max(moved_, now);
   Operation& op = *slot.op;
-  lanes_.give(slot.result);
+  if (!slot.unread) lanes_.give(slot.result);
   Block*& block = op.blocks[slot.segment / kBlockSegments];
   block->slots[slot.segment % kBlockSegments] = nullptr;
   free_slots_.push_back(&slot);

@@ -124,6 +124,7 @@ struct Slot {
   bool called_off = false;  // some contributions are lost, so there is no result
   bool given = false;       // a worker gave the result
   bool over = false;        // its result was given, and everybody who needs it is answered
+  bool unread = false;      // a flow to which the result was lent has ended
   uint32_t combining = 0;   // groups of contributions that some thread combines
   std::atomic<uint32_t> results_pending{0};
 };
@@ -166,6 +167,9 @@ class Aggregator {
   void arrived(Slot& slot, uint32_t rank, Nanos now);
   // One contributor's result has been sent. The last one frees the slot.
   void result_sent(Slot& slot);
+  // Like result_sent(), but the result was lent to a flow that has ended. The worker may still read
+  // what has reached its system, so the memory of this result is not used again.
+  void result_unread(Slot& slot);
 
   // The ranks of the job that have opened an operation, and those for which it waits: those that
   // have not opened it or, if all have, those that have sent the fewest segments.

@@ -295,11 +295,12 @@ void Peer::release_queued() {
   }
 }
 
-// Releases all results, because the flow has ended and nobody will read them.
+// Releases all results, because the flow has ended. Its worker may be alive and read on: only the
+// connection may have failed, or it was dropped because the worker was silent for too long.
 void Peer::release_all() {
   release_queued();
   release(in_flight_, in_flight_.size());
-  release(lent_, lent_.size());
+  for (; !lent_.empty(); lent_.pop()) server_.aggregator().result_unread(*lent_.front());
 }
 
 void Peer::send(const wire::FrameHeader& header, std::string payload) {

@@ -402,6 +402,7 @@ void Links::settle(const Transfer& transfer, uint32_t run, uint32_t segment) {
     if (here) {
       Transfer* const one = find(front.key);
       free_chunks(*one, front.run, settled);
+      if (!one->ways[front.run].elsewhere.empty()) break;
       if (one->ways[front.run].place + one->runs[front.run].count > settled) break;
       const bool answered = std::ranges::find(one->answered[front.run], false) ==
                             one->answered[front.run].end();
@@ -415,6 +416,7 @@ void Links::settle(const Transfer& transfer, uint32_t run, uint32_t segment) {
 // Frees the chunks of a run of which all places are settled.
 void Links::free_chunks(Transfer& transfer, uint32_t r, uint64_t settled) {
   Way& way = transfer.ways[r];
+  if (!way.elsewhere.empty()) return;
   const uint32_t count = transfer.runs[r].count;
   for (uint32_t chunk = 0; chunk < way.chunks.size(); ++chunk) {
     const uint32_t end = std::min((chunk + 1) * kChunkSegments, count);
@@ -493,11 +495,19 @@ void Links::keep(Transfer& transfer) {
   kept_[transfer.key] = std::move(kept);
 }
 
+// No other worker can lack the results.
 void Links::release(Transfer& transfer) {
   for (Way& way : transfer.ways) {
-    for (char*& chunk : way.chunks) {
-      if (chunk != nullptr) chunks_.give(std::exchange(chunk, nullptr));
-    }
+    way.settled = true;
+    release_settled(way);
+  }
+}
+
+// Where part of a result may still come, the memory stays until then.
+void Links::release_settled(Way& way) {
+  if (!way.settled || !way.elsewhere.empty()) return;
+  for (char*& chunk : way.chunks) {
+    if (chunk != nullptr) chunks_.give(std::exchange(chunk, nullptr));
   }
 }
 
@@ -505,7 +515,8 @@ void Links::release(Transfer& transfer) {
 void Links::forget_kept(const Key& key) {
   const auto found = kept_.find(key);
   if (found == kept_.end()) return;
-  const Transfer& transfer = *found->second;
+  Transfer& transfer = *found->second;
+  for (Way& way : transfer.ways) release_settled(way);
   for (uint32_t run = 0; run < transfer.runs.size(); ++run) {
     const Way& way = transfer.ways[run];
     if (transfer.on_the_way[run] > 0 || !way.elsewhere.empty()) return;

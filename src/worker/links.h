@@ -122,7 +122,8 @@ class Links final : public Pusher, private transport::FlowHandler {
     // Segments of lent results that were read here, and how many of them the server knows; modulo
     // 2^32.
     uint32_t taken = 0, taken_told = 0;
-    std::string control;         // payload of a control frame being received
+    // Payload being received of a control frame, or of a result that is not used.
+    std::string control;
     Transfer* transfer = nullptr;  // of the result frame being received
     Pace* pace = nullptr;
     uint32_t run = 0;
@@ -276,6 +277,7 @@ class Links final : public Pusher, private transport::FlowHandler {
   static bool is_over(const Transfer& transfer);
   void keep(Transfer& transfer);
   void release(Transfer& transfer);
+  void release_settled(Way& way);
   void forget_kept(const Key& key);
 
   Status on_header(transport::Flow&, const wire::FrameHeader&, transport::Destinations&) override;
@@ -302,7 +304,6 @@ class Links final : public Pusher, private transport::FlowHandler {
   server::LanePool chunks_;                // of results that other workers may lack
   // Transfers that are over here, of which other workers may lack results.
   std::map<Key, std::unique_ptr<Transfer>> kept_;
-  std::vector<char> unused_;               // for results that are not used
   Nanos answered_at_ = 0;
   control::ServerSet serving_, at_loss_;   // now, and when a server was last lost
 };

@@ -122,8 +122,8 @@ Status Links::on_result_header(LinkFlow& flow, const wire::FrameHeader& header,
   flow.range = {shard.offset + begin, bytes};
   if (empty) return {};
   if (unused) {
-    unused_.resize(std::max(unused_.size(), bytes));
-    out.add(unused_.data(), bytes);
+    flow.control.resize(bytes);
+    out.add(flow.control.data(), bytes);
   } else if (way != nullptr && keeps_results(transfer)) {
     place_results(transfer, r, header.first_segment, header.segments, out);
   } else {

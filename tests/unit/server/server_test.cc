@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -91,6 +92,18 @@ class Client {
   }
   std::string error() { return failure().message(); }
   bool ended() { return receive().header.type == wire::FrameType::kHeartbeat; }
+  // Waits until so many bytes can be read.
+  bool has(size_t bytes) {
+    int here = 0;
+    const Nanos deadline = monotonic_now() + kPatience;
+    while (::ioctl(fd_.get(), FIONREAD, &here) == 0 && static_cast<size_t>(here) < bytes) {
+      if (monotonic_now() > deadline) return false;
+      std::this_thread::yield();
+    }
+    return static_cast<size_t>(here) >= bytes;
+  }
+  // Sends nothing more, and waits until the server does the same. What has come can still be read.
+  bool end() { return ::shutdown(fd_.get(), SHUT_WR) == 0 && ready(POLLRDHUP); }
 
  private:
   bool ready(short events) {
@@ -412,6 +425,65 @@ TEST_P(ServerTest, ResultsOnTheirWayToAMemberThatIsGivenUpStayWhereTheyAre) {
   EXPECT_EQ(frame.header.type, wire::FrameType::kOpError);
   EXPECT_LE(segments, 8 * kRounds);
   EXPECT_NE(clients[1]->error().find("gave up on rank 0"), std::string::npos);
+}
+
+// A worker reads on when only its connection has failed. What it finds there may be lent memory.
+TEST(Server, ResultsThatAreReadAfterTheConnectionEndedAreRight) {
+  constexpr uint32_t kRanks = 4;
+  constexpr size_t kBytes = 2 * transport::Flow::kLeastLent;
+  const control::Cluster cluster = make_cluster(kRanks);
+  auto server = Server::start({"127.0.0.1", 0, credentials()}, transport::tcp::transport());
+  ASSERT_TRUE(server.ok()) << server.status().to_string();
+  DataPlaneOptions options;
+  options.segment_bytes = options.frame_max = kBytes;
+  options.credit_max = 8 * kBytes;
+  (*server)->attach(cluster, 0, options);
+  std::vector<std::unique_ptr<Client>> clients;
+  const auto push = [&](uint32_t rank, uint32_t stream, uint32_t taken, float value) {
+    clients[rank]->open(stream, kBytes);
+    wire::FrameHeader header;
+    header.type = wire::FrameType::kData;
+    header.stream = stream;
+    header.segments = 1;
+    header.flags = wire::kFlagWant;
+    header.taken = taken;
+    const std::vector<float> values(kBytes / sizeof(float), value);
+    clients[rank]->send(header, {reinterpret_cast<const char*>(values.data()), kBytes});
+  };
+  const auto expect_sum = [&](uint32_t rank) {
+    const Client::Frame frame = clients[rank]->receive();
+    ASSERT_EQ(frame.header.type, wire::FrameType::kResult);
+    EXPECT_TRUE(frame.header.flags & wire::kFlagLent);
+    std::vector<float> values(kBytes / sizeof(float));
+    ASSERT_EQ(frame.payload.size(), kBytes);
+    std::memcpy(values.data(), frame.payload.data(), kBytes);
+    EXPECT_EQ(values, std::vector<float>(values.size(), 4)) << "rank " << rank;
+  };
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    clients.push_back(std::make_unique<Client>(**server, rank));
+    push(rank, 0, 0, 1);
+  }
+  ASSERT_TRUE(clients[0]->has(sizeof(wire::FrameHeader) + kBytes));
+  for (uint32_t rank = 1; rank < kRanks; ++rank) expect_sum(rank);
+  const auto await_traffic = [&](uint64_t bytes) {
+    const Nanos deadline = monotonic_now() + kPatience;
+    while ((*server)->traffic() < bytes && monotonic_now() < deadline) std::this_thread::yield();
+    ASSERT_GE((*server)->traffic(), bytes);
+  };
+  uint64_t before = (*server)->traffic();
+  for (uint32_t rank = 1; rank < kRanks; ++rank) {
+    wire::FrameHeader header;
+    header.type = wire::FrameType::kTaken;
+    header.taken = 1;
+    clients[rank]->send(header);
+  }
+  await_traffic(before + (kRanks - 1) * sizeof(wire::FrameHeader));
+  ASSERT_TRUE(clients[0]->end());
+  // The memory that was given back last is used first.
+  before = (*server)->traffic();
+  for (uint32_t rank = 1; rank < kRanks; ++rank) push(rank, 1, 1, 9);
+  await_traffic(before + (kRanks - 1) * kBytes);
+  expect_sum(0);
 }
 
 TEST_P(ServerTest, WhoDiedIsNamedAndNotWhoLeftBecauseOfIt) {
