@@ -71,13 +71,9 @@ void Engine::stop() {
     std::lock_guard lock(core.mutex_);
     if (std::exchange(core.stopped_, true)) return;
   }
-  const auto end = [&core] {
-    core.fail_now({Code::kShutdown, "herring was shut down while the operation was in flight"},
-                  true);
-    return Status();
-  };
+  const Status left{Code::kShutdown, "herring was shut down while the operation was in flight"};
   const Status told = without_exceptions([&] {
-    core.loop_->post(end);
+    core.loop_->post([&core, &left] { core.fail_now(left, true); });
     return Status();
   });
   // Data that others need from this worker is still on its way to them. It would be lost with a
@@ -86,13 +82,24 @@ void Engine::stop() {
     static_cast<void>(without_exceptions([&core] {
       transport::await_delivery(
           *core.loop_,
-          [&core] { return core.links_->undelivered() + core.executor_->undelivered(); },
+          [&core] {
+            const size_t unread = core.failure().ok() ? 1 : 0;  // see end_when_read()
+            return core.links_->undelivered() + core.executor_->undelivered() + unread;
+          },
           kStandstill, kLongestFarewell);
       return Status();
     }));
   }
   core.loop_->join();
-  if (!told.ok()) static_cast<void>(without_exceptions(end));  // the engine thread has ended
+  // The engine thread has ended, perhaps before it could do this.
+  static_cast<void>(without_exceptions([&core, &left] {
+    if (core.ending_.ok()) {
+      core.ending_ = left;
+      core.leaves_ = true;
+    }
+    core.end();
+    return Status();
+  }));
   core.bus_->close();
 }
 

@@ -17,6 +17,9 @@ constexpr uint32_t kLeastStallMs = 2000;
 constexpr Nanos kWhereaboutsInterval = 250 * kMillisecond;
 // At most this many of the calls in which threads of this rank wait are named.
 constexpr size_t kMostPlaces = 3;
+// For so long servers may read what was lent to them, before the callers have their memory back. A
+// server that is alive needs a few milliseconds.
+constexpr Nanos kLongestReading = 250 * kMillisecond, kReadingPoll = kMillisecond;
 
 }  // namespace
 
@@ -69,7 +72,9 @@ EngineCore::EngineCore(const control::Cluster& cluster, EngineOptions options,
         return group && group->called_off().ok();
       },
       [this](uint32_t rank) { return membership_.has_left(rank); });
-  loop_->on_exhausted([this](const Status& why) { failing_ ? end_all() : fail_now(why); });
+  loop_->on_exhausted([this](const Status& why) {
+    failing_ ? end_all() : ending_.ok() ? fail_now(why) : end();
+  });
   loop_->call_after(kTick, [this] { tick(); });
   loop_->start("herring-engine");
 }
@@ -154,24 +159,39 @@ void EngineCore::abort(const Status& status) {
 }
 
 void EngineCore::fail_now(const Status& status, bool leaves) {
+  if (!ending_.ok()) return;
+  ending_ = status;
+  leaves_ = leaves;
+  links_->stop();
+  end_when_read(loop_->now() + kLongestReading);
+}
+
+// If a caller changed memory that a server has yet to read, the other ranks might take what the
+// server makes of it for a result, before they hear that the job has failed.
+void EngineCore::end_when_read(Nanos until) {
+  if (!links_->lends() || loop_->now() >= until) return end();
+  loop_->call_after(kReadingPoll, [this, until] { end_when_read(until); });
+}
+
+void EngineCore::end() {
   {
     std::lock_guard lock(mutex_);
     if (!failure_.ok()) return;
-    failure_ = status;
+    failure_ = ending_;
   }
-  if (status.code() != Code::kShutdown) options_.failed(status);
+  if (ending_.code() != Code::kShutdown) options_.failed(ending_);
   failing_ = true;
-  end_all(leaves);
+  end_all();
 }
 
 // If a step lacks memory, this function is called again and continues where it stopped.
-void EngineCore::end_all(bool leaves) {
+void EngineCore::end_all() {
   const Status status = failure();
   // First, nothing here may access callers' memory any more; then the callers are told. Neighbours
   // may still access it for a moment, so memory that they know is not reused.
-  leaves ? links_->finish() : links_->clear();
+  leaves_ ? links_->finish() : links_->clear();
   heap_->retire_all();
-  leaves ? executor_->finish() : executor_->clear();
+  leaves_ ? executor_->finish() : executor_->clear();
   node_stage_->clear();
   named_.fail_all(status);
   while (!waiting_.empty()) {

@@ -91,14 +91,17 @@ class EngineCore {
   bool in_flight(const Group& group) const { return moves(group) || named_.any(group); }
   // Tells a server that has come later in which calls this rank is held up.
   void tell_whereabouts_to(uint32_t server);
-  // Fails everything. First detaches callers' memory, then tells the callers. `leaves`: data queued
-  // for the servers is still sent.
+  // Fails everything, soon: first until no server reads callers' memory any more, which takes a
+  // moment if something is on its way. Then detaches that memory, and tells the callers. Until then
+  // all is as if the servers were slow. `leaves`: data queued for the servers is still sent.
   void fail_now(const Status& status, bool leaves = false);
 
  private:
   friend class Engine;
   void fail(const Status& status);
-  void end_all(bool leaves = false);
+  void end_when_read(Nanos until);
+  void end();
+  void end_all();
   void on_control(uint32_t server, const wire::FrameHeader& header, std::string_view payload);
   Status on_series(const wire::FrameHeader& header, std::string_view payload);
   Status on_series_error(std::string_view payload);
@@ -129,7 +132,10 @@ class EngineCore {
 
   mutable std::mutex mutex_;
   Status failure_;               // guarded by mutex_
-  bool failing_ = false;         // engine thread: the failure is not yet reported to everyone
+  // Engine thread: why everything is to fail, whether this worker leaves, and whether that has begun
+  // and not everyone is told yet.
+  Status ending_;
+  bool leaves_ = false, failing_ = false;
   bool stopped_ = false;         // guarded by mutex_
 };
 

@@ -232,6 +232,7 @@ void Links::pump_released() {
 // furthest behind. And in a job that goes on when a server dies, a stream of calls waits for those
 // of earlier reigns, which wait for no later one.)
 void Links::pump_link(Link& link) {
+  if (stopped_) return;
   for (auto one = link.streams.begin(); one != link.streams.end();) {
     auto& [id, stream] = *one;
     while (!stream.queue.empty() && send_next(link, id, stream)) {}
@@ -402,6 +403,23 @@ std::vector<transport::PathInfo> Links::paths() const {
     }
   }
   return all;
+}
+
+void Links::stop() {
+  stopped_ = true;
+  for (Link& link : links_) {
+    for (auto& flow : link.flows) {
+      if (path_of(*flow).outstanding > 0) flow->flow->finish(false);
+    }
+  }
+}
+
+bool Links::lends() const {
+  return std::ranges::any_of(links_, [](const Link& link) {
+    return std::ranges::any_of(link.flows, [&link](const auto& flow) {
+      return link.paths[flow->index].outstanding > 0 && !flow->flow->closed();
+    });
+  });
 }
 
 void Links::clear() {

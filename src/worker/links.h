@@ -79,6 +79,13 @@ class Links final : public Pusher, private transport::FlowHandler {
   // flight.
   Status push(Transfer& transfer, std::shared_ptr<void> keeps = nullptr) override;
   void send_control(uint32_t server, const wire::FrameHeader& header, std::string payload);
+  // Pushes nothing more. Flows that have part of a transfer on its way send no more than what has
+  // left, and drop what they receive.
+  void stop();
+  // Returns whether a server may still read memory that was pushed. What a flow has lent stays in
+  // the server's system until the server reads it, even if the flow is abandoned. After stop(), a
+  // server reads all that has come and then closes the flow.
+  bool lends() const;
   // Both clear() and finish() forget every transfer; afterwards nothing accesses their memory.
   // Closes every flow, because the job has failed.
   void clear();
@@ -305,6 +312,7 @@ class Links final : public Pusher, private transport::FlowHandler {
   // Transfers that are over here, of which other workers may lack results.
   std::map<Key, std::unique_ptr<Transfer>> kept_;
   Nanos answered_at_ = 0;
+  bool stopped_ = false;                   // by stop()
   control::ServerSet serving_, at_loss_;   // now, and when a server was last lost
 };
 

@@ -1,3 +1,5 @@
+#include <sys/ioctl.h>
+
 #include "links_fixture.h"
 
 namespace herring::worker {
@@ -115,6 +117,39 @@ TEST_F(LinksTest, NothingTouchesATransferThatWasForgotten) {
     EXPECT_FALSE(done);
     EXPECT_EQ(data, expected);
   }
+}
+
+// A busy server may read what was lent to it only when its worker has long failed.
+TEST_F(LinksTest, PushedMemoryIsLentUntilTheServerHasReadIt) {
+  credit = 128;
+  silent = true;
+  make({1});
+  const auto is_there = [this] {
+    int bytes = 0;
+    EXPECT_EQ(::ioctl(ends[0].get(), FIONREAD, &bytes), 0);
+    return bytes >= static_cast<int>(Flow::kLeastLent);
+  };
+  const auto read = [this] {
+    std::string all;
+    char some[4096];
+    for (ssize_t n; (n = ::recv(ends[0].get(), some, sizeof(some), MSG_DONTWAIT)) > 0;) {
+      all.append(some, n);
+    }
+    return all;
+  };
+  loop.post([&] {
+    push();
+    when(is_there, [&] {
+      links->stop();
+      EXPECT_TRUE(links->lends()) << "the server has read nothing";
+      EXPECT_NE(read().find(expected.substr(0, 8 * kSegment)), std::string::npos);
+      EXPECT_TRUE(links->lends()) << "the server has not said so";
+      ends.clear();
+      when([&] { return !links->lends(); }, [&] { loop.stop(); });
+    });
+  });
+  loop.run();
+  EXPECT_FALSE(done);
 }
 
 TEST_F(LinksTest, APartialRoundIsNotWholeWithoutAServerThatWasPushedTo) {
