@@ -40,12 +40,14 @@ void Engine::fail(const Status& status) { core_->fail(status); }
 
 void Engine::peer_lost(const control::Loss& loss) {
   core_->loop_->post([core = core_.get(), loss] {
-    if (core->failure().ok()) core->membership_.peer_lost(loss);
+    if (!core->ends()) core->membership_.peer_lost(loss);
   });
 }
 
 void Engine::rank_left(uint32_t rank) {
-  core_->loop_->post([core = core_.get(), rank] { core->membership_.rank_left(rank); });
+  core_->loop_->post([core = core_.get(), rank] {
+    if (!core->ends()) core->membership_.rank_left(rank);
+  });
 }
 
 void Engine::server_comes(const control::Replacement& news,
@@ -53,13 +55,13 @@ void Engine::server_comes(const control::Replacement& news,
   // std::function needs copyable captures.
   const auto shared = std::make_shared<decltype(flows)>(std::move(flows));
   core_->loop_->post([core = core_.get(), news, shared] {
-    if (core->failure().ok()) core->membership_.server_comes(news, std::move(*shared));
+    if (!core->ends()) core->membership_.server_comes(news, std::move(*shared));
   });
 }
 
 void Engine::server_news(const control::Replacement& news) {
   core_->loop_->post([core = core_.get(), news] {
-    if (core->failure().ok()) core->membership_.server_news(news);
+    if (!core->ends()) core->membership_.server_news(news);
   });
 }
 
@@ -93,7 +95,7 @@ void Engine::stop() {
   core.loop_->join();
   // The engine thread has ended, perhaps before it could do this.
   static_cast<void>(without_exceptions([&core, &left] {
-    if (core.ending_.ok()) {
+    if (!core.ends()) {
       core.ending_ = left;
       core.leaves_ = true;
     }

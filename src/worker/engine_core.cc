@@ -73,7 +73,7 @@ EngineCore::EngineCore(const control::Cluster& cluster, EngineOptions options,
       },
       [this](uint32_t rank) { return membership_.has_left(rank); });
   loop_->on_exhausted([this](const Status& why) {
-    failing_ ? end_all() : ending_.ok() ? fail_now(why) : end();
+    failing_ ? end_all() : ends() ? end() : fail_now(why);
   });
   loop_->call_after(kTick, [this] { tick(); });
   loop_->start("herring-engine");
@@ -116,6 +116,7 @@ Status EngineCore::run(std::function<void()> task, bool caller_waits) {
 
 void EngineCore::on_control(uint32_t server, const wire::FrameHeader& header,
                         std::string_view payload) {
+  if (ends()) return;
   if (header.type == wire::FrameType::kWarning) {
     return log(LogLevel::kWarning, payload);
   }
@@ -159,7 +160,7 @@ void EngineCore::abort(const Status& status) {
 }
 
 void EngineCore::fail_now(const Status& status, bool leaves) {
-  if (!ending_.ok()) return;
+  if (ends()) return;
   ending_ = status;
   leaves_ = leaves;
   links_->stop();
@@ -318,7 +319,7 @@ void EngineCore::check_deadlines(Nanos now) {
 // Tells the servers in which calls threads of this rank have been held up for a while. The servers
 // tell the ranks that wait for this one (server/whereabouts.h).
 void EngineCore::tell_whereabouts(Nanos now) {
-  if (now < whereabouts_due_ || !failure().ok()) return;
+  if (now < whereabouts_due_) return;
   whereabouts_due_ = now + kWhereaboutsInterval;
   std::vector<std::string> all;
   // Before servers warn.
@@ -349,11 +350,13 @@ void EngineCore::tick() {
   const Nanos now = loop_->now();
   links_->poll_paths();
   node_stage_->release_regions();
-  check_deadlines(now);
-  membership_.check_departures(now);
-  membership_.check_servers(now);
-  membership_.release_servers();
-  tell_whereabouts(now);
+  if (!ends()) {
+    check_deadlines(now);
+    membership_.check_departures(now);
+    membership_.check_servers(now);
+    membership_.release_servers();
+    tell_whereabouts(now);
+  }
   loop_->call_after(kTick, [this] { tick(); });
 }
 

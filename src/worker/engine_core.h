@@ -95,6 +95,9 @@ class EngineCore {
   // moment if something is on its way. Then detaches that memory, and tells the callers. Until then
   // all is as if the servers were slow. `leaves`: data queued for the servers is still sent.
   void fail_now(const Status& status, bool leaves = false);
+  // Returns whether fail_now() was called. Then nothing else may tell callers anything. Engine
+  // thread.
+  bool ends() const { return !ending_.ok(); }
 
  private:
   friend class Engine;

@@ -59,7 +59,7 @@ void Meeting::begin(const std::shared_ptr<Group>& group) {
   (*operation)->then_ = [this, place, group, gathered = operation->get()](const Status& status) {
     if (status.ok()) return on_addresses(group, *gathered);
     // If the group is called off, that fails the group's own operations.
-    if (!engine_.failure().ok()) return;
+    if (engine_.ends()) return;
     if (group->called_off().ok()) engine_.membership().call_off(group, status);
     met(group);
   };

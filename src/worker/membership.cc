@@ -112,7 +112,7 @@ void Membership::tell_servers(const Group& group, uint8_t flags, const std::stri
 }
 
 void Membership::call_off(const std::shared_ptr<Group>& group, const Status& why) {
-  if (!group->call_off(why)) return;
+  if (engine_.ends() || !group->call_off(why)) return;
   tell_servers(*group, wire::kFlagCalledOff, why.message());
   engine_.named().call_off(*group, why);
   engine_.fail_waiting(*group, why);
@@ -167,7 +167,7 @@ void Membership::called_off_by_server(uint32_t number) {
 
 void Membership::fail_group(uint32_t number, const Status& why) {
   const std::shared_ptr<Group> group = find(number);
-  if (!group || !group->called_off().ok() || !engine_.failure().ok()) return;
+  if (!group || !group->called_off().ok() || engine_.ends()) return;
   const std::string left = departed(*group);
   end_or_call_off(group, {why.code(), concat(left, left.empty() ? "" : ": ", why.message())});
 }
@@ -260,7 +260,7 @@ void Membership::neighbour_closed(uint32_t rank, const Status& why) {
 
 // Reads the server's other connections to their end first, because results may still be in them.
 void Membership::check_link(uint32_t server, const std::string& how, uint64_t received) {
-  if (ended_servers_.contains(server) || !engine_.failure().ok()) return;
+  if (ended_servers_.contains(server) || engine_.ends()) return;
   const uint64_t now_received = engine_.links().bytes_received(server);
   if (engine_.links().open_flows(server) > 0 && now_received > received) {
     engine_.loop()->call_after(kNews, [this, server, how, now_received] {
@@ -285,7 +285,7 @@ void Membership::fail_what_needs(uint32_t server) {
     // All results that a departed member completed have already arrived from the server.
     const bool needs = departed(*group).empty() || engine_.needs(*group, server);
     needs ? end_or_call_off(group, gone) : group->leave(gone);
-    if (!engine_.failure().ok()) return;
+    if (engine_.ends()) return;
     engine_.fail_partial(*group, gone);
   }
   engine_.named().server_ended(server, gone);
@@ -309,7 +309,7 @@ void Membership::check_departures(Nanos now) {
     end_or_call_off(group, {Code::kPeerLost,
                             concat(left, " while other ranks still wait for it; ",
                                    control::kAdviceOnLeaving)});
-    if (!engine_.failure().ok()) return;
+    if (engine_.ends()) return;
   }
 }
 

@@ -115,7 +115,7 @@ void Mover::reduce(Operation& operation, Key key) {
       operation.copies_.push_back({bundle.receive, data, bytes});
     }
     by_node_stage(operation, key, b, data, !operation.absent_);
-    if (!engine_.failure().ok()) return;
+    if (engine_.ends()) return;
   }
   if (push(operation)) named_.part_done(operation);
 }
@@ -203,7 +203,7 @@ void Mover::by_node_stage(Operation& operation, Key& key, size_t bundle, char* d
     task.shards = nodes == 1 ? std::vector<plan::Shard>{{0, 0, task.bytes}}
                              : plan::shard_layout(task.bytes, group.shards().weights);
     engine_.node_stage().post(std::move(task));
-    if (!engine_.failure().ok()) return;
+    if (engine_.ends()) return;
   }
 }
 
@@ -231,7 +231,7 @@ void Mover::exchange(Operation& operation, Key key) {
   // the order inside a stream must be the same on every worker.
   if (!in_nodes) key.stream += static_cast<uint32_t>(engine_.cluster().servers.size());
   operation.parts_left_ = 1;  // until everything is pushed
-  for (size_t b = 0; b < exchanges.size() && engine_.failure().ok(); ++b) {
+  for (size_t b = 0; b < exchanges.size() && !engine_.ends(); ++b) {
     const Exchange& exchange = exchanges[b];
     if (exchange.own) {
       std::memcpy(out + *exchange.own->receive,
@@ -247,7 +247,7 @@ void Mover::exchange(Operation& operation, Key key) {
     }
     out += exchange.result_bytes;
   }
-  if (engine_.failure().ok() && push(operation)) named_.part_done(operation);
+  if (!engine_.ends() && push(operation)) named_.part_done(operation);
 }
 
 // If nodes have several ranks, moves the data as an all-reduce. Then every byte crosses to a node

@@ -121,7 +121,7 @@ void NamedOperations::refuse(const std::shared_ptr<Group>& group, wire::Collecti
   // If the engine has ended, there is nobody to tell.
   static_cast<void>(engine_.run([this, group, announce = std::move(announce), counts] {
     if (counts) ++group->called;  // the other ranks count their calls, too
-    if (engine_.failure().ok()) handovers_.refuse(*group, announce);
+    if (!engine_.ends()) handovers_.refuse(*group, announce);
   }));
 }
 
