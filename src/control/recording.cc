@@ -35,6 +35,7 @@ void Recording::begin(const std::string& why) {
   then_ = picture_();  // there may be no memory for it: then there is no record
   why_ = why;
   wanted_ = 0;
+  echoes_ = false;
   timer_ = loop_.call_after(kPatience, [this] { finish(); });
   collects_ = true;
   // A launcher ends all ranks as soon as one has failed.
@@ -58,6 +59,7 @@ void Recording::add(const Peer& from, observe::ProcessRecord record) {
     check_complete();
   } else if (known->second.failure.empty() && !record.failure.empty()) {
     known->second = std::move(record);
+    check_complete();
   }
 }
 
@@ -67,15 +69,27 @@ void Recording::gone(const Peer& peer) {
   const bool told = std::any_of(records_.begin(), records_.end(), [&process](const auto& one) {
     return one.first == process;
   });
-  if (told) return;
-  --wanted_;
+  if (!told) --wanted_;
   check_complete();
 }
 
 void Recording::check_complete() {
   if (records_.size() < wanted_) return;
+  if (all_have_failed()) return finish();
+  if (std::exchange(echoes_, true)) return;
   loop_.cancel(timer_);
   timer_ = loop_.call_after(kEcho, [this] { finish(); });
+}
+
+// Returns whether all workers that are still here have said why they failed.
+bool Recording::all_have_failed() const {
+  return std::ranges::all_of(peers_, [this](const auto& peer) {
+    if (!peer->is_member() || peer->kind != Peer::Kind::kWorker || peer->index == ~0u) return true;
+    const observe::Process process = process_of(*peer);
+    return std::ranges::any_of(records_, [&process](const auto& one) {
+      return one.first == process && !one.second.failure.empty();
+    });
+  });
 }
 
 void Recording::flush() {

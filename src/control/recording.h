@@ -41,12 +41,14 @@ class Recording {
  private:
   // For how long members may answer, and how soon another record may follow.
   static constexpr Nanos kPatience = kSecond, kPause = 5 * kSecond;
-  // How long a record waits, when all have answered, for members that fail for the same reason.
+  // How long a record waits, when all have answered, for workers that have not said yet that they
+  // fail for the same reason.
   static constexpr Nanos kEcho = 100 * kMillisecond;
   // Entries in the file, so that it stays readable for large jobs.
   static constexpr size_t kMostEntries = 1 << 17, kFewestOfOne = 32;
 
   void check_complete();
+  bool all_have_failed() const;
 
   transport::EventLoop& loop_;
   const Peers& peers_;
@@ -55,6 +57,7 @@ class Recording {
   const std::function<observe::Picture()> picture_;
   bool collects_ = false;
   size_t wanted_ = 0;  // members that were asked
+  bool echoes_ = false;  // all have answered, and it ends after kEcho
   Nanos finished_ = 0;
   std::string why_;
   observe::Picture then_;  // when the record was begun

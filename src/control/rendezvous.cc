@@ -205,7 +205,9 @@ class Rendezvous::Impl final : public Channel::Owner {
     if (type == FrameType::kReport) return on_report(peer, payload);
     if (type == FrameType::kServerNews && job_) return job_->on_server_report(peer, payload);
     if (type == FrameType::kRecord && watch_) {
-      return watch_->record(peer, flags == kFlagFailed, payload);
+      Status status = watch_->record(peer, flags == kFlagFailed, payload);
+      check_stopped();
+      return status;
     }
     if (type == FrameType::kTimeline && watch_) {
       return watch_->timeline(peer, flags == kFlagLast, payload);
@@ -401,11 +403,8 @@ class Rendezvous::Impl final : public Channel::Owner {
     status_.reset();
     if (watch_ && watch_->collects()) {
       // Members that fail for the same reason are about to tell what they did.
-      records_ = true;
-      loop_.call_after(kRecording, [this] {
-        records_ = false;
-        check_stopped();
-      });
+      records_until_ = loop_.now() + kRecording;
+      loop_.call_after(kRecording, [this] { check_stopped(); });
     }
     // Processes that come now belong to the next job, which may use the same address.
     acceptor_.close();
@@ -421,7 +420,8 @@ class Rendezvous::Impl final : public Channel::Owner {
   }
 
   void check_stopped() {
-    if (!stopping_ || records_ || somebody_stays()) return;
+    const bool records = watch_ && watch_->collects() && loop_.now() < records_until_;
+    if (!stopping_ || records || somebody_stays()) return;
     if (watch_) watch_->finish();
     set(stopped_);
   }
@@ -440,7 +440,7 @@ class Rendezvous::Impl final : public Channel::Owner {
   Peers peers_;
   bool reaping_ = false;
   bool stopping_ = false;
-  bool records_ = false;  // stop() waits for a flight record
+  Nanos records_until_ = 0;  // stop() waits until then for a flight record
   Gathering gathering_;
   std::optional<RunningJob> job_;  // set once the gathering is complete
   std::optional<Watch> watch_;     // as job_, unless the job is not observed

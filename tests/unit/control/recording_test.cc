@@ -120,6 +120,18 @@ TEST_F(RecordingTest, IsWrittenAMomentAfterAllHaveAnswered) {
   EXPECT_EQ(about.st_mode & 0777, 0600u);
 }
 
+TEST_F(RecordingTest, IsWrittenAtOnceWhenAllWorkersHaveSaidWhyTheyFail) {
+  lose(members.rank(2));
+  recording->begin("rank 2 is lost");
+  recording->add(members.rank(0), record_of("rank 2 is lost"));
+  recording->add(members.rank(1), record_of());
+  recording->add(members.server(0), record_of());
+  EXPECT_TRUE(recording->collects()) << "rank 1 may fail, too";
+  recording->add(members.rank(1), record_of("rank 2 is lost"));
+  EXPECT_FALSE(recording->collects());
+  EXPECT_EQ(count(written(), "\"failure\":\"rank 2 is lost\""), 2u);
+}
+
 TEST_F(RecordingTest, WaitsASecondForThoseWhoSayNothing) {
   recording->begin("a reason");
   recording->add(members.rank(2), record_of());
