@@ -174,8 +174,8 @@ Status Job::connect() {
   engine.warn_after = settings.get_seconds("warn_after");
   engine.failed = [member = member_.get()](const Status& why) { member->failed(why.message()); };
   engine.abort = [member = member_.get()](const std::string& reason) { member->abort(reason); };
-  if (shared->get_bool("failover")) {
-    engine.server_timeout = from_seconds(settings.get_seconds("heartbeat_timeout"));
+  engine.server_timeout = from_seconds(settings.get_seconds("heartbeat_timeout"));
+  if (engine.failover) {
     engine.report_server = [member = member_.get()](uint32_t server, uint32_t number,
                                                     bool reachable, const std::string& why) {
       member->report_server(server, number, reachable, why);

@@ -229,7 +229,7 @@ void Membership::link_closed(uint32_t server, const Status& why) {
   if (coming_.contains(server)) return stop_waiting(server, why.message());
   const std::string text = concat("lost ", cluster_.describe_server(server), ": ", why.message());
   if (why.is_fault()) return engine_.fail_now({why.code(), text});
-  const bool fails_over = engine_.options().server_timeout > 0;
+  const bool fails_over = engine_.options().failover;
   if (fails_over && !engine_.links().serving().has(server)) return;
   const uint64_t received = engine_.links().bytes_received(server);
   if (fails_over && report(server, why.message())) {

@@ -10,6 +10,9 @@ namespace herring::worker {
 namespace {
 
 constexpr Nanos kServersInterval = 250 * kMillisecond;
+// Where nobody can stand in for a server, links may be down for as many heartbeat time-outs. By
+// then the system sends again what was not acknowledged only every 10 s or so.
+constexpr Nanos kPatience = 20;
 // Marks the IDs of definitions of groups that are not part of forming them.
 constexpr uint64_t kDefinition = uint64_t{1} << 63;
 
@@ -117,9 +120,16 @@ void Membership::check_servers(Nanos now) {
   for (const control::ServerInfo& server : cluster_.servers) {
     if (!engine_.links().serving().has(server.index)) continue;
     const Nanos unheard = engine_.links().unheard(server.index);
-    if (unheard > limit) {
-      report(server.index, concat("its system has acknowledged nothing for ", in_seconds(unheard)));
-    }
+    if (unheard <= limit) continue;
+    const std::string why = concat("its system has acknowledged nothing for ", in_seconds(unheard));
+    if (engine_.options().failover && report(server.index, why)) continue;
+    if (unheard <= kPatience * limit) continue;
+    // If the process or its host had died, the rendezvous would have said so long ago.
+    const std::string text = concat("lost ", cluster_.describe_server(server.index), ": ", why,
+                                    ", but it is still in the job; is the network between it and "
+                                    "this rank cut?");
+    engine_.fail_now({Code::kPeerLost, text});
+    return engine_.options().abort(text);
   }
 }
 
