@@ -232,13 +232,14 @@ bool StreamFlow::consume(size_t bytes) {
 bool StreamFlow::begin_frame() {
   // Nothing that has not been sent has any effect, so to the owner the connection is lost.
   if (header_.check != wire::check_of(header_, counters_.frames_received + 1)) {
-    fail({Code::kPeerLost,
-          concat("connection to ", peer_, " failed: what arrived is not what was sent (frame ",
-                 counters_.frames_received + 1, "): it was changed, repeated or lost on its way")});
+    refuse({Code::kPeerLost,
+            concat("connection to ", peer_, " failed: what arrived is not what was sent (frame ",
+                   counters_.frames_received + 1,
+                   "): it was changed, repeated or lost on its way")});
     return false;
   }
   if (!wire::plausible(header_)) {
-    fail(breach("malformed frame header from ", peer_));
+    refuse(breach("malformed frame header from ", peer_));
     return false;
   }
   destinations_.count = 0;
@@ -255,7 +256,7 @@ bool StreamFlow::begin_frame() {
     }
   }
   if (!status.ok()) {
-    fail(std::move(status));
+    refuse(std::move(status));
     return false;
   }
   in_payload_ = true;
@@ -269,20 +270,23 @@ bool StreamFlow::end_frame() {
   Status status = handler_.on_frame(*this, header_);
   if (closed()) return false;
   if (!status.ok()) {
-    fail(std::move(status));
+    refuse(std::move(status));
     return false;
   }
   return true;
 }
 
-void StreamFlow::fail(Status why) {
+void StreamFlow::fail(Status why, bool drop) {
   if (closed()) return;
-  close({});
+  end(drop);
   if (!finishing_) {
     const bool told_before = why.code() == Code::kPeerLost && !broken_.ok();
     handler_.on_closed(*this, told_before ? broken_ : why);
   }
 }
+
+// The other side lives and reads on, but the owner will use what it has lent.
+void StreamFlow::refuse(Status why) { fail(std::move(why), true); }
 
 void StreamFlow::drop_queued() {
   frames_.clear();

@@ -79,7 +79,8 @@ class StreamFlow : public Flow {
   void drop_input();
   void stop_writing(int error);
   void half_close();
-  void fail(Status why);
+  void fail(Status why, bool drop = false);
+  void refuse(Status why);
   void end(bool drop);
 
   EventLoop& loop_;

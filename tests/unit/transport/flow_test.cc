@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 
 #include <algorithm>
 #include <numeric>
@@ -205,6 +206,53 @@ TEST(Flow, LendingToAConnectionThatBrokeIsAnError) {
   pair.run();
   ASSERT_EQ(pair.client_handler.closed.size(), 1u);
   EXPECT_EQ(pair.client_handler.closed[0].code(), Code::kPeerLost);
+}
+
+// The owner uses the memory again, so the system must not send it any more.
+TEST(Flow, WhatIsLentDoesNotLeaveOnceTheOtherSideIsRefused) {
+  auto [near, far] = connected_pair(8192);
+  EpollLoop loop;
+  Recorder handler;
+  TcpFlow flow(loop, std::move(near), handler, "rank 3");
+  const std::string memory = pattern(4 << 20, 5);
+  const auto readable = [&far]() -> size_t {
+    int bytes = 0;
+    EXPECT_EQ(::ioctl(far.get(), FIONREAD, &bytes), 0);
+    return bytes;
+  };
+  // Sends nonsense when nothing more fits.
+  const std::function<void(size_t, int)> when_full = [&](size_t before, int turns) {
+    const size_t now = readable();
+    turns = now > 0 && now == before ? turns + 1 : 0;
+    if (turns < 1000) {
+      loop.post([&when_full, now, turns] { when_full(now, turns); });
+      return;
+    }
+    const std::string nonsense(wire::kHeaderBytes, 'x');
+    EXPECT_EQ(::send(far.get(), nonsense.data(), nonsense.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(nonsense.size()));
+  };
+  size_t arrived = 0;
+  handler.closed_hook = [&] {
+    arrived = readable();
+    loop.stop();
+  };
+  loop.post([&] {
+    const iovec piece{const_cast<char*>(memory.data()), memory.size()};
+    flow.lend(data_header(memory.size(), 0), &piece, 1);
+    when_full(0, 0);
+  });
+  loop.run();
+  EXPECT_GT(arrived, 0u);
+  size_t read = 0;
+  pollfd one{far.get(), POLLIN, 0};
+  char some[4096];
+  for (ssize_t n = 1; n > 0;) {
+    ASSERT_EQ(::poll(&one, 1, 30'000), 1);
+    n = ::recv(far.get(), some, sizeof(some), 0);
+    if (n > 0) read += static_cast<size_t>(n);
+  }
+  EXPECT_EQ(read, arrived);
 }
 
 TEST(Flow, FramesOfOneIterationLeaveInOneCall) {
