@@ -212,6 +212,8 @@ def test_what_the_job_refuses() -> None:
     ):
         job = run_job(options, "")
         assert job.returncode == 2 and text in job.stdout
+    job = run_job(["--elastic", "-n", "1"], "", HERRING_NOTICE="INT")
+    assert job.returncode == 2 and "HERRING_NOTICE INT: allowed is one of" in job.stdout
 
 
 def test_ctrl_c_ends_it(tmp_path: Path) -> None:

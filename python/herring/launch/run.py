@@ -143,7 +143,10 @@ def _elastic(options: argparse.Namespace) -> Elastic | None:
     }
     chosen = {name: value for name, value in given.values() if name and value is not None}
     if options.elastic:
-        Notice.parse(options.notice or "", "--notice")
+        if options.notice is None:
+            Notice.parse(value_of(os.environ, "HERRING_NOTICE"))
+        else:
+            Notice.parse(options.notice, "--notice")
         return Elastic(**chosen)
     for flag, (_, value) in given.items():
         if value is not None:
