@@ -193,6 +193,7 @@ def test_a_worker_leaves_before_a_generation_begins(house: House) -> None:
     with pytest.raises(Left):
         wait.result(20)
     members[2].close()
+    until(lambda: house.said == ["worker 2 leaves the elastic job"])
     assert {one.size for one in house.all_wait(*members[:2])} == {2}
 
 
