@@ -74,6 +74,11 @@ inline constexpr SettingSpec kSpecs[] = {
      "How TensorFlow graphs call Herring. op: a native operation; function: a Python function",
      {.choices = kTensorflowCalls}},
 
+    {"notice", kString, kEnvironment, "",
+     "Signal after which a worker of an elastic job leaves between two steps, and the time that it "
+     "has for it (10 s if none is given), such as SIGTERM or USR1@30; empty: none", {0, 64},
+     "--notice SIGNAL@TIME"},
+
     {"interface", kString, kProcess, "",
      "Network interface or address to advertise; empty: the one that reaches the rendezvous",
      {0, 255}, "--interface --network-interface --network-interfaces NAME"},

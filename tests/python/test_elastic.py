@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -19,6 +20,8 @@ from launched import HERRING
 from status_server import short_folder
 
 pytestmark = pytest.mark.timeout(120)
+
+LEFT = "has left the job, as it was told to, and is not started again"
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +60,65 @@ def test_no_step_is_lost_when_workers_die_and_come_back(
     assert output.count("starting another one in its place") == len(events), output
     # A worker that comes back at once may be there before the others have formed a generation.
     assert "generation 2, " in output
+
+
+def begin(command: list[str]) -> subprocess.Popen[str]:
+    """Starts `herring run`, and reads what it and the workers say."""
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_workers_that_have_notice_leave_between_two_steps(tmp_path: Path) -> None:
+    """Before the first commit, two at once with rank 0, and too late, at the last commit."""
+    events = ["1 0 SIGTERM", "0 12 SIGTERM", "2 12 SIGTERM", "3 29 SIGTERM"]
+    output = elastic(tmp_path, "-n 4 --notice SIGTERM", 30, 1, *events)
+    assert output.count(LEFT) == 3 and output.count("is done:") == 1, output
+    assert "sizes [1, 3, 4], worker 3, 30 attempts" in output  # no step was made again
+    for text in ("warning", "error", "Error", "starting another"):
+        assert text not in output, output
+
+
+def test_all_workers_leave_and_each_generation_has_a_timeline(tmp_path: Path) -> None:
+    """herring run passes the signal on, and says by its status that the training has not ended."""
+    script = program("elastic_steps", str(tmp_path), "1000000", "1", "1 5 SIGUSR1")
+    options = ["--elastic", "--notice", "USR1@60", "--timeline", str(tmp_path / "trace.json")]
+    command = [*HERRING, "run", *options, "-n", "2", "--", sys.executable, *script]
+    with begin(command) as job:
+        assert job.stdout is not None
+        while "generation 2, 1 workers" not in (line := job.stdout.readline()):
+            assert line
+        job.send_signal(signal.SIGUSR1)  # which the worker that is leaving may get, too
+        assert LEFT in job.stdout.read()
+        assert job.wait(20) == 75
+    for name, ranks in (("trace.json", 2), ("trace.2.json", 1)):
+        entries = json.loads((tmp_path / name).read_text())
+        names = {str(entry["args"].get("name")) for entry in entries if entry["ph"] == "M"}
+        assert sum(one.startswith("rank ") for one in names) == ranks, names
+
+
+def test_the_end_of_the_whole_job_is_no_notice() -> None:
+    script = """
+import time
+import herring.elastic
+
+@herring.elastic.run
+def train(state):
+    print("begins", flush=True)
+    herring.barrier()
+    if herring.rank() == 0:
+        time.sleep(60)  # far from a commit
+    herring.barrier()
+
+train(herring.elastic.State())
+"""
+    options = ["--elastic", "--notice", "TERM@60", "--grace", "60", "-n", "2"]
+    command = [*HERRING, "run", *options, "--", sys.executable, "-c", script]
+    with begin(command) as job:
+        assert job.stdout is not None
+        for _ in range(2):
+            assert "begins" in job.stdout.readline()
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(30) == 143
+        assert LEFT not in job.stdout.read()
 
 
 def test_a_child_of_a_dead_worker_keeps_nobody_waiting(tmp_path: Path) -> None:
@@ -145,9 +207,13 @@ def test_what_the_job_refuses() -> None:
     for options, text in (
         (["--min-workers", "2", "-n", "2"], "--min-workers is for elastic jobs"),
         (["--elastic", "--min-workers", "3", "-n", "2"], "an integer from 1 to 2"),
+        (["--notice", "TERM", "-n", "2"], "--notice is for elastic jobs"),
+        (["--elastic", "--notice", "KILL", "-n", "2"], "--notice KILL: allowed is one of SIGHUP, "),
     ):
         job = run_job(options, "")
         assert job.returncode == 2 and text in job.stdout
+    job = run_job(["--elastic", "-n", "1"], "", HERRING_NOTICE="INT")
+    assert job.returncode == 2 and "HERRING_NOTICE INT: allowed is one of" in job.stdout
 
 
 def test_ctrl_c_ends_it(tmp_path: Path) -> None:

@@ -18,16 +18,23 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 pytestmark = pytest.mark.timeout(120)
 
+LEFT = "has left the job, as it was told to, and is not started again"
+
 
 def test_training_is_that_of_its_contributors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The parameters are those of the same steps made alone, whoever contributed to each."""
-    script = program("elastic_digits", str(tmp_path), "6", "0 20", "2 60")
+    """The parameters are those of the same steps made alone, whoever contributed to each.
+
+    One worker dies and comes back, and another one has notice, and does not.
+    """
+    script = program("elastic_digits", str(tmp_path), "6", "0 20 SIGKILL", "2 60 SIGTERM")
     with short_folder() as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-        output = expect_success(run_job(["--elastic", "-n", "3"], script, timeout=100))
+        options = ["--elastic", "--notice", "SIGTERM", "-n", "3"]
+        output = expect_success(run_job(options, script, timeout=100))
     assert output.count("is done: True") >= 1, output
+    assert output.count(LEFT) == 1 and output.count("starting another one") == 1, output
     assert "is done: False" not in output, output
     assert len(list(tmp_path.glob("event*"))) == 2
     assert "2, 3]" in output, output

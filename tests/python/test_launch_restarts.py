@@ -148,6 +148,14 @@ def test_workers_of_an_elastic_job_get_successors_until_they_die_too_soon_too_of
     assert job.started[-1].name == "rank 0"
 
 
+def test_a_worker_that_has_left_gets_no_successor() -> None:
+    job = Fake(servers=0, elastic=Elastic())
+    assert job.end(1, 75)
+    assert not job.restarts.pending
+    assert job.said[-1].endswith("has left the job, as it was told to, and is not started again")
+    assert not Fake().end(1, 75)  # a failure as any
+
+
 def test_when_the_training_has_ended_nobody_gets_a_successor() -> None:
     job = Fake(servers=0, elastic=Elastic())
     assert job.end(0, 1)

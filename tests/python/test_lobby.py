@@ -14,9 +14,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from herring import _core
-from herring.errors import AuthenticationError, HerringError, PeerLostError, TimeoutError
-from herring.lobby import service
-from herring.lobby.connection import _COMMIT_SECONDS, Connection, Generation, Over
+from herring.errors import (
+    AuthenticationError,
+    ConfigurationError,
+    HerringError,
+    PeerLostError,
+    TimeoutError,
+)
+from herring.lobby import service, versions
+from herring.lobby.connection import _COMMIT_SECONDS, Connection, Generation, Left, Over
 from herring.lobby.generations import Rules
 from herring.lobby.service import Lobby
 
@@ -60,6 +66,25 @@ class House:
     def all_wait(self, *members: Connection) -> list[Generation]:
         waits = [self.wait(one, f"1.2.3.4:{index}") for index, one in enumerate(members)]
         return [wait.result(20) for wait in waits]
+
+    def train(self, *members: Connection) -> list[int]:
+        """Lets members make steps, and returns the commits at which they left.
+
+        Each step ends when all have begun it, as with gradients; the steps of ranks drift apart.
+        """
+        meeting = threading.Barrier(len(members))
+
+        def steps(one: Connection, pause: float) -> int:
+            for step in range(1, 100_000):
+                meeting.wait(20)  # a rank passes when all have come: it is never two steps ahead
+                time.sleep(pause)
+                if one.committed(step):
+                    return step
+            raise AssertionError("the generation has not ended")
+
+        pauses = [0.0, 0.001, 0.0, 0.002]
+        ends = [self.pool.submit(steps, one, pause) for one, pause in zip(members, pauses)]
+        return [one.result(30) for one in ends]
 
 
 @pytest.fixture
@@ -131,27 +156,95 @@ def test_a_start_ends_early_if_a_worker_is_lost(house: House) -> None:
 
 
 def test_all_leave_at_the_same_commit_for_a_newcomer(house: House) -> None:
-    """Each step ends when all have begun it, as with gradients; the steps of ranks drift apart."""
     house.open(size=4)
     members = [house.come(slot) for slot in range(4)]
     house.all_wait(*members)
     late = house.wait(house.come(9))
-    meeting = threading.Barrier(4)
-
-    def train(one: Connection, pause: float) -> int:
-        for step in range(1, 100_000):
-            meeting.wait(20)  # a rank passes when all have come: it is never two steps ahead
-            time.sleep(pause)
-            if one.committed(step):
-                return step
-        raise AssertionError("nobody came")
-
-    pauses = [0.0, 0.001, 0.0, 0.002]
-    left = [house.pool.submit(train, one, pause) for one, pause in zip(members, pauses)]
-    steps = {one.result(30) for one in left}
-    assert len(steps) == 1
+    assert len(set(house.train(*members))) == 1
     assert {one.number for one in house.all_wait(*members)} == {2}
     assert late.result(20).size == 5
+
+
+@pytest.mark.parametrize("leavers", [[1], [0], [0, 2], [0, 1, 2, 3]])
+def test_some_leave_between_two_steps(house: House, leavers: list[int]) -> None:
+    """All end the generation at the same commit. No step of the others fails."""
+    house.open(size=4)
+    members = [house.come(slot) for slot in range(4)]
+    house.all_wait(*members)
+    for one in leavers:
+        members[one].leave()
+    ends = house.train(*members)
+    assert len(set(ends)) == 1 and ends[0] <= 30
+    for one in leavers:
+        with pytest.raises(Left):
+            members[one].next_generation()
+        members[one].close()
+    others = [one for index, one in enumerate(members) if index not in leavers]
+    assert [one.size for one in house.all_wait(*others)] == [len(others)] * len(others)
+    assert sum(said.endswith(" leaves the elastic job") for said in house.said) == len(leavers)
+
+
+def test_a_worker_leaves_before_a_generation_begins(house: House) -> None:
+    house.open(size=2)
+    members = [house.come(slot) for slot in range(3)]
+    wait = house.wait(members[2])
+    until(lambda: members[2]._waits_at is not None)
+    members[2].leave()
+    with pytest.raises(Left):
+        wait.result(20)
+    members[2].close()
+    until(lambda: house.said == ["worker 2 leaves the elastic job"])
+    assert {one.size for one in house.all_wait(*members[:2])} == {2}
+
+
+def test_too_few_are_left_by_one_that_leaves(house: House) -> None:
+    house.open(size=2, least=2, patience=0.3)
+    members = [house.come(slot) for slot in range(2)]
+    house.all_wait(*members)
+    members[0].leave()
+    assert len(set(house.train(*members))) == 1
+    members[0].close()
+    with pytest.raises(PeerLostError, match=r"only 1 worker is left, at least 2 \(--min-workers"):
+        house.wait(members[1]).result(20)
+
+
+def test_a_lobby_that_was_started_again_learns_who_leaves(house: House) -> None:
+    house.open(size=2)
+    members = [house.come(slot) for slot in range(2)]
+    house.all_wait(*members)
+    house.close()
+    members[1].leave()  # which nobody hears
+    house.open(size=2)
+    assert len(set(house.train(*members))) == 1
+    members[1].close()
+    assert house.wait(members[0]).result(20).size == 1
+
+
+def test_members_learn_that_the_job_is_being_ended(house: House) -> None:
+    house.open(size=1)
+    assert house.lobby is not None
+    first = house.come(0)
+    house.lobby.end()
+    assert first.job_ends.wait(20)
+    assert house.come(1).job_ends.wait(20)
+
+
+def test_another_version_is_refused_on_both_sides(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.open(size=1)
+    both = r"\(Herring 9.8, protocol 7\) than .* \(Herring .*, protocol 1\): install the same"
+    other = {"protocol": 7, "herring": "9.8"}
+    own = Connection._hello
+    monkeypatch.setattr(Connection, "_hello", lambda one: {**own(one), **other})
+    stranger = house.come(0)
+    until(lambda: len(house.said) > 0)
+    assert re.search(f"a process that has come has another version .*{both}", house.said[0])
+    stranger.close()
+    monkeypatch.setattr(Connection, "_hello", own)
+    monkeypatch.setattr(versions, "own", lambda: other)  # what the lobby says
+    with pytest.raises(ConfigurationError, match=f"the lobby of the elastic job at .*{both}"):
+        house.come(1)
 
 
 def test_the_first_does_not_wait_for_one_that_is_gone(house: House) -> None:
@@ -159,14 +252,12 @@ def test_the_first_does_not_wait_for_one_that_is_gone(house: House) -> None:
     members = [house.come(slot) for slot in range(3)]
     house.all_wait(*members)
     house.wait(house.come(9))
-    until(lambda: members[0]._news)
-    assert not members[0].committed(1)
     until(lambda: members[0]._heard.keys() == {1, 2})
     members[0]._heard.clear()  # as if both had not heard of it yet
     members[2].close()
     began = time.monotonic()
     with pytest.raises(PeerLostError, match="only 0 of 2 other workers have heard"):
-        members[0].committed(2)
+        members[0].committed(1)
     assert time.monotonic() - began < _COMMIT_SECONDS / 2
 
 

@@ -103,7 +103,7 @@ def test_a_worker_that_does_not_leave_its_step_is_left_behind() -> None:
     assert len(formed.workers) == 2
     # It wakes up, and comes as anybody else.
     job.wait(members[2], now=140)
-    assert job.generations.newcomers(140 + SETTLE_SECONDS) == (True, None)
+    assert job.generations.changes(140 + SETTLE_SECONDS) == (True, None)
 
 
 def test_it_says_whom_it_waits_for() -> None:
@@ -150,17 +150,17 @@ def test_newcomers_end_a_generation_when_they_have_settled() -> None:
     job = Job(size=2, most=3)
     members = job.workers(2)
     job.form()
-    assert job.generations.newcomers(1) == (False, None)
+    assert job.generations.changes(1) == (False, None)
     late = job.come(5)
     job.wait(late, now=10)
-    assert job.generations.newcomers(10) == (False, 10 + SETTLE_SECONDS)
-    assert job.generations.newcomers(10 + SETTLE_SECONDS) == (True, None)
+    assert job.generations.changes(10) == (False, 10 + SETTLE_SECONDS)
+    assert job.generations.changes(10 + SETTLE_SECONDS) == (True, None)
     assert job.refuse(11) is None  # they go on until they leave together
     job.wait(*members, now=12)
-    assert job.generations.newcomers(12) == (False, None)
+    assert job.generations.changes(12) == (False, None)
     assert job.form(12) == [0, 1, 5]
     job.wait(job.come(6), now=13)
-    assert job.generations.newcomers(99) == (False, None)  # there is no room
+    assert job.generations.changes(99) == (False, None)  # there is no room
 
 
 def test_a_server_that_comes_ends_a_generation_too() -> None:
@@ -171,7 +171,7 @@ def test_a_server_that_comes_ends_a_generation_too() -> None:
     job.form()
     job.generations.leave(server)
     job.wait(job.come(server=True), now=1)
-    assert job.generations.newcomers(1 + SETTLE_SECONDS) == (True, None)
+    assert job.generations.changes(1 + SETTLE_SECONDS) == (True, None)
 
 
 def test_servers_have_a_moment_to_see_the_end() -> None:
@@ -218,7 +218,7 @@ def test_nobody_joins_a_training_that_has_ended() -> None:
     late = job.come(9)
     job.wait(late, now=1)
     assert job.generations.superfluous == [late]
-    assert job.generations.newcomers(9) == (False, None)
+    assert job.generations.changes(9) == (False, None)
     # The other one has lost the last step, and goes on alone whatever the fewest workers are.
     job.wait(members[1], now=2)
     assert job.form(2) == [1]

@@ -10,7 +10,7 @@
 See docs/how-to/elastic.md.
 """
 
-from herring.elastic.running import generation, run
+from herring.elastic.running import generation, leave, run
 from herring.elastic.state import State
 
-__all__ = ["State", "generation", "run"]
+__all__ = ["State", "generation", "leave", "run"]

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import herring
 from herring import _core
 from herring.arrays import runtime
 from herring.errors import ConfigurationError, HerringError, PeerLostError, TimeoutError
-from herring.lobby.connection import Connection, Generation, Over
+from herring.lobby.connection import Connection, Generation, Left, Over
+from herring.lobby.notice import EXIT_LEFT, Notice, Watch
 from herring.rendezvous import joined
 from herring.rendezvous.detect import Rendezvous, WorkerEnvironment, parse_address, parse_secret
 from herring.rendezvous.endpoint import bind_any, resolve
@@ -35,6 +38,7 @@ __all__ = [
     "has_trained",
     "is_elastic",
     "join",
+    "leave",
     "run",
     "secret_of",
     "settings_of",
@@ -48,6 +52,7 @@ _LEAVE_SECONDS = 10.0  # all ranks come to the same commit
 _MOST_FAILURES = 3
 
 _connection: Connection | None = None
+_leaves = False
 _generation: Generation | None = None
 _trained = False
 
@@ -76,6 +81,21 @@ def ends_at(number: int) -> bool:
     if _generation is None or _connection is None:
         return False
     return _connection.committed(number)
+
+
+def leave() -> None:
+    """Lets this worker leave the elastic job between two steps, so that the others lose none.
+
+    Call it, from any thread, when the process is about to be ended: when a cloud says so, for
+    example. It returns at once. The training function is left at one of the next commits, and
+    `herring.elastic.run` raises ``SystemExit(75)``. The others go on without this worker. If the
+    training ends before that, it ends as always. A signal does the same with ``HERRING_NOTICE``.
+    Outside of an elastic job it does nothing.
+    """
+    global _leaves
+    _leaves = True
+    if _connection is not None:
+        _connection.leave()
 
 
 def run(train: Train) -> Train:
@@ -109,7 +129,7 @@ def run(train: Train) -> Train:
       ConfigurationError: This process is in a job already, or the environment is wrong.
       PeerLostError: There are fewer workers than must take part, and for too long. In a job that is
         not elastic: a worker or a server was lost.
-      SystemExit: The training had ended when this worker came.
+      SystemExit: The training had ended when this worker came (0), or it has left the job (75).
     """
 
     @functools.wraps(train)
@@ -137,7 +157,7 @@ def join(settings: dict[str, Any], enter: Callable[[], None] = lambda: None) -> 
       enter: Does what all of its workers do first; it may call collectives.
 
     Raises:
-      SystemExit: The training had ended when this worker came.
+      SystemExit: The training had ended when this worker came (0), or it has left the job (75).
       PeerLostError: There are fewer workers than must take part, and for too long.
     """
     connection = _connect()
@@ -148,6 +168,10 @@ def join(settings: dict[str, Any], enter: Callable[[], None] = lambda: None) -> 
         except Over as over:
             _core.log_info(str(over))
             sys.exit(0)
+        except Left as left:
+            _core.log_info(str(left))
+            connection.close()
+            sys.exit(EXIT_LEFT)
         try:
             _join(connection, present, listener, settings)
             enter()
@@ -172,12 +196,17 @@ def go_on(train: Callable[[], Any], begin: Callable[[], None], join: Callable[[]
     Raises:
       ConfigurationError: This process is in another job, or its training has ended.
     """
-    global _trained
     if _trained or (herring.is_initialized() and _generation is None):
         raise ConfigurationError(
             "herring.elastic.run joins the elastic job itself, once: leave out herring.init(), and "
             "put everything that needs other ranks into one training function"
         )
+    with _heeding_notice():
+        return _go_on(train, begin, join)
+
+
+def _go_on(train: Callable[[], Any], begin: Callable[[], None], join: Callable[[], None]) -> Any:
+    global _trained
     lost = 0.0  # when the generation before has failed
     failures = 0  # generations in a row that did not begin
     while True:
@@ -216,7 +245,35 @@ def _connect() -> Connection:
         _connection = connect(os.environ, server=False)
         slot = integer(dict(os.environ), "HERRING_RANK") or 0
         joined.tell(value_of(os.environ, "HERRING_JOB"), slot)
+        if _leaves:
+            _connection.leave()
     return _connection
+
+
+@contextlib.contextmanager
+def _heeding_notice() -> Iterator[None]:
+    """Leaves the job after the signal that ``HERRING_NOTICE`` names."""
+    notice = Notice.parse(value_of(os.environ, "HERRING_NOTICE"))
+    if notice is None:
+        yield
+        return
+    if threading.current_thread() is not threading.main_thread():
+        _core.log_warning("only the main thread can train with HERRING_NOTICE, which is ignored")
+        yield
+        return
+    name = notice.signal.name
+
+    def leave_within(seconds: float) -> bool:
+        _core.log_info(f"leaves the elastic job at its next commit after {name}")
+        leave()
+        ends = threading.Event() if _connection is None else _connection.job_ends
+        return ends.wait(seconds)
+
+    def late() -> None:
+        _core.log_warning(f"ends now: there was no commit within {notice.seconds:g} s after {name}")
+
+    with Watch(notice, leave_within, late):
+        yield
 
 
 def connect(environ: Mapping[str, str], server: bool) -> Connection:
@@ -295,7 +352,7 @@ def _join(
                 listener.close()
             return Meeting(present.address, present.secret, own)
 
-        given = {"connect_timeout": _START_SECONDS, **settings}
+        given = {"connect_timeout": _START_SECONDS, **settings, **_timeline_of(present, settings)}
         try:
             with connection.starting():
                 runtime.start(lambda: worker, met, given)
@@ -306,6 +363,15 @@ def _join(
                 ) from error
             raise
     _generation = present
+
+
+def _timeline_of(present: Generation, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the setting that gives a later generation a timeline of its own."""
+    first = os.fspath(settings.get("timeline") or value_of(os.environ, "HERRING_TIMELINE"))
+    if not first or present.number == 1:
+        return {}
+    stem, extension = os.path.splitext(first)
+    return {"timeline": f"{stem}.{present.number}{extension}"}
 
 
 def _leave_together() -> None:

@@ -125,11 +125,11 @@ class State:
         return max(self._steps, 0)
 
     def commit(self) -> None:
-        """Says that a step is complete. Workers that have come join here.
+        """Says that a step is complete. Workers that have come join here, and others leave here.
 
         Call it equally often on all ranks, after each step or after each few steps. It costs
-        nothing unless somebody waits to join. What follows the commit in the loop is not run then:
-        `train` is called again.
+        nothing unless somebody comes or leaves. What follows the commit in the loop is not run
+        then: `train` is called again.
         """
         if not self._counted:
             self._step()

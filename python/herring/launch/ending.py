@@ -35,6 +35,7 @@ class Ending:
         children: Children,
         agents: Agents,
         say: Callable[[str, str], None],
+        on_begin: Callable[[], None] = lambda: None,
     ) -> None:
         """Starts the time limit of the job, if there is one.
 
@@ -43,7 +44,9 @@ class Ending:
             children: The processes of the job.
             agents: The agents on its other hosts.
             say: Tells the user; called with a level and a text.
+            on_begin: Called when the job begins to end.
         """
+        self._on_begin = on_begin
         self._options = options
         self._children = children
         self._agents = agents
@@ -78,6 +81,8 @@ class Ending:
 
     def begin(self) -> None:
         """Starts the grace period, after which the job is killed."""
+        if not self.begun:
+            self._on_begin()
         self.begun = True
         kill_at = self._at.get(self._kill, time.monotonic() + self._options.grace)
         self._at.setdefault(self._stop_all, kill_at)

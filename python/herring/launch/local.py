@@ -45,6 +45,7 @@ from herring.launch.restarts import Restarts
 from herring.launch.ssh import Connection, Listeners
 from herring.launch.streams import Streams
 from herring.lobby.generations import Rules
+from herring.lobby.notice import EXIT_LEFT
 from herring.lobby.service import Lobby
 from herring.rendezvous.endpoint import bind_any, reserve
 from herring.rendezvous.joined import Joined
@@ -116,7 +117,7 @@ class Launcher:
         self._first: tuple[Child, float] | None = None  # that failed, and when (time.time)
         listeners = Listeners(self._selector, self._on_frame, self._on_text)
         self._agents = Agents(options, self._processes, listeners)
-        self._ending = Ending(options, self._children, self._agents, self._say)
+        self._ending = Ending(options, self._children, self._agents, self._say, self._on_ending)
         self._base: dict[str, str] = {}  # variables of all processes on this machine
         self._restarts = Restarts(
             *(options, {**os.environ, **chosen}, self._children, self._ending),
@@ -422,8 +423,15 @@ class Launcher:
             ending.after_failure()
         elif code and not child.is_server and ending.signal:
             ending.decide(128 + ending.signal)
+        if workers_ended and self._has_left() and not self._restarts.pending:
+            ending.decide(EXIT_LEFT)
         if workers_ended and not self._restarts.pending:
             ending.dismiss_servers()
+
+    def _has_left(self) -> bool:
+        """Returns whether all workers have left the job before the end of the training."""
+        codes = [child.code for child in self._children if not child.is_server]
+        return self._options.elastic is not None and EXIT_LEFT in codes and 0 not in codes
 
     def _on_failure(self, child: Child) -> None:
         self._ending.decide(_shell_status(child.code))
@@ -434,6 +442,10 @@ class Launcher:
         self._ending.after_failure()
 
     # Ending.
+
+    def _on_ending(self) -> None:
+        if self._lobby is not None:
+            self._lobby.end()
 
     def _sweep(self, gentle: bool = True) -> None:
         """Ends the remaining processes of the job and shows the rest of their output."""

@@ -11,6 +11,7 @@ from herring.launch.children import Child, Children
 from herring.launch.ending import Ending
 from herring.launch.job import RunOptions, Task
 from herring.launch.processes import how_ended
+from herring.lobby.notice import EXIT_LEFT
 from herring.rendezvous.settings import value_of
 
 __all__ = ["LONG_LIFE", "Restarts"]
@@ -74,8 +75,15 @@ class Restarts:
 
     def on_end(self, child: Child) -> bool:
         """Returns whether the end of this process is no failure of the job."""
-        child.spared = child.replaced or self._begin_pause(child)
+        child.spared = child.replaced or self._has_left(child) or self._begin_pause(child)
         return child.spared
+
+    def _has_left(self, child: Child) -> bool:
+        if self._elastic is None or child.is_server or child.code != EXIT_LEFT:
+            return False
+        text = "has left the job, as it was told to, and is not started again"
+        self._say("info", f"{child.described} {text}")
+        return True
 
     def _begin_pause(self, child: Child) -> bool:
         if not self._enabled or child.code == 0 or self._ending.begun:

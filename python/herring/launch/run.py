@@ -14,6 +14,7 @@ from herring.launch.job import Elastic, RunOptions, SshOptions
 from herring.launch.local import run
 from herring.launch.options import add_settings
 from herring.launch.output import open_standard_descriptors
+from herring.lobby.notice import Notice
 from herring.rendezvous.settings import value_of
 from herring.units import argument, parse_seconds
 
@@ -32,7 +33,8 @@ examples:
       eight nodes of one worker each; without --servers each node starts a colocated server
 
   herring run --elastic --min-workers 3 -n 4 -- python train.py
-      goes on when workers die, as long as three are left; starts them again, and takes them in
+      goes on when workers die, as long as three are left; starts them again, and takes them in.
+      With --notice SIGTERM, a worker that a scheduler sends this signal leaves between two steps
 
   herring run -H host1:4,host2:4 -- python train.py
       eight workers on two hosts, by ssh. Each host needs this Python with Herring, and this working
@@ -120,6 +122,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         help="with --elastic: how long it waits for enough workers (default "
         f"{Elastic.patience:g}s)",
     )
+    add_settings(command, "notice")
     hosts.add_options(command)
     horovodrun.add_options(command)
     add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what each worker runs")
@@ -127,7 +130,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 def _settings(options: argparse.Namespace) -> list[str]:
     """Returns assignments for the options that the programs read from their environment."""
-    return [] if options.timeline is None else [f"HERRING_TIMELINE={options.timeline}"]
+    given = {"HERRING_TIMELINE": options.timeline, "HERRING_NOTICE": options.notice}
+    return [f"{name}={value}" for name, value in given.items() if value is not None]
 
 
 def _elastic(options: argparse.Namespace) -> Elastic | None:
@@ -135,9 +139,14 @@ def _elastic(options: argparse.Namespace) -> Elastic | None:
         "--min-workers": ("least", options.min_workers),
         "--restarts": ("restarts", options.restarts),
         "--wait": ("patience", options.wait),
+        "--notice": ("", options.notice),  # for the workers
     }
-    chosen = {name: value for name, value in given.values() if value is not None}
+    chosen = {name: value for name, value in given.values() if name and value is not None}
     if options.elastic:
+        if options.notice is None:
+            Notice.parse(value_of(os.environ, "HERRING_NOTICE"))
+        else:
+            Notice.parse(options.notice, "--notice")
         return Elastic(**chosen)
     for flag, (_, value) in given.items():
         if value is not None:

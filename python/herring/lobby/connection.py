@@ -15,17 +15,19 @@ from typing import Any
 from herring import _core
 from herring.errors import (
     AuthenticationError,
+    ConfigurationError,
     HerringError,
     PeerLostError,
     ShutdownError,
     TimeoutError,
 )
+from herring.lobby import versions
 from herring.lobby.service import keep_alive
 from herring.rendezvous.channel import LOBBY, Channel, call
 from herring.rendezvous.identity import host_identity
 from herring.rendezvous.publication import FIRST_REMINDER, in_seconds
 
-__all__ = ["Connection", "Generation", "Over"]
+__all__ = ["Connection", "Generation", "Left", "Over"]
 
 _CALL_SECONDS = 5.0
 _AGAIN_SECONDS = 0.2  # from one attempt to reach the lobby to the next
@@ -35,6 +37,10 @@ _COMMIT_SECONDS = 5.0  # the first rank waits for so long to hear of the others
 
 class Over(HerringError):
     """The training has ended; there is nothing to join any more."""
+
+
+class Left(HerringError):
+    """This process was to leave the job, and is in no generation any more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,14 +67,15 @@ class Generation:
 class Connection:
     """The connection to the lobby, which a thread of its own reads and makes again if it breaks.
 
-    A worker of the present generation also learns here that newcomers wait. All workers must leave
-    at the same commit. The first rank chooses one that is two commits ahead, and passes the commit
-    before it only when all others have heard of it. They cannot get there without it, because each
-    step needs the gradients of all.
+    A worker of the present generation also learns here that newcomers wait, or that one of its
+    workers wants to leave. All workers must end the generation at the same commit. The first rank
+    chooses one that is two commits ahead, and passes the commit before it only when all others have
+    heard of it. They cannot get there without it, because each step needs the gradients of all.
 
     Attributes:
         own_address: The address literal of this host on the way to the lobby.
         broken: Whether a member of the latest generation is lost.
+        job_ends: Set when somebody ends the whole job.
     """
 
     def __init__(
@@ -86,6 +93,7 @@ class Connection:
 
         Raises:
             AuthenticationError: What listens there does not know the secret.
+            ConfigurationError: The lobby has another version.
             TimeoutError: Nobody listens there.
         """
         self._place = host, port
@@ -99,6 +107,8 @@ class Connection:
         self._ended: Exception | None = None
         self._waits_at: str | None = None  # this process waits for a generation; where it listens
         self._closed = False
+        self._leaves = False
+        self.job_ends = threading.Event()
         self._starts = False  # whether the job of the present generation is being started
         self.broken = False
         self._forget_switch()
@@ -113,21 +123,31 @@ class Connection:
             address: Where this worker listens in case that it becomes rank 0.
 
         Raises:
+            Left: This process was to leave.
             Over: The training has ended.
             PeerLostError: There have been too few workers for too long.
             TimeoutError: The lobby cannot be reached.
         """
         with self._changed:
             self._told = None
-            self._waits_at = address
-            self._send({"kind": "wait", "address": address})
+            if not self._leaves:
+                self._waits_at = address
+                self._send({"kind": "wait", "address": address})
             while self._told is None:
+                if self._leaves:
+                    raise Left("this process leaves the elastic job")
                 if self._ended is not None:
                     raise self._ended
                 self._changed.wait(1.0)  # so that Ctrl-C is seen
             self._generation, self._told, self._waits_at = self._told, None, None
-            self._forget_switch()
             return self._generation
+
+    def leave(self) -> None:
+        """Ends the present generation at one of its next commits; others begin the next one."""
+        with self._changed:
+            self._leaves = True
+            self._send({"kind": "leaves"})
+            self._changed.notify_all()
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
@@ -146,7 +166,7 @@ class Connection:
         """Tells how many steps of the present generation are done.
 
         Returns:
-            Whether the generation ends here, for newcomers.
+            Whether the generation ends here, for newcomers or for one that leaves.
 
         Raises:
             PeerLostError: It ends, but not all workers have heard of it in time.
@@ -155,8 +175,6 @@ class Connection:
         if not self._news:
             return False
         with self._changed:
-            if self._first and self._at is None:
-                self._choose(number + 2)
             if self._first and number + 1 == self._at:
                 self._await_others()
             return self._at is not None and number >= self._at
@@ -174,7 +192,7 @@ class Connection:
             self._channel.shut()
             self._changed.notify_all()
 
-    # How a generation ends for newcomers.
+    # How a generation ends between two steps.
 
     def _forget_switch(self) -> None:
         self._commits = 0
@@ -196,7 +214,7 @@ class Connection:
             if left <= 0:
                 raise PeerLostError(
                     f"only {len(self._heard)} of {others} other workers have heard that this "
-                    "generation ends for newcomers"
+                    "generation ends at the next commit"
                 )
             self._changed.wait(left)
         # A worker without collectives in its steps may be further; then all choose again.
@@ -231,6 +249,7 @@ class Connection:
                     hmac.digest(self._secret, text, "sha256"),
                 )
                 self.broken = False
+                self._forget_switch()
             elif kind == "broken":
                 latest = self._told or self._generation
                 if latest is not None and int(message["number"]) == latest.number:
@@ -241,8 +260,13 @@ class Connection:
                 self._ended = Over("the training of the elastic job has ended")
             elif kind == "failed":
                 self._ended = PeerLostError(f"the elastic job ends: {message['why']}")
+            elif kind == "ends":
+                self.job_ends.set()
             elif kind == "newcomers":
+                # `committed` sets and reads these two the other way round, so it misses nothing.
                 self._first = self._news = True
+                if self._at is None:
+                    self._choose(self._commits + 2)
             elif kind == "switch":
                 at = int(message["at"])
                 if self._commits < at:
@@ -254,6 +278,8 @@ class Connection:
 
     def _end(self, error: Exception) -> None:
         with self._changed:
+            if self._ended is not None:
+                return
             host, port = self._place
             self._ended = TimeoutError(
                 f"the lobby of the elastic job at {host} port {port} was lost ({error}) and cannot "
@@ -273,8 +299,7 @@ class Connection:
                 channel = call(*self._place, self._secret, LOBBY, _CALL_SECONDS, small=False)
                 keep_alive(channel.socket)
                 self.own_address = str(channel.socket.getsockname()[0])
-                channel.send(self._hello())
-                return channel
+                return self._greet(channel)
             except AuthenticationError:
                 # A lobby that is ending, or to which thousands of strangers connect, closes
                 # connections like one with another secret.
@@ -297,28 +322,49 @@ class Connection:
                     ) from None
             time.sleep(_AGAIN_SECONDS)
 
+    def _greet(self, channel: Channel) -> Channel:
+        try:
+            channel.send(self._hello())
+            lobby = f"the lobby of the elastic job at {self._place[0]} port {self._place[1]}"
+            if differs := versions.difference(
+                channel.receive(_CALL_SECONDS), lobby, "this process"
+            ):
+                raise ConfigurationError(differs)
+            return channel
+        except BaseException:
+            channel.close()
+            raise
+
     def _hello(self) -> dict[str, Any]:
         mine = self._generation
         return {
+            **versions.own(),
             "server": self._server,
             "host": host_identity(),
             "slot": self._slot,
             "generation": 0 if mine is None else mine.number,
             "rank": -1 if mine is None else mine.rank,
             "size": 0 if mine is None else mine.size,
+            "leaves": self._leaves,
         }
 
     def _connect_again(self) -> bool:
         """Returns whether a lobby is there again."""
         with self._changed:  # no other thread sends meanwhile
             self._channel.close()
-        with contextlib.suppress(TimeoutError, AuthenticationError):
+        try:
             channel = self._connect(first=False)
             with self._changed:
                 self._channel = channel
                 if self._waits_at is not None:
                     self._send({"kind": "wait", "address": self._waits_at})
             return True
+        except (TimeoutError, AuthenticationError):
+            pass
+        except ConfigurationError as error:
+            with self._changed:
+                self._ended = error
+                self._changed.notify_all()
         return False
 
     def _send(self, message: Mapping[str, Any]) -> None:

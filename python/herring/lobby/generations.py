@@ -54,6 +54,7 @@ class Member:
         rank: Its rank there, or -1.
         address: Where it listens in case that it becomes rank 0.
         waits_since: When it began to wait for the next generation, or None.
+        leaves: Whether it will be in no further generation.
     """
 
     number: int
@@ -64,6 +65,7 @@ class Member:
     rank: int = -1
     address: str = ""
     waits_since: float | None = None
+    leaves: bool = False
 
     @property
     def described(self) -> str:
@@ -169,8 +171,8 @@ class Generations:
         waiting = [one for one in self._members.values() if one.waits_since is not None]
         return [one for one in waiting if self.finished and not self._is_present(one)]
 
-    def newcomers(self, now: float) -> tuple[bool, float | None]:
-        """Returns whether the present generation must end for those that have come, or when.
+    def changes(self, now: float) -> tuple[bool, float | None]:
+        """Returns whether the present generation must end for those that come or leave, or when.
 
         Returns:
             Whether it must end now; and when to ask again, or None.
@@ -182,6 +184,8 @@ class Generations:
             return False, None  # it has ended already
         if self._unseen:
             return False, None  # all of them must hear of it
+        if any(one.leaves for one in present):
+            return True, None
         room = len(present) < self.rules.most
         since = [
             one.waits_since

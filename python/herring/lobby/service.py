@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from herring.lobby import versions
 from herring.lobby.generations import Formed, Generations, Member, Rules, TooFew
 from herring.rendezvous.channel import LOBBY, Channel, Listener
 from herring.rendezvous.network import with_port
@@ -25,6 +26,7 @@ __all__ = ["Lobby", "keep_alive"]
 _HELLO_SECONDS = 10.0
 _SEND_SECONDS = 5.0
 _MOST_TEXT = 300  # characters of a text that a member sends
+_ENDS = {"kind": "ends"}
 
 
 class Lobby:
@@ -53,10 +55,11 @@ class Lobby:
         self._say = say
         self._generations = Generations(rules)
         self._channels: dict[int, Channel] = {}
-        self._asked = 0  # the generation whose first rank was told of newcomers
+        self._asked = 0  # the generation whose first rank was told to end it at a commit
         self._next_number = 1
         self._closed = False
         self._failed = ""
+        self._ends = False
         self._reminders: tuple[float, float] | None = None  # since when it waits; the next one
         self._changed = threading.Condition()
         self._listener = Listener([listener], secret, LOBBY, self._serve)
@@ -80,6 +83,13 @@ class Lobby:
             self._generations.finished = True
             self._changed.notify_all()
 
+    def end(self) -> None:
+        """Says that the whole job is being ended: a signal to a member is no mere notice for it."""
+        with self._changed:
+            self._ends = True
+            for number in list(self._channels):
+                self._send_to(number, _ENDS)
+
     def close(self) -> None:
         """Lets go of all members."""
         with self._changed:
@@ -97,11 +107,15 @@ class Lobby:
         try:
             keep_alive(channel.socket)
             hello = channel.receive(_HELLO_SECONDS)
+            channel.send(versions.own(), _SEND_SECONDS)
+            if differs := versions.difference(hello, "a process that has come", "this lobby"):
+                self._say("error", differs)
+                return
             member = self._enter(channel, hello)
             while True:
                 self._hear(member, channel.receive(None))
         except (OSError, KeyError, TypeError, ValueError):
-            pass  # it is gone, or is no member of this version
+            pass  # it is gone, or sends what no member does
         finally:
             if member is not None:
                 self._leave(member)
@@ -118,10 +132,13 @@ class Lobby:
                 int(hello["slot"]),
                 int(hello["generation"]),
                 int(hello["rank"]),
+                leaves=bool(hello["leaves"]),
             )
             self._next_number += 1
             self._channels[member.number] = channel
             self._generations.enter(member, int(hello["size"]))
+            if self._ends:
+                self._send(member, _ENDS)
             self._changed.notify_all()
             return member
 
@@ -144,6 +161,10 @@ class Lobby:
             elif kind == "wait":
                 address = str(message["address"])[:_MOST_TEXT]
                 self._generations.wait(member, address, time.monotonic())
+                self._changed.notify_all()
+            elif kind == "leaves":
+                member.leaves, member.waits_since = True, None
+                self._say("info", f"{member.described} leaves the elastic job")
                 self._changed.notify_all()
             elif kind == "finished":
                 self._generations.finish(member)
@@ -189,7 +210,7 @@ class Lobby:
         reminder = self._remind(now) if later is not None else None
         if later is None:
             self._reminders = None
-        wanted, settled = generations.newcomers(now)
+        wanted, settled = generations.changes(now)
         if wanted and self._asked != generations.number:
             self._asked = generations.number
             self._send(generations.present[0], {"kind": "newcomers"})

@@ -1,11 +1,13 @@
 """Trains a model in an elastic job, and repeats the training alone from what the steps were.
 
-Arguments: the folder of the job, the number of epochs, and "SLOT STEP" where a worker kills itself.
+Arguments: the folder of the job, the number of epochs, and "SLOT STEP SIGNAL" where a worker sends
+itself this signal.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -17,7 +19,7 @@ import herring.torch as ht
 from support import die_once
 
 folder, epochs = Path(sys.argv[1]), int(sys.argv[2])
-deaths = [tuple(map(int, event.split())) for event in sys.argv[3:]]
+events = [(int(slot), int(step), name) for slot, step, name in map(str.split, sys.argv[3:])]
 slot = int(os.environ["HERRING_RANK"])
 BATCH, LENGTH = 8, 403  # which no number of workers divides
 
@@ -54,9 +56,9 @@ state.on_generation(remember)
 
 
 def die() -> None:
-    for event in deaths:
+    for event in events:
         if event[0] == slot and event[1] <= state.steps:
-            die_once(folder / f"event {event}")
+            die_once(folder / f"event {event}", number=getattr(signal, event[2]))
 
 
 @herring.elastic.run
@@ -106,4 +108,4 @@ same = all(
     for one, other in zip(model.parameters(), alone.parameters())
 )
 sizes = sorted({len(batches) for _, batches in state.history})
-print(f"is done: {same if slot not in [one[0] for one in deaths] else 'came later'} {sizes}")
+print(f"is done: {same if slot not in [one[0] for one in events] else 'came later'} {sizes}")

@@ -1,12 +1,14 @@
 """Adds up averages in an elastic job, and checks at the end that no step is missing or double.
 
 Arguments: the folder of the job, the number of steps, the number of workers at the end, and what
-happens: "SLOT STEP WHERE", where the worker with this slot kills itself once at this step.
+happens: "SLOT STEP WHERE", where the worker with this slot kills itself once at this step. A WHERE
+that is the name of a signal sends this one instead, in the middle of the step.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -22,25 +24,31 @@ events = [(int(slot), int(step), where) for slot, step, where in map(str.split, 
 slot = int(os.environ["HERRING_RANK"])
 deadline = time.monotonic() + 60
 state = herring.elastic.State(step=0, total=np.zeros(5), slots=[])
+attempts = 0
 
 
 def die(where: str) -> None:
     for event in events:
         if event[0] == slot and event[2] == where and event[1] <= state.step:
-            die_once(folder / f"event {event}", leave_child=where == "forked")
+            number = getattr(signal, where, signal.SIGKILL)
+            die_once(folder / f"event {event}", where == "forked", number)
 
 
 @herring.elastic.run
 def train(state: herring.elastic.State) -> str:
+    global attempts
     where = f"generation {herring.elastic.generation()}, {herring.size()} workers"
     print(f"{where}, step {state.step}", flush=True)
     while state.step < steps or herring.size() < final:
         assert time.monotonic() < deadline, where
+        attempts += 1
         gradient = np.full(5, float((slot + 1) * (state.step + 1)))
         die("before")
         slots = herring.allgather_object(slot)
         die("between")
         die("forked")
+        die("SIGTERM")
+        die("SIGUSR1")
         herring.allreduce(gradient)
         die("after")
         state.total = state.total + gradient
@@ -59,4 +67,4 @@ expected = sum(
 assert len(state.slots) == state.step >= steps
 np.testing.assert_allclose(state.total, expected, rtol=1e-12)
 sizes = sorted({len(slots) for slots in state.slots})
-print(f"is done: {where}, sizes {sizes}, worker {slot}", flush=True)
+print(f"is done: {where}, sizes {sizes}, worker {slot}, {attempts} attempts", flush=True)

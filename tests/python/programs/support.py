@@ -41,12 +41,13 @@ def server_process() -> int:
     raise AssertionError("no server found")
 
 
-def die_once(marker: Path, leave_child: bool = False) -> None:
-    """Kills this process, unless that has happened before: `marker` is made first.
+def die_once(marker: Path, leave_child: bool = False, number: int = signal.SIGKILL) -> None:
+    """Sends this process a signal, unless that has happened before: `marker` is made first.
 
     Args:
       marker: a file of the test.
       leave_child: whether a forked child outlives this process, as a data loader's may.
+      number: the signal.
     """
     try:
         marker.touch(exist_ok=False)
@@ -55,4 +56,4 @@ def die_once(marker: Path, leave_child: bool = False) -> None:
     if leave_child and os.fork() == 0:
         time.sleep(30)
         os._exit(0)
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), number)
