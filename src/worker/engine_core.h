@@ -135,8 +135,8 @@ class EngineCore {
 
   mutable std::mutex mutex_;
   Status failure_;               // guarded by mutex_
-  // Engine thread: why everything is to fail, whether this worker leaves, and whether that has begun
-  // and not everyone is told yet.
+  // Engine thread: why everything is to fail, whether this worker leaves, and whether callers are
+  // being told.
   Status ending_;
   bool leaves_ = false, failing_ = false;
   bool stopped_ = false;         // guarded by mutex_
