@@ -17,10 +17,11 @@ import numpy as np
 from herring import _core
 from herring.arrays.agreement import job_ranks, ranks_text, require_agreement
 from herring.arrays.arguments import Operator
+from herring.arrays.calls import name_of_next
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.objects import allgather_plain
 from herring.arrays.planned import PlannedReduction
-from herring.arrays.runtime import is_initialized, job, require_running
+from herring.arrays.runtime import is_elastic, is_initialized, is_running, job, require_running
 from herring.errors import HerringError, InvalidArgumentError
 
 __all__ = ["Averager", "GradientRounds", "Source", "agree", "check_operator", "fresh"]
@@ -323,10 +324,14 @@ class GradientRounds:
 class Averager:
     """The common base of adapters that average the lists of gradients given to an optimizer.
 
-    A list of variables is planned when it is first seen.
+    A list of variables is planned when it is first seen. In an elastic job an averager of all ranks
+    outlives the generation in which it was made: it plans its lists anew in the next one.
 
     Args:
       name: The prefix of its operations' names; the same on all ranks, different for each averager.
+      numbered: Whether `name` is a kind, of which averagers are numbered: as they are made, or as
+        they are first used in a generation of an elastic job, because a worker that has come may
+        have made other ones.
       op: "average" or "sum".
       wire_dtype: "float16" or "bfloat16", in which float32 gradients travel between nodes.
       buffer_bytes: The size of a fusion buffer; 0 lets the plan choose.
@@ -335,7 +340,12 @@ class Averager:
     Raises:
       InvalidArgumentError: `op` is something else.
       ShutdownError: This process is not in a job.
+
+    Attributes:
+      follows: Whether it goes on in the next generation of an elastic job.
     """
+
+    _may_follow = True
 
     def __init__(
         self,
@@ -345,11 +355,17 @@ class Averager:
         wire_dtype: str | None,
         buffer_bytes: int,
         group: Group | None,
+        numbered: bool = False,
     ) -> None:
         check_operator(op)
+        self.follows = self._may_follow and group is None and is_elastic()
+        self._kind = name if numbered else ""
         self.name = name
         self._size = scope_of(group).size
-        self._job = job()
+        self._job: Any = None  # in which `name` and `_size` are right
+        if not self.follows:
+            self.name = name_of_next(name, group) if numbered else name
+            self._job = job()
         self._options: dict[str, Any] = {
             "op": op,
             "wire_dtype": wire_dtype,
@@ -364,9 +380,24 @@ class Averager:
         Raises:
           ShutdownError: The job in which this averager was made has ended.
         """
-        if self._size > 1 or is_initialized():  # a lone worker may go on after its job
+        if self.follows:
+            self._enter()
+        elif self._size > 1 or is_initialized():  # a lone worker may go on after its job
             require_running(self._job, self.name)
         return self._size == 1
+
+    def _enter(self) -> None:
+        """Begins anew in the present generation, unless it is in there."""
+        if self._job is not None:
+            ended = self._size == 1 and not is_initialized()  # a lone worker may go on then
+            if ended or is_running(self._job):
+                return
+        present = job()
+        self._rounds = {}
+        self._size = present.size
+        if self._kind:
+            self.name = name_of_next(self._kind, None)
+        self._job = present
 
     def _rounds_of(self, key: Hashable, plan: Callable[[str], Any]) -> Any:
         """Returns the rounds of the list that `key` identifies; `plan` makes them from a name."""

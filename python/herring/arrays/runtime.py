@@ -82,7 +82,7 @@ def init(**settings: Any) -> None:
     def met(worker: WorkerEnvironment, patience: float, first_reminder: float) -> Meeting:
         return meet(worker, os.environ, patience, first_reminder)
 
-    if os.environ.get("HERRING_ELASTIC", "").strip() and _job is None:
+    if is_elastic() and _job is None:
         raise ConfigurationError(
             "this is an elastic job (HERRING_ELASTIC), which herring.elastic.run joins: leave out "
             "init(), and put everything that needs other ranks into the training function"
@@ -280,6 +280,11 @@ def job() -> _core.Job:
         where = "in a forked child; only the parent takes part" if _forked else "call init()"
         raise ShutdownError(f"herring is not initialized in this process ({where})")
     return current
+
+
+def is_elastic() -> bool:
+    """Returns whether this process belongs to an elastic job, in which generations follow."""
+    return bool(os.environ.get("HERRING_ELASTIC", "").strip())
 
 
 def is_running(other: _core.Job) -> bool:

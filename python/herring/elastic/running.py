@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import herring
 from herring import _core
 from herring.arrays import runtime
+from herring.elastic.translation import own_errors
 from herring.errors import ConfigurationError, HerringError, PeerLostError, TimeoutError
 from herring.lobby.connection import Connection, Generation, Left, Over
 from herring.lobby.notice import EXIT_LEFT, Notice, Watch
@@ -146,7 +147,7 @@ def run(train: Train) -> Train:
 
 def is_elastic() -> bool:
     """Returns whether this process belongs to an elastic job, in which generations follow."""
-    return bool(os.environ.get("HERRING_ELASTIC", "").strip())
+    return runtime.is_elastic()
 
 
 def join(settings: dict[str, Any], enter: Callable[[], None] = lambda: None) -> None:
@@ -214,10 +215,11 @@ def _go_on(train: Callable[[], Any], begin: Callable[[], None], join: Callable[[
             join()
         began = False
         try:
-            begin()
-            began = True
-            _tell_begin(lost)
-            result = train()
+            with own_errors():
+                begin()
+                began = True
+                _tell_begin(lost)
+                result = train()
             herring.barrier(name="herring.elastic.finished")
             _connect().finished()
             _trained = True

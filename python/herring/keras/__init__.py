@@ -36,16 +36,26 @@ from herring.keras.callbacks import (
     broadcast_model,
     on_root,
 )
+from herring.keras.elastic import (
+    CommitStateCallback,
+    State,
+    UpdateBatchStateCallback,
+    UpdateEpochStateCallback,
+)
 from herring.keras.optimizer import DistributedOptimizer, is_distributed, load_model
 
 __all__ = [
     *__all__,
     "BroadcastGlobalVariablesCallback",
+    "CommitStateCallback",
     "DistributedOptimizer",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
+    "State",
     "StepSecondsCallback",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
     "allreduce",
     "broadcast_model",
     "callbacks",

@@ -16,13 +16,14 @@ from herring.errors import ConfigurationError, InvalidArgumentError
 __all__ = ["make_averager"]
 
 
-def make_averager(name: str, options: dict[str, Any]) -> Any:
+def make_averager(name: str, options: dict[str, Any], *, numbered: bool = False) -> Any:
     """Creates the averager for the backend that Keras runs on.
 
     Args:
       name: prefix of the operation names; the same on all ranks.
       options: the arguments op, wire_dtype, buffer_bytes, sparse and group of
         `DistributedOptimizer`.
+      numbered: whether `name` is the same for several averagers, which get numbers.
 
     Returns:
       An object with a method ``average(gradients, variables)``, which returns a list.
@@ -34,11 +35,11 @@ def make_averager(name: str, options: dict[str, Any]) -> Any:
     if backend == "tensorflow":
         from herring.tensorflow.averaging import TensorAverager
 
-        return TensorAverager(name, **options)
+        return TensorAverager(name, numbered=numbered, **options)
     if backend == "torch":
-        return TorchAverager(name, **options)
+        return TorchAverager(name, numbered=numbered, **options)
     if backend == "jax":
-        return JaxAverager(name, **options)
+        return JaxAverager(name, numbered=numbered, **options)
     raise ConfigurationError(
         f"Keras runs on {backend!r}; Herring averages on tensorflow, torch and jax"
     )
@@ -154,6 +155,8 @@ class JaxAverager(HostAverager):
     The handler of `herring.jax` reduces gradients on CPUs, in small lists, as soon as they are
     computed. A Python callback at the end of the backward pass reduces what the handler cannot.
     """
+
+    _may_follow = False  # Compiled functions keep what ranks have agreed on in their generation.
 
     def plan(self, name: str, sources: Sequence[Source], present: Sequence[int]) -> Any:
         """Returns a `Keyed` if all ranks can use the handler, else a `GradientRounds`."""

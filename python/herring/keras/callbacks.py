@@ -361,9 +361,10 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         """
         if not warmup_epochs > 0:
             raise InvalidArgumentError(f"warmup_epochs is {warmup_epochs}; it must be positive")
-        size = scope_of(group).size
+        scope_of(group)
 
         def multiplier(epoch: float) -> float:
+            size = scope_of(group).size  # of the present generation of an elastic job
             epoch += 1.0 / self._steps()  # The last batch then has the full learning rate.
             return 1.0 / size * (epoch * (size - 1) / warmup_epochs + 1)
 

@@ -10,14 +10,22 @@ from typing import Any
 import keras
 
 from herring.arrays.arguments import Operator
-from herring.arrays.calls import name_of_next
 from herring.arrays.groups import Group
+from herring.arrays.runtime import is_elastic, is_running, job
 from herring.errors import InvalidArgumentError
 from herring.keras.averaging import make_averager
 
-__all__ = ["DistributedOptimizer", "distribute", "is_distributed", "load_model", "require_plain"]
+__all__ = [
+    "DistributedOptimizer",
+    "distribute",
+    "goes_on",
+    "is_distributed",
+    "load_model",
+    "require_plain",
+]
 
 _AVERAGER = "_herring_averager"
+_JOB = "_herring_job"  # in which the optimizer was wrapped last
 
 
 def DistributedOptimizer(  # noqa: N802 (Horovod's name)
@@ -40,6 +48,9 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     ``DistributedOptimizer(LossScaleOptimizer(Adam()))``. Scaled gradients are then averaged, so all
     ranks see the same overflows and skip the same steps.
 
+    In an elastic job the optimizer averages in each generation. Another call for it in a later
+    generation, by a training function that begins again, does nothing.
+
     Args:
       optimizer: a keras.optimizers.Optimizer.
       op: "average" or "sum".
@@ -61,9 +72,10 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
       ShutdownError: `herring.init` was not called.
     """
     require_plain(optimizer)
-    name = name or name_of_next("optimizer", group)
+    if goes_on(optimizer):
+        return optimizer
     averager = make_averager(
-        name,
+        name or "optimizer",
         {
             "op": op,
             "wire_dtype": wire_dtype,
@@ -71,12 +83,13 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
             "sparse": sparse,
             "group": group,
         },
+        numbered=name is None,
     )
     return distribute(optimizer, averager)
 
 
 def require_plain(optimizer: Any) -> None:
-    """Checks that `optimizer` is a Keras optimizer that does not average gradients yet.
+    """Checks that `optimizer` is a Keras optimizer that does not average gradients in this job yet.
 
     Raises:
       InvalidArgumentError: `optimizer` is something else, or averages gradients already.
@@ -85,8 +98,18 @@ def require_plain(optimizer: Any) -> None:
         raise InvalidArgumentError(
             f"optimizer is {optimizer!r}; it must be a keras.optimizers.Optimizer of Keras 3"
         )
-    if is_distributed(optimizer):
+    if is_distributed(optimizer) and not _is_of_before(optimizer):
         raise InvalidArgumentError(f"{optimizer.name!r} averages gradients already")
+
+
+def _is_of_before(optimizer: Any) -> bool:
+    """Returns whether a wrapped optimizer is that of an earlier generation of an elastic job."""
+    return is_elastic() and not is_running(getattr(optimizer, _JOB))
+
+
+def goes_on(optimizer: Any) -> bool:
+    """Returns whether an optimizer averages in this job because it did so in an earlier one."""
+    return is_distributed(optimizer) and getattr(getattr(optimizer, _AVERAGER), "follows", False)
 
 
 def distribute(optimizer: Any, averager: Any, derived: Callable[[type], type] | None = None) -> Any:
@@ -103,6 +126,9 @@ def distribute(optimizer: Any, averager: Any, derived: Callable[[type], type] | 
     """
     # Keras' own __setattr__ would track the averager as state to be saved.
     object.__setattr__(optimizer, _AVERAGER, averager)
+    object.__setattr__(optimizer, _JOB, job())
+    if is_distributed(optimizer):
+        return optimizer  # in an earlier generation
     kind = _distributed(type(optimizer))
     object.__setattr__(optimizer, "__class__", kind if derived is None else derived(kind))
     return optimizer

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,8 @@ from herring.arrays.grouped import grouped_allgather
 from herring.arrays.groups import Group
 from herring.errors import InvalidArgumentError
 from herring.tensorflow.copies import say_copies
-from herring.tensorflow.graphs import name_of_use
-from herring.tensorflow.ops import read, update
+from herring.tensorflow.graphs import has_no_order, name_of_use
+from herring.tensorflow.ops import read, remember, update
 from herring.tensorflow.xla import refuse_xla
 from herring.units import counted
 
@@ -37,6 +38,9 @@ class TensorAverager(Averager):
     which the first rank's backward pass produced the gradients, or added them to the graph, when
     the list was first seen.
 
+    In an elastic job a function that was traced in one generation averages in all others, too: its
+    lists are planned when they are first averaged in a generation, and not when they are traced.
+
     In a graph of tf.compat.v1 each call has its own plan, because TensorFlow may execute two calls
     in any order there.
     """
@@ -50,6 +54,7 @@ class TensorAverager(Averager):
         buffer_bytes: int = 0,
         sparse: str = "densify",
         group: Group | None = None,
+        numbered: bool = False,
     ) -> None:
         """Creates an averager; plans are made at the first call.
 
@@ -61,6 +66,7 @@ class TensorAverager(Averager):
           sparse: "densify" converts tf.IndexedSlices to dense tensors; "gather" concatenates the
             slices of all ranks.
           group: the `herring.Group` that takes part; None: all ranks.
+          numbered: whether `name` is the same for several averagers, which get numbers.
 
         Raises:
           InvalidArgumentError: `sparse` or `op` is unknown.
@@ -68,7 +74,14 @@ class TensorAverager(Averager):
         """
         if sparse not in ("densify", "gather"):
             raise InvalidArgumentError(f"sparse must be 'densify' or 'gather', not {sparse!r}")
-        super().__init__(name, op=op, wire_dtype=wire_dtype, buffer_bytes=buffer_bytes, group=group)
+        super().__init__(
+            name,
+            op=op,
+            wire_dtype=wire_dtype,
+            buffer_bytes=buffer_bytes,
+            group=group,
+            numbered=numbered,
+        )
         self._sparse = sparse
 
     @tf.autograph.experimental.do_not_convert
@@ -90,7 +103,8 @@ class TensorAverager(Averager):
           PeerLostError, TimeoutError: a rank is gone or does not come. From a graph TensorFlow
             raises tf.errors.UnknownError with the same text.
         """
-        if self._is_alone():
+        lasts = self.follows and not tf.executing_eagerly() and not has_no_order()
+        if not lasts and self._is_alone():
             return list(gradients)
         if len(gradients) != len(variables):
             raise InvalidArgumentError(
@@ -114,7 +128,7 @@ class TensorAverager(Averager):
         ]
         dense = [i for i in range(len(variables)) if i not in slices]
         averages = self._average_dense(
-            [gradients[i] for i in dense], [variables[i] for i in dense], use
+            [gradients[i] for i in dense], [variables[i] for i in dense], use, lasts
         )
         for i, average in zip(dense, averages):
             result[i] = average
@@ -124,7 +138,9 @@ class TensorAverager(Averager):
                 result[i] = one
         return result
 
-    def _average_dense(self, gradients: list[Any], variables: list[Any], use: str) -> list[Any]:
+    def _average_dense(
+        self, gradients: list[Any], variables: list[Any], use: str, lasts: bool
+    ) -> list[Any]:
         if not variables:
             return []
         sources = tuple(_source(variable) for variable in variables)
@@ -133,15 +149,22 @@ class TensorAverager(Averager):
             for i, gradient in enumerate(gradients)
             if gradient is not None
         }
-        rounds = self._rounds_of(
-            (use, sources),
-            lambda name: GradientRounds(
-                sources, list(tensors), name=name, order=_order(gradients), **self._options
-            ),
-        )
-        run = _run_eagerly if tf.executing_eagerly() else _add_to_graph
+
+        def plan(name: str, order: list[int] | None = None) -> GradientRounds:
+            order = _order(gradients) if order is None else order
+            return GradientRounds(sources, list(tensors), name=name, order=order, **self._options)
+
         averages: list[Any] = [None] * len(gradients)
-        for i, average in zip(rounds.used, run(rounds, tensors)):
+        rounds: GradientRounds | _Lasting
+        if lasts:
+            order = _order(gradients)
+            rounds = _Lasting(self, sources, list(tensors), order, lambda name: plan(name, order))
+            found = _add_to_graph(rounds, tensors)
+        else:
+            key = sources if self.follows else (use, sources)
+            rounds = self._rounds_of(key, plan)
+            found = (_run_eagerly if tf.executing_eagerly() else _add_to_graph)(rounds, tensors)
+        for i, average in zip(rounds.used, found):
             averages[i] = average
         return averages
 
@@ -150,24 +173,88 @@ class TensorAverager(Averager):
         flat = [part for one in gradients for part in (one.values, one.indices)]
         dtypes = [part.dtype for part in flat]
 
+        # Traced functions may go on with another number of ranks, so they ask for it in each step.
+        @remember
         def exchange(*arrays: np.ndarray) -> list[np.ndarray]:
+            divisor = 1
+            if self._is_alone():
+                return [*arrays, np.int32(divisor)]
+            if self._options["op"] == "average":
+                divisor = self._size
+            name = f"{self.name if self.follows else use}.slices"
             halves = [a.view(np.int16) if a.dtype.name == "bfloat16" else a for a in arrays]
-            wholes = grouped_allgather(halves, name=f"{use}.slices", group=self._options["group"])
-            return [whole.view(array.dtype) for whole, array in zip(wholes, arrays)]
+            wholes = grouped_allgather(halves, name=name, group=self._options["group"])
+            found = [whole.view(array.dtype) for whole, array in zip(wholes, arrays)]
+            return [*found, np.int32(divisor)]
 
         if tf.executing_eagerly():
             found = [tf.convert_to_tensor(a) for a in exchange(*(part.numpy() for part in flat))]
         else:
-            found = tf.numpy_function(exchange, flat, dtypes, stateful=True)
+            found = tf.numpy_function(exchange, flat, [*dtypes, tf.int32], stateful=True)
             for one, part in zip(found, flat):
                 one.set_shape([None, *part.shape[1:]])
-        divisor = self._size if self._options["op"] == "average" else 1
+        divisor = found.pop()
         return [
             tf.IndexedSlices(
                 values / tf.cast(divisor, values.dtype), indices, dense_shape=one.dense_shape
             )
             for one, values, indices in zip(gradients, found[::2], found[1::2])
         ]
+
+
+class _Lasting:
+    """The rounds of one list in a traced function, which lasts longer than a generation.
+
+    Ranks that have come trace the function anew, and others do not. So ranks agree on the list when
+    they first average it in a generation, and the function has a place for each own gradient.
+
+    Attributes:
+      sources: the variables.
+      used: their indices that have a gradient on this rank, ascending.
+      order: the indices in the order in which the gradients were added to the graph.
+    """
+
+    def __init__(
+        self,
+        averager: TensorAverager,
+        sources: Sequence[Source],
+        present: list[int],
+        order: list[int],
+        plan: Callable[[str], GradientRounds],
+    ) -> None:
+        self.sources = sources
+        self.used = sorted(present)
+        self.order = order
+        self._averager = averager
+        self._plan = plan
+        self._lock = threading.Lock()
+
+    def _now(self) -> GradientRounds | None:
+        """Returns the rounds of the present generation (collective), or None: alone in it."""
+        with self._lock:
+            if self._averager._is_alone():
+                return None
+            rounds: GradientRounds = self._averager._rounds_of(tuple(self.sources), self._plan)
+        if rounds.used != self.used:
+            more = next(i for i in rounds.used if i not in self.used)
+            raise InvalidArgumentError(
+                f"{rounds.name}: {self.sources[more].name!r} has a gradient on another rank, and "
+                "none on this one; in an elastic job all ranks need gradients for the same "
+                "variables, so add 0 * tf.reduce_sum(variable) to the loss"
+            )
+        return rounds
+
+    def put(self, indices: Sequence[int], arrays: Sequence[Any]) -> None:
+        """Puts gradients in their places in this round."""
+        rounds = self._now()
+        if rounds is not None:
+            rounds.put(indices, arrays)
+
+    def finish_into(self, arrays: Sequence[Any]) -> None:
+        """Replaces the gradients in the arrays with the averages."""
+        rounds = self._now()
+        if rounds is not None:
+            rounds.finish_into(arrays)
 
 
 def _source(variable: Any) -> Source:
@@ -212,7 +299,7 @@ def _run_eagerly(rounds: GradientRounds, tensors: dict[int, tf.Tensor]) -> list[
     return [tf.convert_to_tensor(average) for average in averages]
 
 
-def _batches(rounds: GradientRounds, tensors: dict[int, tf.Tensor]) -> list[list[int]]:
+def _batches(rounds: GradientRounds | _Lasting, tensors: dict[int, tf.Tensor]) -> list[list[int]]:
     """Cuts the gradients into batches, in the order of the plan; others come last."""
     batches: list[list[int]] = []
     left = 0
@@ -227,7 +314,9 @@ def _batches(rounds: GradientRounds, tensors: dict[int, tf.Tensor]) -> list[list
     return batches
 
 
-def _add_to_graph(rounds: GradientRounds, tensors: dict[int, tf.Tensor]) -> list[tf.Tensor]:
+def _add_to_graph(
+    rounds: GradientRounds | _Lasting, tensors: dict[int, tf.Tensor]
+) -> list[tf.Tensor]:
     """Adds one operation for each batch, and one that waits for all averages."""
     done = [
         read(functools.partial(rounds.put, batch), [tensors[i] for i in batch])
@@ -238,4 +327,5 @@ def _add_to_graph(rounds: GradientRounds, tensors: dict[int, tf.Tensor]) -> list
         for i in rounds.used
     ]
     with tf.control_dependencies(done):
-        return update(rounds.finish_into, places, copies=False)
+        # A rank that is alone in a later generation leaves its gradients as they are.
+        return update(rounds.finish_into, places, copies=isinstance(rounds, _Lasting))

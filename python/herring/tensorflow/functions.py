@@ -17,7 +17,7 @@ from herring.arrays.values import broadcast_values
 from herring.errors import InvalidArgumentError
 from herring.tensorflow.copies import say_copies
 from herring.tensorflow.graphs import name_in_graph, name_of_use
-from herring.tensorflow.ops import update
+from herring.tensorflow.ops import remember, update
 from herring.tensorflow.xla import refuse_xla
 
 __all__ = ["allgather", "allreduce", "broadcast", "broadcast_variables"]
@@ -126,7 +126,7 @@ def allgather(tensor: Any, *, name: str | None = None, group: Group | None = Non
 
     if tf.executing_eagerly():
         return tf.convert_to_tensor(gather(tensor.numpy()))
-    result = tf.numpy_function(gather, [tensor], tensor.dtype, stateful=True)
+    result = tf.numpy_function(remember(gather), [tensor], tensor.dtype, stateful=True)
     result.set_shape([None, *tensor.shape[1:]])
     return result
 

@@ -7,6 +7,7 @@ arrays.
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import functools
 import importlib.util
@@ -15,23 +16,58 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from herring.arrays.gradients import fresh
+from herring.elastic.translation import translations
+from herring.errors import PeerLostError, TimeoutError
 from herring.rendezvous.settings import value_of
 
-__all__ = ["read", "update"]
+__all__ = ["read", "remember", "update"]
 
 # A function gets one array for each tensor, which is writable in an update.
 Function = Callable[[list[np.ndarray]], None]
+
+_SHOWN = 200  # of the text of an error; TensorFlow's shows at least so much of it
 
 _functions: dict[
     int, Function
 ] = {}  # never removed, because graphs may run them at any time; TensorFlow keeps its own, too
 _numbers = itertools.count()
+_losses: collections.deque[PeerLostError | TimeoutError] = collections.deque(maxlen=8)
+Called = TypeVar("Called", bound=Callable[..., Any])
+
+
+def remember(function: Called) -> Called:
+    """Makes a function for a graph remember a loss that it raises.
+
+    TensorFlow makes another error of what it raises. `herring.elastic.run` goes on after the loss.
+    """
+
+    @functools.wraps(function)
+    def remembering(*arguments: Any, **options: Any) -> Any:
+        try:
+            return function(*arguments, **options)
+        except (PeerLostError, TimeoutError) as error:
+            _losses.append(error)
+            raise
+
+    return remembering  # type: ignore[return-value]
+
+
+def _loss_behind(error: Exception) -> PeerLostError | TimeoutError | None:
+    if not isinstance(error, tf.errors.OpError):
+        return None
+    for loss in _losses:
+        if str(loss)[:_SHOWN] in error.message:
+            return loss
+    return None
+
+
+translations.append(_loss_behind)
 
 
 class _Array(ctypes.Structure):
@@ -106,7 +142,7 @@ def _asynchronous() -> bool:
 
 def _add(function: Function) -> int:
     number = next(_numbers)
-    _functions[number] = function
+    _functions[number] = remember(function)
     return number
 
 
@@ -127,6 +163,7 @@ def read(function: Function, tensors: Sequence[tf.Tensor]) -> tf.Operation | tf.
     if operations is not None:
         return operations.herring_read(tensors, call=_add(function))
 
+    @remember
     def call(*arrays: np.ndarray) -> np.int32:
         function([np.asarray(array) for array in arrays])  # scalars come as scalars
         return np.int32(0)
@@ -157,6 +194,7 @@ def update(
         results = getattr(operations, kind)(tensors, call=_add(function), copies=copies)
     else:
 
+        @remember
         def call(*arrays: np.ndarray) -> list[np.ndarray]:
             new = [fresh(array.shape, array.dtype) for array in arrays]
             if copies:

@@ -9,7 +9,6 @@ from typing import Any
 import tensorflow as tf
 
 from herring.arrays.arguments import Operator
-from herring.arrays.calls import name_of_next
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.runtime import forget_job
 from herring.errors import InvalidArgumentError
@@ -39,8 +38,17 @@ class _KnownList(dict):
 # are numbered in the order in which they are first seen.
 _lists: list[_KnownList] = []
 _named: dict[tuple[Any, ...], Any] = {}
-forget_job.append(_lists.clear)
-forget_job.append(_named.clear)
+
+
+def _forget_job() -> None:
+    """Drops the averagers that do not go on in the next generation of an elastic job."""
+    for among in (*_lists, _named):
+        for key in [key for key, one in among.items() if not getattr(one, "follows", False)]:
+            del among[key]
+    _lists[:] = [known for known in _lists if known]
+
+
+forget_job.append(_forget_job)
 
 
 def _forget(_: object) -> None:
@@ -143,11 +151,9 @@ class DistributedGradientTape(tf.GradientTape):
     def _average(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
         return self._averager(variables).average(gradients, variables)
 
-    def _next_name(self) -> str:
-        return name_of_next("tape", self._herring_options["group"])
-
-    def _new_averager(self, name: str) -> Any:
-        return TensorAverager(name, **self._herring_options)
+    def _new_averager(self, name: str | None) -> Any:
+        options = self._herring_options
+        return TensorAverager(name or "tape", numbered=name is None, **options)
 
     def _averager(self, variables: Sequence[Any]) -> Any:
         options = tuple(self._herring_options.items())
@@ -159,7 +165,7 @@ class DistributedGradientTape(tf.GradientTape):
             )
 
         def make() -> Any:
-            return self._new_averager(self._next_name())
+            return self._new_averager(None)
 
         if any(not _is_variable(variable) for variable in variables):
             # Tensors are new in each step, so such lists are told apart by dtypes and shapes.

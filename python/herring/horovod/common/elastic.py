@@ -16,16 +16,16 @@ from typing import Any, Protocol, TypeVar
 import herring
 from herring.arrays.objects import allgather_plain
 from herring.elastic import running
+from herring.elastic.translation import own_errors
 from herring.errors import HerringError, PeerLostError, TimeoutError
 from herring.horovod.common import basics
 from herring.horovod.common.exceptions import (
     HorovodInternalError,
     HostsUpdatedInterrupt,
-    NotSupportedError,
     internal_errors,
 )
 
-__all__ = ["ObjectState", "State", "defers", "enter_later", "refuse", "root", "run"]
+__all__ = ["ObjectState", "State", "defers", "enter_later", "root", "run"]
 
 Train = TypeVar("Train", bound=Callable[..., Any])
 
@@ -257,7 +257,8 @@ def _begin(state: State) -> None:
 def _undone(state: State) -> Iterator[None]:
     """Returns to the last commit if the block loses a worker, and tells how training goes on."""
     try:
-        yield
+        with own_errors():
+            yield
     except HostsUpdatedInterrupt as error:
         if _Training.ends:
             raise running.GenerationEnds from None
@@ -270,25 +271,3 @@ def _undone(state: State) -> Iterator[None]:
             raise  # it would happen again
         state.restore()
         raise PeerLostError(f"the program itself raised HorovodInternalError: {error}") from error
-
-
-def refuse(module: str, name: str, samples: str) -> Any:
-    """Raises the error for an attribute of a module `elastic` of a framework without it.
-
-    Args:
-      module: the module's name.
-      name: the attribute that was accessed.
-      samples: the framework's class that divides samples between ranks.
-
-    Raises:
-      AttributeError: `name` begins with two underscores.
-      NotSupportedError: for any other name; the message says what to use instead.
-    """
-    if name.startswith("__"):
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
-    raise NotSupportedError(
-        f"hvd.elastic.{name} is not supported: Horovod's elastic training is there for PyTorch "
-        "only. Save checkpoints, and let the launcher start the job again ('herring run "
-        "--elastic', torchrun --max-restarts, or Slurm's requeue); to divide samples, use "
-        f"{samples}"
-    )

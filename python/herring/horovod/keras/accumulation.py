@@ -11,7 +11,7 @@ import keras
 from herring.errors import InvalidArgumentError
 from herring.keras.optimizer import distribute
 
-__all__ = ["distribute_accumulating"]
+__all__ = ["distribute_accumulating", "forget_passes"]
 
 _PASSES = "_herring_passes"
 
@@ -44,6 +44,13 @@ def distribute_accumulating(optimizer: Any, averager: Any, passes: int, *, divid
         )
     one.gradient_accumulation_steps = passes
     distribute(optimizer, averager if divides else _Multiplied(averager, passes))
+
+
+def forget_passes(optimizer: Any) -> None:
+    """Drops the gradients of passes after which an optimizer has not made a step yet."""
+    passes = getattr(optimizer, _PASSES, None)
+    if passes is not None:
+        passes.forget()
 
 
 class _Multiplied:
@@ -102,6 +109,15 @@ class _Passes:
             return tf.identity(self._count)
 
         tf.cond(self._count >= self._passes, last, another)
+
+    def forget(self) -> None:
+        """Drops the gradients of the passes after the last step."""
+        import tensorflow as tf
+
+        if self._count is not None:
+            self._count.assign(0)
+        for total in self._sums.values():
+            total.assign(tf.zeros_like(total))
 
     def _sums_of(self, variables: Sequence[Any]) -> list[Any]:
         import tensorflow as tf

@@ -8,7 +8,6 @@ from typing import Any
 import keras
 
 import herring
-from herring.arrays.calls import name_of_next
 from herring.arrays.gradients import GradientRounds
 from herring.errors import InvalidArgumentError
 from herring.horovod.common import rounds
@@ -26,7 +25,7 @@ from herring.horovod.common.process_sets import ProcessSet, global_process_set, 
 from herring.horovod.keras.accumulation import distribute_accumulating
 from herring.horovod.keras.compression import Compression
 from herring.keras.averaging import make_averager as make_host_averager
-from herring.keras.optimizer import distribute, require_plain
+from herring.keras.optimizer import distribute, goes_on, require_plain
 
 __all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "load_model"]
 
@@ -91,12 +90,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     check_groups(groups, num_groups)
     require_plain(optimizer)
     herring.rank()  # Raises an error if this process is not in a job.
+    if goes_on(optimizer):
+        return optimizer
     member = process_set.included() is not False
     local = LocalVariables(process_set, scales=scale_local_gradients)
     averager: Any = Alone()
     if member:
-        group = group_of(process_set)
-        name = name or name_of_next("horovod.DistributedOptimizer", group)
         found = _averager(name, op, compression, sparse_as_dense, process_set)
         averager = _Averaging(found, local)
     if backward_passes_per_step == 1:
@@ -186,14 +185,16 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
 
 
 def _averager(
-    name: str, op: int, compression: Any, sparse_as_dense: bool, process_set: ProcessSet
+    name: str | None, op: int, compression: Any, sparse_as_dense: bool, process_set: ProcessSet
 ) -> Any:
+    kind = name or "horovod.DistributedOptimizer"
     backend = keras.backend.backend()
     if backend == "tensorflow":
         from herring.horovod.tensorflow.averaging import make_averager
 
         return make_averager(
-            name,
+            kind,
+            numbered=name is None,
             op=op,
             compression=_of_tensorflow(compression),
             sparse_as_dense=sparse_as_dense,
@@ -217,7 +218,7 @@ def _averager(
         "sparse": "densify",
         "group": group_of(process_set),
     }
-    return make_host_averager(name, options)
+    return make_host_averager(kind, options, numbered=name is None)
 
 
 def _of_tensorflow(compression: Any) -> Any:
@@ -232,6 +233,7 @@ class _Averaging:
     def __init__(self, averager: Any, local: LocalVariables) -> None:
         self._averager = averager
         self._local = local
+        self.follows = getattr(averager, "follows", False)
 
     def average(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Averages gradients over all ranks (collective)."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 import herring
+from herring.arrays.calls import name_of_next
+from herring.arrays.runtime import is_elastic
 from herring.horovod.common import rounds
 from herring.horovod.common.adasum import require_power_of_two
 from herring.horovod.common.exceptions import internal_errors
 from herring.horovod.common.local import Alone
 from herring.horovod.common.operators import Adasum, Sum
-from herring.horovod.common.process_sets import ProcessSet, group_of
+from herring.horovod.common.process_sets import ProcessSet, global_process_set, group_of
 from herring.horovod.tensorflow import mpi_ops
 from herring.horovod.tensorflow.compression import Compression
 from herring.tensorflow.averaging import TensorAverager
@@ -22,7 +24,13 @@ __all__ = ["make_averager"]
 
 
 def make_averager(
-    name: str, *, op: int, compression: Any, sparse_as_dense: bool, process_set: ProcessSet
+    name: str,
+    *,
+    op: int,
+    compression: Any,
+    sparse_as_dense: bool,
+    process_set: ProcessSet,
+    numbered: bool = False,
 ) -> Any:
     """Creates an object that averages lists of gradients.
 
@@ -33,6 +41,7 @@ def make_averager(
       sparse_as_dense: True converts tf.IndexedSlices to dense tensors; False gathers the slices of
         all ranks.
       process_set: the ranks that take part; other ranks keep their own gradients.
+      numbered: whether `name` is the same for several averagers, which get numbers.
 
     Returns:
       An object with a method ``average(gradients, variables)``, which returns a list.
@@ -54,7 +63,9 @@ def make_averager(
             wire_dtype="float16" if compression is Compression.fp16 else None,
             sparse="densify" if sparse_as_dense else "gather",
             group=group,
+            numbered=numbered,
         )
+    name = name_of_next(name, group) if numbered else name
     return _Listed(name, op, compression, sparse_as_dense, process_set)
 
 
@@ -65,9 +76,12 @@ class _Planned(TensorAverager):
     def average(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Averages gradients over all ranks (collective), and raises Horovod's errors."""
         with internal_errors():
-            averages = super().average(gradients, variables)
-        rounds.reducers.update(self._rounds.values())
-        return averages
+            return super().average(gradients, variables)
+
+    def _rounds_of(self, key: Hashable, plan: Callable[[str], Any]) -> Any:
+        found = super()._rounds_of(key, plan)
+        rounds.reducers.add(found)
+        return found
 
 
 class _Listed:
@@ -80,6 +94,7 @@ class _Listed:
         self._compression = compression
         self._densify = densify
         self._options: dict[str, Any] = {"op": op, "process_set": process_set}
+        self.follows = is_elastic() and process_set is global_process_set
 
     @tf.autograph.experimental.do_not_convert
     def average(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:

@@ -17,6 +17,7 @@ from herring.horovod.tensorflow.errors import tensorflow_errors
 from herring.horovod.tensorflow.ordering import note_start, note_wait
 from herring.tensorflow.copies import say_copies
 from herring.tensorflow.graphs import name_of_use
+from herring.tensorflow.ops import remember
 from herring.tensorflow.xla import refuse_xla
 
 __all__ = ["dense", "run"]
@@ -92,12 +93,14 @@ def run(
     calls: dict[int, Call] = {}
     numbers = itertools.count()
 
+    @remember
     def begin(*arrays: np.ndarray) -> np.int64:
         call, number = start(starter, *arrays), next(numbers)
         calls[number] = call
         calls.pop(number - _UNASKED, None)
         return np.int64(number)
 
+    @remember
     def end(number: np.ndarray) -> list[np.ndarray]:
         call = calls.pop(int(number), None)
         if call is None:

@@ -8,10 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 import herring.tensorflow as plain
-from herring.arrays.calls import name_of_next
 from herring.horovod.common.local import LocalVariables, check_groups, variables_of
 from herring.horovod.common.operators import Average, check_gradient_options
-from herring.horovod.common.process_sets import ProcessSet, global_process_set, group_of
+from herring.horovod.common.process_sets import ProcessSet, global_process_set
 from herring.horovod.tensorflow.averaging import make_averager
 from herring.horovod.tensorflow.compression import Compression
 
@@ -78,14 +77,9 @@ class DistributedGradientTape(plain.DistributedGradientTape):
         """Excludes a variable's gradient from averaging; all ranks must call this."""
         self._local.add(source)
 
-    def _next_name(self) -> str:
-        process_set = self._herring_options["process_set"]
-        if process_set.included() is False:
-            return "horovod.tape.of_others"  # Does not advance the numbers of the set's own tapes.
-        return name_of_next("horovod.tape", group_of(process_set))
-
-    def _new_averager(self, name: str) -> Any:
-        return make_averager(name, **self._herring_options)
+    def _new_averager(self, name: str | None) -> Any:
+        options = self._herring_options
+        return make_averager(name or "horovod.tape", numbered=name is None, **options)
 
     def _average(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
         return self._local.around(super()._average, gradients, variables)

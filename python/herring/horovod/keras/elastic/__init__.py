@@ -1,11 +1,20 @@
-"""Rejects elastic training as in Horovod, which is there for PyTorch only."""
+"""Elastic training with Keras on TensorFlow, as in Horovod. See docs/horovod.md."""
 
-from __future__ import annotations
+from herring.horovod.common.elastic import ObjectState, State, run
+from herring.horovod.keras.elastic.state import KerasState, TensorFlowKerasState
+from herring.keras.elastic import (
+    CommitStateCallback,
+    UpdateBatchStateCallback,
+    UpdateEpochStateCallback,
+)
 
-from typing import Any
-
-from herring.horovod.common.elastic import refuse
-
-
-def __getattr__(name: str) -> Any:
-    refuse(__name__, name, "the rows of each rank, x[hvd.rank()::hvd.size()]")
+__all__ = [
+    "CommitStateCallback",
+    "KerasState",
+    "ObjectState",
+    "State",
+    "TensorFlowKerasState",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "run",
+]

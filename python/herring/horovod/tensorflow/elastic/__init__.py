@@ -1,11 +1,17 @@
-"""Rejects elastic training as in Horovod, which is there for PyTorch only."""
-
-from __future__ import annotations
+"""Elastic training with TensorFlow, as in Horovod. See docs/horovod.md."""
 
 from typing import Any
 
-from herring.horovod.common.elastic import refuse
+from herring.horovod.common.elastic import ObjectState, State, run
+from herring.horovod.tensorflow.elastic.state import TensorFlowState
+
+__all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
 
 
 def __getattr__(name: str) -> Any:
-    refuse(__name__, name, "tf.data.Dataset.shard")
+    # Keras is imported when this name is first used.
+    if name == "TensorFlowKerasState":
+        from herring.horovod.keras.elastic.state import TensorFlowKerasState
+
+        return TensorFlowKerasState
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

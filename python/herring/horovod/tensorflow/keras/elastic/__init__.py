@@ -1,11 +1,4 @@
-"""Rejects elastic training as in Horovod, which is there for PyTorch only."""
+"""Elastic training with tf.keras, the same as in `herring.horovod.keras`."""
 
-from __future__ import annotations
-
-from typing import Any
-
-from herring.horovod.common.elastic import refuse
-
-
-def __getattr__(name: str) -> Any:
-    refuse(__name__, name, "the rows of each rank, x[hvd.rank()::hvd.size()]")
+from herring.horovod.keras.elastic import *  # noqa: F403
+from herring.horovod.keras.elastic import __all__ as __all__
