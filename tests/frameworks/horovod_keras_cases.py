@@ -147,7 +147,6 @@ def test_values(rank, size):
     assert arrays[7].shape == (1, 2) and (arrays[7] == size).all()
     assert hvd.broadcast_object([rank], 1) == [1]
     raises(NotImplementedError, "BroadcastGlobal", hvd.broadcast_global_variables, 0)
-    raises(NotImplementedError, "PyTorch only", lambda: hvd.elastic.KerasState)
     raises(hvd.HorovodInternalError, "", hvd.allreduce, np.ones(2 + (rank == 0)), name="wrong")
 
 
@@ -203,6 +202,53 @@ def test_embedding(rank, size):
         assert same_everywhere(found) and close(found, reference), options
 
 
+def test_elastic(rank, size):
+    """The state of an elastic program, in a job that is not elastic."""
+    if not TENSORFLOW:
+        raises(NotImplementedError, "KERAS_BACKEND", hvd.elastic.KerasState, network(seed=1))
+        return
+    raises(ValueError, "no variables yet", hvd.elastic.KerasState, keras.Sequential(), SGD())
+    raises(ValueError, "is not compiled", hvd.elastic.KerasState, network(seed=1))
+    x, y = data()
+    model = network(seed=rank)
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.Adam(0.1), backward_passes_per_step=2, average_aggregated_gradients=True
+    )
+    model.compile(optimizer, loss="mse")
+    state = hvd.elastic.KerasState(model, batch=7, epoch=0, seen=[])
+    assert state.optimizer is optimizer and optimizer.built
+
+    @hvd.elastic.run
+    def train(state):
+        assert same_everywhere(values(model)), "not synchronized"
+        model.fit(
+            *(x[:8], y[:8]),
+            batch_size=2,
+            epochs=2 - state.epoch,
+            verbose=0,
+            callbacks=[
+                hvd.elastic.UpdateBatchStateCallback(state),
+                hvd.elastic.UpdateEpochStateCallback(state),
+                hvd.elastic.CommitStateCallback(state, batches_per_commit=3),
+            ],
+        )
+
+    train(state)
+    assert (state.epoch, state.batch) == (2, 0)
+    saved = [keras.ops.convert_to_numpy(one) for one in (*model.weights, *optimizer.variables)]
+    train_again = hvd.elastic.run(lambda state: model.fit(x[:8], y[:8], batch_size=2, verbose=0))
+    train_again(state)
+    state.seen.append(1)
+    state.restore()
+    found = [keras.ops.convert_to_numpy(one) for one in (*model.weights, *optimizer.variables)]
+    assert all((one == other).all() for one, other in zip(found, saved)) and state.seen == []
+    count = optimizer._herring_passes._count
+    model.train_on_batch(x[:4], y[:4])  # a pass after which no step follows
+    assert count.numpy() == 1
+    state.sync()
+    assert count.numpy() == 0
+
+
 def test_of_tensorflow(rank, size):
     if not TENSORFLOW:
         return
@@ -218,7 +264,8 @@ def test_of_tensorflow(rank, size):
     found, _ = trained(optimizer, *part)
     assert same_everywhere(values(found))
     assert other.allreduce(1.0, compression=other.Compression.fp16) == 1
-    raises(NotImplementedError, "PyTorch only", lambda: other.elastic.KerasState)
+    assert other.elastic.KerasState is hvd.elastic.KerasState
+    assert whole.elastic.TensorFlowKerasState is hvd.elastic.TensorFlowKerasState
 
     def normalized(layer):
         keras.utils.set_random_seed(1)

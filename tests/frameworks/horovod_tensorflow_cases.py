@@ -1,5 +1,6 @@
 """Cases of Horovod's API for TensorFlow, which test_horovod_tensorflow.py runs."""
 
+import functools
 import os
 import pickle
 import sys
@@ -124,7 +125,34 @@ def test_shapes_and_options(rank, size):
     for text in ("broadcast_variables", "TensorFlow 2"):
         raises(NotImplementedError, text, hvd.broadcast_global_variables, 0)
         raises(NotImplementedError, text, hvd.BroadcastGlobalVariablesHook, 0)
-    raises(NotImplementedError, "tf.data", lambda: hvd.elastic.TensorFlowKerasState)
+
+
+def test_elastic_state(rank, size):
+    """The state of an elastic program, in a job that is not elastic."""
+    variables = [tf.Variable([1.0 + rank, 2.0]), tf.Variable(rank)]
+    state = hvd.elastic.TensorFlowState(variables, step=0, seen=[])
+
+    @hvd.elastic.run
+    def train(state):
+        assert [one.numpy().tolist() for one in state.variables] == [[1, 2], 0]
+        variables[0].assign_add([1.0, 1.0])
+        state.step = 1
+        state.commit()
+        variables[0].assign_add([1.0, 1.0])
+        variables[1].assign(9)
+        state.step, state.seen = 2, [1]
+
+    train(state)
+    state.restore()
+    assert [one.numpy().tolist() for one in variables] == [[2, 3], 0]
+    assert (state.step, state.seen) == (1, [])
+    refuses = functools.partial(raises, NotImplementedError)
+    refuses("global variables", hvd.elastic.TensorFlowState)
+    refuses("session is", hvd.elastic.TensorFlowState, variables, session=object())
+    raises(ValueError, "empty", hvd.elastic.TensorFlowState, [])
+    with tf.Graph().as_default():
+        refuses("sessions of TensorFlow 1", hvd.elastic.TensorFlowState, variables)
+        refuses("sessions of TensorFlow 1", hvd.elastic.TensorFlowKerasState, object())
 
 
 def test_slices(rank, size):

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 import herring.keras as herring
+from herring import elastic
 
 ROWS, FEATURES = 48, 6
 
@@ -358,6 +359,72 @@ def test_two_optimizers_and_groups(rank, size):
     mine_alone, _ = trained(third, *part)
     reference, _ = trained(keras.optimizers.SGD(0.1), *part)
     assert close(values(mine_alone), values(reference), 1e-6)
+
+
+def test_elastic_state(rank, size):
+    """Commits, and the callbacks that count, in a job that is not elastic."""
+    if keras.backend.backend() != "tensorflow":
+        raises(herring.InvalidArgumentError, "KERAS_BACKEND=tensorflow", herring.State)
+        return
+    raises(herring.InvalidArgumentError, "no variables", herring.State, m=keras.Sequential())
+    x, y = data()
+    model, shared = network(seed=rank), keras.Variable([1.0 + rank])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss="mse", steps_per_execution=2)
+    state = herring.State(model=model, extra=[shared], epoch=0, batch=0, seen=[])
+    commits = []
+
+    class Count(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            state.seen.append((state.epoch, state.batch))
+
+        def on_train_end(self, logs=None):
+            commits.append(state.steps)
+
+    def fit(*more, epochs=3):
+        model.fit(
+            *(x[:16], y[:16]),
+            batch_size=2,
+            epochs=epochs,
+            initial_epoch=state.epoch,
+            verbose=0,
+            callbacks=[
+                herring.UpdateBatchStateCallback(state),
+                herring.UpdateEpochStateCallback(state),
+                Count(),
+                *more,
+                herring.CommitStateCallback(state, batches_per_commit=4),
+            ],
+        )
+
+    @elastic.run
+    def train(state):
+        everyone = herring.allgather_object([one.tolist() for one in model.get_weights()])
+        assert all(one == everyone[0] for one in everyone) and shared.numpy() == 1
+        state.batch = 4
+        fit(epochs=2)
+
+    train(state)
+    # An epoch of 8 batches that has had 4 ends after 4 more, and the next one is whole.
+    assert state.seen == [(0, 6), (0, 8), (1, 2), (1, 4), (1, 6), (1, 8)], state.seen
+    assert (state.epoch, state.batch) == (2, 0)
+    # After batch 4 of the second epoch, and at the end of both.
+    assert commits == [3], commits
+    saved = [one.numpy() for one in (*model.weights, *model.optimizer.variables)]
+    shared.assign([5.0])
+    model.train_on_batch(x[:4], y[:4])
+    state.epoch, state.seen[0] = 9, None
+    state._restore()
+    found = [one.numpy() for one in (*model.weights, *model.optimizer.variables)]
+    assert all((one == other).all() for one, other in zip(found, saved)) and shared.numpy() == 1
+    assert state.epoch == 2 and state.seen[0] == (0, 6)
+
+    class Stops(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = True
+
+    state.batch = 4
+    fit(Stops(), epochs=9)
+    assert state.epoch == 3, "the training did not stop where a callback has asked for that"
 
 
 def test_xla(rank, size):

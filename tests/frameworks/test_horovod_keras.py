@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from herring.parts import install_command
 if importlib.util.find_spec("keras") is None:
     pytest.skip("needs keras", allow_module_level=True)
 
-from cases import check, check_script, listed, without
+from cases import HERE, check, check_script, jobs, listed, without
 
 SCRIPT = "horovod_keras_cases.py"
 BACKENDS = [b for b in ("tensorflow", "jax", "torch") if importlib.util.find_spec(b)]
@@ -37,6 +38,21 @@ def test_unchanged_script_of_tensorflow() -> None:
     pytest.importorskip("tensorflow")
     text = "weights of all ranks are the same"
     check_script("horovod_keras_mnist.py", text, OF_TENSORFLOW="1", KERAS_BACKEND="tensorflow")
+
+
+@pytest.mark.timeout(150)
+def test_elastic_workers_die_and_come_back(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    job = jobs().run_job(
+        ["-n", "2", "--elastic", "--horovod"],
+        jobs().program("horovod_keras_elastic", str(tmp_path), folder=HERE / "programs"),
+        timeout=130,
+        KERAS_BACKEND="tensorflow",
+        TF_CPP_MIN_LOG_LEVEL="3",
+    )
+    output = jobs().expect_success(job)
+    assert "resets [1, 2], " in output and "resets [], " in output, output
+    assert "the same as alone" in output, output
 
 
 @pytest.mark.timeout(90)

@@ -45,6 +45,22 @@ def test_a_rank_dies_inside_fit(backend: str) -> None:
     assert seconds < 10, output
 
 
+@pytest.mark.timeout(150)
+def test_elastic_training_is_that_of_its_contributors() -> None:
+    """A worker dies in the middle of an epoch. The step that it leaves is made again without it."""
+    pytest.importorskip("tensorflow")
+    job = jobs().run_job(
+        ["-n", "2", "--elastic", "--restarts", "0"],
+        jobs().program("keras_elastic", folder=HERE / "programs"),
+        timeout=130,
+        KERAS_BACKEND="tensorflow",
+        TF_CPP_MIN_LOG_LEVEL="3",
+    )
+    output = jobs().expect_success(job)
+    assert "sizes [2, 1], " in output, output
+    assert "the same as alone" in output, output
+
+
 @pytest.mark.timeout(90)
 def test_without_it() -> None:
     assert install_command("keras") in without("keras", "herring.keras")

@@ -26,11 +26,15 @@ class LocalVariables:
       process_set: the ranks that average the gradients of the other variables.
       scales: whether local gradients are divided by the number of ranks in the process set, so that
         they have the same scale as averaged gradients.
+      divide: divides a gradient, or None, by the number of ranks in a process set.
     """
 
-    def __init__(self, process_set: ProcessSet, *, scales: bool) -> None:
+    def __init__(
+        self, process_set: ProcessSet, *, scales: bool, divide: Callable[..., Any] | None = None
+    ) -> None:
         self._process_set = process_set
         self._scales = scales
+        self._divide = divide or _divided
         self._variables: dict[int, Any] = {}
 
     def add(self, variable: Any) -> None:
@@ -57,13 +61,14 @@ class LocalVariables:
         others = [i for i, v in enumerate(variables) if id(_native(v)) not in self._variables]
         averages = average([gradients[i] for i in others], [variables[i] for i in others])
         found = dict(zip(others, averages))
-        divisor = (self._process_set.size() or 1) if self._scales else 1
-        return [
-            found[i] if i in found else _divided(one, divisor) for i, one in enumerate(gradients)
-        ]
+        return [found[i] if i in found else self._own(one) for i, one in enumerate(gradients)]
+
+    def _own(self, gradient: Any) -> Any:
+        return self._divide(gradient, self._process_set) if self._scales else gradient
 
 
-def _divided(gradient: Any, divisor: int) -> Any:
+def _divided(gradient: Any, process_set: ProcessSet) -> Any:
+    divisor = process_set.size() or 1
     if gradient is None or divisor == 1:
         return gradient
     if hasattr(gradient, "dense_shape"):  # tf.IndexedSlices

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -93,7 +93,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if goes_on(optimizer):
         return optimizer
     member = process_set.included() is not False
-    local = LocalVariables(process_set, scales=scale_local_gradients)
+    local = LocalVariables(process_set, scales=scale_local_gradients, divide=_divide())
     averager: Any = Alone()
     if member:
         found = _averager(name, op, compression, sparse_as_dense, process_set)
@@ -219,6 +219,15 @@ def _averager(
         "group": group_of(process_set),
     }
     return make_host_averager(kind, options, numbered=name is None)
+
+
+def _divide() -> Callable[..., Any] | None:
+    """Returns what divides gradients of local variables, or None for what every backend can do."""
+    if keras.backend.backend() != "tensorflow":
+        return None
+    from herring.horovod.tensorflow.averaging import divided
+
+    return divided
 
 
 def _of_tensorflow(compression: Any) -> Any:

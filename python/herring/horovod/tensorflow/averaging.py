@@ -18,9 +18,10 @@ from herring.horovod.common.operators import Adasum, Sum
 from herring.horovod.common.process_sets import ProcessSet, global_process_set, group_of
 from herring.horovod.tensorflow import mpi_ops
 from herring.horovod.tensorflow.compression import Compression
+from herring.horovod.tensorflow.graph import now
 from herring.tensorflow.averaging import TensorAverager
 
-__all__ = ["make_averager"]
+__all__ = ["divided", "make_averager"]
 
 
 def make_averager(
@@ -67,6 +68,17 @@ def make_averager(
         )
     name = name_of_next(name, group) if numbered else name
     return _Listed(name, op, compression, sparse_as_dense, process_set)
+
+
+def divided(gradient: Any, process_set: ProcessSet) -> Any:
+    """Returns a gradient, or None, divided by the number of ranks in the present job."""
+    if gradient is None:
+        return None
+    divisor = tf.cast(now(lambda: process_set.size() or 1), gradient.dtype)
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values / divisor
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient / divisor
 
 
 class _Planned(TensorAverager):

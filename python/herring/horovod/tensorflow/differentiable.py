@@ -18,7 +18,7 @@ from herring.horovod.common.host import Starter
 from herring.horovod.common.operators import Average, Sum, require_linear
 from herring.horovod.common.process_sets import ProcessSet
 from herring.horovod.common.starter import Reduction
-from herring.horovod.tensorflow.graph import dense, run
+from herring.horovod.tensorflow.graph import dense, lasts, now, run
 from herring.split import even_parts
 
 _ADVICE = "tf.stop_gradient()"
@@ -103,9 +103,9 @@ def _part_of(whole: tf.Tensor, tensor: tf.Tensor, name: str, process_set: Proces
         [rows],
         name,
         process_set,
-        [(tf.int32, [process_set.size()])],
+        [(tf.int32, [None if lasts() else process_set.size()])],
     )
-    first = tf.reduce_sum(counts[: process_set.rank()])
+    first = tf.reduce_sum(counts[: now(lambda: process_set.rank() or 0)])
     return tf.reshape(whole[first : first + rows[0]], tf.shape(tensor))
 
 
@@ -140,6 +140,8 @@ def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: Proces
 
     def backward(dys: Sequence[tf.Tensor], _: Any, label: str) -> list[tf.Tensor]:
         whole = allreduce(dys[0], label, Reduction(Average), process_set)
+        if lasts():
+            return [tf.where(now(herring.rank) == root_rank, whole, tf.zeros_like(whole))]
         if herring.rank() == root_rank:
             return [whole]
         with tf.control_dependencies([whole]):  # Otherwise a Session would skip it on this rank.
@@ -164,7 +166,7 @@ def alltoall(
             [x, *counts],
             name,
             process_set,
-            [(x.dtype, _gathered_shape(x)), (tf.int32, [process_set.size()])],
+            [(x.dtype, _gathered_shape(x)), (tf.int32, [None if lasts() else process_set.size()])],
         )
 
         def gradient(dy: tf.Tensor, _: tf.Tensor) -> list[Any]:
@@ -182,13 +184,15 @@ def _scattered_shape(tensor: tf.Tensor, process_set: ProcessSet) -> tf.TensorSha
     shape, size, rank = tensor.shape, process_set.size(), process_set.rank()
     if shape.rank in (None, 0):
         return tf.TensorShape(None)
-    rows = None if shape[0] is None or not size else even_parts(shape[0], size)[rank or 0]
+    unknown = shape[0] is None or not size or lasts()
+    rows = None if unknown else even_parts(shape[0], size)[rank or 0]
     return tf.TensorShape([rows, *shape[1:]])
 
 
 def _scattered_gradient(dy: tf.Tensor, how: Reduction, process_set: ProcessSet) -> tf.Tensor:
-    ranks = process_set.size() or 1
-    factor = how.prescale * how.postscale * (ranks if how.op == Sum else 1)
+    factor = how.prescale * how.postscale
+    if how.op == Sum:
+        dy = dy * tf.cast(now(lambda: process_set.size() or 1), dy.dtype)
     return dy if factor == 1 else dy * tf.cast(factor, dy.dtype)
 
 

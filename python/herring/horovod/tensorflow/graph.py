@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from herring.arrays.runtime import is_elastic
 from herring.errors import HerringError, InvalidArgumentError
 from herring.horovod.common.handles import Call
 from herring.horovod.common.host import Starter
@@ -16,16 +17,33 @@ from herring.horovod.common.process_sets import ProcessSet
 from herring.horovod.tensorflow.errors import tensorflow_errors
 from herring.horovod.tensorflow.ordering import note_start, note_wait
 from herring.tensorflow.copies import say_copies
-from herring.tensorflow.graphs import name_of_use
+from herring.tensorflow.graphs import has_no_order, name_of_use
 from herring.tensorflow.ops import remember
 from herring.tensorflow.xla import refuse_xla
 
-__all__ = ["dense", "run"]
+__all__ = ["dense", "lasts", "now", "run"]
 
 # The number of results of one operation in a graph that are kept until they are fetched. It exceeds
 # the number of loop iterations that run at the same time. TensorFlow never fetches results that no
 # operation uses, so older results are dropped.
 _UNASKED = 64
+
+
+def lasts() -> bool:
+    """Returns whether a function is being traced that may outlive its generation of the job."""
+    return is_elastic() and not tf.executing_eagerly() and not has_no_order()
+
+
+def now(number: Callable[[], int]) -> Any:
+    """Returns a number of the present job, such as its size.
+
+    In a function that may outlive the job, it is a tensor with the number at execution time.
+    """
+    if not lasts():
+        return number()
+    found = tf.numpy_function(lambda: np.int32(number()), [], tf.int32, stateful=True)
+    found.set_shape([])
+    return found
 
 
 def dense(tensor: Any, kind: str) -> tf.Tensor:

@@ -41,7 +41,7 @@ from herring.horovod.common.process_sets import (
 from herring.horovod.common.starter import Reduction
 from herring.horovod.tensorflow import differentiable
 from herring.horovod.tensorflow.compression import Compression
-from herring.horovod.tensorflow.graph import dense
+from herring.horovod.tensorflow.graph import dense, now
 
 __all__ = [
     *__all__,
@@ -137,7 +137,7 @@ def _allreduce_slices(
         scaled = exact * tf.cast(how.prescale * how.postscale, exact.dtype)
         values = tf.cast(scaled, values.dtype)
     if how.op == Average:  # Averages of integers are floats.
-        values = values / tf.cast(process_set.size() or 1, values.dtype)
+        values = values / tf.cast(now(lambda: process_set.size() or 1), values.dtype)
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
 
 

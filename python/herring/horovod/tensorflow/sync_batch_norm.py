@@ -11,6 +11,7 @@ import herring
 from herring.horovod.common.operators import Sum
 from herring.horovod.common.process_sets import ProcessSet, global_process_set
 from herring.horovod.tensorflow import mpi_ops
+from herring.horovod.tensorflow.graph import lasts
 
 __all__ = ["SyncBatchNormalization"]
 
@@ -34,7 +35,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
     def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
         """Returns the mean and variance of the layer's inputs over all ranks, along its axes."""
         process_set = self._herring_process_set
-        if not herring.is_initialized() or process_set.size() == 1:
+        if not herring.is_initialized() or (process_set.size() == 1 and not lasts()):
             return super()._moments(inputs, mask)
         axes = self._reduction_axes
         if mask is None:

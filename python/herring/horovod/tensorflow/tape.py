@@ -11,7 +11,7 @@ import herring.tensorflow as plain
 from herring.horovod.common.local import LocalVariables, check_groups, variables_of
 from herring.horovod.common.operators import Average, check_gradient_options
 from herring.horovod.common.process_sets import ProcessSet, global_process_set
-from herring.horovod.tensorflow.averaging import make_averager
+from herring.horovod.tensorflow.averaging import divided, make_averager
 from herring.horovod.tensorflow.compression import Compression
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
@@ -65,7 +65,7 @@ class DistributedGradientTape(plain.DistributedGradientTape):
         check_gradient_options(op, gradient_predivide_factor)
         check_groups(groups, num_groups)
         super().__init__(gradtape)
-        self._local = LocalVariables(process_set, scales=scale_local_gradients)
+        self._local = LocalVariables(process_set, scales=scale_local_gradients, divide=divided)
         self._herring_options = {
             "op": op,
             "compression": compression,
