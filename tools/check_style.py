@@ -68,6 +68,7 @@ PYTHON_MODULES = (
     "herring.horovod.tensorflow",
     "herring.horovod.keras",
     "herring.horovod.tensorflow.optimizer",
+    "herring.horovod.tensorflow.elastic.of_keras",
     "herring.horovod.tensorflow.keras",
     "herring.horovod.mxnet",
     "herring.horovod",

@@ -155,16 +155,16 @@ class TensorAverager(Averager):
             return GradientRounds(sources, list(tensors), name=name, order=order, **self._options)
 
         averages: list[Any] = [None] * len(gradients)
-        rounds: GradientRounds | _Lasting
+        used: list[int]
         if lasts:
             order = _order(gradients)
-            rounds = _Lasting(self, sources, list(tensors), order, lambda name: plan(name, order))
-            found = _add_to_graph(rounds, tensors)
+            lasting = _Lasting(self, sources, list(tensors), order, lambda name: plan(name, order))
+            used, found = lasting.used, _add_to_graph(lasting, tensors)
         else:
-            key = sources if self.follows else (use, sources)
-            rounds = self._rounds_of(key, plan)
-            found = (_run_eagerly if tf.executing_eagerly() else _add_to_graph)(rounds, tensors)
-        for i, average in zip(rounds.used, found):
+            rounds = self._rounds_of(sources if self.follows else (use, sources), plan)
+            run = _run_eagerly if tf.executing_eagerly() else _add_to_graph
+            used, found = rounds.used, run(rounds, tensors)
+        for i, average in zip(used, found):
             averages[i] = average
         return averages
 
@@ -175,7 +175,7 @@ class TensorAverager(Averager):
 
         # Traced functions may go on with another number of ranks, so they ask for it in each step.
         @remember
-        def exchange(*arrays: np.ndarray) -> list[np.ndarray]:
+        def exchange(*arrays: np.ndarray) -> list[Any]:
             divisor = 1
             if self._is_alone():
                 return [*arrays, np.int32(divisor)]
@@ -193,6 +193,7 @@ class TensorAverager(Averager):
             found = tf.numpy_function(exchange, flat, [*dtypes, tf.int32], stateful=True)
             for one, part in zip(found, flat):
                 one.set_shape([None, *part.shape[1:]])
+            found[-1].set_shape([])
         divisor = found.pop()
         return [
             tf.IndexedSlices(

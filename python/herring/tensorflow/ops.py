@@ -8,6 +8,7 @@ arrays.
 from __future__ import annotations
 
 import collections
+import copy
 import ctypes
 import functools
 import importlib.util
@@ -52,7 +53,7 @@ def remember(function: Called) -> Called:
         try:
             return function(*arguments, **options)
         except (PeerLostError, TimeoutError) as error:
-            _losses.append(error)
+            _losses.append(copy.copy(error))  # without the frames of its traceback
             raise
 
     return remembering  # type: ignore[return-value]
@@ -61,7 +62,7 @@ def remember(function: Called) -> Called:
 def _loss_behind(error: Exception) -> PeerLostError | TimeoutError | None:
     if not isinstance(error, tf.errors.OpError):
         return None
-    for loss in _losses:
+    for loss in reversed(_losses):
         if str(loss)[:_SHOWN] in error.message:
             return loss
     return None

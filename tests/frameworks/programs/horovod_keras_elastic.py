@@ -51,7 +51,7 @@ def tape_step(model, average):
     for gradient, variable in zip(
         tape.gradient(loss, model.trainable_variables), model.trainable_variables
     ):
-        variable.assign_sub(0.1 * tf.reshape(gradient, variable.shape))
+        variable.assign_sub(0.1 * tf.convert_to_tensor(gradient))
 
 
 scale = tf.Variable(0.0)  # of the loss, which ranks have of their own

@@ -184,8 +184,9 @@ def _scattered_shape(tensor: tf.Tensor, process_set: ProcessSet) -> tf.TensorSha
     shape, size, rank = tensor.shape, process_set.size(), process_set.rank()
     if shape.rank in (None, 0):
         return tf.TensorShape(None)
-    unknown = shape[0] is None or not size or lasts()
-    rows = None if unknown else even_parts(shape[0], size)[rank or 0]
+    rows = None
+    if shape[0] is not None and size and not lasts():
+        rows = even_parts(shape[0], size)[rank or 0]
     return tf.TensorShape([rows, *shape[1:]])
 
 

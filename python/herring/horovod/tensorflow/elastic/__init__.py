@@ -1,5 +1,6 @@
 """Elastic training with TensorFlow, as in Horovod. See docs/horovod.md."""
 
+import importlib
 from typing import Any
 
 from herring.horovod.common.elastic import ObjectState, State, run
@@ -11,7 +12,5 @@ __all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "r
 def __getattr__(name: str) -> Any:
     # Keras is imported when this name is first used.
     if name == "TensorFlowKerasState":
-        from herring.horovod.keras.elastic.state import TensorFlowKerasState
-
-        return TensorFlowKerasState
+        return importlib.import_module(f"{__name__}.of_keras").TensorFlowKerasState
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
