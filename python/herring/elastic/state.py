@@ -67,7 +67,7 @@ class State:
     Each value is an attribute, which may be set. After each change of the workers, all ranks get
     the values of the rank that is furthest. Values with `state_dict` and `load_state_dict` are sent
     by these. Other values are sent as `herring.broadcast_object` sends them.
-    `herring.torch.State` sends models and optimizers as tensors.
+    `herring.torch.State` and `herring.keras.State` send models and optimizers as arrays.
     """
 
     _values: dict[str, Any]
