@@ -96,11 +96,17 @@ def train(state):
         History(),
         hvd.elastic.CommitStateCallback(state, 2),
     ]
+    # Unlike the first optimizer, these are made anew in each generation.
+    own = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(1.0))
     while state.epoch < EPOCHS:
         begin = state.epoch * STEPS + state.batch
         model.fit(batches(begin), steps_per_epoch=STEPS, verbose=0, callbacks=callbacks)
         scale.assign(1.0 + hvd.rank())
         whole()
+        other = tf.keras.Variable([0.0])
+        own.apply([tf.constant([1.0 + hvd.rank()])], [other])
+        assert other.numpy() == -(hvd.size() + 1) / 2, other
+        own = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(1.0))
         state.history.append(-hvd.size())
         state.commit()
 
