@@ -78,14 +78,25 @@ void Links::add_group(uint32_t group, const std::vector<uint32_t>& servers, bool
 }
 
 void Links::remove_group(uint32_t group) {
-  std::erase_if(kept_, [&](const auto& one) {
-    if (one.first.group == group) release(*one.second);
-    return one.first.group == group;
-  });
+  empty_queues(group, false);
+  pump_released();
   for (Link& link : links_) {
     std::erase_if(link.settling, [&](const auto& one) { return one.first.group == group; });
   }
   std::erase_if(reigns_, [&](const auto& one) { return one.first.first == group; });
+  pace_of(group).removed = true;
+  for (const Key& key : kept()) {
+    if (key.group != group) continue;
+    release(*kept_[key]);
+    forget_kept(key);
+  }
+  end_removal(group);
+}
+
+// Results that were given to a server have yet to be answered.
+void Links::end_removal(uint32_t group) {
+  if (group == 0 || !pace_of(group).removed) return;
+  if (std::ranges::any_of(kept_, [&](const auto& one) { return one.first.group == group; })) return;
   owners_.erase(group);
   groups_.erase(group);
 }

@@ -149,6 +149,35 @@ TEST_F(LinksTest, NothingIsKeptForAnAnswerThatNeverComes) {
   loop.run();
 }
 
+// A rank may destroy a group at the moment in which a server is lost.
+TEST_F(LinksTest, AGroupGoesWhileItsResultsAreGiven) {
+  failover = true;
+  make({1, 1});
+  links->add_group(5, {0, 1}, true);
+  for (const auto& server : servers) server->answering = true;
+  control::ServerSet set = control::ServerSet::all(2);
+  set.lose(0);
+  transfer.key = {0, 0, 0, 5};
+  on_done = [&] {
+    servers[1]->answering = false;
+    links->serve(set);
+    when_quiet([&] {
+      EXPECT_EQ(servers[1]->waiting.size(), 1u);  // more is queued
+      links->remove_group(5);
+      EXPECT_EQ(links->kept().size(), 1u);  // until this is answered
+      const uint32_t before = servers[1]->segments;
+      servers[1]->answer();
+      when_quiet([&, before] {
+        EXPECT_TRUE(links->kept().empty());
+        EXPECT_EQ(servers[1]->segments, before);
+        loop.stop();
+      });
+    });
+  };
+  loop.post([&] { push(); });
+  loop.run();
+}
+
 class ReignsTest : public LinksTest {
  protected:
   // Pushes the transfer, and another one of a later reign, to servers that do not answer.
