@@ -175,6 +175,7 @@ Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
   }
   transfer.segments_left = 0;
   transfer.runs_left = static_cast<uint32_t>(transfer.runs.size());
+  transfer.workers = 0;
   transfer.fewest_workers = UINT32_MAX;
   transfer.pushed_at = loop_.now();
   transfer.called_off = false;

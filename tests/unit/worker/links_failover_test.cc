@@ -178,6 +178,35 @@ TEST_F(LinksTest, AGroupGoesWhileItsResultsAreGiven) {
   loop.run();
 }
 
+// A rank says how many workers are in a result only if it has some of it.
+TEST_F(LinksTest, TheWorkersOfAnEarlierRoundAreNotThoseOfThisOne) {
+  failover = true;
+  make({1, 1});
+  transfer.lockstep = true;
+  servers[0]->acknowledging = true;
+  servers[0]->answering = servers[1]->answering = true;
+  on_done = [&] {
+    EXPECT_EQ(transfer.workers, 1u);
+    servers[0]->answering = servers[1]->answering = false;
+    ++transfer.key.round;
+    loop.post([&] {
+      on_done = [] { ADD_FAILURE() << "no server has answered"; };
+      push();
+      when_quiet([&] {
+        control::ServerSet set = control::ServerSet::all(2);
+        set.lose(1);
+        links->serve(set);
+        when_quiet([&] { loop.stop(); });
+      });
+    });
+  };
+  loop.post([&] { push(); });
+  loop.run();
+  EXPECT_TRUE(servers[0]->opened.again);
+  EXPECT_EQ(servers[0]->opened.result_workers, 0u);
+  links.reset();
+}
+
 class ReignsTest : public LinksTest {
  protected:
   // Pushes the transfer, and another one of a later reign, to servers that do not answer.
