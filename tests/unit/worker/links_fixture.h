@@ -20,7 +20,8 @@ using transport::tcp::testing::connected_pair;
 
 inline constexpr size_t kSegment = 1024;
 
-// Answers every push with the same bytes, at once or when told to. Acknowledges a result that is given.
+// Answers every push with the same bytes, at once or when told to. Acknowledges a result that is
+// given.
 class Server : public transport::FlowHandler {
  public:
   Server(DescriptorLoop& loop, GuardedFd fd)
