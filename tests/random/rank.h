@@ -39,9 +39,12 @@ class Rank {
   struct Array {
     char* data = nullptr;
     bool shared = false;
+    size_t bytes = 0;
   };
   Array allocate(size_t bytes, bool shared);
   void release(Array& array);
+  // Returns whether other ranks of its node see this rank's shared memory.
+  bool is_seen() const;
 
   // A call that is in flight.
   struct Call {
@@ -63,7 +66,7 @@ class Rank {
   void end_job(RunningProgram& program, Doing& doing);
   void run_lanes(const std::shared_ptr<RunningProgram>& program, bool begins, Doing& doing);
   void give_up();
-  void pass_barrier(const Program& program, const char* where);
+  void pass_barrier(const Program& program);
 
   // Ends the test unless the program explains `status`.
   void check_outcome(RunningProgram& program, const Step& step, const Status& status);
