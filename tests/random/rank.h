@@ -43,7 +43,8 @@ class Rank {
   };
   Array allocate(size_t bytes, bool shared);
   void release(Array& array);
-  // Returns whether other ranks of its node see this rank's shared memory.
+  // Returns whether the job has failed, so that ranks of its node may still read this rank's shared
+  // memory.
   bool is_seen() const;
 
   // A call that is in flight.
