@@ -10,6 +10,7 @@ using reduce::kTreeGroup;
 // A contributor has given the result. What others have contributed is not needed.
 void Aggregator::take_given(Slot& slot, uint32_t contributor) {
   slot.given = true;
+  slot.given_workers = slot.op->contributors[contributor].result_workers;
   slot.result = std::exchange(slot.contributions[contributor].lane, nullptr);
   slot.results_pending.store(1, std::memory_order_relaxed);  // until end_given()
   for (uint32_t g = 0; g < slot.groups.size(); ++g) {
@@ -105,7 +106,7 @@ void Aggregator::serve(const control::ServerSet& set, size_t window) {
     std::vector<Operation*> idle;
     for (auto& [key, op] : operations_) {
       if (op->open.stays || !has_moved(key, *op->group)) continue;
-      if (std::exchange(op->moved, true)) continue;
+      if (op->moved.exchange(true)) continue;
       if (op->slots == 0) idle.push_back(op.get());
       give_up(*op, missing);
     }

@@ -168,7 +168,8 @@ Status Aggregator::open_locked(const Key& key, const std::shared_ptr<JobGroup>& 
     opened(*op);
     note_later(key, contributor, over);
   }
-  op->result_workers = std::max(op->result_workers, open.result_workers);
+  uint32_t& in_result = op->contributors[contributor].result_workers;
+  in_result = std::max(in_result, open.result_workers);
   if (open.again && !std::exchange(op->again, true)) again_.push_back(op);
   op->open.deadline = shorter(op->open.deadline, open.deadline);
   return {};
@@ -336,7 +337,10 @@ void Aggregator::settle(Slot& slot, uint32_t contributor, Contribution::State st
     moved_ = std::max(moved_, now);
     Contribution& contribution = slot.contributions[contributor];
     contribution.state = state;
-    slot.called_off |= state == Contribution::kLost && !slot.given && !goes_on_without(*slot.op);
+    // Threads that send a given result read this.
+    if (state == Contribution::kLost && !slot.given && !goes_on_without(*slot.op)) {
+      slot.called_off = true;
+    }
     slot.op->broken |= slot.called_off;
     ++slot.arrived;
     if (state == Contribution::kHere) {

@@ -70,6 +70,7 @@ struct Block {
 struct Contributor {
   bool opened = false;
   uint32_t arrived = 0;  // segments
+  uint32_t result_workers = 0;  // workers in the results that it gives
   size_t later = 0;      // operations of the stream that it has opened since this was pushed again
 };
 
@@ -92,9 +93,8 @@ struct Operation {
   uint32_t combined = 0;               // segments whose results exist
   bool broken = false;                 // some contributions are lost, so there is no whole result
   bool again = false;                  // pushed again, so it may never become whole
-  bool moved = false;                  // its home serves again, so it goes on there
+  std::atomic<bool> moved{false};      // its home serves again, so it goes on there
   bool dropped = false;                // nobody needs it any more
-  uint32_t result_workers = 0;         // workers in the results that are given
   bool compares = false;               // who comes last is counted
   Nanos called = 0;                    // when it was opened first
   Nanos newest = 0;                    // when its latest contribution arrived
@@ -123,6 +123,7 @@ struct Slot {
   Nanos newest = 0;      // when the latest of them arrived
   bool called_off = false;  // some contributions are lost, so there is no result
   bool given = false;       // a worker gave the result
+  uint32_t given_workers = 0;  // workers in that
   bool over = false;        // its result was given, and everybody who needs it is answered
   bool unread = false;      // a flow to which the result was lent has ended
   uint32_t combining = 0;   // groups of contributions that some thread combines

@@ -198,8 +198,8 @@ void Peer::queue_result(Slot& slot, bool with_payload) {
 // a partial all-reduce died, only some segments may contain its part. The workers must know whether
 // the round is whole.
 uint32_t Peer::workers_in(const Slot& slot) {
+  if (slot.given) return slot.given_workers;
   const Operation& op = *slot.op;
-  if (slot.given) return op.result_workers;
   return static_cast<uint32_t>(op.key.outlives_members() ? slot.added : op.workers);
 }
 

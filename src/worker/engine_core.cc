@@ -210,13 +210,26 @@ void EngineCore::end_all() {
 
 void EngineCore::fail_waiting(const Group& group, const Status& status) {
   std::vector<std::shared_ptr<Future>> ended;
-  for (const auto& [waiting, number] : waiting_) {
-    if (number == group.id()) ended.push_back(waiting);
+  for (auto& [waiting, one] : waiting_) {
+    if (one.group != group.id()) continue;
+    one.failed = status;
+    if (one.parts == 0) ended.push_back(waiting);
   }
   for (const auto& waiting : ended) {
     waiting_.erase(waiting);
     waiting->set(status);
   }
+}
+
+void EngineCore::part_begins(const std::shared_ptr<Future>& waiting) {
+  if (const auto found = waiting_.find(waiting); found != waiting_.end()) ++found->second.parts;
+}
+
+void EngineCore::part_ended(const std::shared_ptr<Future>& waiting) {
+  const auto found = waiting_.find(waiting);
+  if (found == waiting_.end() || --found->second.parts > 0 || found->second.failed.ok()) return;
+  const auto ended = waiting_.extract(found);
+  ended.key()->set(ended.mapped().failed);
 }
 
 void EngineCore::fail_partial(const Group& group, const Status& status) {
@@ -231,7 +244,7 @@ void EngineCore::fail_partial(const Group& group, const Status& status) {
 }
 
 bool EngineCore::moves(const Group& group) const {
-  const auto here = [&group](const auto& one) { return one.second == group.id(); };
+  const auto here = [&group](const auto& one) { return one.second.group == group.id(); };
   const auto partial = [&group](const auto& one) {
     return one.second->group().id() == group.id();
   };

@@ -72,11 +72,14 @@ class EngineCore {
   NamedOperations& named() { return named_; }
   Membership& membership() { return membership_; }
   // Registers a round of a planned operation. `waiting` fails when the job fails, or when its group
-  // is called off.
+  // is called off and nothing of the round is on its way any more.
   void track(const std::shared_ptr<Future>& waiting, const Group& group) {
-    waiting_.emplace(waiting, group.id());
+    waiting_.emplace(waiting, Waiting{group.id()});
   }
   void untrack(const std::shared_ptr<Future>& waiting) { waiting_.erase(waiting); }
+  // A part of the round is on its way from part_begins() until part_ended().
+  void part_begins(const std::shared_ptr<Future>& waiting);
+  void part_ended(const std::shared_ptr<Future>& waiting);
   void fail_waiting(const Group& group, const Status& status);
   void fail_partial(const Group& group, const Status& status);
   bool any_partial() const { return !partials_.empty(); }
@@ -127,7 +130,12 @@ class EngineCore {
   std::unique_ptr<NodeStage> node_stage_;
   std::unique_ptr<collective::Executor> executor_;
 
-  std::map<std::shared_ptr<Future>, uint32_t> waiting_;  // to their groups; engine thread
+  struct Waiting {
+    uint32_t group = 0;
+    uint32_t parts = 0;  // on their way
+    Status failed;       // set when its group is called off
+  };
+  std::map<std::shared_ptr<Future>, Waiting> waiting_;  // engine thread
   std::map<uint64_t, std::shared_ptr<Partial>> partials_;    // by id; engine thread
 
   std::string whereabouts_;      // text that the servers have

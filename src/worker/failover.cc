@@ -516,6 +516,7 @@ void Links::forget_kept(const Key& key) {
   const auto found = kept_.find(key);
   if (found == kept_.end()) return;
   Transfer& transfer = *found->second;
+  const uint32_t group = key.group;
   for (Way& way : transfer.ways) release_settled(way);
   for (uint32_t run = 0; run < transfer.runs.size(); ++run) {
     const Way& way = transfer.ways[run];
@@ -526,6 +527,7 @@ void Links::forget_kept(const Key& key) {
     requeue(transfer, run, nullptr);
   }
   kept_.erase(found);
+  end_removal(group);
 }
 
 Nanos Links::unheard(uint32_t server) const {

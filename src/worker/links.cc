@@ -78,14 +78,25 @@ void Links::add_group(uint32_t group, const std::vector<uint32_t>& servers, bool
 }
 
 void Links::remove_group(uint32_t group) {
-  std::erase_if(kept_, [&](const auto& one) {
-    if (one.first.group == group) release(*one.second);
-    return one.first.group == group;
-  });
+  empty_queues(group, false);
+  pump_released();
   for (Link& link : links_) {
     std::erase_if(link.settling, [&](const auto& one) { return one.first.group == group; });
   }
   std::erase_if(reigns_, [&](const auto& one) { return one.first.first == group; });
+  pace_of(group).removed = true;
+  for (const Key& key : kept()) {
+    if (key.group != group) continue;
+    release(*kept_[key]);
+    forget_kept(key);
+  }
+  end_removal(group);
+}
+
+// Results that were given to a server have yet to be answered.
+void Links::end_removal(uint32_t group) {
+  if (group == 0 || !pace_of(group).removed) return;
+  if (std::ranges::any_of(kept_, [&](const auto& one) { return one.first.group == group; })) return;
   owners_.erase(group);
   groups_.erase(group);
 }
@@ -164,6 +175,7 @@ Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
   }
   transfer.segments_left = 0;
   transfer.runs_left = static_cast<uint32_t>(transfer.runs.size());
+  transfer.workers = 0;
   transfer.fewest_workers = UINT32_MAX;
   transfer.pushed_at = loop_.now();
   transfer.called_off = false;

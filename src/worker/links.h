@@ -51,7 +51,8 @@ class Links final : public Pusher, private transport::FlowHandler {
   // `even`: whether all nodes of the group have the same number of members.
   void add_group(uint32_t group, const std::vector<uint32_t>& servers, bool steers,
                  bool even = true);
-  // Removes a group in which nothing is in flight.
+  // Removes a group in which nothing is in flight. This worker gives its results to nobody any
+  // more.
   void remove_group(uint32_t group);
   // Calls off the group. Transfers that are queued are never pushed, and owners get no further
   // results. A transfer ends when everything on its way is answered; one that is pushed later ends
@@ -214,6 +215,8 @@ class Links final : public Pusher, private transport::FlowHandler {
 
   Pace& pace_of(uint32_t group);
   void fit(Pace& pace) const;
+  void end_removal(uint32_t group);
+  void empty_queues(uint32_t group, bool goes_on);
   Stream& stream_of(Link& link, const StreamId& id, Pace& pace);
   Streams::iterator erase_stream(Link& link, Streams::iterator stream);
   size_t window(uint32_t server, const Pace& pace) const;

@@ -86,6 +86,7 @@ class Planned::Work::Part : public TransferOwner {
     const std::shared_ptr<Round> ended = std::exchange(round, nullptr);
     // If the transfer was called off, the round fails with its group.
     if (!done.called_off) work_.part_done(ended, task.key.buffer, done.workers);
+    work_.engine.part_ended(ended->future);
   }
 
  private:
@@ -458,8 +459,10 @@ void Planned::Work::exchange_cards(const std::shared_ptr<Round>& round) {
   task.out = cards.data();
   task.on_done = [this, round](uint32_t) {
     if (options.group->called_off().ok()) part_done(round, count(), contributors.load());
+    engine.part_ended(round->future);
   };
   task.keeps = shared_from_this();
+  engine.part_begins(round->future);
   engine.node_stage().post(std::move(task));
 }
 
@@ -490,6 +493,7 @@ void Planned::Work::launch_one(uint32_t index, const std::shared_ptr<Round>& rou
     entry.at[static_cast<size_t>(observe::Moment::kReady)] = now;
     part.mark = {&engine.recorder(), engine.recorder().begin(entry)};
   }
+  engine.part_begins(round->future);
   NodeTask task = part.task;
   task.mark = part.mark;
   task.key.round = round->number;
@@ -498,6 +502,7 @@ void Planned::Work::launch_one(uint32_t index, const std::shared_ptr<Round>& rou
   if (staged_) {
     task.on_done = [this, round, index](uint32_t workers) {
       if (options.group->called_off().ok()) part_done(round, index, workers);
+      engine.part_ended(round->future);
     };
     task.keeps = shared_from_this();
     if (options.devices && index < plan.buffers.size() && options.group->local_size() > 1) {

@@ -229,20 +229,25 @@ void Links::end(const std::vector<Transfer*>& transfers) {
   for (Transfer* transfer : transfers) transfer->owner->on_transfer_done(*transfer);
 }
 
-void Links::call_off(uint32_t group) {
-  Pace& pace = pace_of(group);
-  if (std::exchange(pace.called_off, true)) return;
+// Empties the queues of the group's streams. `goes_on`: but not those of partial all-reduces.
+void Links::empty_queues(uint32_t group, bool goes_on) {
   for (uint32_t server = 0; server < links_.size(); ++server) {
     Streams& streams = links_[server].streams;
     for (auto one = streams.lower_bound({group, 0, 0, 0});
          one != streams.end() && one->first.group == group &&
-         !wire::outlives_members(one->first.stream);) {
+         !(goes_on && wire::outlives_members(one->first.stream));) {
       const bool had_more = !one->second.queue.empty();
       while (!one->second.queue.empty()) one->second.queue.pop();
       if (balances_ && had_more) note_position(server, one->first, one->second);
       one = one->second.outstanding == 0 ? erase_stream(links_[server], one) : std::next(one);
     }
   }
+}
+
+void Links::call_off(uint32_t group) {
+  Pace& pace = pace_of(group);
+  if (std::exchange(pace.called_off, true)) return;
+  empty_queues(group, true);
   std::vector<Transfer*> ended;
   for (auto& [key, pushed] : transfers_) {
     if (key.group != group || wire::outlives_members(key.stream)) continue;

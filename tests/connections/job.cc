@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <thread>
 
 #include "base/interrupt.h"
@@ -255,43 +256,53 @@ class JobRun {
     auto plan = worker::Planned::create(job.engine(), layout_.gradients, std::move(options));
     if (!plan.ok()) return plan.status();
     const size_t arena = (*plan)->plan().arenas[0].bytes / sizeof(float);
+    const std::shared_ptr<char> memory = (*plan)->arena(0);
+    const std::span gradients(reinterpret_cast<float*>(memory.get()), arena);
     std::vector<float> small(layout_.small), large(layout_.large);
-    for (uint32_t round = 0; round < kRounds; ++round) {
-      const auto fill = [&](float* values, size_t count, uint64_t salt) {
-        const uint64_t from = mix(mix(mix(seed_) + rank) + 16 * round + salt);
-        for (size_t i = 0; i < count; ++i) values[i] = value(from, i);
-      };
-      doing.now("calls", -1, static_cast<int>(round));
-      const std::shared_ptr<char> memory = (*plan)->arena(0);
-      float* const gradients = reinterpret_cast<float*>(memory.get());
-      fill(gradients, arena, 0);
-      fill(small.data(), small.size(), 1);
-      fill(large.data(), large.size(), 2);
-      HERRING_RETURN_IF_ERROR((*plan)->begin(true));
-      for (size_t i = 0; i < layout_.gradients.size(); ++i) {
-        HERRING_RETURN_IF_ERROR((*plan)->ready(i));
-      }
-      std::vector<std::shared_ptr<worker::Future>> awaited{(*plan)->round()};
-      for (std::vector<float>* array : {&small, &large}) {
-        worker::Call call{.name = array == &small ? "small" : "large", .what = wire::AllReduce{}};
-        char* const data = reinterpret_cast<char*>(array->data());
-        call.buffers = {{{DType::kFloat32, {array->size()}}, data, data}};
-        auto submitted = job.engine().submit(std::move(call));
-        if (!submitted.ok()) return give_up(submitted.status(), awaited);
-        awaited.push_back(*submitted);
-      }
-      doing.now("waits", -1, static_cast<int>(round));
-      Status status;
-      for (const auto& one : awaited) {
-        while (!one->wait_for(kPause)) {
-        }
-        if (status.ok()) status = one->status();
-      }
-      HERRING_RETURN_IF_ERROR(status);
-      results.push_back(hash_of(gradients, arena));
-      results.push_back(hash_of(small.data(), small.size()));
-      results.push_back(hash_of(large.data(), large.size()));
+    const std::span<float> arrays[] = {gradients, small, large};
+    Status status;
+    for (uint32_t round = 0; round < kRounds && status.ok(); ++round) {
+      status = run_round(rank, round, job, **plan, arrays, results, doing);
     }
+    // A program that has heard of a failure may use its memory for something else. No other rank
+    // may get that for a result.
+    if (!status.ok()) {
+      for (const auto& array : arrays) std::ranges::fill(array, 1e9f);
+    }
+    return status;
+  }
+
+  Status run_round(uint32_t rank, uint32_t round, job::Job& job, worker::Planned& plan,
+                   std::span<const std::span<float>, 3> arrays, std::vector<uint64_t>& results,
+                   Doing& doing) {
+    doing.now("calls", -1, static_cast<int>(round));
+    for (size_t salt = 0; salt < arrays.size(); ++salt) {
+      const uint64_t from = mix(mix(mix(seed_) + rank) + 16 * round + salt);
+      for (size_t i = 0; i < arrays[salt].size(); ++i) arrays[salt][i] = value(from, i);
+    }
+    HERRING_RETURN_IF_ERROR(plan.begin(true));
+    std::vector<std::shared_ptr<worker::Future>> awaited{plan.round()};
+    for (size_t i = 0; i < layout_.gradients.size(); ++i) {
+      if (Status status = plan.ready(i); !status.ok()) return give_up(status, awaited);
+    }
+    for (const auto& array : arrays.subspan<1>()) {
+      worker::Call call{.name = array.data() == arrays[1].data() ? "small" : "large",
+                        .what = wire::AllReduce{}};
+      char* const data = reinterpret_cast<char*>(array.data());
+      call.buffers = {{{DType::kFloat32, {array.size()}}, data, data}};
+      auto submitted = job.engine().submit(std::move(call));
+      if (!submitted.ok()) return give_up(submitted.status(), awaited);
+      awaited.push_back(*submitted);
+    }
+    doing.now("waits", -1, static_cast<int>(round));
+    Status status;
+    for (const auto& one : awaited) {
+      while (!one->wait_for(kPause)) {
+      }
+      if (status.ok()) status = one->status();
+    }
+    HERRING_RETURN_IF_ERROR(status);
+    for (const auto& array : arrays) results.push_back(hash_of(array.data(), array.size()));
     return {};
   }
 

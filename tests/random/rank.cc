@@ -18,14 +18,22 @@ void sleep_ms(uint32_t ms) { std::this_thread::sleep_for(std::chrono::millisecon
 }  // namespace
 
 Rank::Array Rank::allocate(size_t bytes, bool shared) {
-  if (!shared) return {new char[bytes], false};
+  if (!shared) return {new char[bytes], false, bytes};
   auto memory = job_->engine().heap().allocate(bytes);
   if (!memory.ok()) fail(seed_, "the shared heap: " + memory.status().to_string());
-  return {static_cast<char*>(*memory), true};
+  return {static_cast<char*>(*memory), true, bytes};
 }
 
+bool Rank::is_seen() const {
+  return !job_->engine().failure().ok() &&
+         std::ranges::count(layout_.node_of, layout_.node_of[rank_]) > 1;
+}
+
+// A program may use memory for something else as soon as the call is over, even if it failed. No
+// other rank may get that for a result.
 void Rank::release(Array& array) {
   if (array.data == nullptr) return;
+  if (!array.shared || !is_seen()) std::memset(array.data, 0x5a, array.bytes);
   if (array.shared) {
     job_->engine().heap().free(array.data);
   } else {
@@ -398,8 +406,8 @@ void Rank::run(const std::shared_ptr<RunningProgram>& running, Doing& doing) {
   programs_.push_back(running);
   const Program& program = **running;
   const auto number = static_cast<int>(program.index);
-  // A rank with nothing to do in the program leaves at once, but not before all ranks have started.
-  if (program.ending == Ending::kAllLeave) pass_barrier(program, "begin");
+  doing.rests("waits for the others to start", number);
+  if (program.ending != Ending::kNone) running->start_together();
   doing.now("forms groups", number);
   bool begins = form_groups(*running, doing);
   doing.now("makes plans", number);
@@ -423,13 +431,13 @@ void Rank::run(const std::shared_ptr<RunningProgram>& running, Doing& doing) {
   if (program.ending != Ending::kNone) return;
   // No rank leaves while others still need it.
   doing.now("ends the program", number);
-  pass_barrier(program, "end");
+  pass_barrier(program);
   if (!early) destroy_all();
 }
 
-void Rank::pass_barrier(const Program& program, const char* where) {
+void Rank::pass_barrier(const Program& program) {
   auto barrier = job_->engine().submit(
-      {.name = concat("p", program.index, ".", where), .what = wire::Barrier{}}, true);
+      {.name = concat("p", program.index, ".end"), .what = wire::Barrier{}}, true);
   if (!barrier.ok()) fail(seed_, concat("rank ", rank_, ": ", barrier.status().to_string()));
   while (!(*barrier)->wait_for(kSecond)) {
   }

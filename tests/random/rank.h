@@ -39,9 +39,13 @@ class Rank {
   struct Array {
     char* data = nullptr;
     bool shared = false;
+    size_t bytes = 0;
   };
   Array allocate(size_t bytes, bool shared);
   void release(Array& array);
+  // Returns whether the job has failed, so that ranks of its node may still read this rank's shared
+  // memory.
+  bool is_seen() const;
 
   // A call that is in flight.
   struct Call {
@@ -63,7 +67,7 @@ class Rank {
   void end_job(RunningProgram& program, Doing& doing);
   void run_lanes(const std::shared_ptr<RunningProgram>& program, bool begins, Doing& doing);
   void give_up();
-  void pass_barrier(const Program& program, const char* where);
+  void pass_barrier(const Program& program);
 
   // Ends the test unless the program explains `status`.
   void check_outcome(RunningProgram& program, const Step& step, const Status& status);

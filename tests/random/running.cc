@@ -81,6 +81,12 @@ std::string RunningProgram::same_everywhere(const Step& step, uint32_t round,
                 ": here ", how, "; there ", first_how);
 }
 
+void RunningProgram::start_together() {
+  std::unique_lock lock(mutex_);
+  if (--to_start_ == 0) changed_.notify_all();
+  changed_.wait(lock, [this] { return to_start_ == 0; });
+}
+
 void RunningProgram::rank_done() {
   std::lock_guard lock(mutex_);
   if (--at_work_ == 0) changed_.notify_all();

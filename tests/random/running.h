@@ -16,7 +16,8 @@ namespace herring::random_test {
 
 class RunningProgram {
  public:
-  RunningProgram(Program program, uint32_t size) : program_(std::move(program)), at_work_(size) {
+  RunningProgram(Program program, uint32_t size)
+      : program_(std::move(program)), to_start_(size), at_work_(size) {
     for (size_t i = 0; i < program_.steps.size(); ++i) expected_.emplace_back();
   }
   const Program& operator*() const { return program_; }
@@ -32,6 +33,8 @@ class RunningProgram {
   std::string same_everywhere(const Step& step, uint32_t round, const std::vector<char>& result,
                               std::string how);
 
+  // Waits until all ranks have called this. Nothing may end a job before all have started.
+  void start_together();
   // For a job that a rank leaves while the others go on. Each of the others calls rank_done() once,
   // and then waits for all.
   void rank_done();
@@ -52,7 +55,7 @@ class RunningProgram {
   std::atomic<bool> given_up_{false};
   std::mutex mutex_;
   std::condition_variable changed_;
-  uint32_t at_work_;  // ranks; guarded by mutex_
+  uint32_t to_start_, at_work_;  // ranks; guarded by mutex_
 };
 
 }  // namespace herring::random_test

@@ -26,6 +26,7 @@ class AggregatorTest : public testing::TestWithParam<uint32_t> {
           std::memcpy(result.data() + slot.segment * kSegment, slot.result, slot.bytes);
           ++delivered;
           called_off += slot.called_off;
+          given_workers = slot.given_workers;
           const auto answered =
               !contributors.empty()
                   ? static_cast<std::ptrdiff_t>(contributors.size())
@@ -75,7 +76,7 @@ class AggregatorTest : public testing::TestWithParam<uint32_t> {
   control::Cluster cluster;
   GroupTable groups;
   std::vector<char> result;
-  uint32_t delivered = 0, called_off = 0;
+  uint32_t delivered = 0, called_off = 0, given_workers = 0;
   observe::Recorder recorder{0};
   Aggregator aggregator;
 };
@@ -297,7 +298,8 @@ TEST_P(AggregatorTest, AGivenResultAnswersAllWhoLackIt) {
     for (uint32_t rank = 0; rank < nodes; ++rank) {
       wire::Open open = open_message(kSegment);
       open.again = true;
-      open.result_workers = rank == giver ? nodes : 0;
+      // Only what the giver says counts.
+      open.result_workers = rank == giver ? nodes : nodes + 1;
       ASSERT_TRUE(aggregator.open(key, std::move(open), rank).ok());
     }
     for (uint32_t rank = 0; rank < nodes; ++rank) {
@@ -307,6 +309,7 @@ TEST_P(AggregatorTest, AGivenResultAnswersAllWhoLackIt) {
       EXPECT_EQ(delivered, rank < giver ? 0 : rank - giver + 1) << giver;
     }
     EXPECT_EQ(result, sum);
+    EXPECT_EQ(given_workers, nodes);
     EXPECT_TRUE(aggregator.idle());
   }
 }

@@ -149,6 +149,64 @@ TEST_F(LinksTest, NothingIsKeptForAnAnswerThatNeverComes) {
   loop.run();
 }
 
+// A rank may destroy a group at the moment in which a server is lost.
+TEST_F(LinksTest, AGroupGoesWhileItsResultsAreGiven) {
+  failover = true;
+  make({1, 1});
+  links->add_group(5, {0, 1}, true);
+  for (const auto& server : servers) server->answering = true;
+  control::ServerSet set = control::ServerSet::all(2);
+  set.lose(0);
+  transfer.key = {0, 0, 0, 5};
+  on_done = [&] {
+    servers[1]->answering = false;
+    links->serve(set);
+    when_quiet([&] {
+      EXPECT_EQ(servers[1]->waiting.size(), 1u);  // more is queued
+      links->remove_group(5);
+      EXPECT_EQ(links->kept().size(), 1u);  // until this is answered
+      const uint32_t before = servers[1]->segments;
+      servers[1]->answer();
+      when_quiet([&, before] {
+        EXPECT_TRUE(links->kept().empty());
+        EXPECT_EQ(servers[1]->segments, before);
+        loop.stop();
+      });
+    });
+  };
+  loop.post([&] { push(); });
+  loop.run();
+}
+
+// A rank says how many workers are in a result only if it has some of it.
+TEST_F(LinksTest, TheWorkersOfAnEarlierRoundAreNotThoseOfThisOne) {
+  failover = true;
+  make({1, 1});
+  transfer.lockstep = true;
+  servers[0]->acknowledging = true;
+  servers[0]->answering = servers[1]->answering = true;
+  on_done = [&] {
+    EXPECT_EQ(transfer.workers, 1u);
+    servers[0]->answering = servers[1]->answering = false;
+    ++transfer.key.round;
+    loop.post([&] {
+      on_done = [] { ADD_FAILURE() << "no server has answered"; };
+      push();
+      when_quiet([&] {
+        control::ServerSet set = control::ServerSet::all(2);
+        set.lose(1);
+        links->serve(set);
+        when_quiet([&] { loop.stop(); });
+      });
+    });
+  };
+  loop.post([&] { push(); });
+  loop.run();
+  EXPECT_TRUE(servers[0]->opened.again);
+  EXPECT_EQ(servers[0]->opened.result_workers, 0u);
+  links.reset();
+}
+
 class ReignsTest : public LinksTest {
  protected:
   // Pushes the transfer, and another one of a later reign, to servers that do not answer.

@@ -20,7 +20,8 @@ using transport::tcp::testing::connected_pair;
 
 inline constexpr size_t kSegment = 1024;
 
-// Answers every push with the same bytes, at once or when told to.
+// Answers every push with the same bytes, at once or when told to. Acknowledges a result that is
+// given.
 class Server : public transport::FlowHandler {
  public:
   Server(DescriptorLoop& loop, GuardedFd fd)
@@ -33,6 +34,11 @@ class Server : public transport::FlowHandler {
   }
   Status on_frame(Flow&, const wire::FrameHeader& header) override {
     if (header.type == wire::FrameType::kTaken) ++taken_frames;
+    if (header.type == wire::FrameType::kOpen) {
+      const auto open = wire::decode_open(payload);
+      EXPECT_TRUE(open.ok());
+      if (open.ok()) opened = *open;
+    }
     if (header.type == wire::FrameType::kTaken || header.type == wire::FrameType::kData) {
       // The count never exceeds what was lent, and never decreases.
       const uint32_t fresh = header.taken - static_cast<uint32_t>(taken);
@@ -40,6 +46,10 @@ class Server : public transport::FlowHandler {
       taken += fresh;
     }
     if (header.type != wire::FrameType::kData) return {};
+    if (acknowledging && (header.flags & wire::kFlagGives)) {
+      reply(header, payload);
+      return {};
+    }
     most_waiting = std::max<size_t>(most_waiting, waiting.size() + 1);
     waiting.emplace_back(header, payload);
     segments += header.segments;
@@ -49,22 +59,26 @@ class Server : public transport::FlowHandler {
   void on_closed(Flow&, const Status&) override {}
   void answer() {
     answering = true;
-    for (auto& [pushed, bytes] : std::exchange(waiting, {})) {
-      wire::FrameHeader header = pushed;
-      header.type = wire::FrameType::kResult;
-      header.flags = lending ? wire::kFlagLent : 0;
-      header.workers = 1;
-      if (lending) lent += header.segments;
-      flow->send_owned(header, std::move(bytes));
-    }
+    for (auto& [pushed, bytes] : std::exchange(waiting, {})) reply(pushed, std::move(bytes));
+  }
+  void reply(wire::FrameHeader header, std::string bytes) {
+    const bool given = header.flags & wire::kFlagGives;
+    if (given) bytes.clear();
+    header.type = wire::FrameType::kResult;
+    header.flags = given ? wire::kFlagEmpty : lending ? wire::kFlagLent : 0;
+    header.workers = 1;
+    if (lending) lent += header.segments;
+    flow->send_owned(header, std::move(bytes));
   }
 
   std::unique_ptr<TcpFlow> flow;
   std::string payload;
   std::vector<std::pair<wire::FrameHeader, std::string>> waiting;
+  wire::Open opened;  // the latest
   size_t most_waiting = 0;  // frames; the credit that was used
   uint32_t segments = 0;
   bool answering = false;
+  bool acknowledging = false;  // results that are given
   bool lending = false;
   size_t lent = 0, taken = 0;  // segments
   int taken_frames = 0;
