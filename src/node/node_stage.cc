@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -98,7 +100,7 @@ void NodeStage::send(const NodeWork& work, LocalMessage message) {
 }
 
 void NodeStage::post(NodeTask task) {
-  if (cleared_) return;
+  if (cleared_ || stopped_) return;
   if (called_off_.contains(task.key.group)) return task.on_done(0);
   NodeWork& work = work_of(task.key);
   if (std::exchange(work.mine, true)) {
@@ -128,13 +130,18 @@ void NodeStage::post(NodeTask task) {
 }
 
 void NodeStage::on_message(const LocalMessage& message) {
+  const bool stopped = stopped_ || cleared_;
+  if (stopped && message.kind == kPost && !called_off_.contains(message.group)) {
+    return let_go(message.group, message.from);
+  }
   if (cleared_) return;
   moved_ = loop_.now();
   if (message.kind == kCalledOff) {
     called_off_.heard(message.group, message.from);
     return settle(message.group);
   }
-  if (called_off_.contains(message.group)) return;  // sent before the neighbour knew
+  // What comes now was sent before the neighbour knew.
+  if (stopped || called_off_.contains(message.group)) return;
   const wire::Key key{message.stream, message.round, message.buffer, message.group};
   if (message.kind != kPost && message.kind != kDone) {
     return on_failure_(breach("unexpected message ", int{message.kind}, " from ",
@@ -328,12 +335,16 @@ bool NodeStage::waits_for_gone(uint32_t group) const {
 }
 
 void NodeStage::let_go(const LocalGroup& group) {
+  for (const uint32_t local : group.locals()) {
+    if (local != options_.local_rank) let_go(group.id(), local);
+  }
+}
+
+void NodeStage::let_go(uint32_t group, uint32_t local_rank) {
   LocalMessage message;
   message.kind = kCalledOff;
-  message.group = group.id();
-  for (const uint32_t local : group.locals()) {
-    if (local != options_.local_rank) static_cast<void>(bus_.send(local, message));
-  }
+  message.group = group;
+  static_cast<void>(bus_.send(local_rank, message));
 }
 
 void NodeStage::forget(const LocalGroup& group) {
@@ -342,8 +353,34 @@ void NodeStage::forget(const LocalGroup& group) {
   called_off_.forget(group);
 }
 
+void NodeStage::stop() {
+  if (cleared_ || std::exchange(stopped_, true)) return;
+  std::map<uint32_t, std::shared_ptr<const LocalGroup>> groups;
+  std::set<std::pair<uint32_t, uint32_t>> others;  // groups and neighbours that have posted there
+  for (const auto& [key, work] : works_) {
+    if (work->mine) groups.emplace(key.group, work->task.group);
+    for (uint32_t local = 0; local < local_size_; ++local) {
+      if (!work->mine && work->ranks[local].here) others.emplace(key.group, local);
+    }
+  }
+  for (const auto& [number, group] : groups) end_work(group);
+  for (const auto& [number, local] : others) {
+    if (!groups.contains(number)) let_go(number, local);
+  }
+}
+
+bool NodeStage::is_seen() const {
+  return std::ranges::any_of(works_, [this](const auto& one) {
+    return one.second->mine && !called_off_.untouched(one.first.group);
+  });
+}
+
 void NodeStage::call_off(const std::shared_ptr<const LocalGroup>& group) {
-  if (cleared_ || !called_off_.add(group)) return;
+  if (!cleared_ && !stopped_) end_work(group);
+}
+
+void NodeStage::end_work(const std::shared_ptr<const LocalGroup>& group) {
+  if (!called_off_.add(group)) return;
   for (const auto& [key, work] : works_) {
     if (key.group == group->id() && work->task.adder) work->task.adder->stop();
   }
@@ -358,7 +395,7 @@ void NodeStage::settle(uint32_t number) {
   adders_.call_off(number);
   if (adds(number)) return;
   if (called_off_.tells(number)) let_go(*group);
-  if (!called_off_.untouched(number)) return;
+  if (stopped_ || !called_off_.untouched(number)) return;
   std::vector<std::shared_ptr<NodeWork>> ended;
   std::erase_if(works_, [&](const auto& one) {
     const bool ends = one.first.group == number && !one.second->pushed;

@@ -58,6 +58,11 @@ class NodeStage : private TransferOwner {
   void call_off(const std::shared_ptr<const LocalGroup>& group);
   // Handles this rank leaving the group, when none of its tasks is in flight.
   void forget(const LocalGroup& group);
+  // Does nothing more for any task, and tells the neighbours so. The tasks stay until clear().
+  void stop();
+  // Returns whether living neighbours may still access memory that this rank has posted. They say
+  // when they do not, which they do when they stop, too.
+  bool is_seen() const;
   // Forgets all tasks permanently. Afterwards nothing here accesses anybody's memory.
   void clear();
 
@@ -91,6 +96,8 @@ class NodeStage : private TransferOwner {
   void slice_done(NodeWork& work);
   void maybe_finish(NodeWork& work);
   void let_go(const LocalGroup& group);
+  void let_go(uint32_t group, uint32_t local_rank);
+  void end_work(const std::shared_ptr<const LocalGroup>& group);
   void settle(uint32_t group);
   void on_result(Transfer&, plan::Range range) override;
   void on_transfer_done(Transfer&) override;
@@ -108,7 +115,7 @@ class NodeStage : private TransferOwner {
   Adders adders_;                    // work on the first of them, if it is large
   CalledOffGroups called_off_;
   bool work_scheduled_ = false;
-  bool cleared_ = false;
+  bool stopped_ = false, cleared_ = false;
   Nanos moved_ = 0;                  // when a neighbour last sent a message, or work was done here
 };
 

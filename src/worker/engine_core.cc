@@ -17,9 +17,9 @@ constexpr uint32_t kLeastStallMs = 2000;
 constexpr Nanos kWhereaboutsInterval = 250 * kMillisecond;
 // At most this many of the calls in which threads of this rank wait are named.
 constexpr size_t kMostPlaces = 3;
-// For so long servers may read what was lent to them, before the callers have their memory back. A
-// server that is alive needs a few milliseconds.
-constexpr Nanos kLongestReading = 250 * kMillisecond, kReadingPoll = kMillisecond;
+// For so long servers and neighbours may read what is theirs to read, before the callers have their
+// memory back. Those that are alive need a few milliseconds.
+constexpr Nanos kLongestReading = 500 * kMillisecond, kReadingPoll = kMillisecond;
 
 }  // namespace
 
@@ -164,13 +164,15 @@ void EngineCore::fail_now(const Status& status, bool leaves) {
   ending_ = status;
   leaves_ = leaves;
   links_->stop();
+  node_stage_->stop();
   end_when_read(loop_->now() + kLongestReading);
 }
 
-// If a caller changed memory that a server has yet to read, the other ranks might take what the
-// server makes of it for a result, before they hear that the job has failed.
+// If a caller changed memory that a server or a neighbour has yet to read, the other ranks might
+// take what these make of it for a result, before they hear that the job has failed.
 void EngineCore::end_when_read(Nanos until) {
-  if (!links_->lends() || loop_->now() >= until) return end();
+  const bool read = !links_->lends() && !node_stage_->is_seen();
+  if (read || loop_->now() >= until) return end();
   loop_->call_after(kReadingPoll, [this, until] { end_when_read(until); });
 }
 

@@ -344,7 +344,7 @@ void Rank::Lane::finish(Call& call) {
     } else if (rank_.plans_[step.plan] != nullptr) {
       rank_.check_round(call, plan_of(step));
     }
-  } else if (planned && rank_.plans_[step.plan] != nullptr && !rank_.is_seen()) {
+  } else if (planned && rank_.plans_[step.plan] != nullptr) {
     const auto& arenas = plan_of(step).plan().arenas;
     for (uint32_t i = 0; i < arenas.size(); ++i) {
       std::memset(plan_of(step).arena(i).get(), 0x5a, arenas[i].bytes);

@@ -24,16 +24,11 @@ Rank::Array Rank::allocate(size_t bytes, bool shared) {
   return {static_cast<char*>(*memory), true, bytes};
 }
 
-bool Rank::is_seen() const {
-  return !job_->engine().failure().ok() &&
-         std::ranges::count(layout_.node_of, layout_.node_of[rank_]) > 1;
-}
-
 // A program may use memory for something else as soon as the call is over, even if it failed. No
 // other rank may get that for a result.
 void Rank::release(Array& array) {
   if (array.data == nullptr) return;
-  if (!array.shared || !is_seen()) std::memset(array.data, 0x5a, array.bytes);
+  std::memset(array.data, 0x5a, array.bytes);
   if (array.shared) {
     job_->engine().heap().free(array.data);
   } else {

@@ -43,9 +43,6 @@ class Rank {
   };
   Array allocate(size_t bytes, bool shared);
   void release(Array& array);
-  // Returns whether the job has failed, so that ranks of its node may still read this rank's shared
-  // memory.
-  bool is_seen() const;
 
   // A call that is in flight.
   struct Call {

@@ -397,6 +397,42 @@ TEST_F(NodeStageTest, AGroupIsCalledOffWhileSeveralThreadsAdd) {
   }
 }
 
+// A rank whose job fails has its memory back when its neighbours have failed, too, whatever they
+// have posted.
+TEST_F(NodeStageTest, MemoryIsSeenUntilAllNeighboursHaveStopped) {
+  make(4, 1);
+  char* data[4];
+  for (uint32_t r = 0; r < 4; ++r) {
+    data[r] = allocate(r, kSmall);
+    std::memset(data[r], 0, kSmall);
+  }
+  const auto seen = [this] { return ranks[0].stage->is_seen(); };
+  run({[&] {
+         post(0, data[0], kSmall);
+         post(1, data[1], kSmall);
+       },
+       [&] { ranks[0].stage->stop(); },
+       [&] {
+         EXPECT_TRUE(seen());
+         ranks[1].stage->stop();
+       },
+       [&] {
+         EXPECT_TRUE(seen());
+         ranks[2].stage->stop();  // it knows of the buffer only from others
+         ranks[3].stage->stop();
+         ranks[3].stage->clear();
+       },
+       [&] {
+         EXPECT_FALSE(seen());
+         EXPECT_FALSE(ranks[1].stage->is_seen());
+         post(2, data[2], kSmall);
+         post(3, data[3], kSmall);
+       }});
+  for (const Rank& rank : ranks) {
+    EXPECT_TRUE(rank.failures.empty() && rank.workers.empty());
+  }
+}
+
 // A device can start only when all ranks have posted: the divisor and the contributors are not
 // known before.
 class NodesWithDevices : public NodeStageTest, public ::testing::WithParamInterface<uint32_t> {};
