@@ -95,8 +95,8 @@ class EngineCore {
   // Tells a server that has come later in which calls this rank is held up.
   void tell_whereabouts_to(uint32_t server);
   // Fails everything, soon: when no server or neighbour reads callers' memory any more, which takes
-  // a moment if something is on its way. Then detaches that memory, and tells the callers. Until then
-  // all is as if the servers were slow. `leaves`: data queued for the servers is still sent.
+  // a moment if something is on its way. Then detaches that memory, and tells the callers. Until
+  // then all is as if the servers were slow. `leaves`: data queued for the servers is still sent.
   void fail_now(const Status& status, bool leaves = false);
   // Returns whether fail_now() was called. Then nothing else may tell callers anything. Engine
   // thread.
