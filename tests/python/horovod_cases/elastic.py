@@ -148,10 +148,3 @@ def elastic_sampler():
     # The first samples are repeated if they do not divide evenly.
     uneven = hvd.elastic.ElasticSampler(range(size + 1), shuffle=False)
     assert list(uneven) == [rank, (size + rank) % (size + 1)]
-
-
-@case
-def elastic_of_other_frameworks():
-    refused = (elastic.refuse, "horovod.keras.elastic", "KerasState", "tf.data")
-    raises(NotImplementedError, "is there for PyTorch only", *refused)
-    raises(AttributeError, "__path__", elastic.refuse, "horovod.keras.elastic", "__path__", "")
