@@ -157,7 +157,7 @@ def test_wrong_environment(environment: dict[str, str], error: str, text: str) -
     assert ended.returncode == 1
     # Lines of the log may follow.
     errors = [line for line in ended.stderr.splitlines() if line.startswith("herring.errors.")]
-    assert errors[-1].startswith(f"herring.errors.{error}"), ended.stderr
+    assert errors and errors[-1].startswith(f"herring.errors.{error}"), ended.stderr
     assert text in errors[-1]
 
 
