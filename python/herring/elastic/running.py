@@ -37,7 +37,6 @@ __all__ = [
     "generation",
     "go_on",
     "has_trained",
-    "is_elastic",
     "join",
     "leave",
     "run",
@@ -136,18 +135,13 @@ def run(train: Train) -> Train:
     @functools.wraps(train)
     def elastic(state: Any, *args: Any, settings: Any = None, **kwargs: Any) -> Any:
         given = dict(settings or {})
-        if not is_elastic():
+        if not runtime.is_elastic():
             herring.init(**given)
             state._begin()
             return train(state, *args, **kwargs)
         return go_on(lambda: train(state, *args, **kwargs), state._begin, lambda: join(given))
 
     return elastic  # type: ignore[return-value]
-
-
-def is_elastic() -> bool:
-    """Returns whether this process belongs to an elastic job, in which generations follow."""
-    return runtime.is_elastic()
 
 
 def join(settings: dict[str, Any], enter: Callable[[], None] = lambda: None) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import herring
 from herring import _core
+from herring.arrays import runtime
 from herring.elastic import running
 from herring.errors import InvalidArgumentError
 from herring.horovod.common import process_sets as sets
@@ -77,7 +78,7 @@ def init(
         enter()
         return
     settings, lines = _asked_for()
-    if running.is_elastic():
+    if runtime.is_elastic():
         global _join_next
         settings.pop("connect_timeout", None)  # a generation begins when its members are there
         _join_next = functools.partial(running.join, settings, enter)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
 import herring
+from herring.arrays import runtime
 from herring.arrays.objects import allgather_plain
 from herring.elastic import running
 from herring.elastic.translation import own_errors
@@ -174,7 +175,7 @@ def defers() -> bool:
 
     In an elastic job a worker that comes later has no others with it before that.
     """
-    return running.is_elastic() and not (_Training.runs or running.has_trained())
+    return runtime.is_elastic() and not (_Training.runs or running.has_trained())
 
 
 def enter_later(one: Enters) -> None:
@@ -214,7 +215,7 @@ def run(func: Train) -> Train:
             with _undone(state):
                 return func(state, *args, **kwargs)
 
-        if running.is_elastic() and not running.has_trained():
+        if runtime.is_elastic() and not running.has_trained():
             return _go_on(state, train)
         state.sync()
         return func(state, *args, **kwargs)
