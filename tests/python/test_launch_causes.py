@@ -52,6 +52,9 @@ CARETS = (
     b"~~~~^^~~~~  \n"
     b"ValueError: vmap got inconsistent sizes\n"
 )
+LOG_LINE = b"2026-01-31 13:05:59.123 [herring rank 3] warning: what all ranks did last is in x\n"
+# A thread of the core wrote its line while Python wrote.
+WITH_LOG_LINES = TRACEBACK.replace(b"    1/0\n", b"    1/0\n" + LOG_LINE) + LOG_LINE
 FATAL = (
     b"Fatal Python error: Segmentation fault\n\n"
     b"Current thread 0x00007f5d (most recent call first):\n"
@@ -76,6 +79,7 @@ def python(code: str) -> list[str]:
         (FATAL, "Fatal Python error: Segmentation fault"),
         (GROUP, "ExceptionGroup: two (2 sub-exceptions)"),
         (CARETS, "ValueError: vmap got inconsistent sizes"),
+        (WITH_LOG_LINES, "ZeroDivisionError: division by zero"),
     ],
 )
 def test_a_traceback_is_held_until_it_is_whole(block: bytes, error: str, size: int) -> None:

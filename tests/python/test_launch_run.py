@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -277,6 +278,21 @@ def test_the_first_failure_decides_and_ends_the_others() -> None:
         re.MULTILINE,
     )
     assert done.stderr.count("[herring run]") == 1
+
+
+def test_the_others_may_say_why_they_fail() -> None:
+    # Worker 1 leaves its number. Once the process is gone, the launcher knows of its death.
+    script = """
+    [ $HERRING_RANK = 1 ] && echo $$ > pid.part && mv pid.part pid && kill -9 $$
+    while ! [ -e pid ] || kill -0 $(cat pid) 2> /dev/null; do :; done
+    sleep 0.05
+    echo "has waited for rank 1" >&2
+    exit 1
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        done = run("-n", "2", *shell(f"cd {folder}; {script}"))
+    assert done.returncode == 128 + signal.SIGKILL
+    assert "[0] has waited for rank 1" in done.stderr
 
 
 def test_death_by_a_signal_is_named() -> None:

@@ -14,6 +14,7 @@ __all__ = ["EXIT_TIMEOUT", "STOPPING", "Ending"]
 
 EXIT_TIMEOUT = 124  # the status that timeout(1) gives
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_WORDS_SECONDS = 0.5  # for the others to say why they fail, and to write down what they did last
 _SERVER_SECONDS = 2.0  # the time that servers have to end after the last worker
 _SAME_STOP_SECONDS = 1.0  # two different signals within it count as one, as an ending session sends
 _LAST_SECONDS = 10.0  # wait for killed processes: one that waits for a device does not end
@@ -55,6 +56,7 @@ class Ending:
         self.signal = 0
         self.status: int | None = None
         self._signalled_at = 0.0
+        self._stopped = False  # whether all processes were told to end
         self._dismissed = False  # whether servers were told to end
         # What happens next, and when.
         self._at: dict[Callable[[float], None], float] = {}
@@ -90,13 +92,18 @@ class Ending:
 
     def stop(self) -> None:
         """Asks all processes to end."""
+        self._stopped = True
         self._children.signal(signal.SIGTERM)
         self.begin()
 
     def after_failure(self) -> None:
-        """Stops the other processes after a failure, unless --keep-going was given."""
+        """Stops the other processes after a failure, unless --keep-going was given.
+
+        They have a moment to fail by themselves, because their errors say what they waited for.
+        """
         if not self._options.keep_going:
-            self.stop()
+            self._at[self._stop_all] = time.monotonic() + min(_WORDS_SECONDS, self._options.grace)
+            self.begin()
 
     def consequence(self) -> str:
         """Returns the end of a sentence: what a failure means for the other processes."""
@@ -111,7 +118,7 @@ class Ending:
 
     def dismiss_servers(self) -> None:
         """Ends the servers after all workers have ended: no further job can come."""
-        if self._dismissed or (self.begun and not self.signal):  # they were told to end
+        if self._dismissed or (self._stopped and not self.signal):
             return
         self._dismissed = True
         self._children.signal(signal.SIGTERM, workers=False)

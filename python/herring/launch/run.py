@@ -56,9 +56,10 @@ what the workers get:
 
 how it ends:
   The exit status is 0 if all workers end with 0. If a worker fails, this command names it, stops
-  the others, and exits with its status; if several fail, the last line names the one that failed
-  first. The status is 128 + signal if a signal ended the worker, 124 after --timeout, 3 with
-  --require-init, and 255 if a host cannot be reached (within --start-timeout) or is lost.
+  what is left of the others after half a second, and exits with its status; if several fail, the
+  last line names the one that failed first. The status is 128 + signal if a signal ended the
+  worker, 124 after --timeout, 3 with --require-init, and 255 if a host cannot be reached (within
+  --start-timeout) or is lost.
   Ctrl-C, SIGTERM and SIGHUP are passed on to the workers; a second Ctrl-C kills them. Everything
   that the workers started ends with the job, on every host, even if this command or its ssh is
   killed.

@@ -31,8 +31,9 @@ _HEADER = re.compile(
 )
 _BETWEEN = (b"During handling of the above exception", b"The above exception was the direct cause")
 _FATAL = b"Fatal Python error: "
-# The core puts time, process and level before a line of its log.
-_LOGGED = re.compile(r"^[\d-]{10} [\d:.]{12} \[herring[ \w]*\] \w+: ")
+# The core puts time, process and level before a line of its log. Its threads may write such a line
+# while Python writes a traceback.
+_LOGGED = re.compile(rb"[\d-]{10} [\d:.]{12} \[herring[ \w]*\] \w+: ")
 # Marks a part of the source above, without indentation if a statement has several lines.
 _CARETS = re.compile(rb"[\^~][\^~ ]*\s*")
 _TREE = re.compile(rb"\s*[|+](?:-\+-+.*)?[ ]?")
@@ -45,7 +46,7 @@ class Tracebacks:
         due: When `release` must be called (`time.monotonic`), or None if nothing is held.
         error: The last line of the last traceback, which says what went wrong; or empty.
         error_at: When that traceback began (`time.time`).
-        ends_with_error: Whether nothing came after that traceback.
+        ends_with_error: Whether nothing but log lines came after that traceback.
         last_line: The last line that is not blank, as far as it is complete, and without the time,
             process and level of a log line.
         last_at: When the last line came (`time.time`).
@@ -105,23 +106,26 @@ class Tracebacks:
         text = bytes(self._line + self._held[-4096:])
         if not text.endswith(b"\n"):
             return True
-        line = _plain(text[:-1].rpartition(b"\n")[2])
+        lines = reversed(text[:-1].split(b"\n"))
+        line = _plain(next((line for line in lines if not _LOGGED.match(line)), b""))
         if not line or line[:1] == b" " or _CARETS.fullmatch(line):
             return True
         return line.startswith(_BETWEEN) or line.endswith(b"last):")
 
     def _note(self, text: bytes) -> None:
-        for line in reversed(text.splitlines()):
-            if line.strip():
-                self.ends_with_error = False
-                self.last_line = _LOGGED.sub("", _words(_plain(line)))
-                self.last_at = time.time()
-                return
+        lines = [line for line in text.splitlines() if line.strip()]
+        if not lines:
+            return
+        self.ends_with_error = self.ends_with_error and all(map(_LOGGED.match, lines))
+        logged = _LOGGED.match(lines[-1])
+        self.last_line = _words(lines[-1][logged.end() :] if logged else _plain(lines[-1]))
+        self.last_at = time.time()
 
     def _note_error(self, text: bytes) -> None:
         """Finds the line that says what went wrong: the first one after the last frames."""
         expected = False
-        for line in map(_plain, text.splitlines()):
+        lines = [line for line in text.splitlines() if not _LOGGED.match(line)]
+        for line in map(_plain, lines):
             if line.endswith(b"(most recent call last):"):
                 expected = True
             elif line.startswith(_FATAL):
