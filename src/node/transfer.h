@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,9 @@ struct Transfer {
   std::vector<plan::SegmentRun> runs;    // the segments that this worker pushes
   // Every rank pushes the next round of the stream only when it has all results of this one.
   bool lockstep = false;
+  // The epoch of the set of servers to which all ranks push this. If a part of it is lost with one
+  // of these servers, `fewest_workers` is 0, and the owner makes another attempt.
+  std::optional<uint32_t> attempt;
   TransferOwner* owner = nullptr;
   observe::Mark mark;                    // passes kPushed when all bytes were handed to flows
 

@@ -43,9 +43,17 @@ void answer_joins(const Pending& pending, std::vector<Answer>& out) {
   }
 }
 
-// Lets the operation move, with the next ticket of the stream.
-void launch(JobGroup& group, const Announces& calls, uint32_t stream, std::vector<Answer>& out) {
+// Lets the operation move, with the next ticket of the stream. Versions of the set of servers never
+// decrease in a stream. So a rank that has yet to hear of a version moves no later call before this
+// one.
+void launch(JobGroup& group, const Announces& calls, const Reign& reign, uint32_t stream,
+            std::vector<Answer>& out) {
   wire::Go go = common_head(calls);
+  uint32_t& servers = group.sequences[reign.home].servers;
+  for (const Announce* call : calls) {
+    if (call != nullptr) servers = std::max(servers, call->servers);
+  }
+  go.servers = servers;
   wire::FrameHeader header = header_of(wire::FrameType::kGo, group);
   header.stream = stream;
   header.round = group.next_ticket++;
@@ -148,7 +156,7 @@ Coordinator::Calls::iterator Coordinator::next_call(Calls& calls,
   });
   if (found != calls.end()) return found;
   Pending& pending = add_call(calls, group, reign, now);
-  if (message.name == wire::kJoinName || message.name == wire::kMeetingName) return calls.end() - 1;
+  if (wire::is_reserved(message.name)) return calls.end() - 1;
   const Pending* const join = joining({group->members.id(), reign.home});
   if (join != nullptr) {
     for (const Announcement& call : join->calls) {
@@ -276,7 +284,7 @@ void Coordinator::join(const Home& home, uint32_t index, std::vector<Answer>& ou
        name != names_.end() && name->first.first == home;) {
     const std::string& text = name->first.second;
     Calls& calls = name->second;
-    if (text != wire::kJoinName && text != wire::kMeetingName) {
+    if (!wire::is_reserved(text)) {
       for (auto pending = calls.begin(); pending != calls.end();) {
         go_without(*pending, index);
         if (!pending->failure) {
@@ -406,7 +414,7 @@ void Coordinator::resolve(Pending& pending, std::vector<Answer>& out) {
   } else if (small && largest_reply(calls) <= kLargestReply) {
     reply(group, calls, out);
   } else {
-    launch(group, calls, stream_of(pending.reign, servers_), out);
+    launch(group, calls, pending.reign, stream_of(pending.reign, servers_), out);
   }
   sign(pending, out, first);
 }

@@ -42,6 +42,7 @@ struct JobGroup {
   struct Sequence {
     uint32_t epoch = 0;     // of the reign
     uint64_t answered = 0;  // number of the latest answer
+    uint32_t servers = 0;   // epoch of the latest set of servers that a member has told
   };
   std::map<uint32_t, Sequence> sequences;  // by home
   bool told = false;       // members were told that one of them has called the group off

@@ -8,6 +8,30 @@ namespace herring::server {
 
 using control::Group;
 
+namespace {
+
+// Returns how many elements of an all-to-all each rank has for each rank, by index; nothing for a
+// rank of which it is not known. A rank that lacks the answer has made the call again.
+std::vector<std::vector<uint64_t>> elements_of(const Handover& handover,
+                                               const wire::KeptAnswer& answer) {
+  std::vector<std::vector<uint64_t>> elements(handover.said.size());
+  for (uint32_t index = 0; index < elements.size(); ++index) {
+    if (!handover.said[index]) continue;
+    const wire::KeptAnswer* const kept = handover.said[index]->find(answer.number);
+    if (kept != nullptr) elements[index] = kept->own;
+  }
+  for (const Announcement& call : handover.held) {
+    const auto* alltoall = std::get_if<wire::AllToAll>(&call.message.what);
+    const bool lacks = call.message.name == answer.name && elements[call.index].empty();
+    if (alltoall == nullptr || !lacks) continue;
+    elements[call.index] = alltoall->rows;
+    for (uint64_t& one : elements[call.index]) one *= call.message.arrays.front().row_elements();
+  }
+  return elements;
+}
+
+}  // namespace
+
 // Returns the hand-over that calls of this reign wait for; null if they need not wait. What comes
 // first in a reign begins its hand-over.
 Result<Handover*> Coordinator::handover_of(const std::shared_ptr<JobGroup>& group, Reign reign,
@@ -112,6 +136,8 @@ Status Coordinator::give(Handover& handover, const Lacked& lacked, Nanos now,
     if (calls.empty()) names_.erase({home, answer.name});
     return {};
   }
+  const auto elements = answer.own.empty() ? std::vector<std::vector<uint64_t>>()
+                                           : elements_of(handover, answer);
   const auto lost = [&](uint32_t rank, const char* why) {
     return Status(Code::kPeerLost,
                   concat("a server is lost, and with it the answer to '", answer.name, "'",
@@ -120,7 +146,6 @@ Status Coordinator::give(Handover& handover, const Lacked& lacked, Nanos now,
   for (const uint32_t index : lacked.by) {
     if (group->is_gone(index)) continue;
     const uint32_t rank = group->members.ranks()[index];
-    if (!answer.common) return lost(rank, "which no other rank knows");
     const auto call = std::ranges::find_if(handover.held, [&](const Announcement& one) {
       return one.index == index && one.message.name == answer.name && one.message.refusal.empty();
     });
@@ -132,7 +157,19 @@ Status Coordinator::give(Handover& handover, const Lacked& lacked, Nanos now,
                                                         : stream_of(handover.reign, servers_);
     header.round = answer.ticket;
     wire::set_answer_number(header, answer.number);
-    out.push_back({rank, header, payload_of(answer, call->message.id)});
+    std::string payload = payload_of(answer, call->message.id);
+    if (!elements.empty()) {
+      std::string_view rest;
+      auto go = wire::decode_go(payload, &rest);
+      if (!go.ok()) return go.status();
+      go->counts.clear();
+      for (const std::vector<uint64_t>& of_rank : elements) {
+        if (of_rank.size() != elements.size()) return lost(rank, "which no other rank knows");
+        go->counts.push_back(of_rank[index]);
+      }
+      payload = encode(*go);
+    }
+    out.push_back({rank, header, std::move(payload)});
     release(*group, *call);
     handover.held.erase(call);
   }

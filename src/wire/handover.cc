@@ -11,14 +11,20 @@ bool Handover::has(uint64_t number) const {
   return number <= highest && !std::binary_search(holes.begin(), holes.end(), number);
 }
 
+const KeptAnswer* Handover::find(uint64_t number) const {
+  const auto found = std::ranges::find(kept, number, &KeptAnswer::number);
+  return found == kept.end() ? nullptr : &*found;
+}
+
 std::string encode(const Handover& handover) {
   ByteWriter out;
   out.put(handover.highest).put(static_cast<uint32_t>(handover.holes.size()));
   out.raw(handover.holes.data(), handover.holes.size() * sizeof(uint64_t));
   out.put(static_cast<uint32_t>(handover.kept.size()));
   for (const KeptAnswer& one : handover.kept) {
-    out.put(one.number).put(one.type).put(static_cast<uint8_t>(one.common));
-    out.put(one.stream).put(one.ticket).text(one.name).text(one.text);
+    out.put(one.number).put(one.type).put(one.stream).put(one.ticket);
+    out.text(one.name).text(one.text).put(static_cast<uint32_t>(one.own.size()));
+    out.raw(one.own.data(), one.own.size() * sizeof(uint64_t));
   }
   return out.take();
 }
@@ -44,15 +50,17 @@ Result<Handover> decode_handover(std::string_view text) {
     KeptAnswer& one = handover.kept.emplace_back();
     one.number = in.get<uint64_t>();
     one.type = in.get<FrameType>();
-    const auto common = in.get<uint8_t>();
-    one.common = common == 1;
     one.stream = in.get<uint32_t>();
     one.ticket = in.get<uint32_t>();
     one.name = in.text(kMaxName);
     one.text = in.text(kMaxPayload);
+    const auto own = in.get<uint32_t>();
+    if (!in.ok() || own * sizeof(uint64_t) > in.remaining()) return malformed("hand-over");
+    one.own.resize(own);
+    in.raw(one.own.data(), own * sizeof(uint64_t));
     const bool answers = one.type == FrameType::kGo || one.type == FrameType::kReply ||
                          one.type == FrameType::kOpError;
-    if (!answers || common > 1 || !handover.has(one.number) || one.number == 0) {
+    if (!answers || !handover.has(one.number) || one.number == 0) {
       return malformed("hand-over");
     }
   }

@@ -27,12 +27,15 @@ inline void set_answer_number(FrameHeader& header, uint64_t number) {
 struct KeptAnswer {
   uint64_t number = 0;
   FrameType type = FrameType::kReply;  // kGo, kReply or kOpError
-  bool common = false;                 // it is the same for all ranks
   uint32_t stream = 0, ticket = 0;     // of a kGo
   std::string name;                    // of the call
   std::string text;                    // the payload behind the ID
+  // Only in an all-to-all, where answers differ: the elements that this rank has for each rank.
+  std::vector<uint64_t> own;
 
-  size_t bytes() const { return name.size() + text.size() + sizeof(KeptAnswer); }
+  size_t bytes() const {
+    return name.size() + text.size() + own.size() * sizeof(uint64_t) + sizeof(KeptAnswer);
+  }
 };
 
 // What one rank knows about the answers for one home and group.
@@ -42,6 +45,7 @@ struct Handover {
   std::vector<KeptAnswer> kept;     // the latest answers, in any order
 
   bool has(uint64_t number) const;
+  const KeptAnswer* find(uint64_t number) const;  // null if it is not kept
 };
 
 // Bounds of what a rank keeps: results, and as many errors.

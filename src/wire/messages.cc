@@ -184,7 +184,7 @@ std::string encode(const Announce& a) {
   out.put(static_cast<uint8_t>(a.arrays.size()));
   for (const Array& array : a.arrays) put(out, array);
   out.put(static_cast<uint8_t>(a.listed)).put(static_cast<uint8_t>(a.inline_payload));
-  out.put(a.timeout_ms).put(a.warn_ms);
+  out.put(a.timeout_ms).put(a.warn_ms).put(a.servers);
   out.text(a.name).text(std::string_view(a.refusal).substr(0, kMaxRefusal));
   out.text(a.agreement).text(a.address);
   return out.take();
@@ -213,6 +213,7 @@ Result<Announce> decode_announce(std::string_view text) {
   if (by_workers && a.inline_payload) return malformed("announce");
   a.timeout_ms = in.get<uint32_t>();
   a.warn_ms = in.get<uint32_t>();
+  a.servers = in.get<uint32_t>();
   a.name = in.text(kMaxName);
   a.refusal = in.text(kMaxRefusal);
   a.agreement = in.text(kMaxAgreement);
@@ -229,6 +230,7 @@ std::string encode(const Go& go) {
   ByteWriter out;
   out.put(go.id);
   put_list(out, go.counts);
+  out.put(go.servers);
   return out.take();
 }
 
@@ -237,6 +239,8 @@ Result<Go> decode_go(std::string_view text, std::string_view* rest) {
   Go go;
   go.id = in.get<uint64_t>();
   if (!get_list(in, go.counts, kMaxCounts)) return malformed("go");
+  go.servers = in.get<uint32_t>();
+  if (!in.ok()) return malformed("go");
   *rest = in.rest();
   return go;
 }

@@ -45,6 +45,11 @@ struct Open {
 // group tell each other where they listen.
 inline constexpr char kJoinName[] = "herring.join";
 inline constexpr char kMeetingName[] = "herring.workers' addresses";
+// Calls with these names say whether the blocks of an exchange have reached all ranks.
+inline constexpr char kWholePrefix[] = "herring.whole ";
+inline bool is_reserved(std::string_view name) {
+  return name == kJoinName || name == kMeetingName || name.starts_with(kWholePrefix);
+}
 // "[an IPv6 address]:port" is shorter.
 inline constexpr size_t kMaxAddress = 64;
 // The limit of Announce::refusal in bytes; longer texts are cut.
@@ -62,6 +67,7 @@ struct Announce {
   bool listed = false;
   bool inline_payload = false;  // the payload follows in the same frame
   uint32_t timeout_ms = 0, warn_ms = 0;
+  uint32_t servers = 0;         // epoch of the set of servers that the rank knows
   std::string name;
   std::string refusal;           // why this rank, although called, cannot take part; or empty
   // In words, what else must be the same on all ranks; for a list, also its arrays.
@@ -86,6 +92,7 @@ std::string agreement_of(std::string text);
 struct Go {
   uint64_t id = 0;
   std::vector<uint64_t> counts;
+  uint32_t servers = 0;  // epoch of the set of servers with which all ranks carry out an exchange
 };
 
 // kGroup: the group with the header's number, described by one of its members. The answer has `id`.

@@ -77,19 +77,32 @@ Transfer* Links::find(const Key& key) {
 
 bool Links::can_move() const {
   return std::ranges::all_of(transfers_, [this](const auto& one) {
-    return keeps_results(*one.second.transfer) && !wire::outlives_members(one.first.stream);
+    const Transfer& transfer = *one.second.transfer;
+    return keeps_results(transfer) || transfer.attempt;
   });
 }
 
-// Returns who has the run now; the epoch is 0 if that is its home. If nobody keeps the results, the
-// run must not move when a server comes back: some ranks may have results that others lack. A loss
-// ends the job if such a transfer is in flight anywhere, so all ranks that go on agree about it.
+// Returns the set of servers that has the transfer's runs. If nobody keeps the results, the runs
+// must not move when a server comes back: some ranks may have results that others lack. Either all
+// ranks use the same version of the set, or nothing of it is in flight when a server is lost,
+// because that would end the job.
+const control::ServerSet& Links::set_of(const Transfer& transfer) const {
+  if (keeps_results(transfer)) return serving_;
+  return std::prev(versions_.upper_bound(transfer.attempt.value_or(lost_in_)))->second;
+}
+
+// Returns who has the run now; the epoch is 0 if that is its home.
 control::ServerSet::StandIn Links::stand_in(const Transfer& transfer, uint32_t run) const {
   const uint32_t home = home_of(transfer, run);
-  const control::ServerSet& set = keeps_results(transfer) ? serving_ : at_loss_;
-  auto now = set.stand_in(home, transfer.key.buffer, owners_of(transfer.key.group));
+  auto now = set_of(transfer).stand_in(home, transfer.key.buffer, owners_of(transfer.key.group));
   if (now.server == home) now.epoch = 0;
   return now;
+}
+
+// Returns whether the server of a run was lost after the attempt had begun. Another one may be in
+// its place.
+bool Links::is_gone(const Transfer& transfer, uint32_t run) const {
+  return transfer.attempt && serving_.since[transfer.ways[run].server] > *transfer.attempt;
 }
 
 void Links::choose_way(Transfer& transfer, uint32_t run) {
@@ -109,6 +122,10 @@ void Links::choose_way(Transfer& transfer, uint32_t run) {
 void Links::move(Transfer& transfer, uint32_t run) {
   Way& way = transfer.ways[run];
   std::erase_if(way.elsewhere, [this](const auto& one) { return !serving_.has(one.server); });
+  if (transfer.attempt) {
+    if (is_gone(transfer, run)) lose(transfer, run);
+    return;
+  }
   if (transfer.called_off) {
     // It only waits for answers. Those of a server that is gone never come.
     if (!serving_.has(way.server)) {
@@ -147,9 +164,10 @@ void Links::serve(const control::ServerSet& set) {
   serving_.adopt(set);
   for (uint32_t server = 0; server < links_.size(); ++server) {
     if (!before.has(server) || set.has(server)) continue;
-    at_loss_ = serving_;
+    lost_in_ = set.epoch;
     drop_link(server);
   }
+  versions_[set.epoch] = serving_;
   std::vector<Transfer*> moving;
   for (auto& [key, pushed] : transfers_) moving.push_back(pushed.transfer);
   for (auto& [key, transfer] : kept_) moving.push_back(transfer.get());

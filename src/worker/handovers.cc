@@ -9,13 +9,14 @@
 namespace herring::worker {
 namespace {
 
-// Whether the answer is the same for all ranks.
-bool is_common(const wire::Collective& what, wire::FrameType type) {
-  switch (type) {
-    case wire::FrameType::kOpError: return true;
-    case wire::FrameType::kGo: return !wire::is<wire::AllToAll>(what);
-    default: return !wire::is<wire::AllToAll>(what) && !wire::is<wire::ReduceScatter>(what);
+// Returns how many elements of an all-to-all this rank has for each rank.
+std::vector<uint64_t> own_elements(const Call& call) {
+  std::vector<uint64_t> own;
+  if (const auto* alltoall = std::get_if<wire::AllToAll>(&call.what)) {
+    own = alltoall->rows;
+    for (uint64_t& one : own) one *= call.buffers.front().array.row_elements();
   }
+  return own;
 }
 
 }  // namespace
@@ -164,11 +165,11 @@ Result<bool> Handovers::receive(uint32_t server, const wire::FrameHeader& header
   }
   if (group->joins_now) return true;
   HERRING_RETURN_IF_ERROR(answers.receive(number));
-  wire::KeptAnswer kept{number, header.type, true, header.stream, header.round, {},
-                        std::string(payload.substr(sizeof(id)))};
+  wire::KeptAnswer kept{number, header.type, header.stream, header.round, {},
+                        std::string(payload.substr(sizeof(id))), {}};
   if (operation) {
     kept.name = operation->call_.name;
-    kept.common = is_common(operation->call_.what, header.type);
+    kept.own = own_elements(operation->call_);
     answers.keep(std::move(kept));
   } else if (const auto refusal = refusals_.extract(id); !refusal.empty()) {
     kept.name = refusal.mapped().message.name;

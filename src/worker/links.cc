@@ -35,7 +35,7 @@ void Links::add_flow(uint32_t server, transport::Connection& connection) {
     links_.resize(server + 1);
     serving_.serving.resize(server + 1, true);
     serving_.since.resize(server + 1, 0);
-    at_loss_ = serving_;
+    versions_ = {{0, serving_}};
     for (auto one = static_cast<uint32_t>(all_servers_.size()); one <= server; ++one) {
       all_servers_.push_back(one);
     }
@@ -187,6 +187,11 @@ Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
     transfer.segments_left += run.count;
     transfer.answered[r].assign(run.count, false);
   }
+  transfer.ways.assign(options_.failover ? transfer.runs.size() : 0, {});
+  for (uint32_t r = 0; r < transfer.ways.size() && transfer.attempt; ++r) {
+    choose_way(transfer, r);
+    if (is_gone(transfer, r)) lose(transfer, r);
+  }
   Pace& pace = pace_of(key.group);
   transfer.called_off = pace.called_off && !wire::outlives_members(key.stream);
   if (transfer.segments_left == 0 || transfer.called_off) {
@@ -200,9 +205,9 @@ Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
   std::vector<uint32_t> touched;
   const StreamId id{key.group, key.stream, 0, 0};
   const uint64_t number = balances_ ? orders_[id].transfers++ : 0;
-  transfer.ways.assign(options_.failover ? transfer.runs.size() : 0, {});
   for (uint32_t r = 0; r < transfer.runs.size(); ++r) {
-    if (options_.failover) choose_way(transfer, r);
+    if (options_.failover && !transfer.attempt) choose_way(transfer, r);
+    if (options_.failover && is_gone(transfer, r)) continue;
     enqueue(transfer, r, number);
     touched.push_back(server_of(transfer, r));
   }

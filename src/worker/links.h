@@ -236,6 +236,7 @@ class Links final : public Pusher, private transport::FlowHandler {
   using Transfers = std::unordered_map<Key, Pushed, KeyHash>;
   Transfers::node_type take(const Transfer& transfer);
   void end(const std::vector<Transfer*>& transfers);
+  static void lose(Transfer& transfer, uint32_t run);
   void measure_paths();
   void give_back(LinkFlow& flow);
   void forget_transfers();
@@ -257,7 +258,9 @@ class Links final : public Pusher, private transport::FlowHandler {
   const std::vector<uint32_t>& owners_of(uint32_t group) const;
   Transfer* find(const Key& key);
   void enqueue(Transfer& transfer, uint32_t run, uint64_t number);
+  const control::ServerSet& set_of(const Transfer& transfer) const;
   control::ServerSet::StandIn stand_in(const Transfer& transfer, uint32_t run) const;
+  bool is_gone(const Transfer& transfer, uint32_t run) const;
   void choose_way(Transfer& transfer, uint32_t run);
   void move(Transfer& transfer, uint32_t run);
   void drop_link(uint32_t server);
@@ -316,7 +319,9 @@ class Links final : public Pusher, private transport::FlowHandler {
   std::map<Key, std::unique_ptr<Transfer>> kept_;
   Nanos answered_at_ = 0;
   bool stopped_ = false;                   // by stop()
-  control::ServerSet serving_, at_loss_;   // now, and when a server was last lost
+  control::ServerSet serving_;
+  std::map<uint32_t, control::ServerSet> versions_;  // of `serving_` so far, by epoch
+  uint32_t lost_in_ = 0;                   // the version in which a server was last lost
 };
 
 }  // namespace herring::worker

@@ -22,6 +22,13 @@ bool is_in_place(const wire::Collective& what) {
          wire::is<wire::Receive>(what);
 }
 
+// Whether an exchange goes through the node stage and then as an all-reduce.
+bool goes_through_nodes(const Call& call) {
+  const control::Group& members = call.group->members();
+  return (wire::is<wire::Broadcast>(call.what) || wire::is<wire::ReduceScatter>(call.what)) &&
+         members.nodes() > 1 && members.most_on_a_node() > 1;
+}
+
 }  // namespace
 
 // The result of each operation follows from this rank's arrays alone.
@@ -135,6 +142,7 @@ Transfer& Mover::add_transfer(Operation& operation, Key key, size_t bundle, size
   }
   transfer.shards = plan::shard_layout(bytes, call.group->shards().weights);
   transfer.runs = plan::local_slice(transfer.shards, engine_.options().links.segment_bytes, 0, 1);
+  if (operation.attempt_) transfer.attempt = operation.attempt_->servers;
   transfer.owner = &operation;
   transfer.mark = operation.part();
   return transfer;
@@ -207,6 +215,12 @@ void Mover::by_node_stage(Operation& operation, Key& key, size_t bundle, char* d
   }
 }
 
+bool Mover::can_try_again(const Call& call) const {
+  return engine_.options().failover && !wire::is<wire::AllReduce>(call.what) &&
+         !wire::is_message(call.what) && call.group->members().nodes() > 1 &&
+         !goes_through_nodes(call);
+}
+
 // Moves every operation other than an all-reduce.
 void Mover::exchange(Operation& operation, Key key) {
   const Call& call = operation.call_;
@@ -225,8 +239,7 @@ void Mover::exchange(Operation& operation, Key key) {
   const bool in_place = wire::is<wire::Broadcast>(call.what);
   char* out = in_place ? operation.bundles_.front().receive : operation.place_result(result_bytes);
   if (out == nullptr) return engine_.fail_now(no_memory(call.name, result_bytes));
-  const bool in_nodes = (in_place || wire::is<wire::ReduceScatter>(call.what)) &&
-                        members.nodes() > 1 && members.most_on_a_node() > 1;
+  const bool in_nodes = goes_through_nodes(call);
   // Uses a stream of its own. All-reduces with the same owner go through the node stage first, and
   // the order inside a stream must be the same on every worker.
   if (!in_nodes) key.stream += static_cast<uint32_t>(engine_.cluster().servers.size());

@@ -21,6 +21,9 @@ class Mover {
 
   // Moves the bytes. `address`: for a message, the address at which the other rank listens.
   void move(Operation& operation, Key key, const std::string& address);
+  // Returns whether another attempt is made if a server is lost. Its transfers then keep nothing
+  // for others, and the operation's arrays stay as they are until the result is complete.
+  bool can_try_again(const Call& call) const;
   // Completes an operation of a group of one, where no server has to be asked.
   void alone(Operation& operation);
   // Takes a result that a server has computed or forwarded.

@@ -39,7 +39,7 @@ Result<std::shared_ptr<Operation>> NamedOperations::admit(Call call) {
     return Status(failed.code(), concat("'", call.name, "'", group->members().suffix(),
                                         " cannot complete: ", failed.message()));
   }
-  if (Names::is_reserved(call.name) && !wire::is<wire::Join>(call.what)) {
+  if (wire::is_reserved(call.name) && !wire::is<wire::Join>(call.what)) {
     return Status(Code::kInvalidArgument,
                   concat("the name '", call.name, "' is reserved"));
   }
@@ -110,7 +110,7 @@ void NamedOperations::drop(Operation& operation, const Status& why) {
 
 void NamedOperations::refuse(const std::shared_ptr<Group>& group, wire::Collective what,
                              const std::string& name, const std::string& why) {
-  if (Names::is_reserved(name)) return;
+  if (wire::is_reserved(name)) return;  // every rank rejects such a name, so nobody waits
   wire::Announce announce;
   announce.what = std::move(what);
   announce.name = name;
@@ -164,7 +164,7 @@ void NamedOperations::start(const std::shared_ptr<Operation>& operation) {
                                       " has ended")});
   }
   if (wire::is<wire::Join>(call.what)) return joins_.start(*operation);
-  if (wire::is<wire::AllReduce>(call.what)) ++group.called;
+  if (wire::is<wire::AllReduce>(call.what) && !wire::is_reserved(call.name)) ++group.called;
   if (Status said = announce(*operation, operation->asked_); !said.ok()) finish(*operation, said);
 }
 
@@ -179,13 +179,17 @@ Status NamedOperations::announce(const Operation& operation, const Owner& owner)
   announce.listed = call.list;
   announce.timeout_ms = engine_.timeout_ms(call.timeout);
   announce.warn_ms = engine_.warn_ms();
+  announce.servers = engine_.links().serving().epoch;
   announce.name = call.name;
   announce.agreement = wire::agreement_of(call.agreement);
   // A gathered result must fit into a reply. The choice must depend only on the call itself,
   // because it decides in which order a sum is computed.
   const auto* allreduce = std::get_if<wire::AllReduce>(&call.what);
+  // And if a server is lost, ranks know of each other's results only where all have the same one.
+  const bool differs = wire::is<wire::ReduceScatter>(call.what) ||
+                       wire::is<wire::AllToAll>(call.what);
   announce.inline_payload =
-      bytes <= engine_.options().small_bytes &&
+      bytes <= engine_.options().small_bytes && !(differs && engine_.options().failover) &&
       (allreduce == nullptr || allreduce->algorithm == wire::Algorithm::kHerring) &&
       (!wire::is<wire::AllGather>(call.what) ||
        bytes * group.size() <= wire::kMaxControlPayload / 2);
@@ -274,7 +278,60 @@ void NamedOperations::launch(Operation& operation, const wire::FrameHeader& head
     return engine_.fail_now(breach(title(operation), " was answered for group ", header.group));
   }
   engine_.recorder().place(operation.mark().id, header.stream, header.round);
-  mover_.move(operation, {header.stream, header.round, 0, group.id()}, std::string(rest));
+  const Key key{header.stream, header.round, 0, group.id()};
+  if (mover_.can_try_again(operation.call_)) {
+    operation.attempt_ = {go.servers, key};
+    if (go.servers > engine_.links().serving().epoch) return early_.push_back(operation.id_);
+  }
+  mover_.move(operation, key, std::string(rest));
+}
+
+void NamedOperations::serve(const control::ServerSet& set) {
+  handovers_.serve(set);
+  while (!early_.empty() && !engine_.ends()) {
+    const auto operation = find(early_.front());
+    if (operation && operation->attempt_->servers > set.epoch) return;
+    early_.pop_front();
+    if (operation) mover_.move(*operation, operation->attempt_->key, {});
+  }
+}
+
+// A part of an exchange may be lost for some ranks only. All make another attempt then. So nobody
+// gives its arrays back before all have everything.
+void NamedOperations::ask_whether_whole(Operation& operation) {
+  const Key& key = operation.attempt_->key;
+  Call call;
+  call.group = operation.call_.group;
+  call.what = wire::AllReduce{{ReduceOp::kMin}};
+  call.name = concat(wire::kWholePrefix, key.stream, '/', key.round);
+  call.timeout = operation.call_.timeout;
+  char* const whole = reinterpret_cast<char*>(&operation.whole_);
+  call.buffers = {{{DType::kUInt8, {1}}, whole, whole}};
+  auto asks = make(std::move(call));
+  if (!asks.ok()) return engine_.fail_now(asks.status());
+  (*asks)->then_ = [this, asked = operation.shared_from_this()](const Status& status) {
+    if (find(asked->id_) != asked) return;
+    if (!status.ok()) {
+      finish(*asked, status);
+    } else if (asked->whole_ == 0) {
+      try_again(*asked);
+    } else {
+      finish(*asked, {});
+    }
+  };
+  start(*asks);
+}
+
+void NamedOperations::try_again(Operation& operation) {
+  operation.transfers_.clear();
+  operation.parts_ = {};
+  operation.whole_ = 1;
+  operation.attempt_.reset();
+  operation.launched_ = false;
+  operation.started_ = engine_.loop()->now();
+  operation.asked_ = handovers_.owner_of(*operation.call_.group, operation.call_.name);
+  log(LogLevel::kDebug, title(operation), " begins again, because a server is lost");
+  if (Status said = announce(operation, operation.asked_); !said.ok()) finish(operation, said);
 }
 
 // First the server sends the group's number. Then every server of the group confirms that it knows
@@ -310,6 +367,13 @@ void NamedOperations::part_done(Operation& operation) {
   const Status why = operation.call_.group->called_off();
   // It is not known yet who is gone; the operation ends when that is known.
   if (operation.called_off_ && why.ok()) return;
+  if (operation.attempt_ && why.ok()) {
+    // It may have ended because of a new set of servers, of which Handovers has yet to hear.
+    engine_.loop()->post([this, id = operation.id_] {
+      if (const auto moved = find(id)) ask_whether_whole(*moved);
+    });
+    return;
+  }
   for (const Operation::Copy& copy : operation.copies_) {
     if (copy.bytes > 0 && why.ok()) std::memcpy(copy.to, copy.from, copy.bytes);
   }

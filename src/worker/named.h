@@ -4,6 +4,7 @@
 // Everything else runs on the engine thread.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
@@ -53,7 +54,7 @@ class NamedOperations {
   bool can_move(const control::ServerSet& set) const { return handovers_.can_move(set); }
   // Handles a new version of the set of servers, which Links has served already. Names of servers
   // that are gone get other owners, and what waited there is announced again.
-  void serve(const control::ServerSet& set) { handovers_.serve(set); }
+  void serve(const control::ServerSet& set);
   // Fails the operations that this server had to answer.
   void server_ended(uint32_t server, const Status& why);
   // Handles a group that was called off. Operations that are only announced fail at once; those
@@ -99,6 +100,8 @@ class NamedOperations {
   Result<std::shared_ptr<Operation>> admit(Call call);
   Status bring_out(const std::shared_ptr<Operation>& operation);
   void on_numbered(Operation& operation);
+  void ask_whether_whole(Operation& operation);
+  void try_again(Operation& operation);
   // Calls finish(); a join instead ends when no all-reduce of others is left.
   void fail(Operation& operation, const Status& why);
 
@@ -109,6 +112,8 @@ class NamedOperations {
   Joins joins_;
   Handovers handovers_;
   Operations operations_;
+  // Exchanges that use a version of the set of servers that this rank has yet to hear of.
+  std::deque<uint64_t> early_;
   uint64_t next_id_ = 1;
   uint64_t device_sums_ = 0;
 

@@ -22,12 +22,6 @@ class Names {
     return {control::Group::kForming, concat(call.name, '\n', control::list_ranks(forms->ranks))};
   }
 
-  // Returns whether the name is reserved. Every rank rejects such a name locally, so nobody waits
-  // in a call with it.
-  static bool is_reserved(const std::string& name) {
-    return name == wire::kMeetingName || name == wire::kJoinName;
-  }
-
   // Takes the name of a call. Returns kInvalidArgument if the call may not be made now. Messages
   // are paired by ranks and tags: any number of them may have one name, and `name` stays empty.
   Status take(const Call& call, Name& name) {

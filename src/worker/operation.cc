@@ -271,6 +271,7 @@ size_t Operation::bytes() const {
 
 void Operation::on_transfer_done(Transfer& transfer) {
   called_off_ |= transfer.called_off;
+  if (transfer.fewest_workers == 0) whole_ = 0;
   owner_.part_done(*this);
 }
 

@@ -141,6 +141,13 @@ class Operation : public Future,
   size_t parts_left_ = 0;
   std::vector<uint32_t> unconfirmed_;  // servers that may not know the group yet that is formed
   bool called_off_ = false;            // a part of it was called off
+  // Of an exchange that is repeated if a part of it is lost with a server; see Transfer::attempt.
+  struct Attempt {
+    uint32_t servers = 0;
+    wire::Key key;
+  };
+  std::optional<Attempt> attempt_;
+  uint8_t whole_ = 1;                  // 0: a part of the attempt was lost
   std::mutex taking_back_;
   std::shared_ptr<Future> taken_back_;  // null if take_back() was not called
   bool absent_ = false;                // an operation of others: this rank has joined

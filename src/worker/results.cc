@@ -262,6 +262,19 @@ void Links::call_off(uint32_t group) {
   pump_released();
 }
 
+// Gives up what the transfer lacks of a run, because its server is gone.
+void Links::lose(Transfer& transfer, uint32_t run) {
+  auto& answered = transfer.answered[run];
+  // A transfer that is called off waits only for what is on its way.
+  const auto lost = transfer.called_off ? transfer.on_the_way[run]
+                                        : std::ranges::count(answered, false);
+  if (lost == 0) return;
+  answered.assign(answered.size(), true);
+  transfer.on_the_way[run] = 0;
+  transfer.fewest_workers = 0;
+  transfer.segments_left -= static_cast<uint32_t>(lost);
+}
+
 void Links::server_lost(uint32_t server) {
   Link& link = links_[server];
   for (auto& flow : link.flows) flow->flow->abandon();
@@ -277,17 +290,9 @@ void Links::server_lost(uint32_t server) {
     Transfer& transfer = *pushed.transfer;
     for (uint32_t r = 0; r < transfer.runs.size(); ++r) {
       if (transfer.shards[transfer.runs[r].shard].server != server) continue;
-      // A transfer that is called off waits only for what is on its way.
-      auto& answered = transfer.answered[r];
-      const auto lost = transfer.called_off
-                            ? transfer.on_the_way[r]
-                            : std::count(answered.begin(), answered.end(), false);
-      if (lost == 0) continue;
-      answered.assign(answered.size(), true);
-      transfer.on_the_way[r] = 0;
-      transfer.fewest_workers = 0;
-      transfer.segments_left -= static_cast<uint32_t>(lost);
-      if (transfer.segments_left == 0) ended.push_back(&transfer);
+      const uint32_t left = transfer.segments_left;
+      lose(transfer, r);
+      if (left > 0 && transfer.segments_left == 0) ended.push_back(&transfer);
     }
   }
   end(ended);

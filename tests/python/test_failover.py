@@ -65,6 +65,13 @@ def test_calls_that_wait_for_a_rank_outlive_their_server(place: dict[str, str]) 
     assert output.count("is done") == 3, output
 
 
+def test_exchanges_outlive_servers(place: dict[str, str]) -> None:
+    layout = ["-n", "3", "--nodes", "3", "--servers", "2"]
+    job = run_job(layout, program("failover_exchanges", "4"), timeout=120, **place)
+    output = expect_success(job)
+    assert output.count("is done after") == 3, output
+
+
 class ByHand:
     """Processes of a job without a launcher; they end with the block."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from jobs import LAYOUTS, expect_success, program, run_job, seconds_until_known
@@ -36,11 +38,15 @@ if r == 0:
     raises(herring.HerringError, "", herring.receive, np.zeros(1), 1)
 else:
     raises(herring.TimeoutError, "for rank 0", herring.join, timeout=1)
+    # Who ends without a goodbye is lost for those who are not told yet.
+    open(os.path.join(os.environ["TOLD"], str(r)), "w").close()
+    while len(os.listdir(os.environ["TOLD"])) < 3:
+        time.sleep(0.01)
 print("told", r, flush=True)
 os._exit(0)
 """
 
 
-def test_a_deadline_ends_a_join_and_names_who_is_missing():
-    done = run_job(LAYOUTS["dedicated-servers"], LATE)
+def test_a_deadline_ends_a_join_and_names_who_is_missing(tmp_path: Path) -> None:
+    done = run_job(LAYOUTS["dedicated-servers"], LATE, TOLD=str(tmp_path))
     assert all(f"told {rank}" in done.stdout for rank in (1, 2, 3)), done.stdout

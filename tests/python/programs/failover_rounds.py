@@ -6,11 +6,9 @@ With "break 1" it ends its connection to that server, which lives, in the middle
 "await NAME" it waits for a file.
 """
 
-import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -19,23 +17,9 @@ from pathlib import Path
 import numpy as np
 
 import herring
+from serving import await_replaced, replace, servers
 
 ELEMENTS = 300_000
-HERRING = [sys.executable, "-m", "herring.launch.cli"]
-
-
-def servers() -> list[dict]:
-    """Returns the servers as rank 0 knows them."""
-    words = [*HERRING, "status", "--job", os.environ["HERRING_JOB"], "--json"]
-    asked = subprocess.run(words, capture_output=True, text=True, check=True, timeout=30)
-    return json.loads(asked.stdout)["servers"]
-
-
-def replace(index: int, number: int) -> None:
-    """Sends a server a signal, and returns when another process has taken its place."""
-    since = time.monotonic()
-    os.kill(servers()[index]["pid"], number)
-    await_replaced(index, since)
 
 
 def listening_ports(pid: int) -> set[int]:
@@ -61,20 +45,6 @@ def break_connection(ports: set[int]) -> None:
         except (OSError, ValueError):  # no socket, not connected, or closed meanwhile
             continue
     assert broken == 1, broken
-
-
-def await_replaced(index: int, since: float) -> None:
-    """Returns when a server has come back, or another process for it, after `since`."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        now = servers()[index]
-        replaced = now["replaced"]
-        if replaced is not None and replaced < time.monotonic() - since:
-            assert now["lost"] >= now["replaced"] >= 0, now
-            print(f"server {index} replaced", flush=True)
-            return
-        time.sleep(0.05)
-    raise AssertionError(servers())
 
 
 def reduce(

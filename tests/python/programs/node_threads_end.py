@@ -15,6 +15,7 @@ array[:] = 1
 herring.allreduce(array, "max")
 assert helpers() == 2
 how = os.environ["HOW"]
+end = None
 if how == "forks":
     for _step in range(20):
         child = os.fork()
@@ -29,7 +30,8 @@ elif rank == 1:
         "leaves": herring.shutdown,
         "aborts": lambda: herring.abort("enough"),
     }
-    threading.Timer(0.3, ends[how]).start()
+    end = threading.Timer(0.3, ends[how])
+    end.start()
 try:
     for _step in range(100_000 if how != "forks" else 1):
         herring.allreduce(array, "max")
@@ -38,6 +40,8 @@ try:
 except herring.HerringError as error:
     print(f"rank {rank}: {type(error).__name__}")
 del array
+if end is not None:
+    end.join()  # the calls fail before the other thread has left the job
 herring.shutdown()
 assert helpers() == 0
 print(f"rank {rank} has ended")

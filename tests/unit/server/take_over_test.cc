@@ -40,9 +40,8 @@ class TakeOverTest : public testing::Test {
       EXPECT_GT(number, known.highest);
       while (known.highest + 1 < number) known.holes.push_back(++known.highest);
       known.highest = number;
-      const bool error = one.header.type == FrameType::kOpError;
-      known.kept.push_back({number, one.header.type, common || error, one.header.stream,
-                            one.header.round, name, one.payload.substr(8)});
+      known.kept.push_back({number, one.header.type, one.header.stream, one.header.round, name,
+                            one.payload.substr(8), own[one.rank]});
     }
   }
   static wire::Go head_of(const Answer& answer) {
@@ -84,7 +83,7 @@ class TakeOverTest : public testing::Test {
   Coordinator before{cluster, groups_before, 1, states}, coordinator{cluster, groups, 0, states};
   wire::Handover known[2];  // by rank
   uint32_t lost = ~0u;      // answers to this rank are lost
-  bool common = true;
+  std::vector<uint64_t> own[2];  // of an all-to-all, by rank
   std::string name = "x";   // of the calls that are answered
 };
 
@@ -174,13 +173,34 @@ TEST_F(TakeOverTest, ALateRankGetsTheErrorOfItsOwnCall) {
   EXPECT_EQ(result_of(next[0]), floats({3}));
 }
 
+TEST_F(TakeOverTest, ARankThatLacksTheAnswerToAnAllToAllGetsItsOwn) {
+  const auto call = [](uint64_t id, std::vector<uint64_t> rows) {
+    Call call = large(id, "x");
+    call.message.arrays = {{DType::kFloat32, {rows[0] + rows[1], 5}}};
+    call.message.what = wire::AllToAll{std::move(rows)};
+    return call;
+  };
+  lost = 1;
+  own[0] = {5, 10};  // elements
+  say(before, kBefore, 0, call(10, {1, 2}));
+  say(before, kBefore, 1, call(20, {3, 4}));
+  hand_over(0);
+  say(coordinator, kNow, 1, call(21, {3, 4}));
+  const auto answers = hand_over(1);
+  ASSERT_EQ(answers.size(), 1u);
+  EXPECT_EQ(answers[0].rank, 1u);
+  EXPECT_EQ(answers[0].header.type, FrameType::kGo);
+  EXPECT_EQ(head_of(answers[0]).id, 21u);
+  EXPECT_EQ(head_of(answers[0]).counts, (std::vector<uint64_t>{10, 20}));
+}
+
 TEST_F(TakeOverTest, AnAnswerOfOneRankOnlyEndsTheJob) {
   lost = 1;
-  common = false;
-  say(before, kBefore, 0, small(10, floats({1})));
-  say(before, kBefore, 1, small(20, floats({2})));
+  own[0] = {1};  // it does not say what rank 0 has for rank 1
+  say(before, kBefore, 0, large(10, "x"));
+  say(before, kBefore, 1, large(20, "x"));
   hand_over(0);
-  say(coordinator, kNow, 1, small(20, floats({2})));
+  say(coordinator, kNow, 1, large(20, "x"));
   const auto answers = hand_over(1);
   ASSERT_EQ(answers.size(), 2u);
   for (const Answer& answer : answers) {

@@ -9,8 +9,8 @@ Handover example() {
   Handover handover;
   handover.highest = 9;
   handover.holes = {2, 5};
-  handover.kept = {{8, FrameType::kGo, true, 7, 3, "a", "text"},
-                   {9, FrameType::kOpError, true, 0, 0, "", std::string("\0b", 2)}};
+  handover.kept = {{8, FrameType::kGo, 7, 3, "a", "text", {4, uint64_t{1} << 40}},
+                   {9, FrameType::kOpError, 0, 0, "", std::string("\0b", 2), {}}};
   return handover;
 }
 
@@ -23,6 +23,7 @@ TEST(Handover, GoesThere) {
   EXPECT_EQ(there->kept[0].stream, 7u);
   EXPECT_EQ(there->kept[0].ticket, 3u);
   EXPECT_EQ(there->kept[0].name, "a");
+  EXPECT_EQ(there->kept[0].own, (std::vector<uint64_t>{4, uint64_t{1} << 40}));
   EXPECT_EQ(there->kept[1].type, FrameType::kOpError);
   EXPECT_EQ(there->kept[1].text, std::string("\0b", 2));
   EXPECT_TRUE(there->has(1) && there->has(9));

@@ -96,7 +96,7 @@ TEST(Owners, AreFoundOnceForEachVersion) {
 }
 
 wire::KeptAnswer answer(uint64_t number, wire::FrameType type, size_t bytes = 4) {
-  return {number, type, true, 0, 0, "x", std::string(bytes, 'a')};
+  return {number, type, 0, 0, "x", std::string(bytes, 'a'), {}};
 }
 
 TEST(Answers, KnowWhatIsMissing) {

@@ -290,14 +290,14 @@ class Job {
       worker::Call call;
       call.group = group;
       call.name = "lane " + std::to_string(lane) + ", " + std::to_string(made % 3);
-      const bool large = kind % 8 >= 6;  // its bytes do not travel with the announcement
+      const bool large = kind % 12 >= 6;  // its bytes do not travel with the announcement
       array.resize(1 + size % (large ? 30'000 : 200));
       for (size_t i = 0; i < array.size(); ++i) {
         array[i] = static_cast<float>((i * 7 + rank * 13 + made * 3) % 61);
       }
       char* const data = reinterpret_cast<char*>(array.data());
       const uint32_t members = group ? group->size() : job.plan_.ranks;
-      switch (kind % 8) {
+      switch (kind % 12) {
         case 0: call.what = wire::Barrier{}; break;
         case 1: call.what = wire::Broadcast{static_cast<uint32_t>(who % members)}; break;
         case 2: call.what = wire::AllGather{}; break;
@@ -308,17 +308,29 @@ class Job {
           if (who == rank) array.push_back(0);  // ranks disagree
           call.what = wire::AllReduce{};
           break;
+        case 8: call.what = wire::Broadcast{static_cast<uint32_t>(who % members)}; break;
+        case 9: call.what = wire::AllGather{}; break;
+        case 10: call.what = wire::ReduceScatter{}; break;
+        case 11: {
+          wire::AllToAll all{std::vector<uint64_t>(members, array.size() / members)};
+          all.rows.back() += array.size() % members;
+          call.what = std::move(all);
+          break;
+        }
         default: call.what = wire::AllReduce{};
       }
       if (!wire::is<wire::Barrier>(call.what)) {
         call.buffers = {{{DType::kFloat32, {array.size()}}, data, data}};
       }
-      if (kind % 8 == 5 && kind / 8 % 4 == 0 && who == rank) {
+      if (kind % 12 == 5 && kind / 12 % 4 == 0 && who == rank) {
         core().named().refuse(group ? group : core().world(), call.what, call.name,
                               "it does not want to");
         return pause_then([this] { next(); });
       }
-      if (wire::is<wire::AllGather>(call.what)) call.buffers.front().receive = nullptr;
+      const bool in_place = wire::is<wire::AllReduce>(call.what) ||
+                            wire::is<wire::Broadcast>(call.what) ||
+                            wire::is<wire::Barrier>(call.what);
+      if (!in_place) call.buffers.front().receive = nullptr;
       const std::string name = call.name;
       auto submitted = core().named().submit(std::move(call), false);
       if (!submitted.ok()) return over(submitted.status());

@@ -1,0 +1,68 @@
+"""Servers are killed while ranks exchange large arrays in all ways; the results stay right.
+
+Rank 0 kills the servers in turn, as many times as the argument says, and each time waits until the
+job's status shows that another process has taken the place.
+"""
+
+import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+import herring
+from serving import replace
+
+KILLS = int(sys.argv[1])
+ROWS = 40_000  # for each rank
+
+herring.init()
+rank, size = herring.rank(), herring.size()
+killed = threading.Event()
+
+
+def values(number: int, of: int, rows: int = ROWS) -> np.ndarray:
+    """Returns what a rank has in a step."""
+    return (np.arange(rows, dtype=np.int64) * (of + 1) + number) % 1009
+
+
+def kill() -> None:
+    """Kills the servers in turn."""
+    for number in range(KILLS):
+        replace(number % 2, signal.SIGKILL)
+    killed.set()
+
+
+def step(number: int) -> None:
+    """Exchanges arrays in all ways, several at once."""
+    mine = values(number, rank)
+    root = number % size
+    sent = values(number, rank) if rank == root else np.zeros(ROWS, np.int64)
+    parts = np.concatenate([values(number + to, rank) for to in range(size)])
+    calls = [
+        lambda: herring.broadcast(sent, root, name="broadcast"),
+        lambda: herring.allgather(mine, name="gather"),
+        lambda: herring.reduce_scatter(parts, op="sum", name="scatter"),
+        lambda: herring.alltoall(parts, name="all to all"),
+    ]
+    _, gathered, scattered, exchanged = threads.map(lambda call: call(), calls)
+    assert (sent == values(number, root)).all()
+    assert (gathered == np.concatenate([values(number, of) for of in range(size)])).all()
+    assert (scattered == sum(values(number + rank, of) for of in range(size))).all()
+    assert (exchanged == np.concatenate([values(number + rank, of) for of in range(size)])).all()
+
+
+threads = ThreadPoolExecutor(4)
+killer = threading.Thread(target=kill)
+if rank == 0:
+    killer.start()
+number = 0
+while True:
+    step(number)
+    number += 1
+    if herring.allreduce(np.array([killed.is_set()]), "max", name="go on")[0]:
+        break
+if rank == 0:
+    killer.join()
+print(f"rank {rank} is done after {number} steps", flush=True)
