@@ -338,9 +338,8 @@ void Aggregator::settle(Slot& slot, uint32_t contributor, Contribution::State st
     Contribution& contribution = slot.contributions[contributor];
     contribution.state = state;
     // Threads that send a given result read this.
-    if (state == Contribution::kLost && !slot.given && !goes_on_without(*slot.op)) {
-      slot.called_off = true;
-    }
+    const bool goes_on = goes_on_without(*slot.op) && !slot.op->moved;
+    if (state == Contribution::kLost && !slot.given && !goes_on) slot.called_off = true;
     slot.op->broken |= slot.called_off;
     ++slot.arrived;
     if (state == Contribution::kHere) {

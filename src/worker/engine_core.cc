@@ -245,6 +245,18 @@ void EngineCore::fail_partial(const Group& group, const Status& status) {
   }
 }
 
+bool EngineCore::can_move_partial(const control::ServerSet& set) const {
+  return std::ranges::all_of(partials_, [&set](const auto& one) {
+    return set.has(one.second->server());
+  });
+}
+
+void EngineCore::tell_partial_to(uint32_t server) {
+  for (const auto& [id, partial] : partials_) {
+    if (partial->group().is_known_to(server)) partial->announce_to(server);
+  }
+}
+
 bool EngineCore::moves(const Group& group) const {
   const auto here = [&group](const auto& one) { return one.second.group == group.id(); };
   const auto partial = [&group](const auto& one) {

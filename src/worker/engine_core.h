@@ -83,6 +83,10 @@ class EngineCore {
   void fail_waiting(const Group& group, const Status& status);
   void fail_partial(const Group& group, const Status& status);
   bool any_partial() const { return !partials_.empty(); }
+  // Returns whether no series of partial all-reduces needs a server that is not in the set.
+  bool can_move_partial(const control::ServerSet& set) const;
+  // Tells a server that has come later of the series.
+  void tell_partial_to(uint32_t server);
   // Returns whether bytes are moving in the group, or a round of it has begun and is not over.
   bool moves(const Group& group) const;
   // Returns whether any of these operations still needs this server.

@@ -52,9 +52,10 @@ bool Links::window_settles(uint32_t group) const {
 // it is known when these are not needed any more. A transfer that is over has no owner and no place
 // for results, but still has chunks of them.
 bool Links::keeps_results(const Transfer& transfer) const {
+  if (transfer.receive == nullptr && transfer.owner != nullptr) return false;
+  if (transfer.lockstep) return true;
   return transfer.open.participants == wire::Participants::kNodes &&
-         (transfer.receive != nullptr || transfer.owner == nullptr) &&
-         (transfer.lockstep || window_settles(transfer.key.group));
+         window_settles(transfer.key.group);
 }
 
 const std::vector<uint32_t>& Links::owners_of(uint32_t group) const {

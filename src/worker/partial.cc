@@ -15,7 +15,6 @@ Partial::Partial(EngineCore& engine, PartialOptions options)
       bytes_(options_.elements * size_of(options_.dtype)),
       pushes_(bytes_ > engine.options().small_bytes),
       id_(wire::series_id(options_.name, options_.group->id())),
-      server_(options_.group->shards().owner_of(options_.name)),
       ledger_(options_.group->index(), options_.dtype, options_.elements, pushes_) {}
 
 Result<std::shared_ptr<Partial>> Partial::create(Engine& face, PartialOptions options) {
@@ -39,6 +38,14 @@ Result<std::shared_ptr<Partial>> Partial::create(Engine& face, PartialOptions op
 
 // Tells all servers of the group: each must know that the job outlives a worker's death.
 void Partial::announce_to_servers() {
+  const Handovers& handovers = engine_.named().handovers();
+  server_ = handovers.owner_of(group(), options_.name).server;
+  for (const uint32_t server : group().servers()) {
+    if (handovers.owners().has(server)) announce_to(server);
+  }
+}
+
+void Partial::announce_to(uint32_t server) {
   wire::Enlist enlist;
   enlist.dtype = options_.dtype;
   enlist.op = options_.op;
@@ -55,10 +62,8 @@ void Partial::announce_to_servers() {
   wire::FrameHeader header;
   header.type = wire::FrameType::kEnlist;
   header.group = group().id();
-  for (const uint32_t server : group().servers()) {
-    enlist.owner = server == server_;
-    engine_.links().send_control(server, header, encode(enlist));
-  }
+  enlist.owner = server == server_;
+  engine_.links().send_control(server, header, encode(enlist));
 }
 
 void Partial::begin_next(Nanos now, bool called) {
@@ -206,6 +211,7 @@ Status Partial::launch(uint64_t upto, const char* send) {
   transfer_.shards = plan::shard_layout(bytes_, group().shards().weights);
   transfer_.runs =
       plan::local_slice(transfer_.shards, engine_.options().links.segment_bytes, 0, 1);
+  transfer_.lockstep = true;  // a round closes when all have the result of the one before
   transfer_.owner = this;
   transfer_.mark = {&engine_.recorder(), closed_.id()};
   return engine_.links().push(transfer_, shared_from_this());

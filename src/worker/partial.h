@@ -81,6 +81,10 @@ class Partial : public TransferOwner,
   Status on_round(const wire::FrameHeader& header, wire::RoundMessage message);
   Status on_commit(const wire::RoundMark& mark);
   void announce_to_servers();
+  // Tells a server that has come later.
+  void announce_to(uint32_t server);
+  // The server that closes the rounds. Nothing replaces it: it alone knows what is in which round.
+  uint32_t server() const { return server_; }
   void fail(const Status& status);
   void on_transfer_done(Transfer&) override;
 
@@ -102,9 +106,9 @@ class Partial : public TransferOwner,
   const size_t bytes_;
   const bool pushes_;
   const uint64_t id_;
-  const uint32_t server_;
 
   // Engine thread.
+  uint32_t server_ = 0;            // that closes the rounds
   Transfer transfer_;
   RoundInfo info_;                 // of the round that has closed
   uint32_t attempt_ = 0;

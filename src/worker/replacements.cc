@@ -22,7 +22,8 @@ constexpr uint64_t kDefinition = uint64_t{1} << 63;
 void Membership::move_from(const control::Loss& loss) {
   control::ServerSet next = engine_.links().serving();
   next.adopt({loss.epoch, loss.serving, {}});
-  if (!engine_.links().can_move() || !engine_.named().can_move(next)) {
+  if (!engine_.links().can_move() || !engine_.named().can_move(next) ||
+      !engine_.can_move_partial(next)) {
     const std::string text =
         concat(loss.text, "; other servers cannot take over what was in flight there");
     engine_.fail_now({Code::kPeerLost, text});
@@ -57,6 +58,7 @@ void Membership::server_comes(const control::Replacement& news,
         server, header, encode(wire::GroupMessage{id, group->members().name(),
                                                   group->members().ranks()}));
   }
+  engine_.tell_partial_to(server);
   engine_.tell_whereabouts_to(server);
   report_ready(server);
 }

@@ -52,6 +52,7 @@ struct Scenario {
     faults = 1 + below(6);
     lockstep = below(2) == 0 || flows > 1;
     reign = lockstep ? 0 : below(3);
+    partial = lockstep && below(3) == 0;
   }
   uint32_t below(uint32_t n) { return static_cast<uint32_t>(random() % n); }
 
@@ -68,6 +69,7 @@ struct Scenario {
   // Rounds until another server owns the name; 0: the job has a plan. Rounds of calls do not wait
   // for each other.
   uint32_t reign;
+  bool partial;   // whether the rounds are those of a partial all-reduce
 };
 
 // Returns numbers whose float32 sums depend on the order of adding.
@@ -238,9 +240,12 @@ void FailingJob::Worker::begin_round() {
     Transfer& transfer = now.transfers[b];
     const size_t bytes = array.size() * sizeof(float);
     const uint32_t stream =
-        scenario.reign == 0 ? kPlan : stream_of({0, round / scenario.reign}, scenario.servers);
+        scenario.partial      ? wire::kPartialStreams
+        : scenario.reign == 0 ? kPlan
+                              : stream_of({0, round / scenario.reign}, scenario.servers);
     transfer.key = {stream, round, b, 0};
     transfer.open.reduction.op = ReduceOp::kAverage;
+    if (scenario.partial) transfer.open.participants = wire::Participants::kRanks;
     transfer.open.workers = 1;
     transfer.open.deadline = {1'000'000, 1'000'000, 1'000'000};
     transfer.open.name = "gradients";
