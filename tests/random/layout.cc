@@ -67,6 +67,8 @@ Layout make_layout(uint64_t seed, uint32_t features) {
     settings["server_weights"] = weights;
   }
   if (random.chance(0.2)) settings["tls"] = "psk";
+  // No server dies here, but results are kept and exchanges end otherwise.
+  if (random.chance(0.3)) settings["failover"] = "true";
   return layout;
 }
 
