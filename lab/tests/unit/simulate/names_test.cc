@@ -295,7 +295,6 @@ class Job {
       for (size_t i = 0; i < array.size(); ++i) {
         array[i] = static_cast<float>((i * 7 + rank * 13 + made * 3) % 61);
       }
-      char* const data = reinterpret_cast<char*>(array.data());
       const uint32_t members = group ? group->size() : job.plan_.ranks;
       switch (kind % 12) {
         case 0: call.what = wire::Barrier{}; break;
@@ -320,6 +319,7 @@ class Job {
         default: call.what = wire::AllReduce{};
       }
       if (!wire::is<wire::Barrier>(call.what)) {
+        char* const data = reinterpret_cast<char*>(array.data());
         call.buffers = {{{DType::kFloat32, {array.size()}}, data, data}};
       }
       if (kind % 12 == 5 && kind / 12 % 4 == 0 && who == rank) {
