@@ -258,8 +258,9 @@ class JobRun {
     const size_t arena = (*plan)->plan().arenas[0].bytes / sizeof(float);
     const std::shared_ptr<char> memory = (*plan)->arena(0);
     const std::span gradients(reinterpret_cast<float*>(memory.get()), arena);
-    std::vector<float> small(layout_.small), large(layout_.large);
-    const std::span<float> arrays[] = {gradients, small, large};
+    std::vector<float> small(layout_.small), large(layout_.large), spread(layout_.large),
+        parts(layout_.large);
+    const std::span<float> arrays[] = {gradients, small, large, spread, parts};
     Status status;
     for (uint32_t round = 0; round < kRounds && status.ok(); ++round) {
       status = run_round(rank, round, job, **plan, arrays, results, doing);
@@ -273,7 +274,7 @@ class JobRun {
   }
 
   Status run_round(uint32_t rank, uint32_t round, job::Job& job, worker::Planned& plan,
-                   std::span<const std::span<float>, 3> arrays, std::vector<uint64_t>& results,
+                   std::span<const std::span<float>, 5> arrays, std::vector<uint64_t>& results,
                    Doing& doing) {
     doing.now("calls", -1, static_cast<int>(round));
     for (size_t salt = 0; salt < arrays.size(); ++salt) {
@@ -285,14 +286,22 @@ class JobRun {
     for (size_t i = 0; i < layout_.gradients.size(); ++i) {
       if (Status status = plan.ready(i); !status.ok()) return give_up(status, awaited);
     }
-    for (const auto& array : arrays.subspan<1>()) {
-      worker::Call call{.name = array.data() == arrays[1].data() ? "small" : "large",
-                        .what = wire::AllReduce{}};
-      char* const data = reinterpret_cast<char*>(array.data());
-      call.buffers = {{{DType::kFloat32, {array.size()}}, data, data}};
+    // The last array is gathered, into memory of its own.
+    const std::pair<const char*, wire::Collective> calls[] = {
+        {"small", wire::AllReduce{}},
+        {"large", wire::AllReduce{}},
+        {"spread", wire::Broadcast{round % layout_.size()}},
+        {"parts", wire::AllGather{}}};
+    std::shared_ptr<worker::Operation> gathers;
+    for (size_t i = 0; i < std::size(calls); ++i) {
+      const auto& [name, what] = calls[i];
+      worker::Call call{.name = name, .what = what};
+      char* const data = reinterpret_cast<char*>(arrays[i + 1].data());
+      call.buffers = {{{DType::kFloat32, {arrays[i + 1].size()}}, data,
+                       wire::is<wire::AllGather>(what) ? nullptr : data}};
       auto submitted = job.engine().submit(std::move(call));
       if (!submitted.ok()) return give_up(submitted.status(), awaited);
-      awaited.push_back(*submitted);
+      awaited.push_back(gathers = *submitted);
     }
     doing.now("waits", -1, static_cast<int>(round));
     Status status;
@@ -302,7 +311,11 @@ class JobRun {
       if (status.ok()) status = one->status();
     }
     HERRING_RETURN_IF_ERROR(status);
-    for (const auto& array : arrays) results.push_back(hash_of(array.data(), array.size()));
+    for (const auto& array : arrays.first<4>()) {
+      results.push_back(hash_of(array.data(), array.size()));
+    }
+    results.push_back(hash_of(reinterpret_cast<const float*>(gathers->result.get()),
+                              gathers->result_bytes / sizeof(float)));
     return {};
   }
 
