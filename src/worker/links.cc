@@ -95,10 +95,11 @@ void Links::remove_group(uint32_t group) {
 
 // Results that were given to a server have yet to be answered.
 void Links::end_removal(uint32_t group) {
-  if (group == 0 || !pace_of(group).removed) return;
+  const auto found = groups_.find(group);  // forgetting the last result may have ended it already
+  if (found == groups_.end() || !found->second.removed) return;
   if (std::ranges::any_of(kept_, [&](const auto& one) { return one.first.group == group; })) return;
   owners_.erase(group);
-  groups_.erase(group);
+  groups_.erase(found);
 }
 
 Pace& Links::pace_of(uint32_t group) {

@@ -178,6 +178,24 @@ TEST_F(LinksTest, AGroupGoesWhileItsResultsAreGiven) {
   loop.run();
 }
 
+TEST_F(LinksTest, AGroupGoesWithItsKeptResults) {
+  failover = true;
+  make({1, 1});
+  links->add_group(5, {0, 1}, true);
+  for (const auto& server : servers) server->answering = true;
+  transfer.key = {0, 0, 0, 5};
+  on_done = [&] {
+    loop.post([&] {
+      EXPECT_EQ(links->kept().size(), 1u);
+      links->remove_group(5);
+      EXPECT_TRUE(links->kept().empty());
+      loop.stop();
+    });
+  };
+  loop.post([&] { push(); });
+  loop.run();
+}
+
 // A rank says how many workers are in a result only if it has some of it.
 TEST_F(LinksTest, TheWorkersOfAnEarlierRoundAreNotThoseOfThisOne) {
   failover = true;
