@@ -66,6 +66,7 @@ Status Peer::begin_frame(const wire::FrameHeader& header, transport::Destination
       return take_payload(header, out);
     case wire::FrameType::kTaken:
       if (header.payload > 0) break;
+      if (const auto group = server_.group(header.group)) steer(*group, header);
       return taken(header.taken);
     case wire::FrameType::kReleased:
       if (header.payload > 0) break;
@@ -100,15 +101,19 @@ Status Peer::begin_data(const wire::FrameHeader& header, transport::Destinations
   segments_total_ = header.segments;
   outstanding_ += header.segments;
   stream->second += header.segments;
-  JobGroup& group = *slots_[0]->op->group;
-  if ((header.flags & wire::kFlagSteers) && rank_ == group.members.ranks().front()) {
-    server_.set_credit(group, header.credit);
-  }
+  steer(*slots_[0]->op->group, header);
   if (header.signals != last_signals_) {
     server_.add_signals(header.signals - last_signals_);
     last_signals_ = header.signals;
   }
   return {};
+}
+
+// Takes the credit of a group from its first rank.
+void Peer::steer(JobGroup& group, const wire::FrameHeader& header) {
+  if ((header.flags & wire::kFlagSteers) && rank_ == group.members.ranks().front()) {
+    server_.set_credit(group, header.credit);
+  }
 }
 
 // Workers open a new stream for a home with each version of the set of servers, so that streams

@@ -72,6 +72,7 @@ class Peer : public transport::FlowHandler {
   Status begin_data(const wire::FrameHeader& header, transport::Destinations& out);
   void complete_segments(size_t up_to);
   void answer_without_result(const wire::FrameHeader& data);
+  void steer(JobGroup& group, const wire::FrameHeader& header);
   bool within_credit(const Key& key, size_t of_stream, size_t count) const;
   Status taken(uint32_t taken);
   void answered(const Key& key, uint32_t segments);

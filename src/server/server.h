@@ -128,6 +128,7 @@ class Server {
   const observe::Recorder& recorder() const { return *recorder_; }
 
   // For peers, on the thread of their proxy.
+  std::shared_ptr<JobGroup> group(uint32_t number) const { return groups_->find(number); }
   Aggregator& aggregator() { return *aggregator_; }
   Status open(const Key& key, wire::Open open, uint32_t rank);
   Changes& changes() { return *changes_; }

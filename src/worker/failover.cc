@@ -234,6 +234,7 @@ void Links::server_replaced(uint32_t server,
   const auto begin_anew = [&](Pace& pace) {
     fit(pace);
     pace.links[server].signals = 0;
+    pace.links[server].said = 0;
     pace.links[server].returned = 0;
   };
   begin_anew(world_);

@@ -354,7 +354,10 @@ bool Links::send_next(Link& link, const StreamId& id, Stream& stream) {
   header.flags = piece.gives ? wire::kFlagGives
                              : (transfer.receive != nullptr ? wire::kFlagWant : 0) |
                                    (transfer.send == nullptr ? wire::kFlagEmpty : 0);
-  if (pace.steers) header.flags |= wire::kFlagSteers;
+  if (pace.steers) {
+    header.flags |= wire::kFlagSteers;
+    pace.links[flow.server].said = header.credit;
+  }
   header.signals = flow.signals;
   header.taken = flow.taken_told = flow.taken;
   account(link, pace, count);

@@ -239,6 +239,7 @@ class Links final : public Pusher, private transport::FlowHandler {
   static void lose(Transfer& transfer, uint32_t run);
   void measure_paths();
   void give_back(LinkFlow& flow);
+  void tell_credit(uint32_t group, Pace& pace);
   void forget_transfers();
 
   // In failover.cc.

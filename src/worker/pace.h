@@ -41,6 +41,7 @@ struct Pace {
     size_t returned = 0;               // segments answered since the group was idle
     std::vector<size_t> outstanding;   // segments, by flow
     uint32_t signals = 0;              // loss counter as last received
+    uint16_t said = 0;                 // if this rank steers: the credit that the server knows
   };
   std::vector<OnLink> links;           // by server
 

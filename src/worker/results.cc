@@ -45,6 +45,27 @@ void Links::give_back(LinkFlow& flow) {
   flow.flow->send_owned(header, {});
 }
 
+// Tells the credit to servers to which this rank pushes nothing of the group now. Others of its
+// node may do so: each has a part of a buffer, and with it some of the servers.
+void Links::tell_credit(uint32_t group, Pace& pace) {
+  const uint16_t credit = pace.credit();
+  for (const uint32_t server : owners_of(group)) {
+    Link& link = links_[server];
+    if (pace.links[server].said == credit) continue;
+    if (!serving_.has(server) || link.flows.empty()) continue;
+    const auto stream = link.streams.lower_bound({group, 0, 0, 0});
+    if (stream != link.streams.end() && stream->first.group == group) continue;
+    LinkFlow& flow = *link.flows.front();
+    wire::FrameHeader header;
+    header.type = wire::FrameType::kTaken;
+    header.flags = wire::kFlagSteers;
+    header.group = group;
+    header.credit = pace.links[server].said = credit;
+    header.taken = flow.taken_told = flow.taken;
+    flow.flow->send_owned(header, {});
+  }
+}
+
 Status Links::on_header(transport::Flow& flow, const wire::FrameHeader& header,
                         transport::Destinations& out) {
   auto& link_flow = *static_cast<LinkFlow*>(flow.user);
@@ -157,6 +178,7 @@ void Links::account_answer(LinkFlow& flow, const wire::FrameHeader& header, cons
   link.outstanding -= header.segments;
   link.answered += header.segments;
   pace.answered(header, flow.server, flow.index, now);
+  if (pace.steers && !stopped_) tell_credit(id.group, pace);
 }
 
 void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
