@@ -6,6 +6,8 @@ wait within the job's time limit.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from jobs import expect_success, program, run_job
@@ -161,7 +163,7 @@ def test_a_worker_that_is_stopped_for_a_while_is_not_lost(layout: list[str]) -> 
     )
 
 
-def test_a_server_that_stood_still_accuses_nobody() -> None:
+def test_a_server_that_stood_still_accuses_nobody(tmp_path: Path) -> None:
     """Ranks have sent everything meanwhile, but the server has not read it."""
     output = expect_success(
         run_job(
@@ -172,7 +174,11 @@ def test_a_server_that_stood_still_accuses_nobody() -> None:
         plan = herring.PlannedReduction([(100_000, "float32")], name="model")
         for step in range(6):
             plan.begin()
+            if step == 3 and herring.rank() == 1:
+                open(os.environ["READY"], "w").close()
             if step == 3 and herring.rank() == 0:
+                while not os.path.exists(os.environ["READY"]):
+                    time.sleep(0.001)  # rank 1 has the result of round 2
                 server = server_process()
                 os.kill(server, signal.SIGSTOP)
                 if os.fork() == 0:
@@ -184,6 +190,7 @@ def test_a_server_that_stood_still_accuses_nobody() -> None:
         print("is done", flush=True)
     """,
             HERRING_WARN_AFTER="1",
+            READY=str(tmp_path / "ready"),
         )
     )
     assert output.count("is done") == 2
