@@ -2,7 +2,7 @@
 
 A module uses only itself and modules above it in the lists below, in Python as in C++. Every import
 counts, in a function and for type checkers too. Files of one module do not import each other in a
-circle.
+circle. The trainer's package names the device of every tensor that it makes.
 
 Usage: python tools/check_style.py (in the root of the repository). Lists every breach and ends with
 status 1 if there is one.
@@ -193,6 +193,24 @@ def python_arrows(paths: list[Path]) -> list[str]:
     return found
 
 
+# These functions of torch use the default device, which a script may have set to "cuda".
+MAKER = re.compile(
+    r"torch\.(arange|as_tensor|asarray|empty|eye|full|linspace|logspace|ones|rand|randint|randn"
+    r"|randperm|scalar_tensor|tensor|zeros)"
+)
+
+
+def placeless(path: Path) -> list[str]:
+    """Returns calls in the file at `path` that make a tensor of torch without naming its device."""
+    calls = (n for n in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(n, ast.Call))
+    return [
+        f"{path}:{call.lineno}: {ast.unparse(call.func)} makes a tensor, so it needs device="
+        for call in calls
+        if MAKER.fullmatch(ast.unparse(call.func))
+        and not any(keyword.arg == "device" for keyword in call.keywords)
+    ]
+
+
 def core_arrows(paths: list[Path]) -> list[str]:
     """Returns includes of modules further down in the core and the laboratory, and loose files."""
     order = CORE_MODULES.search(Path("CMakeLists.txt").read_text(encoding="utf-8"))
@@ -221,6 +239,8 @@ def main() -> int:
     found = [breach for path in paths for breach in breaches(path)]
     sources = [path for path in paths if path.suffix == ".py"]
     found += python_arrows(sources)
+    trainers = (path for path in sources if PACKAGES[0] in path.parents)
+    found += [breach for path in trainers for breach in placeless(path)]
     found += core_arrows([p for p in paths if {CORE, LAB} & {*p.parents} and p.suffix != ".py"])
     print("\n".join(found) if found else f"style: {len(paths)} files are fine")
     return int(bool(found))

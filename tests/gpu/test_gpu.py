@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "python"))  # after th
 
 from gpus import ENVIRONMENT  # noqa: E402
 from jobs import expect_success, program, run_job  # noqa: E402
+from status_server import short_folder  # noqa: E402
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -29,6 +30,9 @@ LAYOUTS = {
 }
 
 HERE = Path(__file__).parent / "programs"
+# JAX otherwise reserves most of the memory of the GPU that the workers share.
+SHARED = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "1"}
+NEEDED = {"cupy": ["cupy"], "jax": ["jax", "jax_cuda13_plugin"]}
 PROGRAMS = {
     "collectives": program("gpu_collectives"),
     "gathers": program("gpu_gathers"),
@@ -36,6 +40,9 @@ PROGRAMS = {
     "training": program("torch_training", folder=HERE),
     "horovod": program("torch_horovod", folder=HERE),
     "copied": program("torch_copied", folder=HERE),
+    "sharded": program("torch_sharded", folder=HERE),
+    "cupy": program("cupy_arrays", folder=HERE),
+    "jax": program("jax_programs", folder=HERE),
     "butterfly-bits": program("butterfly_bits"),
     "many-butterflies": program("butterfly_many"),
 }
@@ -44,7 +51,27 @@ PROGRAMS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_right(name: str, layout: str) -> None:
-    expect_success(run_job(LAYOUTS[layout], PROGRAMS[name], timeout=150, **ENVIRONMENT))
+    if missing := next((one for one in NEEDED.get(name, []) if not find_spec(one)), None):
+        pytest.skip(f"{missing} is not installed")
+    expect_success(run_job(LAYOUTS[layout], PROGRAMS[name], timeout=150, **SHARED, **ENVIRONMENT))
+
+
+def test_servers_die_while_gpus_are_averaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = ["-n", "4", "--nodes", "2", "--servers", "2"]
+    with short_folder() as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+        environment = {"HERRING_FAILOVER": "true", **ENVIRONMENT}
+        job = run_job(layout, program("gpu_failover", "3"), timeout=150, **environment)
+    assert expect_success(job).count("is done after") == 4
+
+
+def test_elastic_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = program("elastic_digits", str(tmp_path), "6", "0 20 SIGKILL", "2 60 SIGTERM")
+    options = ["--elastic", "--notice", "SIGTERM", "-n", "3"]
+    with short_folder() as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+        job = run_job(options, script, timeout=150, DEVICE="cuda", **ENVIRONMENT)
+    assert "is done: True" in expect_success(job)
 
 
 @pytest.mark.parametrize("layout", ["one-node", "two-nodes", "four"])
@@ -101,7 +128,7 @@ def test_the_benchmark_is_right(operation: str, dtype: str) -> None:
 
 
 def test_the_benchmark_measures_gloo_on_a_gpu() -> None:
-    if importlib.util.find_spec("herring_lab.competitors") is None:
+    if find_spec("herring_lab.competitors") is None:
         pytest.skip("herring-dl-lab is not installed")
     arguments = ["--peer", "gloo", "--device", "cuda", "--op", "sum"]
     said = expect_success(run_bench(2, "allreduce", *arguments))
@@ -109,7 +136,7 @@ def test_the_benchmark_measures_gloo_on_a_gpu() -> None:
 
 
 def test_the_benchmark_refuses_nccl_with_more_ranks_than_gpus() -> None:
-    if importlib.util.find_spec("herring_lab.competitors") is None:
+    if find_spec("herring_lab.competitors") is None:
         pytest.skip("herring-dl-lab is not installed")
     if not torch.distributed.is_nccl_available():
         pytest.skip("this build of torch has no NCCL")

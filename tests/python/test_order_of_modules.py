@@ -1,4 +1,4 @@
-"""The style check finds every import and include that breaks the order of modules."""
+"""The style check finds what breaks the order of modules, and tensors without a device."""
 
 from __future__ import annotations
 
@@ -118,4 +118,11 @@ def test_includes_that_lead_up_are_found(house: Path) -> None:
         "src/wire/frame.h:2: server is a module below wire",
         "src/base/clock.cc:1: simulate is a module below base",
         "src/new/file.cc: in no module; CMakeLists.txt has them in their order",
+    ]
+
+
+def test_tensors_on_the_default_device_are_found(house: Path) -> None:
+    file = _write("python/herring/torch/x.py", 'torch.zeros(1, device="cpu")\ntorch.empty(1)\n')
+    assert check_style.placeless(file) == [
+        "python/herring/torch/x.py:2: torch.empty makes a tensor, so it needs device="
     ]

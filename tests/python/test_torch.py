@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from batches import herring_run, outcomes
+from jobs import expect_success, program, run_job
 from torch_cases import CASES
 
 LAYOUTS = {
@@ -37,3 +38,8 @@ def run_all(layout: str) -> dict[str, str]:
 def test_case(layout: str, case: str) -> None:
     if text := run_all(layout)[case]:
         pytest.fail(text, pytrace=False)
+
+
+@pytest.mark.timeout(150)
+def test_tensors_lie_where_they_belong_whatever_the_default_device() -> None:
+    expect_success(run_job(["-n", "3", "--nodes", "2"], program("torch_default_device")))

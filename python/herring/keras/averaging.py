@@ -127,7 +127,7 @@ class TorchAverager(HostAverager):
         ]
         rounds.put(list(dense), hosts)
         averages = [
-            torch.empty(sources[i].shape, dtype=getattr(torch, sources[i].dtype))
+            torch.empty(sources[i].shape, dtype=getattr(torch, sources[i].dtype), device="cpu")
             for i in rounds.used
         ]
         rounds.finish_into(averages)

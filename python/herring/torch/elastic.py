@@ -176,10 +176,10 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         return self._left()
 
     def __iter__(self) -> Iterator[int]:
-        order = torch.arange(self._length)
+        order = torch.arange(self._length, device="cpu")
         if self._shuffle:
-            generator = torch.Generator().manual_seed(self._seed + self.epoch)
-            order = torch.randperm(self._length, generator=generator)
+            generator = torch.Generator("cpu").manual_seed(self._seed + self.epoch)
+            order = torch.randperm(self._length, generator=generator, device="cpu")
         size, rank = herring.size(), herring.rank()
         left = order[self.position :]
         padding = self._left() * size - len(left)

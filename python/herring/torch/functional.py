@@ -214,7 +214,7 @@ class _AllGather(torch.autograd.Function):
         ctx.shape = tensor.shape
         ctx.options = _gradient_name(name), group
         own = tensor.detach().contiguous()
-        lengths = torch.tensor([len(own) if own.dim() else 1])
+        lengths = torch.tensor([len(own) if own.dim() else 1], device="cpu")
         every = functions.allgather(lengths, name=f"{name}.lengths", group=group)
         ctx.lengths = every.tolist()
         return functions.allgather(own, name=name, group=group)
@@ -255,7 +255,7 @@ class _AllToAll(torch.autograd.Function):
         result = functions.alltoall(own, splits, name=name, group=group)
         ctx.splits = None
         if splits is not None:
-            rows = torch.tensor([int(n) for n in splits])
+            rows = torch.tensor([int(n) for n in splits], device="cpu")
             every = [1] * scope_of(group).size
             received = functions.alltoall(rows, every, name=f"{name}.splits", group=group)
             ctx.splits = received.tolist()

@@ -328,7 +328,7 @@ def scatter(
     """
     name = named(name, "scatter", group)
     scope = scope_of(group)
-    about, words, rows = None, torch.empty(0), [0] * scope.size
+    about, words, rows = None, torch.empty(0, device="cpu"), [0] * scope.size
     # The other ranks pass no rows, so they learn from the root what to expect.
     with called("broadcast", f"{name}.shape.length", group):
         sends = rank_of(root, scope.size, "scatter", group) == scope.rank
@@ -342,7 +342,7 @@ def scatter(
     kind, tail = broadcast_plain(about, root, name=f"{name}.shape", group=group)
     dtype = getattr(torch, kind)
     if not sends:
-        words, _ = _words(torch.empty((0, *tail), dtype=dtype))
+        words, _ = _words(torch.empty((0, *tail), dtype=dtype, device="cpu"))
     found = exchange(words, rows, name, None, group, f"scatter from rank {root}")
     device = tensor.device if isinstance(tensor, torch.Tensor) else torch.device("cpu")
     return _tensor(found, dtype, device)

@@ -94,7 +94,7 @@ class Layout:
         )
         arenas = self._arenas(order)
         self._entries = {index: entry for entry, index in enumerate(order)}  # places in the plan
-        self.views: list[torch.Tensor] = [torch.empty(0)] * len(parameters)
+        self.views: list[torch.Tensor] = [torch.empty(0, device="cpu")] * len(parameters)
         for index, (arena, offset, nbytes) in zip(order, self.plan.placements):
             parameter = parameters[index]
             flat = arenas[arena][offset : offset + nbytes].view(parameter.dtype)

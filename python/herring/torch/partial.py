@@ -87,7 +87,7 @@ class PartialReducer(Pausable):
         double = any(p.dtype == torch.float64 for p in self._parameters)
         self._dtype = torch.float64 if double else torch.float32
         elements = sum(p.numel() for p in self._parameters)
-        self._mine = torch.zeros(elements + len(self._parameters), dtype=self._dtype)
+        self._mine = torch.zeros(elements + len(self._parameters), dtype=self._dtype, device="cpu")
         self._result = torch.zeros_like(self._mine)
         self._used = slice(elements, None)
         self._places: list[slice] = []

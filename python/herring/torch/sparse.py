@@ -67,7 +67,8 @@ def _rows(
     """Returns the row numbers of a gradient, [n], and their values, [n, ...], in host memory."""
     if gradient is None:
         shape = (0, *parameter.shape[1:])
-        return torch.empty(0, dtype=torch.int64), torch.empty(shape, dtype=parameter.dtype)
+        rows = torch.empty(0, dtype=torch.int64, device="cpu")
+        return rows, torch.empty(shape, dtype=parameter.dtype, device="cpu")
     gradient = gradient.detach()
     if gradient.layout == torch.strided:
         gradient = gradient.to_sparse(1)

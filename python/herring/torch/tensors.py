@@ -96,7 +96,7 @@ def on_host(tensor: torch.Tensor, operation: str) -> torch.Tensor:
         "host waits for both copies; docs/gpus.md lists the operations that take them where they "
         "lie",
     )
-    staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    staged = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
     staged.copy_(tensor)
     return staged
 
@@ -134,7 +134,7 @@ class FlatBytes:
             self._places.append((len(sizes) - 1, sizes[-1], nbytes))
             sizes[-1] += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         # The blocks are zeroed because the padding is sent too.
-        self.blocks = [torch.zeros(size, dtype=torch.uint8) for size in sizes if size]
+        self.blocks = [torch.zeros(size, dtype=torch.uint8, device="cpu") for size in sizes if size]
 
     def _view(self, place: tuple[int, int, int], like: torch.Tensor) -> torch.Tensor:
         block, offset, nbytes = place

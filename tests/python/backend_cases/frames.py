@@ -54,7 +54,7 @@ def _close(found: dict[str, torch.Tensor], wanted: torch.nn.Module) -> None:
 
 @case
 def fsdp1() -> None:
-    model = FullyShardedDataParallel(_net(), device_id=torch.device("cpu"))
+    model = FullyShardedDataParallel(_net(), device_id=torch.get_default_device())
     _train(model, _inputs(dist.get_rank()))
     with FullyShardedDataParallel.summon_full_params(model):
         found = {name: p.detach().clone() for name, p in model.module.named_parameters()}
@@ -76,7 +76,12 @@ def _whole(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 @case
 def fsdp2_and_hsdp() -> None:
     wanted = _reference()
-    for mesh in (None, init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards"))):
+    for mesh in (
+        None,
+        init_device_mesh(
+            torch.get_default_device().type, (2, 2), mesh_dim_names=("copies", "shards")
+        ),
+    ):
         model = _sharded(mesh)
         _train(model, _inputs(dist.get_rank()))
         _close(_whole(model), wanted)
@@ -95,7 +100,7 @@ def fsdp2_and_hsdp() -> None:
 @case
 def dtensors_and_tensor_parallel() -> None:
     size = dist.get_world_size()
-    mesh = init_device_mesh("cpu", (size,))
+    mesh = init_device_mesh(torch.get_default_device().type, (size,))
     whole = torch.arange(float(size * 6)).view(size * 2, 3)
     sharded = distribute_tensor(whole, mesh, [Shard(0)])
     same(sharded.full_tensor(), whole)

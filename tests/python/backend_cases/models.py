@@ -182,10 +182,10 @@ def mixed_precision() -> None:
             herring.torch.SyncBatchNorm.convert_sync_batchnorm(net), process_group=group
         )
         optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
-        scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+        scaler = torch.amp.GradScaler(torch.get_default_device().type, init_scale=256.0)
         for step in range(4):
             optimizer.zero_grad()
-            with torch.autocast("cpu", dtype=torch.bfloat16):
+            with torch.autocast(torch.get_default_device().type, dtype=torch.bfloat16):
                 output = model(_embedded(step)).float().square().mean()
             factor = float("inf") if step == 1 and dist.get_rank() == 3 else 1.0
             scaler.scale(output * factor).backward()
@@ -201,9 +201,9 @@ def mixed_precision() -> None:
 def sharded_scaler() -> None:
     """FSDP's scaler: an infinite value in one rank's shard makes all ranks skip the step."""
     torch.manual_seed(0)
-    model = FullyShardedDataParallel(torch.nn.Linear(6, 4), device_id=torch.device("cpu"))
+    model = FullyShardedDataParallel(torch.nn.Linear(6, 4), device_id=torch.get_default_device())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    scaler = ShardedGradScaler(device="cpu", init_scale=256.0)
+    scaler = ShardedGradScaler(device=torch.get_default_device().type, init_scale=256.0)
     for step in range(2):
         optimizer.zero_grad()
         factor = float("inf") if step == 1 and dist.get_rank() == 1 else 1.0

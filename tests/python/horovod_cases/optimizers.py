@@ -360,7 +360,7 @@ def broken_and_uneven_passes():
     whole().backward()
     optimizer.step()
     same(model)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler = torch.amp.GradScaler(torch.get_default_device().type, init_scale=4.0)
     optimizer.zero_grad()
     scaler.scale(whole()).backward()
     optimizer.synchronize()

@@ -22,12 +22,13 @@ folder, epochs = Path(sys.argv[1]), int(sys.argv[2])
 events = [(int(slot), int(step), name) for slot, step, name in map(str.split, sys.argv[3:])]
 slot = int(os.environ["HERRING_RANK"])
 BATCH, LENGTH = 8, 403  # which no number of workers divides
+device = os.environ.get("DEVICE", "cpu")
 
 
 def build(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(10, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
-    model.double()
+    model.double().to(device)
     return model, torch.optim.Adam(model.parameters(), lr=0.01)
 
 
@@ -72,7 +73,7 @@ def train(state: ht.State) -> None:
         sampler.set_epoch(state.epoch)
         for x, y, indices in loader:
             optimizer.zero_grad()
-            loss_of(wrapped(x), y).backward()
+            loss_of(wrapped(x.to(device)), y.to(device)).backward()
             die()
             batches = herring.allgather_object(indices.tolist())
             state.history = [*state.history, (state.epoch, batches)]
@@ -95,7 +96,7 @@ alone, its_optimizer = build(0)
 its_schedule = torch.optim.lr_scheduler.ExponentialLR(its_optimizer, 0.9)
 for parameter, value in zip(alone.parameters(), initial):
     parameter.data.copy_(value)
-last = 0
+inputs, labels, last = inputs.to(device), labels.to(device), 0
 for epoch, batches in state.history:
     if epoch != last:
         its_schedule.step()

@@ -14,7 +14,18 @@ from torch.nn import functional as F  # noqa: N812
 
 import herring.torch as herring
 
-from .support import batch, case, close, everyones_batch, mine, mlp, raises, same_everywhere, train
+from .support import (
+    batch,
+    case,
+    close,
+    default_device,
+    everyones_batch,
+    mine,
+    mlp,
+    raises,
+    same_everywhere,
+    train,
+)
 
 
 @case
@@ -24,7 +35,7 @@ def scaler_with_fused_optimizer():
     plain = torch.optim.SGD(parameters[:1], lr=0.1, fused=True)
     wrapped = herring.DistributedOptimizer(torch.optim.SGD(parameters[1:], lr=0.1, fused=True))
     for parameter, optimizer in zip(parameters, (plain, wrapped)):
-        scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
+        scaler = torch.amp.GradScaler(default_device(), init_scale=65536.0)
         for step in range(4):
             optimizer.zero_grad()
             factor = float("inf") if step == 2 else 1.0
@@ -63,7 +74,7 @@ def kept_gradients():
                     F.cross_entropy(target(inputs), labels).backward()
                     into.append([p.grad for p in target.parameters()])
                 views.append([p.grad.view(-1) for p in model.parameters()])
-                arrays.append([torch.from_numpy(p.grad.numpy()) for p in model.parameters()])
+                arrays.append([torch.from_numpy(p.grad.cpu().numpy()) for p in model.parameters()])
             for those in (kept, arrays):
                 for mine_, theirs in zip(those, expected):
                     for g, h in zip(mine_, theirs):

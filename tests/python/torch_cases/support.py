@@ -26,6 +26,11 @@ def group_case(function):
     return function
 
 
+def default_device() -> str:
+    """Returns the kind of device on which these cases run: "cpu", or "cuda" in tests/gpu."""
+    return torch.get_default_device().type
+
+
 def mlp(seed: int = 7, width: int = 32) -> nn.Module:
     torch.manual_seed(seed)
     return nn.Sequential(
@@ -55,7 +60,9 @@ def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> Non
 def same_everywhere(tensors, group: herring.Group | None = None) -> None:
     digest = hashlib.sha256()
     for tensor in tensors:
-        digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(
+            tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes()
+        )
     digests = herring.allgather_object(digest.hexdigest(), group=group)
     assert len(set(digests)) == 1, f"ranks differ: {digests}"
 

@@ -77,7 +77,8 @@ def grouped_allreduce(
 
 def _rows_before(rows: int, name: str, process_set: ProcessSet) -> int:
     """Returns how many of the gathered rows come from lower ranks; `rows` is this rank's number."""
-    lengths = Starter(name, process_set).allgather(torch.tensor([rows])).result()
+    own = torch.tensor([rows], device="cpu")
+    lengths = Starter(name, process_set).allgather(own).result()
     return int(lengths[: process_set.rank()].sum())
 
 

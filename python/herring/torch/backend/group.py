@@ -230,7 +230,8 @@ class HerringProcessGroup(ReducingProcessGroup):
         root = self._root(opts)
         about = f"scatter of {output.dtype} from rank {root}"
         with self._call("alltoall") as name:
-            flat, splits = movable(torch.empty(0, dtype=output.dtype)), [0] * self.size()
+            nothing = torch.empty(0, dtype=output.dtype, device="cpu")
+            flat, splits = movable(nothing), [0] * self.size()
             if self.rank() == root:
                 blocks = inputs[0] if isinstance(inputs[0], (list, tuple)) else inputs
                 self._require_one_each(blocks, "scatter")

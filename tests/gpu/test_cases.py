@@ -1,0 +1,50 @@
+"""Runs the cases of torch's adapters with all tensors on a real GPU."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("torch sees no GPU", allow_module_level=True)
+sys.path.append(str(Path(__file__).resolve().parents[1] / "python"))  # after this folder
+
+import backend_cases  # noqa: E402
+import horovod_cases  # noqa: E402
+import torch_cases  # noqa: E402
+from batches import herring_run, outcomes  # noqa: E402
+
+# A forked child cannot use a GPU, and compiling takes long.
+ELSEWHERE = ("forked", "compiled", "c_plus_plus")
+CASES = {
+    one.__name__: [name for name in one.CASES if not any(word in name for word in ELSEWHERE)]
+    for one in (torch_cases, backend_cases, horovod_cases)
+}
+LAYOUTS = {
+    "torch_cases": ["-n", "3", "--nodes", "2"],
+    "backend_cases": ["-n", "4", "--nodes", "2"],
+    "horovod_cases": ["-n", "4", "--nodes", "2", "--servers", "1"],
+}
+OPTIONS = {"backend_cases": ["--init", "herring://"]}
+
+
+@functools.cache
+def run_all(package: str) -> dict[str, str]:
+    here = Path(__file__).parent
+    paths = [here / "on_cuda", here.parent / "python", os.environ.get("PYTHONPATH", "")]
+    command = [*herring_run(*LAYOUTS[package]), "-m", package, *OPTIONS.get(package, [])]
+    return outcomes(command, CASES[package], PYTHONPATH=":".join(map(str, paths)).rstrip(":"))
+
+
+@pytest.mark.parametrize(
+    ("package", "case"), [(package, case) for package in CASES for case in CASES[package]]
+)
+@pytest.mark.timeout(450)
+def test_case(package: str, case: str) -> None:
+    if text := run_all(package)[case]:
+        pytest.fail(text, pytrace=False)
