@@ -73,6 +73,7 @@ class ArrayView {
 
  private:
   ArrayView(nb::handle object, bool writable, const std::string& before, bool anywhere);
+  bool take_buffer(nb::handle object);
   void from_buffer(nb::handle object, bool writable);
   void from_dlpack(nb::handle object, bool anywhere);
 

@@ -133,7 +133,7 @@ void raise(const Status& status) {
 
 ArrayView::ArrayView(nb::handle object, bool writable, const std::string& before, bool anywhere) {
   try {
-    if (PyObject_CheckBuffer(object.ptr())) {
+    if (PyObject_CheckBuffer(object.ptr()) && take_buffer(object)) {
       from_buffer(object, writable);
     } else if (nb::hasattr(object, "__dlpack__")) {
       from_dlpack(object, anywhere);
@@ -149,12 +149,17 @@ ArrayView::~ArrayView() {
   if (has_buffer_) PyBuffer_Release(&buffer_);
 }
 
+// Returns whether the array gives out its buffer. CuPy's arrays have the buffer protocol, but refuse
+// it for memory of a GPU, so an array that refuses may have another way.
+bool ArrayView::take_buffer(nb::handle object) {
+  has_buffer_ = PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_RECORDS_RO) == 0;
+  if (has_buffer_) return true;
+  PyErr_Clear();
+  if (!nb::hasattr(object, "__dlpack__")) invalid_dtype(object, "of this " + class_name(object));
+  return false;
+}
+
 void ArrayView::from_buffer(nb::handle object, bool writable) {
-  if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_RECORDS_RO) != 0) {
-    PyErr_Clear();
-    invalid_dtype(object, "of this " + class_name(object));
-  }
-  has_buffer_ = true;
   const auto fail = [&](const std::string& text) {
     PyBuffer_Release(&buffer_);
     has_buffer_ = false;
@@ -180,7 +185,11 @@ void ArrayView::from_dlpack(nb::handle object, bool anywhere) {
   nb::tuple device = nb::cast<nb::tuple>(object.attr("__dlpack_device__")());
   const int kind = nb::cast<int>(device[0]), index = nb::cast<int>(device[1]);
   nb::object exported = nb::borrow(object);
-  if (kind == nb::device::cuda::value && anywhere) {
+  const bool on_gpu = kind == nb::device::cuda::value || kind == nb::device::cuda_managed::value;
+  // Torch and others name memory of the host that a GPU's driver has pinned after that GPU.
+  const bool on_host = kind == nb::device::cpu::value || kind == nb::device::cuda_host::value ||
+                       kind == nb::device::rocm_host::value;
+  if (on_gpu && anywhere) {
     auto copier = without_gil([index] { return device::shared_copier(index); });
     if (!copier.ok()) raise(copier.status());
     copier_ = *copier;
@@ -192,10 +201,9 @@ void ArrayView::from_dlpack(nb::handle object, bool anywhere) {
     constexpr int kNoWait = -1;
     exported = known.is_none() ? object.attr("__dlpack__")(nb::arg("stream") = stream_)
                                : object.attr("__dlpack__")(nb::arg("stream") = kNoWait);
-  } else if (kind != nb::device::cpu::value) {
+  } else if (!on_host) {
     invalid(concat(class_name(object), " lies on ",
-                   kind == nb::device::cuda::value ? concat("GPU ", index)
-                                                   : concat("device type ", kind),
+                   on_gpu ? concat("GPU ", index) : concat("device type ", kind),
                    ", not in host memory; copy it there first"));
   }
   nb::ndarray<nb::ro> array;

@@ -16,6 +16,12 @@ using namespace std::chrono_literals;
   if (const int failed = driver().begin(#name); failed != kOk) return failed
 #define NEEDS_CONTEXT \
   if (current.empty()) return kInvalidContext
+// A call that CUDA calls unsafe breaks all captures, unless its thread has said that it may make it.
+#define UNSAFE                                                     \
+  if (captures.load() > 0 && capture_mode != kRelaxedCapture) {    \
+    captures_broken.store(true);                                   \
+    return kCaptureUnsafe;                                         \
+  }
 
 // The contents of a CUipcMemHandle in this stand-in.
 struct Shared {
@@ -128,16 +134,19 @@ int cuCtxGetStreamPriorityRange(int* least, int* greatest) {
 
 int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
   BEGIN(cuMemAlloc);
+  UNSAFE;
   NEEDS_CONTEXT;
   return allocate(current.back()->device, address, bytes);
 }
 int cuMemFree_v2(uint64_t address) {
   BEGIN(cuMemFree);
+  UNSAFE;
   NEEDS_CONTEXT;
   return release(current.back()->device, address);
 }
 int cuMemHostRegister_v2(void* memory, size_t bytes, unsigned flags) {
   BEGIN(cuMemHostRegister);
+  UNSAFE;
   NEEDS_CONTEXT;
   const auto address = reinterpret_cast<uintptr_t>(memory);
   if (flags != 3 || bytes == 0 || address % kPage != 0 || bytes % kPage != 0) return kInvalidValue;
@@ -152,6 +161,7 @@ int cuMemHostRegister_v2(void* memory, size_t bytes, unsigned flags) {
 }
 int cuMemHostUnregister(void* memory) {
   BEGIN(cuMemHostUnregister);
+  UNSAFE;
   NEEDS_CONTEXT;
   for (Context* context : contexts_now()) context->wait_idle();
   std::lock_guard lock(driver().mutex);
@@ -189,6 +199,7 @@ int cuIpcGetMemHandle(Shared* handle, uint64_t address) {
 }
 int cuIpcOpenMemHandle_v2(uint64_t* address, Shared handle, unsigned flags) {
   BEGIN(cuIpcOpenMemHandle);
+  UNSAFE;
   NEEDS_CONTEXT;
   // As with the real driver, a process cannot open memory that it exports.
   if (flags != 1 || handle.process == ::getpid()) return kInvalidContext;
@@ -208,6 +219,7 @@ int cuIpcOpenMemHandle_v2(uint64_t* address, Shared handle, unsigned flags) {
 }
 int cuIpcCloseMemHandle(uint64_t address) {
   BEGIN(cuIpcCloseMemHandle);
+  UNSAFE;
   NEEDS_CONTEXT;
   for (Context* context : contexts_now()) context->wait_idle();
   std::lock_guard lock(driver().mutex);
@@ -222,6 +234,7 @@ int cuIpcCloseMemHandle(uint64_t address) {
 // Loads what the stand-in for the compiler has made.
 int cuModuleLoadData(const KernelEntry** module, const void* image) {
   BEGIN(cuModuleLoadData);
+  UNSAFE;
   NEEDS_CONTEXT;
   *module = find_kernel(static_cast<const char*>(image));
   return *module == nullptr ? kInvalidImage : kOk;
@@ -286,11 +299,13 @@ int cuStreamDestroy_v2(Stream* stream) {
 }
 int cuStreamQuery(void* stream) {
   BEGIN(cuStreamQuery);
+  UNSAFE;
   NEEDS_CONTEXT;
   return stream_of(stream)->idle() ? kOk : kNotReady;
 }
 int cuStreamSynchronize(void* stream) {
   BEGIN(cuStreamSynchronize);
+  UNSAFE;
   NEEDS_CONTEXT;
   stream_of(stream)->wait_idle();
   return kOk;
@@ -299,6 +314,12 @@ int cuStreamIsCapturing(void* stream, int* state) {
   BEGIN(cuStreamIsCapturing);
   NEEDS_CONTEXT;
   *state = stream_of(stream)->captures ? 1 : 0;
+  return kOk;
+}
+
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  BEGIN(cuThreadExchangeStreamCaptureMode);
+  std::swap(*mode, capture_mode);
   return kOk;
 }
 
@@ -420,6 +441,7 @@ int cuGetProcAddress_v2(const char* symbol, void** address, int version, uint64_
       HAS(cuStreamSynchronize, 2000, cuStreamSynchronize),
       HAS(cuStreamWaitEvent, 3020, cuStreamWaitEvent),
       HAS(cuStreamIsCapturing, 10000, cuStreamIsCapturing),
+      HAS(cuThreadExchangeStreamCaptureMode, 10010, cuThreadExchangeStreamCaptureMode),
       HAS(cuEventCreate, 2000, cuEventCreate),
       HAS(cuEventDestroy, 4000, cuEventDestroy_v2),
       HAS(cuEventRecord, 2000, cuEventRecord),

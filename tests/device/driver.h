@@ -32,7 +32,7 @@ namespace standin {
 
 constexpr int kOk = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3,
               kNoSuchDevice = 101, kInvalidImage = 200, kInvalidContext = 201,
-              kNoPeerAccess = 217, kInvalidHandle = 400,
+              kNoPeerAccess = 217, kInvalidHandle = 400, kCaptureUnsafe = 900,
               kNotFound = 500, kNotReady = 600, kRegisteredAlready = 712, kNotRegistered = 713;
 constexpr size_t kPage = 4096;
 constexpr size_t kDeviceBytes = size_t{4} << 30;
@@ -49,6 +49,11 @@ inline std::atomic<uint32_t> jitter{number_of("STANDIN_JITTER", 0)};
 inline const bool has_peers = number_of("STANDIN_PEERS", 0) != 0;
 inline std::atomic<bool> has_stream_memory{number_of("STANDIN_STREAM_MEMORY", 1) != 0};
 inline std::atomic<uint64_t> bytes_out{0}, bytes_in{0}, bytes_pageable{0};
+
+constexpr int kRelaxedCapture = 2;
+inline std::atomic<int> captures{0};              // of all streams
+inline std::atomic<bool> captures_broken{false};
+inline thread_local int capture_mode = 0;
 
 class Stream {
  public:

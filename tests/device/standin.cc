@@ -54,8 +54,10 @@ const char* standin_failed() {
   std::lock_guard lock(driver().mutex);
   return driver().failed;
 }
-void standin_capture(void* stream, bool captures) {
+bool standin_capture(void* stream, bool captures) {
   static_cast<Stream*>(stream)->captures = captures;
+  standin::captures += captures ? 1 : -1;
+  return !captures_broken.exchange(false);
 }
 void standin_stream_memory(bool has) { has_stream_memory.store(has); }
 

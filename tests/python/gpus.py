@@ -67,7 +67,7 @@ class Driver:
             ("allocate", u64, (ctypes.c_int, size)),
             ("allocations", size, ()),
             ("calls", u64, (ctypes.c_char_p,)),
-            ("capture", None, (pointer, ctypes.c_bool)),
+            ("capture", ctypes.c_bool, (pointer, ctypes.c_bool)),
             ("fail", None, (ctypes.c_char_p, u64, ctypes.c_int, ctypes.c_bool)),
             ("failed", ctypes.c_char_p, ()),
             ("fill", None, (pointer, u64, size, ctypes.c_float, u32)),
@@ -164,6 +164,21 @@ class GpuArray:
         return _capsule(self.address, self.device, self.shape, code, bits)
 
 
+class Pinned:
+    """Exports an array of the host as memory that CUDA's driver has pinned."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+        self.shape, self.ndim = values.shape, values.ndim
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 3, 0
+
+    def __dlpack__(self, *, stream: int | None = None, max_version: object = None):
+        code, bits = _CODES[self.values.dtype.kind], 8 * self.values.itemsize
+        return _capsule(self.values.ctypes.data, 0, self.values.shape, code, bits, kind=3)
+
+
 class Adopted:
     """Presents a contiguous CPU tensor of torch as if it lay on a GPU."""
 
@@ -238,11 +253,13 @@ class Queued(Adopted):
         self.__cuda_array_interface__ = {"stream": stream}
 
 
-def _capsule(address: int, device: int, shape: tuple[int, ...], code: int, bits: int) -> object:
+def _capsule(
+    address: int, device: int, shape: tuple[int, ...], code: int, bits: int, kind: int = 2
+) -> object:
     dimensions = (ctypes.c_int64 * len(shape))(*shape)
     tensor = _Tensor(
         data=address,
-        device_type=2,
+        device_type=kind,
         device_id=device,
         ndim=len(shape),
         code=code,

@@ -50,6 +50,39 @@ def test_bad_input_is_refused_with_its_name() -> None:
     expect_success(run_job(["-n", "2"], program("gpu_bad_input"), **ENVIRONMENT))
 
 
+def test_pinned_memory_of_the_host_is_memory_of_the_host() -> None:
+    """PyTorch exports a pinned tensor as one of kind 3, the memory of a host for CUDA."""
+    script = """
+from gpus import Pinned
+
+mine = Pinned(np.full(1000, rank, np.float32))
+assert (herring.allgather(mine) == np.repeat(np.arange(size), 1000)).all()
+herring.allreduce(mine, "sum")
+assert (mine.values == sum(range(size))).all()
+herring.grouped_allreduce([mine, np.ones(3)], "sum")
+assert (mine.values == size * sum(range(size))).all()
+herring.shutdown()
+"""
+    expect_success(run_job(["-n", "2"], GPUS + script, **ENVIRONMENT))
+
+
+def test_an_array_that_refuses_its_buffer_is_taken_by_dlpack() -> None:
+    """CuPy's arrays have the buffer protocol, and refuse it."""
+    script = """
+class Refusing(np.ndarray):
+    def __dlpack_device__(self): return self.inner.__dlpack_device__()
+    def __dlpack__(self, **options): return self.inner.__dlpack__(**options)
+    __cuda_array_interface__ = property(lambda self: self.inner.__cuda_array_interface__)
+
+array = np.zeros(1, "datetime64[s]").view(Refusing)
+array.inner = GpuArray(np.full(1000, rank, np.float32))
+herring.allreduce(array, "sum")
+assert (array.inner.get() == sum(range(size))).all()
+herring.shutdown()
+"""
+    expect_success(run_job(["-n", "2"], GPUS + script, **ENVIRONMENT))
+
+
 def test_without_a_driver_the_error_says_so() -> None:
     script = """
 class Array:

@@ -139,8 +139,9 @@ def _traced(
                 has_side_effect=True,
                 input_output_aliases={i: i for i in range(len(results))},
             )
-            token, *places = start(token, *arrays, **typed)
-            return (token, *finish(*places, key=typed["key"], group=typed["group"]))
+            token, *places = start(token, *_apart(arrays), **typed)
+            found = finish(*places, key=typed["key"], group=typed["group"])
+            return (token, *_apart(found))
         # The calls are ordered, because each waits in a thread, and there are few threads.
         found = io_callback(_Callback(given, results), results, *arrays, ordered=True)
         return (token, *found)
@@ -153,6 +154,15 @@ def _traced(
         )
 
     return collective
+
+
+def _apart(arrays: Sequence[Any]) -> Sequence[Any]:
+    """Keeps XLA for GPUs from fusing a call with slices that make its arrays, or take them.
+
+    XLA then leaves the call itself in the program too, because it has an effect, and makes it
+    twice.
+    """
+    return arrays if jax.default_backend() == "cpu" else jax.lax.optimization_barrier(tuple(arrays))
 
 
 class _Callback:

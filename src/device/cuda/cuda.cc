@@ -242,9 +242,14 @@ class CudaDevice : public Device {
     if (current == this) return call();
     HERRING_RETURN_IF_ERROR(retain());
     HERRING_CUDA(push, context_);
+    // Streams of Herring are never captured. Without this, a question about one of them, or the
+    // release of memory, would break a capture that the program makes in any of its threads.
+    int mode = kRelaxedCapture;
+    const bool exchanged = driver_.exchange_capture_mode(&mode) == 0;
     const CudaDevice* const before = std::exchange(current, this);
     const Status status = call();
     current = before;
+    if (exchanged) driver_.exchange_capture_mode(&mode);
     Context popped = nullptr;
     const Answer left = driver_.pop(&popped);
     return status.ok() ? driver_.check(left, symbol_of_pop, who_) : status;

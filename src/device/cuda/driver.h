@@ -47,6 +47,7 @@ constexpr unsigned kStreamNonBlocking = 1, kEventWithoutTiming = 2;
 constexpr unsigned kRegisterPortable = 1, kRegisterMapped = 2;
 constexpr unsigned kLazyPeerAccess = 1;
 constexpr unsigned kWaitUntilReached = 0, kWriteAfterAll = 0;
+constexpr int kRelaxedCapture = 2;  // what the thread calls breaks no capture
 
 // Member, name in the library, CUDA version whose form of the function is used, arguments.
 #define HERRING_CUDA_FUNCTIONS(X)                                                              \
@@ -82,6 +83,7 @@ constexpr unsigned kWaitUntilReached = 0, kWriteAfterAll = 0;
   X(synchronize, "cuStreamSynchronize", 2000, (StreamHandle))                                  \
   X(wait_event, "cuStreamWaitEvent", 3020, (StreamHandle, EventHandle, unsigned))              \
   X(is_capturing, "cuStreamIsCapturing", 10000, (StreamHandle, int*))                          \
+  X(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", 10010, (int*))                 \
   X(create_event, "cuEventCreate", 2000, (EventHandle*, unsigned))                             \
   X(destroy_event, "cuEventDestroy", 4000, (EventHandle))                                      \
   X(record_event, "cuEventRecord", 2000, (EventHandle, StreamHandle))                          \

@@ -9,6 +9,7 @@ import os
 
 if "HERRING_RANK" in os.environ:
     import torch
+    import torch.distributed as dist
 
     class _Generator(torch.Generator):
         def __new__(cls, device: object = "cuda") -> _Generator:
@@ -16,3 +17,6 @@ if "HERRING_RANK" in os.environ:
 
     torch.set_default_device("cuda")
     torch.Generator = _Generator
+    if not hasattr(dist, "all_gather_single"):  # names of PyTorch 2.13
+        dist.all_gather_single = dist.all_gather_into_tensor
+        dist.reduce_scatter_single = dist.reduce_scatter_tensor

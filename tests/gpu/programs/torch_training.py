@@ -72,4 +72,5 @@ except herring.InvalidArgumentError as error:
     assert "captured for a CUDA graph" in str(error)
 else:
     raise AssertionError("a capture was not refused")
+herring.barrier()  # A rank that left first would be the reason on the others.
 herring.shutdown()

@@ -7,6 +7,19 @@ from gpu_job import GpuArray, driver, rank
 from support import raises
 
 array = GpuArray(np.ones(1000, np.float32))
+# The end of this plan leaves the neighbour's memory to a later call, because the GPU is busy.
+plan = herring.PlannedReduction([(1000, "float32")], name="closed", device=0)
+arena = GpuArray(np.ones(plan.arenas[0][1] // 4, np.float32))
+plan.place([arena])
+for _ in range(4):
+    plan.begin()
+    plan.ready(0)
+    plan.wait()
+assert plan.node_stage == "ipc", plan.node_stage
+late = GpuArray(np.ones(1000, np.float32))
+late.fill(1, 50_000)
+handle = herring.allreduce_async(late)
+plan.close()
 driver.capture(array.stream, True)
 if rank == 0:
     raises(
@@ -24,7 +37,8 @@ else:
         np.ones(1000, np.float32),
         name="c",
     )
-driver.capture(array.stream, False)
+assert driver.capture(array.stream, False), "what Herring called has broken the capture"
+handle.wait()
 for call, text in (
     (herring.allgather, "lies on GPU 0, not in host memory; copy it there first"),
     (herring.reduce_scatter, "lies on GPU 0, not in host memory"),
