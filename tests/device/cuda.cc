@@ -16,7 +16,7 @@ using namespace std::chrono_literals;
   if (const int failed = driver().begin(#name); failed != kOk) return failed
 #define NEEDS_CONTEXT \
   if (current.empty()) return kInvalidContext
-// A call that CUDA calls unsafe breaks all captures, unless its thread has said that it may make it.
+// A call that CUDA calls unsafe breaks all captures, unless its thread has said it may make it.
 #define UNSAFE                                                     \
   if (captures.load() > 0 && capture_mode != kRelaxedCapture) {    \
     captures_broken.store(true);                                   \

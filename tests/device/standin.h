@@ -21,8 +21,8 @@ void standin_jitter(uint32_t microseconds);
 void standin_fail(const char* function, uint64_t n, int result, bool sticky);
 // Returns the function that standin_fail() made fail, or an empty text.
 const char* standin_failed();
-// Begins or ends the capture of a stream. At its end it returns whether all calls since then could be
-// made during a capture; the others break it.
+// Begins or ends the capture of a stream. Returns whether nothing has broken a capture since the
+// last call.
 bool standin_capture(void* stream, bool captures);
 // Sets whether devices have memory operations on streams. Must be called before the driver is
 // initialized.
