@@ -149,8 +149,8 @@ ArrayView::~ArrayView() {
   if (has_buffer_) PyBuffer_Release(&buffer_);
 }
 
-// Returns whether the array gives out its buffer. CuPy's arrays have the buffer protocol, but refuse
-// it for memory of a GPU, so an array that refuses may have another way.
+// Returns whether the array gives its buffer. CuPy's arrays have the buffer protocol, but refuse
+// it for memory of a GPU, so an array that refuses may offer DLPack.
 bool ArrayView::take_buffer(nb::handle object) {
   has_buffer_ = PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_RECORDS_RO) == 0;
   if (has_buffer_) return true;
