@@ -311,22 +311,16 @@ void DeviceNode::release() {
   for (const auto& adder : adders_) adder->stop();
 }
 
-std::vector<plan::Range> DeviceNode::to_copy_out(size_t gradient, uint32_t arena,
-                                                 const plan::Range& range) const {
+std::vector<plan::Range> DeviceNode::to_copy_out(uint32_t buffer, const plan::Range& range) const {
   if (level_ == kHost) return {range};
   std::vector<plan::Range> all;
   if (level_ == kIpc) return all;
-  for (const uint32_t buffer : plan().buffers_of[gradient]) {
-    const plan::Buffer& one = plan().buffers[buffer];
-    if (one.arena != arena) continue;
-    const size_t from = std::max(range.offset, one.range.offset);
-    const size_t to = std::min(range.end(), one.range.end());
-    const plan::Range own = planned_->slice(buffer, own_place());
-    const size_t own_from = one.range.offset + own.offset, own_to = own_from + own.bytes;
-    for (const auto& [begin, end] : {std::pair{from, std::min(to, own_from)},
-                                     std::pair{std::max(from, own_to), to}}) {
-      if (begin < end) all.push_back({begin, end - begin});
-    }
+  const plan::Range own = planned_->slice(buffer, own_place());
+  const size_t own_from = plan().buffers[buffer].range.offset + own.offset;
+  const size_t own_to = own_from + own.bytes;
+  for (const auto& [begin, end] : {std::pair{range.offset, std::min(range.end(), own_from)},
+                                   std::pair{std::max(range.offset, own_to), range.end()}}) {
+    if (begin < end) all.push_back({begin, end - begin});
   }
   return all;
 }

@@ -37,10 +37,9 @@ class DeviceNode final : public PlannedDevices {
   void prepare(uint32_t round);
   Level level() const { return level_; }
 
-  // Returns which parts of the gradient bytes [range) of an arena the neighbours need in host
+  // Returns which parts of `range`, a part of the buffer in its arena, the neighbours need in host
   // memory.
-  std::vector<plan::Range> to_copy_out(size_t gradient, uint32_t arena,
-                                       const plan::Range& range) const;
+  std::vector<plan::Range> to_copy_out(uint32_t buffer, const plan::Range& range) const;
   // Queues this rank's part of a buffer whose gradients are all on their way. `then`: see Copier.
   Status queue(uint32_t buffer, device::Watcher::Then then);
   // Returns the copies that bring a buffer back when it is averaged.

@@ -10,6 +10,12 @@
 #include "device/copiers.h"
 
 namespace herring::worker {
+namespace {
+
+// How much of what is ready at once is copied out before it is reported.
+constexpr size_t kReportedBytes = 4 << 20;
+
+}  // namespace
 
 Result<std::unique_ptr<DeviceRounds>> DeviceRounds::create(
     Engine& engine, const std::vector<plan::Gradient>& gradients, PlannedOptions options,
@@ -191,31 +197,56 @@ Status DeviceRounds::ready(device::Stream stream, const std::vector<size_t>& ind
 
 Status DeviceRounds::queue_out(device::Stream stream, const std::vector<size_t>& indices) {
   const plan::Plan& plan = planned_->plan();
+  std::vector<device::Stream> producers = {stream};
   std::vector<device::Copy> copies;
+  std::vector<Part> parts;
+  size_t bytes = 0;
   uint32_t last_arena = 0;
   for (const size_t index : indices) {
     const auto& [arena, range] = plan.placements[index];
-    if (range.bytes == 0) continue;
-    for (const plan::Range& part : node_->to_copy_out(index, arena, range)) {
-      const device::Copy copy = place_of(arena, part);
-      // Adjacent gradients are copied together.
-      if (!copies.empty() && arena == last_arena &&
-          copies.back().host + copies.back().bytes == copy.host) {
-        copies.back().bytes += copy.bytes;
-      } else {
-        copies.push_back(copy);
+    for (const uint32_t buffer : plan.buffers_of[index]) {
+      const plan::Range& whole = plan.buffers[buffer].range;
+      const size_t from = std::max(range.offset, whole.offset);
+      const size_t to = std::min(range.end(), whole.end());
+      for (const plan::Range& part : node_->to_copy_out(buffer, {from, to - from})) {
+        const device::Copy copy = place_of(arena, part);
+        bytes += part.bytes;
+        // Adjacent gradients are copied together.
+        if (!copies.empty() && arena == last_arena &&
+            copies.back().host + copies.back().bytes == copy.host) {
+          copies.back().bytes += copy.bytes;
+        } else {
+          copies.push_back(copy);
+        }
+        last_arena = arena;
       }
-      last_arena = arena;
+      parts.push_back({index, buffer});
+      if (bytes < kReportedBytes) continue;
+      // What is out is added and pushed while the rest is on its way.
+      HERRING_RETURN_IF_ERROR(queue_out(std::move(producers), copies, std::move(parts)));
+      producers = {};  // whose work the copies in this stream follow already
+      copies = {};
+      parts = {};
+      bytes = 0;
     }
   }
-  return copier_->out({stream}, copies, later([indices](DeviceRounds& self, const Status& status) {
-    self.is_out(indices, status);
-  }));
+  if (parts.empty()) return {};
+  return queue_out(std::move(producers), copies, std::move(parts));
 }
 
-void DeviceRounds::is_out(const std::vector<size_t>& indices, const Status& status) {
+Status DeviceRounds::queue_out(std::vector<device::Stream> producers,
+                               const std::vector<device::Copy>& copies, std::vector<Part> parts) {
+  const auto out = [parts = std::move(parts)](DeviceRounds& self, const Status& status) {
+    self.is_out(parts, status);
+  };
+  return copier_->out(producers, copies, later(out));
+}
+
+void DeviceRounds::is_out(const std::vector<Part>& parts, const Status& status) {
   Status told = status;
-  for (size_t i = 0; told.ok() && i < indices.size(); ++i) told = planned_->ready(indices[i]);
+  for (size_t i = 0; told.ok() && i < parts.size(); ++i) {
+    told = planned_->ready_in(parts[i].gradient, parts[i].buffer);
+  }
   if (!told.ok()) planned_->fail(told);
 }
 

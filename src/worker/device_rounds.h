@@ -88,7 +88,15 @@ class DeviceRounds {
       if (alive->rounds != nullptr) call(*alive->rounds, status);
     };
   }
-  void is_out(const std::vector<size_t>& indices, const Status& status);
+  // The part of a gradient in one fusion buffer.
+  struct Part {
+    size_t gradient;
+    uint32_t buffer;
+  };
+  // Queues copies of these parts, which are given to the plan when they are in host memory.
+  Status queue_out(std::vector<device::Stream> producers, const std::vector<device::Copy>& copies,
+                   std::vector<Part> parts);
+  void is_out(const std::vector<Part>& parts, const Status& status);
   Status failed(const Status& why);
   device::Copy place_of(uint32_t arena, const plan::Range& range) const;  // on device and host
 

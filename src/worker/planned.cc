@@ -308,15 +308,27 @@ void Planned::advance() {
   work_->launch(from, next_buffer_, round_, now);
 }
 
+Status Planned::may_be_ready(size_t index) const {
+  if (round_ != nullptr && index < ready_.size() && !ready_[index]) return {};
+  return {Code::kInvalidArgument,
+          concat("'", work_->options.name, "': gradient ", index,
+                 round_ == nullptr         ? " is ready before begin()"
+                 : index >= ready_.size() ? " does not exist"
+                                           : " is ready twice in one round")};
+}
+
+Status Planned::ready_in(size_t index, uint32_t buffer) {
+  std::lock_guard lock(mutex_);
+  HERRING_RETURN_IF_ERROR(may_be_ready(index));
+  ready_[index] = buffer == plan().buffers_of[index].back();
+  --missing_[buffer];
+  advance();
+  return {};
+}
+
 Status Planned::ready(size_t index) {
   std::lock_guard lock(mutex_);
-  if (round_ == nullptr || index >= ready_.size() || ready_[index]) {
-    return {Code::kInvalidArgument,
-            concat("'", work_->options.name, "': gradient ", index,
-                   round_ == nullptr         ? " is ready before begin()"
-                   : index >= ready_.size() ? " does not exist"
-                                             : " is ready twice in one round")};
-  }
+  HERRING_RETURN_IF_ERROR(may_be_ready(index));
   ready_[index] = true;
   for (uint32_t b : plan().buffers_of[index]) --missing_[b];
   advance();

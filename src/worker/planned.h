@@ -79,6 +79,9 @@ class Planned {
   void let_go();
   // Declares that gradient `index` is in its place in the arena. Any thread.
   Status ready(size_t index);
+  // Declares that the part of the gradient that lies in one of its buffers is in its place. Instead
+  // of ready(), for each of its buffers in turn. Any thread.
+  Status ready_in(size_t index, uint32_t buffer);
   // Gives this rank's note of the round, exactly once: an active rank's round is not complete
   // without it. Best called before the last gradient is ready, so that both leave together. Any
   // thread.
@@ -123,6 +126,8 @@ class Planned {
 
   explicit Planned(std::shared_ptr<Work> work);
   bool has_note() const;
+  // Returns an error if the gradient cannot become ready now. The caller holds the lock.
+  Status may_be_ready(size_t index) const;
   // Returns text that says what has not happened yet, such as "gradients 3, 4 were ready".
   std::string missing() const;
   // Pushes the buffers that are complete and next in order.

@@ -46,6 +46,35 @@ def test_a_round_with_nothing_to_add_comes_after_the_way_back_of_the_last(stage:
     )
 
 
+@pytest.mark.parametrize("stage", ["host", "staged"])
+def test_gradients_that_are_ready_at_once_go_out_in_parts(stage: str) -> None:
+    """What is out is added and pushed while the rest is on its way, also of one large gradient."""
+    script = """
+sizes = [7, 6_000_000, 0, 200_000, 1_500_000]
+plan = herring.PlannedReduction([(n, "float32") for n in sizes], name="p", op="sum", device=0,
+                                buffer_bytes=1 << 20)
+arena = GpuArray(np.zeros(plan.arenas[0][1] // 4, np.float32))
+plan.place([arena])
+for step in range(5):
+    plan.begin()
+    arena.store(np.arange(len(arena.get())) % 1000 + rank + step, 2000)
+    before = driver.calls(b"cuStreamWriteValue32")
+    plan.ready_all(range(len(sizes)))
+    told = driver.calls(b"cuStreamWriteValue32") - before
+    plan.wait()
+    found = arena.get()
+    assert (found == size * (np.arange(len(found)) % 1000 + step) + sum(range(size))).all(), step
+    parts = -(-4 * sum(sizes) // (4 << 20))
+    assert told >= parts - (plan.node_stage == "staged"), (told, parts)
+assert plan.node_stage == WANTED
+plan.close()
+herring.shutdown()
+"""
+    environment = {"HERRING_NODE_STAGE": stage, **ENVIRONMENT}
+    script = script.replace("WANTED", repr(stage))
+    expect_success(run_job(["-n", "4", "--nodes", "2"], GPUS + script, **environment))
+
+
 def test_bad_input_is_refused_with_its_name() -> None:
     expect_success(run_job(["-n", "2"], program("gpu_bad_input"), **ENVIRONMENT))
 
