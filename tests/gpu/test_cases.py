@@ -19,8 +19,8 @@ import horovod_cases  # noqa: E402
 import torch_cases  # noqa: E402
 from batches import herring_run, outcomes  # noqa: E402
 
-# A forked child cannot use a GPU, and compiling takes long.
-ELSEWHERE = ("forked", "compiled", "c_plus_plus")
+# A forked child cannot use a GPU, compiling takes long, and two cases are about other devices.
+ELSEWHERE = ("forked", "compiled", "c_plus_plus", "advice_helps", "devices_of_other_backends")
 CASES = {
     one.__name__: [name for name in one.CASES if not any(word in name for word in ELSEWHERE)]
     for one in (torch_cases, backend_cases, horovod_cases)

@@ -29,7 +29,7 @@ def _net() -> torch.nn.Sequential:
 
 
 def _train(model: torch.nn.Module, inputs: torch.Tensor, steps: int = 3) -> None:
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, foreach=False)
     for _ in range(steps):
         model(inputs).square().mean().backward()
         optimizer.step()

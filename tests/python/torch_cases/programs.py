@@ -74,7 +74,8 @@ def kept_gradients():
                     F.cross_entropy(target(inputs), labels).backward()
                     into.append([p.grad for p in target.parameters()])
                 views.append([p.grad.view(-1) for p in model.parameters()])
-                arrays.append([torch.from_numpy(p.grad.cpu().numpy()) for p in model.parameters()])
+                copies = [p.grad.cpu().numpy() for p in model.parameters()]
+                arrays.append([torch.from_numpy(one).to(default_device()) for one in copies])
             for those in (kept, arrays):
                 for mine_, theirs in zip(those, expected):
                     for g, h in zip(mine_, theirs):
