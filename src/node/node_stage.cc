@@ -300,7 +300,10 @@ void NodeStage::maybe_finish(NodeWork& work) {
   if (work.done < work.locals()) return;
   auto node = works_.extract(work.task.key);
   const NodeWork& finished = *node.mapped();
-  finished.task.on_done(finished.result_workers > 0 ? finished.result_workers : finished.workers);
+  const bool lost = finished.transfer.attempt && finished.transfer.fewest_workers == 0;
+  finished.task.on_done(lost                          ? 0
+                        : finished.result_workers > 0 ? finished.result_workers
+                                                      : finished.workers);
 }
 
 bool NodeStage::busy(uint32_t group) const {

@@ -87,6 +87,7 @@ Status NodeWork::begin() {
   transfer.key = task.key;
   transfer.shards = task.shards;
   transfer.lockstep = task.lockstep;
+  transfer.attempt = task.attempt;
   transfer.runs = plan::local_slice(transfer.shards, options.segment_bytes, group().local_index(),
                                     locals());
   for (const plan::SegmentRun& run : transfer.runs) {

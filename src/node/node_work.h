@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -59,6 +60,7 @@ struct NodeTask {
   bool active = true;                  // false: this worker has nothing to add
   Deadline deadline;
   bool lockstep = false;               // as in Transfer
+  std::optional<uint32_t> attempt;     // likewise
   std::vector<plan::Shard> shards;     // of the buffer in wire bytes; one shard when nodes == 1
   // Null: the processor combines the slice. Otherwise results stay with the ranks that own the
   // slices, and whoever wants them copies them from there. An adder excludes a different wire
@@ -71,7 +73,7 @@ struct NodeTask {
   std::vector<NodePiece> pieces;
   char* out = nullptr;                 // this rank's own memory
   // Called once, when the result is here, or when the group is called off and nobody accesses the
-  // buffer any more.
+  // buffer any more. workers = 0: called off, or this rank's part of the attempt is lost.
   std::function<void(uint32_t workers)> on_done;
   std::shared_ptr<void> keeps;         // owns the memory of data and staging until all is done
   observe::Mark mark;                  // passes kReduced here, and kPushed with the slice

@@ -63,7 +63,9 @@ void launch(JobGroup& group, const Announces& calls, const Reign& reign, uint32_
       complete_head(go, calls, index);
       text = encode(go);
     } else {
-      text = encode(wire::Go{}) + encode(first_of(calls));
+      wire::Announce first = first_of(calls);
+      first.servers = servers;
+      text = encode(wire::Go{}) + encode(first);
     }
     out.push_back({group.members.ranks()[index], header, std::move(text)});
   }

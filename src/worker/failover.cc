@@ -38,14 +38,11 @@ Links::StreamId Links::stream_id(const Transfer& transfer, uint32_t run) const {
   return {key.group, key.stream, home_of(transfer, run) + 1, transfer.ways[run].since};
 }
 
-// Returns whether the window tells which results of the group no other worker can lack. What a
-// worker lacks must be the last that it has pushed, so it must have one connection to each server.
-// And the same rank of every other node must push what this one pushes.
+// What a worker lacks must be the last that it has pushed, so it must have one connection to each
+// server. And the same rank of every other node must push what this one pushes.
 bool Links::window_settles(uint32_t group) const {
   const Pace& pace = group == 0 ? world_ : groups_.find(group)->second;
-  return pace.even && std::ranges::all_of(links_, [](const Link& link) {
-    return link.flows.size() <= 1;
-  });
+  return pace.even && !options_.several_flows;
 }
 
 // Returns whether its results can be given to others: all of its contributors get all results, and

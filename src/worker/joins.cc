@@ -88,7 +88,9 @@ Status Joins::take_part(const wire::FrameHeader& header, std::string_view announ
     return {};
   }
   named_.keep(*operation);
-  named_.launch(**operation, header, {}, {});
+  wire::Go go;
+  go.servers = theirs->servers;
+  named_.launch(**operation, header, std::move(go), {});
   return {};
 }
 

@@ -66,6 +66,9 @@ class Links final : public Pusher, private transport::FlowHandler {
   // For a job that goes on when a server dies (failover.cc).
   // Returns whether everything in flight can go on with another set of servers.
   bool can_move() const;
+  // Returns whether the window tells which results of the group no other worker can lack. The
+  // answer is the same on all ranks.
+  bool window_settles(uint32_t group) const;
   // Gives the place of a server that is gone the flows of its replacement. Nothing uses them before
   // serve() says so.
   void server_replaced(uint32_t server,
@@ -251,7 +254,6 @@ class Links final : public Pusher, private transport::FlowHandler {
   }
   StreamId stream_id(const Transfer& transfer, uint32_t run) const;
   static size_t chunk_bytes(const LinksOptions& options);
-  bool window_settles(uint32_t group) const;
   bool keeps_results(const Transfer& transfer) const;
   static bool goes_again(const Transfer& transfer, uint32_t run) {
     return !transfer.ways.empty() && transfer.ways[run].again;

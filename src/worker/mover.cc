@@ -107,6 +107,7 @@ void Mover::reduce(Operation& operation, Key key) {
     const size_t bytes = bundle.array.bytes();
     if (bytes == 0) continue;
     if (!group.uses_node_stage()) {
+      if (!save(operation, b)) return;
       Transfer& transfer = add_transfer(operation, key, b, bytes);
       ++key.buffer;
       transfer.receive = bundle.receive;
@@ -120,6 +121,8 @@ void Mover::reduce(Operation& operation, Key key) {
       if (data == nullptr) return;
       std::memcpy(data, bundle.send, bytes);
       operation.copies_.push_back({bundle.receive, data, bytes});
+    } else if (!save(operation, b)) {
+      return;
     }
     by_node_stage(operation, key, b, data, !operation.absent_);
     if (engine_.ends()) return;
@@ -160,6 +163,13 @@ bool Mover::push(Operation& operation) {
   return true;
 }
 
+// Keeps the contents of an array that an attempt overwrites.
+bool Mover::save(Operation& operation, size_t bundle) {
+  if (operation.save(bundle)) return true;
+  engine_.fail_now(no_memory(operation.call_.name, operation.bundles_[bundle].array.bytes()));
+  return false;
+}
+
 // Allocates memory that neighbours can see, for an array that lies outside the shared heap.
 char* Mover::stage(Operation& operation, size_t bytes) {
   auto staging = engine_.heap().allocate(bytes);
@@ -180,7 +190,11 @@ NodeTask Mover::task_of(Operation& operation, Key key, size_t bundle) {
     task.reduction = *reduction;
   }
   task.deadline = engine_.deadline(call.timeout);
-  task.on_done = [this, &operation](uint32_t) { named_.part_done(operation); };
+  if (operation.attempt_) task.attempt = operation.attempt_->servers;
+  task.on_done = [this, &operation](uint32_t workers) {
+    if (workers == 0) operation.whole_ = 0;
+    named_.part_done(operation);
+  };
   task.keeps = operation.shared_from_this();
   task.mark = operation.part();
   return task;
@@ -216,9 +230,14 @@ void Mover::by_node_stage(Operation& operation, Key& key, size_t bundle, char* d
 }
 
 bool Mover::can_try_again(const Call& call) const {
-  return engine_.options().failover && !wire::is<wire::AllReduce>(call.what) &&
-         !wire::is_message(call.what) && call.group->members().nodes() > 1 &&
-         !goes_through_nodes(call);
+  if (!engine_.options().failover || call.group->members().nodes() == 1 ||
+      wire::is_message(call.what)) {
+    return false;
+  }
+  const auto* allreduce = std::get_if<wire::AllReduce>(&call.what);
+  if (allreduce == nullptr && !goes_through_nodes(call)) return true;
+  if (allreduce != nullptr && allreduce->algorithm != wire::Algorithm::kHerring) return false;
+  return !engine_.links().window_settles(call.group->id());
 }
 
 // Moves every operation other than an all-reduce.
@@ -275,6 +294,7 @@ void Mover::through_nodes(Operation& operation, Key& key, size_t b, const Exchan
   // A list already has its own copy, which may be overwritten.
   if (operation.list_ || (broadcast != nullptr && engine_.heap().locate(out, bytes))) {
     if (broadcast == nullptr) copy_own(operation, exchange, bundle.receive, out);
+    if (!save(operation, b)) return;
     return by_node_stage(operation, key, b, bundle.receive, active);
   }
   char* const data = stage(operation, bytes);

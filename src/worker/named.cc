@@ -188,8 +188,11 @@ Status NamedOperations::announce(const Operation& operation, const Owner& owner)
   // And if a server is lost, ranks know of each other's results only where all have the same one.
   const bool differs = wire::is<wire::ReduceScatter>(call.what) ||
                        wire::is<wire::AllToAll>(call.what);
+  // What says whether an attempt is whole is no attempt itself.
+  const bool says_whole = call.name.starts_with(wire::kWholePrefix);
   announce.inline_payload =
-      bytes <= engine_.options().small_bytes && !(differs && engine_.options().failover) &&
+      (bytes <= engine_.options().small_bytes || says_whole) &&
+      !(differs && engine_.options().failover) &&
       (allreduce == nullptr || allreduce->algorithm == wire::Algorithm::kHerring) &&
       (!wire::is<wire::AllGather>(call.what) ||
        bytes * group.size() <= wire::kMaxControlPayload / 2);
@@ -296,7 +299,7 @@ void NamedOperations::serve(const control::ServerSet& set) {
   }
 }
 
-// A part of an exchange may be lost for some ranks only. All make another attempt then. So nobody
+// A part of an operation may be lost for some ranks only. All make another attempt then. So nobody
 // gives its arrays back before all have everything.
 void NamedOperations::ask_whether_whole(Operation& operation) {
   const Key& key = operation.attempt_->key;
@@ -316,18 +319,23 @@ void NamedOperations::ask_whether_whole(Operation& operation) {
     } else if (asked->whole_ == 0) {
       try_again(*asked);
     } else {
-      finish(*asked, {});
+      complete(*asked, {});
     }
   };
   start(*asks);
 }
 
 void NamedOperations::try_again(Operation& operation) {
-  operation.transfers_.clear();
-  operation.parts_ = {};
-  operation.whole_ = 1;
-  operation.attempt_.reset();
-  operation.launched_ = false;
+  if (operation.absent_) return finish(operation, {});  // it is told of the next attempt
+  if (operation.call_.group->joins_now) {
+    const std::string text =
+        concat(title(operation), " was in flight at a server that is lost, and cannot be made "
+               "again after join()");
+    engine_.fail_now({Code::kPeerLost, text});
+    return engine_.options().abort(text);
+  }
+  operation.begin_again();
+  engine_.node_stage().release_regions();
   operation.started_ = engine_.loop()->now();
   operation.asked_ = handovers_.owner_of(*operation.call_.group, operation.call_.name);
   log(LogLevel::kDebug, title(operation), " begins again, because a server is lost");
@@ -374,6 +382,10 @@ void NamedOperations::part_done(Operation& operation) {
     });
     return;
   }
+  complete(operation, why);
+}
+
+void NamedOperations::complete(Operation& operation, const Status& why) {
   for (const Operation::Copy& copy : operation.copies_) {
     if (copy.bytes > 0 && why.ok()) std::memcpy(copy.to, copy.from, copy.bytes);
   }

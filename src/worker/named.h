@@ -102,6 +102,8 @@ class NamedOperations {
   void on_numbered(Operation& operation);
   void ask_whether_whole(Operation& operation);
   void try_again(Operation& operation);
+  // Copies results from staging memory to their places, and finishes.
+  void complete(Operation& operation, const Status& why);
   // Calls finish(); a join instead ends when no all-reduce of others is left.
   void fail(Operation& operation, const Status& why);
 

@@ -286,6 +286,29 @@ char* Operation::place_result(size_t bytes) {
   return result.get();
 }
 
+bool Operation::save(size_t bundle) {
+  if (!attempt_) return true;
+  const char* const from = bundles_[bundle].receive;
+  const size_t bytes = bundles_[bundle].array.bytes();
+  std::unique_ptr<char[]>& saved = saved_[bundle];
+  if (saved == nullptr) saved.reset(new (std::nothrow) char[std::max<size_t>(bytes, 1)]);
+  if (saved != nullptr) std::memcpy(saved.get(), from, bytes);
+  return saved != nullptr;
+}
+
+void Operation::begin_again() {
+  for (const auto& [bundle, bytes] : saved_) {
+    std::memcpy(bundles_[bundle].receive, bytes.get(), bundles_[bundle].array.bytes());
+  }
+  if (!list_ && !on_device()) drop_staging();
+  transfers_.clear();
+  copies_.clear();
+  parts_ = {};
+  whole_ = 1;
+  attempt_.reset();
+  launched_ = false;
+}
+
 Status Operation::unpack() {
   HERRING_RETURN_IF_ERROR(list_->read(result ? result.get() : staging_, result_bytes, counts));
   if (call_.buffers.empty() || call_.buffers.front().receive == nullptr) return {};

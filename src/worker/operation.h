@@ -4,6 +4,7 @@
 #include <atomic>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -122,6 +123,10 @@ class Operation : public Future,
     return mark;
   }
   char* place_result(size_t bytes);    // null if there is no memory
+  // Keeps what is in the bundle's memory if an attempt may overwrite it in vain. False: no memory.
+  bool save(size_t bundle);
+  // Makes the operation as it was before its attempt.
+  void begin_again();
   Status unpack();                     // of a list: copies results to where they go
 
   NamedOperations& owner_;
@@ -141,13 +146,14 @@ class Operation : public Future,
   size_t parts_left_ = 0;
   std::vector<uint32_t> unconfirmed_;  // servers that may not know the group yet that is formed
   bool called_off_ = false;            // a part of it was called off
-  // Of an exchange that is repeated if a part of it is lost with a server; see Transfer::attempt.
+  // Of what is repeated if a part of it is lost with a server; see Transfer::attempt.
   struct Attempt {
     uint32_t servers = 0;
     wire::Key key;
   };
   std::optional<Attempt> attempt_;
   uint8_t whole_ = 1;                  // 0: a part of the attempt was lost
+  std::map<size_t, std::unique_ptr<char[]>> saved_;  // by bundle
   std::mutex taking_back_;
   std::shared_ptr<Future> taken_back_;  // null if take_back() was not called
   bool absent_ = false;                // an operation of others: this rank has joined

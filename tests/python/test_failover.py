@@ -65,11 +65,19 @@ def test_calls_that_wait_for_a_rank_outlive_their_server(place: dict[str, str]) 
     assert output.count("is done") == 3, output
 
 
-def test_exchanges_outlive_servers(place: dict[str, str]) -> None:
-    layout = ["-n", "3", "--nodes", "3", "--servers", "2"]
-    job = run_job(layout, program("failover_exchanges", "4"), timeout=120, **place)
+@pytest.mark.parametrize(
+    ("workers", "nodes", "flows"),
+    [(3, 3, 1), (3, 2, 1), (4, 2, 2)],
+    ids=["one-on-each-node", "uneven-nodes", "several-flows"],
+)
+def test_calls_in_flight_outlive_servers(
+    place: dict[str, str], workers: int, nodes: int, flows: int
+) -> None:
+    layout = ["-n", str(workers), "--nodes", str(nodes), "--servers", "2"]
+    script = program("failover_exchanges", "4")
+    job = run_job(layout, script, timeout=120, HERRING_FLOWS=str(flows), **place)
     output = expect_success(job)
-    assert output.count("is done after") == 3, output
+    assert output.count("is done after") == workers, output
 
 
 @pytest.mark.parametrize(

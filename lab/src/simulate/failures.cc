@@ -173,6 +173,7 @@ class FailingJob {
     options.steers = rank == 0;
     options.first_server = rank;
     options.failover = true;
+    options.several_flows = plane_.flows > 1;
     return options;
   }
   Nanos at_most(Nanos most) { return static_cast<Nanos>(faults_() % static_cast<uint64_t>(most)); }

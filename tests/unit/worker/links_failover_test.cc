@@ -320,7 +320,7 @@ TEST_F(ReignsTest, WhatWaitsForAnEarlierReignIsCalledOffAtOnce) {
 // Where nobody keeps results, nothing moves back to a server that serves again: one rank may have a
 // result that another one still waits for.
 TEST_F(LinksTest, WhatNobodyKeepsStaysWithTheStandIn) {
-  failover = true;
+  failover = several_flows = true;
   make({1, 1});
   control::ServerSet set = control::ServerSet::all(2);
   auto [near, far] = connected_pair();

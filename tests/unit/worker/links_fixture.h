@@ -94,6 +94,7 @@ class LinksTest : public ::testing::Test, public TransferOwner {
     options.credit_max = 128;
     options.weights = weights;
     options.failover = failover;
+    options.several_flows = several_flows;
     links = std::make_unique<Links>(
         loop, options, [](uint32_t, const wire::FrameHeader&, std::string_view) {},
         [](uint32_t, const Status& why) { FAIL() << why.message(); });
@@ -133,6 +134,7 @@ class LinksTest : public ::testing::Test, public TransferOwner {
   // there is one flow.
   void check_moving(bool lockstep, int flows) {
     failover = true;
+    several_flows = flows > 1;
     make({1, 1});
     std::unique_ptr<Server> second;
     if (flows == 2) {
@@ -183,7 +185,7 @@ class LinksTest : public ::testing::Test, public TransferOwner {
   std::unique_ptr<Links> links;
   std::string data, expected;
   Transfer transfer;
-  bool done = false, failover = false;
+  bool done = false, failover = false, several_flows = false;
   uint16_t credit = 1;  // segments
   bool silent = false;  // nothing but the test reads what the servers get, from `ends`
   std::vector<GuardedFd> ends;

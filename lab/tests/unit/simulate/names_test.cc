@@ -236,11 +236,13 @@ class Job {
     EngineCore& core = *cores_[rank];
     if (change.returns) {
       std::vector<std::unique_ptr<transport::Connection>> flows;
-      auto connection = transports_[rank]->connect_now(
-          servers_[change.server]->address(),
-          {wire::Role::kWorker, rank, 0, cluster_.incarnation}, credentials());
-      ASSERT_TRUE(connection.ok());
-      flows.push_back(std::move(*connection));
+      for (uint32_t flow = 0; flow < plane_.flows; ++flow) {
+        auto connection = transports_[rank]->connect_now(
+            servers_[change.server]->address(),
+            {wire::Role::kWorker, rank, flow, cluster_.incarnation}, credentials());
+        ASSERT_TRUE(connection.ok());
+        flows.push_back(std::move(*connection));
+      }
       core.membership().server_comes(news_of(change.server, set), std::move(flows));
     }
     if (!core.links().can_move() || !core.named().can_move(set)) ++cannot_move;
@@ -370,6 +372,8 @@ class Job {
     auto settings = Settings::load({{"failover", "true"},
                                     {"small_bytes", "1KiB"},
                                     {"segment_bytes", "1KiB"},
+                                    // With several flows, large all-reduces are made again.
+                                    {"flows", std::to_string(1 + seed_ / 8 % 2)},
                                     {"credit_max", std::to_string(4096 << seed_ % 8)}},
                                    [](const char*) -> const char* { return nullptr; });
     ASSERT_TRUE(settings.ok());
