@@ -374,12 +374,12 @@ Result<std::shared_ptr<char>> LocalBus::peer_memory(uint32_t peer, uint32_t regi
   return std::shared_ptr<char>(std::move(*mapped), data);
 }
 
-void LocalBus::close() {
+void LocalBus::close(bool leaves) {
   on_interest_ = nullptr;
   LocalMessage goodbye;
   goodbye.kind = kGoodbye;
   for (uint32_t r = 0; r < peers_.size(); ++r) {
-    if (r == local_rank_ || !alive(r)) continue;
+    if (r == local_rank_ || !alive(r) || !leaves) continue;
     peers_[r].queue.push_back(Queued{goodbye, nullptr});
     (void)flush(r);
   }

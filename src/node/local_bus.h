@@ -108,9 +108,9 @@ class LocalBus {
   // Returns the region itself, as mapped here.
   Result<std::shared_ptr<SharedRegion>> peer_region(uint32_t peer, uint32_t region) const;
 
-  // Says goodbye, so that peers can tell leaving from dying, then closes everything, even if queued
-  // messages could not be sent. No handler runs.
-  void close();
+  // Closes everything, even if queued messages could not be sent. Says goodbye first if this rank
+  // `leaves`, so that peers can tell that from failing and dying. No handler runs.
+  void close(bool leaves = true);
 
  private:
   static constexpr size_t kMessagesPerPacket = 32;

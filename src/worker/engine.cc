@@ -102,7 +102,8 @@ void Engine::stop() {
     core.end();
     return Status();
   }));
-  core.bus_->close();
+  // If it has failed, and rank 0 is gone with the rendezvous, only this tells its neighbours.
+  core.bus_->close(core.leaves_);
 }
 
 const std::shared_ptr<transport::EventLoop>& Engine::loop() const { return core_->loop(); }

@@ -252,9 +252,12 @@ void Membership::neighbour_closed(uint32_t rank, const Status& why) {
       return !one.is_server && one.index == rank;
     });
     if (known) return;
+    // Who hosts the rendezvous would have said that it has failed or died.
+    const char* const state = has_left(0) ? ", which has failed or died: "
+                                          : ", which is still in the job: ";
     engine_.fail_now({Code::kPeerLost, concat("lost the connection to ",
-                                              cluster_.describe_rank(rank),
-                                              ", which is still in the job: ", why.message())});
+                                              cluster_.describe_rank(rank), state,
+                                              why.message())});
   });
 }
 

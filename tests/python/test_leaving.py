@@ -6,6 +6,7 @@ wait within the job's time limit.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -206,6 +207,16 @@ def test_a_planned_round_ends_although_a_series_of_partial_ones_goes_on() -> Non
         )
     )
     assert output.count("told") == 2
+
+
+def test_a_neighbour_that_fails_is_noticed_although_the_rendezvous_has_ended() -> None:
+    layout = ["-n", "4", "--nodes", "2", "--keep-going"]
+    output = run_job(layout, program("leaving_then_failure"), HERRING_TIMEOUT="600").stdout
+    assert re.search(
+        r"rank 2 hears after [2-6]\.\d s: lost the connection to rank 3 .*, which has "
+        "failed or died",
+        output,
+    ), output
 
 
 def test_a_series_that_lost_a_server_ends_nothing_after_its_time_out() -> None:
