@@ -378,11 +378,15 @@ void LocalBus::close(bool leaves) {
   on_interest_ = nullptr;
   LocalMessage goodbye;
   goodbye.kind = kGoodbye;
-  for (uint32_t r = 0; r < peers_.size(); ++r) {
-    if (r == local_rank_ || !alive(r) || !leaves) continue;
-    peers_[r].queue.push_back(Queued{goodbye, nullptr});
-    (void)flush(r);
-  }
+  // Skips goodbyes for which there is no memory: everything must be closed in any case.
+  static_cast<void>(without_exceptions([&] {
+    for (uint32_t r = 0; r < peers_.size(); ++r) {
+      if (r == local_rank_ || !alive(r) || !leaves) continue;
+      peers_[r].queue.push_back(Queued{goodbye, nullptr});
+      (void)flush(r);
+    }
+    return Status();
+  }));
   rank_of_fd_.clear();
   exports_.clear();
   peers_.clear();

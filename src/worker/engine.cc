@@ -73,7 +73,11 @@ void Engine::stop() {
     std::lock_guard lock(core.mutex_);
     if (std::exchange(core.stopped_, true)) return;
   }
-  const Status left{Code::kShutdown, "herring was shut down while the operation was in flight"};
+  Status left{Code::kShutdown, "shut down"};  // which needs no memory
+  static_cast<void>(without_exceptions([&left] {
+    left = {Code::kShutdown, "herring was shut down while the operation was in flight"};
+    return Status();
+  }));
   const Status told = without_exceptions([&] {
     core.loop_->post([&core, &left] { core.fail_now(left, true); });
     return Status();

@@ -237,22 +237,31 @@ class CudaDevice : public Device {
 
   // Runs `call` while the primary context is current on this thread.
   template <typename Call>
+  Status in_context(Call&& call) {
+    HERRING_CUDA(push, context_);
+    const Status status = call();
+    Context popped = nullptr;
+    const Answer left = driver_.pop(&popped);
+    return status.ok() ? driver_.check(left, symbol_of_pop, who_) : status;
+  }
+
+  template <typename Call>
   Status within(Call&& call) {
     thread_local const CudaDevice* current = nullptr;
     if (current == this) return call();
     HERRING_RETURN_IF_ERROR(retain());
-    HERRING_CUDA(push, context_);
     // Streams of Herring are never captured. Without this, a question about one of them, or the
     // release of memory, would break a capture that the program makes in any of its threads.
     int mode = kRelaxedCapture;
-    const bool exchanged = driver_.exchange_capture_mode(&mode) == 0;
-    const CudaDevice* const before = std::exchange(current, this);
-    const Status status = call();
-    current = before;
-    if (exchanged) driver_.exchange_capture_mode(&mode);
-    Context popped = nullptr;
-    const Answer left = driver_.pop(&popped);
-    return status.ok() ? driver_.check(left, symbol_of_pop, who_) : status;
+    HERRING_CUDA(exchange_capture_mode, &mode);
+    const Status status = in_context([&] {
+      const CudaDevice* const before = std::exchange(current, this);
+      const Status result = call();
+      current = before;
+      return result;
+    });
+    const Answer left = driver_.exchange_capture_mode(&mode);
+    return status.ok() ? driver_.check(left, symbol_of_exchange_capture_mode, who_) : status;
   }
   Status together(const std::function<Status()>& calls) override { return within(calls); }
 
