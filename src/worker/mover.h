@@ -47,7 +47,7 @@ class Mover {
   Transfer& add_transfer(Operation& operation, Key key, size_t bundle, size_t bytes);
   bool push(Operation& operation);                // false if the job has failed
   NodeTask task_of(Operation& operation, Key key, size_t bundle);
-  bool save(Operation& operation, size_t bundle);
+  bool save(Operation& operation, size_t bundle);   // likewise
   char* stage(Operation& operation, size_t bytes);  // null if the job has failed
 
   EngineCore& engine_;

@@ -235,7 +235,6 @@ class CudaDevice : public Device {
     imports_.erase(import);
   }
 
-  // Runs `call` while the primary context is current on this thread.
   template <typename Call>
   Status in_context(Call&& call) {
     HERRING_CUDA(push, context_);
@@ -245,6 +244,7 @@ class CudaDevice : public Device {
     return status.ok() ? driver_.check(left, symbol_of_pop, who_) : status;
   }
 
+  // Runs `call` while the primary context is current on this thread, beside captures of others.
   template <typename Call>
   Status within(Call&& call) {
     thread_local const CudaDevice* current = nullptr;

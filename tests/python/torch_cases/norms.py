@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import herring.torch as herring
 
-from .support import batch, case, close, default_device, raises, same_everywhere
+from .support import batch, case, close, raises, same_everywhere
 
 
 def _images(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,14 +91,14 @@ def sync_batch_norm_compiled():
 @case
 def sync_batch_norm_in_mixed_precision():
     """Under autocast, statistics are in float32, and outputs have the dtype of the inputs."""
-    scaler = torch.amp.GradScaler(default_device(), init_scale=1024.0)
+    scaler = torch.amp.GradScaler(torch.get_default_device().type, init_scale=1024.0)
     model = herring.SyncBatchNorm.convert_sync_batchnorm(_model())
     ddp = herring.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(4):
         inputs, labels = _images(step, herring.rank())
         optimizer.zero_grad()
-        with torch.autocast(default_device(), dtype=torch.bfloat16):
+        with torch.autocast(torch.get_default_device().type, dtype=torch.bfloat16):
             loss = F.cross_entropy(ddp(inputs), labels)
         if step == 2 and herring.rank() == herring.size() - 1:
             loss = loss * float("inf")  # one rank overflows: all skip the step

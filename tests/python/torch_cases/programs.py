@@ -14,18 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import herring.torch as herring
 
-from .support import (
-    batch,
-    case,
-    close,
-    default_device,
-    everyones_batch,
-    mine,
-    mlp,
-    raises,
-    same_everywhere,
-    train,
-)
+from .support import batch, case, close, everyones_batch, mine, mlp, raises, same_everywhere, train
 
 
 @case
@@ -35,7 +24,7 @@ def scaler_with_fused_optimizer():
     plain = torch.optim.SGD(parameters[:1], lr=0.1, fused=True)
     wrapped = herring.DistributedOptimizer(torch.optim.SGD(parameters[1:], lr=0.1, fused=True))
     for parameter, optimizer in zip(parameters, (plain, wrapped)):
-        scaler = torch.amp.GradScaler(default_device(), init_scale=65536.0)
+        scaler = torch.amp.GradScaler(torch.get_default_device().type, init_scale=65536.0)
         for step in range(4):
             optimizer.zero_grad()
             factor = float("inf") if step == 2 else 1.0
@@ -75,7 +64,9 @@ def kept_gradients():
                     into.append([p.grad for p in target.parameters()])
                 views.append([p.grad.view(-1) for p in model.parameters()])
                 copies = [p.grad.cpu().numpy() for p in model.parameters()]
-                arrays.append([torch.from_numpy(one).to(default_device()) for one in copies])
+                arrays.append(
+                    [torch.from_numpy(one).to(torch.get_default_device().type) for one in copies]
+                )
             for those in (kept, arrays):
                 for mine_, theirs in zip(those, expected):
                     for g, h in zip(mine_, theirs):

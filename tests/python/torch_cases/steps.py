@@ -10,18 +10,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import herring.torch as herring
 
-from .support import (
-    batch,
-    case,
-    close,
-    default_device,
-    everyones_batch,
-    mine,
-    mlp,
-    raises,
-    same_everywhere,
-    train,
-)
+from .support import batch, case, close, everyones_batch, mine, mlp, raises, same_everywhere, train
 
 
 @case
@@ -243,11 +232,11 @@ def amp():
     model = mlp()
     ddp = herring.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    scaler = torch.amp.GradScaler(default_device(), init_scale=1024.0)
+    scaler = torch.amp.GradScaler(torch.get_default_device().type, init_scale=1024.0)
     for step in range(4):
         inputs, labels = mine(step)
         optimizer.zero_grad()
-        with torch.autocast(default_device(), dtype=torch.bfloat16):
+        with torch.autocast(torch.get_default_device().type, dtype=torch.bfloat16):
             loss = F.cross_entropy(ddp(inputs), labels)
         if step == 2 and herring.rank() == 1:
             loss = loss * float("inf")

@@ -26,11 +26,6 @@ def group_case(function):
     return function
 
 
-def default_device() -> str:
-    """Returns the kind of device on which these cases run: "cpu", or "cuda" in tests/gpu."""
-    return torch.get_default_device().type
-
-
 def mlp(seed: int = 7, width: int = 32) -> nn.Module:
     torch.manual_seed(seed)
     return nn.Sequential(
