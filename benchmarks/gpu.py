@@ -22,10 +22,11 @@ FIGURES = {
     "memory": "GB/s of the GPU's memory: bytes read and written by a copy inside it",
     "plain step": "seconds for a step of the model without averaging",
     "round": "seconds for a round of 100 MB, and GB/s in both directions of all workers together",
+    "16 bits": "seconds for the same round with wire_dtype=bfloat16, divided by those without",
     "round/copies": "rate of the round divided by the rate of copies both at once; target 0.8",
     "round/memory": "seconds of the round divided by the seconds that memory needs; target 1.3",
     "wait": "microseconds in wait() after averaging ended: first and second call; target 10",
-    "step": "seconds for a step of the model with averaging",
+    "step": "seconds for a step of the model with averaging, and with wire_dtype=bfloat16",
     "slowed": "slowdown of the step by averaging, and by copies alone; target: at most 5 % more "
     "than copies",
     "gloo": "seconds for an all-reduce of 100 MB: Gloo, Herring, Herring/Gloo; target 0.3",
@@ -63,7 +64,9 @@ def model(device: str):
     return torch.nn.TransformerEncoder(layer, 2 if small else 12).to(device)
 
 
-def measure_round(device: str, nbytes: int) -> tuple[float, list[float], str]:
+def measure_round(
+    device: str, nbytes: int, wire_dtype: str | None = None
+) -> tuple[float, list[float], str]:
     """Measures a planned round.
 
     Returns:
@@ -78,7 +81,9 @@ def measure_round(device: str, nbytes: int) -> tuple[float, list[float], str]:
     parts = 50
     arena = torch.ones(nbytes // 4, device=device)
     gpu = gpu_of(arena)
-    plan = herring.PlannedReduction([(nbytes // 4 // parts, "float32")] * parts, device=gpu)
+    plan = herring.PlannedReduction(
+        [(nbytes // 4 // parts, "float32")] * parts, device=gpu, wire_dtype=wire_dtype
+    )
     [(_, size)] = plan.arenas
     arena = torch.ones(size // 4, device=device)
     if gpu is not None:
@@ -109,7 +114,7 @@ def measure_round(device: str, nbytes: int) -> tuple[float, list[float], str]:
     return seconds, [statistics.median(each) for each in zip(*waits)], stage
 
 
-def measure_step(device: str, averaged: bool) -> float:
+def measure_step(device: str, averaged: bool, wire_dtype: str | None = None) -> float:
     """Returns the seconds of a training step."""
     import torch
 
@@ -119,7 +124,8 @@ def measure_step(device: str, averaged: bool) -> float:
     module = model(device)
     width = 64 if device == "cpu" else 768
     inputs = torch.randn(8, 16 if device == "cpu" else 128, width, device=device)
-    forward = herring.torch.DistributedDataParallel(module) if averaged else module
+    wrapper = herring.torch.DistributedDataParallel
+    forward = wrapper(module, wire_dtype=wire_dtype) if averaged else module
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-4)
 
     def step() -> None:
@@ -191,8 +197,9 @@ def work(device: str) -> dict[str, list[float]]:
             # Every rank reads its slice of all arenas, and writes its slice to all arenas.
             found["round/memory"] = [seconds / (2 * size * nbytes / memory)]
     found["wait"] = [1e6 * each for each in waited]
+    found["16 bits"] = [measure_round(device, nbytes, "bfloat16")[0] / seconds]
     averaged = measure_step(device, True)
-    found["step"] = [averaged]
+    found["step"] = [averaged, measure_step(device, True, "bfloat16")]
     if copies:
         bytes_each_way = 4 * sum(p.numel() for p in model(device).parameters())
         found["slowed"] = [averaged / plain - 1, 2 * bytes_each_way * size / copies / plain]

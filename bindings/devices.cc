@@ -54,11 +54,12 @@ void register_devices(nb::module_& module) {
   using namespace nb::literals;
   module.def("describe_devices", &describe_devices);
   module.def("compile_kernel", [](int major, int minor, const std::string& dtype,
-                                  const std::string& op) {
-    const std::string code = take(device::cuda::compile_combination(
-        major, minor, take(parse_dtype(dtype)), take(parse_reduce_op(op))));
+                                  const std::string& op, const std::string& target) {
+    auto name = device::KernelName::of(take(parse_dtype(dtype)), take(parse_reduce_op(op)));
+    if (!target.empty()) name.to = take(parse_dtype(target));
+    const std::string code = take(device::cuda::compile_kernel(major, minor, name));
     return nb::bytes(code.data(), code.size());
-  }, "major"_a, "minor"_a, "dtype"_a, "op"_a);
+  }, "major"_a, "minor"_a, "dtype"_a, "op"_a, "target"_a = "");
   module.def("add_compiler_folder", &device::cuda::add_compiler_folder, "folder"_a);
   module.def("measure_copies", &measure_copies, "device"_a, "bytes"_a);
 }

@@ -15,26 +15,28 @@
 namespace herring::bindings {
 namespace {
 
+using worker::DeviceCasts;
 using worker::DeviceRounds;
 using worker::Planned;
 
 using Arenas = std::vector<std::shared_ptr<ArrayView>>;
+using Memory = std::vector<std::shared_ptr<void>>;
 
 // By then, all living ranks have heard of a failure (heartbeats, 2 s), and work on devices is done.
 constexpr Nanos kForAWhile = 10 * kSecond;
 
-// Keeps arenas to which neighbours' devices may still write from being reused. Releases arenas that
-// were kept for long enough. Needs the GIL.
-void keep_for_a_while(Arenas arenas) {
-  static auto* const kept = new std::vector<std::pair<Nanos, Arenas>>;
+// Keeps memory to which neighbours' devices may still write from being reused. Releases memory that
+// was kept for long enough. Needs the GIL.
+void keep_for_a_while(Memory memory) {
+  static auto* const kept = new std::vector<std::pair<Nanos, Memory>>;
   const Nanos now = monotonic_now();
-  std::vector<std::pair<Nanos, Arenas>> over;  // freeing their memory may call this function
+  std::vector<std::pair<Nanos, Memory>> over;  // freeing their memory may call this function
   std::erase_if(*kept, [&](auto& one) {
     if (now - one.first < kForAWhile) return false;
     over.push_back(std::move(one));
     return true;
   });
-  if (!arenas.empty()) kept->emplace_back(now, std::move(arenas));
+  if (!memory.empty()) kept->emplace_back(now, std::move(memory));
 }
 
 // The job outlives the plan and every view of its memory, which may outlive the plan.
@@ -46,18 +48,22 @@ struct PlanHandle {
 
   ~PlanHandle() {
     const bool shared = rounds && rounds->may_be_written();
+    Memory memory(arenas.begin(), arenas.end());
+    if (rounds && rounds->memory()) memory.push_back(rounds->memory());
     bool through = true;
     {
       GilReleased release;  // copies may still be on their way
       if (rounds) through = rounds->end();
       rounds.reset();
     }
-    if (!through) static_cast<void>(new Arenas(std::move(arenas)));  // the GPU may still use them
-    keep_for_a_while(shared && through ? std::move(arenas) : Arenas());
+    if (!through) static_cast<void>(new Memory(memory));  // the GPU may still use it
+    keep_for_a_while(shared && through ? std::move(memory) : Memory());
   }
   PlanHandle(nb::object job) : job(std::move(job)) {}
   PlanHandle(PlanHandle&&) = default;
   Planned& planned() const { return rounds ? rounds->planned() : *on_host; }
+  // As it lies in the caller's memory.
+  const plan::Plan& plan() const { return rounds ? rounds->plan() : on_host->plan(); }
   DeviceRounds& on_device() const {
     if (rounds) return *rounds;
     raise({Code::kInvalidArgument,
@@ -69,7 +75,7 @@ PlanHandle make_plan(nb::object job_object,
                      const std::vector<std::pair<int64_t, std::string>>& gradients,
                      const std::string& name, const std::string& op, const std::string& wire_dtype,
                      size_t buffer_bytes, size_t note_bytes, uint32_t stream, nb::handle group,
-                     std::optional<int> device, bool on_devices) {
+                     std::optional<int> device, bool on_devices, bool casts) {
   job::Job& job = nb::cast<job::Job&>(job_object);
   worker::PlannedOptions options;
   options.group = group_of(group);
@@ -98,7 +104,11 @@ PlanHandle make_plan(nb::object job_object,
   handle.rounds = take(without_gil([&]() -> Result<std::unique_ptr<DeviceRounds>> {
     auto copier = device::own_copier(*device);
     if (!copier.ok()) return copier.status();
-    return DeviceRounds::create(job.engine(), list, std::move(options), *copier);
+    std::shared_ptr<DeviceCasts> made;
+    if (casts && DeviceCasts::apply_to(list, options.wire)) {
+      HERRING_RETURN_IF_ERROR(DeviceCasts::create(**copier, options.wire).move_to(made));
+    }
+    return DeviceRounds::create(job.engine(), list, std::move(options), *copier, std::move(made));
   }));
   return handle;
 }
@@ -130,7 +140,7 @@ std::vector<std::tuple<uint32_t, size_t, size_t>> places_of(const std::vector<T>
 void place(PlanHandle& handle, const nb::list& arenas) {
   Arenas views;
   std::vector<device::Address> addresses;
-  const auto& expected = handle.on_device().planned().plan().arenas;
+  const auto& expected = handle.on_device().plan().arenas;
   const device::Device& gpu = handle.on_device().copier()->device();
   const auto lies_there = [&gpu](const ArrayView& view) {
     return view.copier() && &view.copier()->device() == &gpu;
@@ -164,6 +174,18 @@ void queue(Call&& call) {
   check(status);
 }
 
+// Loads the kernels that cast on this GPU. Returns why that is not possible, or an empty text.
+std::string load_casts(int device, const std::string& wire_dtype) {
+  const DType wire = take(parse_dtype(wire_dtype));
+  if (size_of(wire) != 2) return concat("wire_dtype is ", name_of(wire));
+  const auto casts = without_gil([&]() -> Result<std::shared_ptr<DeviceCasts>> {
+    auto copier = device::own_copier(device);
+    if (!copier.ok()) return copier.status();
+    return DeviceCasts::create(**copier, wire);
+  });
+  return casts.ok() ? std::string() : casts.status().message();
+}
+
 }  // namespace
 
 void register_planned(nb::module_& module) {
@@ -172,10 +194,11 @@ void register_planned(nb::module_& module) {
     const auto members = group_of(group);
     return (members ? members : job.engine().world())->next_stream();
   }, "job"_a, "group"_a = nb::none());
+  module.def("load_casts", &load_casts, "device"_a, "wire_dtype"_a);
   nb::class_<PlanHandle>(module, "Planned")
       .def_static("create", &make_plan, "job"_a, "gradients"_a, "name"_a, "op"_a, "wire_dtype"_a,
                   "buffer_bytes"_a, "note_bytes"_a, "stream"_a, "group"_a = nb::none(),
-                  "device"_a = nb::none(), "on_devices"_a = false)
+                  "device"_a = nb::none(), "on_devices"_a = false, "casts"_a = false)
       .def("place", &place, "arenas"_a)
       .def("out_stream", [](PlanHandle& h) { return h.on_device().copier()->out_stream(); })
       .def("begin_on", [](PlanHandle& h, device::Stream stream, bool active) {
@@ -220,16 +243,16 @@ void register_planned(nb::module_& module) {
       .def("arena", &arena, "index"_a)
       .def_prop_ro("arenas", [](const PlanHandle& h) {
         std::vector<std::pair<std::string, size_t>> all;
-        for (const auto& arena : h.planned().plan().arenas) {
+        for (const auto& arena : h.plan().arenas) {
           all.emplace_back(name_of(arena.dtype), arena.bytes);
         }
         return all;
       })
       .def_prop_ro("placements", [](const PlanHandle& h) {
-        return places_of(h.planned().plan().placements);
+        return places_of(h.plan().placements);
       })
       .def_prop_ro("buffers", [](const PlanHandle& h) {
-        return places_of(h.planned().plan().buffers);
+        return places_of(h.plan().buffers);
       })
       .def_prop_ro("signature", [](const PlanHandle& h) { return h.planned().signature(); })
       .def_prop_ro("contributors", [](const PlanHandle& h) { return h.planned().contributors(); });

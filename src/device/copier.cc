@@ -100,23 +100,29 @@ Status Copier::give_up(Stream stream, const Status& why) {
 }
 
 Status Copier::out(const std::vector<Stream>& producers, const std::vector<Copy>& copies,
-                   Watcher::Then then) {
-  for (const Stream producer : producers) {
-    HERRING_RETURN_IF_ERROR(device_.check_not_capturing(producer));
-  }
+                   Watcher::Then then, const std::vector<Launch>& casts) {
   std::lock_guard lock(mutex_);
-  const Status queued = device_.together([&] { return queue_out(producers, copies); });
+  Status refused;
+  const Status queued = device_.together([&]() -> Status {
+    for (const Stream producer : producers) {
+      if (refused = device_.check_not_capturing(producer); !refused.ok()) return refused;
+    }
+    return queue_out(producers, copies, casts);
+  });
+  if (!refused.ok()) return refused;
   if (!queued.ok()) return give_up(out_, queued);
   watcher_.expect(is_out_, ++outs_, std::move(then));
   return {};
 }
 
-Status Copier::queue_out(const std::vector<Stream>& producers, const std::vector<Copy>& copies) {
+Status Copier::queue_out(const std::vector<Stream>& producers, const std::vector<Copy>& copies,
+                         const std::vector<Launch>& casts) {
   for (const Stream producer : producers) {
     if (producer == out_) continue;
     HERRING_RETURN_IF_ERROR(device_.record(produced_, producer));
     HERRING_RETURN_IF_ERROR(device_.wait(out_, produced_));
   }
+  HERRING_RETURN_IF_ERROR(launch(casts, out_));
   HERRING_RETURN_IF_ERROR(queue_out(copies, out_));
   return device_.write_word(is_out_.address, outs_ + 1, out_);
 }
@@ -139,6 +145,13 @@ Status Copier::queue_back(const std::vector<Copy>& copies, Stream stream) {
   return {};
 }
 
+Status Copier::launch(const std::vector<Launch>& all, Stream stream) {
+  for (const Launch& one : all) {
+    HERRING_RETURN_IF_ERROR(device_.combine(one.kernel, one.what, one.blocks, stream));
+  }
+  return {};
+}
+
 Status Copier::back(const std::vector<Copy>& copies) {
   std::lock_guard lock(mutex_);
   const Status queued = device_.together([&] { return queue_back(copies, back_); });
@@ -153,20 +166,24 @@ Status Copier::when_back(Watcher::Then then) {
   return {};
 }
 
-Status Copier::back_when(Flag flag, uint32_t value, const std::vector<Copy>& copies) {
+Status Copier::back_when(Flag flag, uint32_t value, const std::vector<Copy>& copies,
+                         const std::vector<Launch>& casts) {
   std::lock_guard lock(mutex_);
   return device_.together([&]() -> Status {
     HERRING_RETURN_IF_ERROR(device_.wait_word(flag.address, value, back_));
-    return queue_back(copies, back_);
+    HERRING_RETURN_IF_ERROR(queue_back(copies, back_));
+    return launch(casts, back_);
   });
 }
 
 Status Copier::follow(Stream consumer, bool out_too) {
-  HERRING_RETURN_IF_ERROR(device_.check_not_capturing(consumer));
   std::lock_guard lock(mutex_);
-  HERRING_RETURN_IF_ERROR(device_.record(consumed_, consumer));
-  if (out_too) HERRING_RETURN_IF_ERROR(device_.wait(out_, consumed_));
-  return device_.wait(back_, consumed_);
+  return device_.together([&]() -> Status {
+    HERRING_RETURN_IF_ERROR(device_.check_not_capturing(consumer));
+    HERRING_RETURN_IF_ERROR(device_.record(consumed_, consumer));
+    if (out_too) HERRING_RETURN_IF_ERROR(device_.wait(out_, consumed_));
+    return device_.wait(back_, consumed_);
+  });
 }
 
 bool Copier::settle_out(Nanos deadline) {
@@ -180,10 +197,12 @@ Status Copier::join(Stream consumer) { return join(back_, consumer); }
 Status Copier::join_out(Stream producer) { return join(out_, producer); }
 
 Status Copier::join(Stream stream, Stream follower) {
-  HERRING_RETURN_IF_ERROR(device_.check_not_capturing(follower));
   std::lock_guard lock(mutex_);
-  HERRING_RETURN_IF_ERROR(device_.record(returned_, stream));
-  return device_.wait(follower, returned_);
+  return device_.together([&]() -> Status {
+    HERRING_RETURN_IF_ERROR(device_.check_not_capturing(follower));
+    HERRING_RETURN_IF_ERROR(device_.record(returned_, stream));
+    return device_.wait(follower, returned_);
+  });
 }
 
 Status Copier::combine_when(Flag flag, uint32_t value, const Sum& sum, Watcher::Then then) {
@@ -198,7 +217,7 @@ Status Copier::combine_when(Flag flag, uint32_t value, const Sum& sum, Watcher::
 Status Copier::queue_sum(Flag flag, uint32_t value, const Sum& sum) {
   HERRING_RETURN_IF_ERROR(device_.wait_word(flag.address, value, sums_stream_));
   HERRING_RETURN_IF_ERROR(queue_back(sum.in, sums_stream_));
-  HERRING_RETURN_IF_ERROR(device_.combine(sum.kernel, sum.what, sum.blocks, sums_stream_));
+  HERRING_RETURN_IF_ERROR(launch({sum.launch}, sums_stream_));
   if (sum.out.empty()) return device_.write_word(is_combined_.address, sums_ + 1, sums_stream_);
   HERRING_RETURN_IF_ERROR(device_.record(combined_, sums_stream_));
   HERRING_RETURN_IF_ERROR(device_.wait(results_, combined_));

@@ -28,6 +28,13 @@ struct Copy {
   size_t bytes = 0;
 };
 
+// One launch of a kernel.
+struct Launch {
+  Kernel kernel = 0;
+  Combination what;
+  uint32_t blocks = 1;
+};
+
 // User threads make these calls. A kDevice error carries the driver's message; everything that was
 // queued is then through.
 class Copier {
@@ -47,14 +54,16 @@ class Copier {
   // The stream of the copies out, for producers that can make this stream wait for them themselves.
   Stream out_stream() const { return out_; }
 
-  // Copies out when everything that is queued in the `producers` streams now is through, then calls
-  // `then` on the watcher's thread. Until then the memory at both ends must stay.
+  // When everything that is queued in the `producers` streams now is through, casts, copies out,
+  // and calls `then` on the watcher's thread. Until then all memory must stay.
   Status out(const std::vector<Stream>& producers, const std::vector<Copy>& copies,
-             Watcher::Then then);
+             Watcher::Then then, const std::vector<Launch>& casts = {});
   // Copies back without waiting for a flag.
   Status back(const std::vector<Copy>& copies);
-  // Copies back when the flag has reached the value. Until then later copies back wait, too.
-  Status back_when(Flag flag, uint32_t value, const std::vector<Copy>& copies);
+  // When the flag has reached the value, copies back, and casts. Until then later copies back wait,
+  // too.
+  Status back_when(Flag flag, uint32_t value, const std::vector<Copy>& copies,
+                   const std::vector<Launch>& casts = {});
   // Calls `then` on the watcher's thread when all copies back that are queued now are done. Until
   // then their host memory must stay.
   Status when_back(Watcher::Then then);
@@ -75,9 +84,7 @@ class Copier {
   // value, later sums wait. All memory must stay until `then` is called.
   struct Sum {
     std::vector<Copy> in, out;
-    Kernel kernel = 0;
-    Combination what;
-    uint32_t blocks = 0;
+    Launch launch;
   };
   Status combine_when(Flag flag, uint32_t value, const Sum& sum, Watcher::Then then);
 
@@ -109,9 +116,11 @@ class Copier {
   std::vector<Stream> streams() const;
   std::vector<Stream> all_streams();  // takes the lock
   std::vector<Flag> flags_in_use() const;
-  Status queue_out(const std::vector<Stream>& producers, const std::vector<Copy>& copies);
+  Status queue_out(const std::vector<Stream>& producers, const std::vector<Copy>& copies,
+                   const std::vector<Launch>& casts);
   Status queue_out(const std::vector<Copy>& copies, Stream stream);
   Status queue_back(const std::vector<Copy>& copies, Stream stream);
+  Status launch(const std::vector<Launch>& all, Stream stream);
   Status queue_sum(Flag flag, uint32_t value, const Sum& sum);
   // The caller holds the lock.
   bool is_idle();

@@ -27,7 +27,7 @@ struct OfDevice {
   std::shared_ptr<Copier> shared;
   std::vector<std::weak_ptr<Copier>> own;
   std::vector<std::shared_ptr<Relay>> relays;
-  std::map<std::pair<DType, ReduceOp>, Kernel> kernels;  // that have run once
+  std::map<KernelName, Kernel> kernels;  // that have run once
 };
 
 class Copiers {
@@ -81,12 +81,12 @@ class Copiers {
       device.relays.push_back(relay = *made);
     }
     if (relay == nullptr) return Taken{};
-    auto kernel = ready(device, *relay, dtype, op);
+    auto kernel = ready(device, *relay, KernelName::of(dtype, op));
     if (!kernel.ok()) return kernel.status();
     return *kernel == 0 ? Taken{} : Taken{relay, *kernel};
   }
 
-  Result<Kernel> kernel(Copier& copier, DType dtype, ReduceOp op) {
+  Result<Kernel> kernel(Copier& copier, const KernelName& name) {
     auto all = platform();
     if (!all.ok()) return all.status();
     std::lock_guard lock(mutex_);
@@ -97,7 +97,7 @@ class Copiers {
     HERRING_RETURN_IF_ERROR(idle);
     auto relay = Relay::create((*device)->flags, Watcher::shared());
     if (!relay.ok()) return relay.status();
-    return ready(**device, **relay, dtype, op);
+    return ready(**device, **relay, name);
   }
 
   void unmap_if_idle() {
@@ -130,25 +130,24 @@ class Copiers {
   }
 
   // Returns 0 if the kernel cannot be loaded now.
-  Result<Kernel> ready(OfDevice& device, Relay& relay, DType dtype, ReduceOp op) {
-    if (op == ReduceOp::kAverage) op = ReduceOp::kSum;  // the same kernel
-    for (int i = 0; i < kLooks && !device.kernels.contains({dtype, op}); ++i) {
+  Result<Kernel> ready(OfDevice& device, Relay& relay, const KernelName& name) {
+    for (int i = 0; i < kLooks && !device.kernels.contains(name); ++i) {
       // After a stream's last word is visible, the driver needs a moment to report the stream as
       // idle.
       if (i > 0) std::this_thread::sleep_for(kBetweenLooks);
       Status loaded;
-      while_nobody_waits([&] { loaded = load(device, relay, dtype, op); });
+      while_nobody_waits([&] { loaded = load(device, relay, name); });
       if (!loaded.ok()) return loaded;
     }
-    const auto kernel = device.kernels.find({dtype, op});
+    const auto kernel = device.kernels.find(name);
     return kernel == device.kernels.end() ? Kernel{0} : kernel->second;
   }
 
-  static Status load(OfDevice& device, Relay& relay, DType dtype, ReduceOp op) {
-    auto kernel = device.flags.device().kernel(dtype, op);
+  static Status load(OfDevice& device, Relay& relay, const KernelName& name) {
+    auto kernel = device.flags.device().kernel(name);
     if (!kernel.ok()) return kernel.status();
     HERRING_RETURN_IF_ERROR(relay.try_kernel(*kernel));
-    device.kernels.emplace(std::pair(dtype, op), *kernel);
+    device.kernels.emplace(name, *kernel);
     return {};
   }
 
@@ -203,8 +202,8 @@ Result<Taken> take_relay(int device, DType dtype, ReduceOp op) {
   return Copiers::instance().relay(device, dtype, op);
 }
 
-Result<Kernel> ready_kernel(Copier& copier, DType dtype, ReduceOp op) {
-  return Copiers::instance().kernel(copier, dtype, op);
+Result<Kernel> ready_kernel(Copier& copier, const KernelName& name) {
+  return Copiers::instance().kernel(copier, name);
 }
 
 void unmap_if_idle() { Copiers::instance().unmap_if_idle(); }

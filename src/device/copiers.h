@@ -30,7 +30,7 @@ Result<Taken> take_relay(int device, DType dtype, ReduceOp op);
 // Returns a loaded kernel. Returns 0 if the kernel would have to be loaded while streams wait for
 // other ranks, or before what the copier has queued is through. What the copier has queued must not
 // wait for other ranks. Returns kConfiguration if there is no compiler for the kernel.
-Result<Kernel> ready_kernel(Copier& copier, DType dtype, ReduceOp op);
+Result<Kernel> ready_kernel(Copier& copier, const KernelName& name);
 
 // Unmaps the memory that was left to be unmapped, if unmapping would not wait for anything now.
 void unmap_if_idle();

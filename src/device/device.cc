@@ -1,9 +1,17 @@
 #include "device/device.h"
 
+#include <algorithm>
+
 #include "base/fork_guard.h"
 #include "device/cuda/cuda.h"
 
 namespace herring::device {
+
+uint32_t Device::blocks_for(size_t bytes) const {
+  constexpr size_t kBytesPerThread = 16;
+  const uint64_t most = 2 * static_cast<uint64_t>(properties().multiprocessors);
+  return static_cast<uint32_t>(std::min<uint64_t>(bytes / kBytesPerThread / kThreads + 1, most));
+}
 
 Result<Platform*> platform() {
   struct Loaded {

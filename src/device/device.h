@@ -95,11 +95,13 @@ class Device {
 
   // Compiles and loads the kernel unless that was done before, which may take a second. Returns
   // kConfiguration if there is no compiler.
-  virtual Result<Kernel> kernel(DType dtype, ReduceOp op) = 0;
+  virtual Result<Kernel> kernel(const KernelName& name) = 0;
   // Queues the kernel with `blocks` blocks of kThreads threads.
   virtual Status combine(Kernel kernel, const Combination& what, uint32_t blocks,
                          Stream stream) = 0;
   static constexpr uint32_t kThreads = 512;
+  // Returns how many blocks keep the device busy with so many bytes.
+  uint32_t blocks_for(size_t bytes) const;
 
   // Returns kDevice if the memory cannot be exported, such as memory of expandable segments.
   virtual Result<Exported> export_memory(Address address) = 0;

@@ -199,7 +199,8 @@ Result<DeviceNode::Level> DeviceNode::meet(const std::vector<char>& cards) {
 
 Status DeviceNode::load_kernels() {
   for (const plan::Arena& arena : plan().arenas) {
-    auto kernel = device::ready_kernel(copier_, arena.dtype, planned_->options().op);
+    const auto name = device::KernelName::of(arena.dtype, planned_->options().op);
+    auto kernel = device::ready_kernel(copier_, name);
     if (!kernel.ok()) return kernel.status();
     if (*kernel == 0) {
       return {Code::kConfiguration, "kernels cannot be loaded while other plans are in a round"};
@@ -332,7 +333,7 @@ device::Copier::Sum DeviceNode::sum_of(uint32_t buffer) const {
   const size_t offset = one.range.offset + slice.offset;
   const DType dtype = plan().arenas[one.arena].dtype;
   device::Copier::Sum sum;
-  device::Combination& what = sum.what;
+  device::Combination& what = sum.launch.what;
   // Blocks of a kernel that read the same word of host memory do so one after the other, which
   // takes a millisecond. Therefore the command is copied to the device.
   what.command = scratch_ + buffer * kCommandBytes;
@@ -360,17 +361,15 @@ device::Copier::Sum DeviceNode::sum_of(uint32_t buffer) const {
   if (!one_node()) {
     what.postscale = wire_scale(planned_->group().members(), dtype, planned_->options().op);
   }
-  const uint64_t wanted = slice.bytes / 16 / device::Device::kThreads + 1;
-  const uint64_t most = 2 * device_.properties().multiprocessors;
-  sum.blocks = static_cast<uint32_t>(std::min(wanted, most));
-  sum.kernel = kernels_[one.arena];
+  sum.launch.blocks = device_.blocks_for(slice.bytes);
+  sum.launch.kernel = kernels_[one.arena];
   return sum;
 }
 
 Status DeviceNode::queue(uint32_t buffer, device::Watcher::Then then) {
   if (level_ == kHost) return {};
   const device::Copier::Sum sum = sum_of(buffer);
-  if (sum.what.elements == 0) return {};
+  if (sum.launch.what.elements == 0) return {};
   const std::shared_ptr<Adder>& adder = adders_[buffer];
   return copier_.combine_when(adder->flag, adder->value, sum,
                               [adder, then = std::move(then)](const Status& status) {

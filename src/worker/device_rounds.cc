@@ -19,7 +19,7 @@ constexpr size_t kReportedBytes = 4 << 20;
 
 Result<std::unique_ptr<DeviceRounds>> DeviceRounds::create(
     Engine& engine, const std::vector<plan::Gradient>& gradients, PlannedOptions options,
-    std::shared_ptr<device::Copier> copier) {
+    std::shared_ptr<device::Copier> copier, std::shared_ptr<DeviceCasts> casts) {
   auto flags = std::make_shared<Flags>();
   options.use = Use::devices_at(copier->memory_node());
   options.averaged = [flags](uint32_t buffer) {
@@ -27,10 +27,14 @@ Result<std::unique_ptr<DeviceRounds>> DeviceRounds::create(
   };
   auto node = std::make_shared<DeviceNode>(*copier);
   options.devices = node;
+  options.casts = casts != nullptr;
+  if (casts) options.narrow = false;
   std::unique_ptr<DeviceRounds> rounds(
-      new DeviceRounds(std::move(copier), flags, std::move(node)));
-  HERRING_RETURN_IF_ERROR(
-      Planned::create(engine, gradients, std::move(options)).move_to(rounds->planned_));
+      new DeviceRounds(std::move(copier), casts, flags, std::move(node)));
+  HERRING_RETURN_IF_ERROR(Planned::create(engine, casts ? casts->narrowed(gradients) : gradients,
+                                          std::move(options))
+                              .move_to(rounds->planned_));
+  if (casts) rounds->wide_ = casts->widened(rounds->planned_->plan());
   rounds->node_->attach(*rounds->planned_, {});
   HERRING_RETURN_IF_ERROR(rounds->take_flags());
   return rounds;
@@ -91,7 +95,7 @@ bool DeviceRounds::end() {
   if (lost.code() == Code::kTimeout) {
     log(LogLevel::kWarning, "'", name, "': ", lost.message(),
         "; the memory of the plan is kept for ever, as the GPU may still use it");
-    static_cast<void>(new auto(std::tuple(copier_, flags_, node_, std::move(arenas))));
+    static_cast<void>(new auto(std::tuple(copier_, flags_, node_, memory(), std::move(arenas))));
     return false;
   }
   if (lost.ok()) {
@@ -116,6 +120,10 @@ Status DeviceRounds::place(std::vector<device::Address> arenas) {
     return {Code::kInvalidArgument,
             "place() after begin(): the other ranks of the node already use the arenas"};
   }
+  if (casts_) {
+    HERRING_RETURN_IF_ERROR(casts_->place(planned_->plan(), std::move(arenas)));
+    arenas = casts_->arenas();
+  }
   arenas_ = std::move(arenas);
   node_->attach(*planned_, arenas_);
   return {};
@@ -131,6 +139,10 @@ Status DeviceRounds::failed(const Status& why) {
 }
 
 Status DeviceRounds::begin(device::Stream stream, bool active) {
+  return failed(copier_->device().together([&] { return begin_there(stream, active); }));
+}
+
+Status DeviceRounds::begin_there(device::Stream stream, bool active) {
   const plan::Plan& plan = planned_->plan();
   if (arenas_.size() != plan.arenas.size()) {
     return {Code::kInvalidArgument, "begin() before place()"};
@@ -165,17 +177,21 @@ Status DeviceRounds::begin(device::Stream stream, bool active) {
   }
   next_back_ = 0;
   const bool out_too = held || node_->level() != DeviceNode::kHost;
-  if (Status follows = copier_->follow(stream, out_too); !follows.ok()) return failed(follows);
+  HERRING_RETURN_IF_ERROR(copier_->follow(stream, out_too));
   if (held) {
     const auto let_go = [](DeviceRounds& self, const Status& status) {
       status.ok() ? self.planned_->let_go() : self.planned_->fail(status);
     };
-    if (Status told = copier_->out({}, {}, later(let_go)); !told.ok()) return failed(told);
+    HERRING_RETURN_IF_ERROR(copier_->out({}, {}, later(let_go)));
   }
-  return failed(queue_back());
+  return queue_back();
 }
 
 Status DeviceRounds::ready(device::Stream stream, const std::vector<size_t>& indices) {
+  return failed(copier_->device().together([&] { return ready_there(stream, indices); }));
+}
+
+Status DeviceRounds::ready_there(device::Stream stream, const std::vector<size_t>& indices) {
   std::lock_guard lock(mutex_);
   const std::shared_ptr<Future> round = planned_->round();
   for (const size_t index : indices) {
@@ -187,59 +203,59 @@ Status DeviceRounds::ready(device::Stream stream, const std::vector<size_t>& ind
                                            : " is ready twice in one round")};
   }
   HERRING_RETURN_IF_ERROR(copier_->device().check_not_capturing(stream));
-  if (Status queued = queue_out(stream, indices); !queued.ok()) return failed(queued);
+  HERRING_RETURN_IF_ERROR(queue_out(stream, indices));
   for (const size_t index : indices) {
     out_[index] = true;
     for (const uint32_t buffer : planned_->plan().buffers_of[index]) --missing_[buffer];
   }
-  return failed(queue_back());
+  return queue_back();
 }
 
 Status DeviceRounds::queue_out(device::Stream stream, const std::vector<size_t>& indices) {
   const plan::Plan& plan = planned_->plan();
   std::vector<device::Stream> producers = {stream};
-  std::vector<device::Copy> copies;
-  std::vector<Part> parts;
-  size_t bytes = 0;
-  uint32_t last_arena = 0;
+  Batch batch;
   for (const size_t index : indices) {
     const auto& [arena, range] = plan.placements[index];
     for (const uint32_t buffer : plan.buffers_of[index]) {
       const plan::Range& whole = plan.buffers[buffer].range;
       const size_t from = std::max(range.offset, whole.offset);
       const size_t to = std::min(range.end(), whole.end());
-      for (const plan::Range& part : node_->to_copy_out(buffer, {from, to - from})) {
-        const device::Copy copy = place_of(arena, part);
-        bytes += part.bytes;
-        // Adjacent gradients are copied together.
-        if (!copies.empty() && arena == last_arena &&
-            copies.back().host + copies.back().bytes == copy.host) {
-          copies.back().bytes += copy.bytes;
-        } else {
-          copies.push_back(copy);
-        }
-        last_arena = arena;
-      }
-      parts.push_back({index, buffer});
-      if (bytes < kReportedBytes) continue;
+      add(arena, buffer, {from, to - from}, batch);
+      batch.parts.push_back({index, buffer});
+      if (batch.bytes < kReportedBytes) continue;
       // What is out is added and pushed while the rest is on its way.
-      HERRING_RETURN_IF_ERROR(queue_out(std::move(producers), copies, std::move(parts)));
+      HERRING_RETURN_IF_ERROR(queue_out(producers, std::exchange(batch, {})));
       producers = {};  // whose work the copies in this stream follow already
-      copies = {};
-      parts = {};
-      bytes = 0;
     }
   }
-  if (parts.empty()) return {};
-  return queue_out(std::move(producers), copies, std::move(parts));
+  if (batch.parts.empty()) return {};
+  return queue_out(producers, std::move(batch));
 }
 
-Status DeviceRounds::queue_out(std::vector<device::Stream> producers,
-                               const std::vector<device::Copy>& copies, std::vector<Part> parts) {
-  const auto out = [parts = std::move(parts)](DeviceRounds& self, const Status& status) {
+// Adds the casts and copies of a range. Adjacent gradients are copied together.
+void DeviceRounds::add(uint32_t arena, uint32_t buffer, const plan::Range& range,
+                       Batch& batch) const {
+  if (casts_) casts_->narrow(arena, range, batch.casts);
+  for (const plan::Range& part : node_->to_copy_out(buffer, range)) {
+    const device::Copy copy = place_of(arena, part);
+    batch.bytes += part.bytes;
+    std::vector<device::Copy>& copies = batch.copies;
+    if (!copies.empty() && arena == batch.last_arena &&
+        copies.back().host + copies.back().bytes == copy.host) {
+      copies.back().bytes += copy.bytes;
+    } else {
+      copies.push_back(copy);
+    }
+    batch.last_arena = arena;
+  }
+}
+
+Status DeviceRounds::queue_out(const std::vector<device::Stream>& producers, Batch batch) {
+  const auto out = [parts = std::move(batch.parts)](DeviceRounds& self, const Status& status) {
     self.is_out(parts, status);
   };
-  return copier_->out(producers, copies, later(out));
+  return copier_->out(producers, batch.copies, later(out), batch.casts);
 }
 
 void DeviceRounds::is_out(const std::vector<Part>& parts, const Status& status) {
@@ -260,9 +276,14 @@ Status DeviceRounds::queue_back() {
     // If neighbours write the averages to this device, nothing is copied back; the end of the round
     // says that they are there.
     const std::vector<device::Copy> back = node_->to_copy_back(buffer);
-    if (back.empty()) continue;
+    std::vector<device::Launch> casts;
+    if (casts_) {
+      const plan::Buffer& one = planned_->plan().buffers[buffer];
+      casts_->widen(one.arena, one.range, casts);
+    }
+    if (back.empty() && casts.empty()) continue;
     HERRING_RETURN_IF_ERROR(
-        copier_->back_when(flags_->of_buffers[buffer], flags_->values[buffer], back));
+        copier_->back_when(flags_->of_buffers[buffer], flags_->values[buffer], back, casts));
   }
   return {};
 }

@@ -7,9 +7,11 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "device/copier.h"
+#include "worker/device_casts.h"
 #include "worker/device_node.h"
 #include "worker/planned.h"
 
@@ -19,11 +21,13 @@ namespace herring::worker {
 // failed; the job then ends with that error on all ranks.
 class DeviceRounds {
  public:
-  // Takes the arguments of Planned::create(), and a copier that only this object uses.
+  // Takes the arguments of Planned::create(), and a copier that only this object uses. `casts`: see
+  // DeviceCasts; null means that gradients leave the device as they are.
   static Result<std::unique_ptr<DeviceRounds>> create(Engine& engine,
                                                       const std::vector<plan::Gradient>& gradients,
                                                       PlannedOptions options,
-                                                      std::shared_ptr<device::Copier> copier);
+                                                      std::shared_ptr<device::Copier> copier,
+                                                      std::shared_ptr<DeviceCasts> casts);
   // Calls end().
   ~DeviceRounds();
   // Ends the rounds; nothing else may be called afterwards. Waits until no copy is under way: for
@@ -34,10 +38,15 @@ class DeviceRounds {
   bool end();
 
   Planned& planned() { return *planned_; }
+  // Returns the plan with the arenas and ranges on the device.
+  const plan::Plan& plan() const { return wide_ ? *wide_ : planned_->plan(); }
   const std::shared_ptr<device::Copier>& copier() const { return copier_; }
   // Returns whether a neighbour's device may still write to the arenas. It may if the round has
   // failed and the neighbour does not know yet.
   bool may_be_written() const;
+  // Returns a share of the memory on the device that this object has allocated; null if there is
+  // none.
+  std::shared_ptr<void> memory() const { return casts_ ? casts_->memory() : nullptr; }
   // Returns which processor adds in the node, from the current round on.
   DeviceNode::Level level() const { return node_->level(); }
 
@@ -71,11 +80,14 @@ class DeviceRounds {
     DeviceRounds* rounds;
   };
 
-  DeviceRounds(std::shared_ptr<device::Copier> copier, std::shared_ptr<Flags> flags,
-               std::shared_ptr<DeviceNode> node)
-      : copier_(std::move(copier)), flags_(std::move(flags)), node_(std::move(node)),
-        alive_(new Alive{{}, this}) {}
+  DeviceRounds(std::shared_ptr<device::Copier> copier, std::shared_ptr<DeviceCasts> casts,
+               std::shared_ptr<Flags> flags, std::shared_ptr<DeviceNode> node)
+      : copier_(std::move(copier)), casts_(std::move(casts)), flags_(std::move(flags)),
+        node_(std::move(node)), alive_(new Alive{{}, this}) {}
   Status take_flags();
+  // These functions make their calls of the driver together.
+  Status begin_there(device::Stream stream, bool active);
+  Status ready_there(device::Stream stream, const std::vector<size_t>& indices);
   Status queue_out(device::Stream stream, const std::vector<size_t>& indices);
   // Queues the node stage and the copy back for buffers whose gradients are all being copied out,
   // in plan order.
@@ -93,19 +105,28 @@ class DeviceRounds {
     size_t gradient;
     uint32_t buffer;
   };
-  // Queues copies of these parts, which are given to the plan when they are in host memory.
-  Status queue_out(std::vector<device::Stream> producers, const std::vector<device::Copy>& copies,
-                   std::vector<Part> parts);
+  // What is queued together.
+  struct Batch {
+    std::vector<device::Launch> casts;
+    std::vector<device::Copy> copies;
+    std::vector<Part> parts;  // are given to the plan when they are in host memory
+    size_t bytes = 0;
+    uint32_t last_arena = 0;
+  };
+  void add(uint32_t arena, uint32_t buffer, const plan::Range& range, Batch& batch) const;
+  Status queue_out(const std::vector<device::Stream>& producers, Batch batch);
   void is_out(const std::vector<Part>& parts, const Status& status);
   Status failed(const Status& why);
   device::Copy place_of(uint32_t arena, const plan::Range& range) const;  // on device and host
 
   const std::shared_ptr<device::Copier> copier_;
+  const std::shared_ptr<DeviceCasts> casts_;  // may be null
   const std::shared_ptr<Flags> flags_;
   const std::shared_ptr<DeviceNode> node_;
   const std::shared_ptr<Alive> alive_;
   std::unique_ptr<Planned> planned_;
-  std::vector<device::Address> arenas_;
+  std::optional<plan::Plan> wide_;        // if there are casts
+  std::vector<device::Address> arenas_;   // that travel
   bool ended_ = false;
 
   std::mutex mutex_;  // guards what follows, and the order in which work is queued

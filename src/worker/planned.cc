@@ -142,8 +142,10 @@ void Planned::Work::log_choices() const {
   log(LogLevel::kInfo, "'", options.name, "'", members().suffix(), ": ",
       counted(plan.gradients.size(), "gradient"), ", ", bytes / 1e6, " MB in ",
       counted(plan.buffers.size(), "fusion buffer"), "; ",
-      options.narrow ? concat("float32 travels as ", name_of(options.wire))
-                     : std::string("gradients travel in their own dtype"));
+      options.narrow || options.casts
+          ? concat("float32 travels as ", name_of(options.wire),
+                   options.casts ? ", from the GPU on" : "")
+          : std::string("gradients travel in their own dtype"));
 }
 
 void Planned::Work::add_part(char* data, size_t bytes, DType dtype, ReduceOp op, char* staging) {

@@ -49,6 +49,7 @@ struct PlannedOptions {
   std::optional<uint32_t> stream;       // from Group::next_stream(), if taken already
   Use use = Use::kHost;                 // of the arenas' memory
   bool on_devices = false;              // gradients of some rank lie on a device
+  bool casts = false;                   // devices cast float32 gradients to `wire`, on all ranks
   std::function<void(uint32_t buffer)> averaged;  // engine thread; may be null
   std::shared_ptr<PlannedDevices> devices;        // null if no device takes part
 };

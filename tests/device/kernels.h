@@ -9,12 +9,14 @@ namespace standin {
 
 struct KernelEntry {
   std::string image;  // the name that the compiler's stand-in gives
-  size_t element;     // bytes
+  size_t element;     // bytes of a source's
+  size_t target;      // bytes of a target's element
   void (*combine)(const herring_kernels::Combination&, const herring_kernels::Command&);
 };
 
-inline std::string image_of(const std::string& type, const std::string& op) {
-  return "stand-in " + type + " " + op;
+inline std::string image_of(const std::string& type, const std::string& target,
+                            const std::string& op) {
+  return "stand-in " + type + " " + target + " " + op;
 }
 
 // Returns null if there is no such kernel.

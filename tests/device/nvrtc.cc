@@ -34,19 +34,20 @@ int nvrtcDestroyProgram(Program** program) {
   return 0;
 }
 int nvrtcCompileProgram(Program* program, int count, const char* const* options) {
-  std::string type, op, architecture;
+  std::string type, target, op, architecture;
   for (int i = 0; i < count; ++i) {
     const std::string option = options[i];
     const auto value = [&](const std::string& name, std::string& to) {
       if (option.rfind(name, 0) == 0) to = option.substr(name.size());
     };
     value("-DHERRING_TYPE=", type);
+    value("-DHERRING_TARGET=", target);
     value("-DHERRING_OPERATOR=", op);
     value("--gpu-architecture=", architecture);
   }
   if (architecture != "sm_90") return kInvalidOption;
   if (!program->log.empty()) return kCompilation;
-  program->image = "stand-in " + type + " " + op;
+  program->image = "stand-in " + type + " " + target + " " + op;
   return 0;
 }
 int nvrtcGetProgramLogSize(Program* program, size_t* bytes) {

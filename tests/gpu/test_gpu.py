@@ -76,13 +76,12 @@ def test_elastic_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("layout", ["one-node", "two-nodes", "four"])
 @pytest.mark.parametrize("stage", ["ipc", "staged", "host"])
-def test_gpus_add_with_the_bits_of_processors(stage: str, layout: str) -> None:
+@pytest.mark.parametrize("name", ["gpu_stages", "gpu_casts"])
+def test_gpus_add_with_the_bits_of_processors(name: str, stage: str, layout: str) -> None:
     options = {**LAYOUTS, "four": ["-n", "4"]}[layout]
     nodes = "2" if layout == "two-nodes" else "1"
     environment = {"WANTED": stage, "HERRING_NODE_STAGE": stage, "GPUS": "1", "NODES": nodes}
-    expect_success(
-        run_job(options, program("gpu_stages"), timeout=150, **environment, **ENVIRONMENT)
-    )
+    expect_success(run_job(options, program(name), timeout=150, **environment, **ENVIRONMENT))
 
 
 def test_check_measures_each_stage() -> None:

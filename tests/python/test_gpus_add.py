@@ -29,6 +29,46 @@ def test_gpus_add_with_the_bits_of_processors(layout: str) -> None:
     )
 
 
+@pytest.mark.parametrize("layout", STAGE_LAYOUTS)
+def test_gpus_cast_gradients_to_the_wire_dtype(layout: str) -> None:
+    options, wanted, environment = STAGE_LAYOUTS[layout]
+    expect_success(
+        run_job(options, program("gpu_casts"), WANTED=wanted, **environment, **ENVIRONMENT)
+    )
+
+
+def test_processors_cast_if_a_rank_has_no_gpu_or_no_compiler() -> None:
+    """All ranks agree who casts; otherwise plans would differ."""
+    script = """
+if rank == 2:
+    herring._core.load_casts = lambda device, wire_dtype: "no CUDA compiler: none is there"
+for lacking in ("GPU", "compiler"):
+    on_host = lacking == "GPU" and rank == 1
+    plan = herring.PlannedReduction(
+        [(1000, "float32")], name=lacking, wire_dtype="bfloat16", device=None if on_host else 0
+    )
+    if on_host:
+        arena = plan.arena(0).view(np.float32)
+    else:
+        arena = GpuArray(np.zeros(1000, np.float32))
+        plan.place([arena])
+    for step in range(4):
+        plan.begin()
+        if on_host:
+            arena[:] = rank + step
+        else:
+            arena.fill(rank + step)
+        plan.ready(0)
+        plan.wait()
+        assert ((arena if on_host else arena.get()) == step + 1).all(), step
+    plan.close()
+herring.shutdown()
+"""
+    job = run_job(["-n", "3", "--nodes", "3"], GPUS + script, **ENVIRONMENT)
+    said = expect_success(job)
+    assert "leave GPU 0 in 32 bits, and processors cast them to bfloat16: no CUDA compiler" in said
+
+
 @pytest.mark.parametrize("layout", ["two-gpus", "two-nodes"])
 def test_a_plan_that_closes_leaves_its_sums_to_neighbours_that_still_read_them(layout: str) -> None:
     options, wanted, environment = STAGE_LAYOUTS[layout]

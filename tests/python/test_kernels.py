@@ -25,8 +25,8 @@ from herring import _core
 
 _core.add_compiler_folder(sys.argv[1])
 for spec in sys.argv[2:]:
-    major, minor, dtype, op = spec.split(",")
-    code = _core.compile_kernel(int(major), int(minor), dtype, op)
+    major, minor, *names = spec.split(",")
+    code = _core.compile_kernel(int(major), int(minor), *names)
     assert b"herring_combine" in code
     kind = "machine code" if code.startswith(b"\\x7fELF") else "text"
     fused = kind == "text" and (b"fma." in code or b"mad.f" in code)
@@ -60,6 +60,8 @@ def test_every_generation_gets_machine_code_and_newer_ones_text() -> None:
 def test_all_dtypes_and_operators_compile_without_fused_operations() -> None:
     specs = [f"99,0,{dtype},{op}" for dtype in DTYPES for op in OPERATORS]
     specs += ["99,0,bool,sum", "99,0,bool,product"]
+    specs += [f"99,0,float32,sum,{narrow}" for narrow in ("float16", "bfloat16")]
+    specs += [f"99,0,{narrow},sum,float32" for narrow in ("float16", "bfloat16")]
     said = compiled(*specs)
     assert len(said) == len(specs)
     assert all(line.endswith(" not fused") and " text " in line for line in said), said

@@ -49,7 +49,8 @@ class PlannedReduction:
       gradients: The number of elements and the dtype name of every gradient, in production order.
       name: Identifies the operation in messages; None numbers the planned operations.
       op: "average", "sum", "min", "max" or "product".
-      wire_dtype: "float16" or "bfloat16", in which float32 arenas travel between nodes.
+      wire_dtype: "float16" or "bfloat16", in which float32 arenas travel between nodes. If all
+        ranks have GPUs, float32 gradients leave the GPUs in it, and averages return in it.
       buffer_bytes: The size of a fusion buffer; 0 chooses it from the model and the cluster.
       group: The group that takes part; None means all ranks.
       note_bytes: The length of a round's note; 0 means that rounds have no note.
@@ -89,14 +90,16 @@ class PlannedReduction:
             note_bytes = count_of(note_bytes, "note_bytes")
             device = None if device is None else count_of(device, "device", 0, _MOST_DEVICES)
             wire = "" if wire_dtype is None else text_of(wire_dtype, "wire_dtype")
+            casts = False
+            if device is not None:
+                find_compiler()
+                casts = wire != "" and _casts(device, wire, name)
         self._device = device
         self._arenas: list[Any] = []  # the arenas on the GPU
         # Gradients may lie in different memory on different ranks, but all ranks must agree on how
         # to reduce them.
-        on_devices = any(allgather_plain(device is not None, name=f"{name}.plan", group=group))
+        places = allgather_plain((device is not None, casts), name=f"{name}.plan", group=group)
         with called("allgather", f"{name}.plan", group):
-            if device is not None:
-                find_compiler()
             self._planned: _core.Planned | None = _core.Planned.create(
                 self._job,
                 listed,
@@ -108,7 +111,8 @@ class PlannedReduction:
                 stream,
                 handle,
                 device,
-                on_devices,
+                any(on_device for on_device, _ in places),
+                all(casts for _, casts in places),
             )
         bytes_by_dtype = ", ".join(f"{n} bytes of {dtype}" for dtype, n in self._planned.arenas)
         check_same(
@@ -279,6 +283,17 @@ class PlannedReduction:
         """Releases the arenas; existing views of them stay valid."""
         self._planned = None
         self._arenas = []
+
+
+def _casts(device: int, wire_dtype: str, name: str) -> bool:
+    """Returns whether the GPU can cast gradients to the wire dtype; the log says why it cannot."""
+    reason = _core.load_casts(device, wire_dtype)
+    if reason:
+        _core.log_warning(
+            f"'{name}': float32 gradients leave GPU {device} in 32 bits, and processors cast them "
+            f"to {wire_dtype}: {reason}"
+        )
+    return not reason
 
 
 def _listed(gradients: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:

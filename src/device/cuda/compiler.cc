@@ -146,15 +146,16 @@ class Compilation {
   Compilation(const Compilation&) = delete;
   Compilation& operator=(const Compilation&) = delete;
 
-  Outcome compile(const std::string& architecture, DType dtype, ReduceOp op) {
+  Outcome compile(const std::string& architecture, const KernelName& name) {
     const Outcome created =
         nvrtc_.create(&program_, kKernels, "herring/kernels.cu", 0, nullptr, nullptr);
     if (created != 0) return created;
-    const std::string type = concat("-DHERRING_TYPE=", type_name(dtype));
-    const std::string action = concat("-DHERRING_OPERATOR=", operator_name(dtype, op));
+    const std::string type = concat("-DHERRING_TYPE=", type_name(name.from));
+    const std::string target = concat("-DHERRING_TARGET=", type_name(name.to));
+    const std::string action = concat("-DHERRING_OPERATOR=", operator_name(name.from, name.op));
     const char* const options[] = {architecture.c_str(), "--std=c++17", "--fmad=false",
                                    "--ftz=false",        "--prec-div=true", type.c_str(),
-                                   action.c_str()};
+                                   target.c_str(),       action.c_str()};
     return nvrtc_.compile(program_, static_cast<int>(std::size(options)), options);
   }
   Result<std::string> take(Outcome (*size_of)(Program, size_t*), Outcome (*get)(Program, char*)) {
@@ -197,18 +198,17 @@ Result<std::string> compiler_version() {
   return concat("NVRTC ", major, ".", minor);
 }
 
-Result<std::string> compile_combination(int major, int minor, DType dtype, ReduceOp op) {
+Result<std::string> compile_kernel(int major, int minor, const KernelName& name) {
   auto found = nvrtc();
   if (!found.ok()) return found.status();
   {
     Compilation machine(**found);
-    const Outcome outcome =
-        machine.compile(concat("--gpu-architecture=sm_", major, minor), dtype, op);
+    const Outcome outcome = machine.compile(concat("--gpu-architecture=sm_", major, minor), name);
     if (outcome == 0) return machine.take((*found)->code_size, (*found)->code);
   }
   // The compiler does not know this GPU yet.
   Compilation text(**found);
-  const Outcome outcome = text.compile(kOldestText, dtype, op);
+  const Outcome outcome = text.compile(kOldestText, name);
   if (outcome != 0) return text.failed(outcome);
   return text.take((*found)->text_size, (*found)->text);
 }

@@ -4,17 +4,17 @@
 
 #include <string>
 
-#include "base/dtype.h"
 #include "base/status.h"
+#include "device/combination.h"
 
 namespace herring::device::cuda {
 
 inline constexpr const char* kCombine = "herring_combine";
 
-// Compiles kernels.cu for one dtype and operator, and for a GPU of the given compute capability.
+// Compiles one kernel of kernels.cu for a GPU of the given compute capability.
 // Returns machine code, or, if the compiler is older than the GPU, text that the driver translates.
 // Returns kConfiguration if there is no compiler, or with the compiler's message.
-Result<std::string> compile_combination(int major, int minor, DType dtype, ReduceOp op);
+Result<std::string> compile_kernel(int major, int minor, const KernelName& name);
 
 // Adds a folder in which the compiler's library is searched. Must be called before the first
 // kernel.

@@ -165,11 +165,11 @@ class CudaDevice : public Device {
     return Address{address};
   }
 
-  Result<Kernel> kernel(DType dtype, ReduceOp op) override {
+  Result<Kernel> kernel(const KernelName& name) override {
     std::lock_guard lock(kernels_mutex_);
-    Kernel& found = kernels_[{dtype, op}];
+    Kernel& found = kernels_[name];
     if (found != 0) return found;
-    auto code = compile_combination(properties_.major, properties_.minor, dtype, op);
+    auto code = compile_kernel(properties_.major, properties_.minor, name);
     if (!code.ok()) return code.status();
     HERRING_RETURN_IF_ERROR(within([&]() -> Status {
       Module module = nullptr;  // is never unloaded
@@ -274,7 +274,7 @@ class CudaDevice : public Device {
   std::mutex mutex_;
   Context context_ = nullptr;  // set once and never released, as frameworks do
   std::mutex kernels_mutex_;
-  std::map<std::pair<DType, ReduceOp>, Kernel> kernels_;  // guarded by kernels_mutex_
+  std::map<KernelName, Kernel> kernels_;  // guarded by kernels_mutex_
   struct Import {
     DevicePointer base = 0;
     size_t users = 0;

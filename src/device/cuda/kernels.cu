@@ -1,6 +1,7 @@
-// Sums on a GPU, with the bits of reduce::combine(). NVRTC compiles this text for the GPU at hand;
-// the tests compile it for the host as well. Whoever compiles it may define
-//   HERRING_TYPE       an element type below, such as Float32
+// Sums and casts on a GPU, with the bits of reduce::combine(). NVRTC compiles this text for the GPU
+// at hand; the tests compile it for the host as well. Whoever compiles it may define
+//   HERRING_TYPE       the element type of the sources, one of those below, such as Float32
+//   HERRING_TARGET     the element type of the targets
 //   HERRING_OPERATOR   Sum, Product, Min, Max, Or or And
 // and gets the kernel herring_combine for these. Fused multiply-adds must be off.
 
@@ -26,6 +27,15 @@ struct Command {
   U32 active;    // bit i: source i counts
   double divisor;
 };
+
+// The command of a combination that has none.
+HERRING_INLINE Command undivided() {
+  Command command;
+  command.stop = 0;
+  command.active = ~0u;
+  command.divisor = 1.0;
+  return command;
+}
 
 // The layout of device::Combination.
 struct Combination {
@@ -245,29 +255,45 @@ struct Tree<T, Operator, kFirst, 1> {
   }
 };
 
+// What a thread reads or writes at once.
 struct alignas(16) Words {
   U64 word[2];
 };
+template <int kBytes>
+struct Unit;
+template <>
+struct Unit<16> { typedef Words Type; };
+template <>
+struct Unit<8> { typedef U64 Type; };
+template <>
+struct Unit<4> { typedef U32 Type; };
+template <>
+struct Unit<2> { typedef U16 Type; };
+template <>
+struct Unit<1> { typedef U8 Type; };
 
-// A unit of 16 bytes, or of one element.
-template <typename T, typename Unit>
+template <typename T, int kLanes>
 struct Lanes {
-  static constexpr int kLanes = sizeof(Unit) / sizeof(typename T::Bits);
+  typedef typename Unit<kLanes * sizeof(typename T::Bits)>::Type Whole;
   union {
-    Unit unit;
+    Whole unit;
     typename T::Bits element[kLanes];
   };
 };
 
-template <typename T, typename Operator, typename Unit, int kSources>
+// Computes the units first, first + step, ... of `units` units that begin at element `begin`.
+template <typename T, typename To, typename Operator, int kLanes, int kSources>
 HERRING_INLINE void combine_units(const Combination& what, const U64* sources, double divisor,
-                                  U64 first, U64 step, U64 units, U64 offset) {
-  constexpr int kLanes = Lanes<T, Unit>::kLanes;
+                                  U64 first, U64 step, U64 units, U64 begin) {
+  typedef Lanes<T, kLanes> In;
+  typedef Lanes<To, kLanes> Out;
   const Factors<T> factors(what, divisor);
   for (U64 i = first; i < units; i += step) {
-    Lanes<T, Unit> in[kSources > 0 ? kSources : 1], out;
+    In in[kSources > 0 ? kSources : 1];
+    Out out;
     for (int s = 0; s < kSources; ++s) {
-      in[s].unit = reinterpret_cast<const Unit*>(sources[s] + offset)[i];
+      const U64 from = sources[s] + begin * sizeof(typename T::Bits);
+      in[s].unit = reinterpret_cast<const typename In::Whole*>(from)[i];
     }
     for (int lane = 0; lane < kLanes; ++lane) {
       if constexpr (kSources == 0) {
@@ -276,32 +302,36 @@ HERRING_INLINE void combine_units(const Combination& what, const U64* sources, d
         typename T::Bits elements[kSources];
         for (int s = 0; s < kSources; ++s) elements[s] = in[s].element[lane];
         out.element[lane] =
-            T::store(factors.after(Tree<T, Operator, 0, kSources>::of(elements, factors)));
+            To::store(factors.after(Tree<T, Operator, 0, kSources>::of(elements, factors)));
       }
     }
     for (U32 t = 0; t < what.number_of_targets; ++t) {
-      reinterpret_cast<Unit*>(what.targets[t] + offset)[i] = out.unit;
+      const U64 to = what.targets[t] + begin * sizeof(typename To::Bits);
+      reinterpret_cast<typename Out::Whole*>(to)[i] = out.unit;
     }
   }
 }
 
-template <typename T, typename Operator, int kSources>
+template <typename T, typename To, typename Operator, int kSources>
 HERRING_INLINE void combine_all(const Combination& what, const U64* sources, double divisor,
                                 U64 first, U64 step) {
-  typedef typename T::Bits Bits;
-  U64 places = 0;
-  for (int s = 0; s < kSources; ++s) places |= sources[s];
-  for (U32 t = 0; t < what.number_of_targets; ++t) places |= what.targets[t];
-  const U64 whole = places % sizeof(Words) == 0 ? what.elements * sizeof(Bits) / sizeof(Words) : 0;
-  combine_units<T, Operator, Words, kSources>(what, sources, divisor, first, step, whole, 0);
-  const U64 offset = whole * sizeof(Words);
-  combine_units<T, Operator, Bits, kSources>(what, sources, divisor, first, step,
-                                             what.elements - offset / sizeof(Bits), offset);
+  constexpr U64 kItem = sizeof(typename T::Bits), kItemTo = sizeof(typename To::Bits);
+  constexpr int kLanes = sizeof(Words) / (kItem > kItemTo ? kItem : kItemTo);
+  bool aligned = true;
+  for (int s = 0; s < kSources; ++s) aligned = aligned && sources[s] % (kLanes * kItem) == 0;
+  for (U32 t = 0; t < what.number_of_targets; ++t) {
+    aligned = aligned && what.targets[t] % (kLanes * kItemTo) == 0;
+  }
+  const U64 whole = aligned ? what.elements / kLanes : 0;
+  combine_units<T, To, Operator, kLanes, kSources>(what, sources, divisor, first, step, whole, 0);
+  const U64 rest = whole * kLanes;
+  combine_units<T, To, Operator, 1, kSources>(what, sources, divisor, first, step,
+                                              what.elements - rest, rest);
 }
 
 // Computes the units first, first + step, ... of the combination. `command` has the parameters that
 // are known only now.
-template <typename T, typename Operator>
+template <typename T, typename Operator, typename To = T>
 HERRING_INLINE void combine(const Combination& what, const Command& command, U64 first, U64 step) {
   if (command.stop != 0) return;
   U64 sources[kMostSources];
@@ -310,32 +340,35 @@ HERRING_INLINE void combine(const Combination& what, const Command& command, U64
     if (command.active >> s & 1u) sources[n++] = what.sources[s];
   }
   switch (n) {
-    case 0: return combine_all<T, Operator, 0>(what, sources, command.divisor, first, step);
-    case 1: return combine_all<T, Operator, 1>(what, sources, command.divisor, first, step);
-    case 2: return combine_all<T, Operator, 2>(what, sources, command.divisor, first, step);
-    case 3: return combine_all<T, Operator, 3>(what, sources, command.divisor, first, step);
-    case 4: return combine_all<T, Operator, 4>(what, sources, command.divisor, first, step);
-    case 5: return combine_all<T, Operator, 5>(what, sources, command.divisor, first, step);
-    case 6: return combine_all<T, Operator, 6>(what, sources, command.divisor, first, step);
-    case 7: return combine_all<T, Operator, 7>(what, sources, command.divisor, first, step);
-    default: return combine_all<T, Operator, 8>(what, sources, command.divisor, first, step);
+    case 0: return combine_all<T, To, Operator, 0>(what, sources, command.divisor, first, step);
+    case 1: return combine_all<T, To, Operator, 1>(what, sources, command.divisor, first, step);
+    case 2: return combine_all<T, To, Operator, 2>(what, sources, command.divisor, first, step);
+    case 3: return combine_all<T, To, Operator, 3>(what, sources, command.divisor, first, step);
+    case 4: return combine_all<T, To, Operator, 4>(what, sources, command.divisor, first, step);
+    case 5: return combine_all<T, To, Operator, 5>(what, sources, command.divisor, first, step);
+    case 6: return combine_all<T, To, Operator, 6>(what, sources, command.divisor, first, step);
+    case 7: return combine_all<T, To, Operator, 7>(what, sources, command.divisor, first, step);
+    default: return combine_all<T, To, Operator, 8>(what, sources, command.divisor, first, step);
   }
 }
 
 }  // namespace herring_kernels
 
-#if defined(__CUDACC__) && defined(HERRING_TYPE) && defined(HERRING_OPERATOR)
+#if defined(__CUDACC__) && defined(HERRING_TYPE)
 extern "C" __global__ void herring_combine(const herring_kernels::Combination what) {
   using namespace herring_kernels;
   __shared__ Command command;
   if (threadIdx.x == 0) {
-    const volatile Command* const told = reinterpret_cast<const volatile Command*>(what.command);
-    command.stop = told->stop;
-    command.active = told->active;
-    command.divisor = told->divisor;
+    command = undivided();
+    if (what.command != 0) {
+      const volatile Command* const told = reinterpret_cast<const volatile Command*>(what.command);
+      command.stop = told->stop;
+      command.active = told->active;
+      command.divisor = told->divisor;
+    }
   }
   __syncthreads();
-  combine<HERRING_TYPE, HERRING_OPERATOR>(
+  combine<HERRING_TYPE, HERRING_OPERATOR, HERRING_TARGET>(
       what, command, blockIdx.x * static_cast<U64>(blockDim.x) + threadIdx.x,
       gridDim.x * static_cast<U64>(blockDim.x));
 }

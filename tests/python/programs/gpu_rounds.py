@@ -55,7 +55,7 @@ for tells in (True, False):
         # In each round, every link carries all bytes out once and in once.
         (out, back, _), (after, returned, pageable) = before, driver.bytes()
         rounds_out = 5 if rank == 1 and size > 1 else 6
-        total = sum(4 * n for n, _ in sizes)
+        total = sum((4 if tells else 2) * n for n, _ in sizes)
         assert after - out == rounds_out * total, (after - out, total)
         assert returned - back == 6 * total and pageable == 0
         assert driver.calls(b"cuStreamSynchronize") == waits  # Nothing blocks in a step.

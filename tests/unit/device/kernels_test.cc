@@ -145,5 +145,41 @@ INSTANTIATE_TEST_SUITE_P(AllTypes, Kernels, testing::Range(0, kNumDTypes),
                            return std::string(name_of(static_cast<DType>(info.param)));
                          });
 
+template <typename From, typename To>
+void expect_bits_of_convert(DType from, DType to) {
+  std::mt19937_64 random(7);
+  constexpr size_t kCount = 1003;
+  const size_t item = size_of(from), item_to = size_of(to);
+  for (const bool aligned : {true, false}) {
+    std::vector<char> source((kCount + 1) * item), expected((kCount + 1) * item_to, 'x');
+    for (char& byte : source) byte = static_cast<char>(random());
+    for (size_t i = 0; from == DType::kFloat32 && i < kCount; i += 3) {
+      const float value = static_cast<float>(random() % 200000) / 3 - 1000;  // too much for float16
+      std::memcpy(source.data() + i * item, &value, item);
+    }
+    std::vector<char> found(expected);
+    const size_t at = aligned ? 0 : 1;
+    kernels::Combination what = {};
+    what.sources[0] = reinterpret_cast<uint64_t>(source.data() + at * item);
+    what.targets[0] = reinterpret_cast<uint64_t>(found.data() + at * item_to);
+    what.number_of_sources = what.number_of_targets = 1;
+    what.elements = kCount - at;
+    what.prescale = what.postscale = 1.0;
+    reduce::convert(source.data() + at * item, from, expected.data() + at * item_to, to,
+                    kCount - at, 1.0);
+    for (kernels::U64 thread = 0; thread < 3; ++thread) {
+      kernels::combine<From, kernels::Sum, To>(what, kernels::undivided(), thread, 3);
+    }
+    ASSERT_EQ(expected, found) << name_of(from) << " to " << name_of(to) << ", shift " << at;
+  }
+}
+
+TEST(Casts, HaveTheBitsOfTheHost) {
+  expect_bits_of_convert<kernels::Float32, kernels::Float16>(DType::kFloat32, DType::kFloat16);
+  expect_bits_of_convert<kernels::Float32, kernels::BFloat16>(DType::kFloat32, DType::kBFloat16);
+  expect_bits_of_convert<kernels::Float16, kernels::Float32>(DType::kFloat16, DType::kFloat32);
+  expect_bits_of_convert<kernels::BFloat16, kernels::Float32>(DType::kBFloat16, DType::kFloat32);
+}
+
 }  // namespace
 }  // namespace herring::device

@@ -32,7 +32,7 @@ class RelayTest : public ::testing::Test {
     auto made = Relay::create(flags, watcher);
     ASSERT_TRUE(made.ok()) << made.status().message();
     relay = *made;
-    kernel = *gpu(0).kernel(DType::kFloat32, ReduceOp::kSum);
+    kernel = *gpu(0).kernel(KernelName::of(DType::kFloat32, ReduceOp::kSum));
     array = *gpu(0).allocate(4 * kBytes);
     image = static_cast<float*>(::mmap(nullptr, kMapped, PROT_READ | PROT_WRITE,
                                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
