@@ -117,12 +117,14 @@ Status Copier::out(const std::vector<Stream>& producers, const std::vector<Copy>
 
 Status Copier::queue_out(const std::vector<Stream>& producers, const std::vector<Copy>& copies,
                          const std::vector<Launch>& casts) {
+  // In the copies' own stream, a cast would wait for the copies before it, and the copies for it,
+  // while the model's kernels occupy the device.
+  if (!casts.empty()) HERRING_RETURN_IF_ERROR(launch(casts, producers.front()));
   for (const Stream producer : producers) {
     if (producer == out_) continue;
     HERRING_RETURN_IF_ERROR(device_.record(produced_, producer));
     HERRING_RETURN_IF_ERROR(device_.wait(out_, produced_));
   }
-  HERRING_RETURN_IF_ERROR(launch(casts, out_));
   HERRING_RETURN_IF_ERROR(queue_out(copies, out_));
   return device_.write_word(is_out_.address, outs_ + 1, out_);
 }
@@ -166,14 +168,17 @@ Status Copier::when_back(Watcher::Then then) {
   return {};
 }
 
-Status Copier::back_when(Flag flag, uint32_t value, const std::vector<Copy>& copies,
-                         const std::vector<Launch>& casts) {
+Status Copier::back_when(Flag flag, uint32_t value, const std::vector<Copy>& copies) {
   std::lock_guard lock(mutex_);
   return device_.together([&]() -> Status {
     HERRING_RETURN_IF_ERROR(device_.wait_word(flag.address, value, back_));
-    HERRING_RETURN_IF_ERROR(queue_back(copies, back_));
-    return launch(casts, back_);
+    return queue_back(copies, back_);
   });
+}
+
+Status Copier::cast_back(const std::vector<Launch>& casts) {
+  std::lock_guard lock(mutex_);
+  return device_.together([&] { return launch(casts, back_); });
 }
 
 Status Copier::follow(Stream consumer, bool out_too) {

@@ -54,16 +54,18 @@ class Copier {
   // The stream of the copies out, for producers that can make this stream wait for them themselves.
   Stream out_stream() const { return out_; }
 
-  // When everything that is queued in the `producers` streams now is through, casts, copies out,
-  // and calls `then` on the watcher's thread. Until then all memory must stay.
+  // Casts in the first of the `producers` streams. When everything that is then queued in these
+  // streams is through, copies out and calls `then` on the watcher's thread. Until then all memory
+  // must stay.
   Status out(const std::vector<Stream>& producers, const std::vector<Copy>& copies,
              Watcher::Then then, const std::vector<Launch>& casts = {});
   // Copies back without waiting for a flag.
   Status back(const std::vector<Copy>& copies);
-  // When the flag has reached the value, copies back, and casts. Until then later copies back wait,
-  // too.
-  Status back_when(Flag flag, uint32_t value, const std::vector<Copy>& copies,
-                   const std::vector<Launch>& casts = {});
+  // Copies back when the flag has reached the value. Until then later copies back wait, too.
+  Status back_when(Flag flag, uint32_t value, const std::vector<Copy>& copies);
+  // Casts when all copies back that are queued now are done; what comes after them comes after the
+  // casts as well.
+  Status cast_back(const std::vector<Launch>& casts);
   // Calls `then` on the watcher's thread when all copies back that are queued now are done. Until
   // then their host memory must stay.
   Status when_back(Watcher::Then then);

@@ -1,7 +1,7 @@
 // Casts on a device, for plans whose float32 gradients travel in a 16-bit dtype. A kernel narrows a
 // gradient that is ready into an arena of that dtype on the device. What leaves the device, what
-// ranks of a node add, and what comes back lies there. A kernel widens a buffer that is averaged
-// into the arena of the caller. So the link to the host carries half the bytes.
+// ranks of a node add, and what comes back lies there. At the end of a round a kernel widens the
+// averages into the arenas of the caller. So the link to the host carries half the bytes.
 #pragma once
 
 #include <memory>

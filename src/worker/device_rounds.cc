@@ -176,6 +176,7 @@ Status DeviceRounds::begin_there(device::Stream stream, bool active) {
     }
   }
   next_back_ = 0;
+  widened_ = false;
   const bool out_too = held || node_->level() != DeviceNode::kHost;
   HERRING_RETURN_IF_ERROR(copier_->follow(stream, out_too));
   if (held) {
@@ -226,7 +227,7 @@ Status DeviceRounds::queue_out(device::Stream stream, const std::vector<size_t>&
       if (batch.bytes < kReportedBytes) continue;
       // What is out is added and pushed while the rest is on its way.
       HERRING_RETURN_IF_ERROR(queue_out(producers, std::exchange(batch, {})));
-      producers = {};  // whose work the copies in this stream follow already
+      if (!casts_) producers = {};  // whose work the copies in this stream follow already
     }
   }
   if (batch.parts.empty()) return {};
@@ -276,14 +277,9 @@ Status DeviceRounds::queue_back() {
     // If neighbours write the averages to this device, nothing is copied back; the end of the round
     // says that they are there.
     const std::vector<device::Copy> back = node_->to_copy_back(buffer);
-    std::vector<device::Launch> casts;
-    if (casts_) {
-      const plan::Buffer& one = planned_->plan().buffers[buffer];
-      casts_->widen(one.arena, one.range, casts);
-    }
-    if (back.empty() && casts.empty()) continue;
+    if (back.empty()) continue;
     HERRING_RETURN_IF_ERROR(
-        copier_->back_when(flags_->of_buffers[buffer], flags_->values[buffer], back, casts));
+        copier_->back_when(flags_->of_buffers[buffer], flags_->values[buffer], back));
   }
   return {};
 }
@@ -293,9 +289,25 @@ Result<std::shared_ptr<Future>> DeviceRounds::when_back() {
   if (round == nullptr) return Status(Code::kInvalidArgument, "wait() before begin()");
   auto back = std::make_shared<Future>(round->loop_of());
   back->continue_from(*round);
-  Status queued = copier_->when_back([back](const Status& status) { back->set(status); });
+  Status queued = widen();
+  if (queued.ok()) {
+    queued = copier_->when_back([back](const Status& status) { back->set(status); });
+  }
   if (!queued.ok()) return failed(queued);
   return back;
+}
+
+// Queues the casts of the averages, once in a round. The round is over, so that no kernel waits for
+// a flag: others would wait behind it.
+Status DeviceRounds::widen() {
+  std::lock_guard lock(mutex_);
+  const std::shared_ptr<Future> round = planned_->round();
+  if (!casts_ || round == nullptr || !round->done() || std::exchange(widened_, true)) return {};
+  std::vector<device::Launch> casts;
+  for (uint32_t i = 0; i < arenas_.size(); ++i) {
+    casts_->widen(i, {0, planned_->plan().arenas[i].bytes}, casts);
+  }
+  return copier_->cast_back(casts);
 }
 
 Result<std::shared_ptr<Future>> DeviceRounds::waiting() {
@@ -305,6 +317,11 @@ Result<std::shared_ptr<Future>> DeviceRounds::waiting() {
   return given ? planned_->round() : planned_->waiting();
 }
 
-Status DeviceRounds::join(device::Stream stream) { return failed(copier_->join(stream)); }
+Status DeviceRounds::join(device::Stream stream) {
+  return failed(copier_->device().together([&]() -> Status {
+    HERRING_RETURN_IF_ERROR(widen());
+    return copier_->join(stream);
+  }));
+}
 
 }  // namespace herring::worker

@@ -58,8 +58,8 @@ class DeviceRounds {
   // Declares gradients ready: they are in their places on the device once all work queued in the
   // stream is done. They are then copied out and given to the plan. Any thread.
   Status ready(device::Stream stream, const std::vector<size_t>& indices);
-  // Makes work that is queued in the stream from now on wait for the averages. If the round fails,
-  // the averages are undefined and its future has the error.
+  // Makes work that is queued in the stream from now on wait for the averages. Must be called when
+  // the round is over. If it has failed, the averages are undefined and its future has the error.
   Status join(device::Stream stream);
   // Returns a future that is done when the averages of a complete round are on the device.
   Result<std::shared_ptr<Future>> when_back();
@@ -92,6 +92,7 @@ class DeviceRounds {
   // Queues the node stage and the copy back for buffers whose gradients are all being copied out,
   // in plan order.
   Status queue_back();
+  Status widen();
   // Wraps `call` for the watcher, which calls it only if this object still exists.
   template <typename Call>
   device::Watcher::Then later(Call call) {
@@ -133,6 +134,7 @@ class DeviceRounds {
   std::vector<bool> out_;          // gradients that are being copied out, or have been
   std::vector<uint32_t> missing_;  // by buffer: how many of its gradients are not in out_
   size_t next_back_ = 0;           // next buffer to queue the copy back for
+  bool widened_ = true;            // the round's averages are cast, or there is no round
 };
 
 }  // namespace herring::worker

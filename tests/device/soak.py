@@ -19,7 +19,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 from gpus import ENVIRONMENT
 from jobs import program, run_job
 
-PROGRAMS = ("gpu_collectives", "gpu_rounds", "butterfly_bits", "butterfly_many")
+PROGRAMS = (
+    "gpu_collectives",
+    "gpu_rounds",
+    "gpu_stages",
+    "gpu_casts",
+    "butterfly_bits",
+    "butterfly_many",
+)
 
 
 def layout_of(choice: random.Random) -> list[str]:
@@ -40,9 +47,14 @@ def main() -> int:
         choice = random.Random(seed)
         layout, jitter = layout_of(choice), choice.choice((0, 50, 300, 2000))
         what = choice.choice(PROGRAMS)
-        job = run_job(layout, program(what), timeout=120, JITTER=str(jitter), **ENVIRONMENT)
+        settings = {
+            "JITTER": str(jitter),
+            "HERRING_NODE_STAGE": choice.choice(("auto", "host", "staged")),
+            "GPUS": choice.choice("12"),
+        }
+        job = run_job(layout, program(what), timeout=120, **settings, **ENVIRONMENT)
         if job.returncode != 0:
-            print(f"seed {seed} ({what}, {' '.join(layout)}, jitter {jitter} us): {job.stdout}")
+            print(f"seed {seed} ({what}, {' '.join(layout)}, {settings}): {job.stdout}")
             return 1
         if (seed - options.first + 1) % 20 == 0:
             print(f"seed {seed}: right ({time.monotonic() - start:.0f} s)", flush=True)

@@ -11,7 +11,7 @@ import numpy as np
 import herring
 from gpu_job import GpuArray, driver, gpus, rank, size
 
-wanted = os.environ["WANTED"]
+wanted = os.environ.get("WANTED")  # None: any stage
 gpus = int(os.environ.get("GPUS", gpus))
 counts = [200_003, 7, 0, 600_000, 50_001]
 
@@ -62,7 +62,6 @@ for wire in ("bfloat16", "float16"):
     assert sum(nbytes for _, _, nbytes in plan.buffers) == sum(n for _, n in plan.arenas)
     arena = GpuArray(np.zeros(sum(counts), np.float32), rank % gpus)
     other = GpuArray(np.zeros(5_003, np.float64), rank % gpus)
-    other.stream = arena.stream
     plan.place([arena, other])
     host = [reference.arena(0).view(np.uint16), reference.arena(1).view(np.float64)]
     numbers = np.random.default_rng(rank)
@@ -95,7 +94,8 @@ for wire in ("bfloat16", "float16"):
             reference.ready_all(range(len(counts) + 1))
         reference.wait()
         assert plan.contributors == reference.contributors == size - (step in (3, 5) and size > 1)
-        assert plan.node_stage == (wanted if step > 1 else "host"), (plan.node_stage, step)
+        expected_stage = wanted if step > 1 else "host"
+        assert wanted is None or plan.node_stage == expected_stage, (plan.node_stage, step)
         found, expected = arena.get(), wide(host[0], wire)
         same = found.view(np.uint32) == expected.view(np.uint32)
         assert same.all(), (wire, step, found[~same][:4], expected[~same][:4])

@@ -8,7 +8,7 @@ import numpy as np
 import herring
 from gpu_job import GpuArray, driver, gpus, rank, size
 
-wanted = os.environ["WANTED"]
+wanted = os.environ.get("WANTED")  # None: any stage
 gpus = int(os.environ.get("GPUS", gpus))
 total = 200_003 + 7 + 600_000 + 50_001
 for dtype in (np.float32, np.float64, np.float16, np.int32):
@@ -48,7 +48,7 @@ for dtype in (np.float32, np.float64, np.float16, np.int32):
         reference.wait()
         assert plan.contributors == reference.contributors == size - (step in (3, 5) and size > 1)
         stage = plan.node_stage
-        assert stage == (wanted if step > 1 else "host"), (stage, step)
+        assert wanted is None or stage == (wanted if step > 1 else "host"), (stage, step)
         found = arena.get()
         for _, offset, count in plan.placements:
             part = slice(offset // arena.dtype.itemsize, (offset + count) // arena.dtype.itemsize)
