@@ -34,6 +34,7 @@ class Server : public transport::FlowHandler {
   }
   Status on_frame(Flow&, const wire::FrameHeader& header) override {
     if (header.type == wire::FrameType::kTaken) ++taken_frames;
+    if (header.flags & wire::kFlagSteers) told.push_back(header.credit);
     if (header.type == wire::FrameType::kOpen) {
       const auto open = wire::decode_open(payload);
       EXPECT_TRUE(open.ok());
@@ -75,6 +76,7 @@ class Server : public transport::FlowHandler {
   std::string payload;
   std::vector<std::pair<wire::FrameHeader, std::string>> waiting;
   wire::Open opened;  // the latest
+  std::vector<uint16_t> told;  // the credit, with each frame that tells it
   size_t most_waiting = 0;  // frames; the credit that was used
   uint32_t segments = 0;
   bool answering = false;
@@ -94,6 +96,7 @@ class LinksTest : public ::testing::Test, public TransferOwner {
     options.credit_max = 128;
     options.weights = weights;
     options.failover = failover;
+    options.steers = steers;
     options.several_flows = several_flows;
     links = std::make_unique<Links>(
         loop, options, [](uint32_t, const wire::FrameHeader&, std::string_view) {},
@@ -185,7 +188,7 @@ class LinksTest : public ::testing::Test, public TransferOwner {
   std::unique_ptr<Links> links;
   std::string data, expected;
   Transfer transfer;
-  bool done = false, failover = false, several_flows = false;
+  bool done = false, failover = false, several_flows = false, steers = false;
   uint16_t credit = 1;  // segments
   bool silent = false;  // nothing but the test reads what the servers get, from `ends`
   std::vector<GuardedFd> ends;

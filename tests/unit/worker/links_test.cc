@@ -22,6 +22,24 @@ TEST_F(LinksTest, TheRoundTripToEachServerIsKnown) {
   }
 }
 
+// Other ranks of the node push to server 1, and learn the credit from it.
+TEST_F(LinksTest, ServersThatGetNoDataAreToldTheCredit) {
+  steers = true;
+  credit = 8;
+  make({1, 1});
+  servers[0]->answering = true;
+  transfer.runs = plan::local_slice(transfer.shards, kSegment, 0, 2);
+  loop.post([&] { push(); });
+  loop.run();
+  ASSERT_TRUE(done);
+  EXPECT_GT(servers[0]->segments, 8u);
+  EXPECT_EQ(servers[1]->segments, 0u);
+  loop.post([&] { when_quiet([&] { loop.stop(); }); });
+  loop.run();
+  EXPECT_EQ(servers[1]->told, std::vector<uint16_t>{8});  // once, while it does not change
+  EXPECT_EQ(servers[1]->taken_frames, 1);
+}
+
 // A credit of one segment hands a transfer to the flow piece by piece.
 TEST_F(LinksTest, ATransferIsPushedWhenItsLastBytesAreHandedToTheFlows) {
   make({1, 1});
