@@ -1,5 +1,6 @@
 // How the coordinator takes over names from a server that is gone; see handover.h.
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "server/coordinator.h"
@@ -101,6 +102,7 @@ void Coordinator::take_over(Handover& handover, Nanos now, std::vector<Answer>& 
     for (const Lacked& lacked : known->lacked) {
       if (status = give(handover, lacked, now, out); !status.ok()) break;
     }
+    introduce(handover, out);
   }
   for (Announcement& call : handover.held) {
     release(*group, call);
@@ -119,7 +121,7 @@ Status Coordinator::give(Handover& handover, const Lacked& lacked, Nanos now,
   const std::shared_ptr<JobGroup>& group = handover.group;
   const wire::KeptAnswer& answer = *lacked.answer;
   if (answer.type == wire::FrameType::kOpError) {
-    auto error = wire::decode_op_error(payload_of(answer, 1));
+    auto error = wire::decode_op_error(wire::payload_of(answer.text, 1));
     if (!error.ok()) return error.status();
     const Home home{group->members.id(), handover.reign.home};
     Calls& calls = names_[{home, answer.name}];
@@ -157,7 +159,7 @@ Status Coordinator::give(Handover& handover, const Lacked& lacked, Nanos now,
                                                         : stream_of(handover.reign, servers_);
     header.round = answer.ticket;
     wire::set_answer_number(header, answer.number);
-    std::string payload = payload_of(answer, call->message.id);
+    std::string payload = wire::payload_of(answer.text, call->message.id);
     if (!elements.empty()) {
       std::string_view rest;
       auto go = wire::decode_go(payload, &rest);
@@ -174,6 +176,37 @@ Status Coordinator::give(Handover& handover, const Lacked& lacked, Nanos now,
     handover.held.erase(call);
   }
   return {};
+}
+
+// A send and a receive had met, and one of their ranks has heard. Tells the other the same. No rank
+// forgets before the message has arrived, so the other has not forgotten either.
+void Coordinator::introduce(Handover& handover, std::vector<Answer>& out) {
+  const std::shared_ptr<JobGroup>& group = handover.group;
+  using Call = std::pair<uint32_t, uint64_t>;  // index of the rank, and ID
+  std::map<Call, std::pair<uint32_t, const wire::Met*>> met;
+  for (uint32_t index = 0; index < handover.said.size(); ++index) {
+    if (!handover.said[index] || group->is_gone(index)) continue;
+    for (const wire::Met& one : handover.said[index]->met) {
+      met.emplace(Call(one.other, one.others), std::pair(index, &one));
+    }
+  }
+  std::erase_if(handover.held, [&](const Announcement& call) {
+    if (!wire::is_message(call.message.what)) return false;
+    const auto found = met.find({call.index, call.message.id});
+    if (found == met.end()) return false;
+    const auto& [index, one] = found->second;
+    wire::FrameHeader header;
+    header.type = one->type;
+    header.flags = wire::kFlagMet;
+    header.group = group->members.id();
+    header.stream = one->stream;
+    header.round = one->type == wire::FrameType::kGo ? one->ticket : index;
+    wire::set_answer_number(header, one->own);
+    out.push_back({group->members.ranks()[call.index], header,
+                   wire::payload_of(one->text, call.message.id)});
+    release(*group, call);
+    return true;
+  });
 }
 
 void Coordinator::overdue(Handover& handover, Nanos now, std::vector<Answer>& out) {

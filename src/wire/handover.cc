@@ -26,6 +26,11 @@ std::string encode(const Handover& handover) {
     out.text(one.name).text(one.text).put(static_cast<uint32_t>(one.own.size()));
     out.raw(one.own.data(), one.own.size() * sizeof(uint64_t));
   }
+  out.put(static_cast<uint32_t>(handover.met.size()));
+  for (const Met& one : handover.met) {
+    out.put(one.own).put(one.other).put(one.others);
+    out.put(one.type).put(one.stream).put(one.ticket).text(one.text);
+  }
   return out.take();
 }
 
@@ -64,12 +69,27 @@ Result<Handover> decode_handover(std::string_view text) {
       return malformed("hand-over");
     }
   }
+  const auto met = in.get<uint32_t>();
+  if (!in.ok() || met > kMostMet) return malformed("hand-over");
+  for (uint32_t i = 0; i < met && in.ok(); ++i) {
+    Met& one = handover.met.emplace_back();
+    one.own = in.get<uint64_t>();
+    one.other = in.get<uint32_t>();
+    one.others = in.get<uint64_t>();
+    one.type = in.get<FrameType>();
+    one.stream = in.get<uint32_t>();
+    one.ticket = in.get<uint32_t>();
+    one.text = in.text(kMaxPayload);
+    if (one.type != FrameType::kGo && one.type != FrameType::kOpError) {
+      return malformed("hand-over");
+    }
+  }
   if (!in.done()) return malformed("hand-over");
   return handover;
 }
 
-std::string payload_of(const KeptAnswer& answer, uint64_t id) {
-  return ByteWriter().put(id).take() + answer.text;
+std::string payload_of(std::string_view text, uint64_t id) {
+  return ByteWriter().put(id).raw(text.data(), text.size()).take();
 }
 
 }  // namespace herring::wire

@@ -43,7 +43,7 @@ bool Handovers::can_move(const control::ServerSet& set) const {
       });
     }
     if (set.has(operation.asked_.server)) return false;
-    return wire::is_message(what) || wire::is<wire::FormGroup>(what) ||
+    return wire::is<wire::FormGroup>(what) ||
            !set.has(next.of(owners, operation.asked_.reign.home).server);
   });
 }
@@ -105,9 +105,26 @@ void Handovers::hand_over(const Group& group, const Owner& owner) {
   header.stream = owner.reign.home;
   header.round = owner.reign.epoch;
   const auto found = answers_.find({group.id(), owner.reign.home});
-  engine_.links().send_control(
-      owner.server, header,
-      encode(found == answers_.end() ? wire::Handover() : found->second.tell()));
+  wire::Handover told = found == answers_.end() ? wire::Handover() : found->second.tell();
+  tell_met(group, owner.reign.home, told.met);
+  engine_.links().send_control(owner.server, header, encode(told));
+}
+
+// Bytes of a message move only when both ranks have heard that it has met its counterpart. So what
+// is over here concerns nobody else, unless it failed at once.
+void Handovers::tell_met(const Group& group, uint32_t home, std::vector<wire::Met>& met) {
+  const auto servers = static_cast<uint32_t>(engine_.cluster().servers.size());
+  for (const auto& [id, operation] : named_.operations()) {
+    const bool here = operation->met_ && operation->call_.group.get() == &group &&
+                      home_of(operation->met_->stream, servers) == home;
+    if (!here) continue;
+    wire::Met& one = met.emplace_back(*operation->met_);
+    const uint64_t tag = operation->counts.at(1);
+    one.text = encode(wire::Go{0, {group.index(), tag}}).substr(sizeof(wire::Go::id)) +
+               *named_.meeting().own_address();
+  }
+  const auto found = mismatches_.find({group.id(), home});
+  if (found != mismatches_.end()) met.insert(met.end(), found->second.begin(), found->second.end());
 }
 
 void Handovers::begin(const Group& group) {
@@ -121,6 +138,7 @@ void Handovers::begin(const Group& group) {
 
 void Handovers::forget(uint32_t group) {
   std::erase_if(answers_, [group](const auto& one) { return one.first.first == group; });
+  std::erase_if(mismatches_, [group](const auto& one) { return one.first.first == group; });
   std::erase_if(refusals_, [group](const auto& one) { return one.second.group == group; });
 }
 
@@ -141,11 +159,39 @@ void Handovers::send(const Refusal& refusal, const Owner& owner) {
   engine_.links().send_control(owner.server, header, encode(refusal.message));
 }
 
+// Notes that a message has met its counterpart.
+Result<bool> Handovers::receive_met(uint32_t server, const wire::FrameHeader& header,
+                                    std::string_view payload) {
+  uint64_t id = 0;
+  std::memcpy(&id, payload.data(), sizeof(id));
+  const auto operation = named_.find(id);
+  if (!operation) return true;
+  if (!wire::is_message(operation->call_.what)) return breach("answered a call like a message");
+  if (operation->asked_.server != server) return false;
+  wire::Met met{id, header.round, wire::answer_number(header), header.type, header.stream, 0, {}};
+  if (header.type == wire::FrameType::kOpError) {
+    met.text = payload.substr(sizeof(id));
+    auto& latest = mismatches_[{header.group, operation->asked_.reign.home}];
+    latest.push_back(std::move(met));
+    if (latest.size() > wire::kMostKept) latest.pop_front();
+    return true;
+  }
+  std::string_view address;
+  auto go = wire::decode_go(payload, &address);
+  if (!go.ok()) return go.status();
+  if (go->counts.size() != 2) return true;  // Mover refuses it
+  met.other = static_cast<uint32_t>(go->counts[0]);
+  met.ticket = header.round;
+  operation->met_ = std::move(met);
+  return true;
+}
+
 Result<bool> Handovers::receive(uint32_t server, const wire::FrameHeader& header,
                                 std::string_view payload) {
   const uint64_t number = wire::answer_number(header);
   uint64_t id = 0;
   if (number == 0 || !engine_.options().failover || payload.size() < sizeof(id)) return true;
+  if (header.flags & wire::kFlagMet) return receive_met(server, header, payload);
   const auto group = engine_.membership().find(header.group);
   if (!group) return true;  // it was destroyed in the meantime
   const std::vector<uint32_t>& owners = group->shards().owners;

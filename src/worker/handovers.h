@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <string>
 #include <string_view>
@@ -52,6 +53,9 @@ class Handovers {
   bool is_asked(const Operation& operation, const Group& group, uint32_t home) const;
   void move(const Group& group, const Owner& owner);
   void hand_over(const Group& group, const Owner& owner);
+  Result<bool> receive_met(uint32_t server, const wire::FrameHeader& header,
+                           std::string_view payload);
+  void tell_met(const Group& group, uint32_t home, std::vector<wire::Met>& met);
   void send(const Refusal& refusal, const Owner& owner);
 
   EngineCore& engine_;
@@ -59,6 +63,8 @@ class Handovers {
   Owners owners_;
   std::map<std::pair<uint32_t, uint32_t>, Answers> answers_;  // by group and home
   std::map<uint64_t, Refusal> refusals_;  // not answered, by ID
+  // The latest messages that did not fit their counterparts, by group and home.
+  std::map<std::pair<uint32_t, uint32_t>, std::deque<wire::Met>> mismatches_;
 };
 
 }  // namespace herring::worker

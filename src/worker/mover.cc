@@ -411,6 +411,11 @@ void Mover::message(Operation& operation, Key key, const std::string& address) {
   (sends ? step.to : step.from) = sends ? 1 : 0;
   (sends ? step.send : step.receive) = {0, bundle.array.bytes()};
   task.steps = {step};
+  if (bundle.array.bytes() == 0) {
+    // A byte moves, so that neither rank is done before the other has heard of it.
+    task.data = reinterpret_cast<char*>(&operation.whole_);
+    (sends ? task.steps[0].send : task.steps[0].receive).bytes = 1;
+  }
   operation.parts_left_ = 1;
   start(operation, std::move(task));
 }

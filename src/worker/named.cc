@@ -187,7 +187,7 @@ Status NamedOperations::announce(const Operation& operation, const Owner& owner)
   const auto* allreduce = std::get_if<wire::AllReduce>(&call.what);
   // And if a server is lost, ranks know of each other's results only where all have the same one.
   const bool differs = wire::is<wire::ReduceScatter>(call.what) ||
-                       wire::is<wire::AllToAll>(call.what);
+                       wire::is<wire::AllToAll>(call.what) || wire::is_message(call.what);
   // What says whether an attempt is whole is no attempt itself.
   const bool says_whole = call.name.starts_with(wire::kWholePrefix);
   announce.inline_payload =

@@ -49,8 +49,8 @@ class NamedOperations {
   bool any(const Group& group) const;
   // Returns whether an operation is in flight that needs all members of the group; messages do not.
   bool awaits_members(const Group& group) const;
-  // Returns whether everything goes on if this version of the set of servers comes next. Messages
-  // and groups that are being formed cannot move to another server, and nor can a join.
+  // Returns whether everything goes on if this version of the set of servers comes next. Groups
+  // that are being formed cannot move to another server, and nor can a join.
   bool can_move(const control::ServerSet& set) const { return handovers_.can_move(set); }
   // Handles a new version of the set of servers, which Links has served already. Names of servers
   // that are gone get other owners, and what waited there is announced again.
@@ -73,6 +73,7 @@ class NamedOperations {
   using Operations = std::map<uint64_t, std::shared_ptr<Operation>>;
   const Operations& operations() const { return operations_; }
   std::shared_ptr<Operation> find(uint64_t id) const;
+  Meeting& meeting() { return meeting_; }
   Mover& mover() { return mover_; }
   Arrivals& arrivals() { return arrivals_; }
   Handovers& handovers() { return handovers_; }

@@ -14,6 +14,7 @@
 
 #include "node/shared_memory.h"
 #include "node/transfer.h"
+#include "wire/handover.h"
 #include "worker/call.h"
 #include "worker/device_sums.h"
 #include "worker/future.h"
@@ -140,6 +141,7 @@ class Operation : public Future,
   std::atomic<bool> goes_out_{false};  // a device still reads its arrays
   bool came_ = false;                  // engine thread: the device no longer reads them
   bool launched_ = false;              // bytes of it may be moving
+  std::optional<wire::Met> met_;       // of a message that a server has paired, without the text
   observe::Parts parts_;               // of the entry
   Nanos started_ = 0;
   std::deque<Transfer> transfers_;

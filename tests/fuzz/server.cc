@@ -339,6 +339,11 @@ class Script {
                                  !in_.seldom(), 0, 0, announce.name,
                                  in_.seldom() ? "" : text.substr(sizeof(uint64_t))});
       }
+      if (in_.flag()) {
+        handover.met.push_back({in_.byte(), in_.below(3), announce.id,
+                                in_.flag() ? wire::FrameType::kGo : wire::FrameType::kOpError,
+                                in_.below(4), in_.below(3), "text"});
+      }
       if (!in_.seldom()) each.flow->deliver(header, encode(handover), cut);
     }
   }
