@@ -31,6 +31,17 @@ std::vector<std::vector<uint64_t>> elements_of(const Handover& handover,
   return elements;
 }
 
+// Returns what a rank gets that has joined and takes part in an all-reduce.
+Result<std::string> as_joined(const wire::KeptAnswer& answer) {
+  std::string_view rest;
+  const auto go = wire::decode_go(wire::payload_of(answer.text, 0), &rest);
+  if (!go.ok()) return go.status();
+  auto call = wire::decode_announce(answer.call);
+  if (!call.ok()) return call.status();
+  call->servers = go->servers;
+  return encode(wire::Go{}) + encode(*call);
+}
+
 }  // namespace
 
 // Returns the hand-over that calls of this reign wait for; null if they need not wait. What comes
@@ -100,6 +111,10 @@ void Coordinator::take_over(Handover& handover, Nanos now, std::vector<Answer>& 
     sequence.answered = known->highest;
     // In this order, so that the tickets of a stream keep their order on all ranks.
     for (const Lacked& lacked : known->lacked) {
+      const bool joined = lacked.answer->name == wire::kJoinName &&
+                          lacked.answer->type == wire::FrameType::kReply;
+      if (joined) status = take_late(handover, lacked, now, out);
+      if (!status.ok()) break;
       if (status = give(handover, lacked, now, out); !status.ok()) break;
     }
     introduce(handover, out);
@@ -112,6 +127,40 @@ void Coordinator::take_over(Handover& handover, Nanos now, std::vector<Answer>& 
   for (uint32_t rank = 0; rank < cluster_.size; ++rank) {
     out.push_back(error_answer(rank, 0, status));
   }
+}
+
+// All have joined, and some ranks have yet to hear of it. Calls that they have made before went on
+// without the others, who do not know them. So their answers get the number of the join.
+Status Coordinator::take_late(Handover& handover, const Lacked& join, Nanos now,
+                              std::vector<Answer>& out) {
+  const auto is_late = [&](const Announcement& call) {
+    return std::ranges::count(join.by, call.index) > 0 && !wire::is_reserved(call.message.name) &&
+           !wire::is_message(call.message.what);
+  };
+  const std::shared_ptr<JobGroup>& group = handover.group;
+  uint64_t& answered = group->sequences[handover.reign.home].answered;
+  const uint64_t before = answered;
+  const size_t first = out.size();
+  for (Announcement& call : handover.held) {
+    if (!is_late(call)) continue;
+    release(*group, call);
+    take(group, handover.reign, std::move(call), now, out);
+    call.index = control::Group::kNobody;
+  }
+  std::erase_if(handover.held, [](const Announcement& call) {
+    return call.index == control::Group::kNobody;
+  });
+  for (uint32_t index = 0; index < group->members.size(); ++index) {
+    this->join({group->members.id(), handover.reign.home}, index, out);
+  }
+  answered = before;
+  for (size_t i = first; i < out.size(); ++i) {
+    if (out[i].header.type == wire::FrameType::kGo) {
+      return {Code::kPeerLost, "a server is lost, and with it the answer to a call before join()"};
+    }
+    wire::set_answer_number(out[i].header, join.answer->number);
+  }
+  return {};
 }
 
 // Gives an answer of the server that is gone to the ranks that lack it. If the call failed, they
@@ -128,8 +177,18 @@ Status Coordinator::give(Handover& handover, const Lacked& lacked, Nanos now,
     Pending& pending = add_call(calls, group, handover.reign, now);
     pending.number = answer.number;
     pending.failure = Status(error->code, error->text);
+    const auto comes = [&](uint32_t index) {
+      return std::ranges::count(lacked.by, index) > 0 && !handover.said[index]->joined;
+    };
+    for (const uint32_t index : lacked.by) {
+      const auto call = handover.find(index, answer.name);
+      if (comes(index) || call == handover.held.end()) continue;
+      tell_failure(pending, group->members.ranks()[index], call->message.id, out);
+      release(*group, *call);
+      handover.held.erase(call);
+    }
     for (uint32_t index = 0; index < pending.here.size(); ++index) {
-      if (pending.here[index] || std::ranges::count(lacked.by, index) > 0) continue;
+      if (pending.here[index] || comes(index)) continue;
       pending.here[index] = true;
       ++pending.arrived;
     }
@@ -148,10 +207,11 @@ Status Coordinator::give(Handover& handover, const Lacked& lacked, Nanos now,
   for (const uint32_t index : lacked.by) {
     if (group->is_gone(index)) continue;
     const uint32_t rank = group->members.ranks()[index];
-    const auto call = std::ranges::find_if(handover.held, [&](const Announcement& one) {
-      return one.index == index && one.message.name == answer.name && one.message.refusal.empty();
-    });
-    if (call == handover.held.end()) return lost(rank, "which did not make the call");
+    const auto call = handover.find(index, answer.name);
+    const bool made = call != handover.held.end() && call->message.refusal.empty();
+    const bool joined = handover.said[index]->joined;
+    if (!made && !joined) return lost(rank, "which did not make the call");
+    if (!made && answer.call.empty()) continue;  // it does not take part
     wire::FrameHeader header;
     header.type = answer.type;
     header.group = group->members.id();
@@ -159,6 +219,14 @@ Status Coordinator::give(Handover& handover, const Lacked& lacked, Nanos now,
                                                         : stream_of(handover.reign, servers_);
     header.round = answer.ticket;
     wire::set_answer_number(header, answer.number);
+    if (!made) {
+      auto text = as_joined(answer);
+      if (!text.ok()) return text.status();
+      out.push_back({rank, header, std::move(*text)});
+      continue;
+    }
+    // What has failed after all had joined waits for its calls again.
+    if (answer.name == wire::kJoinName) handover.said[index]->joined = false;
     std::string payload = wire::payload_of(answer.text, call->message.id);
     if (!elements.empty()) {
       std::string_view rest;

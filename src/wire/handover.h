@@ -32,9 +32,12 @@ struct KeptAnswer {
   std::string text;                    // the payload behind the ID
   // Only in an all-to-all, where answers differ: the elements that this rank has for each rank.
   std::vector<uint64_t> own;
+  // Of a kGo in which ranks take part that have joined: the call as one rank announces it.
+  std::string call;
 
   size_t bytes() const {
-    return name.size() + text.size() + own.size() * sizeof(uint64_t) + sizeof(KeptAnswer);
+    return name.size() + text.size() + own.size() * sizeof(uint64_t) + call.size() +
+           sizeof(KeptAnswer);
   }
 };
 
@@ -50,12 +53,16 @@ struct Met {
 
 // What one rank knows about the answers for one home and group.
 struct Handover {
-  uint64_t highest = 0;             // the highest number received
+  // This rank has joined, and knows of no answer to that. What it has received since is only kept:
+  // it gets no answers to calls that go on without it.
+  bool joined = false;
+  uint64_t highest = 0;             // the highest number received (before it joined)
   std::vector<uint64_t> holes;      // numbers below it that were not received, ascending
   std::vector<KeptAnswer> kept;     // the latest answers, in any order
   std::vector<Met> met;             // messages that have not arrived, and the latest errors
 
   bool has(uint64_t number) const;
+  uint64_t latest() const;  // the highest number received
   const KeptAnswer* find(uint64_t number) const;  // null if it is not kept
 };
 

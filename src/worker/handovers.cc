@@ -26,7 +26,9 @@ bool Handovers::is_asked(const Operation& operation, const Group& group, uint32_
   const Call& call = operation.call_;
   const bool forms = wire::is<wire::FormGroup>(call.what);
   return !operation.launched_ && !forms && call.group.get() == &group &&
-         (operation.asked_.reign.home == home || wire::is<wire::Join>(call.what));
+         (wire::is<wire::Join>(call.what)
+              ? std::ranges::count(operation.unconfirmed_, home) > 0
+              : operation.asked_.reign.home == home);
 }
 
 bool Handovers::can_move(const control::ServerSet& set) const {
@@ -38,8 +40,8 @@ bool Handovers::can_move(const control::ServerSet& set) const {
     if (operation.launched_ || operation.formed) return false;
     const std::vector<uint32_t>& owners = operation.call_.group->shards().owners;
     if (wire::is<wire::Join>(what)) {
-      return std::ranges::any_of(owners, [&](uint32_t home) {
-        return !set.has(owners_.of(owners, home).server);
+      return std::ranges::any_of(operation.unconfirmed_, [&](uint32_t home) {
+        return !set.has(next.of(owners, home).server);
       });
     }
     if (set.has(operation.asked_.server)) return false;
@@ -91,7 +93,8 @@ void Handovers::move(const Group& group, const Owner& owner) {
       continue;
     }
     Operation& operation = *named_.find(id);
-    operation.asked_ = owner;
+    // A join is asked of all owners; one of them says which rank was last.
+    if (operation.asked_.reign.home == home) operation.asked_ = owner;
     operation.started_ = engine_.loop()->now();  // the new owner gives it all the time
     static_cast<void>(named_.announce(operation, owner));
   }
@@ -140,6 +143,10 @@ void Handovers::forget(uint32_t group) {
   std::erase_if(answers_, [group](const auto& one) { return one.first.first == group; });
   std::erase_if(mismatches_, [group](const auto& one) { return one.first.first == group; });
   std::erase_if(refusals_, [group](const auto& one) { return one.second.group == group; });
+}
+
+void Handovers::join(const Group& group) {
+  for (const uint32_t home : group.shards().owners) answers_[{group.id(), home}].join();
 }
 
 void Handovers::refuse(const Group& group, wire::Announce refusal) {
@@ -204,18 +211,30 @@ Result<bool> Handovers::receive(uint32_t server, const wire::FrameHeader& header
   Answers& answers = answers_[{header.group, home}];
   std::memcpy(&id, payload.data(), sizeof(id));
   const auto operation = named_.find(id);
-  if (operation && wire::is<wire::Join>(operation->call_.what) &&
-      header.type == wire::FrameType::kReply) {
-    answers.forget(number);  // all calls that others made without this rank are over
-    return true;
+  const bool joins = operation && wire::is<wire::Join>(operation->call_.what);
+  if (joins && header.type == wire::FrameType::kReply) {
+    answers.all_joined(number);
+  } else {
+    HERRING_RETURN_IF_ERROR(answers.receive(number));
   }
-  if (group->joins_now) return true;
-  HERRING_RETURN_IF_ERROR(answers.receive(number));
   wire::KeptAnswer kept{number, header.type, header.stream, header.round, {},
                         std::string(payload.substr(sizeof(id))), {}};
   if (operation) {
-    kept.name = operation->call_.name;
+    kept.name = operation->announced_name();
     kept.own = own_elements(operation->call_);
+    // One that is made again takes all ranks that took part before.
+    const bool without = header.type == wire::FrameType::kGo && operation->again_.empty() &&
+                         wire::goes_without_joined(operation->call_.what);
+    if (without) kept.call = encode(named_.announcement_of(*operation));
+    answers.keep(std::move(kept));
+  } else if (id == 0 && header.type == wire::FrameType::kGo) {
+    std::string_view announced;
+    if (!wire::decode_go(payload, &announced).ok()) return true;  // Joins refuses it
+    const auto call = wire::decode_announce(announced);
+    if (!call.ok()) return true;
+    kept.name = call->name;
+    kept.text = encode(wire::Go{0, {}, call->servers}).substr(sizeof(id));
+    kept.call = announced;
     answers.keep(std::move(kept));
   } else if (const auto refusal = refusals_.extract(id); !refusal.empty()) {
     kept.name = refusal.mapped().message.name;

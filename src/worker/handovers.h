@@ -41,6 +41,8 @@ class Handovers {
   // Notes an answer. Returns false if it must be ignored, because another server answers by now,
   // and kProtocol if it is impossible.
   Result<bool> receive(uint32_t server, const wire::FrameHeader& header, std::string_view payload);
+  // This rank joins: it gets no answers to some of the others' calls.
+  void join(const Group& group);
   // Tells the owner of a name that this rank refuses a call.
   void refuse(const Group& group, wire::Announce refusal);
 

@@ -7,6 +7,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -77,12 +78,13 @@ class NamedOperations {
   Mover& mover() { return mover_; }
   Arrivals& arrivals() { return arrivals_; }
   Handovers& handovers() { return handovers_; }
-  // Makes an operation of a call, without registering it. `absent`: the call belongs to other
-  // ranks; see Joins.
-  Result<std::shared_ptr<Operation>> make(Call call, bool absent = false);
+  // Makes an operation of a call, without registering it. `theirs`: of a call of other ranks, as
+  // one of them has announced it; see Joins.
+  Result<std::shared_ptr<Operation>> make(Call call, std::optional<wire::Announce> theirs = {});
   // Registers the operation under a new number.
   void keep(const std::shared_ptr<Operation>& operation);
   void start(const std::shared_ptr<Operation>& operation);
+  wire::Announce announcement_of(const Operation& operation) const;
   Status announce(const Operation& operation, const Owner& owner);
   // A server confirms that it knows the group that the operation forms, or need not do so.
   void confirmed(Operation& operation, uint32_t server);

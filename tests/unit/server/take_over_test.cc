@@ -50,11 +50,24 @@ class TakeOverTest : public testing::Test {
                         : one.payload.substr(8);
         continue;
       }
+      if (known.joined) {
+        const bool joins = head_of(one).id == kJoin;
+        const bool takes_part = one.header.type == FrameType::kGo;
+        known.kept.push_back({number, one.header.type, one.header.stream, one.header.round,
+                              joins ? wire::kJoinName : name,
+                              takes_part ? encode(wire::Go{}).substr(8) : one.payload.substr(8), {},
+                              takes_part ? encode(large(20, name).message) : ""});
+        known.joined = !joins;
+        if (joins) known.highest = number;
+        continue;
+      }
       EXPECT_GT(number, known.highest);
       while (known.highest + 1 < number) known.holes.push_back(++known.highest);
       known.highest = number;
       known.kept.push_back({number, one.header.type, one.header.stream, one.header.round, name,
-                            one.payload.substr(8), own[one.rank]});
+                            one.payload.substr(8), own[one.rank],
+                            one.header.type == FrameType::kGo ? encode(large(20, name).message)
+                                                              : ""});
     }
   }
   static wire::Go head_of(const Answer& answer) {
@@ -84,6 +97,16 @@ class TakeOverTest : public testing::Test {
     return call;
   }
 
+  // Lets a rank join.
+  std::vector<Answer> join(Coordinator& to, Reign reign, uint32_t rank, uint64_t called = 0) {
+    known[rank].joined = true;
+    Call call = named(wire::kJoinName, small(kJoin, ""));
+    call.message.inline_payload = false;
+    call.message.arrays.clear();
+    call.message.what = wire::Join{called};
+    return say(to, reign, rank, call);
+  }
+  static constexpr uint64_t kJoin = 99;
   static constexpr uint64_t kTag = 7;
   static std::string address(uint32_t rank) { return concat("10.0.0.1:", rank); }
   static Call message(uint64_t id, uint32_t rank, wire::Collective what, size_t elements = 4) {
@@ -354,6 +377,87 @@ TEST_F(TakeOverTest, AMessageOfARankThatHasLeftFails) {
   EXPECT_EQ(error_in(answers[0]).id, 20u);
   EXPECT_EQ(error_in(answers[0]).code, Code::kPeerLost);
   EXPECT_TRUE(coordinator.idle());
+}
+
+TEST_F(TakeOverTest, CallsGoOnWithoutRanksThatJoinAgain) {
+  join(before, kBefore, 0);
+  // Rank 1 has had several results since.
+  for (uint64_t id = 20; id < 23; ++id) {
+    ASSERT_EQ(say(before, kBefore, 1, small(id, floats({2}))).size(), 1u);
+  }
+  join(coordinator, kNow, 0);
+  hand_over(0);
+  say(coordinator, kNow, 1, small(23, floats({3})));
+  const auto answers = hand_over(1);
+  ASSERT_EQ(answers.size(), 1u);
+  EXPECT_EQ(answers[0].rank, 1u);
+  EXPECT_EQ(result_of(answers[0]), floats({3}));
+  EXPECT_EQ(wire::answer_number(answers[0].header), 4u);
+  const auto joined = join(coordinator, kNow, 1, 4);
+  ASSERT_EQ(joined.size(), 2u);
+  for (const Answer& answer : joined) {
+    EXPECT_EQ(head_of(answer).id, kJoin);
+    EXPECT_EQ(head_of(answer).counts, std::vector<uint64_t>{1});
+  }
+}
+
+TEST_F(TakeOverTest, ARankThatHasJoinedTakesPartInWhatOthersHaveHeardOf) {
+  join(before, kBefore, 0);
+  lost = 0;
+  ASSERT_EQ(say(before, kBefore, 1, large(20, "x")).size(), 2u);
+  lost = ~0u;
+  join(coordinator, kNow, 0);
+  hand_over(0);
+  const auto answers = hand_over(1);
+  ASSERT_EQ(answers.size(), 1u);
+  EXPECT_EQ(answers[0].rank, 0u);
+  EXPECT_EQ(answers[0].header.type, FrameType::kGo);
+  EXPECT_EQ(answers[0].header.stream, stream_of(kBefore, 2));
+  EXPECT_EQ(head_of(answers[0]).id, 0u);
+  const auto call = wire::decode_announce(result_of(answers[0]));
+  ASSERT_TRUE(call.ok());
+  EXPECT_EQ(call->name, "x");
+  EXPECT_EQ(call->bytes(), 4u << 20);
+}
+
+TEST_F(TakeOverTest, ACallerGetsTheTicketThatARankHasThatJoined) {
+  join(before, kBefore, 0);
+  lost = 1;
+  ASSERT_EQ(say(before, kBefore, 1, large(20, "x")).size(), 2u);
+  lost = ~0u;
+  join(coordinator, kNow, 0);
+  hand_over(0);
+  say(coordinator, kNow, 1, large(20, "x"));
+  const auto answers = hand_over(1);
+  ASSERT_EQ(answers.size(), 1u);
+  EXPECT_EQ(answers[0].rank, 1u);
+  EXPECT_EQ(answers[0].header.type, FrameType::kGo);
+  EXPECT_EQ(answers[0].header.stream, stream_of(kBefore, 2));
+  EXPECT_EQ(head_of(answers[0]).id, 20u);
+}
+
+// Rank 1 has made a call that rank 0 has not, and then joined. Only rank 0 has heard that all have
+// joined, and it has made its next call.
+TEST_F(TakeOverTest, CallsBeforeAJoinAreNotMetByThoseAfterIt) {
+  join(before, kBefore, 0);
+  lost = 1;
+  ASSERT_EQ(say(before, kBefore, 1, small(20, floats({5}))).size(), 1u);
+  ASSERT_EQ(join(before, kBefore, 1, 1).size(), 2u);
+  lost = ~0u;
+  say(coordinator, kNow, 0, small(11, floats({1})));
+  hand_over(0);
+  say(coordinator, kNow, 1, small(20, floats({5})));
+  join(coordinator, kNow, 1, 1);
+  const auto answers = hand_over(1);
+  ASSERT_EQ(answers.size(), 2u);
+  EXPECT_EQ(head_of(answers[0]).id, 20u);
+  EXPECT_EQ(result_of(answers[0]), floats({5}));
+  EXPECT_EQ(head_of(answers[1]).id, kJoin);
+  EXPECT_EQ(head_of(answers[1]).counts, std::vector<uint64_t>{1});
+  EXPECT_EQ(wire::answer_number(answers[0].header), wire::answer_number(answers[1].header));
+  const auto next = say(coordinator, kNow, 1, small(21, floats({2})));
+  ASSERT_EQ(next.size(), 2u);
+  EXPECT_EQ(result_of(next[0]), floats({3}));
 }
 
 TEST_F(TakeOverTest, NamesOfDifferentHomesAreSeparate) {

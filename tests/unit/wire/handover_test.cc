@@ -9,8 +9,8 @@ Handover example() {
   Handover handover;
   handover.highest = 9;
   handover.holes = {2, 5};
-  handover.kept = {{8, FrameType::kGo, 7, 3, "a", "text", {4, uint64_t{1} << 40}},
-                   {9, FrameType::kOpError, 0, 0, "", std::string("\0b", 2), {}}};
+  handover.kept = {{8, FrameType::kGo, 7, 3, "a", "text", {4, uint64_t{1} << 40}, "call"},
+                   {9, FrameType::kOpError, 0, 0, "", std::string("\0b", 2), {}, {}}};
   handover.met = {{3, 1, 4, FrameType::kGo, 7, 2, "c"},
                   {5, 0, uint64_t{1} << 40, FrameType::kOpError, 0, 0, "no"}};
   return handover;
@@ -25,9 +25,12 @@ TEST(Handover, GoesThere) {
   EXPECT_EQ(there->kept[0].stream, 7u);
   EXPECT_EQ(there->kept[0].ticket, 3u);
   EXPECT_EQ(there->kept[0].name, "a");
+  EXPECT_EQ(there->kept[0].call, "call");
   EXPECT_EQ(there->kept[0].own, (std::vector<uint64_t>{4, uint64_t{1} << 40}));
   EXPECT_EQ(there->kept[1].type, FrameType::kOpError);
   EXPECT_EQ(there->kept[1].text, std::string("\0b", 2));
+  EXPECT_FALSE(there->joined);
+  EXPECT_EQ(there->latest(), 9u);
   ASSERT_EQ(there->met.size(), 2u);
   EXPECT_EQ(there->met[0].own, 3u);
   EXPECT_EQ(there->met[0].other, 1u);
@@ -38,6 +41,17 @@ TEST(Handover, GoesThere) {
   EXPECT_EQ(there->met[1].text, "no");
   EXPECT_TRUE(there->has(1) && there->has(9));
   EXPECT_FALSE(there->has(5) || there->has(10));
+}
+
+TEST(Handover, ARankThatHasJoinedKeepsLaterAnswers) {
+  Handover handover = example();
+  handover.kept[0].number = 12;
+  EXPECT_FALSE(decode_handover(encode(handover)).ok());
+  handover.joined = true;
+  const auto there = decode_handover(encode(handover));
+  ASSERT_TRUE(there.ok());
+  EXPECT_TRUE(there->joined);
+  EXPECT_EQ(there->latest(), 12u);
 }
 
 TEST(Handover, NonsenseIsRefused) {

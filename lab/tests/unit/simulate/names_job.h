@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -49,6 +50,8 @@ struct Plan {
   // When the first two ranks form a group, which their first lanes use: before all changes or after
   // the first ones.
   bool messages = false;  // lanes also send and receive
+  // Ranks make different numbers of all-reduces in their lanes, and join, so many times.
+  uint32_t joins = 0;
   enum class Forms { kNever, kBefore, kAfter } forms = Forms::kNever;
 };
 
@@ -169,6 +172,12 @@ class Job {
 
   void start_lanes() {
     for (uint32_t rank = 0; rank < plan_.ranks; ++rank) {
+      if (plan_.joins > 0) {
+        ++running_;
+        uneven_.push_back(std::make_unique<Uneven>(*this, rank));
+        simulation_.call_at(simulation_.now(), [one = uneven_.back().get()] { one->begin(); });
+        continue;
+      }
       for (uint32_t lane = 0; lane < plan_.lanes; ++lane) {
         const bool in_group = lane == 0 && !groups_.empty();
         if (in_group && rank >= groups_.size()) continue;
@@ -429,6 +438,87 @@ class Job {
     }
   };
 
+  // A rank's program with uneven data. Its calls in a lane follow each other; it joins when it has
+  // begun the last one of each lane.
+  struct Uneven {
+    Uneven(Job& job, uint32_t rank) : job(job), rank(rank), own(job.seed_ * 1000 + rank) {}
+
+    Job& job;
+    const uint32_t rank;
+    std::mt19937_64 own;
+    uint32_t joined = 0, calls = 0, to_begin = 0, in_flight = 0;
+    std::map<uint32_t, std::vector<float>> arrays;  // by lane
+
+    void begin() {
+      if (joined == job.plan_.joins) {
+        --job.running_;
+        return;
+      }
+      calls = 1 + 2 * ((rank + joined * (1 + job.seed_ % 3)) % job.plan_.ranks);
+      to_begin = job.plan_.lanes;
+      in_flight = job.plan_.lanes + 1;
+      for (uint32_t lane = 0; lane < job.plan_.lanes; ++lane) make(lane, 0);
+    }
+
+    void make(uint32_t lane, uint32_t number) {
+      if (number == calls) return over();
+      const Nanos pause = static_cast<Nanos>(own() % job.plan_.longest_pause);
+      job.simulation_.call_at(job.simulation_.now() + pause, [=, this] { call(lane, number); });
+    }
+
+    void call(uint32_t lane, uint32_t number) {
+      std::mt19937_64 shared(((job.seed_ * 100 + joined) * 100 + lane) * 100 + number);
+      const uint64_t kind = shared(), size = shared();
+      std::vector<float>& array = arrays[lane];
+      array.resize(1 + size % (kind % 2 == 0 ? 200 : 30'000));
+      for (size_t i = 0; i < array.size(); ++i) {
+        array[i] = static_cast<float>((i * 7 + rank * 13 + number * 3 + joined) % 61);
+      }
+      worker::Call call;
+      call.name = concat("lane ", lane, ", ", number % 3);
+      call.what = wire::AllReduce{{kind % 3 == 0 ? ReduceOp::kAverage : ReduceOp::kSum}};
+      if (number == 0 && kind % 5 == 0) call.what = wire::AllGather{};  // all ranks make it
+      char* const data = reinterpret_cast<char*>(array.data());
+      const bool in_place = wire::is<wire::AllReduce>(call.what);
+      call.buffers = {{{DType::kFloat32, {array.size()}}, data, in_place ? data : nullptr}};
+      submit(std::move(call), concat(rank, ".", joined, ".", lane, ".", number),
+             [=, this] { make(lane, number + 1); }, &array);
+      if (number + 1 == calls && --to_begin == 0) join();
+    }
+
+    void join() {
+      worker::Call call;
+      call.name = wire::kJoinName;
+      call.what = wire::Join{};
+      submit(std::move(call), concat(rank, ".", joined, ".join"), [this] { over(); }, nullptr);
+    }
+
+    void submit(worker::Call call, const std::string& name, std::function<void()> then,
+                const std::vector<float>* array) {
+      auto submitted = job.cores_[rank]->named().submit(std::move(call), false);
+      ASSERT_TRUE(submitted.ok()) << submitted.status().message();
+      const std::shared_ptr<worker::Operation> one = *submitted;
+      one->then(worker::Where::kEngine, [=, this, then = std::move(then)] {
+        std::string& result = job.results_[name] = one->status().to_string();
+        if (one->result) {
+          result.append(one->result.get(), one->result_bytes);
+        } else if (array != nullptr) {
+          result.append(reinterpret_cast<const char*>(array->data()),
+                        array->size() * sizeof(float));
+        } else if (one->status().ok()) {
+          result += concat(" ", one->counts.at(0), " was last");
+        }
+        then();
+      });
+    }
+
+    void over() {
+      if (--in_flight > 0) return;
+      ++joined;
+      begin();
+    }
+  };
+
   void start_server(uint32_t index) {
     VirtualTransport& at = *transports_[plan_.ranks + index];
     auto server = server::Server::start({at.address(), 0, credentials()}, at);
@@ -498,6 +588,7 @@ class Job {
   std::vector<std::unique_ptr<EngineCore>> cores_;
   std::vector<std::shared_ptr<worker::Group>> groups_;  // by rank
   std::vector<std::unique_ptr<Lane>> lanes_;
+  std::vector<std::unique_ptr<Uneven>> uneven_;  // by rank
   Nanos start_ = 0, end_ = 0;
   std::map<std::string, std::string> results_;
   size_t running_ = 0;
