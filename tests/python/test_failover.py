@@ -93,9 +93,7 @@ def test_messages_outlive_servers(place: dict[str, str], nodes: int) -> None:
     [(3, 3, 1), (3, 2, 1), (4, 2, 2)],
     ids=["one-on-each-node", "uneven-nodes", "several-flows"],
 )
-def test_joins_outlive_servers(
-    place: dict[str, str], workers: int, nodes: int, flows: int
-) -> None:
+def test_joins_outlive_servers(place: dict[str, str], workers: int, nodes: int, flows: int) -> None:
     layout = ["-n", str(workers), "--nodes", str(nodes), "--servers", "2"]
     script = program("failover_joins", "4")
     job = run_job(layout, script, timeout=120, HERRING_FLOWS=str(flows), **place)

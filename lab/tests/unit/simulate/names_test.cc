@@ -120,10 +120,15 @@ TEST(Names, MoveAgain) {
 
 // Servers die and are replaced, one after the other, until none of the first ones is left.
 TEST(Names, ReturnToReplacements) {
-  const Seeds seeds = Seeds::of(301, 20);
+  const Seeds seeds = Seeds::of(301, 30);
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     Plan plan;
     plan.calls = 40;
+    plan.messages = seed % 3 == 1;
+    if (seed % 3 == 2) {
+      plan.lanes = 3;
+      plan.joins = 8;
+    }
     const Calm expected = calm(plan, seed);
     std::mt19937_64 random(seed);
     Nanos when = static_cast<Nanos>(random() % expected.took) / 4;
