@@ -57,7 +57,8 @@ void Joins::settle(uint32_t group) {
     if (operation->absent()) return;
     if (wire::is<wire::Join>(operation->call_.what)) join = operation;
   }
-  if (join && (join->unconfirmed_.empty() || !join->failed_.ok())) named_.finish(*join, join->failed_);
+  if (!join || (!join->unconfirmed_.empty() && join->failed_.ok())) return;
+  named_.finish(*join, join->failed_);
 }
 
 Status Joins::take_part(const wire::FrameHeader& header, std::string_view announced) {
@@ -83,6 +84,7 @@ Status Joins::take_part(const wire::FrameHeader& header, std::string_view announ
   call.list = true;  // each buffer is a place for the data that passes through
   for (const wire::Array& array : theirs->arrays) call.buffers.push_back({array});
   const uint32_t servers = theirs->servers;
+  theirs->payload = {};  // it is empty, and views the frame
   auto operation = named_.make(std::move(call), std::move(*theirs));
   if (!operation.ok()) {
     engine_.fail_now(operation.status());

@@ -74,8 +74,8 @@ TEST(Names, MessagesMoveToAnotherServer) {
   }
 }
 
-// Ranks that have joined take part in the all-reduces of the others, and all return from join() with
-// the same last rank.
+// Ranks that have joined take part in the all-reduces of the others, and join() returns the same
+// last rank on all.
 TEST(Names, JoinsMoveToAnotherServer) {
   const Seeds seeds = Seeds::of(501, 40);
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
