@@ -185,11 +185,6 @@ Status Coordinator::announce(uint32_t rank, uint32_t group_id, Reign reign, std:
                   " bytes, not ", payload_bytes(*decoded, index));
   }
   if ((*group)->is_gone(index)) return {};  // nobody waits for its announcements
-  if (wire::is_message(decoded->what)) {
-    mailbox_.post(*group, rank, stream_of(reign, servers_), std::move(text), std::move(*decoded),
-                  now, out);
-    return {};
-  }
   Announcement call(index, std::move(text), std::move(*decoded));
   if (members.id() != Group::kForming) {
     auto handover = handover_of(*group, reign, now);
@@ -204,6 +199,10 @@ void Coordinator::take(const std::shared_ptr<JobGroup>& group, Reign reign, Anno
                        Nanos now, std::vector<Answer>& out) {
   const control::Group& members = group->members;
   const uint32_t index = call.index, rank = members.ranks()[index];
+  if (wire::is_message(call.message.what)) {
+    return mailbox_.post(group, rank, stream_of(reign, servers_), std::move(call.text),
+                         std::move(call.message), now, out);
+  }
   const Home home{members.id(), reign.home};
   Name key{home, call.message.name};
   if (members.id() == Group::kForming) key.second += '\n' + control::list_ranks(members.ranks());

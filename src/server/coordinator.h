@@ -86,7 +86,9 @@ class Coordinator {
   Status hold(Handover& handover, uint32_t rank, Announcement call);
   void settle(Nanos now, std::vector<Answer>& out);
   void take_over(Handover& handover, Nanos now, std::vector<Answer>& out);
+  Status take_late(Handover& handover, const Lacked& join, Nanos now, std::vector<Answer>& out);
   Status give(Handover& handover, const Lacked& lacked, Nanos now, std::vector<Answer>& out);
+  void introduce(Handover& handover, std::vector<Answer>& out);
   void overdue(Handover& handover, Nanos now, std::vector<Answer>& out);
   void release(const JobGroup& group, const Announcement& call);
   void take(const std::shared_ptr<JobGroup>& group, Reign reign, Announcement call, Nanos now,

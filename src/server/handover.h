@@ -25,6 +25,8 @@ struct Handover {
   std::vector<std::optional<wire::Handover>> said;  // by index
   std::vector<Announcement> held;                   // in order of arrival
 
+  // Returns the first call of that name that is held for a member.
+  std::vector<Announcement>::iterator find(uint32_t index, const std::string& name);
   // Returns the members that have not said which answers they have, and are not gone.
   std::vector<uint32_t> missing() const;
 };

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "wire/handover.h"
+
 namespace herring::server {
 namespace {
 
@@ -126,6 +128,16 @@ void Mailbox::post(const std::shared_ptr<JobGroup>& group, uint32_t rank, uint32
   if (box.sends.empty() && box.receives.empty()) boxes_.erase(place);
 }
 
+// Says in an answer which call of the other rank it is about. An error has the rank in place of a
+// ticket.
+void Mailbox::tell_met(wire::FrameHeader& header, const Box& box, const Post& other) {
+  header.flags = wire::kFlagMet;
+  header.group = box.group->members.id();
+  header.stream = box.stream;
+  header.round = other.index;
+  wire::set_answer_number(header, other.message.id);
+}
+
 void Mailbox::pair(const Box& box, const Post& send, const Post& receive,
                    std::vector<Answer>& out) {
   JobGroup& group = *box.group;
@@ -141,20 +153,24 @@ void Mailbox::pair(const Box& box, const Post& send, const Post& receive,
                             cluster_.describe_rank(to), " receives ",
                             name_of_array(receive.message),
                             "; both need the same dtype and number of elements"));
-    out.push_back(error_answer(from, send.message.id, why));
-    out.push_back(error_answer(to, receive.message.id, why));
+    Answer one = error_answer(from, send.message.id, why);
+    tell_met(one.header, box, receive);
+    out.push_back(std::move(one));
+    one = error_answer(to, receive.message.id, why);
+    tell_met(one.header, box, send);
+    out.push_back(std::move(one));
     return;
   }
   const bool rode_along = send.message.inline_payload;
   wire::FrameHeader header;
   header.type = rode_along ? wire::FrameType::kReply : wire::FrameType::kGo;
-  header.group = group.members.id();
-  header.stream = box.stream;
-  if (!rode_along) header.round = group.next_ticket++;
   const uint64_t tag = *send.tag();
+  tell_met(header, box, receive);
+  if (!rode_along) header.round = group.next_ticket++;
   out.push_back({from, header,
                  encode(wire::Go{send.message.id, {receive.index, tag}}) +
                      (rode_along ? std::string() : receive.message.address)});
+  wire::set_answer_number(header, send.message.id);
   out.push_back({to, header,
                  encode(wire::Go{receive.message.id, {send.index, tag}}) +
                      (rode_along ? std::string(send.message.payload) : send.message.address)});

@@ -63,6 +63,7 @@ class Mailbox {
     size_t posts = 0, bytes = 0;
   };
 
+  static void tell_met(wire::FrameHeader& header, const Box& box, const Post& other);
   void pair(const Box& box, const Post& send, const Post& receive, std::vector<Answer>& out);
   // Removes the posts for which `why` returns an error, and answers them with it.
   void fail_where(const std::function<Status(const Box&, Post&)>& why, std::vector<Answer>& out);

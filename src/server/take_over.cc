@@ -1,5 +1,6 @@
 // How the coordinator takes over names from a server that is gone; see handover.h.
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "server/coordinator.h"
@@ -28,6 +29,17 @@ std::vector<std::vector<uint64_t>> elements_of(const Handover& handover,
     for (uint64_t& one : elements[call.index]) one *= call.message.arrays.front().row_elements();
   }
   return elements;
+}
+
+// Returns what a rank gets that has joined and takes part in an all-reduce.
+Result<std::string> as_joined(const wire::KeptAnswer& answer) {
+  std::string_view rest;
+  const auto go = wire::decode_go(wire::payload_of(answer.text, 0), &rest);
+  if (!go.ok()) return go.status();
+  auto call = wire::decode_announce(answer.call);
+  if (!call.ok()) return call.status();
+  call->servers = go->servers;
+  return encode(wire::Go{}) + encode(*call);
 }
 
 }  // namespace
@@ -99,8 +111,13 @@ void Coordinator::take_over(Handover& handover, Nanos now, std::vector<Answer>& 
     sequence.answered = known->highest;
     // In this order, so that the tickets of a stream keep their order on all ranks.
     for (const Lacked& lacked : known->lacked) {
+      const bool joined = lacked.answer->name == wire::kJoinName &&
+                          lacked.answer->type == wire::FrameType::kReply;
+      if (joined) status = take_late(handover, lacked, now, out);
+      if (!status.ok()) break;
       if (status = give(handover, lacked, now, out); !status.ok()) break;
     }
+    introduce(handover, out);
   }
   for (Announcement& call : handover.held) {
     release(*group, call);
@@ -112,6 +129,40 @@ void Coordinator::take_over(Handover& handover, Nanos now, std::vector<Answer>& 
   }
 }
 
+// All have joined, and some ranks have yet to hear of it. Calls that they have made before went on
+// without the others, who do not know them. So their answers get the number of the join.
+Status Coordinator::take_late(Handover& handover, const Lacked& join, Nanos now,
+                              std::vector<Answer>& out) {
+  const auto is_late = [&](const Announcement& call) {
+    return std::ranges::count(join.by, call.index) > 0 && !wire::is_reserved(call.message.name) &&
+           !wire::is_message(call.message.what);
+  };
+  const std::shared_ptr<JobGroup>& group = handover.group;
+  uint64_t& answered = group->sequences[handover.reign.home].answered;
+  const uint64_t before = answered;
+  const size_t first = out.size();
+  for (Announcement& call : handover.held) {
+    if (!is_late(call)) continue;
+    release(*group, call);
+    take(group, handover.reign, std::move(call), now, out);
+    call.index = control::Group::kNobody;
+  }
+  std::erase_if(handover.held, [](const Announcement& call) {
+    return call.index == control::Group::kNobody;
+  });
+  for (uint32_t index = 0; index < group->members.size(); ++index) {
+    this->join({group->members.id(), handover.reign.home}, index, out);
+  }
+  answered = before;
+  for (size_t i = first; i < out.size(); ++i) {
+    if (out[i].header.type == wire::FrameType::kGo) {
+      return {Code::kPeerLost, "a server is lost, and with it the answer to a call before join()"};
+    }
+    wire::set_answer_number(out[i].header, join.answer->number);
+  }
+  return {};
+}
+
 // Gives an answer of the server that is gone to the ranks that lack it. If the call failed, they
 // may not have made it yet.
 Status Coordinator::give(Handover& handover, const Lacked& lacked, Nanos now,
@@ -119,15 +170,25 @@ Status Coordinator::give(Handover& handover, const Lacked& lacked, Nanos now,
   const std::shared_ptr<JobGroup>& group = handover.group;
   const wire::KeptAnswer& answer = *lacked.answer;
   if (answer.type == wire::FrameType::kOpError) {
-    auto error = wire::decode_op_error(payload_of(answer, 1));
+    auto error = wire::decode_op_error(wire::payload_of(answer.text, 1));
     if (!error.ok()) return error.status();
     const Home home{group->members.id(), handover.reign.home};
     Calls& calls = names_[{home, answer.name}];
     Pending& pending = add_call(calls, group, handover.reign, now);
     pending.number = answer.number;
     pending.failure = Status(error->code, error->text);
+    const auto comes = [&](uint32_t index) {
+      return std::ranges::count(lacked.by, index) > 0 && !handover.said[index]->joined;
+    };
+    for (const uint32_t index : lacked.by) {
+      const auto call = handover.find(index, answer.name);
+      if (comes(index) || call == handover.held.end()) continue;
+      tell_failure(pending, group->members.ranks()[index], call->message.id, out);
+      release(*group, *call);
+      handover.held.erase(call);
+    }
     for (uint32_t index = 0; index < pending.here.size(); ++index) {
-      if (pending.here[index] || std::ranges::count(lacked.by, index) > 0) continue;
+      if (pending.here[index] || comes(index)) continue;
       pending.here[index] = true;
       ++pending.arrived;
     }
@@ -146,10 +207,11 @@ Status Coordinator::give(Handover& handover, const Lacked& lacked, Nanos now,
   for (const uint32_t index : lacked.by) {
     if (group->is_gone(index)) continue;
     const uint32_t rank = group->members.ranks()[index];
-    const auto call = std::ranges::find_if(handover.held, [&](const Announcement& one) {
-      return one.index == index && one.message.name == answer.name && one.message.refusal.empty();
-    });
-    if (call == handover.held.end()) return lost(rank, "which did not make the call");
+    const auto call = handover.find(index, answer.name);
+    const bool made = call != handover.held.end() && call->message.refusal.empty();
+    const bool joined = handover.said[index]->joined;
+    if (!made && !joined) return lost(rank, "which did not make the call");
+    if (!made && answer.call.empty()) continue;  // it does not take part
     wire::FrameHeader header;
     header.type = answer.type;
     header.group = group->members.id();
@@ -157,7 +219,15 @@ Status Coordinator::give(Handover& handover, const Lacked& lacked, Nanos now,
                                                         : stream_of(handover.reign, servers_);
     header.round = answer.ticket;
     wire::set_answer_number(header, answer.number);
-    std::string payload = payload_of(answer, call->message.id);
+    if (!made) {
+      auto text = as_joined(answer);
+      if (!text.ok()) return text.status();
+      out.push_back({rank, header, std::move(*text)});
+      continue;
+    }
+    // What has failed after all had joined waits for its calls again.
+    if (answer.name == wire::kJoinName) handover.said[index]->joined = false;
+    std::string payload = wire::payload_of(answer.text, call->message.id);
     if (!elements.empty()) {
       std::string_view rest;
       auto go = wire::decode_go(payload, &rest);
@@ -174,6 +244,37 @@ Status Coordinator::give(Handover& handover, const Lacked& lacked, Nanos now,
     handover.held.erase(call);
   }
   return {};
+}
+
+// A send and a receive had met, and one of their ranks has heard. Tells the other the same. No rank
+// forgets before the message has arrived, so the other has not forgotten either.
+void Coordinator::introduce(Handover& handover, std::vector<Answer>& out) {
+  const std::shared_ptr<JobGroup>& group = handover.group;
+  using Call = std::pair<uint32_t, uint64_t>;  // index of the rank, and ID
+  std::map<Call, std::pair<uint32_t, const wire::Met*>> met;
+  for (uint32_t index = 0; index < handover.said.size(); ++index) {
+    if (!handover.said[index] || group->is_gone(index)) continue;
+    for (const wire::Met& one : handover.said[index]->met) {
+      met.emplace(Call(one.other, one.others), std::pair(index, &one));
+    }
+  }
+  std::erase_if(handover.held, [&](const Announcement& call) {
+    if (!wire::is_message(call.message.what)) return false;
+    const auto found = met.find({call.index, call.message.id});
+    if (found == met.end()) return false;
+    const auto& [index, one] = found->second;
+    wire::FrameHeader header;
+    header.type = one->type;
+    header.flags = wire::kFlagMet;
+    header.group = group->members.id();
+    header.stream = one->stream;
+    header.round = one->type == wire::FrameType::kGo ? one->ticket : index;
+    wire::set_answer_number(header, one->own);
+    out.push_back({group->members.ranks()[call.index], header,
+                   wire::payload_of(one->text, call.message.id)});
+    release(*group, call);
+    return true;
+  });
 }
 
 void Coordinator::overdue(Handover& handover, Nanos now, std::vector<Answer>& out) {

@@ -96,6 +96,9 @@ inline constexpr uint8_t kFlagCalledOff = 16;
 inline constexpr uint8_t kFlagGives = 32;
 // kResult: this server no longer stands in for the segments' home, so it has no result for them.
 inline constexpr uint8_t kFlagMoved = 64;
+// kGo, kReply, kOpError: the answer to a send or a receive that has met its counterpart. Its number
+// is the ID of that call.
+inline constexpr uint8_t kFlagMet = 128;
 // kGroup: other servers know the group already, so this one answers without waiting for the other
 // members.
 inline constexpr uint8_t kFlagFormed = 32;

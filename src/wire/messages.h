@@ -47,8 +47,12 @@ inline constexpr char kJoinName[] = "herring.join";
 inline constexpr char kMeetingName[] = "herring.workers' addresses";
 // Calls with these names say whether the blocks of an exchange have reached all ranks.
 inline constexpr char kWholePrefix[] = "herring.whole ";
+// Calls of which a part was lost with a server are made again with these names. The same ranks take
+// part again, whether or not they have joined since.
+inline constexpr char kAgainPrefix[] = "herring.again ";
 inline bool is_reserved(std::string_view name) {
-  return name == kJoinName || name == kMeetingName || name.starts_with(kWholePrefix);
+  return name == kJoinName || name == kMeetingName || name.starts_with(kWholePrefix) ||
+         name.starts_with(kAgainPrefix);
 }
 // "[an IPv6 address]:port" is shorter.
 inline constexpr size_t kMaxAddress = 64;

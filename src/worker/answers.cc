@@ -5,6 +5,7 @@
 namespace herring::worker {
 
 Status Answers::receive(uint64_t number) {
+  if (joined_) return {};
   if (number <= highest_) {
     if (holes_.erase(number) == 0) return breach("a server gave answer ", number, " twice");
     return {};
@@ -26,13 +27,17 @@ void Answers::keep(wire::KeptAnswer answer) {
   }
 }
 
-void Answers::forget(uint64_t number) {
-  *this = {};
+void Answers::all_joined(uint64_t number) {
+  joined_ = false;
   highest_ = number;
+  holes_.clear();
 }
 
 wire::Handover Answers::tell() const {
-  wire::Handover handover{highest_, {holes_.begin(), holes_.end()}, {}};
+  wire::Handover handover;
+  handover.joined = joined_;
+  handover.highest = highest_;
+  handover.holes = {holes_.begin(), holes_.end()};
   for (const Kept* kept : {&results_, &errors_}) {
     handover.kept.insert(handover.kept.end(), kept->answers.begin(), kept->answers.end());
   }

@@ -16,8 +16,10 @@ class Answers {
   // Notes an answer. Returns kProtocol for a number that is impossible.
   Status receive(uint64_t number);
   void keep(wire::KeptAnswer answer);
-  // Notes that all ranks have answers up to this one, or never need them.
-  void forget(uint64_t number);
+  // This rank has joined. Calls that go on without it are answered without it.
+  void join() { joined_ = true; }
+  // All have joined, as this answer says. Those before it are never needed.
+  void all_joined(uint64_t number);
 
   wire::Handover tell() const;
 
@@ -26,6 +28,7 @@ class Answers {
     std::deque<wire::KeptAnswer> answers;  // oldest first
     size_t bytes = 0;
   };
+  bool joined_ = false;
   uint64_t highest_ = 0;
   std::set<uint64_t> holes_;
   Kept results_, errors_;  // apart: a rank may make a call long after it has failed for others

@@ -59,8 +59,6 @@ class Group : public LocalGroup {
   uint64_t called = 0;
   // Whether members have begun to exchange their addresses, and have finished. Engine thread.
   bool meets = false, met = false;
-  // Whether this rank has joined, and others have not. Engine thread.
-  bool joins_now = false;
 
  private:
   const control::ShardMap shards_;

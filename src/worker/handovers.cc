@@ -26,7 +26,9 @@ bool Handovers::is_asked(const Operation& operation, const Group& group, uint32_
   const Call& call = operation.call_;
   const bool forms = wire::is<wire::FormGroup>(call.what);
   return !operation.launched_ && !forms && call.group.get() == &group &&
-         (operation.asked_.reign.home == home || wire::is<wire::Join>(call.what));
+         (wire::is<wire::Join>(call.what)
+              ? std::ranges::count(operation.unconfirmed_, home) > 0
+              : operation.asked_.reign.home == home);
 }
 
 bool Handovers::can_move(const control::ServerSet& set) const {
@@ -38,12 +40,12 @@ bool Handovers::can_move(const control::ServerSet& set) const {
     if (operation.launched_ || operation.formed) return false;
     const std::vector<uint32_t>& owners = operation.call_.group->shards().owners;
     if (wire::is<wire::Join>(what)) {
-      return std::ranges::any_of(owners, [&](uint32_t home) {
-        return !set.has(owners_.of(owners, home).server);
+      return std::ranges::any_of(operation.unconfirmed_, [&](uint32_t home) {
+        return !set.has(next.of(owners, home).server);
       });
     }
     if (set.has(operation.asked_.server)) return false;
-    return wire::is_message(what) || wire::is<wire::FormGroup>(what) ||
+    return wire::is<wire::FormGroup>(what) ||
            !set.has(next.of(owners, operation.asked_.reign.home).server);
   });
 }
@@ -91,7 +93,8 @@ void Handovers::move(const Group& group, const Owner& owner) {
       continue;
     }
     Operation& operation = *named_.find(id);
-    operation.asked_ = owner;
+    // A join is asked of all owners; one of them says which rank was last.
+    if (operation.asked_.reign.home == home) operation.asked_ = owner;
     operation.started_ = engine_.loop()->now();  // the new owner gives it all the time
     static_cast<void>(named_.announce(operation, owner));
   }
@@ -105,9 +108,26 @@ void Handovers::hand_over(const Group& group, const Owner& owner) {
   header.stream = owner.reign.home;
   header.round = owner.reign.epoch;
   const auto found = answers_.find({group.id(), owner.reign.home});
-  engine_.links().send_control(
-      owner.server, header,
-      encode(found == answers_.end() ? wire::Handover() : found->second.tell()));
+  wire::Handover told = found == answers_.end() ? wire::Handover() : found->second.tell();
+  tell_met(group, owner.reign.home, told.met);
+  engine_.links().send_control(owner.server, header, encode(told));
+}
+
+// Bytes of a message move only when both ranks have heard that it has met its counterpart. So what
+// is over here concerns nobody else, unless it failed at once.
+void Handovers::tell_met(const Group& group, uint32_t home, std::vector<wire::Met>& met) {
+  const auto servers = static_cast<uint32_t>(engine_.cluster().servers.size());
+  for (const auto& [id, operation] : named_.operations()) {
+    const bool here = operation->met_ && operation->call_.group.get() == &group &&
+                      home_of(operation->met_->stream, servers) == home;
+    if (!here) continue;
+    wire::Met& one = met.emplace_back(*operation->met_);
+    const uint64_t tag = operation->counts.at(1);
+    one.text = encode(wire::Go{0, {group.index(), tag}}).substr(sizeof(wire::Go::id)) +
+               *named_.meeting().own_address();
+  }
+  const auto found = mismatches_.find({group.id(), home});
+  if (found != mismatches_.end()) met.insert(met.end(), found->second.begin(), found->second.end());
 }
 
 void Handovers::begin(const Group& group) {
@@ -121,7 +141,12 @@ void Handovers::begin(const Group& group) {
 
 void Handovers::forget(uint32_t group) {
   std::erase_if(answers_, [group](const auto& one) { return one.first.first == group; });
+  std::erase_if(mismatches_, [group](const auto& one) { return one.first.first == group; });
   std::erase_if(refusals_, [group](const auto& one) { return one.second.group == group; });
+}
+
+void Handovers::join(const Group& group) {
+  for (const uint32_t home : group.shards().owners) answers_[{group.id(), home}].join();
 }
 
 void Handovers::refuse(const Group& group, wire::Announce refusal) {
@@ -141,11 +166,39 @@ void Handovers::send(const Refusal& refusal, const Owner& owner) {
   engine_.links().send_control(owner.server, header, encode(refusal.message));
 }
 
+// Notes that a message has met its counterpart.
+Result<bool> Handovers::receive_met(uint32_t server, const wire::FrameHeader& header,
+                                    std::string_view payload) {
+  uint64_t id = 0;
+  std::memcpy(&id, payload.data(), sizeof(id));
+  const auto operation = named_.find(id);
+  if (!operation) return true;
+  if (!wire::is_message(operation->call_.what)) return breach("answered a call like a message");
+  if (operation->asked_.server != server) return false;
+  wire::Met met{id, header.round, wire::answer_number(header), header.type, header.stream, 0, {}};
+  if (header.type == wire::FrameType::kOpError) {
+    met.text = payload.substr(sizeof(id));
+    auto& latest = mismatches_[{header.group, operation->asked_.reign.home}];
+    latest.push_back(std::move(met));
+    if (latest.size() > wire::kMostKept) latest.pop_front();
+    return true;
+  }
+  std::string_view address;
+  auto go = wire::decode_go(payload, &address);
+  if (!go.ok()) return go.status();
+  if (go->counts.size() != 2) return true;  // Mover refuses it
+  met.other = static_cast<uint32_t>(go->counts[0]);
+  met.ticket = header.round;
+  operation->met_ = std::move(met);
+  return true;
+}
+
 Result<bool> Handovers::receive(uint32_t server, const wire::FrameHeader& header,
                                 std::string_view payload) {
   const uint64_t number = wire::answer_number(header);
   uint64_t id = 0;
   if (number == 0 || !engine_.options().failover || payload.size() < sizeof(id)) return true;
+  if (header.flags & wire::kFlagMet) return receive_met(server, header, payload);
   const auto group = engine_.membership().find(header.group);
   if (!group) return true;  // it was destroyed in the meantime
   const std::vector<uint32_t>& owners = group->shards().owners;
@@ -158,18 +211,30 @@ Result<bool> Handovers::receive(uint32_t server, const wire::FrameHeader& header
   Answers& answers = answers_[{header.group, home}];
   std::memcpy(&id, payload.data(), sizeof(id));
   const auto operation = named_.find(id);
-  if (operation && wire::is<wire::Join>(operation->call_.what) &&
-      header.type == wire::FrameType::kReply) {
-    answers.forget(number);  // all calls that others made without this rank are over
-    return true;
+  const bool joins = operation && wire::is<wire::Join>(operation->call_.what);
+  if (joins && header.type == wire::FrameType::kReply) {
+    answers.all_joined(number);
+  } else {
+    HERRING_RETURN_IF_ERROR(answers.receive(number));
   }
-  if (group->joins_now) return true;
-  HERRING_RETURN_IF_ERROR(answers.receive(number));
   wire::KeptAnswer kept{number, header.type, header.stream, header.round, {},
                         std::string(payload.substr(sizeof(id))), {}};
   if (operation) {
-    kept.name = operation->call_.name;
+    kept.name = operation->announced_name();
     kept.own = own_elements(operation->call_);
+    // One that is made again takes all ranks that took part before.
+    const bool without = header.type == wire::FrameType::kGo && operation->again_.empty() &&
+                         wire::goes_without_joined(operation->call_.what);
+    if (without) kept.call = encode(named_.announcement_of(*operation));
+    answers.keep(std::move(kept));
+  } else if (id == 0 && header.type == wire::FrameType::kGo) {
+    std::string_view announced;
+    if (!wire::decode_go(payload, &announced).ok()) return true;  // Joins refuses it
+    const auto call = wire::decode_announce(announced);
+    if (!call.ok()) return true;
+    kept.name = call->name;
+    kept.text = encode(wire::Go{0, {}, call->servers}).substr(sizeof(id));
+    kept.call = announced;
     answers.keep(std::move(kept));
   } else if (const auto refusal = refusals_.extract(id); !refusal.empty()) {
     kept.name = refusal.mapped().message.name;

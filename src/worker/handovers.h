@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <string>
 #include <string_view>
@@ -40,6 +41,8 @@ class Handovers {
   // Notes an answer. Returns false if it must be ignored, because another server answers by now,
   // and kProtocol if it is impossible.
   Result<bool> receive(uint32_t server, const wire::FrameHeader& header, std::string_view payload);
+  // This rank joins: it gets no answers to some of the others' calls.
+  void join(const Group& group);
   // Tells the owner of a name that this rank refuses a call.
   void refuse(const Group& group, wire::Announce refusal);
 
@@ -52,6 +55,9 @@ class Handovers {
   bool is_asked(const Operation& operation, const Group& group, uint32_t home) const;
   void move(const Group& group, const Owner& owner);
   void hand_over(const Group& group, const Owner& owner);
+  Result<bool> receive_met(uint32_t server, const wire::FrameHeader& header,
+                           std::string_view payload);
+  void tell_met(const Group& group, uint32_t home, std::vector<wire::Met>& met);
   void send(const Refusal& refusal, const Owner& owner);
 
   EngineCore& engine_;
@@ -59,6 +65,8 @@ class Handovers {
   Owners owners_;
   std::map<std::pair<uint32_t, uint32_t>, Answers> answers_;  // by group and home
   std::map<uint64_t, Refusal> refusals_;  // not answered, by ID
+  // The latest messages that did not fit their counterparts, by group and home.
+  std::map<std::pair<uint32_t, uint32_t>, std::deque<wire::Met>> mismatches_;
 };
 
 }  // namespace herring::worker

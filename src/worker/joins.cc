@@ -9,7 +9,7 @@ void Joins::start(Operation& join) {
   Group& group = *join.call_.group;
   std::get<wire::Join>(join.call_.what).called = group.called;
   const std::vector<uint32_t>& owners = group.shards().owners;
-  join.parts_left_ = owners.size();
+  join.unconfirmed_ = owners;
   std::vector<Owner> asked;
   for (const uint32_t home : owners) {
     asked.push_back(named_.handovers().owners().of(owners, home));
@@ -18,7 +18,7 @@ void Joins::start(Operation& join) {
         join, {Code::kPeerLost,
                concat(engine_.cluster().describe_server(asked.back().server), " has ended")});
   }
-  group.joins_now = true;
+  named_.handovers().join(group);
   for (const Owner& owner : asked) static_cast<void>(named_.announce(join, owner));
 }
 
@@ -26,12 +26,12 @@ void Joins::start(Operation& join) {
 void Joins::on_reply(Operation& join, uint32_t server, uint32_t home,
                      std::vector<uint64_t> counts) {
   const Group& group = *join.call_.group;
-  if (join.parts_left_ == 0 || counts.size() != 1 || counts[0] >= group.size()) {
+  if (std::erase(join.unconfirmed_, home) == 0 || counts.size() != 1 ||
+      counts[0] >= group.size()) {
     return engine_.fail_now(breach(engine_.cluster().describe_server(server), " answered join()",
                                    group.members().suffix(), " with nonsense"));
   }
   if (home == join.asked_.reign.home) join.counts = std::move(counts);
-  --join.parts_left_;
   settle(group.id());
 }
 
@@ -54,10 +54,11 @@ void Joins::settle(uint32_t group) {
   std::shared_ptr<Operation> join;
   for (const auto& [id, operation] : named_.operations()) {
     if (operation->call_.group->id() != group) continue;
-    if (operation->absent_) return;
+    if (operation->absent()) return;
     if (wire::is<wire::Join>(operation->call_.what)) join = operation;
   }
-  if (join && (join->parts_left_ == 0 || !join->failed_.ok())) named_.finish(*join, join->failed_);
+  if (!join || (!join->unconfirmed_.empty() && join->failed_.ok())) return;
+  named_.finish(*join, join->failed_);
 }
 
 Status Joins::take_part(const wire::FrameHeader& header, std::string_view announced) {
@@ -81,15 +82,17 @@ Status Joins::take_part(const wire::FrameHeader& header, std::string_view announ
   call.name = theirs->name;
   call.timeout = theirs->timeout_ms / 1000.0;
   call.list = true;  // each buffer is a place for the data that passes through
-  for (wire::Array& array : theirs->arrays) call.buffers.push_back({std::move(array)});
-  auto operation = named_.make(std::move(call), true);
+  for (const wire::Array& array : theirs->arrays) call.buffers.push_back({array});
+  const uint32_t servers = theirs->servers;
+  theirs->payload = {};  // it is empty, and views the frame
+  auto operation = named_.make(std::move(call), std::move(*theirs));
   if (!operation.ok()) {
     engine_.fail_now(operation.status());
     return {};
   }
   named_.keep(*operation);
   wire::Go go;
-  go.servers = theirs->servers;
+  go.servers = servers;
   named_.launch(**operation, header, std::move(go), {});
   return {};
 }

@@ -111,8 +111,8 @@ void Mover::reduce(Operation& operation, Key key) {
       Transfer& transfer = add_transfer(operation, key, b, bytes);
       ++key.buffer;
       transfer.receive = bundle.receive;
-      transfer.send = operation.absent_ ? nullptr : bundle.receive;
-      if (operation.absent_) transfer.open.workers = 0;
+      transfer.send = operation.absent() ? nullptr : bundle.receive;
+      if (operation.absent()) transfer.open.workers = 0;
       continue;
     }
     char* data = bundle.receive;
@@ -124,7 +124,7 @@ void Mover::reduce(Operation& operation, Key key) {
     } else if (!save(operation, b)) {
       return;
     }
-    by_node_stage(operation, key, b, data, !operation.absent_);
+    by_node_stage(operation, key, b, data, !operation.absent());
     if (engine_.ends()) return;
   }
   if (push(operation)) named_.part_done(operation);
@@ -411,6 +411,11 @@ void Mover::message(Operation& operation, Key key, const std::string& address) {
   (sends ? step.to : step.from) = sends ? 1 : 0;
   (sends ? step.send : step.receive) = {0, bundle.array.bytes()};
   task.steps = {step};
+  if (bundle.array.bytes() == 0) {
+    // A byte moves, so that neither rank is done before the other has heard of it.
+    task.data = reinterpret_cast<char*>(&operation.whole_);
+    (sends ? task.steps[0].send : task.steps[0].receive).bytes = 1;
+  }
   operation.parts_left_ = 1;
   start(operation, std::move(task));
 }

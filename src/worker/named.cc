@@ -20,10 +20,11 @@ std::string NamedOperations::title(const Operation& operation) {
   return concat("'", operation.call_.name, "'", operation.call_.group->members().suffix());
 }
 
-Result<std::shared_ptr<Operation>> NamedOperations::make(Call call, bool absent) {
+Result<std::shared_ptr<Operation>> NamedOperations::make(Call call,
+                                                        std::optional<wire::Announce> theirs) {
   auto operation = std::make_shared<Operation>(*this, std::move(call), engine_.loop(),
                                                engine_.shared_heap());
-  operation->absent_ = absent;
+  operation->theirs_ = std::move(theirs);
   HERRING_RETURN_IF_ERROR(operation->prepare());
   return operation;
 }
@@ -168,7 +169,8 @@ void NamedOperations::start(const std::shared_ptr<Operation>& operation) {
   if (Status said = announce(*operation, operation->asked_); !said.ok()) finish(*operation, said);
 }
 
-Status NamedOperations::announce(const Operation& operation, const Owner& owner) {
+// The address is missing.
+wire::Announce NamedOperations::announcement_of(const Operation& operation) const {
   const Call& call = operation.call_;
   const Group& group = *call.group;
   const size_t bytes = operation.bytes();
@@ -176,18 +178,19 @@ Status NamedOperations::announce(const Operation& operation, const Owner& owner)
   announce.id = operation.id_;
   announce.what = call.what;
   for (const Bundle& bundle : operation.bundles_) announce.arrays.push_back(bundle.array);
-  announce.listed = call.list;
+  announce.listed = operation.absent() ? operation.theirs_->listed : call.list;
   announce.timeout_ms = engine_.timeout_ms(call.timeout);
   announce.warn_ms = engine_.warn_ms();
   announce.servers = engine_.links().serving().epoch;
-  announce.name = call.name;
-  announce.agreement = wire::agreement_of(call.agreement);
+  announce.name = operation.announced_name();
+  announce.agreement = operation.absent() ? operation.theirs_->agreement
+                                          : wire::agreement_of(call.agreement);
   // A gathered result must fit into a reply. The choice must depend only on the call itself,
   // because it decides in which order a sum is computed.
   const auto* allreduce = std::get_if<wire::AllReduce>(&call.what);
   // And if a server is lost, ranks know of each other's results only where all have the same one.
   const bool differs = wire::is<wire::ReduceScatter>(call.what) ||
-                       wire::is<wire::AllToAll>(call.what);
+                       wire::is<wire::AllToAll>(call.what) || wire::is_message(call.what);
   // What says whether an attempt is whole is no attempt itself.
   const bool says_whole = call.name.starts_with(wire::kWholePrefix);
   announce.inline_payload =
@@ -196,6 +199,14 @@ Status NamedOperations::announce(const Operation& operation, const Owner& owner)
       (allreduce == nullptr || allreduce->algorithm == wire::Algorithm::kHerring) &&
       (!wire::is<wire::AllGather>(call.what) ||
        bytes * group.size() <= wire::kMaxControlPayload / 2);
+  return announce;
+}
+
+Status NamedOperations::announce(const Operation& operation, const Owner& owner) {
+  const Call& call = operation.call_;
+  const Group& group = *call.group;
+  const size_t bytes = operation.bytes();
+  wire::Announce announce = announcement_of(operation);
   if (wire::is_message(call.what) && !announce.inline_payload) {
     HERRING_RETURN_IF_ERROR(meeting_.own_address().move_to(announce.address));
   }
@@ -326,18 +337,12 @@ void NamedOperations::ask_whether_whole(Operation& operation) {
 }
 
 void NamedOperations::try_again(Operation& operation) {
-  if (operation.absent_) return finish(operation, {});  // it is told of the next attempt
-  if (operation.call_.group->joins_now) {
-    const std::string text =
-        concat(title(operation), " was in flight at a server that is lost, and cannot be made "
-               "again after join()");
-    engine_.fail_now({Code::kPeerLost, text});
-    return engine_.options().abort(text);
-  }
+  const Key& key = operation.attempt_->key;
+  operation.again_ = concat(wire::kAgainPrefix, key.stream, '/', key.round);
   operation.begin_again();
   engine_.node_stage().release_regions();
   operation.started_ = engine_.loop()->now();
-  operation.asked_ = handovers_.owner_of(*operation.call_.group, operation.call_.name);
+  operation.asked_ = handovers_.owner_of(*operation.call_.group, operation.again_);
   log(LogLevel::kDebug, title(operation), " begins again, because a server is lost");
   if (Status said = announce(operation, operation.asked_); !said.ok()) finish(operation, said);
 }
@@ -398,10 +403,10 @@ void NamedOperations::finish(Operation& operation, const Status& status) {
   const std::shared_ptr<Operation> keep = found->second;
   const Call& call = keep->call_;
   Status told = status;
-  if (keep->list_ && !keep->absent_ && status.ok()) {
+  if (keep->list_ && !keep->absent() && status.ok()) {
     if (told = keep->unpack(); !told.ok()) return engine_.fail_now(told);
   }
-  if ((!keep->list_ && !keep->on_device()) || keep->absent_ || !status.ok()) {
+  if ((!keep->list_ && !keep->on_device()) || keep->absent() || !status.ok()) {
     keep->drop_staging();
     engine_.node_stage().release_regions();
   }
@@ -411,13 +416,12 @@ void NamedOperations::finish(Operation& operation, const Status& status) {
   }
   // From here until the result is set, nothing allocates memory.
   operations_.erase(found);
-  if (keep->absent_) return joins_.settle(call.group->id());
+  if (keep->absent()) return joins_.settle(call.group->id());
   names_.give_back(keep->name_);
   if (keep->formed && !status.ok()) {
     engine_.membership().forget(keep->formed);
     keep->formed.reset();
   }
-  if (wire::is<wire::Join>(call.what)) call.group->joins_now = false;
   if (wire::is<wire::Join>(call.what) && status.ok()) {
     call.group->count_join();
     call.group->called = 0;

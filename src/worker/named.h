@@ -7,6 +7,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -49,8 +50,8 @@ class NamedOperations {
   bool any(const Group& group) const;
   // Returns whether an operation is in flight that needs all members of the group; messages do not.
   bool awaits_members(const Group& group) const;
-  // Returns whether everything goes on if this version of the set of servers comes next. Messages
-  // and groups that are being formed cannot move to another server, and nor can a join.
+  // Returns whether everything goes on if this version of the set of servers comes next. Groups
+  // that are being formed cannot move to another server, and nor can a join.
   bool can_move(const control::ServerSet& set) const { return handovers_.can_move(set); }
   // Handles a new version of the set of servers, which Links has served already. Names of servers
   // that are gone get other owners, and what waited there is announced again.
@@ -73,15 +74,17 @@ class NamedOperations {
   using Operations = std::map<uint64_t, std::shared_ptr<Operation>>;
   const Operations& operations() const { return operations_; }
   std::shared_ptr<Operation> find(uint64_t id) const;
+  Meeting& meeting() { return meeting_; }
   Mover& mover() { return mover_; }
   Arrivals& arrivals() { return arrivals_; }
   Handovers& handovers() { return handovers_; }
-  // Makes an operation of a call, without registering it. `absent`: the call belongs to other
-  // ranks; see Joins.
-  Result<std::shared_ptr<Operation>> make(Call call, bool absent = false);
+  // Makes an operation of a call, without registering it. `theirs`: of a call of other ranks, as
+  // one of them has announced it; see Joins.
+  Result<std::shared_ptr<Operation>> make(Call call, std::optional<wire::Announce> theirs = {});
   // Registers the operation under a new number.
   void keep(const std::shared_ptr<Operation>& operation);
   void start(const std::shared_ptr<Operation>& operation);
+  wire::Announce announcement_of(const Operation& operation) const;
   Status announce(const Operation& operation, const Owner& owner);
   // A server confirms that it knows the group that the operation forms, or need not do so.
   void confirmed(Operation& operation, uint32_t server);

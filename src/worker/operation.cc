@@ -255,7 +255,7 @@ Status Operation::pack() {
     scatter->rows = list_->splits();
   }
   HERRING_RETURN_IF_ERROR(stage(list_->staging_bytes()));
-  const bool gives = !absent_ && wire::gives_data(call_.what, call_.group->index());
+  const bool gives = !absent() && wire::gives_data(call_.what, call_.group->index());
   if (gives && !on_device()) list_->pack(call_.buffers, staging_);
   for (const List::Bundle& one : list_->bundles()) {
     bundles_.push_back({one.array, staging_ + one.offset, staging_ + one.offset});

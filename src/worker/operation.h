@@ -14,6 +14,7 @@
 
 #include "node/shared_memory.h"
 #include "node/transfer.h"
+#include "wire/handover.h"
 #include "worker/call.h"
 #include "worker/device_sums.h"
 #include "worker/future.h"
@@ -116,6 +117,7 @@ class Operation : public Future,
   void fill(Return& returned, const std::function<void()>& failed);  // once complete
   void end_return();                   // the device copies nothing from the staging any more
   size_t bytes() const;                // of all bundles
+  const std::string& announced_name() const { return again_.empty() ? call_.name : again_; }
   // Returns a mark for one of several parts.
   observe::Mark part() {
     observe::Mark mark = Future::mark();
@@ -140,11 +142,13 @@ class Operation : public Future,
   std::atomic<bool> goes_out_{false};  // a device still reads its arrays
   bool came_ = false;                  // engine thread: the device no longer reads them
   bool launched_ = false;              // bytes of it may be moving
+  std::optional<wire::Met> met_;       // of a message that a server has paired, without the text
   observe::Parts parts_;               // of the entry
   Nanos started_ = 0;
   std::deque<Transfer> transfers_;
   size_t parts_left_ = 0;
-  std::vector<uint32_t> unconfirmed_;  // servers that may not know the group yet that is formed
+  // Servers that may not know the group yet that is formed; homes that have not answered a join.
+  std::vector<uint32_t> unconfirmed_;
   bool called_off_ = false;            // a part of it was called off
   // Of what is repeated if a part of it is lost with a server; see Transfer::attempt.
   struct Attempt {
@@ -156,7 +160,10 @@ class Operation : public Future,
   std::map<size_t, std::unique_ptr<char[]>> saved_;  // by bundle
   std::mutex taking_back_;
   std::shared_ptr<Future> taken_back_;  // null if take_back() was not called
-  bool absent_ = false;                // an operation of others: this rank has joined
+  std::string again_;                  // the name under which it is announced again
+  // An operation of others: this rank has joined. What one of them has announced.
+  std::optional<wire::Announce> theirs_;
+  bool absent() const { return theirs_.has_value(); }
   Status failed_;                      // error of a join, while others' operations go on
   std::mutex staging_mutex_;
   char* staging_ = nullptr;            // in the shared heap, for arrays outside it

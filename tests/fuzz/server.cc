@@ -327,6 +327,7 @@ class Script {
     header.type = wire::FrameType::kHandOver;
     for (Of& each : members_) {
       wire::Handover handover;
+      handover.joined = in_.below(4) == 0;
       handover.highest = in_.below(6);
       if (handover.highest > 2 && in_.flag()) handover.holes = {1 + in_.below(2)};
       for (uint64_t number = 1; number <= handover.highest; ++number) {
@@ -336,8 +337,14 @@ class Script {
             error ? encode(wire::OpError{0, Code::kTimeout, "late"}) : encode(wire::Go{});
         handover.kept.push_back({number,
                                  error ? wire::FrameType::kOpError : wire::FrameType::kReply,
-                                 !in_.seldom(), 0, 0, announce.name,
-                                 in_.seldom() ? "" : text.substr(sizeof(uint64_t))});
+                                 !in_.seldom(), 0, announce.name,
+                                 in_.seldom() ? "" : text.substr(sizeof(uint64_t)), {},
+                                 in_.seldom() ? encode(announce) : ""});
+      }
+      if (in_.flag()) {
+        handover.met.push_back({in_.byte(), in_.below(3), announce.id,
+                                in_.flag() ? wire::FrameType::kGo : wire::FrameType::kOpError,
+                                in_.below(4), in_.below(3), "text"});
       }
       if (!in_.seldom()) each.flow->deliver(header, encode(handover), cut);
     }

@@ -80,6 +80,27 @@ def test_calls_in_flight_outlive_servers(
     assert output.count("is done after") == workers, output
 
 
+@pytest.mark.parametrize("nodes", [3, 2])
+def test_messages_outlive_servers(place: dict[str, str], nodes: int) -> None:
+    layout = ["-n", "3", "--nodes", str(nodes), "--servers", "2"]
+    job = run_job(layout, program("failover_messages", "4"), timeout=120, **place)
+    output = expect_success(job)
+    assert output.count("is done after") == 3, output
+
+
+@pytest.mark.parametrize(
+    ("workers", "nodes", "flows"),
+    [(3, 3, 1), (3, 2, 1), (4, 2, 2)],
+    ids=["one-on-each-node", "uneven-nodes", "several-flows"],
+)
+def test_joins_outlive_servers(place: dict[str, str], workers: int, nodes: int, flows: int) -> None:
+    layout = ["-n", str(workers), "--nodes", str(nodes), "--servers", "2"]
+    script = program("failover_joins", "4")
+    job = run_job(layout, script, timeout=120, HERRING_FLOWS=str(flows), **place)
+    output = expect_success(job)
+    assert output.count("is done after") == workers, output
+
+
 @pytest.mark.parametrize(
     "deaths",
     [["none", "0", "0", "0"], ["1", "1", "1"]],

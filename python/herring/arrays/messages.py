@@ -1,7 +1,8 @@
 """Messages between two ranks: send and receive, with tags.
 
-A message goes straight from worker to worker. A small message instead waits at a server until the
-receiver asks for it. Messages with one sender, receiver and tag arrive in the order of sending.
+A message goes straight from worker to worker. Without `HERRING_FAILOVER`, a small message instead
+waits at a server until the receiver asks for it. Messages with one sender, receiver and tag arrive
+in the order of sending.
 """
 
 from __future__ import annotations

@@ -37,11 +37,37 @@ class TakeOverTest : public testing::Test {
       const uint64_t number = wire::answer_number(one.header);
       if (number == 0 || one.rank == lost) continue;
       wire::Handover& known = this->known[one.rank];
+      if (one.header.flags & wire::kFlagMet) {
+        const bool fits = one.header.type == FrameType::kGo;
+        wire::Met& met = known.met.emplace_back();
+        met.own = fits ? head_of(one).id : error_in(one).id;
+        met.other = 1 - one.rank;
+        met.others = number;
+        met.type = one.header.type;
+        met.stream = one.header.stream;
+        met.ticket = fits ? one.header.round : 0;
+        met.text = fits ? encode(wire::Go{0, {one.rank, kTag}}).substr(8) + address(one.rank)
+                        : one.payload.substr(8);
+        continue;
+      }
+      if (known.joined) {
+        const bool joins = head_of(one).id == kJoin;
+        const bool takes_part = one.header.type == FrameType::kGo;
+        known.kept.push_back({number, one.header.type, one.header.stream, one.header.round,
+                              joins ? wire::kJoinName : name,
+                              takes_part ? encode(wire::Go{}).substr(8) : one.payload.substr(8), {},
+                              takes_part ? encode(large(20, name).message) : ""});
+        known.joined = !joins;
+        if (joins) known.highest = number;
+        continue;
+      }
       EXPECT_GT(number, known.highest);
       while (known.highest + 1 < number) known.holes.push_back(++known.highest);
       known.highest = number;
       known.kept.push_back({number, one.header.type, one.header.stream, one.header.round, name,
-                            one.payload.substr(8), own[one.rank]});
+                            one.payload.substr(8), own[one.rank],
+                            one.header.type == FrameType::kGo ? encode(large(20, name).message)
+                                                              : ""});
     }
   }
   static wire::Go head_of(const Answer& answer) {
@@ -69,6 +95,31 @@ class TakeOverTest : public testing::Test {
     call.message.inline_payload = false;
     call.message.arrays = {{DType::kFloat32, {1 << 20}}};
     return call;
+  }
+
+  // Lets a rank join.
+  std::vector<Answer> join(Coordinator& to, Reign reign, uint32_t rank, uint64_t called = 0) {
+    known[rank].joined = true;
+    Call call = named(wire::kJoinName, small(kJoin, ""));
+    call.message.inline_payload = false;
+    call.message.arrays.clear();
+    call.message.what = wire::Join{called};
+    return say(to, reign, rank, call);
+  }
+  static constexpr uint64_t kJoin = 99;
+  static constexpr uint64_t kTag = 7;
+  static std::string address(uint32_t rank) { return concat("10.0.0.1:", rank); }
+  static Call message(uint64_t id, uint32_t rank, wire::Collective what, size_t elements = 4) {
+    Call call = named("a message", small(id, ""));
+    call.message.inline_payload = false;
+    call.message.arrays = {{DType::kFloat32, {elements}}};
+    call.message.what = std::move(what);
+    call.message.address = address(rank);
+    return call;
+  }
+  static Call send(uint64_t id, uint64_t tag = kTag) { return message(id, 0, wire::Send{1, tag}); }
+  static Call receive(uint64_t id, size_t elements = 4) {
+    return message(id, 1, wire::Receive{{}, kTag}, elements);
   }
 
   static control::Cluster two_servers() {
@@ -240,6 +291,173 @@ TEST_F(TakeOverTest, NobodyWaitsForARankThatHasLeft) {
   EXPECT_EQ(error_in(answers[0]).id, 10u);
   EXPECT_EQ(error_in(answers[0]).code, Code::kPeerLost);
   EXPECT_TRUE(coordinator.idle());
+}
+
+TEST_F(TakeOverTest, MessagesThatWaitAreAnnouncedAgain) {
+  say(before, kBefore, 0, send(10));
+  say(coordinator, kNow, 0, send(10));
+  say(coordinator, kNow, 0, send(11));
+  EXPECT_TRUE(hand_over(0).empty());
+  EXPECT_TRUE(say(coordinator, kNow, 1, receive(20)).empty()) << "it waits for the hand-over";
+  const auto answers = hand_over(1);
+  ASSERT_EQ(answers.size(), 2u);
+  EXPECT_EQ(head_of(answers[0]).id, 10u) << "in their order";
+  EXPECT_EQ(answers[0].header.stream, stream_of(kNow, 2));
+  EXPECT_EQ(say(coordinator, kNow, 1, receive(21)).size(), 2u);
+  EXPECT_TRUE(coordinator.idle());
+}
+
+TEST_F(TakeOverTest, AMessageGoesOnIfOneOfItsRanksHasHeardOfTheOther) {
+  for (const uint32_t deaf : {0u, 1u}) {
+    Coordinator next(cluster, groups, 0, states);
+    const Reign reign{1, 2 + deaf};
+    known[0] = known[1] = {};
+    lost = deaf;
+    say(before, kBefore, 0, send(10));
+    const auto met = say(before, kBefore, 1, receive(20));
+    ASSERT_EQ(met.size(), 2u);
+    lost = ~0u;
+    // Both have made another call, which would fit the one that has met its counterpart.
+    say(next, reign, 0, deaf == 0 ? send(10) : send(11));
+    if (deaf == 0) say(next, reign, 0, send(11));
+    say(next, reign, 1, deaf == 1 ? receive(20) : receive(21));
+    if (deaf == 1) say(next, reign, 1, receive(21));
+    std::vector<Answer> answers;
+    for (const uint32_t rank : {0u, 1u}) {
+      ASSERT_TRUE(next.hand_over(rank, 0, reign, encode(known[rank]), 0, answers).ok());
+    }
+    ASSERT_EQ(answers.size(), 3u);
+    const Answer& again = answers[0];
+    EXPECT_EQ(again.rank, deaf);
+    EXPECT_EQ(again.header.type, FrameType::kGo);
+    EXPECT_EQ(again.header.stream, stream_of(kBefore, 2));
+    EXPECT_EQ(again.header.round, met[0].header.round);
+    EXPECT_EQ(wire::answer_number(again.header), deaf == 0 ? 20u : 10u);
+    EXPECT_EQ(head_of(again).id, deaf == 0 ? 10u : 20u);
+    EXPECT_EQ(head_of(again).counts, (std::vector<uint64_t>{1 - deaf, kTag}));
+    EXPECT_EQ(result_of(again), address(1 - deaf));
+    EXPECT_EQ(head_of(answers[1]).id, 11u);
+    EXPECT_EQ(head_of(answers[2]).id, 21u);
+    EXPECT_TRUE(next.idle());
+  }
+}
+
+TEST_F(TakeOverTest, AMessageThatDoesNotFitMeetsNoLaterOne) {
+  lost = 0;
+  say(before, kBefore, 0, send(10));
+  const auto failed = say(before, kBefore, 1, receive(20, 5));
+  ASSERT_EQ(failed.size(), 2u);
+  lost = ~0u;
+  say(coordinator, kNow, 0, send(10));
+  hand_over(0);
+  EXPECT_TRUE(say(coordinator, kNow, 1, receive(21)).empty());
+  const auto answers = hand_over(1);
+  ASSERT_EQ(answers.size(), 1u);
+  EXPECT_EQ(answers[0].rank, 0u);
+  EXPECT_EQ(error_in(answers[0]).id, 10u);
+  EXPECT_EQ(error_in(answers[0]).code, Code::kMismatch);
+  EXPECT_EQ(error_in(answers[0]).text, error_in(failed[0]).text);
+  EXPECT_EQ(wire::answer_number(answers[0].header), 20u);
+  EXPECT_EQ(answers[0].header.round, 1u) << "the other rank";
+  EXPECT_EQ(say(coordinator, kNow, 0, send(11)).size(), 2u);
+}
+
+TEST_F(TakeOverTest, AMessageOfARankThatHasLeftFails) {
+  lost = 1;
+  say(before, kBefore, 0, send(10));
+  say(before, kBefore, 1, receive(20));
+  hand_over(0);
+  Call from_rank_0 = receive(20);
+  from_rank_0.message.what = wire::Receive{0, kTag};
+  say(coordinator, kNow, 1, from_rank_0);
+  std::vector<Answer> answers;
+  coordinator.rank_gone(0, kLeftJob, 0, answers);
+  ASSERT_TRUE(coordinator.hand_over(1, 0, kNow, encode(wire::Handover()), 0, answers).ok());
+  ASSERT_EQ(answers.size(), 1u);
+  EXPECT_EQ(error_in(answers[0]).id, 20u);
+  EXPECT_EQ(error_in(answers[0]).code, Code::kPeerLost);
+  EXPECT_TRUE(coordinator.idle());
+}
+
+TEST_F(TakeOverTest, CallsGoOnWithoutRanksThatJoinAgain) {
+  join(before, kBefore, 0);
+  // Rank 1 has had several results since.
+  for (uint64_t id = 20; id < 23; ++id) {
+    ASSERT_EQ(say(before, kBefore, 1, small(id, floats({2}))).size(), 1u);
+  }
+  join(coordinator, kNow, 0);
+  hand_over(0);
+  say(coordinator, kNow, 1, small(23, floats({3})));
+  const auto answers = hand_over(1);
+  ASSERT_EQ(answers.size(), 1u);
+  EXPECT_EQ(answers[0].rank, 1u);
+  EXPECT_EQ(result_of(answers[0]), floats({3}));
+  EXPECT_EQ(wire::answer_number(answers[0].header), 4u);
+  const auto joined = join(coordinator, kNow, 1, 4);
+  ASSERT_EQ(joined.size(), 2u);
+  for (const Answer& answer : joined) {
+    EXPECT_EQ(head_of(answer).id, kJoin);
+    EXPECT_EQ(head_of(answer).counts, std::vector<uint64_t>{1});
+  }
+}
+
+TEST_F(TakeOverTest, ARankThatHasJoinedTakesPartInWhatOthersHaveHeardOf) {
+  join(before, kBefore, 0);
+  lost = 0;
+  ASSERT_EQ(say(before, kBefore, 1, large(20, "x")).size(), 2u);
+  lost = ~0u;
+  join(coordinator, kNow, 0);
+  hand_over(0);
+  const auto answers = hand_over(1);
+  ASSERT_EQ(answers.size(), 1u);
+  EXPECT_EQ(answers[0].rank, 0u);
+  EXPECT_EQ(answers[0].header.type, FrameType::kGo);
+  EXPECT_EQ(answers[0].header.stream, stream_of(kBefore, 2));
+  EXPECT_EQ(head_of(answers[0]).id, 0u);
+  const auto call = wire::decode_announce(result_of(answers[0]));
+  ASSERT_TRUE(call.ok());
+  EXPECT_EQ(call->name, "x");
+  EXPECT_EQ(call->bytes(), 4u << 20);
+}
+
+TEST_F(TakeOverTest, ACallerGetsTheTicketThatARankHasThatJoined) {
+  join(before, kBefore, 0);
+  lost = 1;
+  ASSERT_EQ(say(before, kBefore, 1, large(20, "x")).size(), 2u);
+  lost = ~0u;
+  join(coordinator, kNow, 0);
+  hand_over(0);
+  say(coordinator, kNow, 1, large(20, "x"));
+  const auto answers = hand_over(1);
+  ASSERT_EQ(answers.size(), 1u);
+  EXPECT_EQ(answers[0].rank, 1u);
+  EXPECT_EQ(answers[0].header.type, FrameType::kGo);
+  EXPECT_EQ(answers[0].header.stream, stream_of(kBefore, 2));
+  EXPECT_EQ(head_of(answers[0]).id, 20u);
+}
+
+// Rank 1 has made a call that rank 0 has not, and then joined. Only rank 0 has heard that all have
+// joined, and it has made its next call.
+TEST_F(TakeOverTest, CallsBeforeAJoinAreNotMetByThoseAfterIt) {
+  join(before, kBefore, 0);
+  lost = 1;
+  ASSERT_EQ(say(before, kBefore, 1, small(20, floats({5}))).size(), 1u);
+  ASSERT_EQ(join(before, kBefore, 1, 1).size(), 2u);
+  lost = ~0u;
+  say(coordinator, kNow, 0, small(11, floats({1})));
+  hand_over(0);
+  say(coordinator, kNow, 1, small(20, floats({5})));
+  join(coordinator, kNow, 1, 1);
+  const auto answers = hand_over(1);
+  ASSERT_EQ(answers.size(), 2u);
+  EXPECT_EQ(head_of(answers[0]).id, 20u);
+  EXPECT_EQ(result_of(answers[0]), floats({5}));
+  EXPECT_EQ(head_of(answers[1]).id, kJoin);
+  EXPECT_EQ(head_of(answers[1]).counts, std::vector<uint64_t>{1});
+  EXPECT_EQ(wire::answer_number(answers[0].header), wire::answer_number(answers[1].header));
+  const auto next = say(coordinator, kNow, 1, small(21, floats({2})));
+  ASSERT_EQ(next.size(), 2u);
+  EXPECT_EQ(result_of(next[0]), floats({3}));
 }
 
 TEST_F(TakeOverTest, NamesOfDifferentHomesAreSeparate) {

@@ -96,7 +96,7 @@ TEST(Owners, AreFoundOnceForEachVersion) {
 }
 
 wire::KeptAnswer answer(uint64_t number, wire::FrameType type, size_t bytes = 4) {
-  return {number, type, 0, 0, "x", std::string(bytes, 'a'), {}};
+  return {number, type, 0, 0, "x", std::string(bytes, 'a'), {}, {}};
 }
 
 TEST(Answers, KnowWhatIsMissing) {
@@ -107,10 +107,18 @@ TEST(Answers, KnowWhatIsMissing) {
   EXPECT_EQ(told.holes, std::vector<uint64_t>{3});
   EXPECT_FALSE(answers.receive(4).ok()) << "twice";
   EXPECT_FALSE(answers.receive(uint64_t{1} << 40).ok());
-  answers.forget(9);
+  answers.join();
+  EXPECT_TRUE(answers.tell().joined);
+  ASSERT_TRUE(answers.receive(8).ok());
+  EXPECT_EQ(answers.tell().highest, 5u) << "it is not known which ones it needs";
+  answers.keep(answer(8, wire::FrameType::kGo));
+  EXPECT_EQ(answers.tell().latest(), 8u);
+  answers.all_joined(9);
   told = answers.tell();
+  EXPECT_FALSE(told.joined);
   EXPECT_EQ(told.highest, 9u);
-  EXPECT_TRUE(told.holes.empty() && told.kept.empty());
+  EXPECT_TRUE(told.holes.empty());
+  EXPECT_EQ(told.kept.size(), 1u) << "others may lack it";
 }
 
 TEST(Answers, TheLatestAreKeptWithinBounds) {
