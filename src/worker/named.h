@@ -76,6 +76,7 @@ class NamedOperations {
   Mover& mover() { return mover_; }
   Arrivals& arrivals() { return arrivals_; }
   Handovers& handovers() { return handovers_; }
+  const Handovers& handovers() const { return handovers_; }
   // Makes an operation of a call, without registering it. `absent`: the call belongs to other
   // ranks; see Joins.
   Result<std::shared_ptr<Operation>> make(Call call, bool absent = false);

@@ -39,6 +39,7 @@ struct Parameters {
   uint32_t rounds = 40;
   bool own_steps = false;  // each worker flushes after its own number of steps, not after `rounds`
   int kills = 0;
+  int owners_lost = 0;
   uint64_t seed = 1;
   const Recording* replay = nullptr;
 };
@@ -49,17 +50,24 @@ class Series {
       : p_(p), random_(p.seed),
         owner_({p.workers, p.quorum, p.grace, p.staleness, p.replay != nullptr}, p.pushes) {
     recording_.steps.resize(p.workers);
+    known_.resize(p.workers);
     for (uint32_t r = 0; r < p_.workers; ++r) {
       steps_.push_back(p.replay != nullptr ? static_cast<uint32_t>(p.replay->steps[r].size()) - 1
                                            : draw(p_.rounds + 1));
     }
     for (uint32_t r = 0; r < p_.workers; ++r) {
-      workers_.push_back(std::make_unique<Worker>(r, p_.pushes));
+      workers_.push_back(std::make_unique<Worker>(r, p_.workers, p_.pushes));
       compute(r);
     }
     for (int k = 0; k < p_.kills; ++k) {
       const uint32_t victim = 1 + draw(p_.workers - 1);
       at(draw(40'000), [this, victim] { kill(victim); });
+    }
+    for (int k = 0; k < p_.owners_lost; ++k) {
+      // Often one is lost while the next one still hears from workers.
+      const Nanos when = k % 2 == 0 ? draw(40'000) : lost_at_ + draw(2000);
+      lost_at_ = when;
+      at(when, [this] { lose_owner(); });
     }
   }
 
@@ -107,6 +115,9 @@ class Series {
   }
 
   uint32_t repeats() const { return repeats_; }
+  uint32_t taken_over() const { return taken_over_; }
+  // What members lacked when another server became the owner.
+  uint32_t due() const { return due_; }
   // The number of rounds that a worker took after its flush had been counted, and of empty last
   // rounds.
   uint32_t followed() const { return followed_; }
@@ -116,9 +127,13 @@ class Series {
 
  private:
   struct Worker {
-    Worker(uint32_t r, bool pushes) : rank(r), ledger(r, DType::kInt64, kElements, pushes) {}
+    Worker(uint32_t r, uint32_t workers, bool pushes)
+        : rank(r), ledger(r, DType::kInt64, kElements, pushes),
+          memory(r, workers, pushes, size_t{1} << 30) {}
     uint32_t rank;
     Ledger ledger;
+    Memory memory;
+    uint32_t follows = 0;  // the owner that it knows
     bool alive = true, waiting = false, ending = false, done = false;
     bool applying = false;  // whether it is applying a result after its flush
     bool held = false;  // a replay takes one more result before it produces
@@ -155,17 +170,29 @@ class Series {
     return r;
   }
 
-  // Sends on an ordered channel. Whatever arrives after the death of the sender is dropped.
-  void to_owner(uint32_t rank, std::function<void()> what) {
+  // Sends on an ordered channel to other servers, which sum.
+  void to_server(uint32_t rank, std::function<void()> what) {
     Worker& worker = *workers_[rank];
     worker.last_sent = std::max(worker.last_sent, now_ + draw(300));
     at(worker.last_sent - now_, std::move(what));
   }
-  void to_worker(uint32_t rank, std::function<void()> what) {
+  // The same to the owner that the worker knows. What arrives after the loss of that one is dropped.
+  void to_owner(uint32_t rank, std::function<void()> what) {
+    to_server(rank, [this, what, to = workers_[rank]->follows] {
+      if (to == owners_) what();
+    });
+  }
+  void from_server(uint32_t rank, std::function<void()> what) {
     Worker& worker = *workers_[rank];
     worker.last_heard = std::max(worker.last_heard, now_ + draw(300));
     at(worker.last_heard - now_, [this, rank, what] {
       if (workers_[rank]->alive) what();
+    });
+  }
+  // Who knows of another owner does not listen to the one before.
+  void to_worker(uint32_t rank, std::function<void()> what) {
+    from_server(rank, [this, rank, what, from = owners_] {
+      if (workers_[rank]->follows == from) what();
     });
   }
 
@@ -237,7 +264,14 @@ class Series {
       const auto* data = reinterpret_cast<const int64_t*>(workers_[rank]->ledger.announced());
       values.assign(data, data + kElements);
     }
+    std::string payload(reinterpret_cast<const char*>(values.data()),
+                        p_.pushes ? 0 : values.size() * sizeof(int64_t));
+    workers_[rank]->memory.announced({join, 0, 0, std::move(payload)});
     const auto say = [this, join, values] {
+      if (known_[join.rank]) {
+        known_[join.rank]->said = workers_[join.rank]->memory.known().said;
+        return;
+      }
       if (!owner_.member(join.rank)) return;
       const Status possible = owner_.check(join);
       ASSERT_TRUE(possible.ok()) << "rank " << join.rank << ": " << possible.message();
@@ -285,6 +319,7 @@ class Series {
   }
 
   void advance() {
+    if (settling_) return;
     while (auto closed = owner_.close(now_)) {
       uint32_t contributing = 0, active = 0;
       for (const Contributor& one : closed->contributors) {
@@ -303,7 +338,7 @@ class Series {
         ++empty_;
         ASSERT_TRUE(closed->last && !owner_.losses().empty());
       }
-      if (closed->attempt == 0) recording_.rounds.push_back(closed->contributors);
+      if (closed->attempt == 0 && p_.owners_lost == 0) recording_.rounds.push_back(closed->contributors);
       if (closed->attempt > 0) ++repeats_;
       if (p_.pushes && !closed->contributors.empty()) {
         push(*closed);
@@ -326,7 +361,7 @@ class Series {
     return sum;
   }
 
-  static uint64_t upto_of(const Closed& closed, uint32_t rank) {
+  static uint64_t upto_of(const auto& closed, uint32_t rank) {
     for (const Contributor& one : closed.contributors) {
       if (one.rank == rank) return one.upto;
     }
@@ -335,6 +370,7 @@ class Series {
 
   void hand_out(uint32_t rank, const Values& sum) {
     Worker& worker = *workers_[rank];
+    worker.memory.completed();
     std::memcpy(worker.ledger.result(), sum.data(), kElements * sizeof(int64_t));
     const auto join = worker.ledger.completed();
     EXPECT_LE(worker.ledger.ready(), p_.staleness + 1);
@@ -347,46 +383,64 @@ class Series {
     look(rank);
   }
 
+  // A round as members hear of it. `text`: its result, or the number of its push.
+  Heard heard_of(const Closed& closed, std::string text) const {
+    return {closed.round,     closed.attempt, closed.last, closed.contributors,
+            owner_.losses(), 0,              0,           std::move(text)};
+  }
+
   void commit(const Closed& closed, const Values& sum) {
     for (const Contributor& one : closed.contributors) counted_[one.rank] = one.upto;
     if (p_.pushes && !closed.contributors.empty()) return;
+    const Heard heard = heard_of(
+        closed, {reinterpret_cast<const char*>(sum.data()), sum.size() * sizeof(int64_t)});
     for (uint32_t rank : closed.members) {
-      to_worker(rank, [this, rank, closed, sum] {
-        const char* data;
-        const Status status =
-            workers_[rank]->ledger.closed(closed.round, upto_of(closed, rank), closed.last, &data);
-        ASSERT_TRUE(status.ok()) << status.message();
-        hand_out(rank, sum);
-      });
+      to_worker(rank, [this, rank, heard] { hear_result(rank, heard); });
     }
+  }
+
+  void hear_result(uint32_t rank, const Heard& heard) {
+    const char* data;
+    Worker& worker = *workers_[rank];
+    const Status status =
+        worker.ledger.closed(heard.round, upto_of(heard, rank), heard.last, &data);
+    ASSERT_TRUE(status.ok()) << status.message();
+    worker.memory.heard(heard);
+    Values sum(kElements);
+    std::memcpy(sum.data(), heard.text.data(), kElements * sizeof(int64_t));
+    hand_out(rank, sum);
   }
 
   void push(const Closed& closed) {
     auto push = std::make_shared<Push>();
     push->closed = closed;
     pushes_.push_back(push);
+    const Heard heard = heard_of(closed, std::to_string(pushes_.size() - 1));
     for (uint32_t rank : closed.members) {
-      to_worker(rank, [this, rank, push] {
-        Worker& worker = *workers_[rank];
-        worker.transferred = worker.committed = false;
-        const char* data;
-        const Status status =
-            worker.ledger.closed(push->closed.round, upto_of(push->closed, rank),
-                                 push->closed.last, &data);
-        ASSERT_TRUE(status.ok()) << status.message();
-        ASSERT_EQ(data != nullptr, upto_of(push->closed, rank) != 0);
-        // The bytes leave later than they are handed over, so they must not change in between.
-        to_owner(rank, [this, rank, push, data] {
-          if (!workers_[rank]->alive) return;
-          if (data != nullptr) {
-            const auto* values = reinterpret_cast<const int64_t*>(data);
-            push->from[rank] = Values(values, values + kElements);
-          }
-          push->arrived.push_back(rank);
-          complete(*push);
-        });
-      });
+      to_worker(rank, [this, rank, heard] { hear_push(rank, heard); });
     }
+  }
+
+  void hear_push(uint32_t rank, const Heard& heard) {
+    const auto push = pushes_[std::stoul(heard.text)];
+    Worker& worker = *workers_[rank];
+    worker.transferred = worker.committed = false;
+    const char* data;
+    const Status status =
+        worker.ledger.closed(heard.round, upto_of(heard, rank), heard.last, &data);
+    ASSERT_TRUE(status.ok()) << status.message();
+    ASSERT_EQ(data != nullptr, upto_of(heard, rank) != 0);
+    worker.memory.heard(heard);
+    // The bytes leave later than they are handed over, so they must not change in between.
+    to_server(rank, [this, rank, push, data] {
+      if (!workers_[rank]->alive) return;
+      if (data != nullptr) {
+        const auto* values = reinterpret_cast<const int64_t*>(data);
+        push->from[rank] = Values(values, values + kElements);
+      }
+      push->arrived.push_back(rank);
+      complete(*push);
+    });
   }
 
   void complete(Push& push) {
@@ -404,18 +458,21 @@ class Series {
     }
     for (uint32_t rank : push.closed.members) {
       if (!workers_[rank]->alive) continue;
-      to_worker(rank, [this, rank, closed = push.closed, sum, garbage = push.garbage] {
+      from_server(rank, [this, rank, closed = push.closed, sum, garbage = push.garbage] {
         workers_[rank]->transferred = true;
+        workers_[rank]->memory.received(!garbage);
         arrived_[rank] = sum;
         to_owner(rank, [this, rank, closed, garbage] {
+          if (known_[rank]) {
+            known_[rank]->received = true;
+            known_[rank]->whole = !garbage;
+            return;
+          }
           if (owner_.received(rank, closed.round, closed.attempt, !garbage)) {
             ASSERT_FALSE(garbage) << "a round without one of its contributors was committed";
             commit(closed, {});
             for (uint32_t member : closed.members) {
-              to_worker(member, [this, member] {
-                workers_[member]->committed = true;
-                settle(member);
-              });
+              to_worker(member, [this, member] { hear_commit(member); });
             }
           }
           advance();
@@ -423,6 +480,83 @@ class Series {
         settle(rank);
       });
     }
+  }
+
+  void hear_commit(uint32_t rank) {
+    workers_[rank]->committed = true;
+    workers_[rank]->memory.committed();
+    settle(rank);
+  }
+
+  // Another server becomes the owner. Workers hear of it one after another.
+  void lose_owner() {
+    if (std::ranges::all_of(workers_, [](const auto& one) { return one->done || !one->alive; })) {
+      return;
+    }
+    ++owners_;
+    ++taken_over_;
+    settling_ = true;
+    known_.assign(p_.workers, {});
+    told_.assign(p_.workers, false);
+    owner_ = RoundOwner({p_.workers, p_.quorum, p_.grace, p_.staleness, p_.replay != nullptr},
+                        p_.pushes);
+    for (uint32_t rank = 0; rank < p_.workers; ++rank) {
+      at(draw(1000), [this, rank, owner = owners_] {
+        Worker& worker = *workers_[rank];
+        if (!worker.alive || worker.follows >= owner) return;
+        worker.follows = owner;
+        worker.memory.moves();
+        to_owner(rank, [this, rank, known = worker.memory.known()] {
+          known_[rank] = known;
+          told_[rank] = true;
+          take_over();
+        });
+      });
+    }
+    take_over();
+  }
+
+  // Becomes the owner if all have told what they know.
+  void take_over() {
+    if (!settling_) return;
+    for (uint32_t rank = 0; rank < p_.workers; ++rank) {
+      if (!told_[rank] && !gone_.contains(rank)) return;
+    }
+    settling_ = false;
+    const auto known = std::exchange(
+        known_, std::vector<std::optional<Known>>(p_.workers));
+    auto taken = RoundOwner::take_over(
+        {p_.workers, p_.quorum, p_.grace, p_.staleness, p_.replay != nullptr}, p_.pushes, known,
+        now_);
+    ASSERT_TRUE(taken.ok()) << taken.status().message();
+    owner_ = std::move(taken->owner);
+    held_.clear();
+    flushing_.clear();
+    for (uint32_t rank = 0; rank < p_.workers; ++rank) {
+      counted_[rank] = owner_.counted(rank);
+      if (gone_.contains(rank)) owner_.lost(rank);
+      if (!known[rank]) continue;
+      for (const Said& said : known[rank]->said) {
+        if (said.join.last) flushing_.insert(rank);
+        if (said.join.upto <= owner_.counted(rank) || p_.pushes) continue;
+        ASSERT_EQ(said.payload.size(), kElements * sizeof(int64_t));
+        Values& sum = held_[rank];
+        sum.resize(kElements);
+        int64_t values[kElements];
+        std::memcpy(values, said.payload.data(), sizeof(values));
+        for (size_t i = 0; i < kElements; ++i) sum[i] += values[i];
+      }
+    }
+    for (const Due& due : taken->due) {
+      if (gone_.contains(due.rank)) continue;
+      ++due_;
+      to_worker(due.rank, [this, due, heard = *due.round] {
+        if (due.commit) return hear_commit(due.rank);
+        p_.pushes && !heard.contributors.empty() ? hear_push(due.rank, heard)
+                                                 : hear_result(due.rank, heard);
+      });
+    }
+    advance();
   }
 
   void settle(uint32_t rank) {
@@ -440,7 +574,8 @@ class Series {
     if (alive == 1) return;
     worker.alive = false;
     at(draw(2000), [this, rank] {
-      owner_.lost(rank);
+      gone_.insert(rank);
+      settling_ ? take_over() : owner_.lost(rank);
       for (auto& push : pushes_) complete(*push);
       advance();
     });
@@ -457,6 +592,12 @@ class Series {
   Nanos now_ = 1;
   uint64_t order_ = 0;
   uint32_t repeats_ = 0, followed_ = 0, empty_ = 0;
+  uint32_t owners_ = 0, taken_over_ = 0, due_ = 0;  // owners that were lost
+  Nanos lost_at_ = 0;
+  bool settling_ = false;           // not all workers have told the owner what they know
+  std::vector<std::optional<Known>> known_;  // by rank, what they have told so far
+  std::vector<bool> told_;
+  std::set<uint32_t> gone_;         // as servers know
   std::vector<uint32_t> steps_;     // steps of each worker before it flushes
   std::set<uint32_t> flushing_;     // ranks that are flushing, as far as the owner knows
   Recording recording_;
@@ -501,6 +642,27 @@ TEST(SeriesProperty, WhatIsAppliedIsWhatWasProduced) {
   EXPECT_GT(followed, 5000u) << "hardly anybody flushed before others";
   EXPECT_GT(empty, 5u) << "nobody died as the last one that contributed";
   EXPECT_GT(repeats, 20u) << "rounds were hardly ever repeated: nothing was tested";
+}
+
+TEST(SeriesProperty, NothingIsLostWithAnOwner) {
+  std::mt19937_64 random(20260303);
+  uint32_t taken_over = 0, due = 0;
+  for (int trial = 0; trial < 1500; ++trial) {
+    Parameters p = draw(random);
+    p.grace = random() % 2 ? 0 : static_cast<Nanos>(random() % 1000);
+    p.kills = p.workers > 2 && random() % 2 ? static_cast<int>(random() % 4) : 0;
+    p.owners_lost = 1 + static_cast<int>(random() % 6);
+    SCOPED_TRACE(concat("trial ", trial, ": ", describe(p)));
+    Series series(p);
+    series.run();
+    if (HasFatalFailure()) return;
+    series.check();
+    if (HasFailure()) return;
+    taken_over += series.taken_over();
+    due += series.due();
+  }
+  EXPECT_GT(taken_over, 1000u);
+  EXPECT_GT(due, 1000u) << "members lacked hardly anything: nothing was tested";
 }
 
 TEST(SeriesProperty, AReplayRepeatsARecordingWhateverTheDelays) {
