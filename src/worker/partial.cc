@@ -17,7 +17,10 @@ Partial::Partial(EngineCore& engine, PartialOptions options)
       ledger_(options_.group->index(), options_.dtype, options_.elements, pushes_) {}
 
 Result<std::shared_ptr<Partial>> Partial::create(Engine& face, PartialOptions options) {
-  EngineCore& engine = *face.core_;
+  return create(*face.core_, std::move(options));
+}
+
+Result<std::shared_ptr<Partial>> Partial::create(EngineCore& engine, PartialOptions options) {
   if (!options.group) options.group = engine.world();
   HERRING_RETURN_IF_ERROR(check_reducible(options.dtype, {options.op}));
   if (options.op != ReduceOp::kSum && options.op != ReduceOp::kAverage) {

@@ -54,6 +54,7 @@ class Partial : public TransferOwner,
   ~Partial() override { program_->over(*this); }
   // Every rank must call this with the same options; the caller has compared them.
   static Result<std::shared_ptr<Partial>> create(Engine& engine, PartialOptions options);
+  static Result<std::shared_ptr<Partial>> create(EngineCore& engine, PartialOptions options);
 
   // Contributes an array, which is copied. `waits`, `last`, `place`: see partial::Ledger::produce.
   // `caller_waits`: the caller will wait for a result at once. Only one thread at a time may call.
