@@ -5,6 +5,14 @@
 
 namespace herring::partial {
 
+void Known::complete() {
+  for (const Contributor& one : heard.back().contributors) {
+    counts[one.rank] = {one.upto, one.base};
+  }
+  ++rounds;
+  received = whole = committed = false;
+}
+
 Memory::Memory(uint32_t rank, uint32_t workers, bool pushes, size_t most_bytes)
     : rank_(rank), pushes_(pushes), most_bytes_(most_bytes) {
   known_.counts.resize(workers);
@@ -29,18 +37,8 @@ void Memory::heard(Heard round) {
   known_.received = known_.whole = known_.committed = false;
 }
 
-void Memory::received(bool whole) {
-  known_.received = true;
-  known_.whole = whole;
-}
-
 void Memory::completed() {
-  const Heard& round = known_.heard.back();
-  for (const Contributor& one : round.contributors) {
-    known_.counts[one.rank] = {one.upto, one.base};
-  }
-  ++known_.rounds;
-  known_.received = known_.whole = known_.committed = false;
+  known_.complete();
   std::deque<Said>& said = known_.said;
   const uint64_t counted = known_.counts[rank_].upto;
   while (said.size() > 1 && said.front().join.upto <= counted) said.pop_front();

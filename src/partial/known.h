@@ -76,6 +76,11 @@ struct Known {
   bool received = false, whole = false, committed = false;
   std::deque<Said> said;       // joins: those that may not be counted yet, at least the newest
   uint32_t tickets = 0;        // no push under a ticket from this one on can have begun
+
+  // The transfer of the last round heard is over.
+  void receive(bool is_whole) { received = true, whole = is_whole; }
+  // The last round heard is completed.
+  void complete();
 };
 
 // Keeps what one worker knows.
@@ -87,7 +92,7 @@ class Memory {
   // Record what happens, in this order.
   void announced(Said said);
   void heard(Heard round);
-  void received(bool whole);
+  void received(bool whole) { known_.receive(whole); }
   void committed() { known_.committed = true; }
   void completed();
   // Another server becomes the owner. What the one before has decided may be known to ranks that

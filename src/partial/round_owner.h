@@ -71,8 +71,8 @@ class RoundOwner {
   RoundOwner(const Quorum& quorum, bool pushes);
 
   // Goes on where an owner that is gone has stopped. `known`: by rank, what members tell; nothing
-  // of those that are gone, or that have not begun the series. Rounds that nobody has heard of never
-  // happened. Call lost() afterwards for everybody who is gone. Returns kProtocol if members
+  // of those that are gone, or that have not begun the series. Rounds of which nobody has heard
+  // never happened. Call lost() afterwards for everybody who is gone. Returns kProtocol if members
   // contradict each other, and kPeerLost if some member lacks a round that no other keeps.
   // Contributions that came with the joins are not counted here: the caller adds them up again, see
   // counted().

@@ -241,14 +241,7 @@ Status SeriesTable::received(uint32_t rank, std::string_view text, Nanos now,
     return breach("rank ", rank, " has received a round of '", series.options.name,
                   "', but is not a member of its group");
   }
-  if (!series.told.empty()) {
-    partial::Known* const known = series.told[index] ? &*series.told[index] : nullptr;
-    const bool latest = known != nullptr && !known->heard.empty() &&
-                        known->heard.back().round == mark->round &&
-                        known->heard.back().attempt == mark->attempt;
-    if (latest) known->received = true, known->whole = mark->whole;
-    return {};
-  }
+  if (!series.told.empty()) return told_received(rank, index, series, *mark);
   if (series.owner.received(index, mark->round, mark->attempt, mark->whole)) {
     wire::FrameHeader header;
     header.type = wire::FrameType::kCommit;

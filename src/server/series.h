@@ -99,6 +99,8 @@ class SeriesTable {
   Result<Series*> told_series(uint32_t rank, uint64_t id, uint32_t* index);
   Status told_join(uint32_t rank, uint32_t index, Series& series, const wire::JoinMessage& join,
                    std::vector<Answer>& out);
+  static Status told_received(uint32_t rank, uint32_t index, Series& series,
+                              const wire::RoundMark& mark);
   Status count_told(uint32_t rank, size_t bytes);
   std::vector<uint32_t> missing(const TakeOver& take_over) const;
   bool is_gone(const Series& series, uint32_t index) const;

@@ -1,7 +1,6 @@
 // How a server becomes the owner of series if the owner before is gone. Every member of the group
-// tells of all series that it knows: Enlist, kSeries, the rounds that it has heard of, and its
-// joins. Until all have told all, nothing closes. Joins and marks that come meanwhile add to what is
-// told.
+// tells of all series that it knows: kEnlist, kSeries, the rounds of which it has heard, and its
+// joins. Until all have told all, nothing closes. Joins and marks that come meanwhile add to that.
 #include <algorithm>
 #include <ranges>
 
@@ -116,6 +115,25 @@ Status SeriesTable::told_join(uint32_t rank, uint32_t index, Series& series,
     said.push_back({newest, join.digest_round, join.digest, std::string(join.payload)});
   }
   if (Status same = compare(series, index, join); !same.ok()) fail(same, out);
+  return {};
+}
+
+// If the round is committed, this completes it for the rank.
+Status SeriesTable::told_received(uint32_t rank, uint32_t index, Series& series,
+                                  const wire::RoundMark& mark) {
+  partial::Known* const known = series.told[index] ? &*series.told[index] : nullptr;
+  if (known == nullptr || known->heard.empty() || known->heard.back().round != known->rounds ||
+      known->heard.back().round != mark.round || known->heard.back().attempt != mark.attempt) {
+    return breach("rank ", rank, " has received round ", mark.round, " of '", series.options.name,
+                  "', of which it has not told");
+  }
+  for (const partial::Contributor& one : known->heard.back().contributors) {
+    if (one.rank >= known->counts.size()) {
+      return breach("rank ", rank, " tells of contributor ", one.rank);
+    }
+  }
+  known->receive(mark.whole);
+  if (known->committed && mark.whole) known->complete();
   return {};
 }
 

@@ -256,7 +256,8 @@ bool EngineCore::can_move_partial(const control::ServerSet& set) const {
 
 void EngineCore::move_partial(const Group& group, const Owner& owner) {
   for (const auto& [id, partial] : partials_) {
-    const bool moves = &partial->group() == &group && partial->owner().reign.home == owner.reign.home;
+    const bool moves =
+        &partial->group() == &group && partial->owner().reign.home == owner.reign.home;
     if (moves) partial->move_to(owner);
   }
   for (const auto& ended : ended_series_) {

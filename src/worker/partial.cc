@@ -261,14 +261,15 @@ void Partial::on_transfer_done(Transfer& done) {
   if (committed_) settle();
 }
 
-// The transfer of a round that is committed is over. A worker that lacks a part of the result cannot
-// complete the round, although others have.
+// The transfer of a round that is committed is over. A worker that lacks a part of the result
+// cannot complete the round, although others have.
 void Partial::settle() {
   if (transferred_) return complete();
   engine_.abort({Code::kPeerLost,
-                 concat("round ", info_.round, " of '", options_.name, "'", group().members().suffix(),
-                        " cannot be completed: a server is lost, and with it the part of a rank "
-                        "that is gone")});
+                 concat("round ", info_.round, " of '", options_.name, "'",
+                        group().members().suffix(),
+                        " cannot be completed: a server is lost, and with it what a rank gave that "
+                        "is gone")});
 }
 
 Status Partial::on_commit(const wire::RoundMark& mark) {

@@ -28,7 +28,8 @@ void SeriesMemory::tell(Links& links, const Owner& owner) {
   known.moves();
   const partial::Known& all = known.known();
   const uint64_t id = wire::series_id(enlist_.name, group_, enlist_.number);
-  links.send_control(owner.server, header_of(FrameType::kEnlist, group_, owner), wire::encode(enlist_));
+  links.send_control(owner.server, header_of(FrameType::kEnlist, group_, owner),
+                     wire::encode(enlist_));
   links.send_control(owner.server, header_of(FrameType::kSeries, group_, owner),
                      wire::encode_known(id, all));
   for (const partial::Heard& round : all.heard) {

@@ -1,6 +1,6 @@
 // What a rank keeps of a series of partial all-reduces, so that another server can become the owner
-// (server/series_take_over.cc). Outlives the series by a while: other ranks may lack its end. Engine
-// thread.
+// (server/series_take_over.cc). It outlives the series for a while: other ranks may lack the end.
+// Engine thread.
 #pragma once
 
 #include <cstdint>

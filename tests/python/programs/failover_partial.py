@@ -75,11 +75,10 @@ if rank == 0:
     killer.start()
 ended = 0
 while not herring.allreduce(np.array([killed.is_set()]), "max", name="go on")[0]:
-    both = [Series(name) for name in SIZES]
-    for step in range(20):
-        for series in both:
+    for name in SIZES:
+        series = Series(name)
+        for step in range(20):
             series.step(step)
-    for series in both:
         series.end()
         ended += 1
 if rank == 0:
