@@ -55,7 +55,7 @@ bool RoundOwner::join(const Join& join, Nanos now) {
   }
   if (join.upto <= rank.upto) return false;
   if (!rank.joined()) rank.joined_at = now;
-  if (pushing_ && rank.upto == at_close_[join.rank].upto) rank.joined_next_at = now;
+  if (pushing_ && rank.upto == rank.at_close) rank.joined_next_at = now;
   rank.upto = join.upto;
   rank.base = join.base;
   rank.last = join.last;
@@ -149,10 +149,11 @@ std::optional<Closed> RoundOwner::close(Nanos now) {
       const uint32_t missed = std::max(rank.oldest, round_ - std::min(round_, remembered));
       since = closed_at_[missed % remembered] - rank.joined_at;
     }
-    closed.contributors.push_back({r, rank.upto, round_ - rank.oldest, active(rank), since});
+    closed.contributors.push_back(
+        {r, rank.upto, round_ - rank.oldest, active(rank), since, rank.base});
   }
   closed_at_[round_ % closed_at_.size()] = now;
-  at_close_ = ranks_;
+  for (Rank& rank : ranks_) rank.at_close = rank.upto;
   pushing_ = closed;
   if (!pushes_ || closed.contributors.empty()) {
     commit();
@@ -165,9 +166,8 @@ std::optional<Closed> RoundOwner::close(Nanos now) {
 void RoundOwner::commit() {
   for (const Contributor& one : pushing_->contributors) {
     Rank& rank = ranks_[one.rank];
-    const Rank& then = at_close_[one.rank];
     rank.counted = one.upto;
-    rank.oldest = then.base;
+    rank.oldest = one.base;
     if (rank.joined()) rank.joined_at = rank.joined_next_at;
   }
   if (pushing_->last) {

@@ -28,6 +28,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "partial/known.h"
 
 namespace herring::partial {
 
@@ -45,22 +46,6 @@ inline constexpr uint32_t kMaxStaleness = 1 << 20;
 // Returns kInvalidArgument with the value if the quorum is not valid.
 Status check(const Quorum& quorum);
 
-struct Join {
-  uint32_t rank = 0;
-  uint64_t upto = 0;
-  uint32_t base = 0;
-  bool last = false;  // the worker flushes
-  uint32_t round = 0, contributors = 0;  // in a replay only
-};
-
-struct Contributor {
-  uint32_t rank = 0;
-  uint64_t upto = 0;       // its contributions after the last counted one, up to this one
-  uint32_t staleness = 0;  // rounds between the weights of the oldest of these and this
-  bool active = false;
-  Nanos waited = 0;        // since it joined; negative: how late it was for the missed round
-};
-
 struct Closed {
   uint32_t round = 0;
   uint32_t attempt = 0;
@@ -70,17 +55,29 @@ struct Closed {
   std::vector<uint32_t> waiting;          // the members that have nothing else to do
 };
 
-// A worker that is gone: which of its contributions were counted, and what it had announced.
-struct Lost {
+// What a member lacks when another server becomes the owner.
+struct Due {
   uint32_t rank = 0;
-  uint64_t counted = 0, announced = 0;
+  const Heard* round = nullptr;
+  bool commit = false;  // it has heard of the round, but not that it is committed
 };
+
+struct TakenOver;
 
 class RoundOwner {
  public:
   // `pushes`: contributions are pushed after a round has closed, and the round must be committed.
   // Otherwise contributions come with the joins, and closing a round commits it.
   RoundOwner(const Quorum& quorum, bool pushes);
+
+  // Goes on where an owner that is gone has stopped. `known`: by rank, what members tell; nothing
+  // of those that are gone, or that have not begun the series. Rounds of which nobody has heard
+  // never happened. Call lost() afterwards for everybody who is gone. Returns kProtocol if members
+  // contradict each other, and kPeerLost if some member lacks a round that no other keeps.
+  // Contributions that came with the joins are not counted here: the caller adds them up again, see
+  // counted().
+  static Result<TakenOver> take_over(const Quorum& quorum, bool pushes,
+                                     const std::vector<std::optional<Known>>& known, Nanos now);
 
   // Returns kProtocol if a worker that keeps to the rules cannot send this join.
   Status check(const Join& join) const;
@@ -109,6 +106,8 @@ class RoundOwner {
   bool member(uint32_t rank) const { return rank < ranks_.size() && ranks_[rank].member; }
   // Returns how many contributions a worker has announced.
   uint64_t announced(uint32_t rank) const { return ranks_[rank].upto; }
+  // Returns how many of them are in rounds that are committed.
+  uint64_t counted(uint32_t rank) const { return ranks_[rank].counted; }
   const std::vector<Lost>& losses() const { return losses_; }
   // Returns since when a worker waits in the open round, or 0 if none does. missing() returns the
   // ranks for which the round waits.
@@ -126,6 +125,7 @@ class RoundOwner {
     Nanos joined_at = 0;     // when its oldest uncounted contribution was announced
     Nanos joined_next_at = 0;  // when its oldest one that missed the closed round was
     Nanos waits_since = 0;   // time of the newest join
+    uint64_t at_close = 0;   // `upto` when the last round closed
     bool receiving = false;  // does not have the last closed round's result yet
 
     bool joined() const { return member && upto > counted; }
@@ -152,17 +152,22 @@ class RoundOwner {
   bool complete(bool* everybody) const;
   bool is_last() const;
   void commit();
+  void go_on(const Heard& latest, const std::vector<std::optional<Known>>& known);
 
-  const Quorum quorum_;
-  const bool pushes_;
+  Quorum quorum_;
+  bool pushes_;
   std::vector<Rank> ranks_;
   uint32_t round_ = 0, attempt_ = 0;
   uint32_t last_round_ = 0, last_attempt_ = 0;  // of the last round that closed
   std::optional<Closed> pushing_;  // closed, but not committed
-  std::vector<Rank> at_close_;     // the ranks as they were when the round closed
   Nanos met_at_ = 0, wake_at_ = 0;
   std::vector<Nanos> closed_at_;   // of the last rounds, by round modulo size; for statistics
   std::vector<Lost> losses_;
+};
+
+struct TakenOver {
+  RoundOwner owner;
+  std::vector<Due> due;  // in the order in which each member must hear of it; refers to `known`
 };
 
 }  // namespace herring::partial

@@ -62,7 +62,11 @@ Status Changes::control(const wire::FrameHeader& header, uint32_t rank, std::str
                                       out);
       case wire::FrameType::kGroup: return define_group(header, rank, text, out);
       case wire::FrameType::kLeaveGroup: return leave_group(header, rank, text, out);
-      case wire::FrameType::kEnlist: return series_.enlist(rank, header.group, text, now, out);
+      case wire::FrameType::kEnlist:
+        return series_.enlist(rank, header.group, {header.stream, header.round}, text, now, out);
+      case wire::FrameType::kSeries:
+        return series_.tell(rank, header.group, {header.stream, header.round}, text, now, out);
+      case wire::FrameType::kRound: return series_.tell_round(rank, header, std::move(text));
       case wire::FrameType::kJoin: return series_.join(rank, text, now, out);
       case wire::FrameType::kWhereabouts:
         coordinator_.set_whereabouts(rank, std::move(text));
@@ -125,11 +129,12 @@ Status Changes::leave_group(const wire::FrameHeader& header, uint32_t rank, cons
   coordinator_.rank_gone(*group, rank,
                           called_off
                               ? concat("has called it off: ", why.substr(0, wire::kMaxRefusal))
-                              : std::string("has destroyed the group"),
+                              : std::string(kDestroyedGroup),
                           loop_.now(), out);
   // A rank that calls off a group goes on with partial all-reduces of the group, so it stays a
   // member.
   if (!called_off) groups_.leave(header.group, rank);
+  series_.settle(loop_.now(), out);
   answer_defined(out);
   return {};
 }
@@ -231,6 +236,7 @@ void Changes::rank_gone(uint32_t rank, const std::string& how) {
   static_cast<void>(change([&](Nanos now, std::vector<Answer>& out) {
     coordinator_.rank_gone(rank, how, now, out);
     answer_defined(out);
+    series_.settle(now, out);
     return Status();
   }));
 }

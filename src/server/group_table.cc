@@ -9,6 +9,12 @@ bool JobGroup::is_gone(uint32_t index) const {
                      [index](const Gone& one) { return one.index == index; });
 }
 
+bool JobGroup::has_destroyed(uint32_t index) const {
+  return std::any_of(gone.begin(), gone.end(), [index](const Gone& one) {
+    return one.index == index && one.how == kDestroyedGroup;
+  });
+}
+
 void JobGroup::add_gone(uint32_t rank, const std::string& how) {
   const uint32_t index = members.index_of(rank);
   if (index != control::Group::kNobody && !is_gone(index)) gone.push_back({index, how});

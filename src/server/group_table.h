@@ -18,6 +18,7 @@ namespace herring::server {
 
 // The text `how` of a rank that has left the job.
 inline constexpr const char* kLeftJob = "has left the job";
+inline constexpr const char* kDestroyedGroup = "has destroyed the group";
 
 struct JobGroup {
   JobGroup(const control::Cluster& cluster, control::Group members, uint16_t credit)
@@ -48,6 +49,8 @@ struct JobGroup {
   bool told = false;       // members were told that one of them has called the group off
 
   bool is_gone(uint32_t index) const;
+  // Returns whether the member is gone from the group alone, and by its own will.
+  bool has_destroyed(uint32_t index) const;
   // Adds the rank unless it is not a member, or already known to be gone.
   void add_gone(uint32_t rank, const std::string& how);
 };

@@ -56,6 +56,8 @@ Status Peer::begin_frame(const wire::FrameHeader& header, transport::Destination
     case wire::FrameType::kEnlist:
     case wire::FrameType::kJoin:
     case wire::FrameType::kReceived:
+    case wire::FrameType::kSeries:
+    case wire::FrameType::kRound:
     case wire::FrameType::kGroup:
     case wire::FrameType::kLeaveGroup:
       if (header.payload > server_.max_announce_payload()) break;

@@ -9,8 +9,8 @@
 namespace herring::server {
 namespace {
 
-// Each server numbers its streams in its own range.
-constexpr uint32_t kStreamsPerServer = 1 << 14;
+// Each reign numbers its streams in its own range.
+constexpr uint32_t kStreamsPerReign = 1 << 14;
 // Far more than there are models in a job. Each series may hold a contribution of every rank.
 constexpr size_t kMaxSeries = 1024;
 
@@ -18,23 +18,13 @@ bool agree(const wire::Enlist& a, const wire::Enlist& b) {
   return a.name == b.name && a.dtype == b.dtype && a.op == b.op &&
          a.by_contributors == b.by_contributors && a.inline_payload == b.inline_payload &&
          a.elements == b.elements && a.quorum == b.quorum && a.grace == b.grace &&
-         a.staleness == b.staleness && a.replays == b.replays;
+         a.staleness == b.staleness && a.replays == b.replays && a.number == b.number;
 }
 
 std::string describe(const wire::Enlist& e) {
   return concat("'", e.name, "', ", counted(e.elements, "element"), " of ", name_of(e.dtype),
                 ", op ", name_of(e.op), ", quorum ", e.quorum, ", grace ", to_seconds(e.grace),
                 " s, staleness ", e.staleness, e.replays ? ", a replay" : "");
-}
-
-void add(std::string& sum, std::string_view part, DType dtype) {
-  if (sum.empty()) {
-    sum = part;
-    return;
-  }
-  const void* sources[] = {sum.data(), part.data()};
-  reduce::combine(sources, 2, sum.data(), sum.size() / size_of(dtype),
-                  {dtype, dtype, ReduceOp::kSum});
 }
 
 }  // namespace
@@ -45,14 +35,28 @@ SeriesTable::SeriesTable(const control::Cluster& cluster, const GroupTable& grou
       groups_(groups),
       server_(server),
       whereabouts_(whereabouts),
+      told_bytes_(cluster.size, 0),
       lost_(cluster.size, false) {}
 
 std::string SeriesTable::describe_rank(const Series& series, uint32_t index) const {
   return cluster_.describe_rank(series.rank(index));
 }
 
-Status SeriesTable::enlist(uint32_t rank, uint32_t group_id, std::string_view text, Nanos now,
-                           std::vector<Answer>& out) {
+// Adds what a join has brought to what its rank has brought before.
+void SeriesTable::add_held(Series& series, uint32_t index, std::string_view payload) {
+  std::string& sum = series.held[index];
+  if (sum.empty()) {
+    sum = payload;
+    return;
+  }
+  const DType dtype = series.options.dtype;
+  const void* sources[] = {sum.data(), payload.data()};
+  reduce::combine(sources, 2, sum.data(), sum.size() / size_of(dtype),
+                  {dtype, dtype, ReduceOp::kSum});
+}
+
+Status SeriesTable::enlist(uint32_t rank, uint32_t group_id, Reign reign, std::string_view text,
+                           Nanos now, std::vector<Answer>& out) {
   auto enlist = wire::decode_enlist(text);
   if (!enlist.ok()) return enlist.status();
   const std::shared_ptr<JobGroup> group = groups_.find(group_id);
@@ -69,8 +73,12 @@ Status SeriesTable::enlist(uint32_t rank, uint32_t group_id, std::string_view te
   }
   any_.store(true);
   if (!enlist->owner) return {};
-  const uint64_t id = wire::series_id(enlist->name, group_id);
-  if (series_.size() >= kMaxSeries && !series_.contains(id)) {
+  auto waits = take_over_of(group, reign, now);
+  if (!waits.ok()) return waits.status();
+  const uint64_t id = wire::series_id(enlist->name, group_id, enlist->number);
+  // Those that have ended are told of, too, if another rank may lack their end.
+  const size_t most = kMaxSeries + (*waits != nullptr ? wire::kMostEndedSeries : 0);
+  if (series_.size() >= most && !series_.contains(id)) {
     fail({Code::kInvalidArgument,
           concat(cluster_.describe_rank(rank), " begins '", enlist->name, "' besides ", kMaxSeries,
                  " other series of partial all-reduces on ", cluster_.describe_server(server_),
@@ -80,7 +88,12 @@ Status SeriesTable::enlist(uint32_t rank, uint32_t group_id, std::string_view te
   }
   std::unique_ptr<Series>& series = series_[id];
   if (!series) {
-    series = std::make_unique<Series>(*enlist, group, free_stream());
+    series = std::make_unique<Series>(*enlist, group, reign);
+    if (*waits != nullptr) {
+      series->told.resize(series->size());
+    } else {
+      series->stream = free_stream(reign);
+    }
     for (uint32_t i = 0; i < series->size(); ++i) {
       if (lost_[series->rank(i)]) series->owner.lost(i);
     }
@@ -93,6 +106,12 @@ Status SeriesTable::enlist(uint32_t rank, uint32_t group_id, std::string_view te
     return {};
   }
   series->enlisted[index] = true;
+  if (!series->told.empty()) {
+    if (series->told[index]) return breach("rank ", rank, " enlists twice");
+    series->told[index].emplace();
+    series->told[index]->counts.resize(series->size());
+    return count_told(rank, sizeof(partial::Known));
+  }
   for (uint32_t i = 0; i < series->size(); ++i) {
     // Ranks that know of the loss begin no new series.
     if (lost_[series->rank(i)]) call_off(id, *series, i, out);
@@ -123,10 +142,14 @@ void SeriesTable::call_off(uint64_t id, Series& series, uint32_t lost,
   }
 }
 
-uint32_t SeriesTable::free_stream() {
+// No two reigns have a stream in common, because a series keeps its own in later ones.
+uint32_t SeriesTable::free_stream(Reign reign) {
+  const auto servers = static_cast<uint32_t>(cluster_.servers.size());
+  const uint32_t reigns = std::max(wire::kPartialStreams / kStreamsPerReign / servers, 1u);
+  const uint32_t first =
+      wire::kPartialStreams + (reign.epoch % reigns * servers + reign.home) * kStreamsPerReign;
   for (;;) {
-    const uint32_t stream =
-        wire::kPartialStreams + server_ * kStreamsPerServer + next_stream_++ % kStreamsPerServer;
+    const uint32_t stream = first + next_stream_++ % kStreamsPerReign;
     const bool taken = std::any_of(series_.begin(), series_.end(), [stream](const auto& one) {
       return one.second && one.second->stream == stream;
     });
@@ -158,7 +181,8 @@ Status SeriesTable::join(uint32_t rank, std::string_view text, Nanos now,
   const size_t bytes =
       options.inline_payload && (adds || !join->last) ? options.elements * size_of(options.dtype)
                                                       : 0;
-  if (join->payload.size() != bytes) {
+  const bool counted = !series.told.empty() && join->payload.empty();
+  if (join->payload.size() != bytes && !counted) {
     return breach("rank ", rank, " joins '", options.name, "' with ", join->payload.size(),
                   " bytes, not ", bytes);
   }
@@ -173,6 +197,7 @@ Status SeriesTable::join(uint32_t rank, std::string_view text, Nanos now,
                   options.replays ? "the current round is " : "it is not a replay; it is in round ",
                   series.owner.round());
   }
+  if (!series.told.empty()) return told_join(rank, index, series, *join, out);
   const partial::Join said{index,      join->upto,  join->base,
                            join->last, join->round, join->contributors};
   if (Status possible = series.owner.check(said); !possible.ok()) {
@@ -180,7 +205,7 @@ Status SeriesTable::join(uint32_t rank, std::string_view text, Nanos now,
             concat("rank ", rank, " joins '", options.name, "' with ", possible.message())};
   }
   if (!series.owner.join(said, now)) return {};  // a duplicate
-  if (options.inline_payload && adds) add(series.held[index], join->payload, options.dtype);
+  if (options.inline_payload && adds) add_held(series, index, join->payload);
   if (Status same = compare(series, index, *join); !same.ok()) {
     fail(same, out);
     return {};
@@ -216,6 +241,7 @@ Status SeriesTable::received(uint32_t rank, std::string_view text, Nanos now,
     return breach("rank ", rank, " has received a round of '", series.options.name,
                   "', but is not a member of its group");
   }
+  if (!series.told.empty()) return told_received(rank, index, series, *mark);
   if (series.owner.received(index, mark->round, mark->attempt, mark->whole)) {
     wire::FrameHeader header;
     header.type = wire::FrameType::kCommit;
@@ -256,7 +282,7 @@ std::string SeriesTable::sum(Series& series, const partial::Closed& closed,
 }
 
 void SeriesTable::advance(uint64_t id, Series& series, Nanos now, std::vector<Answer>& out) {
-  if (series.failed || !all_enlisted(series)) return;
+  if (series.failed || !series.told.empty() || !all_enlisted(series)) return;
   while (auto closed = series.owner.close(now)) {
     wire::RoundMessage message;
     message.id = id;
@@ -299,7 +325,7 @@ void SeriesTable::lost(uint32_t rank, Nanos now, std::vector<Answer>& out) {
     const uint64_t id = it->first;
     Series& series = *(it++)->second;  // advance() may erase the series
     const uint32_t index = series.group->members.index_of(rank);
-    if (index == control::Group::kNobody) continue;
+    if (index == control::Group::kNobody || !series.told.empty()) continue;
     // Ranks that have not begun the series may know of the loss, and then never will.
     if (!all_enlisted(series)) {
       call_off(id, series, index, out);
@@ -314,6 +340,7 @@ void SeriesTable::lost(uint32_t rank, Nanos now, std::vector<Answer>& out) {
     if (!series.held.empty()) series.held[index].clear();
     advance(id, series, now, out);
   }
+  settle(now, out);
 }
 
 void SeriesTable::tick(Nanos now, std::vector<Answer>& out) {
@@ -351,6 +378,7 @@ void SeriesTable::report(Nanos now, ServerView& view) const {
 }
 
 void SeriesTable::overdue(Nanos now, std::vector<Answer>& out) {
+  for (auto& [home, take_over] : take_overs_) overdue(take_over, now, out);
   for (const auto& [id, series] : series_) {
     const Nanos since = series->owner.waiting_since();
     const wire::Enlist& options = series->options;

@@ -8,9 +8,12 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/streams.h"
 #include "control/cluster.h"
 #include "partial/round_owner.h"
 #include "server/answer.h"
@@ -29,8 +32,15 @@ class SeriesTable {
 
   // Handle the payloads of frames from `rank` and append answers to `out`. An error is the sender's
   // fault.
-  Status enlist(uint32_t rank, uint32_t group, std::string_view text, Nanos now,
+  Status enlist(uint32_t rank, uint32_t group, Reign reign, std::string_view text, Nanos now,
                 std::vector<Answer>& out);
+  // In a reign that begins because the owner before is gone: what a rank knows of a series in which
+  // it has enlisted here, and a round of which it has heard. An empty text: the rank has told all.
+  Status tell(uint32_t rank, uint32_t group, Reign reign, std::string_view text, Nanos now,
+              std::vector<Answer>& out);
+  Status tell_round(uint32_t rank, const wire::FrameHeader& header, std::string text);
+  // Goes on with series that need not wait for anybody any more to tell what he knows.
+  void settle(Nanos now, std::vector<Answer>& out);
   Status join(uint32_t rank, std::string_view text, Nanos now, std::vector<Answer>& out);
   Status received(uint32_t rank, std::string_view text, Nanos now, std::vector<Answer>& out);
   // Handles a rank that is dead or has left.
@@ -49,21 +59,23 @@ class SeriesTable {
 
  private:
   struct Series {
-    Series(const wire::Enlist& options, std::shared_ptr<JobGroup> group, uint32_t stream)
+    Series(const wire::Enlist& options, std::shared_ptr<JobGroup> group, Reign reign)
         : options(options),
           group(std::move(group)),
           owner({size(), options.quorum, options.grace, options.staleness,
                  options.replays},
                 !options.inline_payload),
-          stream(stream), enlisted(size(), false), held(options.inline_payload ? size() : 0) {}
+          reign(reign), enlisted(size(), false), held(options.inline_payload ? size() : 0) {}
     uint32_t size() const { return group->members.size(); }
     uint32_t rank(uint32_t index) const { return group->members.ranks()[index]; }
 
     const wire::Enlist options;
     const std::shared_ptr<JobGroup> group;  // ranks here and below are indices in it
     partial::RoundOwner owner;
-    const uint32_t stream;
-    uint32_t next_ticket = 0;
+    const Reign reign;  // in which it has begun here
+    uint32_t stream = 0, next_ticket = 0;
+    // What members have told so far, by index, in a reign that waits for more. Empty otherwise.
+    std::vector<std::optional<partial::Known>> told;
     std::vector<bool> enlisted;  // no round closes before all have: the others would not know it
     std::vector<std::string> held;  // inline contributions not counted yet, by index
     // Digests of replicas: for each round, the first digest and the index of its rank.
@@ -72,6 +84,32 @@ class SeriesTable {
     bool failed = false;
   };
 
+  // A home of a group.
+  using Home = std::pair<uint32_t, uint32_t>;
+  // A reign that has begun here because the owner before is gone.
+  struct TakeOver {
+    Reign reign;
+    std::shared_ptr<JobGroup> group;
+    Nanos since = 0;
+    bool warned = false, settled = false;
+    std::vector<bool> said;  // who has told all, by index
+  };
+
+  Result<TakeOver*> take_over_of(const std::shared_ptr<JobGroup>& group, Reign reign, Nanos now);
+  Result<Series*> told_series(uint32_t rank, uint64_t id, uint32_t* index);
+  Status told_join(uint32_t rank, uint32_t index, Series& series, const wire::JoinMessage& join,
+                   std::vector<Answer>& out);
+  static Status told_received(uint32_t rank, uint32_t index, Series& series,
+                              const wire::RoundMark& mark);
+  Status count_told(uint32_t rank, size_t bytes);
+  std::vector<uint32_t> missing(const TakeOver& take_over) const;
+  bool is_gone(const Series& series, uint32_t index) const;
+  void settle(uint64_t id, Series& series, Nanos now, std::vector<Answer>& out);
+  Status take_over(uint64_t id, Series& series,
+                   const std::vector<std::optional<partial::Known>>& known, Nanos now,
+                   std::vector<Answer>& out);
+  void overdue(TakeOver& take_over, Nanos now, std::vector<Answer>& out);
+  static void add_held(Series& series, uint32_t index, std::string_view payload);
   void advance(uint64_t id, Series& series, Nanos now, std::vector<Answer>& out);
   std::string sum(Series& series, const partial::Closed& closed, uint32_t divisor) const;
   Status compare(Series& series, uint32_t index, const wire::JoinMessage& join);
@@ -81,7 +119,7 @@ class SeriesTable {
   // Fails only this series, which cannot begin without the lost rank.
   void call_off(uint64_t id, Series& series, uint32_t lost, std::vector<Answer>& out) const;
   void fail(const Status& why, std::vector<Answer>& out) const;
-  uint32_t free_stream();
+  uint32_t free_stream(Reign reign);
 
   const control::Cluster& cluster_;
   const GroupTable& groups_;
@@ -89,6 +127,8 @@ class SeriesTable {
   const Whereabouts& whereabouts_;
   std::atomic<bool> any_{false};
   std::map<uint64_t, std::unique_ptr<Series>> series_;
+  std::map<Home, TakeOver> take_overs_;
+  std::vector<size_t> told_bytes_;  // by rank in the job: what it has told and is not settled
   std::vector<bool> lost_;  // by rank in the job
   uint32_t next_stream_ = 0;
 };

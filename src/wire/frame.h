@@ -32,7 +32,8 @@ enum class FrameType : uint8_t {
   // Data plane: partial all-reduce (wire/partial.h).
   kEnlist,       // worker -> every server: takes part in a series of rounds
   kJoin,         // worker -> owner: contributions are ready; small ones ride along
-  kRound,        // owner -> worker: a round has closed; a small result rides along
+  kRound,        // owner -> worker: a round has closed; a small result rides along. Worker ->
+                 // server that becomes the owner: a round of which it has heard
   kReceived,     // worker -> owner: it has the result of a round
   kCommit,       // owner -> worker: the round is committed
   // Groups.
@@ -49,7 +50,10 @@ enum class FrameType : uint8_t {
   // Data plane: named operations whose server is gone (wire/handover.h).
   kHandOver,     // worker -> server that begins to answer for names: which answers it has
   kServerNews,   // control plane: a dedicated server is replaced, or cannot be reached
-  kLast = kServerNews,
+  // Data plane: worker -> server that becomes the owner of series of partial all-reduces: what it
+  // knows of one; empty: it has told all (wire/partial.h).
+  kSeries,
+  kLast = kSeries,
 };
 
 const char* name_of(FrameType type);

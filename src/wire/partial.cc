@@ -9,8 +9,9 @@
 namespace herring::wire {
 namespace {
 
-constexpr size_t kContributorBytes = 4 + 8 + 4 + 1 + 8;
+constexpr size_t kContributorBytes = 4 + 8 + 4 + 1 + 8 + 4;
 constexpr size_t kLostBytes = 4 + 8 + 8;
+constexpr size_t kCountBytes = 8 + 4;
 
 bool flag(ByteReader& in, bool& value) {
   const auto raw = in.get<uint8_t>();
@@ -26,9 +27,9 @@ bool count(ByteReader& in, uint32_t& n, size_t bytes_each) {
 
 }  // namespace
 
-uint64_t series_id(std::string_view name, uint32_t group) {
-  // The number comes first: a name may contain anything, so a number at its end would be ambiguous.
-  return fnv1a(concat(group, '\n', name));
+uint64_t series_id(std::string_view name, uint32_t group, uint32_t number) {
+  // Numbers come first: a name may contain anything, so a number at its end would be ambiguous.
+  return fnv1a(concat(group, '\n', number, '\n', name));
 }
 
 std::string encode(const Enlist& e) {
@@ -36,7 +37,7 @@ std::string encode(const Enlist& e) {
   out.put(e.dtype).put(e.op).put(static_cast<uint8_t>(e.by_contributors));
   out.put(static_cast<uint8_t>(e.inline_payload)).put(e.elements).put(e.quorum).put(e.grace);
   out.put(e.staleness).put(static_cast<uint8_t>(e.replays)).put(static_cast<uint8_t>(e.owner));
-  out.put(e.timeout_ms).put(e.warn_ms).text(e.name);
+  out.put(e.timeout_ms).put(e.warn_ms).put(e.number).text(e.name);
   return out.take();
 }
 
@@ -57,6 +58,7 @@ Result<Enlist> decode_enlist(std::string_view text) {
   if (!flag(in, e.replays) || !flag(in, e.owner)) return malformed("enlist");
   e.timeout_ms = in.get<uint32_t>();
   e.warn_ms = in.get<uint32_t>();
+  e.number = in.get<uint32_t>();
   e.name = in.text(kMaxName);
   if (!in.done() || e.elements > (uint64_t{1} << 48) || e.staleness > partial::kMaxStaleness) {
     return malformed("enlist");
@@ -93,7 +95,7 @@ std::string encode(const RoundMessage& r) {
   out.put(static_cast<uint32_t>(r.contributors.size()));
   for (const partial::Contributor& one : r.contributors) {
     out.put(one.rank).put(one.upto).put(one.staleness).put(static_cast<uint8_t>(one.active));
-    out.put(one.waited);
+    out.put(one.waited).put(one.base);
   }
   out.put(static_cast<uint32_t>(r.lost.size()));
   for (const partial::Lost& one : r.lost) {
@@ -120,6 +122,7 @@ Result<RoundMessage> decode_round(std::string_view text) {
     one.staleness = in.get<uint32_t>();
     if (!flag(in, one.active)) return malformed("round");
     one.waited = in.get<Nanos>();
+    one.base = in.get<uint32_t>();
   }
   if (!count(in, n, kLostBytes)) return malformed("round");
   r.lost.resize(n);
@@ -131,6 +134,43 @@ Result<RoundMessage> decode_round(std::string_view text) {
   r.payload = in.rest();
   if (!in.ok()) return malformed("round");
   return r;
+}
+
+JoinMessage message_of(uint64_t id, const partial::Said& said) {
+  const partial::Join& join = said.join;
+  return {id,         join.upto,         join.base,         join.last,   join.round,
+          join.contributors, said.digest_round, said.digest, said.payload};
+}
+
+std::string encode_known(uint64_t id, const partial::Known& known) {
+  ByteWriter out;
+  out.put(id).put(known.rounds).put(known.tickets);
+  out.put(static_cast<uint8_t>(known.received)).put(static_cast<uint8_t>(known.whole));
+  out.put(static_cast<uint8_t>(known.committed));
+  out.put(static_cast<uint32_t>(known.counts.size()));
+  for (const partial::Known::Count& one : known.counts) out.put(one.upto).put(one.base);
+  return out.take();
+}
+
+Result<KnownSeries> decode_series(std::string_view text) {
+  ByteReader in(text);
+  KnownSeries series;
+  partial::Known& known = series.known;
+  series.id = in.get<uint64_t>();
+  known.rounds = in.get<uint32_t>();
+  known.tickets = in.get<uint32_t>();
+  uint32_t n = 0;
+  if (!flag(in, known.received) || !flag(in, known.whole) || !flag(in, known.committed) ||
+      !count(in, n, kCountBytes)) {
+    return malformed("series");
+  }
+  known.counts.resize(n);
+  for (partial::Known::Count& one : known.counts) {
+    one.upto = in.get<uint64_t>();
+    one.base = in.get<uint32_t>();
+  }
+  if (!in.done()) return malformed("series");
+  return series;
 }
 
 std::string encode(const RoundMark& mark) {

@@ -14,10 +14,12 @@
 
 namespace herring::wire {
 
-// Returns the identity of a series: a hash of its name and its group's number.
-uint64_t series_id(std::string_view name, uint32_t group = 0);
+// Returns the identity of a series: a hash of its name, its group's number, and how many series of
+// that name the group began before it.
+uint64_t series_id(std::string_view name, uint32_t group = 0, uint32_t number = 0);
 
 // kEnlist. All ranks must send the same, except for `owner`, which depends on the receiving server.
+// The header says in which reign that server is the owner.
 struct Enlist {
   DType dtype = DType::kFloat32;
   ReduceOp op = ReduceOp::kAverage;  // kSum or kAverage
@@ -30,6 +32,7 @@ struct Enlist {
   bool replays = false;  // joins say which round they are in
   bool owner = true;     // the server that reads this closes the rounds
   uint32_t timeout_ms = 0, warn_ms = 0;
+  uint32_t number = 0;   // of series of that name before it
   std::string name;
 };
 
@@ -65,14 +68,28 @@ struct RoundMark {
   bool whole = true;  // kReceived: the bytes of every contributor are in the result
 };
 
+// How many series that have ended a rank tells of, at most.
+inline constexpr size_t kMostEndedSeries = 64;
+
+// kSeries: what a rank knows of a series whose owner is gone, without the rounds and joins. These
+// follow as kRound and kJoin. A kSeries without a payload follows everything about all series.
+struct KnownSeries {
+  uint64_t id = 0;
+  partial::Known known;
+};
+
 std::string encode(const Enlist& enlist);
 std::string encode(const JoinMessage& join);    // without the payload, which follows on the wire
 std::string encode(const RoundMessage& round);  // without the payload, which follows on the wire
 std::string encode(const RoundMark& mark);
+// Without the rounds and joins.
+std::string encode_known(uint64_t id, const partial::Known& known);
+JoinMessage message_of(uint64_t id, const partial::Said& said);  // views the payload
 
 Result<Enlist> decode_enlist(std::string_view in);
 Result<JoinMessage> decode_join(std::string_view in);
 Result<RoundMessage> decode_round(std::string_view in);
 Result<RoundMark> decode_mark(std::string_view in);
+Result<KnownSeries> decode_series(std::string_view in);
 
 }  // namespace herring::wire

@@ -121,7 +121,7 @@ void EngineCore::on_control(uint32_t server, const wire::FrameHeader& header,
     return log(LogLevel::kWarning, payload);
   }
   if (header.type == wire::FrameType::kRound || header.type == wire::FrameType::kCommit) {
-    if (Status status = on_series(header, payload); !status.ok()) {
+    if (Status status = on_series(server, header, payload); !status.ok()) {
       fail_now({status.code(), concat(cluster_.describe_server(server), ": ", status.message())});
     }
     return;
@@ -246,9 +246,30 @@ void EngineCore::fail_partial(const Group& group, const Status& status) {
 }
 
 bool EngineCore::can_move_partial(const control::ServerSet& set) const {
-  return std::ranges::all_of(partials_, [&set](const auto& one) {
-    return set.has(one.second->server());
+  Owners next = named_.handovers().owners();
+  next.serve(set);
+  return std::ranges::all_of(partials_, [&](const auto& one) {
+    const Partial& partial = *one.second;
+    return set.has(next.of(partial.group().shards().owners, partial.owner().reign.home).server);
   });
+}
+
+void EngineCore::move_partial(const Group& group, const Owner& owner) {
+  for (const auto& [id, partial] : partials_) {
+    const bool moves =
+        &partial->group() == &group && partial->owner().reign.home == owner.reign.home;
+    if (moves) partial->move_to(owner);
+  }
+  for (const auto& ended : ended_series_) {
+    const bool moves = ended->group() == group.id() && ended->home() == owner.reign.home;
+    if (moves) ended->tell(*links_, owner);
+  }
+  end_telling(*links_, group.id(), owner);
+}
+
+void EngineCore::forget_partial(uint32_t group) {
+  std::erase_if(ended_series_, [group](const auto& one) { return one->group() == group; });
+  std::erase_if(series_begun_, [group](const auto& one) { return one.first.first == group; });
 }
 
 void EngineCore::tell_partial_to(uint32_t server) {
@@ -284,33 +305,46 @@ Status EngineCore::enlist(const std::shared_ptr<Partial>& partial) {
   return run([this, partial] {
     if (Status status = failure(); !status.ok()) return partial->fail(status);
     const auto fail = [&partial](const Status& why) { partial->fail(why); };
-    const bool added = or_tell(fail, [&] {
-      return partials_.emplace(partial->id(), partial).second;
+    const bool known = std::ranges::any_of(partials_, [&](const auto& one) {
+      return &one.second->group() == &partial->group() &&
+             one.second->options().name == partial->options().name;
     });
-    if (!added) {
+    if (known) {
       return partial->fail({Code::kInvalidArgument,
                             concat("a partial all-reduce named '", partial->options().name,
                                    "' is already in progress; use another name for this one")});
     }
-    partial->announce_to_servers();
+    or_tell(fail, [&] {
+      const std::pair name(partial->group().id(), partial->options().name);
+      partial->begin(series_begun_[name]++);
+      return partials_.emplace(partial->id(), partial).second;
+    });
   });
 }
 
 void EngineCore::delist(uint64_t id) {
-  loop_->post([this, id] { partials_.erase(id); });
+  loop_->post([this, id] {
+    const auto ended = partials_.extract(id);
+    if (ended.empty() || !ended.mapped()->memory()) return;
+    ended_series_.push_back(ended.mapped()->memory());
+    if (ended_series_.size() > wire::kMostEndedSeries) ended_series_.pop_front();
+  });
 }
 
-Status EngineCore::on_series(const wire::FrameHeader& header, std::string_view payload) {
-  const auto of = [this](uint64_t id) {
+Status EngineCore::on_series(uint32_t server, const wire::FrameHeader& header,
+                             std::string_view payload) {
+  // Returns null if the series has ended here, or another server is the owner by now.
+  const auto of = [this, server](uint64_t id) {
     const auto found = partials_.find(id);
-    return found == partials_.end() ? nullptr : found->second;  // the series has ended here
+    const bool here = found != partials_.end() && found->second->owner().server == server;
+    return here ? found->second : nullptr;
   };
   std::shared_ptr<Partial> partial;
   if (header.type == wire::FrameType::kRound) {
     auto round = wire::decode_round(payload);
     if (!round.ok()) return round.status();
     if (!(partial = of(round->id))) return {};
-    HERRING_RETURN_IF_ERROR(partial->on_round(header, std::move(*round)));
+    HERRING_RETURN_IF_ERROR(partial->on_round(header, std::move(*round), payload));
   } else {
     auto mark = wire::decode_mark(payload);
     if (!mark.ok()) return mark.status();

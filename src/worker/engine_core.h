@@ -4,11 +4,13 @@
 #pragma once
 
 #include <algorithm>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "node/node_stage.h"
@@ -87,6 +89,9 @@ class EngineCore {
   bool can_move_partial(const control::ServerSet& set) const;
   // Tells a server that has come later of the series.
   void tell_partial_to(uint32_t server);
+  // Tells a server that becomes the owner of names what this rank knows of series with these.
+  void move_partial(const Group& group, const Owner& owner);
+  void forget_partial(uint32_t group);
   // Returns whether bytes are moving in the group, or a round of it has begun and is not over.
   bool moves(const Group& group) const;
   // Returns whether any of these operations still needs this server.
@@ -113,7 +118,7 @@ class EngineCore {
   void end();
   void end_all();
   void on_control(uint32_t server, const wire::FrameHeader& header, std::string_view payload);
-  Status on_series(const wire::FrameHeader& header, std::string_view payload);
+  Status on_series(uint32_t server, const wire::FrameHeader& header, std::string_view payload);
   Status on_series_error(std::string_view payload);
   void check_deadlines(Nanos now);
   void tell_whereabouts(Nanos now);
@@ -141,6 +146,9 @@ class EngineCore {
   };
   std::map<std::shared_ptr<Future>, Waiting> waiting_;  // engine thread
   std::map<uint64_t, std::shared_ptr<Partial>> partials_;    // by id; engine thread
+  std::deque<std::shared_ptr<SeriesMemory>> ended_series_;   // the latest; engine thread
+  // How many series of a name have begun in a group. Engine thread.
+  std::map<std::pair<uint32_t, std::string>, uint32_t> series_begun_;
 
   std::string whereabouts_;      // text that the servers have
   Nanos whereabouts_due_ = 0;    // when to check it next

@@ -57,7 +57,9 @@ void Handovers::serve(const control::ServerSet& set) {
     const std::vector<uint32_t>& owners = group->shards().owners;
     for (const uint32_t home : owners) {
       const Owner owner = owners_.of(owners, home);
-      if (owner != before.of(owners, home) && set.has(owner.server)) move(*group, owner);
+      if (owner == before.of(owners, home) || !set.has(owner.server)) continue;
+      move(*group, owner);
+      engine_.move_partial(*group, owner);
     }
   }
   // Servers that are gone need not know the groups that are being formed.
@@ -131,11 +133,12 @@ void Handovers::tell_met(const Group& group, uint32_t home, std::vector<wire::Me
 }
 
 void Handovers::begin(const Group& group) {
-  if (group.size() == 1) return;
   for (const uint32_t home : group.shards().owners) {
     const Owner owner = owners_.of(group.shards().owners, home);
     const bool later = owner.reign != Reign{home} && owners_.has(owner.server);
-    if (later) hand_over(group, owner);
+    if (!later) continue;
+    if (group.size() > 1) hand_over(group, owner);
+    engine_.move_partial(group, owner);
   }
 }
 
@@ -143,6 +146,7 @@ void Handovers::forget(uint32_t group) {
   std::erase_if(answers_, [group](const auto& one) { return one.first.first == group; });
   std::erase_if(mismatches_, [group](const auto& one) { return one.first.first == group; });
   std::erase_if(refusals_, [group](const auto& one) { return one.second.group == group; });
+  engine_.forget_partial(group);
 }
 
 void Handovers::join(const Group& group) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "wire/malformed.h"
 #include "worker/engine_core.h"
 
 namespace herring::worker {
@@ -317,7 +318,9 @@ void NamedOperations::ask_whether_whole(Operation& operation) {
   Call call;
   call.group = operation.call_.group;
   call.what = wire::AllReduce{{ReduceOp::kMin}};
-  call.name = concat(wire::kWholePrefix, key.stream, '/', key.round);
+  // Errors name a call that is late, so its name says what it is about.
+  call.name = concat(wire::kWholePrefix, key.stream, '/', key.round, " of ", operation.call_.name);
+  call.name.resize(std::min(call.name.size(), wire::kMaxName));
   call.timeout = operation.call_.timeout;
   char* const whole = reinterpret_cast<char*>(&operation.whole_);
   call.buffers = {{{DType::kUInt8, {1}}, whole, whole}};

@@ -78,6 +78,7 @@ class NamedOperations {
   Mover& mover() { return mover_; }
   Arrivals& arrivals() { return arrivals_; }
   Handovers& handovers() { return handovers_; }
+  const Handovers& handovers() const { return handovers_; }
   // Makes an operation of a call, without registering it. `theirs`: of a call of other ranks, as
   // one of them has announced it; see Joins.
   Result<std::shared_ptr<Operation>> make(Call call, std::optional<wire::Announce> theirs = {});

@@ -14,11 +14,13 @@ Partial::Partial(EngineCore& engine, PartialOptions options)
       options_(std::move(options)),
       bytes_(options_.elements * size_of(options_.dtype)),
       pushes_(bytes_ > engine.options().small_bytes),
-      id_(wire::series_id(options_.name, options_.group->id())),
       ledger_(options_.group->index(), options_.dtype, options_.elements, pushes_) {}
 
 Result<std::shared_ptr<Partial>> Partial::create(Engine& face, PartialOptions options) {
-  EngineCore& engine = *face.core_;
+  return create(*face.core_, std::move(options));
+}
+
+Result<std::shared_ptr<Partial>> Partial::create(EngineCore& engine, PartialOptions options) {
   if (!options.group) options.group = engine.world();
   HERRING_RETURN_IF_ERROR(check_reducible(options.dtype, {options.op}));
   if (options.op != ReduceOp::kSum && options.op != ReduceOp::kAverage) {
@@ -37,15 +39,20 @@ Result<std::shared_ptr<Partial>> Partial::create(Engine& face, PartialOptions op
 }
 
 // Tells all servers of the group: each must know that the job outlives a worker's death.
-void Partial::announce_to_servers() {
+void Partial::begin(uint32_t number) {
   const Handovers& handovers = engine_.named().handovers();
-  server_ = handovers.owner_of(group(), options_.name).server;
+  number_ = number;
+  id_ = wire::series_id(options_.name, group().id(), number);
+  owner_ = handovers.owner_of(group(), options_.name);
+  if (engine_.options().failover) {
+    memory_ = std::make_shared<SeriesMemory>(group(), enlist_for(owner_.server), pushes_);
+  }
   for (const uint32_t server : group().servers()) {
     if (handovers.owners().has(server)) announce_to(server);
   }
 }
 
-void Partial::announce_to(uint32_t server) {
+wire::Enlist Partial::enlist_for(uint32_t server) const {
   wire::Enlist enlist;
   enlist.dtype = options_.dtype;
   enlist.op = options_.op;
@@ -58,12 +65,24 @@ void Partial::announce_to(uint32_t server) {
   enlist.replays = options_.replays;
   enlist.timeout_ms = engine_.timeout_ms(0);
   enlist.warn_ms = engine_.warn_ms();
+  enlist.number = number_;
   enlist.name = options_.name;
+  enlist.owner = server == owner_.server;
+  return enlist;
+}
+
+void Partial::announce_to(uint32_t server) {
   wire::FrameHeader header;
   header.type = wire::FrameType::kEnlist;
   header.group = group().id();
-  enlist.owner = server == server_;
-  engine_.links().send_control(server, header, encode(enlist));
+  header.stream = owner_.reign.home;
+  header.round = owner_.reign.epoch;
+  engine_.links().send_control(server, header, encode(enlist_for(server)));
+}
+
+void Partial::move_to(const Owner& owner) {
+  owner_ = owner;
+  memory_->tell(engine_.links(), owner);
 }
 
 void Partial::begin_next(Nanos now, bool called) {
@@ -128,10 +147,15 @@ void Partial::announce(const partial::Join& join, std::string payload) {
   }
   wire::FrameHeader header;
   header.type = wire::FrameType::kJoin;
-  engine_.links().send_control(server_, header, encode(message) + payload);
+  const std::string text = encode(message) + payload;
+  if (memory_) {
+    memory_->known.announced({join, message.digest_round, message.digest, std::move(payload)});
+  }
+  engine_.links().send_control(owner_.server, header, text);
 }
 
-Status Partial::on_round(const wire::FrameHeader& header, wire::RoundMessage message) {
+Status Partial::on_round(const wire::FrameHeader& header, wire::RoundMessage message,
+                         std::string_view text) {
   const auto nonsense = [&](const std::string& what) {
     return breach("round ", message.round, " of '", options_.name, "' ", what);
   };
@@ -147,6 +171,14 @@ Status Partial::on_round(const wire::FrameHeader& header, wire::RoundMessage mes
   for (const partial::Contributor& one : message.contributors) {
     if (one.rank >= group().size()) return nonsense("names a rank that does not exist");
     if (one.rank == rank) upto = one.upto;
+  }
+  for (const partial::Lost& one : message.lost) {
+    if (one.rank >= group().size()) return nonsense("has lost a rank that does not exist");
+  }
+  partial::Heard heard;
+  if (memory_) {
+    heard = {message.round, message.attempt, message.last,  message.contributors,
+             message.lost,  header.stream,   header.round, std::string(text)};
   }
   info_.round = message.round;
   info_.divisor = message.divisor;
@@ -177,6 +209,7 @@ Status Partial::on_round(const wire::FrameHeader& header, wire::RoundMessage mes
       std::memset(ledger_.result(), 0, bytes_);
     }
   }
+  if (memory_) memory_->known.heard(std::move(heard));
   if (!pushes_ || nothing) {
     complete();
     return {};
@@ -219,14 +252,24 @@ Status Partial::launch(uint64_t upto, const char* send) {
 
 void Partial::on_transfer_done(Transfer& done) {
   transferring_ = false;
-  // A worker that lacks a part of the result cannot complete the round, although others may. This
-  // happens only if a server was lost, which has failed the series.
   transferred_ = done.fewest_workers == info_.contributors.size();
   wire::RoundMark mark{id_, info_.round, attempt_, transferred_};
   wire::FrameHeader header;
   header.type = wire::FrameType::kReceived;
-  engine_.links().send_control(server_, header, encode(mark));
-  if (committed_ && transferred_) complete();
+  if (memory_) memory_->known.received(transferred_);
+  engine_.links().send_control(owner_.server, header, encode(mark));
+  if (committed_) settle();
+}
+
+// The transfer of a round that is committed is over. A worker that lacks a part of the result
+// cannot complete the round, although others have.
+void Partial::settle() {
+  if (transferred_) return complete();
+  engine_.abort({Code::kPeerLost,
+                 concat("round ", info_.round, " of '", options_.name, "'",
+                        group().members().suffix(),
+                        " cannot be completed: a server is lost, and with it what a rank gave that "
+                        "is gone")});
 }
 
 Status Partial::on_commit(const wire::RoundMark& mark) {
@@ -235,7 +278,8 @@ Status Partial::on_commit(const wire::RoundMark& mark) {
                   info_.round);
   }
   committed_ = true;
-  if (transferred_) complete();
+  if (memory_) memory_->known.committed();
+  if (!transferring_) settle();
   return {};
 }
 
@@ -256,6 +300,7 @@ void Partial::complete() {
     info_.round = infos_.back().round + 1;
   }
   transferred_ = committed_ = false;
+  if (memory_) memory_->known.completed();
   changed_.notify_all();
   if (join) announce(*join, std::move(payload));
 }

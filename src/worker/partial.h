@@ -11,11 +11,14 @@
 #include <vector>
 
 #include "node/transfer.h"
+#include "partial/known.h"
 #include "partial/ledger.h"
 #include "wire/frame.h"
 #include "wire/partial.h"
 #include "worker/group.h"
+#include "worker/owners.h"
 #include "worker/program.h"
+#include "worker/series_memory.h"
 
 namespace herring::worker {
 
@@ -51,6 +54,7 @@ class Partial : public TransferOwner,
   ~Partial() override { program_->over(*this); }
   // Every rank must call this with the same options; the caller has compared them.
   static Result<std::shared_ptr<Partial>> create(Engine& engine, PartialOptions options);
+  static Result<std::shared_ptr<Partial>> create(EngineCore& engine, PartialOptions options);
 
   // Contributes an array, which is copied. `waits`, `last`, `place`: see partial::Ledger::produce.
   // `caller_waits`: the caller will wait for a result at once. Only one thread at a time may call.
@@ -73,26 +77,33 @@ class Partial : public TransferOwner,
   Status failure();
   const PartialOptions& options() const { return options_; }
   size_t bytes() const { return bytes_; }
-  uint64_t id() const { return id_; }
+  uint64_t id() const { return id_; }  // on the engine's thread
   std::string where() const override;
   const Group& group() const { return *options_.group; }
 
   // For the engine, on its thread. If a call returns an error, the job fails.
-  Status on_round(const wire::FrameHeader& header, wire::RoundMessage message);
+  // `text` is that of the message.
+  Status on_round(const wire::FrameHeader& header, wire::RoundMessage message,
+                  std::string_view text);
   Status on_commit(const wire::RoundMark& mark);
-  void announce_to_servers();
+  // Begins the series of this name that `number` others have preceded in the group.
+  void begin(uint32_t number);
   // Tells a server that has come later.
   void announce_to(uint32_t server);
-  // The server that closes the rounds. Nothing replaces it: it alone knows what is in which round.
-  uint32_t server() const { return server_; }
+  // Another server becomes the owner, because the one before is gone.
+  void move_to(const Owner& owner);
+  const Owner& owner() const { return owner_; }  // who closes the rounds
+  const std::shared_ptr<SeriesMemory>& memory() const { return memory_; }  // null: no failover
   void fail(const Status& status);
   void on_transfer_done(Transfer&) override;
 
  private:
   Partial(EngineCore& engine, PartialOptions options);
   Status launch(uint64_t upto, const char* send);
+  void settle();
   void complete();
   void announce(const partial::Join& join, std::string payload);
+  wire::Enlist enlist_for(uint32_t server) const;
   // Records the next round to close. With the lock held.
   void begin_next(Nanos now, bool called);
   uint64_t awaited();  // the entry of the round whose result comes next
@@ -105,10 +116,12 @@ class Partial : public TransferOwner,
   const PartialOptions options_;
   const size_t bytes_;
   const bool pushes_;
-  const uint64_t id_;
 
   // Engine thread.
-  uint32_t server_ = 0;            // that closes the rounds
+  uint64_t id_ = 0;
+  uint32_t number_ = 0;
+  Owner owner_;
+  std::shared_ptr<SeriesMemory> memory_;
   Transfer transfer_;
   RoundInfo info_;                 // of the round that has closed
   uint32_t attempt_ = 0;

@@ -48,15 +48,20 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     expect(encode(*one) + std::string(one->payload) == text);
   }
   if (auto one = decode_mark(text); one.ok()) expect(encode(*one) == text);
+  if (auto one = decode_series(text); one.ok()) {
+    expect(encode_known(one->id, one->known) == text);
+  }
   const control::Cluster cluster = some_cluster();
   server::GroupTable groups(cluster);
-  server::SeriesTable table(cluster, groups, 0);
+  const observe::RankStates states;
+  const server::Whereabouts whereabouts(2, states);
+  server::SeriesTable table(cluster, groups, 0, whereabouts);
   std::vector<server::Answer> answers;
   for (uint32_t rank = 0; rank < 2; ++rank) {
-    expect(table.enlist(rank, 0, encode(some_enlist("s", false)), 1, answers).ok());
-    expect(table.enlist(rank, 0, encode(some_enlist("r", true)), 1, answers).ok());
+    expect(table.enlist(rank, 0, {}, encode(some_enlist("s", false)), 1, answers).ok());
+    expect(table.enlist(rank, 0, {}, encode(some_enlist("r", true)), 1, answers).ok());
   }
-  (void)table.enlist(0, 0, text, 2, answers);
+  (void)table.enlist(0, 0, {}, text, 2, answers);
   (void)table.join(0, text, 3, answers);
   JoinMessage good;  // closes a round with the contributions so far
   good.id = series_id("s");
@@ -64,6 +69,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   (void)table.join(1, encode(good) + std::string(256, '2'), 3, answers);
   (void)table.join(1, text, 4, answers);
   (void)table.received(0, text, 5, answers);
+  // The same in a later reign, while ranks tell what they know.
+  Enlist moved = some_enlist("s", false);
+  moved.number = 1;
+  const Reign reign{0, 2};
+  wire::FrameHeader header;
+  (void)table.enlist(0, 0, reign, encode(moved), 6, answers);
+  (void)table.tell(0, 0, reign, text, 6, answers);
+  (void)table.tell_round(0, header, std::string(text));
+  (void)table.join(0, text, 6, answers);
+  (void)table.received(0, text, 6, answers);
+  for (uint32_t rank = 0; rank < 2; ++rank) (void)table.tell(rank, 0, reign, {}, 6, answers);
   table.lost(1, 6, answers);
   (void)table.join(0, text, 7, answers);
   return 0;
@@ -81,7 +97,10 @@ std::vector<std::string> seeds() {
   replayed.id = series_id("r");
   replayed.contributors = 2;
   const std::string payload(256, '1');
+  const uint64_t moved = series_id("s", 0, 1);
+  partial::Known known;
+  known.counts.resize(2);
   return {encode(some_enlist("s", false)), encode(some_enlist("r", true)),
           encode(join) + payload, encode(replayed) + payload, encode(round) + "result",
-          encode(RoundMark{series_id("s"), 0, 0, true})};
+          encode(RoundMark{series_id("s"), 0, 0, true}), encode_known(moved, known)};
 }

@@ -79,7 +79,7 @@ class TableOfMembers {
       std::vector<server::Answer> none;
       for (uint32_t rank = 0; rank < kRanks; ++rank) {
         for (const Enlist& one : enlists_) {
-          expect(table_.enlist(rank, 0, encode(one), 1, none).ok());
+          expect(table_.enlist(rank, 0, {}, encode(one), 1, none).ok());
         }
       }
       expect(none.empty());
@@ -97,7 +97,7 @@ class TableOfMembers {
           if (program.below(16) == 0) enlist.staleness = program.near<uint32_t>(3);
           if (program.below(16) == 0) enlist.quorum = program.near<uint32_t>(2);
           if (program.below(32) == 0) enlist.name += static_cast<char>(program.byte());
-          status = table_.enlist(rank, 0, encode(enlist), now, answers);
+          status = table_.enlist(rank, 0, {}, encode(enlist), now, answers);
           break;
         case 1:
           table_.tick(now, answers);

@@ -246,7 +246,7 @@ class Script {
     const size_t cut = in_.byte() * size_t{16};
     if (one.gone) return;
     if (one.flow->closed()) return reconnect(one);
-    switch (in_.below(21)) {
+    switch (in_.below(22)) {
       case 0:
       case 1:
       case 2:
@@ -311,8 +311,41 @@ class Script {
         return one.flow->deliver(header, in_.seldom() ? "more" : "", cut);
       }
       case 19: return hand_over(one, cut);
+      case 20: return tell(one, cut);
       default: return leave(one);
     }
+  }
+
+  // Lets members tell of a series in a later reign.
+  void tell(Of& one, size_t cut) {
+    wire::FrameHeader header;
+    header.stream = in_.below(2);
+    header.round = 1 + in_.below(2);
+    for (Of& each : members_) {
+      if (in_.seldom()) continue;
+      const wire::Enlist enlist = member_.enlist(in_);
+      const uint64_t id = wire::series_id(enlist.name, 0, enlist.number);
+      header.type = wire::FrameType::kEnlist;
+      each.flow->deliver(header, encode(enlist), cut);
+      partial::Known known;
+      known.rounds = in_.below(4);
+      known.received = in_.flag();
+      known.whole = in_.flag();
+      known.counts.resize(members_.size());
+      header.type = wire::FrameType::kSeries;
+      each.flow->deliver(header, wire::encode_known(id, known), cut);
+      wire::RoundMessage round;
+      round.id = id;
+      round.round = in_.below(4);
+      round.contributors = {{in_.below(4), in_.below(4)}};
+      wire::FrameHeader of_round;
+      of_round.type = wire::FrameType::kRound;
+      const std::string result(enlist.inline_payload ? 64 : 0, '3');
+      if (in_.flag()) each.flow->deliver(of_round, encode(round) + result, cut);
+      if (!in_.seldom()) each.flow->deliver(header, "", cut);
+    }
+    const wire::JoinMessage join = member_.join(in_);
+    control(one, wire::FrameType::kJoin, encode(join), cut);
   }
 
   // Announces a call in a later reign and lets some or all members hand over.

@@ -30,7 +30,7 @@ class SeriesTest : public testing::Test {
     message.timeout_ms = 100;
     for (uint32_t rank = 0; rank < 3; ++rank) {
       std::vector<Answer> answers;
-      ASSERT_TRUE(table.enlist(rank, 0, encode(message), 0, answers).ok());
+      ASSERT_TRUE(table.enlist(rank, 0, {}, encode(message), 0, answers).ok());
       ASSERT_TRUE(answers.empty());
     }
   }
@@ -119,7 +119,7 @@ TEST(SeriesOfMany, SumsInTheTreeOfTheRanks) {
   enlist.staleness = 3;
   std::vector<Answer> answers;
   for (uint32_t rank = 0; rank < kWorkers; ++rank) {
-    ASSERT_TRUE(table.enlist(rank, 0, encode(enlist), 0, answers).ok());
+    ASSERT_TRUE(table.enlist(rank, 0, {}, encode(enlist), 0, answers).ok());
   }
   std::vector<float> all, first, second;
   for (uint32_t rank = 0; rank < kWorkers; ++rank) {
@@ -253,7 +253,7 @@ TEST_F(SeriesTest, WhoHasFlushedFollowsWithoutBytesUntilAllHave) {
     enlist.staleness = 3;
     std::vector<Answer> answers;
     for (uint32_t rank = 0; rank < 3; ++rank) {
-      ASSERT_TRUE(fresh.enlist(rank, 0, encode(enlist), 0, answers).ok());
+      ASSERT_TRUE(fresh.enlist(rank, 0, {}, encode(enlist), 0, answers).ok());
     }
     const auto say = [&](uint32_t rank, uint64_t upto, uint32_t base, bool last,
                          const std::string& payload) {
@@ -299,7 +299,7 @@ TEST_F(SeriesTest, ThereIsAMostOfSeriesAtATime) {
   std::vector<Answer> answers;
   for (int i = 0; answers.empty() && i < 1 << 16; ++i) {
     enlist.name = concat("name ", i);
-    ASSERT_TRUE(table.enlist(1, 0, encode(enlist), 0, answers).ok());
+    ASSERT_TRUE(table.enlist(1, 0, {}, encode(enlist), 0, answers).ok());
   }
   ASSERT_EQ(answers.size(), 3u);
   const auto error = wire::decode_op_error(answers[0].payload);
@@ -326,7 +326,7 @@ TEST_F(SeriesTest, NonsenseIsTheSendersFault) {
   EXPECT_FALSE(table.join(0, encode(message), 0, answers).ok());
   wire::Enlist enlist;
   enlist.quorum = 4;
-  EXPECT_NE(table.enlist(0, 0, encode(enlist), 0, answers).message().find("quorum is 4"),
+  EXPECT_NE(table.enlist(0, 0, {}, encode(enlist), 0, answers).message().find("quorum is 4"),
             std::string::npos);
 }
 
@@ -339,7 +339,7 @@ TEST_F(SeriesTest, ASeriesThatNotAllHaveBegunEndsWithAMember) {
   message.elements = 2;
   message.quorum = 1;
   std::vector<Answer> answers;
-  ASSERT_TRUE(table.enlist(0, 0, encode(message), 0, answers).ok());
+  ASSERT_TRUE(table.enlist(0, 0, {}, encode(message), 0, answers).ok());
   ASSERT_TRUE(answers.empty());
   table.lost(2, 1, answers);
   ASSERT_EQ(answers.size(), 1u);
@@ -354,7 +354,7 @@ TEST_F(SeriesTest, ASeriesThatNotAllHaveBegunEndsWithAMember) {
   // anyway is told as well.
   EXPECT_TRUE(join(0, 1, 1, floats({3, 6})).empty());
   answers.clear();
-  ASSERT_TRUE(table.enlist(1, 0, encode(message), 2, answers).ok());
+  ASSERT_TRUE(table.enlist(1, 0, {}, encode(message), 2, answers).ok());
   ASSERT_FALSE(answers.empty());
   EXPECT_EQ(answers.back().rank, 1u);
 }

@@ -47,7 +47,7 @@ TEST(PartialMessages, ArriveAsTheyLeft) {
   message.round = 3;
   message.attempt = 1;
   message.divisor = 8;
-  message.contributors = {{2, 40, 1, true, -5}, {5, 41, 0, false, 6}};
+  message.contributors = {{2, 40, 1, true, -5}, {5, 41, 0, false, 6, 9}};
   message.lost = {{1, 30, 32}};
   const std::string round_text = encode(message) + "result";
   const auto round = decode_round(round_text);
@@ -56,12 +56,30 @@ TEST(PartialMessages, ArriveAsTheyLeft) {
   EXPECT_EQ(round->contributors[0].waited, -5);
   EXPECT_EQ(round->contributors[1].upto, 41u);
   EXPECT_EQ(round->lost[0].announced, 32u);
+  EXPECT_EQ(round->contributors[1].base, 9u);
   EXPECT_EQ(round->payload, "result");
 
   const auto mark = decode_mark(encode(RoundMark{7, 3, 2, false}));
   ASSERT_TRUE(mark.ok());
   EXPECT_EQ(mark->attempt, 2u);
   EXPECT_FALSE(mark->whole);
+
+  partial::Known known;
+  known.rounds = 3;
+  known.tickets = 8;
+  known.received = known.committed = true;
+  known.counts = {{4, 2}, {1, 1}};
+  const std::string known_text = encode_known(7, known);
+  const auto series = decode_series(known_text);
+  ASSERT_TRUE(series.ok());
+  EXPECT_EQ(series->id, 7u);
+  EXPECT_EQ(series->known.rounds, 3u);
+  EXPECT_EQ(series->known.tickets, 8u);
+  EXPECT_TRUE(series->known.received && series->known.committed && !series->known.whole);
+  EXPECT_EQ(series->known.counts, known.counts);
+  for (size_t n = 0; n < known_text.size(); ++n) {
+    EXPECT_FALSE(decode_series(std::string_view(known_text).substr(0, n)).ok()) << n;
+  }
 }
 
 TEST(PartialMessages, NothingShortOrAbsurdIsAccepted) {
@@ -94,6 +112,7 @@ TEST(PartialMessages, ASeriesOfAGroupIsNoOtherGroupsOfAnotherName) {
   EXPECT_NE(series_id("s\n5", 6), series_id("s", 56));
   EXPECT_NE(series_id("1", 1), series_id("", 11));
   EXPECT_NE(series_id("s"), series_id("s", 5));
+  EXPECT_NE(series_id("s"), series_id("s", 0, 1));
 }
 
 }  // namespace

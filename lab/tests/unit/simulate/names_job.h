@@ -14,76 +14,25 @@
 #include <utility>
 #include <vector>
 
-#include "control/assembly.h"
-#include "job/options.h"
-#include "server/server.h"
-#include "virtual/simulation.h"
-#include "virtual/transport.h"
-#include "worker/engine_core.h"
+#include "moving_job.h"
 
 namespace herring::simulate::names {
 
-using transport::virtual_time::Simulation;
-using transport::virtual_time::SimulationOptions;
-using transport::virtual_time::VirtualTransport;
-using worker::EngineCore;
-
-inline constexpr uint32_t kServers = 4;
-inline constexpr Nanos kPatience = 100 * kSecond;  // of virtual time
-
-inline const transport::Credentials& credentials() {
-  static const transport::Credentials one{"virtual", wire::job_id("names")};
-  return one;
-}
-
 // What happens in a job, as a seed says.
-struct Plan {
-  uint32_t ranks = 3, lanes = 6, calls = 20;
+struct Plan : Course {
+  uint32_t lanes = 6, calls = 20;
   Nanos longest_pause = 200 * kMicrosecond;
-  struct Change {
-    Nanos when;
-    uint32_t server;
-    bool returns = false;  // a replacement has come; otherwise the server dies
-  };
-  std::vector<Change> changes;
-  Nanos news = 2 * kMillisecond;  // the longest time until a process hears of a change
-  // When the first two ranks form a group, which their first lanes use: before all changes or after
-  // the first ones.
   bool messages = false;  // lanes also send and receive
   // Ranks make different numbers of all-reduces in their lanes, and join, so many times.
   uint32_t joins = 0;
+  // When the first two ranks form a group, which their first lanes use: before all changes or after
+  // the first ones.
   enum class Forms { kNever, kBefore, kAfter } forms = Forms::kNever;
 };
 
-inline SimulationOptions options_of(const Plan& plan, uint64_t seed) {
-  SimulationOptions options;
-  options.hosts = plan.ranks + kServers;
-  options.seed = seed;
-  return options;
-}
-
-class Job {
+class Job : MovingJob {
  public:
-  Job(Plan plan, uint64_t seed)
-      : plan_(std::move(plan)), seed_(seed), chance_(seed + 1),
-        simulation_(options_of(plan_, seed)) {
-    std::mt19937_64 random(seed);
-    transport::virtual_time::Network& network = simulation_.network();
-    for (size_t a = 0; a < network.hosts(); ++a) {
-      for (size_t b = 0; b < network.hosts(); ++b) {
-        const Nanos delay = 10 * kMicrosecond << random() % 6;  // some ranks hear much later
-        network.set_path(a, b, {delay, delay / 2, 0});
-      }
-    }
-    set_up();
-  }
-
-  ~Job() {
-    for (auto& core : cores_) core->fail_now({Code::kShutdown, "the test is over"}, true);
-    for (auto& core : cores_) core->loop()->join();
-    for (auto& server : servers_) server->stop();
-    for (auto& server : dead_) server->stop();
-  }
+  Job(Plan plan, uint64_t seed) : MovingJob(plan, seed), plan_(std::move(plan)) {}
 
   // Runs all programs to their ends. Returns what each call of each rank and lane had as result.
   std::map<std::string, std::string> run() {
@@ -123,7 +72,7 @@ class Job {
   }
 
   Nanos took() { return end_ - start_; }
-  int cannot_move = 0;
+  using MovingJob::cannot_move;
 
  private:
   // Checks that results are kept only of the latest reign over each home of a group, when nothing
@@ -187,88 +136,6 @@ class Job {
         simulation_.call_at(simulation_.now(), [one = lanes_.back().get()] { one->next(); });
       }
     }
-  }
-
-  void schedule_changes() {
-    control::ServerSet set = control::ServerSet::all(kServers);
-    for (const Plan::Change& change : plan_.changes) {
-      change.returns ? set.add(change.server) : set.lose(change.server);
-      const Nanos when = start_ + change.when;
-      if (change.returns) {
-        simulation_.call_at(when, [this, server = change.server] { replace(server); });
-      } else {
-        cut_off(when, change.server);
-      }
-      for (uint32_t rank = 0; rank < plan_.ranks; ++rank) {
-        simulation_.call_at(when + 1 + news(), [this, rank, set, change] {
-          cores_[rank]->loop()->post([this, rank, set, change] { serve(rank, set, change); });
-        });
-      }
-      for (uint32_t server = 0; server < kServers; ++server) {
-        simulation_.call_at(when + 1 + news(), [this, server, set] {
-          if (set.has(server)) servers_[server]->serve(set);
-        });
-      }
-    }
-  }
-
-  Nanos news() { return static_cast<Nanos>(chance_() % static_cast<uint64_t>(plan_.news)); }
-
-  // Its answers still reach some ranks for a while, and some ranks still reach it.
-  void cut_off(Nanos when, uint32_t server) {
-    for (uint32_t rank = 0; rank < plan_.ranks; ++rank) {
-      for (const bool answers : {false, true}) {
-        const Nanos later = chance_() % 2 == 0 ? 0 : news();
-        simulation_.call_at(when + later, [this, server, rank, answers] {
-          set_paths(server, rank, answers, {kMillisecond, 0, 1});
-        });
-      }
-    }
-  }
-
-  void set_paths(uint32_t server, uint32_t rank, bool answers,
-                 const transport::virtual_time::PathSettings& path) {
-    const size_t host = plan_.ranks + server;
-    simulation_.network().set_path(answers ? host : rank, answers ? rank : host, path);
-  }
-
-  void replace(uint32_t server) {
-    for (uint32_t rank = 0; rank < plan_.ranks; ++rank) {
-      for (const bool answers : {false, true}) {
-        set_paths(server, rank, answers, {50 * kMicrosecond, 0, 0});
-      }
-    }
-    dead_.push_back(std::move(servers_[server]));
-    start_server(server);
-    servers_[server]->attach(cluster_, server, plane_);
-  }
-
-  void serve(uint32_t rank, const control::ServerSet& set, const Plan::Change& change) {
-    EngineCore& core = *cores_[rank];
-    if (change.returns) {
-      std::vector<std::unique_ptr<transport::Connection>> flows;
-      for (uint32_t flow = 0; flow < plane_.flows; ++flow) {
-        auto connection = transports_[rank]->connect_now(
-            servers_[change.server]->address(),
-            {wire::Role::kWorker, rank, flow, cluster_.incarnation}, credentials());
-        ASSERT_TRUE(connection.ok());
-        flows.push_back(std::move(*connection));
-      }
-      core.membership().server_comes(news_of(change.server, set), std::move(flows));
-    }
-    if (!core.links().can_move() || !core.named().can_move(set)) ++cannot_move;
-    if (change.returns) {
-      control::Replacement news = news_of(change.server, set);
-      news.stage = control::Replacement::Stage::kServes;
-      return core.membership().server_news(news);
-    }
-    core.links().serve(set);
-    core.named().serve(set);
-  }
-
-  control::Replacement news_of(uint32_t server, const control::ServerSet& set) {
-    return {control::Replacement::Stage::kComing, server, set.epoch,
-            servers_[server]->address().to_string(), set.epoch, set.serving};
   }
 
   // A thread of a rank's program. All ranks make the same calls in a lane; lanes do not wait for
@@ -519,77 +386,11 @@ class Job {
     }
   };
 
-  void start_server(uint32_t index) {
-    VirtualTransport& at = *transports_[plan_.ranks + index];
-    auto server = server::Server::start({at.address(), 0, credentials()}, at);
-    ASSERT_TRUE(server.ok());
-    servers_[index] = std::move(*server);
-  }
-
-  void set_up() {
-    for (size_t host = 0; host < simulation_.options().hosts; ++host) {
-      transports_.push_back(std::make_unique<VirtualTransport>(simulation_, host));
-    }
-    auto settings = Settings::load({{"failover", "true"},
-                                    {"small_bytes", "1KiB"},
-                                    {"segment_bytes", "1KiB"},
-                                    // With several flows, large all-reduces are made again.
-                                    {"flows", std::to_string(1 + seed_ / 8 % 2)},
-                                    {"credit_max", std::to_string(4096 << seed_ % 8)}},
-                                   [](const char*) -> const char* { return nullptr; });
-    ASSERT_TRUE(settings.ok());
-    std::vector<control::RegisteredWorker> workers(plan_.ranks);
-    for (uint32_t rank = 0; rank < plan_.ranks; ++rank) {
-      control::WorkerRegistration& registration = workers[rank].registration;
-      registration.rank = rank;
-      registration.size = plan_.ranks;
-      registration.dedicated_servers = kServers;
-      registration.host_id = workers[rank].host = transports_[rank]->address();
-      registration.settings = job::shared_settings(*settings);
-    }
-    ASSERT_TRUE(control::assemble(workers).move_to(cluster_).ok());
-    cluster_.incarnation = 1;
-    servers_.resize(kServers);
-    for (uint32_t i = 0; i < kServers; ++i) {
-      start_server(i);
-      cluster_.servers.push_back({i, true, ~0u, servers_[i]->address().to_string(), 1.0});
-    }
-    plane_ = job::data_plane(*settings, cluster_, {4});
-    for (uint32_t i = 0; i < kServers; ++i) servers_[i]->attach(cluster_, i, plane_);
-    for (uint32_t rank = 0; rank < plan_.ranks; ++rank) {
-      auto doors = job::doors_of(cluster_, rank, plane_.flows);
-      ASSERT_TRUE(doors.ok());
-      std::vector<worker::ServerFlow> flows;
-      for (const job::Door& door : *doors) {
-        auto connection = transports_[rank]->connect_now(door.address, door.hello, credentials());
-        ASSERT_TRUE(connection.ok());
-        flows.push_back({door.server, std::move(*connection)});
-      }
-      auto bus = LocalBus::listen();
-      ASSERT_TRUE(bus.ok());
-      ASSERT_TRUE((*bus)->connect(0, {(*bus)->address()}, monotonic_now() + kSecond).ok());
-      worker::EngineOptions engine = job::engine_options(cluster_, rank, plane_, *settings);
-      engine.mesh.host = transports_[rank]->address();
-      engine.mesh.credentials = credentials();
-      engine.observe = false;
-      cores_.push_back(std::make_unique<EngineCore>(cluster_, engine, *transports_[rank],
-                                                    std::move(*bus), std::move(flows)));
-    }
-  }
-
   const Plan plan_;
-  const uint64_t seed_;
-  std::mt19937_64 chance_;
-  Simulation simulation_;
-  std::vector<std::unique_ptr<VirtualTransport>> transports_;  // by host
-  control::Cluster cluster_;
-  server::DataPlaneOptions plane_;
-  std::vector<std::unique_ptr<server::Server>> servers_, dead_;
-  std::vector<std::unique_ptr<EngineCore>> cores_;
   std::vector<std::shared_ptr<worker::Group>> groups_;  // by rank
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::vector<std::unique_ptr<Uneven>> uneven_;  // by rank
-  Nanos start_ = 0, end_ = 0;
+  Nanos end_ = 0;
   std::map<std::string, std::string> results_;
   size_t running_ = 0;
 };

@@ -1,0 +1,234 @@
+// A job of several ranks in virtual time whose servers die and come back. Tests derive what the
+// ranks do.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "control/assembly.h"
+#include "job/options.h"
+#include "server/server.h"
+#include "virtual/simulation.h"
+#include "virtual/transport.h"
+#include "worker/engine_core.h"
+
+namespace herring::simulate {
+
+using transport::virtual_time::Simulation;
+using transport::virtual_time::SimulationOptions;
+using transport::virtual_time::VirtualTransport;
+using worker::EngineCore;
+
+inline constexpr uint32_t kServers = 4;
+inline constexpr Nanos kPatience = 100 * kSecond;  // of virtual time
+
+inline const transport::Credentials& credentials() {
+  static const transport::Credentials one{"virtual", wire::job_id("moving")};
+  return one;
+}
+
+// What happens to servers.
+struct Course {
+  uint32_t ranks = 3;
+  struct Change {
+    Nanos when;
+    uint32_t server;
+    bool returns = false;  // a replacement has come; otherwise the server dies
+  };
+  std::vector<Change> changes;
+  Nanos news = 2 * kMillisecond;  // the longest time until a process hears of a change
+};
+
+class MovingJob {
+ public:
+  MovingJob(Course course, uint64_t seed)
+      : course_(std::move(course)), seed_(seed), chance_(seed + 1),
+        simulation_(options_of(course_, seed)) {
+    std::mt19937_64 random(seed);
+    transport::virtual_time::Network& network = simulation_.network();
+    for (size_t a = 0; a < network.hosts(); ++a) {
+      for (size_t b = 0; b < network.hosts(); ++b) {
+        const Nanos delay = 10 * kMicrosecond << random() % 6;  // some ranks hear much later
+        network.set_path(a, b, {delay, delay / 2, 0});
+      }
+    }
+    set_up();
+  }
+
+  ~MovingJob() {
+    for (auto& core : cores_) core->fail_now({Code::kShutdown, "the test is over"}, true);
+    for (auto& core : cores_) core->loop()->join();
+    for (auto& server : servers_) server->stop();
+    for (auto& server : dead_) server->stop();
+  }
+
+  int cannot_move = 0;
+
+ protected:
+  void schedule_changes() {
+    control::ServerSet set = control::ServerSet::all(kServers);
+    for (const Course::Change& change : course_.changes) {
+      change.returns ? set.add(change.server) : set.lose(change.server);
+      const Nanos when = start_ + change.when;
+      if (change.returns) {
+        simulation_.call_at(when, [this, server = change.server] { replace(server); });
+      } else {
+        cut_off(when, change.server);
+      }
+      for (uint32_t rank = 0; rank < course_.ranks; ++rank) {
+        simulation_.call_at(when + 1 + news(), [this, rank, set, change] {
+          cores_[rank]->loop()->post([this, rank, set, change] { serve(rank, set, change); });
+        });
+      }
+      for (uint32_t server = 0; server < kServers; ++server) {
+        simulation_.call_at(when + 1 + news(), [this, server, set] {
+          if (set.has(server)) servers_[server]->serve(set);
+        });
+      }
+    }
+  }
+
+  Nanos news() { return static_cast<Nanos>(chance_() % static_cast<uint64_t>(course_.news)); }
+
+  // Its answers still reach some ranks for a while, and some ranks still reach it.
+  void cut_off(Nanos when, uint32_t server) {
+    for (uint32_t rank = 0; rank < course_.ranks; ++rank) {
+      for (const bool answers : {false, true}) {
+        const Nanos later = chance_() % 2 == 0 ? 0 : news();
+        simulation_.call_at(when + later, [this, server, rank, answers] {
+          set_paths(server, rank, answers, {kMillisecond, 0, 1});
+        });
+      }
+    }
+  }
+
+  void set_paths(uint32_t server, uint32_t rank, bool answers,
+                 const transport::virtual_time::PathSettings& path) {
+    const size_t host = course_.ranks + server;
+    simulation_.network().set_path(answers ? host : rank, answers ? rank : host, path);
+  }
+
+  void replace(uint32_t server) {
+    for (uint32_t rank = 0; rank < course_.ranks; ++rank) {
+      for (const bool answers : {false, true}) {
+        set_paths(server, rank, answers, {50 * kMicrosecond, 0, 0});
+      }
+    }
+    dead_.push_back(std::move(servers_[server]));
+    start_server(server);
+    servers_[server]->attach(cluster_, server, plane_);
+  }
+
+  void serve(uint32_t rank, const control::ServerSet& set, const Course::Change& change) {
+    EngineCore& core = *cores_[rank];
+    if (change.returns) {
+      std::vector<std::unique_ptr<transport::Connection>> flows;
+      for (uint32_t flow = 0; flow < plane_.flows; ++flow) {
+        auto connection = transports_[rank]->connect_now(
+            servers_[change.server]->address(),
+            {wire::Role::kWorker, rank, flow, cluster_.incarnation}, credentials());
+        ASSERT_TRUE(connection.ok());
+        flows.push_back(std::move(*connection));
+      }
+      core.membership().server_comes(news_of(change.server, set), std::move(flows));
+    }
+    const bool moves = core.links().can_move() && core.named().can_move(set) &&
+                       core.can_move_partial(set);
+    if (!moves) ++cannot_move;
+    if (change.returns) {
+      control::Replacement news = news_of(change.server, set);
+      news.stage = control::Replacement::Stage::kServes;
+      return core.membership().server_news(news);
+    }
+    core.links().serve(set);
+    core.named().serve(set);
+  }
+
+  control::Replacement news_of(uint32_t server, const control::ServerSet& set) {
+    return {control::Replacement::Stage::kComing, server, set.epoch,
+            servers_[server]->address().to_string(), set.epoch, set.serving};
+  }
+
+  void start_server(uint32_t index) {
+    VirtualTransport& at = *transports_[course_.ranks + index];
+    auto server = server::Server::start({at.address(), 0, credentials()}, at);
+    ASSERT_TRUE(server.ok());
+    servers_[index] = std::move(*server);
+  }
+
+  void set_up() {
+    for (size_t host = 0; host < simulation_.options().hosts; ++host) {
+      transports_.push_back(std::make_unique<VirtualTransport>(simulation_, host));
+    }
+    auto settings = Settings::load({{"failover", "true"},
+                                    {"small_bytes", "1KiB"},
+                                    {"segment_bytes", "1KiB"},
+                                    // With several flows, large all-reduces are made again.
+                                    {"flows", std::to_string(1 + seed_ / 8 % 2)},
+                                    {"credit_max", std::to_string(4096 << seed_ % 8)}},
+                                   [](const char*) -> const char* { return nullptr; });
+    ASSERT_TRUE(settings.ok());
+    std::vector<control::RegisteredWorker> workers(course_.ranks);
+    for (uint32_t rank = 0; rank < course_.ranks; ++rank) {
+      control::WorkerRegistration& registration = workers[rank].registration;
+      registration.rank = rank;
+      registration.size = course_.ranks;
+      registration.dedicated_servers = kServers;
+      registration.host_id = workers[rank].host = transports_[rank]->address();
+      registration.settings = job::shared_settings(*settings);
+    }
+    ASSERT_TRUE(control::assemble(workers).move_to(cluster_).ok());
+    cluster_.incarnation = 1;
+    servers_.resize(kServers);
+    for (uint32_t i = 0; i < kServers; ++i) {
+      start_server(i);
+      cluster_.servers.push_back({i, true, ~0u, servers_[i]->address().to_string(), 1.0});
+    }
+    plane_ = job::data_plane(*settings, cluster_, {4});
+    for (uint32_t i = 0; i < kServers; ++i) servers_[i]->attach(cluster_, i, plane_);
+    for (uint32_t rank = 0; rank < course_.ranks; ++rank) {
+      auto doors = job::doors_of(cluster_, rank, plane_.flows);
+      ASSERT_TRUE(doors.ok());
+      std::vector<worker::ServerFlow> flows;
+      for (const job::Door& door : *doors) {
+        auto connection = transports_[rank]->connect_now(door.address, door.hello, credentials());
+        ASSERT_TRUE(connection.ok());
+        flows.push_back({door.server, std::move(*connection)});
+      }
+      auto bus = LocalBus::listen();
+      ASSERT_TRUE(bus.ok());
+      ASSERT_TRUE((*bus)->connect(0, {(*bus)->address()}, monotonic_now() + kSecond).ok());
+      worker::EngineOptions engine = job::engine_options(cluster_, rank, plane_, *settings);
+      engine.mesh.host = transports_[rank]->address();
+      engine.mesh.credentials = credentials();
+      engine.observe = false;
+      cores_.push_back(std::make_unique<EngineCore>(cluster_, engine, *transports_[rank],
+                                                    std::move(*bus), std::move(flows)));
+    }
+  }
+
+  static SimulationOptions options_of(const Course& course, uint64_t seed) {
+    SimulationOptions options;
+    options.hosts = course.ranks + kServers;
+    options.seed = seed;
+    return options;
+  }
+
+  const Course course_;
+  const uint64_t seed_;
+  std::mt19937_64 chance_;
+  Simulation simulation_;
+  std::vector<std::unique_ptr<VirtualTransport>> transports_;  // by host
+  control::Cluster cluster_;
+  server::DataPlaneOptions plane_;
+  std::vector<std::unique_ptr<server::Server>> servers_, dead_;
+  std::vector<std::unique_ptr<EngineCore>> cores_;
+  Nanos start_ = 0;
+};
+
+}  // namespace herring::simulate

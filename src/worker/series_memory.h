@@ -1,0 +1,37 @@
+// What a rank keeps of a series of partial all-reduces, so that another server can become the owner
+// (server/series_take_over.cc). It outlives the series for a while: other ranks may lack the end.
+// Engine thread.
+#pragma once
+
+#include <cstdint>
+
+#include "partial/known.h"
+#include "wire/partial.h"
+#include "worker/group.h"
+#include "worker/owners.h"
+
+namespace herring::worker {
+
+class Links;
+
+class SeriesMemory {
+ public:
+  // `enlist`: what the owner is told. `pushes` means the same as in partial::Memory.
+  SeriesMemory(const Group& group, wire::Enlist enlist, bool pushes);
+
+  uint32_t group() const { return group_; }
+  uint32_t home() const { return home_; }  // of the series' name
+  // Tells the next owner everything.
+  void tell(Links& links, const Owner& owner);
+
+  partial::Memory known;
+
+ private:
+  const uint32_t group_, home_;
+  const wire::Enlist enlist_;
+};
+
+// Tells the next owner of series of a home that this rank has told everything.
+void end_telling(Links& links, uint32_t group, const Owner& owner);
+
+}  // namespace herring::worker
