@@ -51,7 +51,7 @@ class NamedOperations {
   // Returns whether an operation is in flight that needs all members of the group; messages do not.
   bool awaits_members(const Group& group) const;
   // Returns whether everything goes on if this version of the set of servers comes next. Groups
-  // that are being formed cannot move to another server, and nor can a join.
+  // that are being formed cannot move to another server.
   bool can_move(const control::ServerSet& set) const { return handovers_.can_move(set); }
   // Handles a new version of the set of servers, which Links has served already. Names of servers
   // that are gone get other owners, and what waited there is announced again.
