@@ -39,7 +39,7 @@ class SeriesTable {
   Status tell(uint32_t rank, uint32_t group, Reign reign, std::string_view text, Nanos now,
               std::vector<Answer>& out);
   Status tell_round(uint32_t rank, const wire::FrameHeader& header, std::string text);
-  // Goes on with series that need not wait for anybody any more to tell what he knows.
+  // Goes on with the series of which every living rank has told what it knows.
   void settle(Nanos now, std::vector<Answer>& out);
   Status join(uint32_t rank, std::string_view text, Nanos now, std::vector<Answer>& out);
   Status received(uint32_t rank, std::string_view text, Nanos now, std::vector<Answer>& out);

@@ -6,34 +6,24 @@ Rank 0 kills the servers in turn, as many times as the argument says, and each t
 job's status shows that another process has taken the place.
 """
 
-import signal
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 import herring
-from serving import replace
+from serving import run_while_killed
 
-KILLS = int(sys.argv[1])
+KILLS = [number % 2 for number in range(int(sys.argv[1]))]  # servers
 ROWS = 40_000  # for each rank
 
 herring.init()
 rank, size = herring.rank(), herring.size()
-killed = threading.Event()
 
 
 def values(number: int, of: int, rows: int = ROWS) -> np.ndarray:
     """Returns what a rank has in a step."""
     return (np.arange(rows, dtype=np.int64) * (of + 1) + number) % 1009
-
-
-def kill() -> None:
-    """Kills the servers in turn."""
-    for number in range(KILLS):
-        replace(number % 2, signal.SIGKILL)
-    killed.set()
 
 
 def step(number: int) -> None:
@@ -63,15 +53,5 @@ def step(number: int) -> None:
 
 
 threads = ThreadPoolExecutor(6)
-killer = threading.Thread(target=kill)
-if rank == 0:
-    killer.start()
-number = 0
-while True:
-    step(number)
-    number += 1
-    if herring.allreduce(np.array([killed.is_set()]), "max", name="go on")[0]:
-        break
-if rank == 0:
-    killer.join()
-print(f"rank {rank} is done after {number} steps", flush=True)
+steps = run_while_killed(step, KILLS)
+print(f"rank {rank} is done after {steps} steps", flush=True)

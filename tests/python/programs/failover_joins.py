@@ -4,21 +4,18 @@ Rank 0 kills the servers in turn, as many times as the argument says, and each t
 job's status shows that another process has taken the place.
 """
 
-import signal
 import sys
-import threading
 
 import numpy as np
 
 import herring
-from serving import replace
+from serving import run_while_killed
 
-KILLS = int(sys.argv[1])
+KILLS = [number % 2 for number in range(int(sys.argv[1]))]  # servers
 SIZES = [10, 100_000]
 
 herring.init()
 rank, size = herring.rank(), herring.size()
-killed = threading.Event()
 
 
 def calls_of(number: int, of: int) -> int:
@@ -29,13 +26,6 @@ def calls_of(number: int, of: int) -> int:
 def values(number: int, of: int, call: int, elements: int) -> np.ndarray:
     """Returns what a rank gives in a call."""
     return (np.arange(elements, dtype=np.float32) * (of + 1) + number + call) % 1009
-
-
-def kill() -> None:
-    """Kills the servers in turn."""
-    for number in range(KILLS):
-        replace(number % 2, signal.SIGKILL)
-    killed.set()
 
 
 def step(number: int) -> None:
@@ -68,15 +58,5 @@ def check(number: int, call: int, arrays: list, handles: list) -> None:
         assert (array == expected).all(), (number, call, len(array))
 
 
-killer = threading.Thread(target=kill)
-if rank == 0:
-    killer.start()
-number = 0
-while True:
-    step(number)
-    number += 1
-    if herring.allreduce(np.array([killed.is_set()]), "max", name="go on")[0]:
-        break
-if rank == 0:
-    killer.join()
-print(f"rank {rank} is done after {number} steps", flush=True)
+steps = run_while_killed(step, KILLS)
+print(f"rank {rank} is done after {steps} steps", flush=True)

@@ -4,34 +4,24 @@ Rank 0 kills the servers in turn, as many times as the argument says, and each t
 job's status shows that another process has taken the place. The messages of rank 0 go on meanwhile.
 """
 
-import signal
 import sys
-import threading
 
 import numpy as np
 
 import herring
-from serving import replace
+from serving import run_while_killed
 
-KILLS = int(sys.argv[1])
+KILLS = [number % 2 for number in range(int(sys.argv[1]))]  # servers
 SIZES = [0, 1, 100, 20_000, 300_000]
 
 herring.init()
 rank, size = herring.rank(), herring.size()
-killed = threading.Event()
 
 
 def values(number: int, of: int, to: int, place: int) -> np.ndarray:
     """Returns what one rank sends another in a step, one of several messages with one tag."""
     elements = SIZES[(number + place + of) % len(SIZES)]
     return np.arange(elements, dtype=np.int64) + number * 1000 + of * 100 + to * 10 + place
-
-
-def kill() -> None:
-    """Kills the servers in turn."""
-    for number in range(KILLS):
-        replace(number % 2, signal.SIGKILL)
-    killed.set()
 
 
 def step(number: int) -> None:
@@ -58,15 +48,5 @@ def step(number: int) -> None:
     assert sorted(handle.source for handle in taking) == others
 
 
-killer = threading.Thread(target=kill)
-if rank == 0:
-    killer.start()
-number = 0
-while True:
-    step(number)
-    number += 1
-    if herring.allreduce(np.array([killed.is_set()]), "max", name="go on")[0]:
-        break
-if rank == 0:
-    killer.join()
-print(f"rank {rank} is done after {number} steps", flush=True)
+steps = run_while_killed(step, KILLS)
+print(f"rank {rank} is done after {steps} steps", flush=True)

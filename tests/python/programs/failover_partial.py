@@ -10,19 +10,17 @@ series travel with the joins, those to the large one are pushed.
 import hashlib
 import signal
 import sys
-import threading
 
 import numpy as np
 
 import herring
 from herring.partial import PartialReduction
-from serving import replace
+from serving import replace, run_while_killed
 
 SIZES = {"large": 200_000, "small": 50}
 
 herring.init()
 rank, size = herring.rank(), herring.size()
-killed = threading.Event()
 
 
 class Series:
@@ -61,26 +59,16 @@ class Series:
         assert (herring.allgather(seen[None], name="seen") == seen).all(), self.name
 
 
-def kill() -> None:
-    """Kills servers in turn."""
-    for index in sys.argv[2:]:
-        replace(int(index), signal.SIGKILL)
-    killed.set()
-
-
-killer = threading.Thread(target=kill)
-if rank == 0:
-    if sys.argv[1] != "none":
-        replace(int(sys.argv[1]), signal.SIGKILL)
-    killer.start()
-ended = 0
-while not herring.allreduce(np.array([killed.is_set()]), "max", name="go on")[0]:
+def step(number: int) -> None:
+    """Runs a series of each size from its beginning to its end."""
     for name in SIZES:
         series = Series(name)
-        for step in range(20):
-            series.step(step)
+        for place in range(20):
+            series.step(place)
         series.end()
-        ended += 1
-if rank == 0:
-    killer.join()
-print(f"rank {rank} is done after {ended} series", flush=True)
+
+
+if rank == 0 and sys.argv[1] != "none":
+    replace(int(sys.argv[1]), signal.SIGKILL)
+steps = run_while_killed(step, [int(index) for index in sys.argv[2:]])
+print(f"rank {rank} is done after {steps * len(SIZES)} series", flush=True)

@@ -101,6 +101,9 @@ for wire in ("bfloat16", "float16"):
         assert same.all(), (wire, step, found[~same][:4], expected[~same][:4])
         assert (other.get() == host[1]).all()
         arena.scale(2, 500)  # Nothing may still read or write the arena.
+        plan.wait()  # And what was cast once is not cast again.
+        again, twice = arena.get(), 2 * expected
+        assert (np.isnan(twice) | (again == twice)).all(), (wire, step)
     if copied and wanted == "host":
         out, back, pageable = (now - then for now, then in zip(driver.bytes(), copied))
         whole = 2 * sum(counts) + 8 * 5_003

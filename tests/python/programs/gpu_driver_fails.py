@@ -21,8 +21,14 @@ def lists():
         herring.grouped_allreduce([first, second], "sum")
 
 
-def rounds():
-    plan = herring.PlannedReduction([(500_000, "float32")] * 2, name="p", device=0)
+def casts():
+    rounds("bfloat16")
+
+
+def rounds(wire_dtype=None):
+    plan = herring.PlannedReduction(
+        [(500_000, "float32")] * 2, name="p", device=0, wire_dtype=wire_dtype
+    )
     plan.place([first])
     for _ in range(5):
         plan.begin()
@@ -37,7 +43,9 @@ before, start = driver.calls(None), time.monotonic()
 if rank == 0:
     driver.fail(None, int(os.environ["NTH"]), 719, os.environ["STICKY"] == "1")
 try:
-    {"allreduces": allreduces, "lists": lists, "rounds": rounds}[os.environ["CALLS"]]()
+    {"allreduces": allreduces, "lists": lists, "rounds": rounds, "casts": casts}[
+        os.environ["CALLS"]
+    ]()
     print(f"rank {rank}: no error")
 except herring.HerringError as error:
     print(f"rank {rank}: {type(error).__name__}: {error}")

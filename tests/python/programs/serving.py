@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+import herring
 
 HERRING = [sys.executable, "-m", "herring.launch.cli"]
 
@@ -37,3 +44,34 @@ def await_replaced(index: int, since: float) -> None:
             return
         time.sleep(0.05)
     raise AssertionError(servers())
+
+
+def run_while_killed(step: Callable[[int], object], kills: Sequence[int]) -> int:
+    """Makes steps on all ranks while rank 0 kills the servers in `kills`, one after another.
+
+    Each time rank 0 waits until the job's status shows that another process has taken the place.
+
+    Args:
+      step: Is called with the number of the step.
+      kills: The indices of the servers; the same on all ranks.
+
+    Returns:
+      The number of steps.
+    """
+    killed = threading.Event()
+
+    def kill() -> None:
+        for index in kills:
+            replace(index, signal.SIGKILL)
+        killed.set()
+
+    killer = threading.Thread(target=kill)
+    if herring.rank() == 0:
+        killer.start()
+    steps = 0
+    while not herring.allreduce(np.array([killed.is_set()]), "max", name="go on")[0]:
+        step(steps)
+        steps += 1
+    if herring.rank() == 0:
+        killer.join()
+    return steps

@@ -44,6 +44,16 @@ struct Course {
   Nanos news = 2 * kMillisecond;  // the longest time until a process hears of a change
 };
 
+// Adds deaths of `count` servers in turn, the first at `when`. The others may come before all ranks
+// have heard of the last one; ranks hear of all changes in one order.
+inline void add_deaths(Course& course, std::mt19937_64& random, Nanos when, uint32_t count) {
+  const auto first = static_cast<uint32_t>(random() % kServers);
+  for (uint32_t i = 0; i < count; ++i) {
+    course.changes.push_back({when, (first + i) % kServers});
+    when += course.news + 1 + static_cast<Nanos>(random() % (kMillisecond << random() % 4));
+  }
+}
+
 class MovingJob {
  public:
   MovingJob(Course course, uint64_t seed)

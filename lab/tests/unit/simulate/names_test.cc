@@ -63,12 +63,8 @@ TEST(Names, MessagesMoveToAnotherServer) {
     if (seed % 2 == 0) plan.forms = Plan::Forms::kBefore;
     const Calm expected = calm(plan, seed);
     std::mt19937_64 random(seed);
-    const auto first = static_cast<uint32_t>(random() % kServers);
-    Nanos when = static_cast<Nanos>(random() % expected.took);
-    for (uint32_t i = 0; i < 1 + seed % 3; ++i) {
-      plan.changes.push_back({when, (first + i) % kServers});
-      when += plan.news + 1 + static_cast<Nanos>(random() % (kMillisecond << random() % 4));
-    }
+    const auto when = static_cast<Nanos>(random() % expected.took);
+    add_deaths(plan, random, when, 1 + seed % 3);
     expect_same(plan, seed, expected);
     if (HasFatalFailure() || HasNonfatalFailure()) return;
   }
@@ -85,12 +81,8 @@ TEST(Names, JoinsMoveToAnotherServer) {
     plan.joins = 4;
     const Calm expected = calm(plan, seed);
     std::mt19937_64 random(seed);
-    const auto first = static_cast<uint32_t>(random() % kServers);
-    Nanos when = static_cast<Nanos>(random() % expected.took);
-    for (uint32_t i = 0; i < 1 + seed % 3; ++i) {
-      plan.changes.push_back({when, (first + i) % kServers});
-      when += plan.news + 1 + static_cast<Nanos>(random() % (kMillisecond << random() % 4));
-    }
+    const auto when = static_cast<Nanos>(random() % expected.took);
+    add_deaths(plan, random, when, 1 + seed % 3);
     expect_same(plan, seed, expected);
     if (HasFatalFailure() || HasNonfatalFailure()) return;
   }
@@ -104,15 +96,8 @@ TEST(Names, MoveAgain) {
     Plan plan;
     const Calm expected = calm(plan, seed);
     std::mt19937_64 random(seed);
-    const auto first = static_cast<uint32_t>(random() % kServers);
-    const Nanos when = static_cast<Nanos>(random() % expected.took);
-    plan.changes = {{when, first}};
-    for (uint32_t i = 1; i <= 2; ++i) {
-      // Ranks hear of all versions in one order.
-      plan.changes.push_back({plan.changes.back().when + plan.news + 1 +
-                                  static_cast<Nanos>(random() % (kMillisecond << random() % 4)),
-                              (first + i) % kServers});
-    }
+    const auto when = static_cast<Nanos>(random() % expected.took);
+    add_deaths(plan, random, when, 3);
     expect_same(plan, seed, expected);
     if (HasFatalFailure() || HasNonfatalFailure()) return;
   }

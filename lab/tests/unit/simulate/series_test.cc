@@ -202,12 +202,8 @@ TEST(SeriesInTime, MoveAgain) {
     SeriesJob calm(plan, seed);
     calm.run();
     std::mt19937_64 random(seed);
-    const auto first = static_cast<uint32_t>(random() % kServers);
-    Nanos when = static_cast<Nanos>(random() % calm.took());
-    for (uint32_t i = 0; i < 3; ++i) {
-      plan.changes.push_back({when, (first + i) % kServers});
-      when += 1 + plan.news + static_cast<Nanos>(random() % (kMillisecond << random() % 4));
-    }
+    const auto when = static_cast<Nanos>(random() % calm.took());
+    add_deaths(plan, random, when, 3);
     SeriesJob(plan, seed).run();
     if (HasFatalFailure() || HasNonfatalFailure()) return;
   }
