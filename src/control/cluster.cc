@@ -22,14 +22,20 @@ std::string Cluster::describe_rank(uint32_t rank) const {
   return concat("rank ", rank, " (", workers[rank].host, ", pid ", workers[rank].pid, ")");
 }
 
+std::optional<uint32_t> Cluster::rank_with(const ServerInfo& server) const {
+  if (server.dedicated) return {};
+  const std::vector<uint32_t> ranks = ranks_of(server.node);
+  return ranks.empty() ? std::nullopt : std::optional(ranks.front());
+}
+
 std::string Cluster::describe_server(uint32_t index) const {
   if (index >= servers.size()) return concat("server ", index);
   const ServerInfo& server = servers[index];
   std::string beside;  // a colocated server dies with its worker, so the worker is named
   if (!server.dedicated) {
-    const std::vector<uint32_t> ranks = ranks_of(server.node);
-    beside = ranks.empty() ? concat(", in node ", server.node)
-                           : concat(", in the process of ", describe_rank(ranks.front()));
+    const auto rank = rank_with(server);
+    beside = rank ? concat(", in the process of ", describe_rank(*rank))
+                  : concat(", in node ", server.node);
   }
   return concat("server ", index, " (", server.address, beside, ")");
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -64,6 +65,8 @@ struct Cluster {
 
   uint32_t local_size(uint32_t node) const;
   std::vector<uint32_t> ranks_of(uint32_t node) const;   // by local rank
+  // Returns in whose process a server is; nothing if it is dedicated.
+  std::optional<uint32_t> rank_with(const ServerInfo& server) const;
   std::string describe_rank(uint32_t rank) const;        // "rank 3 (10.0.0.4, pid 123)"
   std::string describe_server(uint32_t index) const;     // "server 1 (10.0.0.5:40123)"
 };

@@ -52,7 +52,7 @@ bool outlives(const server::Server& server, const control::Cluster& cluster,
   if (!loss.is_server) return loss.index != 0 && server.outlives(loss.index);
   const control::ServerInfo& lost = cluster.servers[loss.index];
   if (lost.dedicated) return !loss.serving.empty();
-  const uint32_t rank = cluster.ranks_of(lost.node).front();
+  const uint32_t rank = *cluster.rank_with(lost);
   return rank != 0 && server.outlives(rank);
 }
 
@@ -61,13 +61,8 @@ void take_place(control::Member& member, server::Server& server) {
   control::ServerSet set{member.cluster().epoch,
                          std::vector<bool>(member.cluster().servers.size(), true)};
   for (const control::Loss& gone : member.gone()) {
-    if (gone.is_server) {
-      set.serving[gone.index] = false;
-    } else if (gone.left) {
-      server.rank_left(gone.index);
-    } else {
-      server.rank_lost(gone.index);
-    }
+    if (gone.is_server) set.serving[gone.index] = false;
+    server.lost(gone);
   }
   server.serve(set);
   member.report_server(member.server_index(), 0, true, {});
@@ -106,14 +101,10 @@ Status serve(const std::string& rendezvous, const std::string& secret, const Set
   End end;
   member.watch(
       [&](const control::Loss& loss) {
-        if (loss.left) {
-          if (!loss.is_server) server.rank_left(loss.index);
-        } else if (!outlives(server, member.cluster(), loss)) {
+        if (!loss.left && !outlives(server, member.cluster(), loss)) {
           end.set({Code::kPeerLost, loss.text});
-        } else if (!loss.is_server) {
-          server.rank_lost(loss.index);
-        } else if (!loss.serving.empty()) {
-          server.serve({loss.epoch, loss.serving, {}});
+        } else {
+          server.lost(loss);
         }
       },
       [&](const std::string& reason) {

@@ -312,15 +312,12 @@ void Job::tell_engine(const control::Replacement& news) {
 
 void Job::tell_engine(const control::Loss& loss) {
   if (!loss.left) {
-    if (colocated_ && !loss.is_server) colocated_->server().rank_lost(loss.index);
-    if (colocated_ && !loss.serving.empty()) {
-      colocated_->server().serve({loss.epoch, loss.serving, {}});
-    }
+    if (colocated_) colocated_->server().lost(loss);
     return engine_->peer_lost(loss);
   }
   if (loss.is_server) return;
   engine_->rank_left(loss.index);
-  if (colocated_) colocated_->server().rank_left(loss.index);
+  if (colocated_) colocated_->server().lost(loss);
 }
 
 void Job::fail_engine(const std::string& reason) {

@@ -110,6 +110,20 @@ void Changes::answer_defined(std::vector<Answer>& out) {
   }
 }
 
+// Ranks that wait for other ranks rather than for a server would not hear of it otherwise.
+void Changes::call_off(JobGroup& group, uint32_t author, const std::string& why,
+                       std::vector<Answer>& out) {
+  if (std::exchange(group.told, true)) return;
+  wire::FrameHeader header;
+  header.type = wire::FrameType::kLeaveGroup;
+  header.flags = wire::kFlagCalledOff;
+  header.group = group.members.id();
+  for (const uint32_t rank : group.members.ranks()) {
+    if (rank != author) out.push_back({rank, header, why});
+  }
+  aggregator_.break_group(group);
+}
+
 // A member that finds another one gone reports it, so that others do not wait for that one in vain.
 Status Changes::leave_group(const wire::FrameHeader& header, uint32_t rank, const std::string& why,
                             std::vector<Answer>& out) {
@@ -119,13 +133,7 @@ Status Changes::leave_group(const wire::FrameHeader& header, uint32_t rank, cons
   if (!group->members.has(rank) || (group->members.is_world() && !called_off)) {
     return breach("rank ", rank, " left group ", header.group, " without being a member");
   }
-  if (called_off && !std::exchange(group->told, true)) {
-    // Ranks that wait for other ranks rather than for a server would not hear of it otherwise.
-    for (const uint32_t one : group->members.ranks()) {
-      if (one != rank) out.push_back({one, header, why.substr(0, wire::kMaxRefusal)});
-    }
-    aggregator_.break_group(*group);
-  }
+  if (called_off) call_off(*group, rank, why.substr(0, wire::kMaxRefusal), out);
   coordinator_.rank_gone(*group, rank,
                           called_off
                               ? concat("has called it off: ", why.substr(0, wire::kMaxRefusal))
@@ -208,6 +216,9 @@ void Changes::check_overdue() {
     coordinator_.overdue(now, out);
     series_.overdue(now, out);
     report_overdue(now, out);
+    for (const auto& [group, why] : aggregator_.stranded(now)) {
+      call_off(*group, kNobody, why, out);
+    }
     return Status();
   }));
 }

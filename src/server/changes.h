@@ -69,6 +69,7 @@ class Changes {
                       std::vector<Answer>& out);
   Status leave_group(const wire::FrameHeader& header, uint32_t rank, const std::string& why,
                      std::vector<Answer>& out);
+  void call_off(JobGroup& group, uint32_t author, const std::string& why, std::vector<Answer>& out);
   void answer_defined(std::vector<Answer>& out);
   void report_overdue(Nanos now, std::vector<Answer>& out);
   void answer(std::vector<Answer> answers, uint32_t from);

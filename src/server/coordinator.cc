@@ -15,9 +15,6 @@ constexpr size_t kMostCalls = 1 << 16, kMostCallBytes = size_t{1} << 30;
 constexpr size_t kMostFailed = 1 << 16;
 // Larger gathered results are sent in segments within credit, not as one frame.
 constexpr uint64_t kLargestReply = 8 << 20;
-// Numbers of groups that are formed in later reigns, and how many there may be in each.
-constexpr uint64_t kLaterGroups = uint64_t{1} << 31;
-constexpr uint32_t kMostFormed = 1 << 12;
 
 wire::FrameHeader header_of(wire::FrameType type, const JobGroup& group) {
   wire::FrameHeader header;
@@ -97,29 +94,6 @@ Coordinator::Coordinator(const control::Cluster& cluster, GroupTable& groups, ui
       loads_(cluster.size),
       lateness_(cluster.size) {}
 
-// Returns the group that the call is for. For a call that forms a group, that is the future group.
-Result<std::shared_ptr<JobGroup>> Coordinator::group_of(uint32_t group, const Announce& message,
-                                                        uint32_t rank) const {
-  const auto wrong = [&](const std::string& what) {
-    return breach("rank ", rank, " announced '", message.name, "' ", what);
-  };
-  const auto* const forms = std::get_if<wire::FormGroup>(&message.what);
-  if (forms == nullptr) {
-    auto found = groups_.find(group);
-    if (!found) return wrong(concat("in group ", group, ", which it did not define"));
-    if (!found->members.has(rank)) return wrong(concat("in group ", group, " as a non-member"));
-    return found;
-  }
-  if (Status fits = control::Group::check(cluster_, forms->ranks); !fits.ok()) {
-    return wrong(concat("with an impossible group: ", fits.message()));
-  }
-  auto formed = std::make_shared<JobGroup>(
-      cluster_, control::Group(Group::kForming, cluster_, forms->ranks, message.name), 1);
-  if (!formed->members.has(rank)) return wrong("without being a member");
-  groups_.note_gone(*formed);
-  return formed;
-}
-
 Pending& Coordinator::add_call(Calls& calls, const std::shared_ptr<JobGroup>& group, Reign reign,
                                Nanos now) {
   Pending& pending = calls.emplace_back();
@@ -185,6 +159,11 @@ Status Coordinator::announce(uint32_t rank, uint32_t group_id, Reign reign, std:
                   " bytes, not ", payload_bytes(*decoded, index));
   }
   if ((*group)->is_gone(index)) return {};  // nobody waits for its announcements
+  if (const auto* forms = std::get_if<wire::FormGroup>(&decoded->what);
+      forms != nullptr && forms->number != 0) {
+    return note_number(name_of({Group::kForming, reign.home}, *decoded), forms->number, rank, index,
+                       out);
+  }
   Announcement call(index, std::move(text), std::move(*decoded));
   if (members.id() != Group::kForming) {
     auto handover = handover_of(*group, reign, now);
@@ -204,13 +183,11 @@ void Coordinator::take(const std::shared_ptr<JobGroup>& group, Reign reign, Anno
                          std::move(call.message), now, out);
   }
   const Home home{members.id(), reign.home};
-  Name key{home, call.message.name};
-  if (members.id() == Group::kForming) key.second += '\n' + control::list_ranks(members.ranks());
-  const auto name = names_.try_emplace(std::move(key)).first;
+  const auto name = names_.try_emplace(name_of(home, call.message)).first;
   const auto place = next_call(name->second, group, reign, call.message, index, now);
   Pending& pending = *place;
-  pending.here[index] = true;
-  ++pending.arrived;
+  pending.count(index);
+  if (members.id() == Group::kForming) count_numbered(name->first, pending);
 
   const bool refused = !call.message.refusal.empty();
   const uint64_t id = call.message.id;
@@ -273,10 +250,7 @@ const Pending* Coordinator::joining(const Home& home) const {
 }
 
 void Coordinator::go_without(Pending& pending, uint32_t index) {
-  if (pending.here[index]) return;
-  pending.here[index] = true;
-  ++pending.arrived;
-  pending.joined.push_back(index);
+  if (pending.count(index)) pending.joined.push_back(index);
 }
 
 // Calls that this rank has not made go on without it.
@@ -420,28 +394,6 @@ void Coordinator::resolve(Pending& pending, std::vector<Answer>& out) {
   sign(pending, out, first);
 }
 
-// Every server forms groups, so each reign has numbers of its own.
-void Coordinator::form(const Pending& pending, const Announces& calls, std::vector<Answer>& out) {
-  const Reign& reign = pending.reign;
-  const uint32_t formed = formed_[reign]++;
-  const bool later = reign.epoch != 0;
-  const uint64_t place = later ? uint64_t{reign.epoch} * kMostFormed + formed : formed;
-  const uint64_t number = (later ? kLaterGroups : 1) + place * servers_ + reign.home;
-  const bool possible = number < (later ? Group::kForming : kLaterGroups) &&
-                        (!later || formed < kMostFormed);
-  for (uint32_t index = 0; index < calls.size(); ++index) {
-    const uint32_t rank = pending.group->members.ranks()[index];
-    if (!possible) {
-      out.push_back(error_answer(rank, calls[index]->id,
-                                 {Code::kInvalidArgument, "this job has formed too many groups"}));
-      continue;
-    }
-    wire::FrameHeader header;
-    header.type = wire::FrameType::kReply;
-    out.push_back({rank, header, encode(wire::Go{calls[index]->id, {number}})});
-  }
-}
-
 void Coordinator::set_whereabouts(uint32_t rank, std::string text) {
   whereabouts_.set(rank, std::move(text));
 }
@@ -494,10 +446,7 @@ void Coordinator::never_called(const Concerns& concerns, uint32_t rank,
     for (auto pending = calls.begin(); pending != calls.end();) {
       const uint32_t index = pending->group->members.index_of(rank);
       if (index != Group::kNobody && concerns(*pending->group)) {
-        if (!pending->here[index]) {
-          pending->here[index] = true;
-          ++pending->arrived;
-        }
+        pending->count(index);
         // This includes calls that the rank itself has made, because the first to hear makes no
         // more calls.
         if (!pending->failure) {

@@ -76,6 +76,11 @@ class Coordinator {
   using Home = std::pair<uint32_t, uint32_t>;   // number of the group, and home
   using Name = std::pair<Home, std::string>;
 
+  // The number of a group that a server gave before it was lost, and which members say so.
+  struct Numbered {
+    uint32_t number = 0;
+    std::vector<uint32_t> by;  // by index
+  };
   // How many calls of one rank wait for an answer. This is bounded, whatever the rank sends.
   struct Load {
     size_t calls = 0, bytes = 0;
@@ -107,6 +112,10 @@ class Coordinator {
   void compare(Pending& pending, uint32_t rank, Nanos now);
   Calls::iterator advance(Calls& calls, Calls::iterator pending, std::vector<Answer>& out);
   void resolve(Pending& pending, std::vector<Answer>& out);
+  static Name name_of(const Home& home, const wire::Announce& message);
+  Status note_number(const Name& name, uint32_t number, uint32_t rank, uint32_t index,
+                     std::vector<Answer>& out);
+  void count_numbered(const Name& name, Pending& pending) const;
   void form(const Pending& pending, const Announces& calls, std::vector<Answer>& out);
   const Pending* joining(const Home& home) const;
   static void go_without(Pending& pending, uint32_t index);
@@ -126,6 +135,7 @@ class Coordinator {
   size_t waiting_ = 0;            // calls that wait for an answer
   size_t failed_ = 0;             // failed calls that some rank has not made yet
   std::map<Reign, uint32_t> formed_;     // how many groups were formed here
+  std::map<Name, Numbered> numbered_;    // of groups that are being formed
   std::map<Home, Handover> handovers_;   // that wait for ranks
 };
 

@@ -5,6 +5,12 @@
 #include "server/aggregator.h"
 
 namespace herring::server {
+namespace {
+
+// How long an operation may wait for a member that has destroyed the group.
+constexpr Nanos kLeftGrace = kSecond;
+
+}  // namespace
 
 Aggregator::Awaited Aggregator::awaited(const Operation& op) const {
   Awaited found;
@@ -61,6 +67,27 @@ std::vector<Aggregator::Overdue> Aggregator::overdue(Nanos now) {
     list.push_back(std::move(item));
   }
   return list;
+}
+
+std::map<std::shared_ptr<JobGroup>, std::string> Aggregator::stranded(Nanos now) {
+  std::map<std::shared_ptr<JobGroup>, std::string> found;
+  std::lock_guard lock(mutex_);
+  for (const auto& [key, op] : operations_) {
+    const JobGroup& group = *op->group;
+    const bool may = !group.gone.empty() && !has_ended(*op) && !rests(*op) &&
+                     now - std::max(op->since, op->newest) > kLeftGrace;
+    if (!may) continue;
+    Awaited waits = awaited(*op);
+    waits.missing.insert(waits.missing.end(), waits.behind.begin(), waits.behind.end());
+    for (const uint32_t rank : waits.missing) {
+      if (!group.has_destroyed(group.members.index_of(rank))) continue;
+      found.try_emplace(op->group,
+                        concat("'", op->open.name, "'", group.members.suffix(),
+                               " cannot complete: a server is lost, and ",
+                               cluster_.describe_rank(rank), " ", kDestroyedGroup));
+    }
+  }
+  return found;
 }
 
 void Aggregator::report(Nanos now, ServerView& view) {

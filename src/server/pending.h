@@ -63,6 +63,13 @@ struct Pending {
   std::optional<Status> failure;
 
   std::vector<uint32_t> missing() const;  // ranks in the job
+  // Notes that the rank has made the call, or never will. Returns whether that is new.
+  bool count(uint32_t index) {
+    if (here[index]) return false;
+    here[index] = true;
+    ++arrived;
+    return true;
+  }
 };
 
 // Creates the messages about calls that wait.

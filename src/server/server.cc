@@ -243,9 +243,22 @@ void Server::rank_left(uint32_t rank) {
   });
 }
 
+// A server in a worker's process dies with it. The worker's own end may be told only when other
+// workers have heard, failed and left.
+void Server::lost(const control::Loss& loss) {
+  if (!loss.serving.empty()) serve({loss.epoch, loss.serving, {}});
+  const auto rank = loss.is_server ? cluster_.rank_with(cluster_.servers[loss.index])
+                                   : std::optional(loss.index);
+  if (loss.left) {
+    if (!loss.is_server) rank_left(*rank);
+  } else if (rank) {
+    rank_lost(*rank);
+  }
+}
+
 void Server::rank_lost(uint32_t rank) {
   proxies_[0]->loop().post([this, rank] {
-    if (!attached_) return;
+    if (!attached_ || groups_->is_gone(rank)) return;
     // Reported at once: ranks that still wait must see this rank's end before others leave because
     // of it.
     changes_->rank_gone(rank, "is gone");

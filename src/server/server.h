@@ -101,9 +101,9 @@ class Server {
   void connect(uint32_t rank, uint32_t flow, MakeFlow make);
   // Handles a rank that has left for good: operations that still wait for it fail.
   void rank_left(uint32_t rank);
-  // Handles the death of a worker. Partial all-reduces go on without it; all else that needs it
-  // fails.
-  void rank_lost(uint32_t rank);
+  // Handles the end of another process. Partial all-reduces go on without a worker that has died;
+  // all else that needs it fails.
+  void lost(const control::Loss& loss);
   // Adopts a later version of the set of servers of a job that goes on when servers die. After
   // attach(); any thread.
   void serve(const control::ServerSet& set);
@@ -148,6 +148,7 @@ class Server {
   void accept(std::unique_ptr<transport::Connection> connection, const wire::Hello& hello);
   void deliver(Slot& slot, std::span<const uint32_t> contributors);
   void end_flows(uint32_t rank, bool left);
+  void rank_lost(uint32_t rank);
   void say_farewell();
   void watch(Proxy& proxy);
   void check_overdue();

@@ -188,9 +188,7 @@ Status Coordinator::give(Handover& handover, const Lacked& lacked, Nanos now,
       handover.held.erase(call);
     }
     for (uint32_t index = 0; index < pending.here.size(); ++index) {
-      if (pending.here[index] || comes(index)) continue;
-      pending.here[index] = true;
-      ++pending.arrived;
+      if (!comes(index)) pending.count(index);
     }
     ++failed_;
     advance(calls, std::prev(calls.end()), out);

@@ -19,7 +19,24 @@ std::vector<uint64_t> own_elements(const Call& call) {
   return own;
 }
 
+control::ShardMap shards_of(const wire::FormGroup& forms, const control::Cluster& cluster) {
+  return control::shard_map(
+      cluster, control::Group(control::Group::kForming, cluster, forms.ranks, ""));
+}
+
 }  // namespace
+
+Owner Handovers::owner_of(const wire::FormGroup& forms, const std::string& name) const {
+  const control::ShardMap shards = shards_of(forms, engine_.cluster());
+  return owners_.of(shards.owners, shards.owner_of(name));
+}
+
+// Returns the homes of the group's names. For a call that forms a group, that is the future group.
+std::vector<uint32_t> Handovers::owners_of(const Call& call) const {
+  const auto* const forms = std::get_if<wire::FormGroup>(&call.what);
+  if (forms == nullptr) return call.group->shards().owners;
+  return shards_of(*forms, engine_.cluster()).owners;
+}
 
 // Returns whether the server of this home has been asked about an operation and has not answered.
 bool Handovers::is_asked(const Operation& operation, const Group& group, uint32_t home) const {
@@ -38,15 +55,14 @@ bool Handovers::can_move(const control::ServerSet& set) const {
     const Operation& operation = *one.second;
     const wire::Collective& what = operation.call_.what;
     if (operation.launched_ || operation.formed) return false;
-    const std::vector<uint32_t>& owners = operation.call_.group->shards().owners;
+    const std::vector<uint32_t> owners = owners_of(operation.call_);
     if (wire::is<wire::Join>(what)) {
       return std::ranges::any_of(operation.unconfirmed_, [&](uint32_t home) {
         return !set.has(next.of(owners, home).server);
       });
     }
     if (set.has(operation.asked_.server)) return false;
-    return wire::is<wire::FormGroup>(what) ||
-           !set.has(next.of(owners, operation.asked_.reign.home).server);
+    return !set.has(next.of(owners, operation.asked_.reign.home).server);
   });
 }
 
@@ -62,15 +78,26 @@ void Handovers::serve(const control::ServerSet& set) {
       engine_.move_partial(*group, owner);
     }
   }
-  // Servers that are gone need not know the groups that are being formed.
+  move_forming(set);
+}
+
+// Servers that are gone need not know the groups. Members that have their group's number say it to
+// the new owner, because others may lack it.
+void Handovers::move_forming(const control::ServerSet& set) {
   std::vector<std::shared_ptr<Operation>> forming;
   for (const auto& [id, operation] : named_.operations()) {
-    if (operation->formed) forming.push_back(operation);
+    if (wire::is<wire::FormGroup>(operation->call_.what)) forming.push_back(operation);
   }
   for (const auto& operation : forming) {
     for (const uint32_t server : std::vector(operation->unconfirmed_)) {
       if (!set.has(server)) named_.confirmed(*operation, server);
     }
+    const Owner owner = owners_.of(owners_of(operation->call_), operation->asked_.reign.home);
+    const bool moves = named_.find(operation->id_) && owner != operation->asked_;
+    if (!moves || !set.has(owner.server)) continue;
+    operation->asked_ = owner;
+    operation->started_ = engine_.loop()->now();  // the new owner gives it all the time
+    static_cast<void>(named_.announce(*operation, owner));
   }
 }
 
@@ -201,7 +228,14 @@ Result<bool> Handovers::receive(uint32_t server, const wire::FrameHeader& header
                                 std::string_view payload) {
   const uint64_t number = wire::answer_number(header);
   uint64_t id = 0;
-  if (number == 0 || !engine_.options().failover || payload.size() < sizeof(id)) return true;
+  if (!engine_.options().failover || payload.size() < sizeof(id)) return true;
+  std::memcpy(&id, payload.data(), sizeof(id));
+  const auto operation = named_.find(id);
+  if (number == 0) {
+    const bool numbers = operation && wire::is<wire::FormGroup>(operation->call_.what) &&
+                         !operation->formed;
+    return !numbers || operation->asked_.server == server;
+  }
   if (header.flags & wire::kFlagMet) return receive_met(server, header, payload);
   const auto group = engine_.membership().find(header.group);
   if (!group) return true;  // it was destroyed in the meantime
@@ -213,8 +247,6 @@ Result<bool> Handovers::receive(uint32_t server, const wire::FrameHeader& header
   }
   if (owners_.of(owners, home).server != server) return false;
   Answers& answers = answers_[{header.group, home}];
-  std::memcpy(&id, payload.data(), sizeof(id));
-  const auto operation = named_.find(id);
   const bool joins = operation && wire::is<wire::Join>(operation->call_.what);
   if (joins && header.type == wire::FrameType::kReply) {
     answers.all_joined(number);

@@ -31,6 +31,10 @@ class Handovers {
     return owners_.of(group.shards().owners, group.shards().owner_of(name));
   }
 
+  // Returns who gives a new group its number: a server that the group will use. So it can be formed
+  // whatever happens to others.
+  Owner owner_of(const wire::FormGroup& forms, const std::string& name) const;
+
   // See NamedOperations.
   bool can_move(const control::ServerSet& set) const;
   void serve(const control::ServerSet& set);
@@ -52,6 +56,8 @@ class Handovers {
     wire::Announce message;
   };
 
+  std::vector<uint32_t> owners_of(const Call& call) const;
+  void move_forming(const control::ServerSet& set);
   bool is_asked(const Operation& operation, const Group& group, uint32_t home) const;
   void move(const Group& group, const Owner& owner);
   void hand_over(const Group& group, const Owner& owner);

@@ -142,7 +142,7 @@ void NamedOperations::start(const std::shared_ptr<Operation>& operation) {
   if (Status status = engine_.failure(); !status.ok()) return finish(*operation, status);
   const Call& call = operation->call_;
   Group& group = *call.group;
-  const auto* forms = std::get_if<wire::FormGroup>(&call.what);
+  auto* forms = std::get_if<wire::FormGroup>(&operation->call_.what);
   if (Status why = group.called_off(); !why.ok() && forms == nullptr) {
     return finish(*operation, why);
   }
@@ -151,11 +151,8 @@ void NamedOperations::start(const std::shared_ptr<Operation>& operation) {
     return mover_.alone(*operation);
   }
   if (forms != nullptr) {
-    // Chooses a server that the new group will use. Then the group can be formed whatever happens
-    // to others.
-    const control::Group formed(control::Group::kForming, engine_.cluster(), forms->ranks, "");
-    const control::ShardMap shards = control::shard_map(engine_.cluster(), formed);
-    operation->asked_ = handovers_.owners().of(shards.owners, shards.owner_of(call.name));
+    forms->turn = ++turns_[Names::of(call).second];
+    operation->asked_ = handovers_.owner_of(*forms, call.name);
   } else {
     operation->asked_ = handovers_.owner_of(
         group, wire::is_message(call.what) ? box_of(group, call.what) : call.name);
@@ -178,6 +175,9 @@ wire::Announce NamedOperations::announcement_of(const Operation& operation) cons
   wire::Announce announce;
   announce.id = operation.id_;
   announce.what = call.what;
+  if (auto* forms = std::get_if<wire::FormGroup>(&announce.what); forms && operation.formed) {
+    forms->number = operation.formed->id();
+  }
   for (const Bundle& bundle : operation.bundles_) announce.arrays.push_back(bundle.array);
   announce.listed = operation.absent() ? operation.theirs_->listed : call.list;
   announce.timeout_ms = engine_.timeout_ms(call.timeout);

@@ -50,8 +50,7 @@ class NamedOperations {
   bool any(const Group& group) const;
   // Returns whether an operation is in flight that needs all members of the group; messages do not.
   bool awaits_members(const Group& group) const;
-  // Returns whether everything goes on if this version of the set of servers comes next. Groups
-  // that are being formed cannot move to another server.
+  // Returns whether everything goes on if this version of the set of servers comes next.
   bool can_move(const control::ServerSet& set) const { return handovers_.can_move(set); }
   // Handles a new version of the set of servers, which Links has served already. Names of servers
   // that are gone get other owners, and what waited there is announced again.
@@ -120,6 +119,8 @@ class NamedOperations {
   Operations operations_;
   // Exchanges that use a version of the set of servers that this rank has yet to hear of.
   std::deque<uint64_t> early_;
+  // How often this rank has formed a group with a name and ranks, both in the text.
+  std::map<std::string, uint32_t> turns_;
   uint64_t next_id_ = 1;
   uint64_t device_sums_ = 0;
 

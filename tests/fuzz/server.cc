@@ -143,7 +143,8 @@ class Member {
       case 3: return wire::ReduceScatter{reduction, {}};
       case 4: return wire::AllToAll{};
       case 5: return wire::Barrier{};
-      case 6: return wire::FormGroup{ranks<uint32_t>(in)};
+      case 6:
+        return wire::FormGroup{ranks<uint32_t>(in), 1 + in.below(2), in.seldom() ? in.byte() : 0u};
       case 7: return wire::Send{rank, in.below(2)};
       case 8: return wire::Receive{in.below(4) == 0 ? std::nullopt : std::optional(rank),
                                    in.flag() ? std::nullopt : std::optional<uint64_t>(in.below(2))};
@@ -462,7 +463,7 @@ class Script {
     const uint32_t how = in_.below(8);
     if (how < 6) return one.flow->fail({Code::kPeerLost, "the connection was closed"});
     one.gone = true;
-    how == 6 ? server_.rank_left(one.rank) : server_.rank_lost(one.rank);
+    server_.lost({.left = how == 6, .index = one.rank});
   }
 
   server::Server& server_;

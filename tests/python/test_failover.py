@@ -65,6 +65,13 @@ def test_calls_that_wait_for_a_rank_outlive_their_server(place: dict[str, str]) 
     assert output.count("is done") == 3, output
 
 
+def test_groups_are_formed_although_servers_die(place: dict[str, str]) -> None:
+    layout = ["-n", "4", "--nodes", "2", "--servers", "2"]
+    job = run_job(layout, program("failover_groups", "4"), timeout=120, **place)
+    output = expect_success(job)
+    assert output.count("is done after") == 4, output
+
+
 @pytest.mark.parametrize(
     ("workers", "nodes", "flows"),
     [(3, 3, 1), (3, 2, 1), (4, 2, 2)],

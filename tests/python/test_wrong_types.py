@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +13,12 @@ from jobs import expect_success, program, run_job
 
 @pytest.mark.parametrize("functions", ["core", "torch"])
 @pytest.mark.timeout(180)
-def test_wrong_types_are_refused_in_words(functions: str) -> None:
+def test_wrong_types_are_refused_in_words(
+    functions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if functions == "torch":
         pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)  # some values are right for a path, which is written then
     # The job has one rank: which calls a second rank must make would depend on the wrong values.
     job = run_job(["-n", "1"], program(f"wrong_values_{functions}"), 150, HERRING_LOG_LEVEL="error")
     assert "all in words" in expect_success(job), job.stdout[-6000:]

@@ -1,4 +1,7 @@
-"""Lets the driver call number NTH of rank 0 fail; every rank prints its error."""
+"""Lets the driver call number NTH of rank 0 fail; every rank prints its error.
+
+Without an error, its results are right.
+"""
 
 import os
 import time
@@ -8,21 +11,23 @@ import numpy as np
 import herring
 from gpu_job import GpuArray, driver, rank
 
-first, second = (GpuArray(np.zeros(1_000_000, np.float32)) for _ in range(2))
+first, second = (GpuArray(np.full(1_000_000, 1 + 2 * rank, np.float32)) for _ in range(2))
 
 
 def allreduces():
     for _ in range(3):
         herring.allreduce(first, "sum")
+    return [first], 16
 
 
 def lists():
     for _ in range(3):
         herring.grouped_allreduce([first, second], "sum")
+    return [first, second], 16
 
 
 def casts():
-    rounds("bfloat16")
+    return rounds("bfloat16")
 
 
 def rounds(wire_dtype=None):
@@ -36,6 +41,7 @@ def rounds(wire_dtype=None):
         plan.wait()
     if rank == 0:
         print("closed after call", driver.calls(None) - before)
+    return [first], 2
 
 
 herring.barrier()
@@ -43,9 +49,10 @@ before, start = driver.calls(None), time.monotonic()
 if rank == 0:
     driver.fail(None, int(os.environ["NTH"]), 719, os.environ["STICKY"] == "1")
 try:
-    {"allreduces": allreduces, "lists": lists, "rounds": rounds, "casts": casts}[
+    arrays, expected = {"allreduces": allreduces, "lists": lists, "rounds": rounds, "casts": casts}[
         os.environ["CALLS"]
     ]()
+    assert all((array.get() == expected).all() for array in arrays), arrays[0].get()
     print(f"rank {rank}: no error")
 except herring.HerringError as error:
     print(f"rank {rank}: {type(error).__name__}: {error}")

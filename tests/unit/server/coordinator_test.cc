@@ -450,6 +450,62 @@ TEST_F(CoordinatorOfGroupsTest, MembersFormAGroupAndGetANumberOfItsOwn) {
   EXPECT_FALSE(coordinator.announce(1, 0, {5}, form({1, ~0u}).text(), 0, out).ok());
 }
 
+// Server 0 is lost, and server 5 answers in its place.
+class NumbersOfALostServerTest : public CoordinatorOfGroupsTest {
+ protected:
+  static constexpr Reign kNow{0, 2};
+
+  std::vector<Answer> say(uint32_t rank, uint64_t id, uint32_t turn, uint32_t number = 0) {
+    std::vector<Answer> answers;
+    const Status status =
+        coordinator.announce(rank, 0, kNow, text(id, turn, number), 0, answers);
+    EXPECT_TRUE(status.ok()) << status.to_string();
+    return answers;
+  }
+  bool fails(uint32_t rank, uint32_t turn, uint32_t number) {
+    std::vector<Answer> answers;
+    return !coordinator.announce(rank, 0, kNow, text(9, turn, number), 0, answers).ok() &&
+           answers.empty();
+  }
+  std::string text(uint64_t id, uint32_t turn, uint32_t number) {
+    Call call = form({0, 1, 2});
+    call.message.id = id;
+    call.message.what = wire::FormGroup{{0, 1, 2}, turn, number};
+    return call.text();
+  }
+};
+
+TEST_F(NumbersOfALostServerTest, AreGivenToThoseThatLackThem) {
+  EXPECT_TRUE(say(1, 11, 1).empty());
+  EXPECT_TRUE(say(0, 10, 1, 77).empty());
+  EXPECT_FALSE(coordinator.idle());
+  const auto answers = say(2, 12, 1, 77);
+  ASSERT_EQ(answers.size(), 1u) << "the others have it";
+  EXPECT_EQ(answers[0].rank, 1u);
+  EXPECT_EQ(number_in(answers[0]), 77u);
+  EXPECT_TRUE(coordinator.idle());
+}
+
+TEST_F(NumbersOfALostServerTest, AreNotGivenToTheNextGroupOfThatName) {
+  EXPECT_TRUE(say(0, 10, 1, 77).empty()) << "the others are done with that group";
+  EXPECT_TRUE(coordinator.idle()) << "nobody waits";
+  EXPECT_TRUE(overdue(0).empty());
+  EXPECT_TRUE(say(1, 21, 2).empty());
+  EXPECT_TRUE(say(2, 22, 2).empty());
+  const auto answers = say(0, 20, 2);
+  ASSERT_EQ(answers.size(), 3u);
+  for (const Answer& answer : answers) EXPECT_GT(number_in(answer), 77u);
+}
+
+TEST_F(NumbersOfALostServerTest, MustAgree) {
+  EXPECT_TRUE(say(0, 10, 1, 77).empty());
+  EXPECT_TRUE(fails(1, 1, 78)) << "another number";
+  EXPECT_TRUE(fails(0, 1, 77)) << "twice";
+  EXPECT_TRUE(fails(1, 1, ~0u)) << "no number";
+  EXPECT_TRUE(say(1, 11, 1, 77).empty());
+  EXPECT_EQ(number_in(say(2, 12, 1).at(0)), 77u);
+}
+
 TEST_F(CoordinatorOfGroupsTest, EachGroupHasNamesAndTicketsOfItsOwn) {
   ASSERT_TRUE(groups.define(9, "g", {0, 2}, 0).ok());
   EXPECT_TRUE(say_in(9, 2, small(1, floats({1}))).empty());

@@ -77,6 +77,7 @@ class ServerTest : public testing::TestWithParam<uint32_t> {
     options.proxies = GetParam();
     options.segment_bytes = kSegment;
     options.credit_max = 8 * kSegment;
+    cluster.servers.push_back({kServerOfRank1, false, 1, "10.0.0.1:7001", 1.0});
     server->attach(cluster, 0, options);
   }
 
@@ -89,7 +90,10 @@ class ServerTest : public testing::TestWithParam<uint32_t> {
     return announce;
   }
 
-  static constexpr uint32_t kRanks = 4;
+  // Rank 1 is lost, and then rank 0 leaves, while rank 3 waits.
+  void expect_names_rank_1(const control::Loss& loss);
+
+  static constexpr uint32_t kRanks = 4, kServerOfRank1 = 1;
   control::Cluster cluster = make_cluster(kRanks);
   std::unique_ptr<Server> server;
 };
@@ -371,6 +375,23 @@ TEST(Server, ResultsThatAreReadAfterTheConnectionEndedAreRight) {
 }
 
 TEST_P(ServerTest, WhoDiedIsNamedAndNotWhoLeftBecauseOfIt) {
+  expect_names_rank_1({.index = 1});
+}
+
+TEST_P(ServerTest, WhoseServerDiedIsNamedAndNotWhoLeftBecauseOfIt) {
+  expect_names_rank_1({.is_server = true, .index = kServerOfRank1});
+}
+
+TEST_P(ServerTest, WhoCallsLaterIsToldWhoseServerDied) {
+  server->lost({.is_server = true, .index = kServerOfRank1});
+  server->rank_left(0);
+  Client late(*server, 3);
+  late.announce(message("b", 1, true), "1234");
+  const std::string error = late.error();
+  EXPECT_NE(error.find("rank 1"), std::string::npos) << error;
+}
+
+void ServerTest::expect_names_rank_1(const control::Loss& loss) {
   Client waits(*server, 3);
   waits.announce(message("b", 1, true), "1234");
   // Both are queued before the server's first thread can handle them.
@@ -381,7 +402,7 @@ TEST_P(ServerTest, WhoDiedIsNamedAndNotWhoLeftBecauseOfIt) {
     return std::make_unique<SilentFlow>();
   });
   held.get_future().wait();
-  server->rank_lost(1);
+  server->lost(loss);
   server->rank_left(0);
   told.set_value();
   const std::string error = waits.error();

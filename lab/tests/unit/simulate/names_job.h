@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +24,9 @@ struct Plan : Course {
   uint32_t lanes = 6, calls = 20;
   Nanos longest_pause = 200 * kMicrosecond;
   bool messages = false;  // lanes also send and receive
+  bool groups = false;    // lanes also form groups, and use them once
+  // They destroy them then. What a rank still lacks that was complete for the others can be lost.
+  bool destroys = false;
   // Ranks make different numbers of all-reduces in their lanes, and join, so many times.
   uint32_t joins = 0;
   // When the first two ranks form a group, which their first lanes use: before all changes or after
@@ -171,6 +175,7 @@ class Job : MovingJob {
         return;
       }
       if (job.plan_.messages && shared() % 2 == 0) return pass_messages();
+      if (job.plan_.groups && shared() % 2 == 0) return form_group();
       const uint64_t kind = shared(), size = shared(), who = shared() % job.plan_.ranks;
       ++made;
       worker::Call call;
@@ -217,11 +222,7 @@ class Job : MovingJob {
                             wire::is<wire::Broadcast>(call.what) ||
                             wire::is<wire::Barrier>(call.what);
       if (!in_place) call.buffers.front().receive = nullptr;
-      const std::string name = call.name;
-      auto submitted = core().named().submit(std::move(call), false);
-      if (!submitted.ok()) return over(submitted.status());
-      operation = *submitted;
-      operation->then(worker::Where::kEngine, [this] {
+      submit(std::move(call), [this] {
         const Status& status = operation->status();
         std::string& result = job.results_[concat(rank, ".", lane, ".", made)];
         if (!status.ok()) {
@@ -297,6 +298,58 @@ class Job : MovingJob {
       std::string& all = job.results_[concat(rank, ".", lane, ".", made)];
       for (const std::string& result : results) all += result;
       pause_then([this] { this->next(); });
+    }
+
+    // All members of a group get its number, and no other group has it.
+    void form_group() {
+      const uint64_t chosen = shared(), kind = shared();
+      std::vector<uint32_t> members;
+      for (uint32_t one = 0; one < job.plan_.ranks; ++one) {
+        if (chosen >> one & 1) members.push_back(one);
+      }
+      ++made;
+      if (std::ranges::count(members, rank) == 0) return next();
+      worker::Call call;
+      call.name = concat("team ", lane, ".", kind % 2);
+      call.what = wire::FormGroup{members};
+      submit(std::move(call), [this, large = kind / 2 % 2 == 1] {
+        const Status& status = operation->status();
+        if (!status.ok()) return over(status);
+        group = operation->formed;
+        const auto given = job.numbers_.try_emplace({lane, made}, group->id());
+        EXPECT_EQ(given.first->second, group->id()) << "rank " << rank;
+        if (given.second) {
+          EXPECT_TRUE(job.given_.insert(group->id()).second) << group->id();
+        }
+        use_group(large ? 5000 : 1);
+      });
+    }
+
+    void use_group(size_t elements) {
+      array.assign(elements, static_cast<float>(rank + 1));
+      char* const data = reinterpret_cast<char*>(array.data());
+      worker::Call call;
+      call.group = group;
+      call.name = "in a team";
+      call.what = wire::AllReduce{};
+      call.buffers = {{{DType::kFloat32, {array.size()}}, data, data}};
+      submit(std::move(call), [this] {
+        job.results_[concat(rank, ".", lane, ".", made)] =
+            concat(operation->status().to_string(), " ", array.front(), " ", array.back());
+        pause_then([this] {
+          const std::shared_ptr<worker::Group> used = std::exchange(group, nullptr);
+          const Status over = job.plan_.destroys ? core().membership().destroy(used) : Status();
+          EXPECT_TRUE(over.ok()) << over.message();
+          next();
+        });
+      });
+    }
+
+    void submit(worker::Call call, std::function<void()> then) {
+      auto submitted = core().named().submit(std::move(call), false);
+      if (!submitted.ok()) return over(submitted.status());
+      operation = *submitted;
+      operation->then(worker::Where::kEngine, std::move(then));
     }
 
     void over(const Status& why) {
@@ -388,6 +441,8 @@ class Job : MovingJob {
 
   const Plan plan_;
   std::vector<std::shared_ptr<worker::Group>> groups_;  // by rank
+  std::map<std::pair<uint32_t, uint32_t>, uint32_t> numbers_;  // of groups, by lane and call
+  std::set<uint32_t> given_;
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::vector<std::unique_ptr<Uneven>> uneven_;  // by rank
   Nanos end_ = 0;
