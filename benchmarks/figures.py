@@ -119,10 +119,11 @@ def link(
     servers: int | None = None,
     limit: float | None = None,
     required_p99: float | None = 1.5,
+    local_size: int = 1,
 ) -> list[Figure]:
-    """Measures ``nodes`` workers and ``servers`` dedicated servers on equal links.
+    """Measures ``nodes`` hosts of ``local_size`` workers, and ``servers`` dedicated servers.
 
-    By default, there are as many servers as nodes.
+    All links are equal. By default, there are as many servers as nodes.
     """
     servers = nodes if servers is None else servers
     if limit is None:
@@ -130,7 +131,7 @@ def link(
     peer = "gloo" if context.peer_only else "herring"
     if peer == "gloo":
         servers = 0
-    layout = Layout(range(nodes), range(nodes, nodes + servers))
+    layout = Layout(range(nodes), range(nodes, nodes + servers), local_size)
     arguments = context.arguments(str(size_bytes), 5, 20)
     with Cluster(nodes + servers, megabits * MEGABIT, queue_seconds) as hosts:
         with BenchJob(hosts, layout, arguments, peer) as job:
@@ -155,6 +156,11 @@ def link_8x8(context: Context) -> list[Figure]:
 def link_4x4(context: Context) -> list[Figure]:
     """4 + 4 hosts, 200 Mbit/s, queues of 20 ms, 25 MB."""
     return link(context, "link-4x4", 4, 25_000_000, 200, 0.020, 1.04)
+
+
+def link_4x2(context: Context) -> list[Figure]:
+    """4 hosts of 2 workers + 4, 200 Mbit/s, queues of 20 ms, 25 MB: each worker sends its part."""
+    return link(context, "link-4x2", 4, 25_000_000, 200, 0.020, 1.04, local_size=2)
 
 
 def link_16x16(context: Context) -> list[Figure]:
@@ -291,6 +297,29 @@ def one_node(context: Context) -> list[Figure]:
     return figures
 
 
+def failover(context: Context) -> list[Figure]:
+    """4 + 4 hosts without a rate limit, 25 MB; a job with failover alternates with one without."""
+    if context.peer_only:
+        return []
+    arguments = context.arguments("25M", 1, 5, batches=10)
+    layout = Layout(range(4), range(4, 8))
+    settings = {"HERRING_FAILOVER": "true"}
+    with (
+        Cluster(8) as hosts,
+        BenchJob(hosts, layout, arguments, operation="planned") as without,
+        BenchJob(hosts, layout, arguments, operation="planned", settings=settings) as covered,
+    ):
+        run_pairs(covered, without)
+        with_it, bare = (
+            _batch_medians(context.note("failover", job.finish(), hosts))
+            for job in (covered, without)
+        )
+    ratios = [ours / theirs for ours, theirs in zip(with_it, bare)]
+    measured = {"without": statistics.median(bare), "with": statistics.median(with_it)}
+    measured |= {"least": min(ratios), "most": max(ratios)}
+    return [Figure("failover with/without", statistics.median(ratios), 1.1, measured)]
+
+
 # --- memory --------------------------------------------------------------------------------------
 
 
@@ -316,6 +345,7 @@ def server_memory(context: Context) -> list[Figure]:
 FIGURES: dict[str, Callable[[Context], list[Figure]]] = {
     "link-8x8": link_8x8,
     "link-4x4": link_4x4,
+    "link-4x2": link_4x2,
     "link-16x16": link_16x16,
     "shallow-queue": shallow_queue,
     "gloo-ratio": gloo_ratio,
@@ -324,6 +354,7 @@ FIGURES: dict[str, Callable[[Context], list[Figure]]] = {
     "cpu-bound": cpu_bound,
     "one-node": one_node,
     "small": small,
+    "failover": failover,
     "server-memory": server_memory,
 }
 

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from herring_lab.emulate import Cluster, Job
@@ -104,6 +104,7 @@ class BenchJob:
       peer: the library to measure: herring, or gloo, which needs no servers.
       timeout: seconds that any single wait for the job may last.
       operation: the operation to measure: allreduce, or planned (Herring only).
+      settings: environment variables for the workers, beside those of the layout.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class BenchJob:
         peer: str = "herring",
         timeout: float = 300.0,
         operation: str = "allreduce",
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         self._timeout = timeout
         self._directory = pathlib.Path(tempfile.mkdtemp(prefix="herring-figures-"))
@@ -153,7 +155,7 @@ class BenchJob:
             for rank in range(layout.size):
                 name = f"rank {rank}"
                 local = (rank % layout.local_size, layout.local_size)
-                env = worker_environment(meeting, rank, *local)
+                env = worker_environment(meeting, rank, *local) | dict(settings or {})
                 with self._log(name).open("wb") as log:
                     self._workers.append(
                         hosts.popen(

@@ -21,8 +21,12 @@ Memory::Memory(uint32_t rank, uint32_t workers, bool pushes, size_t most_bytes)
 void Memory::announced(Said said) {
   std::deque<Said>& all = known_.said;
   if (!all.empty() && all.back().join.upto == said.join.upto) {
-    said.payload = std::move(all.back().payload);  // it only follows
-    all.back() = std::move(said);
+    Said& newest = all.back();
+    newest.follow(said.join);
+    if (said.digest_round != 0) {
+      newest.digest_round = said.digest_round;
+      newest.digest = said.digest;
+    }
     return;
   }
   all.push_back(std::move(said));

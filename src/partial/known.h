@@ -58,6 +58,12 @@ struct Said {
   uint32_t digest_round = 0;  // see wire::JoinMessage
   uint64_t digest = 0;
   std::string payload;        // what it adds, if contributions come with the joins
+
+  // Adopts a later join that adds nothing: the worker only follows.
+  void follow(const Join& later) {
+    join.base = later.base;
+    join.last = later.last;
+  }
 };
 
 struct Known {

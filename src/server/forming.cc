@@ -45,8 +45,8 @@ Result<std::shared_ptr<JobGroup>> Coordinator::group_of(uint32_t group, const An
   return formed;
 }
 
-// Returns the place of a call. A group is known by its ranks, too, until it is formed. One member may
-// form the next group of that name while others still wait for this one.
+// Returns the place of a call. A group is known by its ranks, too, until it is formed. One member
+// may form the next group of that name while others still wait for this one.
 Coordinator::Name Coordinator::name_of(const Home& home, const Announce& message) {
   const auto* const forms = std::get_if<wire::FormGroup>(&message.what);
   if (forms == nullptr) return {home, message.name};

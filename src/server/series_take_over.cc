@@ -110,7 +110,7 @@ Status SeriesTable::told_join(uint32_t rank, uint32_t index, Series& series,
   const partial::Join newest{index,     join.upto,  join.base,
                              join.last, join.round, join.contributors};
   if (!said.empty() && said.back().join.upto == join.upto) {
-    said.back().join = newest;  // it follows
+    said.back().follow(newest);
   } else {
     said.push_back({newest, join.digest_round, join.digest, std::string(join.payload)});
   }

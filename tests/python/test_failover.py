@@ -117,10 +117,11 @@ def test_joins_outlive_servers(place: dict[str, str], workers: int, nodes: int, 
     ids=["dedicated-alone", "one-before-the-first-series"],
 )
 def test_partial_all_reduces_outlive_servers(
-    place: dict[str, str], servers: str, deaths: list[str]
+    place: dict[str, str], servers: str, deaths: list[str], tmp_path: Path
 ) -> None:
     layout = ["-n", "3", "--nodes", "3", "--servers", servers]
-    job = run_job(layout, program("failover_partial", *deaths), timeout=120, **place)
+    script = program("failover_partial", *deaths)
+    job = run_job(layout, script, timeout=120, FOLDER=str(tmp_path), **place)
     output = expect_success(job)
     assert output.count("is done after") == 3, output
 

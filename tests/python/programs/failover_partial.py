@@ -4,10 +4,12 @@ Rank 0 kills the servers that its arguments name, one after another, and each ti
 job's status shows that another process has taken the place. The first argument is that of a server
 that dies before the first series, or "none". All ranks check that what was contributed is what was
 applied, and that they have had the same results in the same rounds. Contributions to the small
-series travel with the joins, those to the large one are pushed.
+series travel with the joins, those to the large one are pushed. Some series belong to a group, and
+some are recorded in the folder FOLDER and replayed.
 """
 
 import hashlib
+import os
 import signal
 import sys
 
@@ -21,15 +23,18 @@ SIZES = {"large": 200_000, "small": 50}
 
 herring.init()
 rank, size = herring.rank(), herring.size()
+some = herring.new_group(range(1, size))
 
 
 class Series:
     """One series, with what this rank has contributed to it and has applied."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, sync: object, group: herring.Group | None) -> None:
         elements = SIZES[name]
-        self.name = name
-        self.reduction = PartialReduction(elements, "int64", name=name, sync="majority", op="sum")
+        self.name, self.group = name, group
+        self.reduction = PartialReduction(
+            elements, "int64", name=name, sync=sync, op="sum", group=group
+        )
         self.produced, self.applied = np.zeros((2, elements), np.int64)
         self.result = np.empty(elements, np.int64)
         self.seen = hashlib.sha256()
@@ -53,22 +58,37 @@ class Series:
         self.produced += mine
         self.result[:] = mine
         self.add(self.reduction.flush(self.result))
-        total = np.sum(herring.allgather(self.produced[None], name="all"), axis=0)
+        all_produced = herring.allgather(self.produced[None], name="all", group=self.group)
+        total = np.sum(all_produced, axis=0)
         assert (total == self.applied).all(), (self.name, total[:4], self.applied[:4])
         seen = np.frombuffer(self.seen.digest(), np.uint8)
-        assert (herring.allgather(seen[None], name="seen") == seen).all(), self.name
+        all_seen = herring.allgather(seen[None], name="seen", group=self.group)
+        assert (all_seen == seen).all(), self.name
+
+
+def run(name: str, sync: object = "majority", group: herring.Group | None = None) -> Series:
+    """Runs a series from its beginning to its end."""
+    series = Series(name, sync, group)
+    for place in range(20):
+        series.step(place)
+    series.end()
+    return series
 
 
 def step(number: int) -> None:
-    """Runs a series of each size from its beginning to its end."""
+    """Runs series of each size: of all ranks, in turn alone, beside a group's, and replayed."""
     for name in SIZES:
-        series = Series(name)
-        for place in range(20):
-            series.step(place)
-        series.end()
+        series = run(name)
+        if number % 3 == 1 and rank > 0:
+            run(name, group=some)
+        if number % 3 == 2:
+            path = os.path.join(os.environ["FOLDER"], f"{name}.json")
+            series.reduction.statistics.save(path)
+            again = run(name, herring.Replay(path))
+            assert again.seen.digest() == series.seen.digest(), (number, name)
 
 
 if rank == 0 and sys.argv[1] != "none":
     replace(int(sys.argv[1]), signal.SIGKILL)
 steps = run_while_killed(step, [int(index) for index in sys.argv[2:]])
-print(f"rank {rank} is done after {steps * len(SIZES)} series", flush=True)
+print(f"rank {rank} is done after {steps} steps", flush=True)

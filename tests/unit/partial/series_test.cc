@@ -27,6 +27,22 @@ std::string describe(const Parameters& p) {
                 p.own_steps ? ", own steps" : "", ", kills ", p.kills);
 }
 
+// In a replay, a contribution belongs to a recorded round. The worker may say that it follows
+// before that round closes.
+TEST(Memory, AJoinThatOnlyFollowsLeavesTheContributionItsPlace) {
+  Memory memory(1, 3, false, 1000);
+  memory.announced({{1, 5, 2, true, 7, 3}, 4, 99, "bytes"});
+  memory.announced({{1, 5, 6, true}, 0, 0, {}});
+  ASSERT_EQ(memory.known().said.size(), 1u);
+  const Said& said = memory.known().said.back();
+  EXPECT_EQ(said.join.base, 6u);
+  EXPECT_EQ(said.join.round, 7u);
+  EXPECT_EQ(said.join.contributors, 3u);
+  EXPECT_EQ(said.payload, "bytes");
+  EXPECT_EQ(said.digest_round, 4u) << "no server may have compared it";
+  EXPECT_EQ(said.digest, 99u);
+}
+
 TEST(SeriesProperty, WhatIsAppliedIsWhatWasProduced) {
   std::mt19937_64 random(20260101);
   uint32_t repeats = 0, followed = 0, empty = 0;
