@@ -187,8 +187,8 @@ class Aggregator {
   };
   std::vector<Overdue> overdue(Nanos now);
   // Returns the groups in which an operation waits for a member that has destroyed the group, and
-  // texts that say so. Its part was over, but got lost with another server. In a change of the
-  // coordinator.
+  // texts that say so: its part was over, but what others lack of it was lost with a server. In a
+  // change of the coordinator.
   std::map<std::shared_ptr<JobGroup>, std::string> stranded(Nanos now);
   // Adds what there is to tell about operations. Takes a time bounded by their number.
   void report(Nanos now, ServerView& view);

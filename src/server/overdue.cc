@@ -83,8 +83,8 @@ std::map<std::shared_ptr<JobGroup>, std::string> Aggregator::stranded(Nanos now)
       if (!group.has_destroyed(group.members.index_of(rank))) continue;
       found.try_emplace(op->group,
                         concat("'", op->open.name, "'", group.members.suffix(),
-                               " cannot complete: a server is lost, and ",
-                               cluster_.describe_rank(rank), " ", kDestroyedGroup));
+                               " cannot complete: ", cluster_.describe_rank(rank), " ",
+                               kDestroyedGroup, " and gives nothing more"));
     }
   }
   return found;

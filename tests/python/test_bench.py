@@ -334,6 +334,8 @@ def test_bad_options_are_named(arguments, message, capsys):
 def test_gloo_meets_one_port_above():
     environ = {"HERRING_RANK": "1", "HERRING_SIZE": "4", "HERRING_RENDEZVOUS": "10.0.0.1:29400"}
     assert torch_rendezvous(environ) == (1, 4, "tcp://10.0.0.1:29401")
+    kept = {**environ, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "45000"}
+    assert torch_rendezvous(kept) == (1, 4, "tcp://10.0.0.1:45000"), "kept free by herring run"
     environ = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
     assert torch_rendezvous(environ) == (0, 2, "env://")
     with pytest.raises(ConfigurationError, match="HERRING_RENDEZVOUS"):

@@ -277,7 +277,9 @@ def torch_rendezvous(environ: Mapping[str, str]) -> tuple[int, int, str]:
     """
     if "HERRING_RANK" in environ and "HERRING_RENDEZVOUS" in environ:
         host, _, port = environ["HERRING_RENDEZVOUS"].rpartition(":")
-        method = f"tcp://{host}:{int(port) + 1}"
+        # `herring run` keeps a port free for torch; without it, the next port must be free.
+        store = int(environ.get("MASTER_PORT", int(port) + 1))
+        method = f"tcp://{host}:{store}"
         return int(environ["HERRING_RANK"]), int(environ["HERRING_SIZE"]), method
     if "RANK" in environ and "MASTER_ADDR" in environ:
         return int(environ["RANK"]), int(environ["WORLD_SIZE"]), "env://"
