@@ -135,7 +135,7 @@ class Coordinator {
   size_t waiting_ = 0;            // calls that wait for an answer
   size_t failed_ = 0;             // failed calls that some rank has not made yet
   std::map<Reign, uint32_t> formed_;     // how many groups were formed here
-  std::map<Name, Numbered> numbered_;    // of groups that are being formed
+  std::map<Name, Numbered> numbered_;    // groups that some members have yet to hear of
   std::map<Home, Handover> handovers_;   // that wait for ranks
 };
 

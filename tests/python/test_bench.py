@@ -331,7 +331,7 @@ def test_bad_options_are_named(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_gloo_meets_one_port_above():
+def test_gloo_meets_where_a_port_is_kept_free_or_one_port_above():
     environ = {"HERRING_RANK": "1", "HERRING_SIZE": "4", "HERRING_RENDEZVOUS": "10.0.0.1:29400"}
     assert torch_rendezvous(environ) == (1, 4, "tcp://10.0.0.1:29401")
     kept = {**environ, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "45000"}

@@ -232,6 +232,23 @@ TEST_P(AggregatorTest, WhatWasCompleteBeforeAMemberLeftIsAResult) {
   EXPECT_EQ(called_off, 2 - complete);
 }
 
+TEST_P(AggregatorTest, NobodyWaitsForLongForAMemberThatHasDestroyedTheGroup) {
+  if (nodes < 2) return;
+  ASSERT_TRUE(groups.define(4, "g", {0, 1}, 0).ok());
+  ASSERT_TRUE(aggregator.open({0, 0, 0, 4}, open_message(kSegment), 1).ok());
+  const Nanos now = monotonic_now();
+  EXPECT_TRUE(aggregator.stranded(now + 2 * kSecond).empty()) << "it may still come";
+  groups.find(4)->add_gone(0, kDestroyedGroup);
+  EXPECT_TRUE(aggregator.stranded(now).empty()) << "a moment may be needed";
+  const auto stranded = aggregator.stranded(now + 2 * kSecond);
+  ASSERT_EQ(stranded.size(), 1u);
+  const auto& [group, why] = *stranded.begin();
+  EXPECT_EQ(group, groups.find(4));
+  EXPECT_NE(why.find("rank 0 ("), std::string::npos) << why;
+  aggregator.break_group(*group);
+  EXPECT_TRUE(aggregator.stranded(now + 2 * kSecond).empty());
+}
+
 TEST_P(AggregatorTest, ADeathCallsOffItsGroupsAndNoOthers) {
   if (nodes < 3) return;
   ASSERT_TRUE(groups.define(4, "g", {0, 1}, 0).ok());

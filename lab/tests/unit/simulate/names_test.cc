@@ -40,6 +40,15 @@ void expect_same(const Plan& plan, uint64_t seed, const Calm& calm) {
   }
 }
 
+// Lets servers die at a moment of the seed's.
+void expect_outlives(Plan plan, uint64_t seed, uint32_t deaths) {
+  const Calm expected = calm(plan, seed);
+  std::mt19937_64 random(seed);
+  const auto when = static_cast<Nanos>(random() % expected.took);
+  add_deaths(plan, random, when, deaths);
+  expect_same(plan, seed, expected);
+}
+
 TEST(Names, MoveToAnotherServer) {
   const Seeds seeds = Seeds::of(1, 40);
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
@@ -64,11 +73,7 @@ TEST(Names, MessagesMoveToAnotherServer) {
     plan.ranks = 2 + seed % 3;
     plan.messages = true;
     if (seed % 2 == 0) plan.forms = Plan::Forms::kBefore;
-    const Calm expected = calm(plan, seed);
-    std::mt19937_64 random(seed);
-    const auto when = static_cast<Nanos>(random() % expected.took);
-    add_deaths(plan, random, when, 1 + seed % 3);
-    expect_same(plan, seed, expected);
+    expect_outlives(plan, seed, 1 + seed % 3);
     if (HasFatalFailure() || HasNonfatalFailure()) return;
   }
 }
@@ -82,11 +87,7 @@ TEST(Names, JoinsMoveToAnotherServer) {
     plan.ranks = 2 + seed % 3;
     plan.lanes = 3;
     plan.joins = 4;
-    const Calm expected = calm(plan, seed);
-    std::mt19937_64 random(seed);
-    const auto when = static_cast<Nanos>(random() % expected.took);
-    add_deaths(plan, random, when, 1 + seed % 3);
-    expect_same(plan, seed, expected);
+    expect_outlives(plan, seed, 1 + seed % 3);
     if (HasFatalFailure() || HasNonfatalFailure()) return;
   }
 }
@@ -100,11 +101,7 @@ TEST(Names, FormingMovesToAnotherServer) {
     plan.groups = true;
     plan.destroys = seed % 2 == 0;
     plan.calls = 30;
-    const Calm expected = calm(plan, seed);
-    std::mt19937_64 random(seed);
-    const auto when = static_cast<Nanos>(random() % expected.took);
-    add_deaths(plan, random, when, 1 + seed % 3);
-    expect_same(plan, seed, expected);
+    expect_outlives(plan, seed, 1 + seed % 3);
     if (HasFatalFailure() || HasNonfatalFailure()) return;
   }
 }
@@ -115,11 +112,7 @@ TEST(Names, MoveAgain) {
   const Seeds seeds = Seeds::of(101, 30);
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     Plan plan;
-    const Calm expected = calm(plan, seed);
-    std::mt19937_64 random(seed);
-    const auto when = static_cast<Nanos>(random() % expected.took);
-    add_deaths(plan, random, when, 3);
-    expect_same(plan, seed, expected);
+    expect_outlives(plan, seed, 3);
     if (HasFatalFailure() || HasNonfatalFailure()) return;
   }
 }
