@@ -20,37 +20,42 @@ from collections.abc import Callable
 FIGURES = {
     "copies": "GB/s of copies of 64 MB in pinned memory: out, in, and both at once",
     "memory": "GB/s of the GPU's memory: bytes read and written by a copy inside it",
-    "plain step": "seconds for a step of the model without averaging",
-    "round": "seconds for a round of 100 MB, and GB/s in both directions of all workers together",
-    "16 bits": "seconds for the same round with wire_dtype=bfloat16, divided by those without",
+    "round": "seconds for a round of 100 MB, and with wire_dtype=bfloat16; GB/s in both directions "
+    "of all workers together",
     "round/copies": "rate of the round divided by the rate of copies both at once; target 0.8",
     "round/memory": "seconds of the round divided by the seconds that memory needs; target 1.3",
     "wait": "microseconds in wait() after averaging ended: first and second call; target 10",
-    "step": "seconds for a step of the model with averaging, and with wire_dtype=bfloat16",
-    "slowed": "slowdown of the step by averaging, and by copies alone; target: at most 5 % more "
-    "than copies",
+    "step": "seconds for a step of the model without averaging, with it, and with "
+    "wire_dtype=bfloat16",
+    "slowed": "slowdown of the step by averaging, with wire_dtype=bfloat16, and by copies alone; "
+    "target: at most 5 % more than copies",
     "gloo": "seconds for an all-reduce of 100 MB: Gloo, Herring, Herring/Gloo; target 0.3",
 }
 STAGES = ("host", "staged", "ipc")
 _BYTES = 100 << 20
 
 
-def timed(call: Callable[[], object], device: str, times: int = 7) -> float:
-    """Returns the median seconds of a call and the work it queues; all workers start together."""
+def timed(calls: dict[str, Callable[[], object]], device: str, times: int = 7) -> dict[str, float]:
+    """Returns the median seconds of each call and the work it queues.
+
+    Calls are made in turns, because the machine may be faster for some seconds than for others. All
+    workers start each call together.
+    """
     import torch
 
     import herring
 
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    found = []
+    found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(times + 5):
-        wait()
-        herring.barrier()
-        start = time.monotonic()
-        call()
-        wait()
-        found.append(time.monotonic() - start)
-    return statistics.median(found[5:])
+        for name, call in calls.items():
+            wait()
+            herring.barrier()
+            start = time.monotonic()
+            call()
+            wait()
+            found[name].append(time.monotonic() - start)
+    return {name: statistics.median(each[5:]) for name, each in found.items()}
 
 
 def model(device: str):
@@ -64,79 +69,74 @@ def model(device: str):
     return torch.nn.TransformerEncoder(layer, 2 if small else 12).to(device)
 
 
-def measure_round(
-    device: str, nbytes: int, wire_dtype: str | None = None
-) -> tuple[float, list[float], str]:
-    """Measures a planned round.
+class Round:
+    """A planned round of 50 gradients, which are parts of one tensor."""
 
-    Returns:
-      The seconds of a round, the seconds of two calls of wait() after averaging has ended, and the
-      node stage that was used.
-    """
-    import torch
+    PARTS = 50
 
-    import herring
-    from herring.torch.devices import exported, gpu_of
+    def __init__(self, device: str, nbytes: int, wire_dtype: str | None = None) -> None:
+        import torch
 
-    parts = 50
-    arena = torch.ones(nbytes // 4, device=device)
-    gpu = gpu_of(arena)
-    plan = herring.PlannedReduction(
-        [(nbytes // 4 // parts, "float32")] * parts, device=gpu, wire_dtype=wire_dtype
-    )
-    [(_, size)] = plan.arenas
-    arena = torch.ones(size // 4, device=device)
-    if gpu is not None:
-        plan.place([exported(arena)])
+        import herring
+        from herring.torch.devices import exported, gpu_of
 
-    def step() -> None:
-        plan.begin()
-        for part in range(parts):
-            plan.ready(part)
-        plan.wait()
+        gpu = gpu_of(torch.empty(0, device=device))
+        self.plan = herring.PlannedReduction(
+            [(nbytes // 4 // self.PARTS, "float32")] * self.PARTS, device=gpu, wire_dtype=wire_dtype
+        )
+        [(_, size)] = self.plan.arenas
+        self.arena = torch.ones(size // 4, device=device)
+        if gpu is not None:
+            self.plan.place([exported(self.arena)])
 
-    seconds = timed(step, device)
-    waits: list[tuple[float, float]] = []
-    for _ in range(20):
-        plan.begin()
-        plan.ready_all(range(parts))
-        time.sleep(5 * seconds + 0.01)
-        if device == "cuda":
-            torch.cuda.synchronize()
-        arena.add_(1)  # As in training, work is queued just before wait().
-        times = [time.perf_counter()]
-        for _ in range(2):
-            plan.wait()
-            times.append(time.perf_counter())
-        waits.append((times[1] - times[0], times[2] - times[1]))
-    stage = plan.node_stage
-    plan.close()
-    return seconds, [statistics.median(each) for each in zip(*waits)], stage
+    def run(self) -> None:
+        """Runs one round."""
+        self.plan.begin()
+        for part in range(self.PARTS):
+            self.plan.ready(part)
+        self.plan.wait()
+
+    def waits(self, device: str, pause: float) -> list[float]:
+        """Returns the median seconds of two calls of wait() after averaging has ended."""
+        import torch
+
+        found = []
+        for _ in range(20):
+            self.plan.begin()
+            self.plan.ready_all(range(self.PARTS))
+            time.sleep(pause)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            self.arena.add_(1)  # As in training, work is queued just before wait().
+            times = [time.perf_counter()]
+            for _ in range(2):
+                self.plan.wait()
+                times.append(time.perf_counter())
+            found.append((times[1] - times[0], times[2] - times[1]))
+        return [statistics.median(each) for each in zip(*found)]
 
 
-def measure_step(device: str, averaged: bool, wire_dtype: str | None = None) -> float:
-    """Returns the seconds of a training step."""
-    import torch
+class Step:
+    """A training step of the model."""
 
-    import herring.torch
+    def __init__(self, device: str, averaged: bool, wire_dtype: str | None = None) -> None:
+        import torch
 
-    torch.manual_seed(1)
-    module = model(device)
-    width = 64 if device == "cpu" else 768
-    inputs = torch.randn(8, 16 if device == "cpu" else 128, width, device=device)
-    wrapper = herring.torch.DistributedDataParallel
-    forward = wrapper(module, wire_dtype=wire_dtype) if averaged else module
-    optimizer = torch.optim.SGD(module.parameters(), lr=1e-4)
+        import herring.torch
 
-    def step() -> None:
-        optimizer.zero_grad()
-        forward(inputs).square().mean().backward()
-        optimizer.step()
+        torch.manual_seed(1)
+        module = model(device)
+        width = 64 if device == "cpu" else 768
+        self.inputs = torch.randn(8, 16 if device == "cpu" else 128, width, device=device)
+        wrapper = herring.torch.DistributedDataParallel
+        self.forward = wrapper(module, wire_dtype=wire_dtype) if averaged else module
+        self.optimizer = torch.optim.SGD(module.parameters(), lr=1e-4)
 
-    seconds = timed(step, device)
-    if averaged:
-        forward.close()
-    return seconds
+    def run(self) -> None:
+        """Makes one step."""
+        self.optimizer.zero_grad()
+        self.forward(self.inputs).square().mean().backward()
+        self.optimizer.step()
 
 
 def measure_gloo(device: str, nbytes: int) -> float:
@@ -150,7 +150,7 @@ def measure_gloo(device: str, nbytes: int) -> float:
     store = dist.FileStore(where, herring.size())
     dist.init_process_group("gloo", store=store, rank=herring.rank(), world_size=herring.size())
     tensor = torch.ones(nbytes // 4, device=device)
-    seconds = timed(lambda: dist.all_reduce(tensor), device)
+    seconds = timed({"gloo": lambda: dist.all_reduce(tensor)}, device)["gloo"]
     dist.destroy_process_group()
     return seconds
 
@@ -179,33 +179,44 @@ def work(device: str) -> dict[str, list[float]]:
         copies = rates["both"]
         ones, other = (torch.ones(256 << 18, device=device) for _ in range(2))
         # All workers copy at the same time, and share the memory's bandwidth.
-        memory = size * 2 * ones.nbytes / timed(lambda: other.copy_(ones), device)
+        memory = size * 2 * ones.nbytes / timed({"copy": lambda: other.copy_(ones)}, device)["copy"]
         memory = herring.broadcast_object(memory)
         del ones, other
         if stage == STAGES[0]:
             found["copies"] = [rates[way] / 1e9 for way in ("out", "in", "both")]
             found["memory"] = [memory / 1e9]
-    plain = measure_step(device, False)
-    found["plain step"] = [plain]
-    seconds, waited, really = measure_round(device, nbytes)
+    rounds = {"32": Round(device, nbytes), "16": Round(device, nbytes, "bfloat16")}
+    seconds = timed({name: one.run for name, one in rounds.items()}, device)
+    really = rounds["32"].plan.node_stage
     if really != stage and device == "cuda":
         print(f"{stage} is not available here: {really} was measured", flush=True)
-    found["round"] = [seconds, 2 * nbytes * size / seconds / 1e9]
+    found["round"] = [seconds["32"], seconds["16"], 2 * nbytes * size / seconds["32"] / 1e9]
     if copies:
-        found["round/copies"] = [found["round"][1] * 1e9 / copies]
+        found["round/copies"] = [found["round"][2] * 1e9 / copies]
         if really == "ipc":
             # Every rank reads its slice of all arenas, and writes its slice to all arenas.
-            found["round/memory"] = [seconds / (2 * size * nbytes / memory)]
-    found["wait"] = [1e6 * each for each in waited]
-    found["16 bits"] = [measure_round(device, nbytes, "bfloat16")[0] / seconds]
-    averaged = measure_step(device, True)
-    found["step"] = [averaged, measure_step(device, True, "bfloat16")]
+            found["round/memory"] = [seconds["32"] / (2 * size * nbytes / memory)]
+    waits = rounds["32"].waits(device, 5 * seconds["32"] + 0.01)
+    found["wait"] = [1e6 * each for each in waits]
+    for one in rounds.values():
+        one.plan.close()
+    steps = {
+        "plain": Step(device, False),
+        "32": Step(device, True),
+        "16": Step(device, True, "bfloat16"),
+    }
+    seconds = timed({name: one.run for name, one in steps.items()}, device, 20)
+    found["step"] = [seconds[name] for name in steps]
     if copies:
         bytes_each_way = 4 * sum(p.numel() for p in model(device).parameters())
-        found["slowed"] = [averaged / plain - 1, 2 * bytes_each_way * size / copies / plain]
+        copying = 2 * bytes_each_way * size / copies
+        slower = [seconds[name] / seconds["plain"] - 1 for name in ("32", "16")]
+        found["slowed"] = [*slower, copying / seconds["plain"]]
+    for name in ("32", "16"):
+        steps[name].forward.close()
     if stage == STAGES[0]:
         tensor = torch.ones(nbytes // 4, device=device)
-        mine = timed(lambda: herring.torch.allreduce(tensor), device)
+        mine = timed({"mine": lambda: herring.torch.allreduce(tensor)}, device)["mine"]
         gloo = measure_gloo(device, nbytes)
         found["gloo"] = [gloo, mine, mine / gloo]
     herring.shutdown()
@@ -235,6 +246,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--workers", type=int, default=2, help="number of workers on the GPU")
+    parser.add_argument(
+        "--stages", nargs="+", choices=STAGES, default=STAGES, help="node stages to measure"
+    )
     options = parser.parse_args()
     if "HERRING_RANK" in os.environ:
         found = work(options.device)
@@ -244,7 +258,7 @@ def main() -> int:
     if options.device == "cuda":
         subprocess.run(["nvidia-smi", "-L"], check=False)
     print(time.strftime("%Y-%m-%d"), f"{options.workers} workers")
-    for stage in STAGES if options.device == "cuda" else STAGES[:1]:
+    for stage in options.stages if options.device == "cuda" else STAGES[:1]:
         found = run(stage, options)
         if found is None:
             return 1

@@ -222,7 +222,27 @@ void NodeStage::added(const wire::Key& key) {
 
 void NodeStage::combined(const std::shared_ptr<NodeWork>& work) {
   if (work->task.mark) work->task.mark.at(observe::Moment::kReduced, loop_.now());
-  work->last_stage() ? slice_done(*work) : push_slice(work);
+  if (work->last_stage()) return slice_done(*work);
+  work->combined = true;
+  // Every worker pushes the parts of a round in the same order. A later part may be combined before
+  // an earlier one, if a device adds the earlier one and processors add the later one.
+  for (auto next = work; next != nullptr && may_push(*next); next = after(*next)) push_slice(next);
+}
+
+bool NodeStage::may_push(const NodeWork& work) {
+  if (!work.combined || work.pushed || work.own().done) return false;
+  wire::Key before = work.task.key;
+  if (!work.task.lockstep || before.buffer == 0) return true;
+  --before.buffer;
+  const NodeWork* const earlier = find(before);
+  return earlier == nullptr || earlier->pushed || earlier->own().done;
+}
+
+std::shared_ptr<NodeWork> NodeStage::after(const NodeWork& work) {
+  wire::Key key = work.task.key;
+  ++key.buffer;
+  const auto found = works_.find(key);
+  return work.task.lockstep && found != works_.end() ? found->second : nullptr;
 }
 
 bool NodeStage::adds(uint32_t group) const {

@@ -89,6 +89,10 @@ class NodeStage : private TransferOwner {
   Status tell_posted(const NodeWork& work);
   // The slice is combined, so passes it on to the next stage.
   void combined(const std::shared_ptr<NodeWork>& work);
+  // Returns whether the slice is combined and not pushed, and all before it in the round are.
+  bool may_push(const NodeWork& work);
+  // Returns the next part of the same round; null if there is none.
+  std::shared_ptr<NodeWork> after(const NodeWork& work);
   bool adds(uint32_t group) const;
   void do_work();
   void schedule_work();

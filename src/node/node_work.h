@@ -138,6 +138,7 @@ struct NodeWork {
   plan::Range slice;                 // in wire bytes; of an exchange, all that is copied
   size_t worked = 0;                 // of slice.bytes
   bool adding = false;               // the adder was started and is not done
+  bool combined = false;             // to be pushed, or pushed already
   bool pushed = false;               // the Pusher uses the transfer
 
  private:

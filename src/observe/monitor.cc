@@ -204,15 +204,12 @@ RankTexts Monitor::rank_texts(Nanos now) const {
     if (late.late < 3 || late.share() < 0.1 || state_of({false, rank}, now) > State::kWaiting) {
       continue;
     }
-    const auto by = static_cast<Nanos>(std::max(late.mean, 0.0));
-    const auto told = std::find_if(texts.begin(), texts.end(), [rank](const auto& text) {
+    auto told = std::find_if(texts.begin(), texts.end(), [rank](const auto& text) {
       return text.rank == rank;
     });
-    if (told == texts.end()) {
-      texts.push_back({rank, {}, rounds_.usual_work(rank), by});
-    } else {
-      told->late = by;
-    }
+    if (told == texts.end()) told = texts.insert(texts.end(), RankText{rank, {}, 0, 0});
+    told->usual = rounds_.usual_work(rank);
+    told->late = static_cast<Nanos>(std::max(late.mean, 0.0));
   }
   // Those who wait for a server say so.
   for (uint32_t index = 0; index < servers_.size(); ++index) {

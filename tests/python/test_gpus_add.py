@@ -29,6 +29,20 @@ def test_gpus_add_with_the_bits_of_processors(layout: str) -> None:
     )
 
 
+# A node with one rank adds nothing, and sends the note behind the gradients.
+@pytest.mark.parametrize("stage", ["ipc", "staged"])
+def test_notes_do_not_overtake_what_gpus_add(stage: str) -> None:
+    expect_success(
+        run_job(
+            ["-n", "3", "--nodes", "2"],
+            program("gpu_notes"),
+            HERRING_NODE_STAGE=stage,
+            STANDIN_PEERS="1",
+            **ENVIRONMENT,
+        )
+    )
+
+
 @pytest.mark.parametrize("layout", ["one-gpu", "host", "two-nodes", "two-nodes-staged"])
 def test_gpus_cast_gradients_to_the_wire_dtype(layout: str) -> None:
     options, wanted, environment = STAGE_LAYOUTS[layout]

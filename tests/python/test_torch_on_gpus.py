@@ -33,7 +33,7 @@ def run_all(cases: str) -> dict[str, str]:
         command = [*herring_run("-n", "4", "--nodes", "2", "--servers", "1"), "-m", "horovod_cases"]
         return outcomes(command, HOROVOD, OMP_NUM_THREADS="1", **TORCH_ENVIRONMENT)
     command = [*herring_run("-n", "3", "--nodes", "2"), "-m", "torch_cases"]
-    return outcomes(command, WRAPPERS, **TORCH_ENVIRONMENT)
+    return outcomes(command, WRAPPERS, STANDIN_PEERS="1", **TORCH_ENVIRONMENT)
 
 
 STANDIN = pytest.mark.skipif(

@@ -343,7 +343,7 @@ def torch_arguments():
         "more than 0": {"bucket_cap_mb": 0},
     }.items():
         with raises(herring.InvalidArgumentError, words):
-            herring.DistributedDataParallel(mlp(), **arguments)
+            herring.DistributedDataParallel(mlp().cpu(), **arguments)
     with raises(TypeError, "bucket_cap"):
         herring.DistributedDataParallel(mlp(), bucket_cap=3)
 

@@ -53,6 +53,43 @@ TEST_P(NodesWithDevices, AddSlices) {
 
 INSTANTIATE_TEST_SUITE_P(OneAndTwo, NodesWithDevices, ::testing::Values(1u, 2u));
 
+// Other nodes, whose processors add, push the buffers of a round in order.
+TEST_F(NodeStageTest, WhatProcessorsHaveAddedWaitsForEarlierBuffersThatADeviceAdds) {
+  constexpr uint32_t kBuffers = 4;
+  make(2, 2);
+  const auto adder = std::make_shared<Adder>();
+  run({[&] {
+         for (uint32_t buffer = 0; buffer < kBuffers; ++buffer) {
+           for (const uint32_t r : {0u, 1u}) {
+             post(r, allocate(r, 2 * kSegment), 2 * kSegment, 0, true,
+                  buffer % 2 == 0 ? adder : nullptr, {}, buffer);
+           }
+         }
+       },
+       [&] {
+         EXPECT_TRUE(servers.pushed.empty());
+         ranks[0].stage->added({3, 0, 2});  // not before buffer 0
+       },
+       [&] {
+         EXPECT_TRUE(servers.pushed.empty());
+         ranks[0].stage->added({3, 0, 0});
+       },
+       [&] {
+         EXPECT_EQ(servers.pushed, (std::vector<uint32_t>{0, 1, 2, 3}));
+         servers.pushed.clear();
+         ranks[1].stage->added({3, 0, 0});
+       },
+       [&] {
+         EXPECT_EQ(servers.pushed, (std::vector<uint32_t>{0, 1}));
+         ranks[1].stage->added({3, 0, 2});
+       }});
+  EXPECT_EQ(servers.pushed, (std::vector<uint32_t>{0, 1, 2, 3}));
+  for (const Rank& rank : ranks) {
+    EXPECT_TRUE(rank.failures.empty());
+    EXPECT_EQ(rank.workers, std::vector<uint32_t>(kBuffers, 5));
+  }
+}
+
 // Until a device has stopped it may still touch a neighbour's memory.
 TEST_F(NodeStageTest, AGroupIsCalledOffWhileADeviceAdds) {
   constexpr size_t kBytes = 4 * kSegment;

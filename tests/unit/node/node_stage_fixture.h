@@ -23,6 +23,7 @@ class Servers : public Pusher {
   Servers(transport::EventLoop& loop, uint32_t workers) : loop_(loop), workers_(workers) {}
 
   Status push(Transfer& transfer, std::shared_ptr<void> keeps) override {
+    pushed.push_back(transfer.key.buffer);
     loop_.post([this, &transfer, keeps] {
       for (const plan::SegmentRun& run : transfer.runs) {
         const plan::Range range = plan::run_range(transfer.shards, kSegment, run);
@@ -35,6 +36,8 @@ class Servers : public Pusher {
     return {};
   }
   Nanos answered_at() const override { return 0; }
+
+  std::vector<uint32_t> pushed;  // numbers of buffers, in the order of the pushes
 
  private:
   transport::EventLoop& loop_;
@@ -125,10 +128,12 @@ class NodeStageTest : public ::testing::Test {
   }
 
   void post(uint32_t r, char* data, size_t bytes, uint32_t round = 0, bool active = true,
-            std::shared_ptr<SliceAdder> adder = nullptr, observe::Mark mark = {}) {
+            std::shared_ptr<SliceAdder> adder = nullptr, observe::Mark mark = {},
+            uint32_t buffer = 0) {
     NodeTask task;
     task.group = ranks[r].group;
-    task.key = {3, round, 0};
+    task.key = {3, round, buffer};
+    task.lockstep = true;
     task.name = "test";
     task.data = data;
     task.bytes = bytes;

@@ -381,6 +381,24 @@ TEST_F(MonitorTest, WhoIsLateNoMoreIsNotNamed) {
   EXPECT_FALSE(monitor.picture(now).ranks[2].outlier);
 }
 
+TEST_F(MonitorTest, ALateRankThatComputesForLongLearnsHowLongOthersCompute) {
+  work[2] = 180 * kMillisecond;
+  second();
+  second();
+  for (const uint32_t rank : {0u, 1u, 3u}) {
+    reports[rank].where = "waits in 'm' (round 20)";
+    reports[rank].age = kSecond;
+  }
+  reports[2].age = kSecond;
+  tell();
+  const RankTexts texts = monitor.rank_texts(now);
+  ASSERT_EQ(texts.size(), 1u);
+  EXPECT_EQ(texts[0].rank, 2u);
+  EXPECT_EQ(texts[0].text, "has been computing for 1 s");
+  EXPECT_EQ(texts[0].usual, 90 * kMillisecond);
+  EXPECT_NEAR(static_cast<double>(texts[0].late), 90e6, 1e6);
+}
+
 TEST_F(MonitorTest, ThoseWhoWaitForAServerSaySo) {
   second();
   for (Report& report : reports) {
