@@ -23,6 +23,8 @@ namespace herring::worker {
 namespace {
 
 constexpr uint32_t kChunkSegments = 16;
+// Attempts that are not pushed yet may still name one of the latest versions.
+constexpr size_t kMostVersions = 256;
 
 }  // namespace
 
@@ -188,7 +190,19 @@ void Links::serve(const control::ServerSet& set) {
       });
     });
   }
+  forget_versions();
   for (uint32_t server = 0; server < links_.size(); ++server) pump(server);
+}
+
+void Links::forget_versions() {
+  uint32_t used = lost_in_;
+  for (const auto& [key, pushed] : transfers_) {
+    used = std::min(used, pushed.transfer->attempt.value_or(lost_in_));
+  }
+  // A version counts until the next one.
+  while (versions_.size() > kMostVersions && std::next(versions_.begin())->first <= used) {
+    versions_.erase(versions_.begin());
+  }
 }
 
 // Returns whether the run still has results that are kept in this stream's order.

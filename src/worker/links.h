@@ -76,6 +76,9 @@ class Links final : public Pusher, private transport::FlowHandler {
   // Adopts a later version of the set of servers, and moves to them what they have to do.
   void serve(const control::ServerSet& set);
   const control::ServerSet& serving() const { return serving_; }
+  // Returns how many versions of the set are known: the latest, and those that transfers in flight
+  // use.
+  size_t known_versions() const { return versions_.size(); }
 
   // Pushes the transfer's runs after those already queued in its stream. `keeps` owns the transfer
   // and the memory that it points to. Links holds a share of `keeps` until on_transfer_done() has
@@ -294,6 +297,7 @@ class Links final : public Pusher, private transport::FlowHandler {
   void keep(Transfer& transfer);
   void release(Transfer& transfer);
   void release_settled(Way& way);
+  void forget_versions();
   void forget_kept(const Key& key);
 
   Status on_header(transport::Flow&, const wire::FrameHeader&, transport::Destinations&) override;
@@ -323,7 +327,7 @@ class Links final : public Pusher, private transport::FlowHandler {
   Nanos answered_at_ = 0;
   bool stopped_ = false;                   // by stop()
   control::ServerSet serving_;
-  std::map<uint32_t, control::ServerSet> versions_;  // of `serving_` so far, by epoch
+  std::map<uint32_t, control::ServerSet> versions_;  // earlier ones of `serving_`, by epoch
   uint32_t lost_in_ = 0;                   // the version in which a server was last lost
 };
 

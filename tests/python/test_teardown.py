@@ -69,3 +69,28 @@ def test_daemon_threads_may_wait_when_the_interpreter_ends() -> None:
                 program("daemon_threads"),
             )
         )
+
+
+# A daemon thread leaves while the program ends; the other rank would hear of a lost peer.
+LEAVING = """
+import threading, time
+herring.init()
+herring.barrier()
+begun = threading.Event()
+job = herring.arrays.runtime._job
+
+class SlowJob:
+    def shutdown(self):
+        begun.set()
+        time.sleep(1)
+        job.shutdown()
+        print("has left", flush=True)
+
+herring.arrays.runtime._job = SlowJob()
+threading.Thread(target=herring.shutdown, daemon=True).start()
+begun.wait()
+"""
+
+
+def test_the_process_ends_when_a_thread_has_left_the_job() -> None:
+    assert expect_success(run_job(["-n", "2"], LEAVING)).count("has left") == 2

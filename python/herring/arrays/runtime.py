@@ -48,8 +48,11 @@ __all__ = [
 ]
 
 _PATIENCE = 5.0  # seconds that the process's end waits for a thread that is inside init()
+_LEAVING = 30.0  # and for one that is inside shutdown()
 
 _lock = threading.Lock()
+_left = threading.Event()  # no thread leaves a job now
+_left.set()
 _job: _core.Job | None = None
 _meter: Meter | None = None  # of the running job
 _settings: dict[str, str] = {}  # settings given to the running job's init(), as text
@@ -228,17 +231,23 @@ def shutdown() -> None:
     """Leaves the job; operations in flight fail with `ShutdownError`.
 
     The call ends within a bounded time. It runs by itself when the interpreter exits. Without an
-    earlier `init` it does nothing.
+    earlier `init` it does nothing. If another thread is leaving the job, which waits for callbacks,
+    this call returns at once, because a callback may make it; the interpreter's exit waits.
     """
     global _job, _meter
     with _lock:
         leaving, _job, _meter = _job, None, None
+        if leaving is not None:
+            _left.clear()
     for forget in forget_job:
         forget()
     if leaving is not None:
-        with not_waited_for():
-            leaving.shutdown()
-        logs.settle()
+        try:
+            with not_waited_for():
+                leaving.shutdown()
+            logs.settle()
+        finally:
+            _left.set()
 
 
 def _at_exit() -> None:
@@ -248,6 +257,7 @@ def _at_exit() -> None:
     if _lock.acquire(timeout=_PATIENCE):
         _lock.release()
         shutdown()
+        _left.wait(_LEAVING)
 
 
 atexit.register(_at_exit)
@@ -256,7 +266,9 @@ atexit.register(_at_exit)
 def _in_forked_child() -> None:
     # The engine's threads do not exist in the child. The child is not a member of the job and must
     # not run the parent's clean-up.
-    global _job
+    global _job, _left
+    _left = threading.Event()
+    _left.set()
     if _job is not None:
         # The job is kept until the process ends, because destroying it would wait for its threads.
         _core.keep_for_ever(_job)

@@ -225,6 +225,38 @@ TEST_F(LinksTest, TheWorkersOfAnEarlierRoundAreNotThoseOfThisOne) {
   links.reset();
 }
 
+TEST_F(LinksTest, VersionsOfTheSetThatNobodyUsesAreForgotten) {
+  failover = true;
+  make({1, 1, 1});
+  transfer.attempt = 0;
+  control::ServerSet set = control::ServerSet::all(3);
+  const auto change = [&] {
+    set.lose(2);
+    links->serve(set);
+    set.add(2);
+    links->serve(set);
+  };
+  on_done = [&] {
+    loop.post([&] {
+      change();
+      EXPECT_LE(links->known_versions(), 256u);
+      loop.stop();
+    });
+  };
+  loop.post([&] {
+    push();
+    when_quiet([&] {
+      for (int i = 0; i < 1000; ++i) change();
+      EXPECT_EQ(links->known_versions(), 2001u) << "the transfer uses the first one";
+      for (const auto& server : servers) {
+        server->answering = true;
+        server->answer();
+      }
+    });
+  });
+  loop.run();
+}
+
 class ReignsTest : public LinksTest {
  protected:
   // Pushes the transfer, and another one of a later reign, to servers that do not answer.
