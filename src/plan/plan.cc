@@ -221,16 +221,17 @@ void index_gradients(Plan& plan) {
 // - On GPUs, a buffer's copy to the host, its sum and its copy back run one after the other, and
 //   each step ends with a flag that a thread or the device must see. The flags cost a few hundred
 //   microseconds, about the time that 4 MiB take on a GPU's link. With eight buffers, an eighth of
-//   the copies is exposed.
+//   the copies is exposed. Where each rank is alone on its node, nobody meets and no GPU adds, so
+//   twice as many cost little. (On an H100, 100 MB came back after 2.65 ms instead of 2.75.)
 // Within one node nothing is pushed, so the first term does not apply. If this grid is fine enough,
 // sizes are rounded to whole segments on all servers. With equal weights, only the last buffer of a
 // model then has short segments.
 size_t choose_buffer_bytes(size_t model_bytes, uint32_t nodes, uint32_t servers,
-                           size_t segment_bytes, bool on_devices) {
+                           size_t segment_bytes, bool on_devices, bool alone) {
   const size_t minimum = on_devices ? 4 * kMiB : kMiB;
   constexpr size_t kMaximum = 32 * kMiB;
   constexpr size_t kSegmentsPerShard = 16;
-  const size_t per_model = on_devices ? 8 : 32;
+  const size_t per_model = !on_devices ? 32 : alone ? 16 : 8;
   constexpr size_t kFewestBuffers = 4;
 
   const size_t grid = std::max<size_t>(servers, 1) * std::max(segment_bytes, kAlignment);
@@ -259,7 +260,7 @@ Result<Plan> make_plan(const std::vector<Gradient>& gradients, const Cluster& cl
           ? round_up(options.buffer_bytes, kAlignment)
           : choose_buffer_bytes(*model_bytes, cluster.nodes,
                                 static_cast<uint32_t>(cluster.weights.size()),
-                                options.segment_bytes, options.on_devices);
+                                options.segment_bytes, options.on_devices, options.alone);
   if (const size_t count = *model_bytes / plan.buffer_bytes; count > kMaxBuffers) {
     return Status(Code::kConfiguration,
                   concat("buffer_bytes = ", plan.buffer_bytes, " cuts a model of ", *model_bytes,

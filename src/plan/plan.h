@@ -80,6 +80,7 @@ struct Options {
   size_t buffer_bytes = 0;   // 0: chosen from the model and cluster size
   size_t segment_bytes = kDefaultSegmentBytes;
   bool on_devices = false;   // gradients lie on GPUs, where larger buffers pay off
+  bool alone = false;        // each rank is alone on its node
 };
 
 // Where a gradient lies: byte range `range` of arena `arena`. An arena holds its gradients in
@@ -124,6 +125,6 @@ Result<Plan> make_plan(const std::vector<Gradient>& gradients, const Cluster& cl
 
 // Chooses the fusion buffer size. The comment at the definition gives the reasoning.
 size_t choose_buffer_bytes(size_t model_bytes, uint32_t nodes, uint32_t servers,
-                           size_t segment_bytes, bool on_devices = false);
+                           size_t segment_bytes, bool on_devices = false, bool alone = false);
 
 }  // namespace herring::plan

@@ -65,13 +65,16 @@ bool Aggregator::rests(const Operation& op) {
 
 // A contributor has opened an operation, so it has pushed all earlier ones of the stream, and all
 // but a window of these are answered. Drops operations that were pushed again, once all
-// contributors have opened so many later ones that nothing more can come.
+// contributors have opened so many later ones that nothing more can come. What one rank of a node
+// has opened says nothing of the others, so where nodes have several the operations stay until
+// their home serves again, or the group ends.
 void Aggregator::note_later(const Key& key, uint32_t contributor, std::vector<Slot*>& over) {
   std::vector<Operation*> done;
   for (Operation* op : again_) {
     const Key& earlier = op->key;
     if (earlier.group != key.group || earlier.stream != key.stream || earlier.home != key.home ||
-        earlier.epoch != key.epoch || earlier >= key || contributor >= op->contributors.size()) {
+        earlier.epoch != key.epoch || earlier >= key || contributor >= op->contributors.size() ||
+        op->group->members.most_on_a_node() > 1) {
       continue;
     }
     ++op->contributors[contributor].later;

@@ -166,9 +166,9 @@ Status Coordinator::announce(uint32_t rank, uint32_t group_id, Reign reign, std:
   }
   Announcement call(index, std::move(text), std::move(*decoded));
   if (members.id() != Group::kForming) {
-    auto handover = handover_of(*group, reign, now);
+    auto handover = handover_of(*group, reign);
     if (!handover.ok()) return handover.status();
-    if (*handover != nullptr) return hold(**handover, rank, std::move(call));
+    if (*handover != nullptr) return hold(**handover, rank, std::move(call), now);
   }
   take(*group, reign, std::move(call), now, out);
   return {};
@@ -307,7 +307,7 @@ Status Coordinator::objection_to(const Pending& pending, const Announcement& cal
 }
 
 // Keeps a call until the hand-over is complete.
-Status Coordinator::hold(Handover& handover, uint32_t rank, Announcement call) {
+Status Coordinator::hold(Handover& handover, uint32_t rank, Announcement call, Nanos now) {
   Load& load = loads_[rank];
   if (load.calls >= kMostCalls || load.bytes + call.text.size() > kMostCallBytes) {
     return breach("rank ", rank, " announces ", counted(load.calls, "call"), " with ", load.bytes,
@@ -316,6 +316,7 @@ Status Coordinator::hold(Handover& handover, uint32_t rank, Announcement call) {
   ++waiting_;
   ++load.calls;
   load.bytes += call.text.size();
+  call.since = now;
   handover.held.push_back(std::move(call));
   return {};
 }

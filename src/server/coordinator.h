@@ -87,8 +87,8 @@ class Coordinator {
   };
   Result<std::shared_ptr<JobGroup>> group_of(uint32_t group, const wire::Announce& message,
                                              uint32_t rank) const;
-  Result<Handover*> handover_of(const std::shared_ptr<JobGroup>& group, Reign reign, Nanos now);
-  Status hold(Handover& handover, uint32_t rank, Announcement call);
+  Result<Handover*> handover_of(const std::shared_ptr<JobGroup>& group, Reign reign);
+  Status hold(Handover& handover, uint32_t rank, Announcement call, Nanos now);
   void settle(Nanos now, std::vector<Answer>& out);
   void take_over(Handover& handover, Nanos now, std::vector<Answer>& out);
   Status take_late(Handover& handover, const Lacked& join, Nanos now, std::vector<Answer>& out);

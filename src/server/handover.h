@@ -8,7 +8,6 @@
 #include <optional>
 #include <vector>
 
-#include "base/clock.h"
 #include "base/status.h"
 #include "base/streams.h"
 #include "server/group_table.h"
@@ -20,7 +19,6 @@ namespace herring::server {
 struct Handover {
   Reign reign;
   std::shared_ptr<JobGroup> group;
-  Nanos since = 0;
   bool warned = false;
   std::vector<std::optional<wire::Handover>> said;  // by index
   std::vector<Announcement> held;                   // in order of arrival

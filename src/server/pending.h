@@ -26,9 +26,12 @@ struct Announcement {
     view();
   }
   Announcement(Announcement&& other) noexcept
-      : Announcement(other.index, std::move(other.text), std::move(other.message)) {}
+      : Announcement(other.index, std::move(other.text), std::move(other.message)) {
+    since = other.since;
+  }
   Announcement& operator=(Announcement&& other) noexcept {
     index = other.index;
+    since = other.since;
     text = std::move(other.text);
     message = std::move(other.message);
     view();
@@ -36,6 +39,7 @@ struct Announcement {
   }
 
   uint32_t index = 0;        // of the rank, in the group
+  Nanos since = 0;           // when it came, if it is held
   std::string text;          // owns the bytes that `message.payload` views
   wire::Announce message;
 

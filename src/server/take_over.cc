@@ -46,8 +46,8 @@ Result<std::string> as_joined(const wire::KeptAnswer& answer) {
 
 // Returns the hand-over that calls of this reign wait for; null if they need not wait. What comes
 // first in a reign begins its hand-over.
-Result<Handover*> Coordinator::handover_of(const std::shared_ptr<JobGroup>& group, Reign reign,
-                                           Nanos now) {
+Result<Handover*> Coordinator::handover_of(const std::shared_ptr<JobGroup>& group,
+                                           Reign reign) {
   const Home home{group->members.id(), reign.home};
   const auto found = handovers_.find(home);
   const bool waits = found != handovers_.end();
@@ -61,7 +61,6 @@ Result<Handover*> Coordinator::handover_of(const std::shared_ptr<JobGroup>& grou
   Handover& begun = handovers_[home];
   begun.reign = reign;
   begun.group = group;
-  begun.since = now;
   begun.said.resize(group->members.size());
   return &begun;
 }
@@ -77,7 +76,7 @@ Status Coordinator::hand_over(uint32_t rank, uint32_t group_id, Reign reign, std
   }
   const uint32_t index = group->members.index_of(rank);
   if (group->is_gone(index)) return {};
-  auto handover = handover_of(group, reign, now);
+  auto handover = handover_of(group, reign);
   if (!handover.ok()) return handover.status();
   if (*handover == nullptr || (*handover)->said[index]) {
     return breach("rank ", rank, " hands over the same names twice");
@@ -276,27 +275,28 @@ void Coordinator::introduce(Handover& handover, std::vector<Answer>& out) {
 }
 
 void Coordinator::overdue(Handover& handover, Nanos now, std::vector<Answer>& out) {
-  // A refusal has no deadline: its rank waits for nothing.
-  const auto call = std::ranges::find_if(handover.held, [](const Announcement& one) {
-    return one.message.refusal.empty();
-  });
-  if (call == handover.held.end()) return;
-  const auto waits = [&] {
+  const auto waits = [&](const Announcement& call) {
     std::string who;
     for (const uint32_t rank : handover.missing()) {
       who += (who.empty() ? "" : ", ") + cluster_.describe_rank(rank);
     }
-    return concat("calls", handover.group->members.suffix(), " have waited ",
-                  in_seconds(now - handover.since), " for ", who,
+    return concat("'", call.message.name, "'", handover.group->members.suffix(), " has waited ",
+                  in_seconds(now - call.since), " for ", who,
                   " to hear that a server is lost", whereabouts_.describe(handover.missing()));
   };
-  const wire::Announce& first = call->message;
-  const uint32_t rank = handover.group->members.ranks()[call->index];
-  const Nanos age = now - handover.since;
-  if (age > first.timeout_ms * kMillisecond) {
-    out.push_back(error_answer(rank, 0, {Code::kTimeout, waits()}));
-  } else if (age > first.warn_ms * kMillisecond && !std::exchange(handover.warned, true)) {
-    out.push_back(warning_answer(rank, waits()));
+  for (const Announcement& call : handover.held) {
+    const wire::Announce& message = call.message;
+    if (!message.refusal.empty()) continue;  // its rank waits for nothing
+    const uint32_t rank = handover.group->members.ranks()[call.index];
+    const Nanos age = now - call.since;
+    if (age > message.timeout_ms * kMillisecond) {
+      // The call cannot fail alone: the server that is gone may have answered it.
+      out.push_back(error_answer(rank, 0, {Code::kTimeout, waits(call)}));
+      return;
+    }
+    if (age > message.warn_ms * kMillisecond && !std::exchange(handover.warned, true)) {
+      out.push_back(warning_answer(rank, waits(call)));
+    }
   }
 }
 

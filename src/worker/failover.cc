@@ -78,7 +78,7 @@ Transfer* Links::find(const Key& key) {
 bool Links::can_move() const {
   return std::ranges::all_of(transfers_, [this](const auto& one) {
     const Transfer& transfer = *one.second.transfer;
-    return keeps_results(transfer) || transfer.attempt;
+    return keeps_results(transfer) || transfer.attempt || transfer.called_off;
   });
 }
 
@@ -561,12 +561,11 @@ void Links::forget_kept(const Key& key) {
   end_removal(group);
 }
 
-Nanos Links::unheard(uint32_t server) const {
+Nanos Links::unheard(uint32_t server) {
   Nanos longest = 0;
   for (const auto& flow : links_[server].flows) {
     if (flow->flow->closed()) continue;
-    const transport::PathInfo path = flow->flow->path_info();
-    if (path.unacknowledged > 0) longest = std::max(longest, path.acknowledged_ago);
+    longest = std::max(longest, flow->silence.at(flow->flow->path_info(), loop_.now()));
   }
   return longest;
 }

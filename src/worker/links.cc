@@ -188,13 +188,15 @@ Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
     transfer.segments_left += run.count;
     transfer.answered[r].assign(run.count, false);
   }
+  Pace& pace = pace_of(key.group);
+  transfer.called_off =
+      pace.abandoned || (pace.called_off && !wire::outlives_members(key.stream));
   transfer.ways.assign(options_.failover ? transfer.runs.size() : 0, {});
-  for (uint32_t r = 0; r < transfer.ways.size() && transfer.attempt; ++r) {
+  const bool attempts = transfer.attempt && !pace.abandoned;
+  for (uint32_t r = 0; r < transfer.ways.size() && attempts; ++r) {
     choose_way(transfer, r);
     if (is_gone(transfer, r)) lose(transfer, r);
   }
-  Pace& pace = pace_of(key.group);
-  transfer.called_off = pace.called_off && !wire::outlives_members(key.stream);
   if (transfer.segments_left == 0 || transfer.called_off) {
     if (!transfer.called_off) transfer.mark.at(observe::Moment::kPushed, transfer.pushed_at);
     transfer.owner->on_transfer_done(transfer);

@@ -18,6 +18,7 @@
 #include "node/transfer.h"
 #include "server/lane_pool.h"
 #include "transport/event_loop.h"
+#include "transport/silence.h"
 #include "transport/transport.h"
 #include "worker/balance.h"
 #include "worker/links_options.h"
@@ -61,7 +62,11 @@ class Links final : public Pusher, private transport::FlowHandler {
   // Handles the death of a server. All groups that use the server must have been called off.
   void server_lost(uint32_t server);
   // Returns for how long the system of the server has acknowledged nothing of what was sent to it.
-  Nanos unheard(uint32_t server) const;
+  // Must be called regularly: a flow's silence begins when a call first finds that something waits.
+  Nanos unheard(uint32_t server);
+
+  // Ends what is in flight in a group that has been called off and has no server any more.
+  void abandon(uint32_t group);
 
   // For a job that goes on when a server dies (failover.cc).
   // Returns whether everything in flight can go on with another set of servers.
@@ -133,6 +138,7 @@ class Links final : public Pusher, private transport::FlowHandler {
   struct LinkFlow {
     std::unique_ptr<transport::Flow> flow;
     uint32_t server = 0, index = 0;
+    transport::Silence silence;
     // Segments of lent results that were read here, and how many of them the server knows; modulo
     // 2^32.
     uint32_t taken = 0, taken_told = 0;

@@ -20,6 +20,8 @@ constexpr Nanos kNews = kSecond;
 constexpr Nanos kNewsOfNeighbour = 3 * kSecond;
 // The same for a server that the rendezvous was told of.
 constexpr Nanos kNewsOfServer = 3 * kSecond;
+// A program may form and destroy any number of groups.
+constexpr size_t kMostDestroyed = 256;
 
 }  // namespace
 
@@ -90,6 +92,10 @@ Status Membership::destroy(const std::shared_ptr<Group>& group) {
 
 void Membership::forget(const std::shared_ptr<Group>& group) {
   if (groups_.erase(group->id()) == 0) return;
+  if (engine_.options().failover) {
+    destroyed_.push_back(group);
+    if (destroyed_.size() > kMostDestroyed) destroyed_.pop_front();
+  }
   engine_.program()->groups().remove(group->id());
   tell_servers(*group, 0, {});
   group->call_off({Code::kShutdown, "the group was destroyed"});
@@ -104,8 +110,9 @@ void Membership::tell_servers(const Group& group, uint8_t flags, const std::stri
   header.flags = flags;
   header.group = group.id();
   for (const uint32_t server : group.servers()) {
-    const bool serves = engine_.named().handovers().owners().has(server);
-    if (serves && !ended_servers_.contains(server)) {
+    const bool knows =
+        engine_.named().handovers().owners().has(server) || coming_.contains(server);
+    if (knows && !ended_servers_.contains(server)) {
       engine_.links().send_control(server, header, why);
     }
   }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <set>
@@ -80,7 +81,9 @@ class Membership {
   bool affects(const control::Loss& loss, const Group& group) const;
   bool survives(const control::Loss& loss) const;
   void move_from(const control::Loss& loss);
+  void fail_groups_without_servers(const control::ServerSet& set, const std::string& why);
   void serve(const control::ServerSet& set);
+  bool define_at(uint32_t server, const Group& group);
   void report_ready(uint32_t server);
   bool report(uint32_t server, const std::string& why);
   void stop_waiting(uint32_t server, const std::string& why);
@@ -95,6 +98,9 @@ class Membership {
   const uint32_t rank_;
   const std::shared_ptr<Group> world_;
   std::map<uint32_t, std::shared_ptr<Group>> groups_;  // all but the world, by number
+  // The groups that this rank has destroyed last, which others may still use. Empty if no server
+  // can be replaced.
+  std::deque<std::shared_ptr<Group>> destroyed_;
   std::vector<control::Loss> lost_;
   std::set<uint32_t> ended_servers_;
   std::vector<uint32_t> left_;                         // ranks, in the order in which they left
@@ -109,7 +115,7 @@ class Membership {
   };
   std::map<uint32_t, Coming> coming_;     // by server
   std::map<uint32_t, uint32_t> numbers_;  // of the replacements that serve, by server
-  uint32_t dropped_ = 0;                  // the latest replacement that did not come
+  std::map<uint32_t, uint32_t> dropped_;  // the latest replacement that did not come, by server
   uint64_t definitions_ = 0;
   Nanos servers_checked_ = 0;
 };

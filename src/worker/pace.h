@@ -36,6 +36,7 @@ struct Pace {
   Nanos busy_since = 0;
   Nanos whole_answered_at = 0;         // latest result of an operation that needs all members
   bool called_off = false, called_off_there = false;  // by this worker; by a server
+  bool abandoned = false;              // no server of the group is left
   bool removed = false;                // and what is on its way has yet to be answered
   struct OnLink {
     size_t returned = 0;               // segments answered since the group was idle

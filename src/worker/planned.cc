@@ -210,6 +210,7 @@ Result<std::unique_ptr<Planned>> Planned::create(Engine& face,
       options.buffer_bytes != 0 ? options.buffer_bytes : engine.options().buffer_bytes;
   plan_options.segment_bytes = engine.options().links.segment_bytes;
   plan_options.on_devices = options.on_devices;
+  plan_options.alone = shape.nodes == options.group->members().size();
   auto plan = plan::make_plan(gradients, shape, plan_options);
   if (!plan.ok()) return plan.status();
 

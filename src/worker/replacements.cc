@@ -22,6 +22,7 @@ constexpr uint64_t kDefinition = uint64_t{1} << 63;
 void Membership::move_from(const control::Loss& loss) {
   control::ServerSet next = engine_.links().serving();
   next.adopt({loss.epoch, loss.serving, {}});
+  fail_groups_without_servers(next, loss.text);
   if (!engine_.links().can_move() || !engine_.named().can_move(next) ||
       !engine_.can_move_partial(next)) {
     const std::string text =
@@ -33,6 +34,20 @@ void Membership::move_from(const control::Loss& loss) {
   serve(next);
 }
 
+// A group of some nodes uses as many servers as it has nodes. Others do not know it.
+void Membership::fail_groups_without_servers(const control::ServerSet& set,
+                                             const std::string& why) {
+  for (const auto& group : groups()) {
+    const std::vector<uint32_t>& owners = group->shards().owners;
+    if (std::ranges::any_of(owners, [&](uint32_t one) { return set.has(one); })) continue;
+    const Status status(Code::kPeerLost,
+                        concat(why, "; no server", group->members().suffix(), " is left"));
+    call_off(group, status);
+    engine_.fail_partial(*group, status);
+    engine_.links().abandon(group->id());
+  }
+}
+
 void Membership::serve(const control::ServerSet& set) {
   engine_.links().serve(set);
   engine_.named().serve(engine_.links().serving());
@@ -41,26 +56,37 @@ void Membership::serve(const control::ServerSet& set) {
 void Membership::server_comes(const control::Replacement& news,
                               std::vector<std::unique_ptr<transport::Connection>> flows) {
   const uint32_t server = news.server;
-  if (news.number <= dropped_ || engine_.links().serving().has(server)) return;
+  if (news.number <= dropped_[server] || engine_.links().serving().has(server)) return;
   engine_.links().server_replaced(server, std::move(flows));
   ended_servers_.erase(server);
-  Coming& coming = coming_[server];
-  coming = {news.number, {}};
-  wire::FrameHeader header;
-  header.type = wire::FrameType::kGroup;
-  header.flags = wire::kFlagFormed;
-  for (const auto& [number, group] : groups_) {
-    if (!group->is_known_to(server)) continue;
-    const uint64_t id = kDefinition | ++definitions_;
-    coming.unanswered.insert(id);
-    header.group = number;
-    engine_.links().send_control(
-        server, header, encode(wire::GroupMessage{id, group->members().name(),
-                                                  group->members().ranks()}));
+  coming_[server] = {news.number, {}};
+  for (const auto& [number, group] : groups_) define_at(server, *group);
+  // Others that still use these groups must not wait for this rank.
+  for (const auto& group : destroyed_) {
+    if (!define_at(server, *group)) continue;
+    wire::FrameHeader header;
+    header.type = wire::FrameType::kLeaveGroup;
+    header.group = group->id();
+    engine_.links().send_control(server, header, {});
   }
   engine_.tell_partial_to(server);
   engine_.tell_whereabouts_to(server);
   report_ready(server);
+}
+
+// Tells a replacement of a group, unless it need not know it. Its answer is awaited.
+bool Membership::define_at(uint32_t server, const Group& group) {
+  if (!group.is_known_to(server)) return false;
+  const uint64_t id = kDefinition | ++definitions_;
+  coming_[server].unanswered.insert(id);
+  wire::FrameHeader header;
+  header.type = wire::FrameType::kGroup;
+  header.flags = wire::kFlagFormed;
+  header.group = group.id();
+  engine_.links().send_control(
+      server, header,
+      encode(wire::GroupMessage{id, group.members().name(), group.members().ranks()}));
+  return true;
 }
 
 bool Membership::on_defined(uint32_t server, const wire::FrameHeader& header,
@@ -92,7 +118,8 @@ void Membership::server_news(const control::Replacement& news) {
     cluster_.servers[news.server].address = news.address;
     return serve({news.epoch, news.serving, {}});
   }
-  dropped_ = std::max(dropped_, news.number);
+  uint32_t& dropped = dropped_[news.server];
+  dropped = std::max(dropped, news.number);
   const auto coming = coming_.find(news.server);
   if (coming == coming_.end() || coming->second.number != news.number) return;
   coming_.erase(coming);

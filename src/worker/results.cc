@@ -284,6 +284,30 @@ void Links::call_off(uint32_t group) {
   pump_released();
 }
 
+void Links::abandon(uint32_t group) {
+  pace_of(group).abandoned = true;
+  empty_queues(group, false);
+  for (auto& [key, pushed] : transfers_) {
+    if (key.group != group) continue;
+    Transfer& transfer = *pushed.transfer;
+    transfer.called_off = true;
+    transfer.segments_left =
+        std::accumulate(transfer.on_the_way.begin(), transfer.on_the_way.end(), 0u);
+  }
+  for (Link& link : links_) {
+    std::erase_if(link.settling, [&](const auto& one) { return one.first.group == group; });
+  }
+  for (const Key& key : kept()) {
+    if (key.group != group) continue;
+    Transfer& transfer = *kept_[key];
+    transfer.on_the_way.assign(transfer.on_the_way.size(), 0);
+    for (Way& way : transfer.ways) way.elsewhere.clear();
+    release(transfer);
+    forget_kept(key);
+  }
+  pump_released();
+}
+
 // Gives up what the transfer lacks of a run, because its server is gone.
 void Links::lose(Transfer& transfer, uint32_t run) {
   auto& answered = transfer.answered[run];

@@ -221,6 +221,19 @@ def test_a_late_server_is_told_what_it_would_take(place: dict[str, str], tmp_pat
             assert process.returncode == 0, said
 
 
+# Two dedicated servers and those of the workers serve the job; the group has the first two only.
+def test_a_group_without_servers_fails_and_the_job_goes_on(place: dict[str, str]) -> None:
+    layout = ["-n", "3", "--nodes", "3", "--servers", "2"]
+    output = expect_success(run_job(layout, program("failover_groups_alone"), **place))
+    assert output.count("the group failed") == 2, output
+    assert output.count("the job went on") == 3, output
+
+
+def test_a_replacement_knows_who_has_destroyed_a_group(place: dict[str, str]) -> None:
+    output = expect_success(run_job(TWO_SERVERS, program("failover_destroyed"), **place))
+    assert output.count("told") == 3, output
+
+
 def test_without_failover_a_dead_server_ends_the_job(place: dict[str, str]) -> None:
     place["HERRING_FAILOVER"] = "false"
     output = run_job(TWO_SERVERS, program("killed_one_of_two"), **place).stdout

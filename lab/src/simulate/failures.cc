@@ -53,11 +53,14 @@ struct Scenario {
     lockstep = below(2) == 0 || flows > 1;
     reign = lockstep ? 0 : below(3);
     partial = lockstep && below(3) == 0;
+    local = partial ? 1 : 1 + below(3);
+    ranks = nodes * local;
   }
   uint32_t below(uint32_t n) { return static_cast<uint32_t>(random() % n); }
 
   std::mt19937_64 random;
   uint32_t nodes, servers, flows, rounds;
+  uint32_t local, ranks;  // on each node, and on all. A rank pushes its slice of each buffer.
   size_t credit, frame_max;
   double rate;  // bytes per second
   Nanos delay;
@@ -87,7 +90,7 @@ class FailingJob {
         scenario_(options.seed),
         faults_(options.seed ^ 0x5eed),
         simulation_(simulated(scenario_)) {
-    const size_t hosts = scenario_.nodes + scenario_.servers;
+    const size_t hosts = scenario_.ranks + scenario_.servers;
     transport::virtual_time::Network& network = simulation_.network();
     for (size_t host = 0; host < hosts; ++host) {
       for (const size_t link : {network.egress(host), network.port(host)}) {
@@ -99,11 +102,13 @@ class FailingJob {
     for (size_t host = 0; host < hosts; ++host) {
       transports_.push_back(std::make_unique<VirtualTransport>(simulation_, host));
     }
-    cluster_.size = cluster_.nodes = scenario_.nodes;
+    cluster_.nodes = scenario_.nodes;
+    cluster_.size = scenario_.ranks;
     cluster_.epoch = control::kFirstEpoch;
     cluster_.incarnation = 1;
-    for (uint32_t rank = 0; rank < scenario_.nodes; ++rank) {
-      cluster_.workers.push_back({rank, rank, 0, transports_[rank]->address(), 0, ""});
+    for (uint32_t rank = 0; rank < scenario_.ranks; ++rank) {
+      cluster_.workers.push_back({rank, rank / scenario_.local, rank % scenario_.local,
+                                  transports_[rank]->address(), 0, ""});
     }
     plane_.segment_bytes = kSegment;
     plane_.frame_max = scenario_.frame_max;
@@ -160,7 +165,7 @@ class FailingJob {
 
   static SimulationOptions simulated(const Scenario& scenario) {
     SimulationOptions options;
-    options.hosts = scenario.nodes + scenario.servers;
+    options.hosts = scenario.ranks + scenario.servers;
     options.cores = 2;
     return options;
   }
@@ -203,12 +208,14 @@ class FailingJob {
   std::vector<std::unique_ptr<server::Server>> cut_off_;  // alive, but no longer servers of the job
   std::vector<std::unique_ptr<Worker>> workers_;
   uint32_t running_ = 0;
+  // How many ranks of a node have ended a round.
+  std::map<std::pair<uint32_t, uint32_t>, uint32_t> over_;
   FailureReport report_;
   Status failure_;
 };
 
 Status FailingJob::start_server(uint32_t index) {
-  VirtualTransport& transport = *transports_[scenario_.nodes + index];
+  VirtualTransport& transport = *transports_[scenario_.ranks + index];
   auto server = server::Server::start({transport.address(), 0, credentials()}, transport);
   if (!server.ok()) return server.status();
   servers_[index] = std::move(*server);
@@ -237,7 +244,9 @@ void FailingJob::Worker::begin_round() {
   for (uint32_t b = 0; b < buffers; ++b) {
     std::vector<float>& array = now.arrays[b];
     array.resize(scenario.elements[b]);
-    for (size_t i = 0; i < array.size(); ++i) array[i] = contribution(rank, round, b, i);
+    for (size_t i = 0; i < array.size(); ++i) {
+      array[i] = contribution(rank / scenario.local, round, b, i);
+    }
     Transfer& transfer = now.transfers[b];
     const size_t bytes = array.size() * sizeof(float);
     const uint32_t stream =
@@ -247,12 +256,13 @@ void FailingJob::Worker::begin_round() {
     transfer.key = {stream, round, b, 0};
     transfer.open.reduction.op = ReduceOp::kAverage;
     if (scenario.partial) transfer.open.participants = wire::Participants::kRanks;
-    transfer.open.workers = 1;
+    transfer.open.workers = scenario.local;
     transfer.open.deadline = {1'000'000, 1'000'000, 1'000'000};
     transfer.open.name = "gradients";
     transfer.send = transfer.receive = reinterpret_cast<char*>(array.data());
     transfer.shards = plan::shard_layout(bytes, std::vector<double>(scenario.servers, 1.0));
-    transfer.runs = plan::local_slice(transfer.shards, kSegment, 0, 1);
+    transfer.runs = plan::local_slice(transfer.shards, kSegment, rank % scenario.local,
+                                      scenario.local);
     transfer.lockstep = scenario.lockstep;
     transfer.owner = this;
   }
@@ -276,7 +286,7 @@ void FailingJob::Worker::begin_next() {
 
 void FailingJob::Worker::on_transfer_done(Transfer& transfer) {
   const uint32_t of = transfer.key.round;
-  if (transfer.workers != job.scenario_.nodes) {
+  if (!transfer.runs.empty() && transfer.workers != job.scenario_.ranks) {
     job.fail({Code::kInternal, concat("rank ", rank, ": round ", of, ", buffer ",
                                       transfer.key.buffer, " has ", transfer.workers, " workers")});
   }
@@ -291,7 +301,14 @@ void FailingJob::Worker::on_transfer_done(Transfer& transfer) {
     std::fill(array.begin(), array.end(), -1.0f);
   }
   if (++whole == job.scenario_.rounds) --job.running_;
-  if (job.scenario_.reign == 0) begin_next();
+  if (job.scenario_.reign > 0) return;
+  // The ranks of a node begin a round together.
+  const uint32_t node = rank / job.scenario_.local;
+  if (++job.over_[{node, of}] < job.scenario_.local) return;
+  for (uint32_t place = 0; place < job.scenario_.local; ++place) {
+    Worker* const worker = job.workers_[node * job.scenario_.local + place].get();
+    worker->loop->post([worker] { worker->begin_next(); });
+  }
 }
 
 // A host hears of something after a delay. It hears of everything in order.
@@ -308,7 +325,7 @@ void FailingJob::announce() {
   }
   for (uint32_t server = 0; server < servers_.size(); ++server) {
     if (!servers_[server]) continue;
-    hear(scenario_.nodes + server, [this, server, set = set_, one = servers_[server].get()] {
+    hear(scenario_.ranks + server, [this, server, set = set_, one = servers_[server].get()] {
       if (servers_[server].get() == one) one->serve(set);
     });
   }
@@ -374,7 +391,7 @@ Result<FailureReport> FailingJob::run() {
   for (uint32_t server = 0; server < scenario_.servers; ++server) {
     servers_[server]->attach(cluster_, server, plane_);
   }
-  for (uint32_t rank = 0; rank < scenario_.nodes; ++rank) {
+  for (uint32_t rank = 0; rank < scenario_.ranks; ++rank) {
     workers_.push_back(std::make_unique<Worker>(*this, rank));
     for (uint32_t server = 0; server < scenario_.servers; ++server) {
       std::vector<std::unique_ptr<transport::Connection>> flows;
@@ -382,7 +399,7 @@ Result<FailureReport> FailingJob::run() {
       for (auto& flow : flows) workers_[rank]->links.add_flow(server, *flow);
     }
   }
-  running_ = scenario_.nodes;
+  running_ = scenario_.ranks;
   for (auto& worker : workers_) {
     worker->loop->start("worker");
     worker->loop->post([one = worker.get()] { one->begin_round(); });
@@ -391,7 +408,8 @@ Result<FailureReport> FailingJob::run() {
   const bool ended = simulation_.run_until(
       [this] { return running_ == 0 || !failure_.ok(); }, simulation_.now() + kPatience);
   report_.description = concat(
-      scenario_.nodes, " workers, ", scenario_.servers, " servers, ", scenario_.flows, " flows, ",
+      scenario_.nodes, " nodes of ", counted(scenario_.local, "worker"), ", ", scenario_.servers,
+      " servers, ", scenario_.flows, " flows, ",
       scenario_.rounds, " rounds of ", scenario_.elements.size(), " buffers, credit ",
       scenario_.credit,
       scenario_.reign == 0 ? "" : concat(", ", counted(scenario_.reign, "round"), " per reign"),

@@ -316,6 +316,10 @@ TEST(ChooseBufferBytes, KnownModels) {
   EXPECT_LE(choose_buffer_bytes(16 * kMiB, 64, 64, kDefaultSegmentBytes), 4 * kMiB + 512 * kKiB);
   EXPECT_EQ(choose_buffer_bytes(size_t{1} << 40, 512, 512, kDefaultSegmentBytes), 32 * kMiB);
   EXPECT_EQ(choose_buffer_bytes(100 * kMiB, 1, 1, kDefaultSegmentBytes, true), 25 * kMiB / 2);
+  EXPECT_EQ(choose_buffer_bytes(100 * kMiB, 1, 1, kDefaultSegmentBytes, true, true),
+            25 * kMiB / 4);
+  EXPECT_EQ(choose_buffer_bytes(100 * kMiB, 1, 1, kDefaultSegmentBytes, false, true),
+            choose_buffer_bytes(100 * kMiB, 1, 1, kDefaultSegmentBytes));
   EXPECT_EQ(choose_buffer_bytes(1000, 1, 1, kDefaultSegmentBytes, true), 4 * kMiB);
 }
 
