@@ -195,6 +195,7 @@ class Member::Impl final : public Channel::Owner {
     Loss loss;
     std::string text;
     Replacement replacement;
+    End end = End::kAllLeft;
   };
 
   Phase wait_for_news(Phase seen, Nanos deadline) {
@@ -268,7 +269,7 @@ class Member::Impl final : public Channel::Owner {
           said_goodbye();
           channel_->close();
         } else if (flags == kFlagEnd) {
-          report_end();
+          report_end(End::kAllLeft);
         } else if (flags == kFlagStop) {
           rendezvous_ended("has left the job (shutdown)", true);
           channel_->close();
@@ -384,8 +385,7 @@ class Member::Impl final : public Channel::Owner {
                           ", ", how),
                    epoch_ + 1, {}});
     }
-    // Nobody remains who could tell that the last worker has left.
-    if ((left || known) && is_server_) report_end();
+    if ((left || known) && is_server_) report_end(End::kNoNews);
   }
 
   bool is_lost(bool is_server, uint32_t index) const {
@@ -398,12 +398,12 @@ class Member::Impl final : public Channel::Owner {
     report({Event::Kind::kLoss, std::move(loss), {}, {}});
   }
 
-  void report_end() {
+  void report_end(End end) {
     if (phase() == Phase::kSpare) {
       return fail({Code::kShutdown, "the job has ended while this server waited as a spare"});
     }
     if (std::exchange(ended_, true)) return;
-    report({Event::Kind::kEnd, {}, {}, {}});
+    report({Event::Kind::kEnd, {}, {}, {}, end});
   }
 
   void report(Event event) {
@@ -428,7 +428,7 @@ class Member::Impl final : public Channel::Owner {
           if (on_abort_) on_abort_(event.text);
           break;
         case Event::Kind::kEnd:
-          if (on_end_) on_end_();
+          if (on_end_) on_end_(event.end);
           break;
         case Event::Kind::kReplacement:
           if (on_replacement_) on_replacement_(event.replacement);

@@ -47,7 +47,11 @@ class Member {
   using StartServer = std::function<Status(const Cluster&, uint32_t node)>;
   using OnLoss = std::function<void(const Loss&)>;
   using OnAbort = std::function<void(const std::string& reason)>;
-  using OnEnd = std::function<void()>;
+  enum class End {
+    kAllLeft,  // all workers have said goodbye, so servers end
+    kNoNews,   // the rendezvous has left with rank 0: nobody tells who else leaves or dies
+  };
+  using OnEnd = std::function<void(End)>;  // of servers only
   using OnReplacement = std::function<void(const Replacement&)>;
   // What the process tells about itself, and hears of others. All run on the member's thread; none
   // may block.
@@ -91,8 +95,7 @@ class Member {
   uint32_t epoch() const;
 
   // Sets callbacks, which run on the member's thread, also for what happened before this call.
-  // on_end means that all workers have said goodbye, so servers end. No callback may destroy the
-  // member. May be called only once.
+  // No callback may destroy the member. May be called only once.
   void watch(OnLoss on_loss, OnAbort on_abort, OnEnd on_end,
              OnReplacement on_replacement = [](const Replacement&) {});
   // Says whether this process can reach a server, or if it is a replacement, that it is ready; see

@@ -318,6 +318,7 @@ class Rendezvous::Impl final : public Channel::Owner {
   void lose(Peer& peer, const std::string& how) {
     if (!peer.is_member()) return;
     peer.gone = true;
+    if (dismissed_) return;
     note_gone(peer, false);
     if (job_) {
       job_->lose(peer, how);
@@ -410,6 +411,7 @@ class Rendezvous::Impl final : public Channel::Owner {
     acceptor_.close();
     gathering_.stop();
     loop_.call_after(kLinger, [this] {
+      dismissed_ = true;
       for (const auto& peer : peers_) peer->channel->send(FrameType::kGoodbye, {}, kFlagStop);
       loop_.call_after(kClosing, [this] {
         if (watch_) watch_->finish();
@@ -440,6 +442,7 @@ class Rendezvous::Impl final : public Channel::Owner {
   Peers peers_;
   bool reaping_ = false;
   bool stopping_ = false;
+  bool dismissed_ = false;   // members that remain were told that the rendezvous ends
   Nanos records_until_ = 0;  // stop() waits until then for a flight record
   Gathering gathering_;
   std::optional<RunningJob> job_;  // set once the gathering is complete

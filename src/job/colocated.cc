@@ -14,7 +14,13 @@ Result<std::unique_ptr<Colocated>> Colocated::start(const control::Member::Optio
     self->status_ = without_exceptions([&]() -> Status {
       HERRING_RETURN_IF_ERROR(self->serving_->join(member, node));
       self->serving_->member()->watch([](const control::Loss&) {}, [](const std::string&) {},
-                                      [self] { self->ended_.store(true); });
+                                      [self](control::Member::End end) {
+                                        if (end == control::Member::End::kAllLeft) {
+                                          self->ended_.store(true);
+                                        } else {
+                                          self->server().hears_nothing();
+                                        }
+                                      });
       return {};
     });
   });
@@ -51,9 +57,9 @@ void Colocated::leave(uint32_t rank, bool drains) {
   server().stop();
 }
 
-// Waits until the server has handed out everything and no worker needs it for operations of its own
-// worker, or until all workers have left. The wait is bounded when nothing moves any more, and more
-// tightly when only other workers' operations are left.
+// Waits until every worker has connected, the server has handed out everything, and no worker needs
+// it for operations of its own worker; or until all workers have left. The wait is bounded when
+// nothing moves any more, and more tightly when only other workers' operations are left.
 void Colocated::drain() {
   constexpr Nanos kMost = 10 * kSecond, kStandstill = 500 * kMillisecond;
   const Nanos start = monotonic_now();

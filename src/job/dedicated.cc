@@ -1,10 +1,12 @@
 #include "job/dedicated.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include "base/interrupt.h"
@@ -68,6 +70,19 @@ void take_place(control::Member& member, server::Server& server) {
   member.report_server(member.server_index(), 0, true, {});
 }
 
+// Waits until all workers have ended their connections: when the rendezvous has left with rank 0,
+// nothing else says that they leave. Gives up when nothing has moved for `patience`, or when this
+// thread is interrupted.
+void outlast_workers(server::Server& server, Nanos patience) {
+  uint64_t traffic = server.traffic();
+  Nanos moved_at = monotonic_now();
+  while (!server.released() && !interrupted() && monotonic_now() - moved_at < patience) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    const uint64_t bytes = server.traffic();
+    if (bytes != std::exchange(traffic, bytes)) moved_at = monotonic_now();
+  }
+}
+
 // `serving` is set as soon as the server exists, so that the caller has it however this ends.
 Status serve(const std::string& rendezvous, const std::string& secret, const Settings& settings,
              Nanos waits_since, transport::Transport& transport,
@@ -99,6 +114,7 @@ Status serve(const std::string& rendezvous, const std::string& secret, const Set
       member.cluster().servers[member.server_index()].address);
 
   End end;
+  std::atomic<bool> outlasts{false};
   member.watch(
       [&](const control::Loss& loss) {
         if (!loss.left && !outlives(server, member.cluster(), loss)) {
@@ -110,7 +126,11 @@ Status serve(const std::string& rendezvous, const std::string& secret, const Set
       [&](const std::string& reason) {
         end.set({Code::kPeerLost, concat("the job was aborted: ", reason)});
       },
-      [&] { end.set({}); },
+      [&](control::Member::End how) {
+        outlasts.store(how == control::Member::End::kNoNews);
+        if (outlasts.load()) server.hears_nothing();
+        end.set({});
+      },
       [&](const control::Replacement& news) {
         if (news.stage != control::Replacement::Stage::kServes) return;
         server.serve({news.epoch, news.serving, {}});
@@ -118,6 +138,10 @@ Status serve(const std::string& rendezvous, const std::string& secret, const Set
         log(LogLevel::kInfo, "serves in place of server ", news.server, ", which is lost");
       });
   const Status why = end.wait();
+  if (outlasts.load()) {
+    log(LogLevel::kInfo, "rank 0 and the rendezvous have left; serves until all workers leave");
+    outlast_workers(server, from_seconds(settings.get_seconds("timeout")));
+  }
   serving->end_reports();
   member.goodbye();
   server.stop();

@@ -155,7 +155,8 @@ Status Job::connect() {
   const Nanos deadline = monotonic_now() + member->connect_timeout;
   // From here on, a death or the end of the job ends every wait below.
   member_->watch([this](const control::Loss& loss) { on_loss(loss); },
-                 [this](const std::string& reason) { on_abort(reason); }, [] {},
+                 [this](const std::string& reason) { on_abort(reason); },
+                 [](control::Member::End) {},
                  [this](const control::Replacement& news) { on_replacement(news); });
   HERRING_RETURN_IF_ERROR(connect_neighbours(deadline));
   std::string own_host = member->source;  // if empty, the address from which servers are reached

@@ -23,15 +23,20 @@ Changes::Changes(const control::Cluster& cluster, GroupTable& groups, Aggregator
       series_(cluster, groups, index, coordinator_.whereabouts()),
       recipients_(cluster.size) {}
 
-void Changes::connected(Peer& peer) {
+void Changes::connected(Peer& peer, bool all) {
   std::lock_guard lock(mutex_);
-  recipients_[peer.rank()].peer = &peer;
+  Recipient& recipient = recipients_[peer.rank()];
+  ++recipient.flows;
+  recipient.reached |= all;
+  if (peer.number() != 0) return;
+  recipient.peer = &peer;
   send_waiting(peer.rank());
 }
 
 void Changes::disconnected(const Peer& peer) {
   std::lock_guard lock(mutex_);
   Recipient& recipient = recipients_[peer.rank()];
+  --recipient.flows;
   if (recipient.peer != &peer) return;
   recipient.peer = nullptr;
   recipient.gone = true;
@@ -266,9 +271,22 @@ bool Changes::idle() {
 
 bool Changes::released() {
   std::lock_guard lock(mutex_);
-  return std::ranges::all_of(recipients_, [](const Recipient& one) {
-    return one.peer == nullptr || one.released;
-  });
+  for (uint32_t rank = 0; rank < recipients_.size(); ++rank) {
+    const Recipient& one = recipients_[rank];
+    const bool ready = one.reached ? one.flows == 0 || one.released : groups_.is_gone(rank);
+    if (!ready) return false;
+  }
+  return true;
+}
+
+std::vector<uint32_t> Changes::disconnected_ranks() {
+  std::lock_guard lock(mutex_);
+  std::vector<uint32_t> ranks;
+  for (uint32_t rank = 0; rank < recipients_.size(); ++rank) {
+    const Recipient& one = recipients_[rank];
+    if (one.reached && one.flows == 0 && !groups_.is_gone(rank)) ranks.push_back(rank);
+  }
+  return ranks;
 }
 
 void Changes::end() {

@@ -33,8 +33,9 @@ class Changes {
           uint32_t index, const observe::RankStates& states, transport::EventLoop& loop,
           bool several_loops);
 
-  // The first flow of a worker is connected, or has ended. Called on the thread of its proxy.
-  void connected(Peer& peer);
+  // A flow of a worker is connected, or has ended. `all`: the worker has no more flows to connect.
+  // Called on the thread of its proxy.
+  void connected(Peer& peer, bool all);
   void disconnected(const Peer& peer);
 
   // Handles a frame of `rank` other than data and its opening. Called on the thread of the rank's
@@ -56,8 +57,11 @@ class Changes {
   bool any_series() const { return series_.any(); }
   // Returns whether nothing is announced and no answer is delayed.
   bool idle();
-  // Returns whether all connected workers have said that they no longer need this server.
+  // Returns whether all workers that are in the job have connected, and have left or said that they
+  // no longer need this server.
   bool released();
+  // Returns the ranks that are not known to be gone although all their flows have ended.
+  std::vector<uint32_t> disconnected_ranks();
   // Prevents further changes, so that either all ranks hear of a change or none does.
   void end();
 
@@ -85,6 +89,8 @@ class Changes {
   struct Recipient {
     Peer* peer = nullptr;         // the rank's first flow
     bool gone = false;            // that flow has ended
+    uint32_t flows = 0;           // that are connected
+    bool reached = false;         // all its flows have been connected
     bool released = false;        // it no longer needs this server
     std::vector<Answer> waiting;  // for the flow, or for a moment
   };

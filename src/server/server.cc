@@ -165,7 +165,9 @@ void Server::connect(uint32_t rank, uint32_t flow, MakeFlow make) {
     auto peer = std::make_unique<Peer>(*this, proxy, rank, flow);
     peer->start(make(proxy.loop(), *peer));
     proxy.peers_.push_back(std::move(peer));
-    if (flow == 0) changes_->connected(*proxy.peers_.back());
+    const auto flows = std::count_if(proxy.peers_.begin(), proxy.peers_.end(),
+                                     [rank](const auto& one) { return one->rank() == rank; });
+    changes_->connected(*proxy.peers_.back(), static_cast<uint32_t>(flows) == flows_);
   });
 }
 
@@ -222,7 +224,12 @@ void Server::watch(Proxy& proxy) {
     std::lock_guard lock(proxy.seen_mutex_);
     proxy.seen_.swap(seen);
   }
-  if (proxy.index() == 0) check_overdue();
+  if (proxy.index() == 0) {
+    if (hears_nothing_.load()) {
+      for (const uint32_t rank : changes_->disconnected_ranks()) rank_left(rank);
+    }
+    check_overdue();
+  }
   proxy.loop().call_after(kWatchInterval, [this, &proxy] { watch(proxy); });
 }
 

@@ -104,6 +104,8 @@ class Server {
   // Handles the end of another process. Partial all-reduces go on without a worker that has died;
   // all else that needs it fails.
   void lost(const control::Loss& loss);
+  // From now on nobody tells who leaves or dies: a rank that ends its connections has left.
+  void hears_nothing() { hears_nothing_.store(true); }
   // Adopts a later version of the set of servers of a job that goes on when servers die. After
   // attach(); any thread.
   void serve(const control::ServerSet& set);
@@ -116,8 +118,8 @@ class Server {
   void stop();
   // Returns whether nothing is being summed, announced or sent. Any thread; takes a limited time.
   bool idle();
-  // Returns whether all connected workers have said that they no longer need this server, whose own
-  // worker has left. Any thread.
+  // Returns whether all workers that are in the job have connected, and have left or said that they
+  // no longer need this server, whose own worker has left. Any thread.
   bool released() { return !changes_ || changes_->released(); }
   // Returns the number of bytes sent and received so far. Any thread; takes a limited time.
   uint64_t traffic();
@@ -180,6 +182,7 @@ class Server {
   std::unique_ptr<Changes> changes_;
   std::atomic<uint16_t> credit_max_{1};  // segments
   std::atomic<uint32_t> signals_{0};
+  std::atomic<bool> hears_nothing_{false};
   uint32_t max_frame_segments_ = 1;
   size_t max_announce_payload_ = 0;
   uint32_t flows_ = 1;

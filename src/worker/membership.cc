@@ -206,13 +206,16 @@ void Membership::rank_left(uint32_t rank) {
 }
 
 // An operation may be over for the rank that left but not for others. Blocks of an exchange between
-// the others still go through the server in its process. That server stays until it is released.
+// the others still go through the server in its process, and so does all that groups without the
+// rank do. That server stays until it is released.
 void Membership::release_servers() {
   std::erase_if(staying_, [this](const auto& one) {
     const auto& [server, rank] = one;
     if (ended_servers_.contains(server)) return true;
     for (const auto& group : groups()) {
-      if (group->members().has(rank) && engine_.may_need(*group, server)) return false;
+      const bool goes_on = group->failure().ok() && group->shards().uses(server);
+      const bool ends = group->members().has(rank) && engine_.may_need(*group, server);
+      if (goes_on || ends) return false;
     }
     wire::FrameHeader header;
     header.type = wire::FrameType::kReleased;

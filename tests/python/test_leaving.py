@@ -87,6 +87,74 @@ def test_what_was_complete_for_the_leaver_completes_for_all(layout: list[str]) -
     )
 
 
+THREE = {
+    "one-node": ["-n", "3"],
+    "colocated-servers": ["-n", "3", "--nodes", "2"],
+    "three-nodes": ["-n", "3", "--nodes", "3"],
+    "dedicated-servers": ["-n", "3", "--servers", "2"],
+}
+
+
+@pytest.mark.parametrize("layout", THREE.values(), ids=THREE)
+def test_a_group_without_the_leaver_goes_on(layout: list[str]) -> None:
+    # Rank 0 hosts the rendezvous, and in some layouts a server that the group uses. It is gone for
+    # longer than the rendezvous waits.
+    output = expect_success(
+        run_job(
+            layout,
+            """
+        herring.init()
+        group = herring.new_group([1, 2])
+        herring.barrier()
+        if herring.rank() == 0:
+            herring.shutdown()
+        else:
+            until = time.monotonic() + 2.5
+            goes_on = np.ones(1)
+            while goes_on.any():
+                array = np.full(100_000, herring.rank(), np.float32)
+                assert (herring.allreduce(array, "sum", group=group) == 3).all()
+                goes_on = herring.allreduce(
+                    np.array([time.monotonic() < until], np.int32), "min", group=group
+                )
+            print("went on", flush=True)
+    """,
+            HERRING_TIMEOUT="600",
+        )
+    )
+    assert output.count("went on") == 2
+    assert "what all ranks did last" not in output, output
+
+
+@pytest.mark.parametrize("layout", THREE.values(), ids=THREE)
+def test_a_death_after_rank_0_has_left_ends_waits(layout: list[str]) -> None:
+    # Nobody hosts the rendezvous any more, so only connections tell of the death.
+    job = run_job(
+        [*layout, "--keep-going"],
+        """
+        herring.init()
+        group = herring.new_group([1, 2])
+        host = np.array([os.getpid() if herring.rank() == 0 else 0])
+        herring.allreduce(host, "sum")
+        if herring.rank() == 0:
+            herring.shutdown()
+        else:
+            array = np.ones(1, np.float32)
+            until = time.monotonic() + 2
+            while herring.allreduce(
+                np.array([time.monotonic() < until], np.int32), "min", group=group
+            ).any():
+                pass
+            if herring.rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raises(herring.PeerLostError, "rank 1 (", herring.allreduce, array, group=group)
+            print("told", flush=True)
+    """,
+        HERRING_TIMEOUT="600",
+    )
+    assert job.stdout.count("told") == 1, job.stdout
+
+
 @pytest.mark.parametrize("series", [True, False], ids=["partial-series", "no-series"])
 def test_a_server_stays_for_what_moves_between_others(series: bool) -> None:
     # Rank 0 has no rows and finishes early, while the others move 32 MB through its server.

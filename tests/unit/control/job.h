@@ -147,7 +147,12 @@ class Witness {
       notes->add([&] { notes->losses.push_back(loss); });
     }, [notes = notes_](const std::string& reason) {
       notes->add([&] { notes->aborts.push_back(reason); });
-    }, [notes = notes_] { notes->add([&] { ++notes->ends; }); },
+    }, [notes = notes_](Member::End end) {
+      notes->add([&] {
+        ++notes->ends;
+        notes->end = end;
+      });
+    },
     [notes = notes_](const Replacement& news) {
       notes->add([&] { notes->replacements.push_back(news); });
     });
@@ -177,6 +182,10 @@ class Witness {
     std::lock_guard lock(notes_->mutex);
     return notes_->replacements;
   }
+  Member::End end() {
+    std::lock_guard lock(notes_->mutex);
+    return notes_->end;
+  }
   int ends() {
     std::lock_guard lock(notes_->mutex);
     return notes_->ends;
@@ -203,6 +212,7 @@ class Witness {
     std::vector<std::string> aborts;
     std::vector<Replacement> replacements;
     int ends = 0;
+    Member::End end = Member::End::kAllLeft;
   };
   std::shared_ptr<Notes> notes_ = std::make_shared<Notes>();
 };

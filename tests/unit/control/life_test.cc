@@ -56,10 +56,21 @@ TEST(Life, GoodbyeIsNoFailureAndTheLastOneEndsTheServers) {
   running.workers[0]->goodbye();
   ASSERT_TRUE(server.wait_end());
   EXPECT_EQ(server.ends(), 1);
+  EXPECT_EQ(server.end(), Member::End::kAllLeft);
   running.server->goodbye();
   EXPECT_EQ(zero.losses().size(), 1u);
   EXPECT_EQ(server.losses().size(), 2u);
   running.job.rendezvous().stop();
+}
+
+TEST(Life, ServersHearThatTheRendezvousLeavesBeforeTheOthersDo) {
+  Running running(2);
+  Witness server(*running.server);
+  running.workers[0]->goodbye();
+  running.job.rendezvous().stop();
+  ASSERT_TRUE(server.wait_end());
+  EXPECT_EQ(server.ends(), 1);
+  EXPECT_EQ(server.end(), Member::End::kNoNews) << "rank 1 is still in the job";
 }
 
 TEST(Life, ServersEndAlsoWhenTheLastWorkerDies) {

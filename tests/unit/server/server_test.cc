@@ -90,6 +90,20 @@ class ServerTest : public testing::TestWithParam<uint32_t> {
     return announce;
   }
 
+  // Returns a flow of `rank`, which says that it no longer needs the server.
+  Client releases(uint32_t rank) {
+    Client client(*server, rank);
+    wire::FrameHeader header;
+    header.type = wire::FrameType::kReleased;
+    client.send(header);
+    return client;
+  }
+  void expect_soon(const std::function<bool()>& holds) {
+    const Nanos deadline = monotonic_now() + kPatience;
+    while (!holds() && monotonic_now() < deadline) std::this_thread::yield();
+    EXPECT_TRUE(holds());
+  }
+
   // Rank 1 is lost, and then rank 0 leaves, while rank 3 waits.
   void expect_names_rank_1(const control::Loss& loss);
 
@@ -408,6 +422,22 @@ void ServerTest::expect_names_rank_1(const control::Loss& loss) {
   const std::string error = waits.error();
   EXPECT_NE(error.find("rank 1"), std::string::npos) << error;
   EXPECT_EQ(error.find("has left"), std::string::npos) << error;
+}
+
+// A rank may leave as soon as it has joined, when others are still on their way.
+TEST_P(ServerTest, WhoHasNotConnectedYetStillNeedsTheServer) {
+  const Client first = releases(1), second = releases(2);
+  server->rank_left(0);
+  expect_soon([this] { return server->idle(); });
+  EXPECT_FALSE(server->released()) << "rank 3 has not connected";
+  const Client third = releases(3);
+  expect_soon([this] { return server->released(); });
+}
+
+TEST_P(ServerTest, WhoDiesBeforeItConnectsIsNotWaitedFor) {
+  const Client first = releases(0), second = releases(1), third = releases(2);
+  server->lost({false, false, 3, "rank 3 is lost", 0, {}});
+  expect_soon([this] { return server->released(); });
 }
 
 Status connect_as(const Server& server, const wire::Hello& hello,
