@@ -1,9 +1,9 @@
 // How the coordinator forms groups: each one gets a number that no other group of the job has.
 //
 // A server may be lost when it has told the number to some members only. None of these uses the
-// group before all servers that are left know it from all members. Until then, they announce the
-// number to the server that answers instead, which gives it to the others. Members that use the
-// group already announce nothing, since nobody lacks the number.
+// group before all servers that are left, and replacements that come meanwhile, know it from all
+// members. Until then, they announce the number to the server that answers instead, which gives it
+// to the others. Members that use the group already announce nothing: nobody lacks the number.
 #include <limits>
 
 #include <algorithm>

@@ -81,16 +81,37 @@ void Handovers::serve(const control::ServerSet& set) {
   move_forming(set);
 }
 
+std::vector<std::shared_ptr<Operation>> Handovers::forming() const {
+  std::vector<std::shared_ptr<Operation>> found;
+  for (const auto& [id, operation] : named_.operations()) {
+    if (wire::is<wire::FormGroup>(operation->call_.what)) found.push_back(operation);
+  }
+  return found;
+}
+
+// Members of a group that is being formed may lack its number. They get it before this rank uses
+// the group, also if of its servers the replacement is the last.
+uint64_t Handovers::confirms(uint32_t server, const Group& group) {
+  for (const auto& operation : forming()) {
+    if (operation->formed.get() != &group || !group.is_known_to(server)) continue;
+    operation->unconfirmed_.push_back(server);
+    return operation->id_;
+  }
+  return 0;
+}
+
+void Handovers::drop(uint32_t server) {
+  for (const auto& operation : forming()) named_.confirmed(*operation, server);
+}
+
 // Servers that are gone need not know the groups. Members that have their group's number say it to
 // the new owner, because others may lack it.
 void Handovers::move_forming(const control::ServerSet& set) {
-  std::vector<std::shared_ptr<Operation>> forming;
-  for (const auto& [id, operation] : named_.operations()) {
-    if (wire::is<wire::FormGroup>(operation->call_.what)) forming.push_back(operation);
-  }
-  for (const auto& operation : forming) {
+  for (const auto& operation : forming()) {
     for (const uint32_t server : std::vector(operation->unconfirmed_)) {
-      if (!set.has(server)) named_.confirmed(*operation, server);
+      if (!set.has(server) && !engine_.membership().comes(server)) {
+        named_.confirmed(*operation, server);
+      }
     }
     const Owner owner = owners_.of(owners_of(operation->call_), operation->asked_.reign.home);
     const bool moves = named_.find(operation->id_) && owner != operation->asked_;

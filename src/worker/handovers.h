@@ -38,6 +38,11 @@ class Handovers {
   // See NamedOperations.
   bool can_move(const control::ServerSet& set) const;
   void serve(const control::ServerSet& set);
+  // A replacement comes. Returns the ID of the operation that forms the group, which it has to
+  // confirm, too; 0 if it has not.
+  uint64_t confirms(uint32_t server, const Group& group);
+  // The replacement does not come.
+  void drop(uint32_t server);
   // Handles a group that is new here, or forgotten.
   void begin(const Group& group);
   void forget(uint32_t group);
@@ -58,6 +63,7 @@ class Handovers {
 
   std::vector<uint32_t> owners_of(const Call& call) const;
   void move_forming(const control::ServerSet& set);
+  std::vector<std::shared_ptr<Operation>> forming() const;
   bool is_asked(const Operation& operation, const Group& group, uint32_t home) const;
   void move(const Group& group, const Owner& owner);
   void hand_over(const Group& group, const Owner& owner);

@@ -45,10 +45,6 @@ std::shared_ptr<Group> Membership::find(uint32_t number) const {
 
 std::shared_ptr<Group> Membership::define(uint32_t number, const std::string& name,
                                           std::vector<uint32_t> ranks, uint64_t id) {
-  wire::FrameHeader header;
-  header.type = wire::FrameType::kGroup;
-  header.group = number;
-  const std::string message = encode(wire::GroupMessage{id, name, ranks});
   auto group = std::make_shared<Group>(
       cluster_, control::Group(number, cluster_, std::move(ranks), name), rank_);
   groups_[number] = group;
@@ -56,10 +52,20 @@ std::shared_ptr<Group> Membership::define(uint32_t number, const std::string& na
   engine_.links().add_group(number, group->shards().owners, group->steers(),
                             group->members().even());
   for (const uint32_t server : group->servers()) {
-    if (!ended_servers_.contains(server)) engine_.links().send_control(server, header, message);
+    if (!ended_servers_.contains(server)) tell_of(*group, server, id, 0);
   }
   engine_.named().handovers().begin(*group);
   return group;
+}
+
+void Membership::tell_of(const Group& group, uint32_t server, uint64_t id, uint8_t flags) {
+  wire::FrameHeader header;
+  header.type = wire::FrameType::kGroup;
+  header.flags = flags;
+  header.group = group.id();
+  const control::Group& members = group.members();
+  engine_.links().send_control(server, header,
+                               encode(wire::GroupMessage{id, members.name(), members.ranks()}));
 }
 
 // A process that died or left while the group was formed counts as gone for this group, too.

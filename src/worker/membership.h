@@ -72,6 +72,8 @@ class Membership {
 
   // Calls off the group: nothing moves in it any more, here or elsewhere. Operations in it fail.
   void call_off(const std::shared_ptr<Group>& group, const Status& why);
+  // Whether the server is a replacement that does not serve yet.
+  bool comes(uint32_t server) const { return coming_.contains(server); }
   bool has_ended(uint32_t server) const { return ended_servers_.contains(server); }
   bool has_left(uint32_t rank) const { return std::ranges::find(left_, rank) != left_.end(); }
 
@@ -83,7 +85,10 @@ class Membership {
   void move_from(const control::Loss& loss);
   void fail_groups_without_servers(const control::ServerSet& set, const std::string& why);
   void serve(const control::ServerSet& set);
+  // Defines the group at a server. `id` comes back in its answer.
+  void tell_of(const Group& group, uint32_t server, uint64_t id, uint8_t flags);
   bool define_at(uint32_t server, const Group& group);
+  void drop(uint32_t server);
   void report_ready(uint32_t server);
   bool report(uint32_t server, const std::string& why);
   void stop_waiting(uint32_t server, const std::string& why);

@@ -369,7 +369,8 @@ void NamedOperations::on_numbered(Operation& operation) {
       static_cast<uint32_t>(counts[0]), name,
       std::get<wire::FormGroup>(operation.call_.what).ranks, operation.id_);
   for (const uint32_t one : operation.formed->servers()) {
-    if (!handovers_.owners().has(one)) continue;  // others stand in for it
+    const bool serves = handovers_.owners().has(one) || engine_.membership().comes(one);
+    if (!serves) continue;  // others stand in for it
     operation.unconfirmed_.push_back(one);
     if (!engine_.membership().has_ended(one)) continue;
     return finish(operation, {Code::kPeerLost,

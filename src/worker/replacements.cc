@@ -60,7 +60,10 @@ void Membership::server_comes(const control::Replacement& news,
   engine_.links().server_replaced(server, std::move(flows));
   ended_servers_.erase(server);
   coming_[server] = {news.number, {}};
-  for (const auto& [number, group] : groups_) define_at(server, *group);
+  for (const auto& [number, group] : groups_) {
+    const uint64_t id = engine_.named().handovers().confirms(server, *group);
+    id == 0 ? static_cast<void>(define_at(server, *group)) : tell_of(*group, server, id, 0);
+  }
   // Others that still use these groups must not wait for this rank.
   for (const auto& group : destroyed_) {
     if (!define_at(server, *group)) continue;
@@ -79,13 +82,7 @@ bool Membership::define_at(uint32_t server, const Group& group) {
   if (!group.is_known_to(server)) return false;
   const uint64_t id = kDefinition | ++definitions_;
   coming_[server].unanswered.insert(id);
-  wire::FrameHeader header;
-  header.type = wire::FrameType::kGroup;
-  header.flags = wire::kFlagFormed;
-  header.group = group.id();
-  engine_.links().send_control(
-      server, header,
-      encode(wire::GroupMessage{id, group.members().name(), group.members().ranks()}));
+  tell_of(group, server, id, wire::kFlagFormed);
   return true;
 }
 
@@ -122,15 +119,19 @@ void Membership::server_news(const control::Replacement& news) {
   dropped = std::max(dropped, news.number);
   const auto coming = coming_.find(news.server);
   if (coming == coming_.end() || coming->second.number != news.number) return;
-  coming_.erase(coming);
-  ended_servers_.insert(news.server);
+  drop(news.server);
 }
 
 // The connection to a replacement has ended before it serves.
 void Membership::stop_waiting(uint32_t server, const std::string& why) {
   engine_.options().report_server(server, coming_[server].number, false, why);
+  drop(server);
+}
+
+void Membership::drop(uint32_t server) {
   coming_.erase(server);
   ended_servers_.insert(server);
+  engine_.named().handovers().drop(server);
 }
 
 // Tells the rendezvous that a server cannot be reached. Returns false if there is no use in that.

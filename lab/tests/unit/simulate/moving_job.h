@@ -4,6 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -81,38 +85,61 @@ class MovingJob {
 
  protected:
   void schedule_changes() {
-    control::ServerSet set = control::ServerSet::all(kServers);
     for (const Course::Change& change : course_.changes) {
-      change.returns ? set.add(change.server) : set.lose(change.server);
-      const Nanos when = start_ + change.when;
-      if (change.returns) {
-        simulation_.call_at(when, [this, server = change.server] { replace(server); });
-      } else {
-        cut_off(when, change.server);
-      }
-      for (uint32_t rank = 0; rank < course_.ranks; ++rank) {
-        simulation_.call_at(when + 1 + news(), [this, rank, set, change] {
-          cores_[rank]->loop()->post([this, rank, set, change] { serve(rank, set, change); });
-        });
-      }
-      for (uint32_t server = 0; server < kServers; ++server) {
-        simulation_.call_at(when + 1 + news(), [this, server, set] {
-          if (set.has(server)) servers_[server]->serve(set);
-        });
-      }
+      simulation_.call_at(start_ + change.when, [this, change] {
+        change.returns ? replace(change.server) : lose(change.server);
+      });
+    }
+  }
+
+  // The rendezvous of the job. Each process hears its news in their order, and some late.
+  void tell(size_t host, std::function<void()> news_comes) {
+    Nanos& told = told_[host];
+    told = std::max(told, simulation_.now() + news()) + 1;
+    simulation_.call_at(told, std::move(news_comes));
+  }
+  void tell_ranks(const std::function<void(EngineCore&, uint32_t rank)>& hear) {
+    for (uint32_t rank = 0; rank < course_.ranks; ++rank) {
+      tell(rank, [this, rank, hear] {
+        cores_[rank]->loop()->post([this, rank, hear] { hear(*cores_[rank], rank); });
+      });
+    }
+  }
+  void tell_servers() {
+    for (uint32_t server = 0; server < kServers; ++server) {
+      tell(course_.ranks + server, [this, server, set = set_] {
+        if (set.has(server)) servers_[server]->serve(set);
+      });
     }
   }
 
   Nanos news() { return static_cast<Nanos>(chance_() % static_cast<uint64_t>(course_.news)); }
 
+  // The last server stays.
+  void lose(uint32_t server) {
+    if (!set_.has(server) || std::ranges::count(set_.serving, true) == 1) return;
+    set_.lose(server);
+    cut_off(server);
+    tell_servers();
+    tell_ranks([this, set = set_](EngineCore& core, uint32_t) {
+      const bool moves = core.links().can_move() && core.named().can_move(set) &&
+                         core.can_move_partial(set);
+      if (!moves) ++cannot_move;
+      core.links().serve(set);
+      core.named().serve(set);
+    });
+  }
+
   // Its answers still reach some ranks for a while, and some ranks still reach it.
-  void cut_off(Nanos when, uint32_t server) {
+  void cut_off(uint32_t server) {
     for (uint32_t rank = 0; rank < course_.ranks; ++rank) {
       for (const bool answers : {false, true}) {
         const Nanos later = chance_() % 2 == 0 ? 0 : news();
-        simulation_.call_at(when + later, [this, server, rank, answers] {
-          set_paths(server, rank, answers, {kMillisecond, 0, 1});
-        });
+        simulation_.call_at(simulation_.now() + later,
+                            [this, server, rank, answers, number = numbers_[server]] {
+                              if (number != numbers_[server]) return;  // it is replaced
+                              set_paths(server, rank, answers, {kMillisecond, 0, 1});
+                            });
       }
     }
   }
@@ -124,6 +151,7 @@ class MovingJob {
   }
 
   void replace(uint32_t server) {
+    if (set_.has(server)) return;
     for (uint32_t rank = 0; rank < course_.ranks; ++rank) {
       for (const bool answers : {false, true}) {
         set_paths(server, rank, answers, {50 * kMicrosecond, 0, 0});
@@ -132,36 +160,34 @@ class MovingJob {
     dead_.push_back(std::move(servers_[server]));
     start_server(server);
     servers_[server]->attach(cluster_, server, plane_);
-  }
-
-  void serve(uint32_t rank, const control::ServerSet& set, const Course::Change& change) {
-    EngineCore& core = *cores_[rank];
-    if (change.returns) {
+    servers_[server]->serve(set_);
+    control::Replacement news{control::Replacement::Stage::kComing, server, ++numbers_[server],
+                              servers_[server]->address().to_string(), set_.epoch, set_.serving};
+    ready_[server] = 0;
+    tell_ranks([this, news, address = servers_[server]->address()](EngineCore& core,
+                                                                   uint32_t rank) {
       std::vector<std::unique_ptr<transport::Connection>> flows;
       for (uint32_t flow = 0; flow < plane_.flows; ++flow) {
         auto connection = transports_[rank]->connect_now(
-            servers_[change.server]->address(),
-            {wire::Role::kWorker, rank, flow, cluster_.incarnation}, credentials());
+            address, {wire::Role::kWorker, rank, flow, cluster_.incarnation}, credentials());
         ASSERT_TRUE(connection.ok());
         flows.push_back(std::move(*connection));
       }
-      core.membership().server_comes(news_of(change.server, set), std::move(flows));
-    }
-    const bool moves = core.links().can_move() && core.named().can_move(set) &&
-                       core.can_move_partial(set);
-    if (!moves) ++cannot_move;
-    if (change.returns) {
-      control::Replacement news = news_of(change.server, set);
-      news.stage = control::Replacement::Stage::kServes;
-      return core.membership().server_news(news);
-    }
-    core.links().serve(set);
-    core.named().serve(set);
+      core.membership().server_comes(news, std::move(flows));
+    });
   }
 
-  control::Replacement news_of(uint32_t server, const control::ServerSet& set) {
-    return {control::Replacement::Stage::kComing, server, set.epoch,
-            servers_[server]->address().to_string(), set.epoch, set.serving};
+  // It serves when all ranks are ready for it.
+  void ready(uint32_t server) {
+    if (++ready_[server] < course_.ranks) return;
+    set_.add(server);
+    tell_servers();
+    tell_ranks([news = control::Replacement{control::Replacement::Stage::kServes, server,
+                                            numbers_[server],
+                                            servers_[server]->address().to_string(), set_.epoch,
+                                            set_.serving}](EngineCore& core, uint32_t) {
+      core.membership().server_news(news);
+    });
   }
 
   void start_server(uint32_t index) {
@@ -217,6 +243,11 @@ class MovingJob {
       engine.mesh.host = transports_[rank]->address();
       engine.mesh.credentials = credentials();
       engine.observe = false;
+      engine.report_server = [this](uint32_t server, uint32_t, bool reachable,
+                                    const std::string&) {
+        EXPECT_TRUE(reachable);
+        simulation_.call_at(simulation_.now() + 1 + news(), [this, server] { ready(server); });
+      };
       cores_.push_back(std::make_unique<EngineCore>(cluster_, engine, *transports_[rank],
                                                     std::move(*bus), std::move(flows)));
     }
@@ -239,6 +270,11 @@ class MovingJob {
   std::vector<std::unique_ptr<server::Server>> servers_, dead_;
   std::vector<std::unique_ptr<EngineCore>> cores_;
   Nanos start_ = 0;
+
+  control::ServerSet set_ = control::ServerSet::all(kServers);
+  std::map<size_t, Nanos> told_;  // by host: when it hears of the last change
+  // By server: replacements so far, and how many ranks are ready for the one that comes.
+  std::array<uint32_t, kServers> numbers_{}, ready_{};
 };
 
 }  // namespace herring::simulate

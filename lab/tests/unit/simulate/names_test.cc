@@ -140,6 +140,30 @@ TEST(Names, ReturnToReplacements) {
   }
 }
 
+// The servers die of which the first to be lost is back, while ranks form groups.
+TEST(Names, FormingReturnsToReplacements) {
+  const Seeds seeds = Seeds::of(2001, 40);
+  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    Plan plan;
+    plan.ranks = 2 + seed % 3;
+    plan.groups = true;
+    plan.destroys = seed % 2 == 0;
+    plan.calls = 30;
+    const Calm expected = calm(plan, seed);
+    std::mt19937_64 random(seed);
+    const auto pause = [&] { return 1 + static_cast<Nanos>(random() % (2 * plan.news)); };
+    Nanos when = static_cast<Nanos>(random() % expected.took);
+    const auto first = static_cast<uint32_t>(random() % kServers);
+    plan.changes.push_back({when, first});
+    plan.changes.push_back({when += pause(), first, true});
+    for (uint32_t i = 1; i < kServers; ++i) {
+      plan.changes.push_back({when += pause(), (first + i) % kServers});
+    }
+    expect_same(plan, seed, expected);
+    if (HasFatalFailure() || HasNonfatalFailure()) return;
+  }
+}
+
 TEST(Names, NoCallNeedsTheServerThatHasIt) {
   const auto needed = [](worker::Call call) { return Job({}, 1).needed(std::move(call)); };
   float array[4] = {};
