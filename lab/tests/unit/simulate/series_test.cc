@@ -187,7 +187,7 @@ TEST(SeriesInTime, OutliveTheirOwners) {
     Nanos when = static_cast<Nanos>(random() % pause);
     for (uint32_t i = 0; i < 2 * kServers; ++i) {
       plan.changes.push_back({when, static_cast<uint32_t>((seed + i / 2) % kServers), i % 2 == 1});
-      when += plan.news + 1 + static_cast<Nanos>(random() % pause);
+      when += 1 + static_cast<Nanos>(random() % (2 * pause));
     }
     SeriesJob(plan, seed).run();
     if (HasFatalFailure() || HasNonfatalFailure()) return;
