@@ -57,6 +57,44 @@ TEST_F(LinksTest, WhatHasMovedIsCalledOff) {
   EXPECT_LE(servers[0]->segments, before + 2);  // at most a segment of each stream was on its way
 }
 
+// The only server of a group dies, but not that of others.
+TEST_F(LinksTest, AGroupWithoutServersWaitsForNobody) {
+  failover = true;
+  make({1, 1});
+  links->add_group(5, {1}, true);
+  transfer.key = {0, 0, 0, 5};
+  transfer.shards = plan::shard_layout(data.size(), {0, 1});
+  transfer.runs = plan::local_slice(transfer.shards, kSegment, 0, 1);
+  control::ServerSet set = control::ServerSet::all(2);
+  set.lose(1);
+  int ends = 0;
+  on_done = [&] {
+    EXPECT_TRUE(transfer.called_off);
+    // What comes later ends at once.
+    if (++ends == 1) return loop.post([&] { push(); });
+    transfer.key = {7, 0, 0};
+    transfer.shards = plan::shard_layout(data.size(), {1, 0});
+    transfer.runs = plan::local_slice(transfer.shards, kSegment, 0, 1);
+    on_done = {};
+    servers[0]->answering = true;
+    loop.post([&] { push(); });
+  };
+  loop.post([&] {
+    push();
+    when_quiet([&] {
+      links->call_off(5);
+      links->abandon(5);
+      links->serve(set);
+      EXPECT_EQ(ends, 1);
+    });
+  });
+  loop.run();
+  EXPECT_EQ(ends, 2);
+  EXPECT_TRUE(done);
+  EXPECT_FALSE(transfer.called_off) << "another group goes on";
+  EXPECT_EQ(data, expected);
+}
+
 // With one server of two, the transfer is whole.
 TEST_F(LinksTest, TheOtherServerDoesTheWorkOfOneThatIsLost) {
   failover = true;
