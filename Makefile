@@ -55,7 +55,8 @@ ONLY ?=
 # "jobs" to run whole jobs.
 NETWORKS ?= 1000
 MODEL ?= coarse
-# For `make fuzz`: the seconds that each target runs, and the targets.
+# For `make fuzz`: the compiler, the seconds that each target runs, and the targets.
+CLANG ?= clang++
 SECONDS ?= 60
 TARGETS ?= frame hello control partial rounds server worker rendezvous status
 
@@ -200,8 +201,8 @@ credit-suite: $(STAMPS)/build ## check credit control on random networks: NETWOR
 	@$(BIN)/python -m herring_lab.simulate.property_suite --model $(MODEL) --networks $(NETWORKS) --first $(FIRST) \
 	  --parallel $(JOBS)
 
-fuzz: $(STAMPS)/tools ## fuzz decoders and state machines (needs clang): SECONDS=60 TARGETS=
-	@cmake --preset fuzz > /dev/null
+fuzz: $(STAMPS)/tools ## fuzz decoders and state machines: SECONDS=60 TARGETS= CLANG=clang++-19
+	@cmake --preset fuzz -D CMAKE_CXX_COMPILER=$(CLANG) > /dev/null
 	@cmake --build --preset fuzz -- --quiet
 	@for target in $(TARGETS); do \
 	  $(BIN)/python tools/make_fuzz_corpus.py build-fuzz/corpus/$$target; \
