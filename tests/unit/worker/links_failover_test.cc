@@ -72,12 +72,14 @@ TEST_F(LinksTest, AGroupWithoutServersWaitsForNobody) {
     EXPECT_TRUE(transfer.called_off);
     // What comes later ends at once.
     if (++ends == 1) return loop.post([&] { push(); });
-    transfer.key = {7, 0, 0};
-    transfer.shards = plan::shard_layout(data.size(), {1, 0});
-    transfer.runs = plan::local_slice(transfer.shards, kSegment, 0, 1);
-    on_done = {};
-    servers[0]->answering = true;
-    loop.post([&] { push(); });
+    loop.post([&] {
+      on_done = {};
+      transfer.key = {7, 0, 0};
+      transfer.shards = plan::shard_layout(data.size(), {1, 0});
+      transfer.runs = plan::local_slice(transfer.shards, kSegment, 0, 1);
+      servers[0]->answering = true;
+      push();
+    });
   };
   loop.post([&] {
     push();
