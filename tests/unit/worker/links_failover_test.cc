@@ -71,8 +71,9 @@ TEST_F(LinksTest, AGroupWithoutServersWaitsForNobody) {
   on_done = [&] {
     EXPECT_TRUE(transfer.called_off);
     // What comes later ends at once.
-    if (++ends == 1) return loop.post([&] { push(); });
-    loop.post([&] {
+    const bool again = ++ends == 1;
+    loop.post([&, again] {
+      if (again) return push();
       on_done = {};
       transfer.key = {7, 0, 0};
       transfer.shards = plan::shard_layout(data.size(), {1, 0});
