@@ -405,14 +405,24 @@ void return_to(Handle& handle, const nb::list& outputs, bool waits, double secon
   wait(*there, seconds, handle.what, [&operation] { return operation.check_device(); });
 }
 
-void shut_down(Job& job) {
+// Ctrl-C ends the wait for other ranks, and raises when this rank has left.
+void shut_down(Job& job, bool failed) {
+  bool raised = false;
   {
     GilReleased release;
-    job.shutdown();
+    Interruptible scope([&raised] {
+      GilTaken acquire;
+      return raised = PyErr_CheckSignals() != 0;
+    });
+    job.shutdown(failed);
     device::drain_shared_copiers();  // shared copiers may still bring results of the ended job
   }
-  end_callbacks(job.engine().loop().get());
-  release_abandoned();
+  {
+    const nb::error_scope interrupt;
+    end_callbacks(job.engine().loop().get());
+    release_abandoned();
+  }
+  if (raised) throw nb::python_error();
 }
 
 nb::object empty(nb::object job_object, size_t bytes) {
@@ -510,7 +520,7 @@ void register_job(nb::module_& module) {
            },
            "kind"_a, "name"_a, "why"_a, "group"_a = nb::none())
       .def("abort", &Job::abort, nb::call_guard<GilReleased>())
-      .def("shutdown", &shut_down)
+      .def("shutdown", &shut_down, "failed"_a = false)
       .def("failure", [](Job& job) { return job.engine().failure().message(); })
       .def_prop_ro("rank", &Job::rank)
       .def_prop_ro("size", [](const Job& job) { return job.cluster().size; })

@@ -1,6 +1,10 @@
 #include "job/colocated.h"
 
 #include <chrono>
+#include <utility>
+
+#include "base/interrupt.h"
+#include "base/log.h"
 
 namespace herring::job {
 
@@ -9,20 +13,11 @@ Result<std::unique_ptr<Colocated>> Colocated::start(const control::Member::Optio
                                                     transport::Transport& transport) {
   auto serving = Serving::start(member, transport);
   if (!serving.ok()) return serving.status();
-  std::unique_ptr<Colocated> colocated(new Colocated(std::move(*serving)));
+  std::unique_ptr<Colocated> colocated(
+      new Colocated(std::move(*serving), member.connect_timeout));
   colocated->joining_ = std::thread([self = colocated.get(), member, node] {
-    self->status_ = without_exceptions([&]() -> Status {
-      HERRING_RETURN_IF_ERROR(self->serving_->join(member, node));
-      self->serving_->member()->watch([](const control::Loss&) {}, [](const std::string&) {},
-                                      [self](control::Member::End end) {
-                                        if (end == control::Member::End::kAllLeft) {
-                                          self->ended_.store(true);
-                                        } else {
-                                          self->server().hears_nothing();
-                                        }
-                                      });
-      return {};
-    });
+    self->status_ =
+        without_exceptions([&]() -> Status { return self->serving_->join(member, node); });
   });
   return colocated;
 }
@@ -36,11 +31,25 @@ Status Colocated::joined() {
   return status_;
 }
 
+// The worker's member hears nothing more once the worker has left, but the server may stay.
 Status Colocated::attach() {
-  return serving_->attach(serving_->member()->cluster().servers.size());
+  control::Member& member = *serving_->member();
+  HERRING_RETURN_IF_ERROR(serving_->attach(member.cluster().servers.size()));
+  member.watch([this](const control::Loss& loss) { server().lost(loss); },
+               [](const std::string&) {},
+               [this](control::Member::End end) {
+                 if (end == control::Member::End::kAllLeft) return ended_.store(true);
+                 unheard_.store(true);
+                 server().hears_nothing(connect_timeout_);
+               },
+               [this](const control::Replacement& news) {
+                 if (news.stage != control::Replacement::Stage::kServes) return;
+                 server().serve({news.epoch, news.serving, {}});
+               });
+  return {};
 }
 
-void Colocated::leave(uint32_t rank, bool drains) {
+void Colocated::leave(uint32_t rank, Farewell farewell) {
   // Skips a step that fails for lack of memory: the end must come in any case.
   const auto step = [](const auto& call) {
     static_cast<void>(without_exceptions([&]() -> Status {
@@ -52,20 +61,22 @@ void Colocated::leave(uint32_t rank, bool drains) {
   serving_->end_reports();
   // The rendezvous tells all others that this rank has left.
   step([&] { server().rank_left(rank); });
-  if (drains) step([&] { drain(); });
+  if (farewell != Farewell::kNothing) step([&] { drain(rank, farewell); });
   if (control::Member* const member = serving_->member()) step([&] { member->goodbye(); });
   server().stop();
 }
 
 // Waits until every worker has connected, the server has handed out everything, and no worker needs
-// it for operations of its own worker; or until all workers have left. The wait is bounded when
-// nothing moves any more, and more tightly when only other workers' operations are left.
-void Colocated::drain() {
-  constexpr Nanos kMost = 10 * kSecond, kStandstill = 500 * kMillisecond;
+// it for operations of its own worker, or of groups without that; or until all workers have left.
+// The wait is bounded when nothing moves any more, and more tightly when only other workers'
+// operations are left.
+void Colocated::drain(uint32_t rank, Farewell farewell) {
+  constexpr Nanos kMost = 10 * kSecond, kStandstill = 500 * kMillisecond, kSilent = 5 * kSecond;
   const Nanos start = monotonic_now();
   Nanos moved_at = start;
   uint64_t traffic = server().traffic();
-  while (!ended_.load()) {
+  bool told = false;
+  while (!ended_.load() && !interrupted()) {
     const bool released = server().released();
     if (released && server().idle()) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -74,8 +85,15 @@ void Colocated::drain() {
       traffic = bytes;
       moved_at = now;
     }
-    if (now - moved_at > (released ? kStandstill : kMost)) return;
+    // If nobody tells the others that this rank has left, they do not release the server.
+    const bool needless = released || (unheard_.load() && !server().outlives(rank));
+    if (now - moved_at > (needless ? kStandstill : kMost)) return;
     if (released && now - start > kMost) return;
+    if (farewell == Farewell::kShort && now - start > kStandstill) return;
+    if (now - start > kSilent && !std::exchange(told, true)) {
+      log(LogLevel::kWarning, "waits in shutdown() because other ranks still use the server in ",
+          "this process, but not longer than ", in_seconds(kMost), " without any traffic");
+    }
   }
 }
 

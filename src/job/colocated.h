@@ -24,17 +24,26 @@ class Colocated {
   // Starts serving the cluster after joining. The worker has connections to all servers, too.
   Status attach();
   server::Server& server() { return serving_->server(); }
-  // Called when the server's worker, `rank`, has said goodbye. `drains`: everything that is summed
-  // is handed out first. Takes a bounded time.
-  void leave(uint32_t rank, bool drains);
+  // What others get of the server when its worker leaves.
+  enum class Farewell {
+    kFull,     // they may use it as long as they need it
+    kShort,    // the worker's program has failed: what is summed is handed out for a moment
+    kNothing,  // the job has failed
+  };
+  // Called when the server's worker, `rank`, has said goodbye. Also ends when this thread is
+  // interrupted.
+  void leave(uint32_t rank, Farewell farewell);
   void vanish() { serving_->vanish(); }
   void end_reports() { serving_->end_reports(); }
 
  private:
-  explicit Colocated(std::unique_ptr<Serving> serving) : serving_(std::move(serving)) {}
-  void drain();
+  Colocated(std::unique_ptr<Serving> serving, Nanos connect_timeout)
+      : connect_timeout_(connect_timeout), serving_(std::move(serving)) {}
+  void drain(uint32_t rank, Farewell farewell);
 
-  std::atomic<bool> ended_{false};  // all workers have said goodbye
+  const Nanos connect_timeout_;
+  std::atomic<bool> ended_{false};    // all workers have said goodbye
+  std::atomic<bool> unheard_{false};  // nobody tells of workers any more
   Status status_;                   // of the thread joining_
   std::thread joining_;
   const std::unique_ptr<Serving> serving_;

@@ -71,15 +71,10 @@ void take_place(control::Member& member, server::Server& server) {
 }
 
 // Waits until all workers have ended their connections: when the rendezvous has left with rank 0,
-// nothing else says that they leave. Gives up when nothing has moved for `patience`, or when this
-// thread is interrupted.
-void outlast_workers(server::Server& server, Nanos patience) {
-  uint64_t traffic = server.traffic();
-  Nanos moved_at = monotonic_now();
-  while (!server.released() && !interrupted() && monotonic_now() - moved_at < patience) {
+// nothing else says that they leave. Ends, too, if this thread is interrupted.
+void outlast_workers(server::Server& server) {
+  while (!server.released() && !interrupted()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    const uint64_t bytes = server.traffic();
-    if (bytes != std::exchange(traffic, bytes)) moved_at = monotonic_now();
   }
 }
 
@@ -127,8 +122,10 @@ Status serve(const std::string& rendezvous, const std::string& secret, const Set
         end.set({Code::kPeerLost, concat("the job was aborted: ", reason)});
       },
       [&](control::Member::End how) {
-        outlasts.store(how == control::Member::End::kNoNews);
-        if (outlasts.load()) server.hears_nothing();
+        if (how == control::Member::End::kNoNews) {
+          server.hears_nothing(options->connect_timeout);
+          outlasts.store(true);
+        }
         end.set({});
       },
       [&](const control::Replacement& news) {
@@ -138,9 +135,9 @@ Status serve(const std::string& rendezvous, const std::string& secret, const Set
         log(LogLevel::kInfo, "serves in place of server ", news.server, ", which is lost");
       });
   const Status why = end.wait();
-  if (outlasts.load()) {
+  if (why.ok() && outlasts.load()) {
     log(LogLevel::kInfo, "rank 0 and the rendezvous have left; serves until all workers leave");
-    outlast_workers(server, from_seconds(settings.get_seconds("timeout")));
+    outlast_workers(server);
   }
   serving->end_reports();
   member.goodbye();

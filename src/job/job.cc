@@ -305,20 +305,12 @@ void Job::tell_engine(const control::Replacement& news) {
   if (!newcomers_) return;
   if (news.stage == Stage::kComing) return newcomers_->come(news);
   if (news.stage == Stage::kDropped) newcomers_->give_up(news);
-  if (news.stage == Stage::kServes && colocated_) {
-    colocated_->server().serve({news.epoch, news.serving, {}});
-  }
   engine_->server_news(news);
 }
 
 void Job::tell_engine(const control::Loss& loss) {
-  if (!loss.left) {
-    if (colocated_) colocated_->server().lost(loss);
-    return engine_->peer_lost(loss);
-  }
-  if (loss.is_server) return;
-  engine_->rank_left(loss.index);
-  if (colocated_) colocated_->server().lost(loss);
+  if (!loss.left) return engine_->peer_lost(loss);
+  if (!loss.is_server) engine_->rank_left(loss.index);
 }
 
 void Job::fail_engine(const std::string& reason) {
@@ -362,7 +354,7 @@ void Job::stop_connecting() {
   ended.swap(newcomers_);
 }
 
-void Job::shutdown() {
+void Job::shutdown(bool failed) {
   if (std::exchange(down_, true)) return;
   stop_connecting();
   const bool healthy = engine_ && engine_->failure().ok();
@@ -375,7 +367,11 @@ void Job::shutdown() {
     if (member_) member_->goodbye();
     return Status();
   }));
-  if (colocated_) colocated_->leave(options_.rank, healthy);
+  if (colocated_) {
+    colocated_->leave(options_.rank, !healthy ? Colocated::Farewell::kNothing
+                                     : failed ? Colocated::Farewell::kShort
+                                              : Colocated::Farewell::kFull);
+  }
   if (rendezvous_) rendezvous_->stop();
 }
 

@@ -54,8 +54,10 @@ class Job {
   Status end_timeline();
   // Returns where the record is written, or nothing on other ranks.
   Result<std::string> write_record(const std::string& why);
-  // Leaves the job in a bounded time. Operations in flight fail with kShutdown.
-  void shutdown();
+  // Leaves the job. Operations in flight fail with kShutdown. Other ranks may use the server in
+  // this process for as long as they need it, but only for a moment if the program has `failed`, or
+  // if this thread is interrupted. Takes at most 10 s once nothing moves in that server.
+  void shutdown(bool failed = false);
   // For tests: ends as if the process had died, so the others hear no goodbye. Not for rank 0.
   void vanish();
 

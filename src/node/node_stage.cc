@@ -62,6 +62,7 @@ void NodeStage::on_closed(uint32_t local_rank, const Status& why) {
   for (const uint32_t group : called_off_.numbers()) settle(group);
   if (why.is_fault()) on_failure_(why);
   if (why.code() == Code::kPeerLost && options_.on_lost) options_.on_lost(local_rank, why);
+  if (why.code() == Code::kShutdown && options_.on_left) options_.on_left(local_rank);
 }
 
 NodeStage::~NodeStage() {

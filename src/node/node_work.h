@@ -28,6 +28,7 @@ struct NodeStageOptions {
   const observe::RankStates* states = nullptr;  // what messages say about them; null: nothing
   // Called when the connection to a local rank has ended without a goodbye.
   std::function<void(uint32_t local_rank, const Status& why)> on_lost;
+  std::function<void(uint32_t local_rank)> on_left;
 };
 
 // One part of what a rank gets in an exchange inside a node.

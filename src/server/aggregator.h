@@ -190,6 +190,9 @@ class Aggregator {
   // texts that say so: its part was over, but what others lack of it was lost with a server. In a
   // change of the coordinator.
   std::map<std::shared_ptr<JobGroup>, std::string> stranded(Nanos now);
+  // From now on nobody but this server tells workers who has left: stranded() counts all who have.
+  // Any thread.
+  void hears_nothing() { hears_nothing_.store(true); }
   // Adds what there is to tell about operations. Takes a time bounded by their number.
   void report(Nanos now, ServerView& view);
 
@@ -246,6 +249,8 @@ class Aggregator {
   const Deliver deliver_;
   const std::function<Nanos()> now_;
   observe::Recorder& recorder_;
+
+  std::atomic<bool> hears_nothing_{false};
 
   std::mutex mutex_;  // guards everything below
   std::map<Key, std::unique_ptr<Operation>> operations_;

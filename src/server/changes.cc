@@ -279,12 +279,13 @@ bool Changes::released() {
   return true;
 }
 
-std::vector<uint32_t> Changes::disconnected_ranks() {
+std::vector<uint32_t> Changes::disconnected_ranks(bool late) {
   std::lock_guard lock(mutex_);
   std::vector<uint32_t> ranks;
   for (uint32_t rank = 0; rank < recipients_.size(); ++rank) {
     const Recipient& one = recipients_[rank];
-    if (one.reached && one.flows == 0 && !groups_.is_gone(rank)) ranks.push_back(rank);
+    const bool ended = (one.reached || late) && one.flows == 0;
+    if (ended && !groups_.is_gone(rank)) ranks.push_back(rank);
   }
   return ranks;
 }

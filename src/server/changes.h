@@ -60,8 +60,9 @@ class Changes {
   // Returns whether all workers that are in the job have connected, and have left or said that they
   // no longer need this server.
   bool released();
-  // Returns the ranks that are not known to be gone although all their flows have ended.
-  std::vector<uint32_t> disconnected_ranks();
+  // Returns the ranks that are not known to be gone although all their flows have ended, with
+  // `late` also those that have not connected.
+  std::vector<uint32_t> disconnected_ranks(bool late);
   // Prevents further changes, so that either all ranks hear of a change or none does.
   void end();
 

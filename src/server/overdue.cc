@@ -80,11 +80,14 @@ std::map<std::shared_ptr<JobGroup>, std::string> Aggregator::stranded(Nanos now)
     Awaited waits = awaited(*op);
     waits.missing.insert(waits.missing.end(), waits.behind.begin(), waits.behind.end());
     for (const uint32_t rank : waits.missing) {
-      if (!group.has_destroyed(group.members.index_of(rank))) continue;
+      const uint32_t index = group.members.index_of(rank);
+      const bool destroyed = group.has_destroyed(index);
+      if (!destroyed && !(hears_nothing_.load() && group.is_gone(index))) continue;
       found.try_emplace(op->group,
                         concat("'", op->open.name, "'", group.members.suffix(),
                                " cannot complete: ", cluster_.describe_rank(rank), " ",
-                               kDestroyedGroup, " and gives nothing more"));
+                               destroyed ? kDestroyedGroup : kLeftJob,
+                               " and gives nothing more"));
     }
   }
   return found;

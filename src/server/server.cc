@@ -204,6 +204,11 @@ void Server::serve(const control::ServerSet& set) {
   });
 }
 
+void Server::hears_nothing(Nanos patience) {
+  aggregator_->hears_nothing();
+  await_until_.store(proxies_[0]->loop().now() + patience);
+}
+
 void Server::set_credit(JobGroup& group, uint16_t segments) {
   group.credit.store(std::clamp<uint16_t>(segments, 1, credit_max_), std::memory_order_relaxed);
 }
@@ -225,8 +230,9 @@ void Server::watch(Proxy& proxy) {
     proxy.seen_.swap(seen);
   }
   if (proxy.index() == 0) {
-    if (hears_nothing_.load()) {
-      for (const uint32_t rank : changes_->disconnected_ranks()) rank_left(rank);
+    if (const Nanos until = await_until_.load(); until != 0) {
+      const bool late = proxy.loop().now() > until;
+      for (const uint32_t rank : changes_->disconnected_ranks(late)) rank_left(rank);
     }
     check_overdue();
   }
@@ -244,7 +250,7 @@ void Server::check_overdue() {
 
 void Server::rank_left(uint32_t rank) {
   proxies_[0]->loop().post([this, rank] {
-    if (!attached_) return;
+    if (!attached_ || groups_->is_gone(rank)) return;
     changes_->rank_gone(rank, kLeftJob);
     if (changes_->any_series()) end_flows(rank, true);
   });

@@ -104,8 +104,9 @@ class Server {
   // Handles the end of another process. Partial all-reduces go on without a worker that has died;
   // all else that needs it fails.
   void lost(const control::Loss& loss);
-  // From now on nobody tells who leaves or dies: a rank that ends its connections has left.
-  void hears_nothing() { hears_nothing_.store(true); }
+  // From now on nobody tells who leaves or dies. A rank that ends its connections has left, and so
+  // has one that does not connect within `patience`. After attach(); any thread.
+  void hears_nothing(Nanos patience);
   // Adopts a later version of the set of servers of a job that goes on when servers die. After
   // attach(); any thread.
   void serve(const control::ServerSet& set);
@@ -182,7 +183,7 @@ class Server {
   std::unique_ptr<Changes> changes_;
   std::atomic<uint16_t> credit_max_{1};  // segments
   std::atomic<uint32_t> signals_{0};
-  std::atomic<bool> hears_nothing_{false};
+  std::atomic<Nanos> await_until_{0};  // nobody tells of ranks; 0: somebody does
   uint32_t max_frame_segments_ = 1;
   size_t max_announce_payload_ = 0;
   uint32_t flows_ = 1;

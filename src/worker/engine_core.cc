@@ -58,6 +58,9 @@ EngineCore::EngineCore(const control::Cluster& cluster, EngineOptions options,
   node.on_lost = [this](uint32_t local_rank, const Status& why) {
     membership_.neighbour_closed(cluster_.ranks_of(me_.node)[local_rank], why);
   };
+  node.on_left = [this](uint32_t local_rank) {
+    membership_.neighbour_left(cluster_.ranks_of(me_.node)[local_rank]);
+  };
   node.ranks = cluster_.ranks_of(me_.node);
   node.states = &states_;
   node_stage_ = std::make_unique<NodeStage>(*loop_, *bus_, *heap_, *links_, std::move(node),
@@ -278,14 +281,17 @@ void EngineCore::tell_partial_to(uint32_t server) {
   }
 }
 
+bool EngineCore::any_partial(const Group& group) const {
+  return std::ranges::any_of(partials_, [&group](const auto& one) {
+    return &one.second->group() == &group;
+  });
+}
+
 bool EngineCore::moves(const Group& group) const {
   const auto here = [&group](const auto& one) { return one.second.group == group.id(); };
-  const auto partial = [&group](const auto& one) {
-    return one.second->group().id() == group.id();
-  };
   // Within a node, a round from which a rank has departed needs no server.
   return links_->busy(group.id()) || named_.moves(group) ||
-         std::any_of(partials_.begin(), partials_.end(), partial) ||
+         any_partial(group) ||
          (group.members().nodes() > 1 && std::any_of(waiting_.begin(), waiting_.end(), here));
 }
 
@@ -297,7 +303,8 @@ bool EngineCore::needs(const Group& group, uint32_t server) const {
 }
 
 bool EngineCore::may_need(const Group& group, uint32_t server) const {
-  return needs(group, server) || named_.awaits_members(group);
+  return needs(group, server) || named_.awaits_members(group) ||
+         named_.awaits_message(group, server);
 }
 
 Status EngineCore::enlist(const std::shared_ptr<Partial>& partial) {

@@ -85,6 +85,7 @@ class EngineCore {
   void fail_waiting(const Group& group, const Status& status);
   void fail_partial(const Group& group, const Status& status);
   bool any_partial() const { return !partials_.empty(); }
+  bool any_partial(const Group& group) const;
   // Returns whether no series of partial all-reduces needs a server that is not in the set.
   bool can_move_partial(const control::ServerSet& set) const;
   // Tells a server that has come later of the series.

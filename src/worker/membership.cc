@@ -182,7 +182,8 @@ void Membership::fail_group(uint32_t number, const Status& why) {
   const std::shared_ptr<Group> group = find(number);
   if (!group || !group->called_off().ok() || engine_.ends()) return;
   const std::string left = departed(*group);
-  end_or_call_off(group, {why.code(), concat(left, left.empty() ? "" : ": ", why.message())});
+  const bool says = left.empty() || why.message().find(left) != std::string::npos;
+  end_or_call_off(group, {why.code(), says ? why.message() : concat(left, ": ", why.message())});
 }
 
 // If the world is the only group, nothing else could go on, so the job ends.
@@ -219,9 +220,9 @@ void Membership::release_servers() {
     const auto& [server, rank] = one;
     if (ended_servers_.contains(server)) return true;
     for (const auto& group : groups()) {
-      const bool goes_on = group->failure().ok() && group->shards().uses(server);
+      const bool goes_on = group->failure().ok() || engine_.any_partial(*group);
       const bool ends = group->members().has(rank) && engine_.may_need(*group, server);
-      if (goes_on || ends) return false;
+      if ((goes_on && group->shards().uses(server)) || ends) return false;
     }
     wire::FrameHeader header;
     header.type = wire::FrameType::kReleased;
@@ -259,6 +260,12 @@ void Membership::link_closed(uint32_t server, const Status& why) {
   engine_.loop()->call_after(left_.empty() ? kNews : kClosedGrace, [this, server, text, received] {
     check_link(server, text, received);
   });
+}
+
+// Handles a goodbye of a worker on this node. Nobody else tells of it if rank 0 has left, which
+// hosts the rendezvous.
+void Membership::neighbour_left(uint32_t rank) {
+  if (has_left(0) && !has_left(rank) && !engine_.ends()) rank_left(rank);
 }
 
 // Handles a connection to a worker on this node that ended without a goodbye.

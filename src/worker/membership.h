@@ -62,6 +62,7 @@ class Membership {
   // Handles the end of a connection to a server, or to a worker on this node.
   void link_closed(uint32_t server, const Status& why);
   void neighbour_closed(uint32_t rank, const Status& why);
+  void neighbour_left(uint32_t rank);
   // Handles a server's notice that it has called off the operations of a group.
   void called_off_by_server(uint32_t group);
   // Fails a group in which the operations in flight cannot go on.

@@ -458,6 +458,14 @@ bool NamedOperations::awaits_members(const Group& group) const {
   });
 }
 
+bool NamedOperations::awaits_message(const Group& group, uint32_t server) const {
+  return std::ranges::any_of(operations_, [&](const auto& one) {
+    const Operation& operation = *one.second;
+    return operation.call_.group.get() == &group && wire::is_message(operation.call_.what) &&
+           operation.asked_.server == server && !operation.launched_;
+  });
+}
+
 void NamedOperations::server_ended(uint32_t server, const Status& why) {
   std::vector<std::shared_ptr<Operation>> unanswered;
   for (const auto& [id, operation] : operations_) {

@@ -60,6 +60,8 @@ class NamedOperations {
   // Handles a group that was called off. Operations that are only announced fail at once; those
   // that move fail when nothing accesses their arrays any more.
   void call_off(const Group& group, const Status& why);
+  // Returns whether a message of the group waits at the server for its other side.
+  bool awaits_message(const Group& group, uint32_t server) const;
   // Fails all operations at once. Nothing may access any array any more.
   void fail_all(const Status& why);
   // Returns the title of an operation that no server has answered or failed in time, how long it

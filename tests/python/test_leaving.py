@@ -155,6 +155,166 @@ def test_a_death_after_rank_0_has_left_ends_waits(layout: list[str]) -> None:
     assert job.stdout.count("told") == 1, job.stdout
 
 
+FOUR = {
+    "one-node": ["-n", "4"],
+    "one-node-with-a-server": ["-n", "4", "--servers", "1"],
+    "two-nodes-with-servers": ["-n", "4", "--nodes", "2", "--servers", "2"],
+    "four-nodes": ["-n", "4", "--nodes", "4"],
+}
+
+
+@pytest.mark.parametrize("planned", [False, True], ids=["named", "planned"])
+@pytest.mark.parametrize("layout", FOUR.values(), ids=FOUR)
+def test_who_leaves_after_rank_0_is_missed_at_once(layout: list[str], planned: bool) -> None:
+    # In most layouts the rendezvous has gone by then; on one node, the server in rank 0's process
+    # stays for the group.
+    output = expect_success(
+        run_job(
+            layout,
+            f"""
+        herring.init()
+        group = herring.new_group([1, 2, 3])
+        if herring.rank() != 0:
+            plan = herring.PlannedReduction([(100_000, "float32")], name="plan", group=group)
+        herring.barrier()
+        if herring.rank() == 0:
+            herring.shutdown()
+        else:
+            time.sleep(2)
+            herring.barrier(group=group)
+            if herring.rank() == 3:
+                herring.shutdown()
+            elif {planned}:
+                plan.begin()
+                plan.ready(0)
+                raises(herring.PeerLostError, "has left the job", plan.wait)
+                print("told", flush=True)
+            else:
+                raises(herring.PeerLostError, "rank 3 (", herring.barrier, group=group)
+                print("told", flush=True)
+    """,
+            HERRING_TIMEOUT="600",
+        )
+    )
+    assert output.count("told") == 2
+    assert "waits in shutdown()" not in output, output
+
+
+@pytest.mark.parametrize("layout", [FOUR["one-node"], FOUR["four-nodes"]], ids=["one", "four"])
+def test_a_series_keeps_the_server_of_a_rank_that_leaves(layout: list[str]) -> None:
+    output = expect_success(
+        run_job(
+            layout,
+            """
+        herring.init()
+        rank = herring.rank()
+        group = herring.new_group([1, 2, 3])
+        call = dict(sync="majority", name="series", group=group)
+        if rank != 0:
+            herring.allreduce(np.ones(10_000, np.float32), **call)
+        herring.barrier()
+        if rank == 0:
+            herring.shutdown()
+        else:
+            until = time.monotonic() + (0.5 if rank == 3 else 2)
+            while time.monotonic() < until:
+                herring.allreduce(np.ones(10_000, np.float32), **call)
+            print("went on", flush=True)
+    """,
+            HERRING_TIMEOUT="600",
+        )
+    )
+    assert output.count("went on") == 3
+
+
+@pytest.mark.parametrize("layout", [THREE["one-node"], THREE["three-nodes"]], ids=["one", "three"])
+def test_a_message_on_its_way_keeps_the_server_of_a_rank_that_leaves(layout: list[str]) -> None:
+    expect_success(
+        run_job(
+            layout,
+            """
+        herring.init()
+        rank, array = herring.rank(), np.full(10, herring.rank())
+        herring.barrier()
+        if rank == 1:
+            herring.send(array, to=2)
+        elif rank == 2:
+            time.sleep(1.5)
+            herring.receive(array, source=1)
+            assert (array == 1).all()
+        else:
+            time.sleep(0.3)
+            herring.shutdown()
+    """,
+        )
+    )
+
+
+def test_servers_stay_while_others_compute_longer_than_calls_may_wait() -> None:
+    expect_success(
+        run_job(
+            THREE["dedicated-servers"],
+            """
+        herring.init(timeout=1)
+        group = herring.new_group([1, 2])
+        herring.barrier()
+        if herring.rank() == 0:
+            herring.shutdown()
+        else:
+            time.sleep(4)
+            assert herring.allreduce(np.ones(1), "sum", group=group) == 2
+    """,
+        )
+    )
+
+
+USE = """
+        herring.init()
+        group = herring.new_group([1, 2])
+        herring.barrier()
+        def use():
+            try:
+                while True:
+                    herring.allreduce(np.ones(1), group=group)
+            except herring.PeerLostError as error:
+                assert "rank 0 (" in str(error), error
+                print("told", flush=True)
+"""
+
+
+def test_a_rank_that_fails_waits_for_nobody() -> None:
+    job = run_job(
+        [*THREE["one-node"], "--keep-going"],
+        USE
+        + """
+        if herring.rank() == 0:
+            raise ValueError("a mistake of the program")
+        use()
+    """,
+        HERRING_TIMEOUT="600",
+    )
+    assert job.stdout.count("told") == 2 and "a mistake of the program" in job.stdout, job.stdout
+
+
+def test_ctrl_c_ends_the_wait_of_a_rank_that_leaves() -> None:
+    output = expect_success(
+        run_job(
+            THREE["one-node"],
+            USE
+            + """
+        import threading
+        if herring.rank() == 0:
+            threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
+            raises(KeyboardInterrupt, "", herring.shutdown)
+        else:
+            use()
+    """,
+            HERRING_TIMEOUT="600",
+        )
+    )
+    assert output.count("told") == 2
+
+
 @pytest.mark.parametrize("series", [True, False], ids=["partial-series", "no-series"])
 def test_a_server_stays_for_what_moves_between_others(series: bool) -> None:
     # Rank 0 has no rows and finishes early, while the others move 32 MB through its server.

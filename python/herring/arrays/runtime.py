@@ -230,10 +230,17 @@ def _say_alone() -> None:
 def shutdown() -> None:
     """Leaves the job; operations in flight fail with `ShutdownError`.
 
-    The call ends within a bounded time. It runs by itself when the interpreter exits. Without an
-    earlier `init` it does nothing. If another thread is leaving the job, which waits for callbacks,
-    this call returns at once, because a callback may make it; the interpreter's exit waits.
+    If other ranks still use the server in this process, the call waits for them: for groups without
+    this rank as long as they are in use, and at most 10 s without any traffic. Ctrl-C ends the
+    wait. The call runs by itself when the interpreter exits; after an uncaught exception it waits
+    for nobody. Without an earlier `init` it does nothing. If another thread is leaving the job,
+    which waits for callbacks, this call returns at once, because a callback may make it; the
+    interpreter's exit waits.
     """
+    _leave(failed=False)
+
+
+def _leave(failed: bool) -> None:
     global _job, _meter
     with _lock:
         leaving, _job, _meter = _job, None, None
@@ -244,7 +251,7 @@ def shutdown() -> None:
     if leaving is not None:
         try:
             with not_waited_for():
-                leaving.shutdown()
+                leaving.shutdown(failed)
             logs.settle()
         finally:
             _left.set()
@@ -256,7 +263,7 @@ def _at_exit() -> None:
     _core.end_starts()
     if _lock.acquire(timeout=_PATIENCE):
         _lock.release()
-        shutdown()
+        _leave(failed=hasattr(sys, "last_value"))
         _left.wait(_LEAVING)
 
 

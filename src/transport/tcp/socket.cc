@@ -170,12 +170,18 @@ Status finish_connecting(int fd) {
 
 Status make_flow_socket(int fd) {
   const int on = 1;
+  // Seconds until a quiet connection is probed, and between probes. A host that has vanished ends
+  // it within two minutes, also where no rendezvous tells of it.
+  const int idle = 60, probe = 10, probes = 6;
   const int flags = fcntl(fd, F_GETFL);
   if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) {
     return {Code::kInternal, concat("cannot make a socket non-blocking: ", strerror(errno))};
   }
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &probe, sizeof(probe));
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
   return {};
 }
 
