@@ -80,10 +80,10 @@ begun = threading.Event()
 job = herring.arrays.runtime._job
 
 class SlowJob:
-    def shutdown(self):
+    def shutdown(self, failed):
         begun.set()
         time.sleep(1)
-        job.shutdown()
+        job.shutdown(failed)
         print("has left", flush=True)
 
 herring.arrays.runtime._job = SlowJob()

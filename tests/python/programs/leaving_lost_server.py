@@ -1,5 +1,8 @@
 """A series loses rank 2's server; operations that do not need the server continue."""
 
+import os
+import signal
+import threading
 import time
 
 import numpy as np
@@ -24,3 +27,6 @@ if herring.rank() < 2:
         herring.barrier(group=group)
         time.sleep(0.1)
     print("went on", flush=True)
+else:  # its server would stay for the series
+    threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
+    raises(KeyboardInterrupt, "", herring.shutdown)
