@@ -37,6 +37,7 @@ void Changes::disconnected(const Peer& peer) {
   std::lock_guard lock(mutex_);
   Recipient& recipient = recipients_[peer.rank()];
   --recipient.flows;
+  recipient.end = ++flows_ended_;
   if (recipient.peer != &peer) return;
   recipient.peer = nullptr;
   recipient.gone = true;
@@ -47,7 +48,7 @@ void Changes::end_job(const Status& why, uint32_t rank) {
   log(gone ? LogLevel::kDebug : LogLevel::kError, why.message());
   if (gone) return;
   std::lock_guard lock(mutex_);
-  if (ends_) return;
+  if (over_) return;
   std::vector<Answer> answers;
   for (uint32_t rank = 0; rank < recipients_.size(); ++rank) {
     answers.push_back(error_answer(rank, 0, why));
@@ -156,7 +157,7 @@ Status Changes::leave_group(const wire::FrameHeader& header, uint32_t rank, cons
 // asked for the change.
 Status Changes::change(const Change& change, uint32_t from) {
   std::lock_guard lock(mutex_);
-  if (ends_ || half_changed_) return {};
+  if (over_ || half_changed_) return {};
   return or_tell([this](const Status&) { half_changed_ = true; }, [&] {
     std::vector<Answer> answers;
     Status status = change(loop_.now(), answers);
@@ -287,12 +288,13 @@ std::vector<uint32_t> Changes::disconnected_ranks(bool late) {
     const bool ended = (one.reached || late) && one.flows == 0;
     if (ended && !groups_.is_gone(rank)) ranks.push_back(rank);
   }
+  std::ranges::stable_sort(ranks, {}, [this](uint32_t rank) { return recipients_[rank].end; });
   return ranks;
 }
 
 void Changes::end() {
   std::lock_guard lock(mutex_);
-  ends_ = true;
+  over_ = true;
 }
 
 }  // namespace herring::server

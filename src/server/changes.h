@@ -60,8 +60,8 @@ class Changes {
   // Returns whether all workers that are in the job have connected, and have left or said that they
   // no longer need this server.
   bool released();
-  // Returns the ranks that are not known to be gone although all their flows have ended, with
-  // `late` also those that have not connected.
+  // Returns the ranks that are not known to be gone although all their flows have ended, in the
+  // order of these ends, with `late` also those that have not connected.
   std::vector<uint32_t> disconnected_ranks(bool late);
   // Prevents further changes, so that either all ranks hear of a change or none does.
   void end();
@@ -92,6 +92,7 @@ class Changes {
     bool gone = false;            // that flow has ended
     uint32_t flows = 0;           // that are connected
     bool reached = false;         // all its flows have been connected
+    uint64_t end = 0;             // the place of its last end among those of all flows
     bool released = false;        // it no longer needs this server
     std::vector<Answer> waiting;  // for the flow, or for a moment
   };
@@ -99,8 +100,9 @@ class Changes {
   Coordinator coordinator_;
   SeriesTable series_;
   std::vector<Recipient> recipients_;  // by rank
+  uint64_t flows_ended_ = 0;
   bool some_wait_ = false;             // a timer is set for delayed answers
-  bool ends_ = false;                  // no further changes
+  bool over_ = false;                  // no further changes
   bool half_changed_ = false;          // memory ran out in a change; only the job's end can be told
   Nanos series_wake_ = 0;              // time for which a timer is set
 };
