@@ -39,7 +39,6 @@ Status Colocated::attach() {
                [](const std::string&) {},
                [this](control::Member::End end) {
                  if (end == control::Member::End::kAllLeft) return ended_.store(true);
-                 unheard_.store(true);
                  server().hears_nothing(connect_timeout_);
                },
                [this](const control::Replacement& news) {
@@ -86,7 +85,7 @@ void Colocated::drain(uint32_t rank, Farewell farewell) {
       moved_at = now;
     }
     // If nobody tells the others that this rank has left, they do not release the server.
-    const bool needless = released || (unheard_.load() && !server().outlives(rank));
+    const bool needless = released || (server().unheard() && !server().outlives(rank));
     if (now - moved_at > (needless ? kStandstill : kMost)) return;
     if (released && now - start > kMost) return;
     if (farewell == Farewell::kShort && now - start > kStandstill) return;

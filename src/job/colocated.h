@@ -42,8 +42,7 @@ class Colocated {
   void drain(uint32_t rank, Farewell farewell);
 
   const Nanos connect_timeout_;
-  std::atomic<bool> ended_{false};    // all workers have said goodbye
-  std::atomic<bool> unheard_{false};  // nobody tells of workers any more
+  std::atomic<bool> ended_{false};  // all workers have said goodbye
   Status status_;                   // of the thread joining_
   std::thread joining_;
   const std::unique_ptr<Serving> serving_;

@@ -189,10 +189,9 @@ class Aggregator {
   // Returns the groups in which an operation waits for a member that has destroyed the group, and
   // texts that say so: its part was over, but what others lack of it was lost with a server. In a
   // change of the coordinator.
-  std::map<std::shared_ptr<JobGroup>, std::string> stranded(Nanos now);
-  // From now on nobody but this server tells workers who has left: stranded() counts all who have.
-  // Any thread.
-  void hears_nothing() { hears_nothing_.store(true); }
+  // `by_left`: also those in which one waits for a member that has left the job, because nobody
+  // else tells workers of that.
+  std::map<std::shared_ptr<JobGroup>, std::string> stranded(Nanos now, bool by_left);
   // Adds what there is to tell about operations. Takes a time bounded by their number.
   void report(Nanos now, ServerView& view);
 
@@ -249,8 +248,6 @@ class Aggregator {
   const Deliver deliver_;
   const std::function<Nanos()> now_;
   observe::Recorder& recorder_;
-
-  std::atomic<bool> hears_nothing_{false};
 
   std::mutex mutex_;  // guards everything below
   std::map<Key, std::unique_ptr<Operation>> operations_;

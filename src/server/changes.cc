@@ -217,12 +217,12 @@ void Changes::set_timers() {
   });
 }
 
-void Changes::check_overdue() {
-  static_cast<void>(change([this](Nanos now, std::vector<Answer>& out) {
+void Changes::check_overdue(bool by_left) {
+  static_cast<void>(change([this, by_left](Nanos now, std::vector<Answer>& out) {
     coordinator_.overdue(now, out);
     series_.overdue(now, out);
     report_overdue(now, out);
-    for (const auto& [group, why] : aggregator_.stranded(now)) {
+    for (const auto& [group, why] : aggregator_.stranded(now, by_left)) {
       call_off(*group, kNobody, why, out);
     }
     return Status();

@@ -48,8 +48,9 @@ class Changes {
   void rank_gone(uint32_t rank, const std::string& how);
   // Handles a rank that will send no more data: rounds that wait for its data go on without it.
   void data_missing(uint32_t rank);
-  // Warns about operations that have waited long, and fails those past their deadline.
-  void check_overdue();
+  // Warns about operations that have waited long, and fails those past their deadline. `by_left`:
+  // see Aggregator::stranded().
+  void check_overdue(bool by_left);
 
   // Adds what there is to tell about calls and rounds of partial all-reduces.
   void report(Nanos now, ServerView& view);

@@ -7,7 +7,7 @@
 namespace herring::server {
 namespace {
 
-// How long an operation may wait for a member that has destroyed the group.
+// How long an operation may wait for a member that gives nothing more.
 constexpr Nanos kLeftGrace = kSecond;
 
 }  // namespace
@@ -69,7 +69,8 @@ std::vector<Aggregator::Overdue> Aggregator::overdue(Nanos now) {
   return list;
 }
 
-std::map<std::shared_ptr<JobGroup>, std::string> Aggregator::stranded(Nanos now) {
+std::map<std::shared_ptr<JobGroup>, std::string> Aggregator::stranded(Nanos now,
+                                                                         bool by_left) {
   std::map<std::shared_ptr<JobGroup>, std::string> found;
   std::lock_guard lock(mutex_);
   for (const auto& [key, op] : operations_) {
@@ -82,7 +83,7 @@ std::map<std::shared_ptr<JobGroup>, std::string> Aggregator::stranded(Nanos now)
     for (const uint32_t rank : waits.missing) {
       const uint32_t index = group.members.index_of(rank);
       const bool destroyed = group.has_destroyed(index);
-      if (!destroyed && !(hears_nothing_.load() && group.is_gone(index))) continue;
+      if (!destroyed && !(by_left && group.is_gone(index))) continue;
       found.try_emplace(op->group,
                         concat("'", op->open.name, "'", group.members.suffix(),
                                " cannot complete: ", cluster_.describe_rank(rank), " ",

@@ -205,7 +205,6 @@ void Server::serve(const control::ServerSet& set) {
 }
 
 void Server::hears_nothing(Nanos patience) {
-  aggregator_->hears_nothing();
   await_until_.store(proxies_[0]->loop().now() + patience);
 }
 
@@ -245,7 +244,7 @@ void Server::check_overdue() {
   const Nanos now = proxies_[0]->loop().now();
   const Nanos gap = now - std::exchange(watched_, now);
   if (gap > kStoodStill) patient_until_ = now + std::min(gap, kMostPatience);
-  if (now >= patient_until_) changes_->check_overdue();
+  if (now >= patient_until_) changes_->check_overdue(unheard());
 }
 
 void Server::rank_left(uint32_t rank) {

@@ -107,6 +107,7 @@ class Server {
   // From now on nobody tells who leaves or dies. A rank that ends its connections has left, and so
   // has one that does not connect within `patience`. After attach(); any thread.
   void hears_nothing(Nanos patience);
+  bool unheard() const { return await_until_.load() != 0; }
   // Adopts a later version of the set of servers of a job that goes on when servers die. After
   // attach(); any thread.
   void serve(const control::ServerSet& set);

@@ -237,16 +237,30 @@ TEST_P(AggregatorTest, NobodyWaitsForLongForAMemberThatHasDestroyedTheGroup) {
   ASSERT_TRUE(groups.define(4, "g", {0, 1}, 0).ok());
   ASSERT_TRUE(aggregator.open({0, 0, 0, 4}, open_message(kSegment), 1).ok());
   const Nanos now = monotonic_now();
-  EXPECT_TRUE(aggregator.stranded(now + 2 * kSecond).empty()) << "it may still come";
+  EXPECT_TRUE(aggregator.stranded(now + 2 * kSecond, false).empty()) << "it may still come";
   groups.find(4)->add_gone(0, kDestroyedGroup);
-  EXPECT_TRUE(aggregator.stranded(now).empty()) << "a moment may be needed";
-  const auto stranded = aggregator.stranded(now + 2 * kSecond);
+  EXPECT_TRUE(aggregator.stranded(now, false).empty()) << "a moment may be needed";
+  const auto stranded = aggregator.stranded(now + 2 * kSecond, false);
   ASSERT_EQ(stranded.size(), 1u);
   const auto& [group, why] = *stranded.begin();
   EXPECT_EQ(group, groups.find(4));
   EXPECT_NE(why.find("rank 0 ("), std::string::npos) << why;
   aggregator.break_group(*group);
-  EXPECT_TRUE(aggregator.stranded(now + 2 * kSecond).empty());
+  EXPECT_TRUE(aggregator.stranded(now + 2 * kSecond, false).empty());
+}
+
+// Workers hear from the rendezvous who has left, unless that has left, too.
+TEST_P(AggregatorTest, NobodyWaitsForLongForWhoHasLeftIfNobodyElseTells) {
+  if (nodes < 2) return;
+  ASSERT_TRUE(groups.define(4, "g", {0, 1}, 0).ok());
+  ASSERT_TRUE(aggregator.open({0, 0, 0, 4}, open_message(kSegment), 1).ok());
+  groups.find(4)->add_gone(0, kLeftJob);
+  const Nanos later = monotonic_now() + 2 * kSecond;
+  EXPECT_TRUE(aggregator.stranded(later, false).empty()) << "workers find it themselves";
+  const auto stranded = aggregator.stranded(later, true);
+  ASSERT_EQ(stranded.size(), 1u);
+  EXPECT_NE(stranded.begin()->second.find("has left the job"), std::string::npos);
+  aggregator.break_group(*stranded.begin()->first);
 }
 
 TEST_P(AggregatorTest, ADeathCallsOffItsGroupsAndNoOthers) {

@@ -92,15 +92,20 @@ TEST(Names, JoinsMoveToAnotherServer) {
   }
 }
 
+Plan forming(uint64_t seed) {
+  Plan plan;
+  plan.ranks = 2 + seed % 3;
+  plan.groups = true;
+  plan.destroys = seed % 2 == 0;
+  plan.calls = 30;
+  return plan;
+}
+
 // Groups are formed although the servers die that number them.
 TEST(Names, FormingMovesToAnotherServer) {
   const Seeds seeds = Seeds::of(1010, 24);
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
-    Plan plan;
-    plan.ranks = 2 + seed % 3;
-    plan.groups = true;
-    plan.destroys = seed % 2 == 0;
-    plan.calls = 30;
+    Plan plan = forming(seed);
     expect_outlives(plan, seed, 1 + seed % 3);
     if (HasFatalFailure() || HasNonfatalFailure()) return;
   }
@@ -144,11 +149,7 @@ TEST(Names, ReturnToReplacements) {
 TEST(Names, FormingReturnsToReplacements) {
   const Seeds seeds = Seeds::of(2001, 40);
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
-    Plan plan;
-    plan.ranks = 2 + seed % 3;
-    plan.groups = true;
-    plan.destroys = seed % 2 == 0;
-    plan.calls = 30;
+    Plan plan = forming(seed);
     const Calm expected = calm(plan, seed);
     std::mt19937_64 random(seed);
     const auto pause = [&] { return 1 + static_cast<Nanos>(random() % (2 * plan.news)); };
