@@ -71,7 +71,7 @@ void take_place(control::Member& member, server::Server& server) {
 }
 
 // Waits until all workers have ended their connections: when the rendezvous has left with rank 0,
-// nothing else says that they leave. Ends, too, if this thread is interrupted.
+// nothing else says that they leave. It also ends if this thread is interrupted.
 void outlast_workers(server::Server& server) {
   while (!server.released() && !interrupted()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -86,7 +86,8 @@ Status serve(const std::string& rendezvous, const std::string& secret, const Set
   set_log_identity("server");
   auto options = member_options(rendezvous, secret, settings);
   if (!options.ok()) return options.status();
-  const Nanos deadline = monotonic_now() + options->connect_timeout;
+  const Nanos patience = options->connect_timeout;
+  const Nanos deadline = monotonic_now() + patience;
   options->waits_since = waits_since == 0 ? monotonic_now() : waits_since;
   log(LogLevel::kInfo, "waits for its job at ", rendezvous);
   HERRING_RETURN_IF_ERROR(Serving::start(*options, transport).move_to(serving));
@@ -123,7 +124,7 @@ Status serve(const std::string& rendezvous, const std::string& secret, const Set
       },
       [&](control::Member::End how) {
         if (how == control::Member::End::kNoNews) {
-          server.hears_nothing(options->connect_timeout);
+          server.hears_nothing(patience);
           outlasts.store(true);
         }
         end.set({});
