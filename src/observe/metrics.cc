@@ -208,7 +208,7 @@ std::string as_metrics(const Picture& picture) {
   m.rank_text("herring_rank_state", "1 for the state in which the rank is.", "state",
               [](const Rank& rank) { return std::string(name_of(rank.state)); });
   m.ranks("herring_rank_state_seconds", "For how long the rank has been in its state.",
-          [](const Rank& rank, uint32_t) -> Value { return to_seconds(rank.report.age); });
+          [](const Rank& rank, uint32_t) -> Value { return to_seconds(rank.age()); });
   m.ranks("herring_rank_heard_seconds", "Time since the rank's last report.",
           [](const Rank& rank, uint32_t) -> Value { return to_seconds(rank.heard); });
   m.ranks("herring_rank_missing_seconds",

@@ -25,6 +25,10 @@ enum class State {
   kLost,
 };
 const char* name_of(State state);
+// Whether nothing is heard of a process in this state.
+inline bool is_mute(State state) {
+  return state == State::kStopped || state == State::kUnreachable;
+}
 
 struct Picture {
   struct Common {
@@ -35,6 +39,9 @@ struct Picture {
     std::string cause;       // why it is late or slow: "compute", "input", ...; empty: not known
     bool outlier = false;    // worth a line of its own
     Nanos rtt = 0;           // if the cause is "link" and round trips show it
+
+    // For how long it has been in its state. A process may stop before it has reported anything.
+    Nanos age() const { return is_mute(state) ? heard : report.age; }
   };
   struct Rank : Common {
     Rounds::Late late;

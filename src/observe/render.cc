@@ -45,7 +45,7 @@ void put_rank(Json& json, const Roster& roster, uint32_t index, const Picture::R
   put_common(json, rank);
   const Report& report = rank.report;
   text_or_null(json, "where", report.where);
-  json.field("for", to_seconds(report.age));
+  json.field("for", to_seconds(rank.age()));
   text_or_null(json, "stack", report.stack);
   json.key("late").begin_object().field("median", to_seconds(rank.late_by));
   json.field("max", to_seconds(rank.late.most)).field("share", rank.late_share);
@@ -107,7 +107,7 @@ std::string state_text(const Picture::Common& one) {
       return concat("has been computing for ", in_seconds(report.age),
                     report.stack.empty() ? "" : concat(" (", report.stack, ")"));
     case State::kStopped:
-    case State::kUnreachable: return concat(name_of(one.state), " for ", in_seconds(one.heard));
+    case State::kUnreachable: return concat(name_of(one.state), " for ", in_seconds(one.age()));
     default: return name_of(one.state);
   }
 }

@@ -416,6 +416,22 @@ TEST_F(MonitorTest, ThoseWhoWaitForAServerSaySo) {
       << texts[0].text;
 }
 
+TEST_F(MonitorTest, ARankThatStopsBeforeItReportsHasStoodStillForATime) {
+  silent[1] = true;
+  for (int i = 0; i < 3; ++i) second();
+  const Picture picture = monitor.picture(now);
+  ASSERT_EQ(picture.ranks[1].state, State::kStopped);
+  EXPECT_FALSE(picture.ranks[1].reported);
+  EXPECT_EQ(picture.ranks[1].age(), 3 * kSecond);
+  EXPECT_NE(as_text(picture, false).find("stopped for 3 s"), std::string::npos);
+  EXPECT_NE(as_json(picture).find("\"where\":null,\"for\":3,"), std::string::npos)
+      << as_json(picture);
+  EXPECT_NE(as_metrics(picture).find("herring_rank_state_seconds{job=\"test\",rank=\"1\","
+                                     "node=\"1\",host=\"host1\"} 3\n"),
+            std::string::npos)
+      << as_metrics(picture);
+}
+
 TEST_F(MonitorTest, ACutLinkIsNotAStoppedProcess) {
   second();
   // Both fall silent, the process a little earlier than its system.
