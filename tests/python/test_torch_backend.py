@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 
 from backend_cases import CASES
 from batches import herring_run, outcomes
-from jobs import program, run_job
+from jobs import expect_success, program, run_job
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
 STARTS = {
@@ -62,6 +62,17 @@ def test_case(layout: str, case: str) -> None:
 def test_stores_and_deaths(tmp_path: Path) -> None:
     job = run_job(["-n", "2", "--keep-going"], program("backend_stores"), 80, FOLDER=str(tmp_path))
     assert "survived" in job.stdout, job.stdout[-6000:]
+
+
+@pytest.mark.timeout(100)
+def test_who_leaves_long_before_the_others_is_no_failure(tmp_path: Path) -> None:
+    job = run_job(
+        ["-n", "3", "--nodes", "2"],
+        program("backend_leaves_first"),
+        HERRING_FLIGHT_FOLDER=str(tmp_path),
+    )
+    assert expect_success(job).count("left") == 3
+    assert not list(tmp_path.iterdir()), job.stdout
 
 
 @pytest.mark.parametrize("hook", ["", "hook"])

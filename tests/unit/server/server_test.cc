@@ -440,6 +440,22 @@ TEST_P(ServerTest, WhoDiesBeforeItConnectsIsNotWaitedFor) {
   expect_soon([this] { return server->released(); });
 }
 
+TEST_P(ServerTest, WithoutNewsOfRanksWhoDoesNotConnectInTimeIsNotWaitedFor) {
+  const Client second = releases(1);
+  Client first(*server, 0);
+  first.announce(message("b", 1, true), "1234");
+  { const Client leaves(*server, 2); }
+  server->hears_nothing(kPatience);
+  EXPECT_EQ(first.receive().header.type, wire::FrameType::kOpError) << "rank 2 has left";
+  wire::FrameHeader released;
+  released.type = wire::FrameType::kReleased;
+  first.send(released);
+  expect_soon([this] { return server->idle(); });
+  EXPECT_FALSE(server->released()) << "rank 3 may still come";
+  server->hears_nothing(kMillisecond);
+  expect_soon([this] { return server->released(); });
+}
+
 Status connect_as(const Server& server, const wire::Hello& hello,
                   const transport::Credentials& as = credentials()) {
   return transport::tcp::connect_and_prove(server.address(), "", hello, as,

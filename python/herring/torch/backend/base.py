@@ -391,8 +391,9 @@ class BaseProcessGroup(dist.ProcessGroup):
         """Waits for a while for the other ranks, which may still need this rank's servers."""
         if self._owner.aborted or sys.exc_info()[0] is not None:
             return  # the others then learn of the failure sooner
+        # The barrier has no time-out of its own, which would count as a failure of the job.
         with suppress(HerringError):
-            submit("barrier", None, "torch.goodbye", _GOODBYE, None).wait()
+            submit("barrier", None, "torch.goodbye", None, None).wait(_GOODBYE)
 
     def abort(self) -> None:
         """Fails operations under way on this rank; in the group of all ranks, on every rank."""

@@ -1,0 +1,21 @@
+"""Rank 0 destroys its groups while the others go on in one of theirs for longer than it waits."""
+
+import time
+
+import torch
+import torch.distributed as dist
+
+from herring.torch.backend import base
+
+base._GOODBYE = 0.5
+dist.init_process_group("herring")
+others = dist.new_group([1, 2])
+dist.barrier()
+if dist.get_rank() != 0:
+    end = time.monotonic() + 2
+    more = torch.ones(1)
+    while more.item() > 0:
+        more = torch.tensor([float(time.monotonic() < end)])
+        dist.all_reduce(more, op=dist.ReduceOp.MIN, group=others)
+dist.destroy_process_group()
+print("left", flush=True)
