@@ -382,9 +382,11 @@ void SeriesTable::overdue(Nanos now, std::vector<Answer>& out) {
   for (const auto& [id, series] : series_) {
     const Nanos since = series->owner.waiting_since();
     const wire::Enlist& options = series->options;
-    if (series->failed || since == 0 || now - since < options.warn_ms * kMillisecond) continue;
-    const bool fatal = now - since > options.timeout_ms * kMillisecond;
-    if (!fatal && series->warned_for == since) continue;
+    if (series->failed || since == 0) continue;
+    const Nanos age = now - since;
+    const bool fatal = age > options.timeout_ms * kMillisecond;
+    const bool told = series->warned_for == since;
+    if (!fatal && (age < options.warn_ms * kMillisecond || told)) continue;
     series->warned_for = since;
     const std::vector<uint32_t> ranks = missing(*series);
     std::string who;
@@ -394,7 +396,7 @@ void SeriesTable::overdue(Nanos now, std::vector<Answer>& out) {
     const std::string text =
         concat("partial all-reduce '", options.name, "'", series->group->members.suffix(),
                ", round ", series->owner.round(),
-               ", has waited ", in_seconds(now - since), " for ",
+               ", has waited ", in_seconds(age), " for ",
                options.replays ? "recorded contributors among " : "", who,
                fatal ? ", which did not contribute" : "", whereabouts_.describe(ranks),
                fatal ? "; check that every rank contributes until it calls flush(), or give it "

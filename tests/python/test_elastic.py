@@ -129,13 +129,16 @@ def test_a_child_of_a_dead_worker_keeps_nobody_waiting(tmp_path: Path) -> None:
     assert time.monotonic() - began < 25  # the child lives for 30 s
 
 
-def test_a_killed_server_is_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "how"), [("SIGKILL", "was killed .*"), ("SIGSTOP", "is stopped")]
+)
+def test_a_dead_or_stopped_server_is_replaced(number: str, how: str) -> None:
     """Without failover, the loss of a server ends a generation as the loss of a worker does."""
-    script = program("elastic_servers")
+    script = program("elastic_servers", number)
     job = run_job(["--elastic", "-n", "2", "--nodes", "2", "--servers", "2"], script, timeout=90)
     output = expect_success(job)
     assert output.count("is done with 2 servers") == 2, output
-    assert re.search(r"server \d \(process \d+\) .*; starting another one", output), output
+    assert re.search(rf"server \d \(process \d+\) {how}; starting another one", output), output
 
 
 def test_fewer_workers_than_must_take_part_end_the_job(tmp_path: Path) -> None:
@@ -266,6 +269,209 @@ def test_the_loss_of_a_host_ends_no_elastic_job(far: list[str]) -> None:
     output = expect_success(run_job(far, script))
     assert "is done: 1 2" in output
     assert "far is lost: " in output and "the job goes on without this host" in output
+
+
+def test_a_host_that_is_lost_after_its_worker_gets_no_other_one(far: list[str]) -> None:
+    """Its worker dies a second time, and is to be started again after a pause."""
+    script = """
+    import herring.elastic
+    state = herring.elastic.State(step=0)
+
+    @herring.elastic.run
+    def train(state):
+        while herring.elastic.generation() < 4:
+            herring.barrier()
+            state.step += 1
+            if state.step % 5 == 0 and os.environ["HERRING_RANK"] == "1":
+                if herring.elastic.generation() > 1 and os.fork() == 0:
+                    os.setsid()
+                    time.sleep(0.2)
+                    os.kill(agent, signal.SIGKILL)
+                    os._exit(0)
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(0.01)
+            state.commit()
+
+    agent = os.getppid()
+    train(state)
+    print("is done:", herring.size(), herring.elastic.generation())
+    """
+    output = expect_success(run_job(far, script))
+    assert "is done: 1 4" in output
+    assert output.count("starting another one in its place") == 1, output
+    assert "far is lost: " in output
+
+
+@pytest.mark.parametrize("where", ["here", "far"])
+def test_a_successor_that_cannot_be_started_counts_as_dead(
+    where: str, far: list[str], tmp_path: Path
+) -> None:
+    worker = tmp_path / "worker"
+    worker.write_text("#!/bin/sh\n[ $HERRING_RANK = 0 ] && exec sleep 3\nchmod -x $0\nexit 1\n")
+    worker.chmod(0o755)
+    options = far if where == "far" else ["--elastic", "-n", "2"]
+    done = subprocess.run(
+        [*HERRING, "run", *options, "--restarts", "2", "--", str(worker)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("cannot start rank 1") == 2, done.stderr
+    assert done.stderr.count("could not be started") == 2, done.stderr
+
+
+def test_an_agent_lets_workers_leave_after_its_signal(far: list[str], tmp_path: Path) -> None:
+    """Whoever ends a host tells all of its processes, and gives them time."""
+    worker = tmp_path / "worker"
+    worker.write_text(
+        """#!/bin/bash
+[ $HERRING_RANK = 0 ] && exec sleep 6
+trap 'sleep 3; echo leaves; exit 75' TERM
+kill -TERM $PPID
+while true; do sleep 0.1; done
+"""
+    )
+    worker.chmod(0o755)
+    command = [*HERRING, "run", *far, "--notice", "TERM@20", "--", str(worker)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0 and "[1] leaves" in done.stdout, done.stdout + done.stderr
+    assert LEFT in done.stderr, done.stderr
+
+
+def test_copies_of_the_output_go_on_with_successors(tmp_path: Path) -> None:
+    died = tmp_path / "died"
+    shell = f"echo $HERRING_RANK; [ $HERRING_RANK = 0 ] && exec sleep 2; [ -e {died} ] && exit 0; "
+    options = ["--elastic", "-n", "2", "--output-filename", str(tmp_path / "copies")]
+    done = subprocess.run(
+        [*HERRING, "run", *options, "--", "sh", "-c", f"{shell} touch {died}; exit 1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "copies" / "rank.1" / "stdout").read_text() == "1\n1\n"
+
+
+def test_rank_0_reads_the_standard_input() -> None:
+    command = [*HERRING, "run", "--elastic", "-n", "2", "--", "cat"]
+    job = subprocess.run(
+        command, input="hello", capture_output=True, text=True, timeout=60, check=False
+    )
+    assert job.stdout == "[0] hello\n", job.stderr
+
+
+ENDS = """
+    import herring.elastic
+    slot = int(os.environ["HERRING_RANK"])
+    state = herring.elastic.State(step=0)
+
+    @herring.elastic.run
+    def train(state):
+        while state.step < 20:
+            herring.barrier()
+            if slot == 1 and state.step == 10:
+                {event}
+            state.step += 1
+            state.commit()
+
+"""
+
+
+@pytest.mark.parametrize("seconds", [0, 1])
+def test_a_worker_that_fails_after_the_training_fails_the_job(seconds: int) -> None:
+    script = (
+        ENDS.format(event="pass")
+        + f"""
+    train(state)
+    if slot == 0:
+        sys.exit("cannot save the model")
+    time.sleep({seconds})
+    print("is done")
+    """
+    )
+    job = run_job(["--elastic", "-n", "3"], script)
+    assert job.returncode == 1 and job.stdout.count("is done") == 2, job.stdout
+    assert "exited with status 1 after the training" in job.stdout
+    assert "cannot save the model" in job.stdout and "starting another" not in job.stdout
+
+
+def test_a_worker_that_stands_still_does_not_hold_up_the_end() -> None:
+    script = (
+        ENDS.format(event="os.kill(os.getpid(), signal.SIGSTOP)")
+        + """
+    train(state)
+    print("is done:", herring.size())
+    """
+    )
+    options = ["--elastic", "-n", "2", "--wait", "1"]
+    job = run_job(options, script, HERRING_TIMEOUT="2")
+    output = expect_success(job)
+    assert "is done: 1" in output and "the training has ended without rank 1 (" in output, output
+
+
+def test_a_program_may_catch_its_error_and_train_again() -> None:
+    """Meanwhile the others go on, although its process has not ended."""
+    script = """
+    import herring.elastic
+    state = herring.elastic.State(step=0)
+
+    @herring.elastic.run
+    def train(state):
+        while herring.elastic.generation() < 3:
+            herring.barrier()
+            if state.step == 10 and os.environ["HERRING_RANK"] == "1":
+                raise ValueError("a bad sample")
+            state.step += 1
+            time.sleep(0.01)
+            state.commit()
+
+    try:
+        train(state)
+    except ValueError:
+        time.sleep(1)
+        train(state)
+    print("is done:", herring.size(), herring.elastic.generation())
+    """
+    output = expect_success(run_job(["--elastic", "-n", "3"], script))
+    assert output.count("is done: 3 3") == 3 and "starting another" not in output, output
+
+
+def test_newcomers_that_die_in_the_beginning_end_nobody_else() -> None:
+    """Each of these generations fails before it has begun, and others begin in between."""
+    script = """
+    import herring.elastic
+    slot = int(os.environ["HERRING_RANK"])
+
+    class Fragile:
+        def state_dict(self):
+            return {}
+
+        def load_state_dict(self, state):
+            if slot == 2 and herring.elastic.generation() > 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    state = herring.elastic.State(step=0, fragile=Fragile())
+    state.on_generation(herring.barrier)
+
+    @herring.elastic.run
+    def train(state):
+        while herring.elastic.generation() < 9:
+            herring.barrier()
+            state.step += 1
+            if slot == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(0.01)
+            state.commit()
+
+    train(state)
+    print("is done:", state.step > 40)
+    """
+    options = ["--elastic", "-n", "3", "--min-workers", "2", "--restarts", "20"]
+    output = expect_success(run_job(options, script, timeout=80))
+    assert output.count("is done: True") == 2, output
 
 
 class Outside:

@@ -42,6 +42,8 @@ class Fake:
             self.ending,
             self._start,
             lambda _, text: self.said.append(text),
+            lambda: any(child.ended and child.code == 0 for child in self.children),
+            lambda child: child.joined,
         )
 
     def _start(self, task: Task) -> None:
@@ -171,6 +173,16 @@ def test_a_worker_that_took_part_and_fails_at_the_end_fails_the_job() -> None:
     job.children.note_joined([0, 1])
     assert not job.end(1, 0)
     assert not job.end(0, 1)
+
+
+def test_nothing_is_started_again_on_a_host_that_is_lost() -> None:
+    job = Fake(servers=0, elastic=Elastic())
+    host = SimpleNamespace(host=SimpleNamespace(name="far"))
+    job.children.get(1).connection = host
+    assert job.end(0, -signal.SIGKILL) and job.end(1, -signal.SIGKILL)
+    job.restarts.lose_host(host)
+    job.restarts.on_time(time.monotonic())
+    assert [task.name for task in job.started] == ["rank 0"]
 
 
 def test_a_worker_is_started_again_although_no_other_is_left(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ __all__ = [
     "init",
     "is_initialized",
     "job",
+    "leave_failed",
     "local_rank",
     "local_size",
     "node_rank",
@@ -238,6 +239,11 @@ def shutdown() -> None:
     interpreter's exit waits.
     """
     _leave(failed=False)
+
+
+def leave_failed() -> None:
+    """Leaves the job like `shutdown`, but waits only a moment for ranks that use its server."""
+    _leave(failed=True)
 
 
 def _leave(failed: bool) -> None:

@@ -46,7 +46,7 @@ __all__ = [
 
 Train = TypeVar("Train", bound=Callable[..., Any])
 
-# All members of a generation are there when it begins.
+# All members of a generation are there when it begins, so this is short unless the user says.
 _START_SECONDS = 15.0
 _LEAVE_SECONDS = 10.0  # all ranks come to the same commit
 _MOST_FAILURES = 3
@@ -211,7 +211,7 @@ def _go_on(train: Callable[[], Any], begin: Callable[[], None], join: Callable[[
         try:
             with own_errors():
                 begin()
-                began = True
+                began, failures = True, 0
                 _tell_begin(lost)
                 result = train()
             herring.barrier(name="herring.elastic.finished")
@@ -223,11 +223,24 @@ def _go_on(train: Callable[[], Any], begin: Callable[[], None], join: Callable[[
             _leave_together()
         except (PeerLostError, TimeoutError) as error:
             lost = time.monotonic()
-            failures = 0 if began else failures + 1
+            failures += not began
             if failures == _MOST_FAILURES:
                 raise
             _tell_loss(error)
+            runtime.leave_failed()
+        except Exception:
+            _desert()
+            raise
         herring.shutdown()
+
+
+def _desert() -> None:
+    """Leaves the job and the lobby after an error of the program, so that the others go on."""
+    global _connection, _generation
+    runtime.leave_failed()
+    if _connection is not None:
+        _connection.close()
+    _connection = _generation = None
 
 
 def has_trained() -> bool:
@@ -348,7 +361,9 @@ def _join(
                 listener.close()
             return Meeting(present.address, present.secret, own)
 
-        given = {"connect_timeout": _START_SECONDS, **settings, **_timeline_of(present, settings)}
+        given = {**settings, **_timeline_of(present, settings)}
+        if not os.environ.get("HERRING_CONNECT_TIMEOUT"):
+            given.setdefault("connect_timeout", _START_SECONDS)
         try:
             with connection.starting():
                 runtime.start(lambda: worker, met, given)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from herring.launch.frames import kind
 from herring.launch.job import Task
-from herring.launch.processes import Process, Processes
+from herring.launch.processes import Process, Processes, how_ended
 from herring.launch.ssh import Connection
 
 __all__ = ["Child", "Children"]
@@ -53,7 +53,12 @@ class Child:
     def described(self) -> str:
         """Name, process id and, on another host, the host; for messages."""
         where = f" on {self.connection.host.name}" if self.connection is not None else ""
-        return f"{self.task.name} (process {self.pid}{where})"
+        return f"{self.task.name} (process {self.pid}{where})" if self.pid else self.task.name
+
+    @property
+    def how_ended(self) -> str:
+        """How the process has ended, in words."""
+        return how_ended(self.code) if self.pid else "could not be started"
 
     @property
     def left_out(self) -> bool:
@@ -110,11 +115,14 @@ class Children:
     def signal(self, number: int, workers: bool = True, servers: bool = True) -> None:
         """Sends a signal to workers, servers or both, on every host."""
         for child in self:
-            if not (servers if child.is_server else workers):
-                continue
-            if not child.ended:
-                child.told.add(number)
-            if child.process is not None:
-                self._processes.signal(child.process, number)
-            elif child.connection is not None:
-                child.connection.out.send(kind.SIGNAL, child.task.number, number)
+            if servers if child.is_server else workers:
+                self.signal_one(child, number)
+
+    def signal_one(self, child: Child, number: int) -> None:
+        """Sends a signal to a process and its group."""
+        if not child.ended:
+            child.told.add(number)
+        if child.process is not None:
+            self._processes.signal(child.process, number)
+        elif child.connection is not None:
+            child.connection.out.send(kind.SIGNAL, child.task.number, number)

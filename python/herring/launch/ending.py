@@ -124,6 +124,10 @@ class Ending:
         self._children.signal(signal.SIGTERM, workers=False)
         self._at[self._stop_all] = time.monotonic() + _SERVER_SECONDS
 
+    def dismiss_workers(self) -> None:
+        """Ends workers that the others have left behind, after these have ended the training."""
+        self._at.setdefault(self._stop_others, time.monotonic() + self._options.grace)
+
     def on_signal(self, number: int) -> None:
         """Passes a stopping signal on; kills all processes if it is the second one."""
         now = time.monotonic()
@@ -163,13 +167,18 @@ class Ending:
     def _stop_all(self, _: float) -> None:
         self.stop()
 
+    def _stop_others(self, _: float) -> None:
+        if not self.begun:
+            names = ", ".join(c.described for c in self._children.running(workers_only=True))
+            self._say("warning", f"the training has ended without {names}; stopping the job")
+            self.stop()
+
     def _kill(self, now: float) -> None:
         self.kill_all()
         self._agents.doubt(now)
 
     def _give_up(self, _: float) -> None:
         for child in self._children.running():
-            if child.process is not None:
-                child.end(-signal.SIGKILL)
-                text = "does not end although it was killed; leaving it behind"
-                self._say("error", f"{child.described} {text}")
+            child.end(-signal.SIGKILL)
+            text = "does not end although it was killed; leaving it behind"
+            self._say("error", f"{child.described} {text}")

@@ -15,7 +15,8 @@ From the agent:
     OUTPUT, ERRORS: bytes that the process wrote to standard output or standard error
     ENDED: the return code of Popen, in decimal
     JOINED: no payload; the rank with this number has called herring.init()
-    FAILED: {"message", "status"}: the agent ends, and with it all of the job on its host
+    FAILED: {"message", "status"}: the agent ends, and with it all of the job on its host;
+        with "process", only this one could not be started
     BEAT: no payload; shows that the network works. A broken connection ends with the first one that
         TCP cannot deliver
 

@@ -199,6 +199,8 @@ class RunOptions:
                 f"--min-workers {self.elastic.least} is not valid: allowed is an integer from 1 to "
                 f"{self.workers}, the number of workers (-n)"
             )
+        if self.elastic is not None:
+            require_range("--restarts", self.elastic.restarts, 0, 1 << 30)
         for name, value in (("--timeout", self.timeout), ("--grace", self.grace)):
             if value is not None and not 0 <= value < 1e9:
                 raise ConfigurationError(

@@ -40,7 +40,7 @@ from herring.launch.job import (
     store_variables,
     tasks,
 )
-from herring.launch.processes import LEFTOVER_SECONDS, Processes, how_ended, signals_to_loop
+from herring.launch.processes import LEFTOVER_SECONDS, Processes, signals_to_loop
 from herring.launch.restarts import Restarts
 from herring.launch.ssh import Connection, Listeners
 from herring.launch.streams import Streams
@@ -121,7 +121,7 @@ class Launcher:
         self._base: dict[str, str] = {}  # variables of all processes on this machine
         self._restarts = Restarts(
             *(options, {**os.environ, **chosen}, self._children, self._ending),
-            *(self._start_again, self._say),
+            *(self._start_again, self._say, self._has_trained, self._took_part),
         )
 
     def run(self) -> int:
@@ -212,7 +212,18 @@ class Launcher:
             self._wake_write.send(b"\0")
 
     def _start_again(self, task: Task) -> None:
-        self._spawn(task, self._base, None) if task.host.local else self._start_far(task)
+        try:
+            self._spawn(task, self._base, None) if task.host.local else self._start_far(task)
+        except CommandError as error:
+            child = Child(task)
+            self._children.add(child)
+            self._cannot_start(child, error)
+
+    def _cannot_start(self, child: Child, error: CommandError) -> None:
+        """Takes a successor that cannot be started for one that has died."""
+        self._say("error", str(error))
+        child.end(error.status)
+        self._on_end(child)
 
     def _start_far(self, task: Task) -> None:
         connection = self._agents.to(task.host)
@@ -236,9 +247,10 @@ class Launcher:
         if task.rank is None:
             place = environment["HERRING_RENDEZVOUS"]
             command = [*self._options.server_command, "--rendezvous", place]
-        elif task.rank == 0 and listener is not None:
-            environment["HERRING_RENDEZVOUS_FD"] = str(listener.fileno())
-            keep = (listener.fileno(),)
+        elif task.number == 0:  # rank 0, unless it was started again
+            if listener is not None:
+                environment["HERRING_RENDEZVOUS_FD"] = str(listener.fileno())
+                keep = (listener.fileno(),)
             if not os.isatty(0):
                 # Rank 0 reads a file or a pipe, but not a terminal: a background process group that
                 # reads from a terminal is stopped.
@@ -353,7 +365,12 @@ class Launcher:
         if frame.kind == kind.FAILED:
             content = frame.content()
             message = f"{connection.host.name}: {content['message']}"
-            raise CommandError(message, int(content["status"]))
+            error = CommandError(message, int(content["status"]))
+            failed = self._children.get(int(content.get("process", -1)))
+            if failed is None or not self._restarts.is_successor(failed):
+                raise error
+            self._cannot_start(failed, error)
+            return
         child = self._children.get(frame.number)
         if child is None or child.connection is not connection:
             return
@@ -381,9 +398,11 @@ class Launcher:
         error = connection.explain()
         if connection.ready is None:
             raise error
+        self._restarts.lose_host(connection)
         there = [c for c in self._children.running() if c.connection is connection]
         others = [c for c in self._children.running(workers_only=True) if c not in there]
-        goes_on = self._options.elastic is not None and bool(others) and not self._ending.begun
+        left = bool(others) or self._restarts.pending
+        goes_on = self._options.elastic is not None and left and not self._ending.begun
         if goes_on:
             self._say("warning", f"{error}; the job goes on without this host")
         else:
@@ -411,7 +430,7 @@ class Launcher:
             elif child.is_server and workers_ended and code == -signal.SIGTERM:
                 pass  # the server was told to end before it had begun
             elif child.is_server and workers_ended:
-                text = f"{child.task.name} {how_ended(code)} after all workers had ended"
+                text = f"{child.task.name} {child.how_ended} after all workers had ended"
                 self._say("warning", text)
             else:
                 self._on_failure(child)
@@ -423,6 +442,8 @@ class Launcher:
             ending.after_failure()
         elif code and not child.is_server and ending.signal:
             ending.decide(128 + ending.signal)
+        if self._are_left_behind(self._children.running(workers_only=True)):
+            ending.dismiss_workers()
         if workers_ended and self._has_left() and not self._restarts.pending:
             ending.decide(EXIT_LEFT)
         if workers_ended and not self._restarts.pending:
@@ -433,13 +454,31 @@ class Launcher:
         codes = [child.code for child in self._children if not child.is_server]
         return self._options.elastic is not None and EXIT_LEFT in codes and 0 not in codes
 
+    def _has_trained(self) -> bool:
+        """Returns whether the training of an elastic job has ended."""
+        return self._lobby is not None and self._lobby.finished
+
+    def _are_left_behind(self, workers: list[Child]) -> bool:
+        """Returns whether others have ended the training without these workers."""
+        if self._lobby is None or not workers or not self._has_trained():
+            return False
+        return bool(self._lobby.latest_slots) and not any(map(self._took_part, workers))
+
+    def _took_part(self, child: Child) -> bool:
+        """Returns whether a worker was in the last generation of an elastic job."""
+        slots = self._lobby.latest_slots if self._lobby is not None else ()
+        return child.joined and child.task.rank in slots
+
     def _on_failure(self, child: Child) -> None:
         self._ending.decide(_shell_status(child.code))
         if self._first is None:
             self._first = child, time.time()
-        text = f"{child.described} {how_ended(child.code)}{self._ending.consequence()}"
-        self._say("error", text)
-        self._ending.after_failure()
+        text = f"{child.described} {child.how_ended}"
+        if self._has_trained():  # what the others do now needs no other worker
+            self._say("error", f"{text} after the training")
+        else:
+            self._say("error", f"{text}{self._ending.consequence()}")
+            self._ending.after_failure()
 
     # Ending.
 

@@ -157,7 +157,8 @@ class Source:
             sink: The sink that gets the lines.
             mark: Prefix of each line; may be empty.
             live: Whether unfinished lines are shown at once; for one source of a terminal.
-            copy: An unbuffered file that gets the bytes unchanged, or None.
+            copy: An unbuffered file that gets the bytes unchanged, or None. The caller closes it,
+                because a process that is started again goes on with it.
         """
         self.tracebacks = Tracebacks()
         self._sink = sink
@@ -188,9 +189,7 @@ class Source:
     def finish(self) -> None:
         """Shows the unfinished line, after the process has closed its end."""
         self.release()
-        if self._copy is not None:
-            self._copy.close()
-            self._copy = None
+        self._copy = None
         rest, self._pending = self._pending, b""
         if self._live:
             if rest or self._line:
@@ -205,7 +204,6 @@ class Source:
                 view = view[self._copy.write(view) :]
         except OSError as error:  # the training goes on without the copy
             text = f"{self._copy.name}: {error.strerror}; nothing more goes there"
-            self._copy.close()
             self._copy = None
             self._sink.write(log_line("warning", "herring run", text).encode(), None)
 

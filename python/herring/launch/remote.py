@@ -22,11 +22,13 @@ from herring.errors import ConfigurationError, HerringError
 from herring.launch.frames import Frame, Inbox, Outbox, kind
 from herring.launch.job import (
     SERVER_COMMAND,
+    CommandError,
     machine_defaults,
     own_environment,
     resolve_command,
 )
 from herring.launch.processes import LEFTOVER_SECONDS, Process, Processes, signals_to_loop
+from herring.lobby.notice import Notice
 from herring.rendezvous.endpoint import bind_any, reserve
 from herring.rendezvous.joined import Joined
 from herring.rendezvous.network import is_reachable_address, own_address, with_port
@@ -164,17 +166,23 @@ class Agent:
 
     def _on_signals(self, wake: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError):
-            if any(number in _STOPPING for number in wake.recv(4096)):
-                self._end()  # the machine shuts down, or a user ends this process
+            if stopping := [number for number in wake.recv(4096) if number in _STOPPING]:
+                # The machine shuts down, or a user ends this process.
+                self._end(self._notice_of(stopping[0]))
 
-    def _end(self) -> None:
-        """Asks all processes to end, and kills them after the grace period."""
+    def _notice_of(self, number: int) -> float:
+        """Returns how many seconds workers have to leave the job after a signal."""
+        notice = Notice.parse(self._environment.get("HERRING_NOTICE", ""))
+        return notice.seconds if notice is not None and notice.signal == number else 0.0
+
+    def _end(self, seconds: float = 0.0) -> None:
+        """Asks all processes to end, and kills them after the grace period or more seconds."""
         if self._ending:
             return
         self._ending = True
         self._signal_all(signal.SIGTERM)
         self._signal_all(signal.SIGCONT)
-        self._kill_at = time.monotonic() + self._grace
+        self._kill_at = time.monotonic() + max(self._grace, seconds)
 
     def _signal_all(self, number: int) -> None:
         for process in self._running.values():
@@ -251,9 +259,14 @@ class Agent:
             keep = (self._listener.fileno(),)
             environment["HERRING_RENDEZVOUS_FD"] = str(keep[0])
         pipe = subprocess.PIPE
-        process = self._processes.start(
-            task["name"], command, environment, keep, subprocess.DEVNULL, pipe, pipe
-        )
+        try:
+            process = self._processes.start(
+                task["name"], command, environment, keep, subprocess.DEVNULL, pipe, pipe
+            )
+        except CommandError as error:
+            content = {"message": str(error), "status": error.status, "process": frame.number}
+            self._outbox.send(kind.FAILED, 0, content)
+            return
         if keep and self._listener is not None:
             self._listener.close()
             self._listener = None

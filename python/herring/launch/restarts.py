@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from herring.launch.children import Child, Children
 from herring.launch.ending import Ending
 from herring.launch.job import RunOptions, Task
-from herring.launch.processes import how_ended
+from herring.launch.ssh import Connection
 from herring.lobby.notice import EXIT_LEFT
 from herring.rendezvous.settings import value_of
 
@@ -40,6 +41,8 @@ class Restarts:
         ending: Ending,
         start: Callable[[Task], None],
         say: Callable[[str, str], None],
+        finished: Callable[[], bool],
+        took_part: Callable[[Child], bool],
     ) -> None:
         """Starts nothing yet.
 
@@ -50,14 +53,16 @@ class Restarts:
             ending: How the job ends.
             start: Starts a process.
             say: Tells the user; called with a level and a text.
+            finished: Whether the training of an elastic job has ended.
+            took_part: Whether a worker was in the last generation of an elastic job.
         """
         servers = len(options.layout.servers)
         nodes = max(options.nodes, len(options.layout.workers))
         # If no server is left, nobody can stand in for the one that dies.
         others = servers > 1 or nodes > servers
-        failover = servers > 0 and others and value_of(environment, "HERRING_FAILOVER")
+        self._failover = servers > 0 and others and value_of(environment, "HERRING_FAILOVER")
         self._elastic = options.elastic
-        self._enabled = failover or options.elastic is not None
+        self._enabled = self._failover or options.elastic is not None
         self._patience = 0.0  # after which a stopped server is lost
         if self._enabled:
             self._patience = value_of(environment, "HERRING_HEARTBEAT_TIMEOUT") + _LOOK
@@ -65,6 +70,8 @@ class Restarts:
         self._ending = ending
         self._start = start
         self._say = say
+        self._finished = finished
+        self._took_part = took_part
         self._next_number = options.workers + servers
         self._due: dict[int, float] = {}  # by number of the process: when to replace it
         self._pauses: dict[str, float] = {}  # by name: after the next death
@@ -77,6 +84,17 @@ class Restarts:
         """Returns whether the end of this process is no failure of the job."""
         child.spared = child.replaced or self._has_left(child) or self._begin_pause(child)
         return child.spared
+
+    def is_successor(self, child: Child) -> bool:
+        """Returns whether the process was started in place of another one."""
+        return child.task.number in self._started
+
+    def lose_host(self, connection: Connection) -> None:
+        """Starts nothing again on a host that is lost."""
+        for number in list(self._due):
+            child = self._children.get(number)
+            if child is not None and child.connection is connection:
+                del self._due[number]
 
     def _has_left(self, child: Child) -> bool:
         if self._elastic is None or child.is_server or child.code != EXIT_LEFT:
@@ -91,8 +109,8 @@ class Restarts:
         if not child.is_server and self._elastic is None:
             return False
         if not self._goes_on():
-            # A worker that came too late to take part has no say in how the training ended.
-            return self._elastic is not None and not child.is_server and not child.joined
+            # A worker that was not there at the end has no say in how the training ended.
+            return self._elastic is not None and not child.is_server and not self._took_part(child)
         now = time.monotonic()
         name = child.task.name
         if now - self._started.get(child.task.number, -LONG_LIFE) >= LONG_LIFE:
@@ -129,7 +147,7 @@ class Restarts:
             del self._due[number]
             child = self._children.get(number)
             if child is not None:
-                how = how_ended(child.code) if child.ended else "is stopped"
+                how = child.how_ended if child.ended else "is stopped"
                 self._replace(child, how, now)
 
     def _goes_on(self) -> bool:
@@ -137,12 +155,11 @@ class Restarts:
             return False
         if self._elastic is None:
             return bool(self._children.running(workers_only=True))
-        # A worker that has ended with 0 has ended the training.
-        return not any(c.ended and c.code == 0 and not c.is_server for c in self._children)
+        return not self._finished()
 
     def _give_up(self, child: Child) -> bool:
         """Returns whether the job goes on without this process."""
-        text = f"{child.described} {how_ended(child.code)}, and is not started again"
+        text = f"{child.described} {child.how_ended}, and is not started again"
         times = self._short_lives[child.task.name]
         self._say("error", f"{text}: it died soon after its start {times} times (--restarts)")
         return child.is_server or bool(self._children.running(workers_only=True) or self._due)
@@ -160,6 +177,9 @@ class Restarts:
         child.replaced = True
         self._stopped.pop(child.task.number, None)
         self._say("warning", f"{child.described} {how}; starting another one in its place")
+        if not child.ended and not self._failover:
+            # Nobody else stands in for it, so the workers would wait for it to the end.
+            self._children.signal_one(child, signal.SIGKILL)
         task = dataclasses.replace(child.task, number=self._next_number)
         self._next_number += 1
         self._started[task.number] = now

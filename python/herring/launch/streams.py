@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import selectors
 import subprocess
@@ -223,6 +224,8 @@ class Streams:
                 key.data.finish()
         self._finish(self._sources.values())
         self._finish(self._notes.values())
+        for file in itertools.chain.from_iterable(self._files.values()):
+            file.close()
 
     @staticmethod
     def _finish(sources: Iterable[Source]) -> None:

@@ -33,6 +33,7 @@ _CALL_SECONDS = 5.0
 _AGAIN_SECONDS = 0.2  # from one attempt to reach the lobby to the next
 _MOST_REFUSALS = 10
 _COMMIT_SECONDS = 5.0  # the first rank waits for so long to hear of the others
+_FINISH_SECONDS = 5.0  # for the lobby to hear that the training has ended
 
 
 class Over(HerringError):
@@ -180,9 +181,15 @@ class Connection:
             return self._at is not None and number >= self._at
 
     def finished(self) -> None:
-        """Tells that the training of this worker has ended."""
+        """Tells that the training of this worker has ended, and waits until the lobby knows.
+
+        Whoever sees how this process ends then knows that it was after the training.
+        """
+        deadline = time.monotonic() + _FINISH_SECONDS
         with self._changed:
             self._send({"kind": "finished"})
+            while self._ended is None and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(left)
 
     def close(self) -> None:
         """Lets go of the lobby."""

@@ -54,6 +54,7 @@ class Lobby:
         self.address = with_port(*listener.getsockname()[:2])
         self._say = say
         self._generations = Generations(rules)
+        self._latest_slots: frozenset[int] = frozenset()
         self._channels: dict[int, Channel] = {}
         self._asked = 0  # the generation whose first rank was told to end it at a commit
         self._next_number = 1
@@ -69,6 +70,16 @@ class Lobby:
     def failed(self) -> str:
         """Why the job has ended: too few workers were left for too long. Empty if it goes on."""
         return self._failed
+
+    @property
+    def finished(self) -> bool:
+        """Whether a worker has ended its training."""
+        return self._generations.finished
+
+    @property
+    def latest_slots(self) -> frozenset[int]:
+        """The places of the workers of the latest generation; empty if there was none yet."""
+        return self._latest_slots
 
     def wait(self) -> str:
         """Waits until the job has failed, and returns the reason."""
@@ -168,6 +179,7 @@ class Lobby:
                 self._changed.notify_all()
             elif kind == "finished":
                 self._generations.finish(member)
+                self._send(member, {"kind": "over"})
                 self._changed.notify_all()
             elif member.generation != self._generations.number:
                 pass  # it speaks of a generation that has ended
@@ -240,6 +252,7 @@ class Lobby:
             "address": formed.workers[0].address,
             "nonce": nonce,
         }
+        self._latest_slots = frozenset(member.slot for member in formed.workers)
         for rank, member in enumerate(formed.workers):
             self._send(member, {**what, "rank": rank})
         for member in formed.servers:

@@ -11,7 +11,7 @@ __all__ = ["PROTOCOL", "difference", "own"]
 
 #: Counts the changes of the messages between members and the lobby. Both begin with a message that
 #: has it, and whose fields `own` returns never change.
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 def own() -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""Trains until a killed server has been replaced; the first worker kills it."""
+"""Trains until a server has been replaced that the first worker kills or stops by a signal."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 
 import numpy as np
@@ -29,7 +30,7 @@ def train(state: herring.elastic.State) -> None:
         if state.step == 3 and not state.killed:
             state.killed = True
             if herring.rank() == 0:
-                os.kill(server_process(), signal.SIGKILL)
+                os.kill(server_process(), signal.Signals[sys.argv[1]])
         herring.allreduce(ones)
         assert (ones == 1).all()
         state.step += 1

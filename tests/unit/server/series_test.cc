@@ -26,7 +26,7 @@ class SeriesTest : public testing::Test {
     message.quorum = quorum;
     message.staleness = 3;
     message.replays = replays;
-    message.warn_ms = 10;
+    message.warn_ms = warn_ms;
     message.timeout_ms = 100;
     for (uint32_t rank = 0; rank < 3; ++rank) {
       std::vector<Answer> answers;
@@ -54,6 +54,7 @@ class SeriesTest : public testing::Test {
     return answers;
   }
 
+  uint32_t warn_ms = 10;
   control::Cluster cluster = make_cluster(3);
   GroupTable groups{cluster};
   observe::RankStates states;
@@ -191,6 +192,18 @@ TEST_F(SeriesTest, WarnsAndEndsWithTheNamesOfThoseWhoAreMissing) {
   EXPECT_NE(answers[0].payload.find("for rank 1 ("), std::string::npos) << answers[0].payload;
   answers.clear();
   table.overdue(60 * kMillisecond, answers);
+  EXPECT_TRUE(answers.empty());
+  table.overdue(kSecond, answers);
+  ASSERT_EQ(answers.size(), 3u);
+  EXPECT_EQ(wire::decode_op_error(answers[0].payload)->code, Code::kTimeout);
+}
+
+TEST_F(SeriesTest, EndsInTimeAlthoughNoWarningIsDueYet) {
+  warn_ms = 60'000;
+  enlist(true, 3);
+  join(0, 1, 1, floats({1, 1}));
+  std::vector<Answer> answers;
+  table.overdue(50 * kMillisecond, answers);
   EXPECT_TRUE(answers.empty());
   table.overdue(kSecond, answers);
   ASSERT_EQ(answers.size(), 3u);
