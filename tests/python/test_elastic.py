@@ -154,17 +154,19 @@ def test_fewer_workers_than_must_take_part_end_the_job(tmp_path: Path) -> None:
 
 
 def test_one_that_always_dies_is_given_up_and_the_others_end(tmp_path: Path) -> None:
-    script = """
+    script = f"""
     import herring.elastic
     if os.environ["HERRING_RANK"] == "1":
+        open(f"{tmp_path}/{{os.getpid()}}", "w").close()
         sys.exit("has a bug")
     state = herring.elastic.State(step=0)
 
     @herring.elastic.run
     def train(state):
-        while state.step < 20:
-            herring.barrier()
-            state.step += 1
+        while state.step < 30:
+            time.sleep(0.02)
+            deaths = np.array([float(len(os.listdir("{tmp_path}")))])
+            state.step += herring.allreduce(deaths, op="min")[0] == 2
             state.commit()
 
     train(state)

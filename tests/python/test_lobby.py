@@ -233,7 +233,8 @@ def test_another_version_is_refused_on_both_sides(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house.open(size=1)
-    both = r"\(Herring 9.8, protocol 7\) than .* \(Herring .*, protocol 1\): install the same"
+    mine = rf"Herring .*, protocol {versions.PROTOCOL}"
+    both = rf"\(Herring 9.8, protocol 7\) than .* \({mine}\): install the same"
     other = {"protocol": 7, "herring": "9.8"}
     own = Connection._hello
     monkeypatch.setattr(Connection, "_hello", lambda one: {**own(one), **other})
