@@ -293,6 +293,7 @@ def test_a_host_that_is_lost_after_its_worker_gets_no_other_one(far: list[str]) 
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(0.01)
             state.commit()
+        time.sleep(2)  # the restart that was due comes, and the connection ends
 
     agent = os.getppid()
     train(state)
