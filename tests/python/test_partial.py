@@ -111,6 +111,15 @@ def test_bad_input_is_named() -> None:
     )
 
 
+def test_what_is_refused_contributes_nothing() -> None:
+    expect_success(run_job(["-n", "3"], program("partial_refused")))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_series_goes_on_after_a_call_that_timed_out(layout: str) -> None:
+    expect_success(run_job(LAYOUTS[layout], program("partial_timed_out")))
+
+
 def test_statistics_are_drawn(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("matplotlib")
     statistics = RoundStatistics()

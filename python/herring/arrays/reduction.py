@@ -39,7 +39,9 @@ def allreduce(
       postscale: A factor for the result (floats only).
       timeout: Seconds until the operation fails because a rank does not make the call; None means
         ``HERRING_TIMEOUT``. The job fails if nothing moves for as long (at least 2 s) after all
-        ranks have made the call.
+        ranks have made the call. With a partial `sync`, it is the time to wait for a result. A call
+        that times out has contributed; the next call waits for its result first, and
+        `herring.flush` returns it.
       algorithm: The algorithm, equal on all ranks. "herring" goes through the servers. "server"
         (rank 0 is the only server), "tree" (binomial), "ring" and "butterfly" (recursive halving
         and doubling) send messages between workers, over TCP even inside a node. They give the same

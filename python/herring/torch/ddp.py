@@ -166,7 +166,12 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
             broadcast_tensors(self._state(), 0, name=f"{self.name}.state", group=group)
         if partial:
             self._partial = PartialReducer(
-                named, name=self.name, sync=sync, digest_every=digest_every, group=group
+                named,
+                name=self.name,
+                sync=sync,
+                digest_every=digest_every,
+                relist=registrations.watch(module),
+                group=group,
             )
         else:
             self._make_reducer()
@@ -212,11 +217,8 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
     def _before_forward(self) -> None:
         stepping = torch.is_grad_enabled() and not in_backward()  # not a checkpoint's second run
         if self._partial is not None:
-            if stepping and self._partial.pending and self._partial.enabled:
-                raise InvalidArgumentError(
-                    f"{self.name}: the gradients of the last backward pass were not exchanged; "
-                    "with sync=... follow it by 'for _ in model.rounds(): optimizer.step()'"
-                )
+            if stepping:
+                self._partial.before_forward()
         elif stepping and self._reducer is not None and self._reducer.enabled:
             self._recover()
             root = 0

@@ -240,4 +240,9 @@ class Layout:
 
 def _plain(gradient: torch.Tensor | None) -> bool:
     """Returns whether an average may be written to this gradient's own memory."""
-    return gradient is not None and gradient.layout == torch.strided and not gradient.requires_grad
+    return (
+        gradient is not None
+        and gradient.layout == torch.strided
+        and not gradient.requires_grad
+        and 0 not in gradient.stride()  # expanded: its elements share memory
+    )

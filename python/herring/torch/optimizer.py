@@ -120,13 +120,22 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
         if broadcast_parameters:
             _broadcast_parameters(named, 0, name=f"{self.name}.state", group=group)
         self._each_round = each_round
+        myself = weakref.ref(self)
+
+        def relist() -> list[tuple[str, torch.nn.Parameter]] | None:
+            return None if (wrapper := myself()) is None else wrapper._relist()
+
         self._partial: PartialReducer | None = None
         if wants_rounds(sync, wire_dtype, buffer_bytes, group):
             self._partial = PartialReducer(
-                named, name=self.name, sync=sync, digest_every=digest_every, group=group
+                named,
+                name=self.name,
+                sync=sync,
+                digest_every=digest_every,
+                relist=relist,
+                group=group,
             )
             return
-        myself = weakref.ref(self)
         self._reducer = GradientReducer(
             named,
             name=self.name,
@@ -137,7 +146,7 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
             sparse_parameters=(
                 [p for _, p in named] if isinstance(optimizer, torch.optim.SparseAdam) else []
             ),
-            relist=lambda: None if (wrapper := myself()) is None else wrapper._relist(),
+            relist=relist,
             group=group,
         )
 
@@ -239,7 +248,9 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears gradients. If a backward pass raised, gives up its step on all ranks as well."""
-        if self._partial is None:
+        if self._partial is not None:
+            self._partial.abandon(stacklevel=2)
+        else:
             self._reducer.abandon(stacklevel=2)
             if self._reducer.given_up:
                 self._rounds_at_step = self._reducer.rounds  # no step belongs to that round

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterable, Iterator
+import warnings
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 
-from herring.arrays.agreement import require_agreement
 from herring.arrays.arguments import count_of
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.partial import (
@@ -24,18 +26,22 @@ from herring.arrays.partial import (
     RoundStatistics,
     is_partial,
 )
-from herring.errors import InvalidArgumentError
-from herring.torch.ownership import Pausable, claim, collect, release
+from herring.errors import HerringError, InvalidArgumentError
+from herring.torch.ownership import release
 from herring.torch.ranges import each_shown
-from herring.torch.tensors import describe, dtype_name
+from herring.torch.reducer import Listing, Relist
+from herring.torch.tensors import dtype_name
 
 
-class PartialReducer(Pausable):
+class PartialReducer(Listing):
     """Contributes gradients to rounds and writes the results of rounds to `.grad`.
 
     The array of the series has all gradients, in float64 if any parameter is float64, else in
     float32. Behind them it has, for each parameter, the share of workers with a gradient. A
     parameter that no worker used thus keeps `.grad` None.
+
+    Ranks may be at different rounds of a series, so the list of parameters is fixed while a series
+    runs. All ranks begin a series together, and then take those that require gradients.
 
     Attributes:
       rounds: The number of rounds applied. Ranks with equal numbers have equal parameters.
@@ -50,16 +56,19 @@ class PartialReducer(Pausable):
         name: str,
         sync: str | Quorum | Replay,
         digest_every: int = 100,
+        relist: Relist | None = None,
         group: Group | None = None,
     ) -> None:
         """Compares the parameters across ranks (collective).
 
         Args:
-          named_parameters: Names and parameters. Frozen, empty and repeated ones are left out.
+          named_parameters: Names and parameters. Empty and repeated ones are left out, and frozen
+            ones are left out until a series begins in which they require gradients.
           name: The reducer's name, the same on every rank and different for each reducer.
           sync: "solo", "majority", a `Quorum` or a `Replay`.
           digest_every: The number of rounds after which ranks compare a digest of the parameters; 0
             means never.
+          relist: As for `GradientReducer`; None means that no parameter is ever replaced.
           group: The group that takes part; None means all workers.
 
         Raises:
@@ -67,85 +76,163 @@ class PartialReducer(Pausable):
           MismatchError: The parameters or options differ between ranks.
         """
         digest_every = count_of(digest_every, "digest_every")
-        self.name = name
+        super().__init__(named_parameters, name=name, relist=relist)
         self.rounds = 0
         self.contributors = 0
         self.statistics = RoundStatistics()
         self._sync = sync
         self._group = group
         self._digest_every = digest_every
-        self._names, self._parameters = collect(named_parameters, self)
-        require_agreement(
-            [
-                f"sync={sync!r} digest_every={digest_every}",
-                *(describe(n, p) for n, p in zip(self._names, self._parameters)),
-            ],
-            what="entry",
-            name=f"{name}.parameters",
-            group=group,
-        )
-        double = any(p.dtype == torch.float64 for p in self._parameters)
-        self._dtype = torch.float64 if double else torch.float32
-        elements = sum(p.numel() for p in self._parameters)
-        self._mine = torch.zeros(elements + len(self._parameters), dtype=self._dtype, device="cpu")
-        self._result = torch.zeros_like(self._mine)
-        self._used = slice(elements, None)
-        self._places: list[slice] = []
-        start = 0
-        for parameter in self._parameters:
-            self._places.append(slice(start, start + parameter.numel()))
-            start += parameter.numel()
+        self._parameters: Sequence[torch.nn.Parameter] = ()
+        self._hooks: list[Any] = []
         self._generation = 0
         self._series: PartialReduction | None = None
-        self.pending = False  # whether gradients wait to be contributed
-        claim(self._parameters, self)
-        try:
-            self._open()
-        except BaseException:
-            release(self._parameters, self)
-            raise
-        self._removals = [
-            p.register_post_accumulate_grad_hook(self._produced) for p in self._parameters
-        ]
+        self._pass: int | None = None  # the backward pass that runs, or the last one if it raised
+        self._pending = False  # whether gradients wait to be contributed
+        self._open()
 
     def _open(self) -> PartialReduction:
+        """Returns the series; begins one if none is under way (collective in that case)."""
         if self._series is None:
-            self._series = PartialReduction(
-                len(self._mine),
-                dtype_name(self._dtype),
-                sync=self._sync,
-                name=f"{self.name}.rounds{self._generation}",
-                statistics=self.statistics,
-                group=self._group,
-            )
+            try:
+                self._set_up()
+                self._series = PartialReduction(
+                    len(self._mean),
+                    dtype_name(self._mean.dtype),
+                    sync=self._sync,
+                    name=f"{self.name}.rounds{self._generation}",
+                    statistics=self.statistics,
+                    group=self._group,
+                )
+            except BaseException:
+                self.close()
+                raise
             self._generation += 1
         return self._series
 
-    def _produced(self, _parameter: torch.Tensor) -> None:
-        if self.enabled:
-            self.pending = True
+    def _set_up(self) -> None:
+        """Lays out the arrays for the parameters that require gradients now (collective)."""
+        self._has_changed()  # lists them again
+        options = f"sync={self._sync!r} digest_every={self._digest_every}"
+        _, parameters = self._agree(options, self.name, self._group)
+        self.close()
+        self._take_over(parameters)
+        self._parameters = parameters
+        self._hooks = [self._hook(parameter) for parameter in parameters]
+        double = any(p.dtype == torch.float64 for p in parameters)
+        self._places: list[slice] = []
+        start = 0
+        for parameter in parameters:
+            self._places.append(slice(start, start + parameter.numel()))
+            start += parameter.numel()
+        self._used = slice(start, None)
+        self._given = torch.zeros(
+            start + len(parameters), dtype=torch.float64 if double else torch.float32, device="cpu"
+        )
+        self._mean = torch.zeros_like(self._given)
+
+    def _hook(self, parameter: torch.nn.Parameter) -> Any:
+        myself = weakref.ref(self)  # the garbage collector does not see the engine's hooks
+
+        def hook(_parameter: torch.Tensor) -> None:
+            if (reducer := myself()) is not None and reducer.enabled:
+                reducer._produced()
+
+        return parameter.register_post_accumulate_grad_hook(hook)
+
+    def _produced(self) -> None:
+        running = torch._C._current_graph_task_id()
+        if self._pass != running:
+            self._pass = running
+            # The engine calls this only if the pass does not raise.
+            torch.autograd.Variable._execution_engine.queue_callback(self._passed)
+
+    def _passed(self) -> None:
+        self._pass = None
+        self._pending = True
+
+    def before_forward(self) -> None:
+        """Gives up a backward pass that raised; the other ranks need not know.
+
+        Raises:
+          InvalidArgumentError: Gradients wait to be contributed, or a parameter was unfrozen or
+            replaced.
+        """
+        self.abandon(stacklevel=7)  # points past Module.__call__
+        if self._series is not None:
+            self._require_unchanged()
+        if self._pending and self.enabled:
+            raise InvalidArgumentError(
+                f"{self.name}: the gradients of the last backward pass were not exchanged; with "
+                "sync=... follow it by 'for _ in model.rounds(): optimizer.step()'"
+            )
+
+    def abandon(self, stacklevel: int) -> None:
+        """Clears gradients if the last backward pass raised, with a warning."""
+        if self._give_up():
+            warnings.warn(
+                f"{self.name}: the last backward pass raised an error; this rank gave its step up, "
+                "and gradients were cleared",
+                stacklevel=stacklevel + 1,
+            )
+
+    def _give_up(self) -> bool:
+        """Returns whether the last backward pass raised; if so, clears gradients."""
+        raised = self._pass is not None
+        if raised:
+            self._clear()
+        return raised
+
+    def _clear(self) -> None:
+        self._pass = None
+        self._pending = False
+        for _, parameter in self._listed:
+            parameter.grad = None
+
+    def _require_unchanged(self, *, idle: bool = False) -> None:
+        """Raises InvalidArgumentError if parameters require gradients that the series lacks.
+
+        Args:
+          idle: Whether parameters without a gradient may pass.
+        """
+        if not self._has_changed():
+            return
+        added = {
+            name: parameter
+            for name, parameter in self._listed
+            if id(parameter) not in self._mine and parameter.requires_grad and parameter.numel()
+        }
+        if idle and all(parameter.grad is None for parameter in added.values()):
+            return
+        self._clear()
+        self._refuse(self._strange(added.keys(), added.values()))
+        raise InvalidArgumentError(
+            f"{self.name}: parameter {next(iter(added))!r} was frozen when this series of rounds "
+            "began, so nothing averages it. Freeze it again, or flush() on all ranks, unfreeze it "
+            "on all, and go on: the next series averages it. Gradients were cleared on this rank"
+        )
 
     def _gather(self) -> None:
-        used = self._mine[self._used]
+        used = self._given[self._used]
         for index, (parameter, place) in enumerate(zip(self._parameters, self._places)):
             gradient = parameter.grad
             used[index] = gradient is not None
             if gradient is None:
-                self._mine[place].zero_()
+                self._given[place].zero_()
             else:
                 if gradient.layout != torch.strided:
                     gradient = gradient.to_dense()
-                self._mine[place].view(parameter.shape).copy_(gradient.detach())
-        self.pending = False
+                self._given[place].view(parameter.shape).copy_(gradient.detach())
+        self._pending = False
 
     def _show(self) -> None:
-        used = self._result[self._used].tolist()
+        used = self._mean[self._used].tolist()
         for parameter, place, share in zip(self._parameters, self._places, used):
             if share == 0:
                 parameter.grad = None
                 continue
             # The user may keep the gradient, and the next result is written to the same memory.
-            view = self._result[place].view(parameter.shape)
+            view = self._mean[place].view(parameter.shape)
             parameter.grad = view.to(device=parameter.device, dtype=parameter.dtype, copy=True)
 
     def _note(self, info: RoundInfo) -> None:
@@ -173,10 +260,20 @@ class PartialReducer(Pausable):
 
         Yields:
           What is known about the round. Apply `.grad` before asking for the next round.
+
+        Raises:
+          HerringError: The backward pass raised. Its gradients were cleared.
+          InvalidArgumentError: A parameter was unfrozen or replaced. Gradients were cleared.
         """
+        if self._give_up():
+            raise HerringError(
+                f"{self.name}: the last backward pass raised an error; this rank gave its step up, "
+                "and gradients were cleared"
+            )
         series = self._open()
+        self._require_unchanged()
         self._gather()
-        with contextlib.closing(series.step(self._mine.numpy(), self._result.numpy())) as results:
+        with contextlib.closing(series.step(self._given.numpy(), self._mean.numpy())) as results:
             for info in each_shown(results, "round", self.name):
                 self._note(info)
                 try:
@@ -191,14 +288,20 @@ class PartialReducer(Pausable):
 
         Yields:
           What is known about the round. Apply `.grad` before asking for the next round.
+
+        Raises:
+          InvalidArgumentError: An unfrozen or replaced parameter has a gradient. Gradients were
+            cleared.
         """
+        self._give_up()
         series = self._open()
-        if self.pending:
+        self._require_unchanged(idle=True)
+        if self._pending:
             self._gather()
         else:
-            self._mine.zero_()
-        self._result.copy_(self._mine)
-        for info in each_shown(series.flush(self._result.numpy()), "round", self.name):
+            self._given.zero_()
+        self._mean.copy_(self._given)
+        for info in each_shown(series.flush(self._mean.numpy()), "round", self.name):
             self._note(info)
             if series.ended:
                 self._series = None
@@ -213,9 +316,9 @@ class PartialReducer(Pausable):
 
     def close(self) -> None:
         """Removes the hooks."""
-        for handle in self._removals:
+        for handle in self._hooks:
             handle.remove()
-        self._removals = []
+        self._hooks = []
         release(self._parameters, self)
 
 

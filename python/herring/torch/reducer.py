@@ -23,8 +23,98 @@ from herring.torch.round import Round
 from herring.torch.sparse import average_sparse
 from herring.torch.tensors import describe, wire_dtype_name
 
+# Returns the present list of named parameters if it may have changed since the last call.
+Relist = Callable[[], "list[tuple[str, torch.nn.Parameter]] | None"]
 
-class GradientReducer(Pausable, EndsWithPass):
+
+class Listing(Pausable):
+    """A reducer's list of parameters, of which frozen ones may require gradients later.
+
+    Attributes:
+      name: The reducer's name.
+    """
+
+    def __init__(
+        self,
+        named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
+        *,
+        name: str,
+        relist: Relist | None = None,
+        sparse_ids: Collection[int] = (),
+    ) -> None:
+        """Takes a first list; `sparse_ids` are the ids of parameters with sparse gradients."""
+        self.name = name
+        self._relist = relist
+        self._sparse_ids = set(sparse_ids)
+        self._listed = list(named_parameters)
+        self._known = weakref.WeakValueDictionary({id(p): p for _, p in self._listed})
+        self._mine: set[int] = set()
+        self._note_frozen()
+
+    def _agree(
+        self, options: str, name: str, group: Group | None
+    ) -> tuple[list[str], list[torch.nn.Parameter]]:
+        """Returns the parameters that are to be averaged now, with their names (collective).
+
+        Args:
+          options: The reducer's options in words, equal on all ranks.
+          name: The operation's name.
+          group: The group whose gradients are averaged; None means all workers.
+
+        Raises:
+          InvalidArgumentError: A parameter cannot be averaged, or was added after construction.
+          MismatchError: The parameters or options differ between ranks.
+        """
+        names, parameters = collect(self._listed, self)
+        strange = self._strange(names, parameters)
+        require_agreement(
+            [
+                options,
+                *(
+                    describe(n, p) + (" with sparse gradients" if id(p) in self._sparse_ids else "")
+                    for n, p in zip(names, parameters)
+                ),
+                f"added after {self.name} was made: {', '.join(strange)}",
+            ],
+            what="entry",
+            name=f"{name}.parameters",
+            group=group,
+        )
+        self._refuse(strange)
+        return names, parameters
+
+    def _strange(self, names: Iterable[str], parameters: Iterable[torch.nn.Parameter]) -> list[str]:
+        return [n for n, p in zip(names, parameters) if self._known.get(id(p)) is not p]
+
+    def _refuse(self, strange: list[str]) -> None:
+        """Raises InvalidArgumentError if there are such parameters."""
+        if strange:
+            raise InvalidArgumentError(
+                f"{self.name}: parameter {strange[0]!r} "
+                + (f"and {len(strange) - 1} more were" if len(strange) > 1 else "was")
+                + " added after it was made, so the ranks may hold different values; after "
+                "replacing parts of a model close() the wrapper and make a new one"
+            )
+
+    def _take_over(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        claim(parameters, self)
+        self._mine = {id(parameter) for parameter in parameters}
+        self._note_frozen()
+
+    def _note_frozen(self) -> None:
+        """Finds the listed parameters that the plan lacks; they may be unfrozen at any time."""
+        self._frozen = [p for _, p in self._listed if id(p) not in self._mine and p.numel()]
+
+    def _has_changed(self) -> bool:
+        """Returns whether there are parameters to average that this plan lacks."""
+        listed = None if self._relist is None else self._relist()
+        if listed is not None:
+            self._listed = listed
+            self._note_frozen()
+        return any(p.requires_grad for p in self._frozen)
+
+
+class GradientReducer(Listing, EndsWithPass):
     """Averages the gradients of a list of parameters over all ranks, round by round.
 
     A hook on each parameter notices that its gradient is ready. Gradients are copied in batches to
@@ -62,7 +152,7 @@ class GradientReducer(Pausable, EndsWithPass):
         sparse: str = "keep",
         views: bool = False,
         sparse_parameters: Collection[torch.nn.Parameter] = (),
-        relist: Callable[[], list[tuple[str, torch.nn.Parameter]] | None] | None = None,
+        relist: Relist | None = None,
         group: Group | None = None,
     ) -> None:
         """Checks the parameters, compares them across ranks and plans (collective).
@@ -91,63 +181,37 @@ class GradientReducer(Pausable, EndsWithPass):
         """
         text_of(sparse, "sparse", ("keep", "densify", "error"))
         count_of(buffer_bytes, "buffer_bytes")
-        super().__init__(name, group)
-        self.name = name
+        EndsWithPass.__init__(self, name, group)
+        sparse_ids = {id(p) for p in sparse_parameters if sparse == "keep"}
+        Listing.__init__(self, named_parameters, name=name, relist=relist, sparse_ids=sparse_ids)
         self.rounds = 0
         self.given_up = False
         self.contributors = 0
         wire = wire_dtype_name(wire_dtype)
         wire = None if wire == "float32" else wire  # float32 means unchanged
         self._options = Options(name, wire, buffer_bytes, sparse, views, group)
-        self._relist = relist
         self._generation = 0
         self._lock = threading.RLock()  # gradients on several devices arrive on several threads
         self._layout: Layout | None = None  # None: all parameters are frozen
         self._round: Round | None = None  # the round that a backward pass has begun
-        self._sparse_ids = {id(p) for p in sparse_parameters if sparse == "keep"}
-        self._listed = list(named_parameters)
-        self._known = weakref.WeakValueDictionary({id(p): p for _, p in self._listed})
         self._set_up(name)
 
     def _set_up(self, name: str) -> None:
         """Plans for the parameters that are listed now and drops the old plan (collective)."""
         options = self._options
-        names, parameters = collect(self._listed, self)
-        strange = [n for n, p in zip(names, parameters) if self._known.get(id(p)) is not p]
-        sparse = {i for i, p in enumerate(parameters) if id(p) in self._sparse_ids}
-        require_agreement(
-            [
-                f"sync='full' wire_dtype={options.wire_dtype} buffer_bytes={options.buffer_bytes} "
-                f"views={options.views} sparse={options.sparse!r}",
-                *(
-                    describe(n, p) + (" with sparse gradients" if i in sparse else "")
-                    for i, (n, p) in enumerate(zip(names, parameters))
-                ),
-                f"added after {self.name} was made: {', '.join(strange)}",
-            ],
-            what="entry",
-            name=f"{name}.parameters",
-            group=options.group,
+        names, parameters = self._agree(
+            f"sync='full' wire_dtype={options.wire_dtype} buffer_bytes={options.buffer_bytes} "
+            f"views={options.views} sparse={options.sparse!r}",
+            name,
+            options.group,
         )
-        if strange:
-            raise InvalidArgumentError(
-                f"{self.name}: parameter {strange[0]!r} "
-                + (f"and {len(strange) - 1} more were" if len(strange) > 1 else "was")
-                + " added after it was made, so the ranks may hold different values; after "
-                "replacing parts of a model close() the wrapper and make a new one"
-            )
         self._let_go()
-        claim(parameters, self)
-        self._mine = {id(parameter) for parameter in parameters}
+        self._take_over(parameters)
         if parameters:
+            sparse = {i for i, p in enumerate(parameters) if id(p) in self._sparse_ids}
             order = [i for i in range(len(parameters) - 1, -1, -1) if i not in sparse]
             self._layout = Layout(options, names, parameters, sparse, order, name=f"{name}.first")
             self._layout.hooks = [self._hook(i, p) for i, p in enumerate(parameters)]
-        self._note_frozen()
-
-    def _note_frozen(self) -> None:
-        """Finds the listed parameters that the plan lacks; they may be unfrozen at any time."""
-        self._frozen = [p for _, p in self._listed if id(p) not in self._mine and p.numel()]
 
     def _hook(self, index: int, parameter: torch.nn.Parameter) -> Any:
         myself = weakref.ref(self)  # the garbage collector does not see the engine's hooks
@@ -191,14 +255,6 @@ class GradientReducer(Pausable, EndsWithPass):
                 "close() it and make a new one"
             )
         return self._layout is not None
-
-    def _has_changed(self) -> bool:
-        """Returns whether there are parameters to average that this plan lacks."""
-        listed = None if self._relist is None else self._relist()
-        if listed is not None:
-            self._listed = listed
-            self._note_frozen()
-        return any(p.requires_grad for p in self._frozen)
 
     def _begin(self) -> None:
         refusal = None

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import pathlib
 import random
 import tempfile
 import time
+import warnings
+import weakref
 
 import torch
 from torch.nn import functional as F  # noqa: N812
 
 import herring.torch as herring
+from herring import allreduce, flush
 
 from .support import case, close, everyones_batch, mine, mlp, raises, same_everywhere
 
@@ -266,3 +271,169 @@ def partial_digests_find_a_replica_that_differs() -> None:
     assert len(set(digests)) == 2
     list(wrapped.flush())
     wrapped.close()
+
+
+def _step(model, optimizer, step: int) -> None:
+    inputs, labels = mine(step)
+    optimizer.zero_grad()
+    F.cross_entropy(model(inputs), labels).backward()
+    for _ in model.rounds():
+        optimizer.step()
+
+
+@case
+def partial_unfrozen_parameters_wait_for_the_next_series() -> None:
+    model = mlp()
+    model[0].requires_grad_(False)
+    before = model[0].weight.detach().clone()
+    wrapped = herring.DistributedDataParallel(model, sync="majority", digest_every=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    _step(wrapped, optimizer, 0)
+    model[0].requires_grad_(True)
+    refusal = "'0.weight' was frozen when this series of rounds began"
+    with raises(herring.InvalidArgumentError, refusal):
+        _step(wrapped, optimizer, 1)
+    model[0].requires_grad_(False)
+    _step(wrapped, optimizer, 1)
+    model[0].requires_grad_(True)
+    for _ in wrapped.flush():
+        optimizer.step()
+    assert torch.equal(model[0].weight, before)
+    for step in range(2, 4):
+        _step(wrapped, optimizer, step)
+    for _ in wrapped.flush():
+        optimizer.step()
+    assert not torch.equal(model[0].weight, before)
+    same_everywhere(model.parameters())
+    wrapped.close()
+
+
+@case
+def partial_optimizer_refuses_parameters_that_are_unfrozen() -> None:
+    model = mlp()
+    model[0].requires_grad_(False)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = herring.DistributedOptimizer(inner, model.named_parameters(), sync="majority")
+    inputs, labels = mine(0)
+    for flushes in (False, True):
+        model[0].requires_grad_(True)
+        F.cross_entropy(model(inputs), labels).backward()
+        with raises(herring.InvalidArgumentError, "'0.weight' was frozen", "were cleared"):
+            optimizer.flush() if flushes else optimizer.step()
+        assert all(parameter.grad is None for parameter in model.parameters())
+        model[0].requires_grad_(False)
+        F.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    optimizer.flush()
+    model[0].requires_grad_(True)
+    optimizer.zero_grad()
+    F.cross_entropy(model(inputs), labels).backward()
+    optimizer.step()
+    assert model[0].weight.grad is not None
+    optimizer.flush()
+    same_everywhere(model.parameters())
+    optimizer.close()
+
+
+@case
+def partial_replaced_parts_are_refused() -> None:
+    model = mlp()
+    wrapped = herring.DistributedDataParallel(model, sync="majority")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    _step(wrapped, optimizer, 0)
+    model[4] = torch.nn.Linear(32, 4)
+    for flushed in (False, True):
+        with raises(herring.InvalidArgumentError, "'4.weight' and 1 more were added after it"):
+            _step(wrapped, optimizer, 1)
+        if not flushed:
+            list(wrapped.flush())
+    wrapped.close()
+
+
+@case
+def partial_a_backward_pass_that_raises_gives_up_one_step() -> None:
+    model = mlp()
+    wrapped = herring.DistributedDataParallel(model, sync="majority", digest_every=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    _step(wrapped, optimizer, 0)
+    hook = model[0].weight.register_hook(lambda _: 1 / 0)
+    with raises(ZeroDivisionError):
+        _step(wrapped, optimizer, 1)
+    with raises(herring.HerringError, "raised an error"):
+        list(wrapped.rounds())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    with raises(ZeroDivisionError):
+        _step(wrapped, optimizer, 1)
+    hook.remove()
+    inputs, labels = mine(2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loss = F.cross_entropy(wrapped(inputs), labels)
+    told = [str(one.message) for one in caught if "gave its step up" in str(one.message)]
+    assert len(told) == 1, caught
+    assert all(parameter.grad is None for parameter in model.parameters())
+    loss.backward()
+    for _ in wrapped.rounds():
+        optimizer.step()
+    fails = herring.rank() == 1  # the others need not hear of it
+    hook = model[0].weight.register_hook(lambda gradient: 1 / 0 if fails else gradient)
+    with raises(ZeroDivisionError) if fails else contextlib.nullcontext():
+        _step(wrapped, optimizer, 3)
+    hook.remove()
+    _step(wrapped, optimizer, 4)
+    for _ in wrapped.flush():
+        optimizer.step()
+    same_everywhere(model.parameters())
+    wrapped.close()
+
+
+@case
+def partial_a_dropped_wrapper_is_freed() -> None:
+    model = mlp()
+    for _ in range(2):
+        wrapped = herring.DistributedDataParallel(model, sync="majority")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        _step(wrapped, optimizer, 0)
+        for _ in wrapped.flush():
+            optimizer.step()
+        reducer = weakref.ref(wrapped._partial)
+        del wrapped
+        gc.collect()
+        assert reducer() is None
+    same_everywhere(model.parameters())
+
+
+@case
+def partial_scaled_losses_train_equal_replicas() -> None:
+    model = mlp()
+    wrapped = herring.DistributedDataParallel(model, sync="majority", digest_every=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step in range(4):
+        inputs, labels = mine(step)
+        optimizer.zero_grad()
+        scaler.scale(F.cross_entropy(wrapped(inputs), labels)).backward()
+        for _ in wrapped.rounds():
+            scaler.step(optimizer)
+            scaler.update()
+    for _ in wrapped.flush():  # as in docs/partial.md: the last round may have no gradients
+        if any(parameter.grad is not None for parameter in wrapped.parameters()):
+            scaler.step(optimizer)
+            scaler.update()
+    same_everywhere(model.parameters())
+    wrapped.close()
+
+
+@case
+def partial_arrays_may_be_tensors_of_any_kind() -> None:
+    everybody = herring.Quorum(herring.size())
+    for number, kind in enumerate([{"dtype": torch.bfloat16}, {"requires_grad": True}]):
+        name = f"tensors{number}"
+        tensor = torch.ones(4, **kind)
+        allreduce(tensor, "sum", sync=everybody, name=name)
+        close(tensor.detach(), torch.full((4,), float(herring.size())), 0)
+        (result,) = flush(torch.full((4,), 2.0, **kind), name=name)
+        values = torch.from_numpy(result)
+        if "dtype" in kind:
+            values = values.view(torch.bfloat16)
+        close(values, torch.full((4,), 2.0 * herring.size()), 0)

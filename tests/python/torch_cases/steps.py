@@ -249,3 +249,19 @@ def amp():
         scaler.update()
     assert scaler.get_scale() == 512.0
     same_everywhere(model.parameters())
+
+
+@case
+def expanded_gradients_are_replaced():
+    """`.grad` of a parameter that this rank does not use may have one element for all."""
+    model = mlp()
+    spare = nn.Parameter(torch.zeros(3))
+    model.register_parameter("spare", spare)
+    ddp = herring.DistributedDataParallel(model)
+    for step in range(3):
+        model.zero_grad()
+        spare.grad = torch.full((1,), float(herring.rank())).expand(3)
+        inputs, labels = mine(step)
+        F.cross_entropy(ddp(inputs), labels).backward()
+        close(spare.grad, torch.full((3,), (herring.size() - 1) / 2), 1e-6)
+    ddp.close()

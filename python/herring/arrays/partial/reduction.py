@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,6 +51,12 @@ class PartialReduction:
         the next series in its recording. None begins new statistics.
       group: The group that takes part; None means all ranks. A `Replay` takes no group.
 
+    Attributes:
+      op: The name of the operator.
+      ended: Whether the series was flushed.
+      owes: Whether this rank must take a result before it contributes again. This is so after a
+        contribution that waits, and stays so if `take` raised `TimeoutError`.
+
     Raises:
       InvalidArgumentError: A value is out of range, or `op` is not "average" or "sum".
       MismatchError: Ranks gave different arguments; the message lists them.
@@ -72,7 +80,7 @@ class PartialReduction:
         with called("allgather", f"{self.name}.sync", group):
             elements = count_of(elements, "elements")
             text_of(dtype, "dtype")
-            op = operator_of(op)
+            self.op = op = operator_of(op)
             if isinstance(sync, Replay) and group is not None:
                 raise InvalidArgumentError("a Replay covers all ranks and takes no group")
             if not is_partial(sync, scope.size):
@@ -110,8 +118,10 @@ class PartialReduction:
             | {"grace": quorum.seconds},
             in_group=group is not None,
         )
+        self._array = elements, dtype
         self._flushes = False
         self.ended = False
+        self.owes = False
 
     @property
     def ready(self) -> int:
@@ -173,6 +183,17 @@ class PartialReduction:
             place = self._replay.place(self._partial.produced + 1, taken, waits, last)
         self._partial.contribute(array, waits, last, caller_waits, *place)
         self._recorder.contributed(taken, waits)
+        self.owes = waits
+
+    def _require_target(self, array: Any) -> None:
+        """Raises InvalidArgumentError unless results of the series can be written to `array`."""
+        require_writable(array)
+        if (math.prod(shape_of(array)), _core.dtype_of(array)) != self._array:
+            elements, dtype = self._array
+            raise InvalidArgumentError(
+                f"'{self.name}' is over {counted(elements, 'element')} of {dtype}, but the array "
+                f"for its results has {math.prod(shape_of(array))} of {_core.dtype_of(array)}"
+            )
 
     def take(self, array: Any, timeout: Timeout = None) -> RoundInfo:
         """Waits for the next round's result and writes it to `array`.
@@ -185,11 +206,12 @@ class PartialReduction:
           What is known about the round, such as its contributors.
 
         Raises:
-          TimeoutError: The round did not end in time.
+          TimeoutError: The round did not end in time. Another call goes on waiting for it.
           PeerLostError: A process is lost without which the job cannot go on.
           MismatchError: A replayed round has other contributors than the recorded round.
         """
         info = self._partial.take(array, seconds_of(timeout))
+        self.owes = False
         if self._replay is not None:
             self._replay.check(info)
         self.statistics.add(info)
@@ -200,15 +222,19 @@ class PartialReduction:
 
         Args:
           array: A writable array with the series' dtype and number of elements.
-          timeout: Seconds to wait here; None means to wait until the round's deadline.
+          timeout: Seconds to wait for the result; None means to wait until the round's deadline.
 
         Returns:
           What is known about the round, such as its contributors.
 
         Raises:
-          TimeoutError: The round did not end in time.
+          InvalidArgumentError: The array does not fit or is read-only. It was not contributed.
+          TimeoutError: The round did not end in time. The array was contributed; `take` the result
+            before the next contribution.
           PeerLostError: A process is lost without which the job cannot go on.
         """
+        require_writable(array)
+        seconds_of(timeout)
         self._contribute(array)
         return self.take(array, timeout)
 
@@ -227,10 +253,18 @@ class PartialReduction:
 
         Yields:
           What is known about each round, while `result` holds its result.
+
+        Raises:
+          InvalidArgumentError: An array does not fit, or `result` is read-only. Nothing was
+            contributed.
+          TimeoutError: The round did not end in time. The array was contributed; the next step
+            yields the result first.
         """
+        self._require_target(result)
+        seconds_of(timeout)
         contributed = missed = False
         try:
-            while self.ready:
+            while self.owes or self.ready:
                 missed = True
                 yield self.take(result, timeout)
             self._contribute(array, waits=not missed, caller_waits=not missed)
@@ -264,6 +298,8 @@ class PartialReduction:
         """
         if self.ended:
             raise InvalidArgumentError(f"'{self.name}' was flushed already; begin another series")
+        require_writable(array)
+        seconds_of(timeout)
         if not self._flushes:
             self._contribute(array, last=True)
             self._flushes = True
@@ -290,13 +326,23 @@ def _recorded_quorum(
     return Quorum(**then)
 
 
+def require_writable(array: Any) -> None:
+    """Raises InvalidArgumentError if `array` is read-only, before anything is contributed."""
+    try:
+        read_only = memoryview(array).readonly
+    except (TypeError, ValueError, BufferError):
+        return  # an array that has only DLPack; the core checks the rest
+    if read_only:
+        raise InvalidArgumentError("the array is read-only, but results are written in place")
+
+
 _Key = tuple[str, Group | None]
 # The series behind allreduce(sync=), by name and group; None if it began with sync="full".
 _series: dict[_Key, PartialReduction | None] = {}
 _began_with: dict[_Key, str] = {}
 # The statistics of all series of a name, including series that were flushed.
 _statistics: dict[_Key, RoundStatistics] = {}
-# The results that a flush had taken before it timed out.
+# The results that are still to be returned, of all-reduces and flushes that have timed out.
 _flushed: dict[_Key, list[np.ndarray]] = {}
 
 
@@ -320,9 +366,17 @@ def _series_of(
                 f"the all-reduces of the series '{name}' began with sync={_began_with[key]}, now "
                 f"sync is {sync!r}; flush() it first, or give this one another name"
             )
-        return _series[key]
+        series = _series[key]
+        if series is not None and series.op != op:
+            raise InvalidArgumentError(
+                f"the all-reduces of the series '{name}' began with op='{series.op}', now op is "
+                f"'{op}'; flush() it first, or give this one another name"
+            )
+        return series
     with called("allgather", f"{name}.sync", group):
         partial = is_partial(sync, scope_of(group).size)
+        if partial:
+            require_writable(array)
     if not partial:
         check_same(
             f"the partial all-reduce '{name}'",
@@ -351,12 +405,53 @@ def allreduce_in_rounds(
     timeout: Timeout,
     group: Group | None,
 ) -> bool:
-    """Does `herring.allreduce` with `sync`; returns False for "full", an ordinary all-reduce."""
-    series = _series_of(name_given(name) or "allreduce", sync, array, operator_of(op), group)
+    """Does `herring.allreduce` with `sync`; returns False for "full", an ordinary all-reduce.
+
+    The contribution of a call that timed out is in the series. The next call waits for that call's
+    result first, which `flush` then returns. So no result is lost, and each call contributes.
+
+    Args:
+      array: The contribution, to which the result is written.
+      op: "average" or "sum".
+      sync: What began the series, or begins it.
+      name: The name of the series; None means "allreduce".
+      timeout: Seconds to wait for each result; None means to wait until the round's deadline.
+      group: The group that takes part; None means all ranks.
+
+    Raises:
+      InvalidArgumentError: An argument cannot be used, or differs from those of the series. Nothing
+        was contributed.
+      TimeoutError: The round did not end in time.
+    """
+    name = name_given(name) or "allreduce"
+    series = _series_of(name, sync, array, operator_of(op), group)
     if series is None:
         return False
+    require_writable(array)
+    if series.owes:
+        missed = _copy_of(array)
+        series.take(missed, timeout)
+        _flushed.setdefault((name, group), []).append(_values_of(missed))
     series.allreduce(array, timeout)
     return True
+
+
+def _copy_of(array: Any) -> Any:
+    """Returns a writable copy of an array in host memory, of the same dtype."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return array.detach().clone(memory_format=torch.contiguous_format)
+    return np.array(array, copy=True, order="C")
+
+
+def _values_of(array: Any) -> np.ndarray:
+    """Returns a copy of an array from `_copy_of`; of bfloat16 the bits, which NumPy lacks."""
+    if isinstance(array, np.ndarray):
+        return array.copy()
+    torch = sys.modules["torch"]
+    bits = array.dtype == torch.bfloat16
+    values: np.ndarray = (array.view(torch.uint16) if bits else array).numpy().copy()
+    return values
 
 
 def flush(
@@ -379,10 +474,11 @@ def flush(
       group: The group in which the series began; None means all ranks.
 
     Returns:
-      The results that this rank has not received yet, in order.
+      The results that this rank has not received yet, in order, including those of calls that timed
+      out. Results of bfloat16 are their bits, in uint16.
 
     Raises:
-      InvalidArgumentError: There is no such series.
+      InvalidArgumentError: There is no such series, or `array` does not fit.
       TimeoutError: A rank neither goes on nor flushes. Another call goes on waiting and does not
         contribute `array` again.
     """
@@ -396,10 +492,10 @@ def flush(
             if key in _statistics or key in _series
             else f"no partial all-reduce named '{name}' was begun"
         )
-    work = np.array(array, copy=True, order="C")
+    work = _copy_of(array)
     results = _flushed.setdefault(key, [])
     for _ in series.flush(work, timeout):
-        results.append(work.copy())
+        results.append(_values_of(work))
     del _series[key], _began_with[key], _flushed[key]
     return results
 
