@@ -310,7 +310,7 @@ def test_a_successor_that_cannot_be_started_counts_as_dead(
     where: str, far: list[str], tmp_path: Path
 ) -> None:
     worker = tmp_path / "worker"
-    worker.write_text("#!/bin/sh\n[ $HERRING_RANK = 0 ] && exec sleep 3\nchmod -x $0\nexit 1\n")
+    worker.write_text("#!/bin/sh\n[ $HERRING_RANK = 0 ] && exec sleep 5\nchmod -x $0\nexit 1\n")
     worker.chmod(0o755)
     options = far if where == "far" else ["--elastic", "-n", "2"]
     done = subprocess.run(
@@ -345,7 +345,7 @@ while true; do sleep 0.1; done
 
 def test_copies_of_the_output_go_on_with_successors(tmp_path: Path) -> None:
     died = tmp_path / "died"
-    shell = f"echo $HERRING_RANK; [ $HERRING_RANK = 0 ] && exec sleep 2; [ -e {died} ] && exit 0; "
+    shell = f"echo $HERRING_RANK; [ $HERRING_RANK = 0 ] && exec sleep 4; [ -e {died} ] && exit 0; "
     options = ["--elastic", "-n", "2", "--output-filename", str(tmp_path / "copies")]
     done = subprocess.run(
         [*HERRING, "run", *options, "--", "sh", "-c", f"{shell} touch {died}; exit 1"],
