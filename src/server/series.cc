@@ -387,8 +387,10 @@ void SeriesTable::overdue(Nanos now, std::vector<Answer>& out) {
     const bool fatal = age > options.timeout_ms * kMillisecond;
     const bool told = series->warned_for == since;
     if (!fatal && (age < options.warn_ms * kMillisecond || told)) continue;
-    series->warned_for = since;
     const std::vector<uint32_t> ranks = missing(*series);
+    // All have given what they have. If a server with their sums is lost, they know it themselves.
+    if (ranks.empty()) continue;
+    series->warned_for = since;
     std::string who;
     for (const uint32_t rank : ranks) {
       who += (who.empty() ? "" : ", ") + cluster_.describe_rank(rank);

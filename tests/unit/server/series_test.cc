@@ -210,6 +210,16 @@ TEST_F(SeriesTest, EndsInTimeAlthoughNoWarningIsDueYet) {
   EXPECT_EQ(wire::decode_op_error(answers[0].payload)->code, Code::kTimeout);
 }
 
+// A server may be lost with sums of the round. Whoever needs them hears of that.
+TEST_F(SeriesTest, ARoundThatLacksNobodyEndsNothing) {
+  enlist(false);
+  for (uint32_t rank = 0; rank < 2; ++rank) join(rank, 1, 1, "");
+  for (uint32_t rank = 0; rank < 3; ++rank) received(rank, 0, false);
+  std::vector<Answer> answers;
+  table.overdue(kSecond, answers);
+  EXPECT_TRUE(answers.empty());
+}
+
 TEST_F(SeriesTest, MessagesSayWhatMissingRanksDo) {
   enlist(true, 3);
   join(0, 1, 1, floats({1, 1}));
