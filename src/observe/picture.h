@@ -26,7 +26,7 @@ enum class State {
 };
 const char* name_of(State state);
 // Whether nothing is heard of a process in this state.
-inline bool is_mute(State state) {
+inline bool is_unheard(State state) {
   return state == State::kStopped || state == State::kUnreachable;
 }
 
@@ -41,7 +41,7 @@ struct Picture {
     Nanos rtt = 0;           // if the cause is "link" and round trips show it
 
     // For how long it has been in its state. A process may stop before it has reported anything.
-    Nanos age() const { return is_mute(state) ? heard : report.age; }
+    Nanos age() const { return is_unheard(state) ? heard : report.age; }
   };
   struct Rank : Common {
     Rounds::Late late;

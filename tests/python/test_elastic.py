@@ -366,6 +366,7 @@ def test_rank_0_reads_the_standard_input() -> None:
     assert job.stdout == "[0] hello\n", job.stderr
 
 
+# Training of 20 steps; worker 1 does `event` once it has made 10.
 ENDS = """
     import herring.elastic
     slot = int(os.environ["HERRING_RANK"])

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 
 from herring.launch.children import Child
-from herring.launch.processes import how_ended
 
 __all__ = ["find_cause", "hint"]
 
@@ -76,7 +75,7 @@ def find_cause(
         moment = time.strftime("%H:%M:%S", time.localtime(killed.ended_at))
         text, _, nothing_after = words[killed.task.number]
         if not text or not nothing_after:  # a traceback at the end says enough alone
-            how = f"it {how_ended(killed.code)}"
+            how = f"it {killed.how_ended}"
             text = f"{how}; its last line was: {text}" if text else how
         return killed, f"at {moment}: {text}"
     found = min((child for child in children if failed(child)), key=order)
@@ -95,7 +94,7 @@ def find_cause(
         found = other
         seen.add(other.task.number)
     moment = time.strftime("%H:%M:%S", time.localtime(at if text else ended_at))
-    return found, f"at {moment}: {text or 'it ' + how_ended(found.code)}"
+    return found, f"at {moment}: {text or 'it ' + found.how_ended}"
 
 
 def hint(text: str) -> str:

@@ -427,7 +427,6 @@ def allreduce_in_rounds(
     series = _series_of(name, sync, array, operator_of(op), group)
     if series is None:
         return False
-    require_writable(array)
     if series.owes:
         missed = _copy_of(array)
         series.take(missed, timeout)
