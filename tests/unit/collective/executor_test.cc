@@ -3,15 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/unit/text.h"
 #include "transport/epoll_loop.h"
 #include "transport/tcp/transport.h"
 
 namespace herring::collective {
 namespace {
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 // A GPU that does nothing.
 class Idle final : public Elsewhere {

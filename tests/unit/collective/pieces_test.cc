@@ -5,13 +5,11 @@
 #include <string>
 #include <vector>
 
+#include "algorithms.h"
 #include "collective/run.h"
 
 namespace herring::collective {
 namespace {
-
-constexpr Algorithm kAlgorithms[] = {Algorithm::kServer, Algorithm::kTree, Algorithm::kRing,
-                                     Algorithm::kButterfly};
 
 bool overlap(const Range& a, const Range& b) { return a.offset < b.end() && b.offset < a.end(); }
 

@@ -12,6 +12,8 @@
 #include <set>
 #include <utility>
 
+#include "algorithms.h"
+
 namespace herring::collective {
 namespace {
 
@@ -227,11 +229,8 @@ class Cluster {
   std::vector<std::deque<Letter>> lines_;
 };
 
-constexpr Algorithm kAll[] = {Algorithm::kServer, Algorithm::kTree, Algorithm::kRing,
-                              Algorithm::kButterfly};
-
 TEST(Run, SumsWhateverArrivesFirst) {
-  for (const Algorithm algorithm : kAll) {
+  for (const Algorithm algorithm : kAlgorithms) {
     for (uint32_t size = 1; size <= 9; ++size) {
       for (const uint64_t count : {0u, 1u, 3u, 8u, 1000u, 100'003u, 400'001u}) {
         SCOPED_TRACE(concat(wire::name_of(algorithm), ", ", size, " ranks, ", count));
@@ -262,7 +261,7 @@ TEST(Run, SumsWhateverArrivesFirst) {
 // run.
 TEST(Run, FloatSumsHaveTheSameBitsWhateverArrivesFirst) {
   constexpr uint64_t kCount = 200'001;
-  for (const Algorithm algorithm : kAll) {
+  for (const Algorithm algorithm : kAlgorithms) {
     for (const uint32_t size : {3u, 8u}) {
       std::vector<float> first;
       for (unsigned seed = 0; seed < 4; ++seed) {
@@ -292,7 +291,7 @@ TEST(Run, FloatSumsHaveTheSameBitsWhateverArrivesFirst) {
 }
 
 TEST(Run, ScalesEachContributionOnceAndTheResultOnce) {
-  for (const Algorithm algorithm : kAll) {
+  for (const Algorithm algorithm : kAlgorithms) {
     for (uint32_t size = 1; size <= 6; ++size) {
       std::vector<std::vector<float>> arrays(size, std::vector<float>(11, 2.0f));
       std::vector<char*> places;
@@ -313,7 +312,7 @@ TEST(Run, ScalesEachContributionOnceAndTheResultOnce) {
 // The bits must be those of the host alone, whatever arrives first and whichever ranks add on a
 // device. In a butterfly of a power of two of ranks, a device gives each byte once.
 TEST(Run, DevicesAddAsTheHostDoes) {
-  for (const Algorithm algorithm : kAll) {
+  for (const Algorithm algorithm : kAlgorithms) {
     for (uint32_t size = 2; size <= 9; ++size) {
       for (const uint64_t count : {1u, 3u, 1000u, 40'003u, 1'400'001u}) {
         const bool large = count > 1'000'000;  // several pieces

@@ -8,11 +8,11 @@
 #include <numeric>
 #include <utility>
 
+#include "algorithms.h"
+
 namespace herring::collective {
 namespace {
 
-constexpr Algorithm kAll[] = {Algorithm::kServer, Algorithm::kTree, Algorithm::kRing,
-                              Algorithm::kButterfly};
 constexpr size_t kItem = sizeof(int64_t);
 constexpr uint64_t kCounts[] = {0, 1, 2, 3, 5, 7, 16, 17, 31, 64, 97, 240, 241, 1001};
 
@@ -27,7 +27,7 @@ std::vector<Schedule> schedules(Algorithm algorithm, uint32_t size, uint64_t cou
 // Runs a test for every algorithm, number of ranks and count.
 template <typename Test>
 void for_each(Test test) {
-  for (const Algorithm algorithm : kAll) {
+  for (const Algorithm algorithm : kAlgorithms) {
     for (uint32_t size = 1; size <= 17; ++size) {
       for (const uint64_t count : kCounts) {
         SCOPED_TRACE(concat(wire::name_of(algorithm), ", ", size, " ranks, ", count, " elements"));
@@ -190,7 +190,7 @@ TEST(Schedule, OddCountsCostAtMostOneElementMorePerStep) {
 }
 
 TEST(Schedule, AloneThereIsNothingToDo) {
-  for (const Algorithm algorithm : kAll) {
+  for (const Algorithm algorithm : kAlgorithms) {
     EXPECT_TRUE(make_schedule(algorithm, 0, 1, 100, 4).empty());
   }
 }

@@ -7,12 +7,10 @@
 #include <numeric>
 #include <random>
 
+#include "tests/unit/text.h"
+
 namespace herring::control {
 namespace {
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 RegisteredWorker worker(uint32_t rank, const std::string& host, int local_rank = -1,
                         int local_size = -1) {

@@ -8,6 +8,7 @@
 #include "control/channel.h"
 #include "control/messages.h"
 #include "job.h"
+#include "tests/unit/text.h"
 #include "transport/epoll_loop.h"
 #include "transport/tcp/handshake.h"
 #include "transport/tcp/transport.h"
@@ -15,7 +16,6 @@
 namespace herring::control {
 namespace {
 
-using testing::contains;
 using testing::Running;
 using testing::Witness;
 using wire::FrameType;

@@ -14,11 +14,11 @@
 
 #include "control/messages.h"
 #include "job.h"
+#include "tests/unit/text.h"
 
 namespace herring::control {
 namespace {
 
-using testing::contains;
 using testing::Job;
 using testing::kPatience;
 using testing::Witness;

@@ -26,10 +26,6 @@ inline transport::Credentials credentials(const std::string& secret = "a test's 
   return {secret, wire::job_id("test")};
 }
 
-inline bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 // Sends one frame over a raw socket, the `number`-th of its connection.
 inline void send_frame(int fd, wire::FrameType type, const std::string& payload,
                        uint32_t claimed = ~0u, uint64_t number = 1) {

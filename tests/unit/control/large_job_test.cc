@@ -44,10 +44,10 @@ transport::Credentials credentials() { return {"a test's secret", wire::job_id("
 }
 
 // All members of the job, on one loop.
-class Members : public Channel::Owner {
+class AllMembers : public Channel::Owner {
  public:
   // `connections` has the connections of all ranks, in order, and then those of the servers.
-  explicit Members(std::vector<transport::tcp::Socket> connections) {
+  explicit AllMembers(std::vector<transport::tcp::Socket> connections) {
     for (transport::tcp::Socket& fd : connections) {
       const auto connection = transport::tcp::make_connection(std::move(fd), "rendezvous");
       channels_.push_back(
@@ -176,7 +176,7 @@ TEST(LargeJob, FourThousandRanksMeetAndLeave) {
   auto connected =
       transport::tcp::connect_all(wanted, "", credentials(), monotonic_now() + 60 * kSecond);
   ASSERT_TRUE(connected.ok()) << connected.status().message();
-  Members members(std::move(*connected));
+  AllMembers members(std::move(*connected));
   members.run();
   const Nanos took = monotonic_now() - start;
 

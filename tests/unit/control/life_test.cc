@@ -11,11 +11,11 @@
 #include "control/channel.h"
 #include "control/messages.h"
 #include "job.h"
+#include "tests/unit/text.h"
 
 namespace herring::control {
 namespace {
 
-using testing::contains;
 using testing::Job;
 using testing::kPatience;
 using testing::Running;

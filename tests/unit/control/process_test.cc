@@ -12,11 +12,11 @@
 #include <functional>
 
 #include "job.h"
+#include "tests/unit/text.h"
 
 namespace herring::control {
 namespace {
 
-using testing::contains;
 using testing::Witness;
 
 constexpr int kDeadlineMs = 30000;

@@ -13,6 +13,7 @@
 
 #include "control/messages.h"
 #include "members.h"
+#include "tests/unit/text.h"
 
 namespace herring::control {
 namespace {
@@ -40,8 +41,6 @@ size_t count(const std::string& text, const std::string& part) {
   for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
   return found;
 }
-
-bool contains(const std::string& text, const std::string& part) { return count(text, part) > 0; }
 
 class RecordingTest : public ::testing::Test {
  protected:
@@ -363,6 +362,16 @@ TEST(RecordFolder, IsTheSettingAndIsMadeIfItCanBe) {
     EXPECT_TRUE(contains(none.status().message(), "HERRING_FLIGHT_FOLDER=" + wrong + ": "))
         << none.status().message();
   }
+}
+
+TEST(RecordFolder, StaysWhereItIsIfTheProgramChangesItsDirectory) {
+  TemporaryFolder folder;
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(folder.path());
+  const auto made = record_folder("a");
+  std::filesystem::current_path(before);
+  ASSERT_TRUE(made.ok()) << made.status().message();
+  EXPECT_EQ(*made, std::filesystem::canonical(folder / "a"));
 }
 
 TEST(RecordFolder, OfTheSystemBelongsToTheUserAloneAndKeepsFewRecords) {

@@ -5,12 +5,12 @@
 
 #include "control/messages.h"
 #include "job.h"
+#include "tests/unit/text.h"
 #include "transport/tcp/connector.h"
 
 namespace herring::control {
 namespace {
 
-using testing::contains;
 using testing::Job;
 using testing::kPatience;
 

@@ -19,13 +19,13 @@
 #include <thread>
 
 #include "job.h"
+#include "tests/unit/text.h"
 #include "transport/epoll_loop.h"
 #include "wire/hello.h"
 
 namespace herring::control {
 namespace {
 
-using testing::contains;
 using Question = StatusService::Question;
 
 constexpr int kMostMs = 20000;

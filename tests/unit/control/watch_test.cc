@@ -9,6 +9,7 @@
 #include "base/status_signal.h"
 #include "control/messages.h"
 #include "members.h"
+#include "tests/unit/text.h"
 
 namespace herring::control {
 namespace {
@@ -18,10 +19,6 @@ using testing::read_file;
 using testing::Sent;
 using testing::TemporaryFolder;
 using wire::FrameType;
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 class WatchTest : public ::testing::Test {
  protected:

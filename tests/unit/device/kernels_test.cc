@@ -30,11 +30,11 @@ static_assert(offsetof(Command, stop) == offsetof(kernels::Command, stop) &&
               offsetof(Command, divisor) == offsetof(kernels::Command, divisor));
 static_assert(kMostSources == kernels::kMostSources && kMostSources == reduce::kTreeGroup);
 
-using Kernel = void (*)(const kernels::Combination&, const kernels::Command&, kernels::U64 first,
-                        kernels::U64 step);
+using KernelFunction = void (*)(const kernels::Combination&, const kernels::Command&,
+                                kernels::U64 first, kernels::U64 step);
 
 template <typename T>
-Kernel of_type(ReduceOp op) {
+KernelFunction of_type(ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:
     case ReduceOp::kAverage: return kernels::combine<T, kernels::Sum>;
@@ -45,7 +45,7 @@ Kernel of_type(ReduceOp op) {
   return nullptr;
 }
 
-Kernel kernel_of(DType dtype, ReduceOp op) {
+KernelFunction kernel_of(DType dtype, ReduceOp op) {
   switch (dtype) {
     case DType::kFloat32: return of_type<kernels::Float32>(op);
     case DType::kFloat64: return of_type<kernels::Float64>(op);

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/interrupt.h"
+#include "names.h"
 
 namespace herring {
 namespace {
@@ -54,9 +55,9 @@ std::vector<Status> connect_all(std::vector<std::unique_ptr<LocalBus>>& buses,
   return results;
 }
 
-class Node {
+class BusNode {
  public:
-  explicit Node(size_t n) : workers_(n) {
+  explicit BusNode(size_t n) : workers_(n) {
     std::vector<LocalAddress> addresses;
     auto buses = listen_all(n, &addresses);
     for (const Status& status : connect_all(buses, addresses)) {
@@ -125,7 +126,7 @@ TEST(LocalBus, AddressesAreRandom) {
 }
 
 TEST(LocalBus, ANodeOfOneNeedsNobody) {
-  Node node(1);
+  BusNode node(1);
   EXPECT_EQ(node[0].bus->local_size(), 1u);
   EXPECT_TRUE(node[0].bus->fds().empty());
   node[0].bus->send_to_all(numbered(1));
@@ -136,7 +137,7 @@ TEST(LocalBus, ANodeOfOneNeedsNobody) {
 }
 
 TEST(LocalBus, EveryFieldOfAMessageArrives) {
-  Node node(3);
+  BusNode node(3);
   LocalMessage m{7, 9, 55, 1, 2, 3, 4, 5, 6, 7};
   ASSERT_TRUE(node[2].bus->send(0, m).ok());
   node[1].bus->send_to_all(numbered(11));
@@ -153,7 +154,7 @@ TEST(LocalBus, EveryFieldOfAMessageArrives) {
 }
 
 TEST(LocalBus, SendRefusesNonsense) {
-  Node node(2);
+  BusNode node(2);
   LocalMessage reserved;
   reserved.kind = kFirstReservedKind;
   EXPECT_EQ(node[0].bus->send(1, reserved).code(), Code::kInternal);
@@ -162,7 +163,7 @@ TEST(LocalBus, SendRefusesNonsense) {
 }
 
 TEST(LocalBus, RegionsAreSharedAndCheckedAndReleased) {
-  Node node(2);
+  BusNode node(2);
   auto region = SharedRegion::create(100000);
   ASSERT_TRUE(region.ok());
   std::strcpy((*region)->data() + 70000, "hello");
@@ -217,7 +218,7 @@ TEST(LocalBus, RegionsExportedBeforeConnectingAreAnnounced) {
 // Sends far more than a socket holds, with regions in between. Nothing may be lost, and the order
 // must stay.
 TEST(LocalBus, AFloodLosesNothingAndKeepsOrder) {
-  Node node(3);
+  BusNode node(3);
   constexpr uint32_t kMessages = 20000;
   auto region = SharedRegion::create(4096);
   ASSERT_TRUE(region.ok());
@@ -258,7 +259,7 @@ TEST(LocalBus, AFloodLosesNothingAndKeepsOrder) {
 
 // The peer ends without having read what was sent to it. Its own last messages must still arrive.
 TEST(LocalBus, LastWordsArriveBeforeTheEnd) {
-  Node node(2);
+  BusNode node(2);
   auto region = SharedRegion::create(4096);
   ASSERT_TRUE(region.ok());
   const uint32_t id = node[1].bus->export_region(*region);
@@ -293,7 +294,7 @@ TEST(LocalBus, LastWordsArriveBeforeTheEnd) {
 }
 
 TEST(LocalBus, SendingToADeadPeerFailsAndTheLoopIsTold) {
-  Node node(3);
+  BusNode node(3);
   node[2].bus.reset();
   while (node[0].bus->send(2, numbered(1)).ok()) {
   }
@@ -304,7 +305,7 @@ TEST(LocalBus, SendingToADeadPeerFailsAndTheLoopIsTold) {
 }
 
 TEST(LocalBus, GoodbyeIsNotDeath) {
-  Node node(3);
+  BusNode node(3);
   ASSERT_TRUE(node[2].bus->send(0, numbered(1)).ok());
   node[2].bus->close();
   EXPECT_EQ(node[2].bus->local_size(), 0u);
@@ -343,12 +344,6 @@ LocalMessage announcement(uint32_t region, uint64_t bytes) {
   return m;
 }
 
-size_t open_fds() {
-  size_t n = 0;
-  for (int fd = 0; fd < 4096; ++fd) n += ::fcntl(fd, F_GETFD) >= 0;
-  return n;
-}
-
 TEST(LocalBus, MalformedPacketsEndTheConnectionAndNoOther) {
   std::vector<std::vector<char>> packets = {
       std::vector<char>(1), std::vector<char>(47), std::vector<char>(49), std::vector<char>(95),
@@ -359,7 +354,7 @@ TEST(LocalBus, MalformedPacketsEndTheConnectionAndNoOther) {
     packets.back()[0] = static_cast<char>(kind);
   }
   for (const auto& packet : packets) {
-    Node node(3);
+    BusNode node(3);
     send_raw(*node[1].bus, 0, packet.data(), packet.size());
     ASSERT_TRUE(node[2].bus->send(0, numbered(1)).ok());
     ASSERT_TRUE(node.drive(
@@ -370,7 +365,7 @@ TEST(LocalBus, MalformedPacketsEndTheConnectionAndNoOther) {
 }
 
 TEST(LocalBus, LyingAnnouncementsAreNotMapped) {
-  Node node(2);
+  BusNode node(2);
   LocalBus& liar = *node[1].bus;
   auto region = SharedRegion::create(8192);
   ASSERT_TRUE(region.ok());
@@ -520,7 +515,7 @@ TEST(LocalMesh, StrangersDoNotDisturb) {
 }
 
 TEST(LocalMesh, DescriptorsAreClosedOnExec) {
-  Node node(3);
+  BusNode node(3);
   for (size_t r = 0; r < 3; ++r) {
     ASSERT_EQ(node[r].bus->fds().size(), 2u);
     for (int fd : node[r].bus->fds()) {

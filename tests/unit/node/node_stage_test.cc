@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "tests/unit/text.h"
+
 namespace herring {
 namespace {
 
@@ -308,10 +310,6 @@ std::string logged(const std::function<void()>& call) {
   ::testing::internal::CaptureStderr();
   call();
   return ::testing::internal::GetCapturedStderr();
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 TEST_F(NodeStageTest, AWarningSaysWhatTheNeighboursDoThatDidNotSubmit) {

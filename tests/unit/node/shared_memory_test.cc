@@ -1,6 +1,5 @@
 #include "node/shared_memory.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -16,17 +15,10 @@
 #include <thread>
 #include <vector>
 
+#include "names.h"
+
 namespace herring {
 namespace {
-
-std::set<std::string> names_in(const char* directory) {
-  std::set<std::string> names;
-  if (DIR* dir = ::opendir(directory)) {
-    while (dirent* entry = ::readdir(dir)) names.insert(entry->d_name);
-    ::closedir(dir);
-  }
-  return names;
-}
 
 // Returns the names in /dev/shm that contain "herring": other programs also create and delete files
 // there.
@@ -37,8 +29,6 @@ std::set<std::string> left_in_shm() {
   }
   return names;
 }
-
-size_t open_fds() { return names_in("/proc/self/fd").size(); }
 
 TEST(SharedRegion, BothMappingsSeeTheSameBytes) {
   auto made = SharedRegion::create(5000);

@@ -10,7 +10,7 @@
 namespace herring::observe {
 namespace {
 
-Roster roster_of(uint32_t ranks, uint32_t servers) {
+Roster large_roster(uint32_t ranks, uint32_t servers) {
   Roster roster;
   roster.job = "test";
   roster.nodes = std::max(ranks / 8, 1u);
@@ -59,7 +59,7 @@ struct Worker {
 
 TEST(Growth, ADayOfAJobKeepsMemoryBounded) {
   constexpr uint32_t kRanks = 8;
-  Monitor monitor(roster_of(kRanks, 2), {}, 0);
+  Monitor monitor(large_roster(kRanks, 2), {}, 0);
   std::vector<Worker> workers(kRanks);
   size_t after_an_hour = 0, lines = 0;
   constexpr int kHour = 3600;
@@ -86,7 +86,7 @@ TEST(Growth, ADayOfAJobKeepsMemoryBounded) {
 
 TEST(Growth, ProcessesThatAreGoneKeepLittle) {
   if (used() == 0) GTEST_SKIP() << "nothing counts the memory";
-  Monitor monitor(roster_of(64, 8), {}, 0);
+  Monitor monitor(large_roster(64, 8), {}, 0);
   const auto run = [&](int from, int to) {
     for (int second = from; second < to; ++second) {
       for (uint32_t server = 0; server < 8; ++server) {
@@ -107,7 +107,7 @@ TEST(Growth, ProcessesThatAreGoneKeepLittle) {
 // In a job of 1000 ranks, nothing on the thread of the rendezvous may hold heartbeats up.
 TEST(Growth, ALargeJobIsLookedAtQuickly) {
   constexpr uint32_t kRanks = 1000, kServers = 125;
-  Monitor monitor(roster_of(kRanks, kServers), {}, 0);
+  Monitor monitor(large_roster(kRanks, kServers), {}, 0);
   std::vector<Worker> workers(kRanks);
   const auto time = [](const char* what, const auto& call) {
     const Nanos begin = monotonic_now();

@@ -12,8 +12,6 @@
 namespace herring::server {
 namespace {
 
-constexpr size_t kSegment = 1024;
-
 // Plays the workers: pushes segments straight into the lanes and collects the results.
 class AggregatorTest : public testing::TestWithParam<uint32_t> {
  protected:

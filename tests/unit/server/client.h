@@ -18,7 +18,6 @@
 
 namespace herring::server {
 
-inline constexpr size_t kSegment = 1024;
 inline constexpr Nanos kPatience = 30 * kSecond;
 
 inline transport::Credentials credentials() { return {"a test's secret", wire::job_id("test")}; }

@@ -11,10 +11,6 @@
 
 namespace herring::server {
 
-inline std::string floats(std::initializer_list<float> values) {
-  return {reinterpret_cast<const char*>(std::data(values)), values.size() * sizeof(float)};
-}
-
 struct Call {
   wire::Announce message;
   std::string payload;

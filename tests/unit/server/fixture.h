@@ -1,11 +1,19 @@
-// Describes a cluster that does not exist.
+// A cluster that does not exist, and values for it.
 #pragma once
+
+#include <initializer_list>
+#include <string>
 
 #include "control/cluster.h"
 
 namespace herring::server {
 
 inline constexpr uint32_t kIncarnation = 7;
+inline constexpr size_t kSegment = 1024;
+
+inline std::string floats(std::initializer_list<float> values) {
+  return {reinterpret_cast<const char*>(std::data(values)), values.size() * sizeof(float)};
+}
 
 inline control::Cluster make_cluster(uint32_t nodes, uint32_t per_node = 1) {
   control::Cluster cluster;

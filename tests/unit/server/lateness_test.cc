@@ -16,8 +16,6 @@ namespace {
 using observe::Lateness;
 using observe::Moment;
 
-constexpr size_t kSegment = 1024;
-
 void expect_same(const std::vector<Lateness>& found, const std::vector<Lateness>& expected) {
   ASSERT_EQ(found.size(), expected.size());
   for (size_t rank = 0; rank < found.size(); ++rank) {

@@ -12,10 +12,6 @@ namespace {
 
 using wire::FrameType;
 
-std::string floats(std::initializer_list<float> values) {
-  return {reinterpret_cast<const char*>(std::data(values)), values.size() * sizeof(float)};
-}
-
 class SeriesTakeOverTest : public testing::Test {
  protected:
   static constexpr Reign kReign{0, 5};

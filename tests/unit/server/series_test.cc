@@ -12,10 +12,6 @@
 namespace herring::server {
 namespace {
 
-std::string floats(std::initializer_list<float> values) {
-  return {reinterpret_cast<const char*>(std::data(values)), values.size() * sizeof(float)};
-}
-
 class SeriesTest : public testing::Test {
  protected:
   void enlist(bool inlined, uint32_t quorum = 2, bool replays = false) {

@@ -11,13 +11,18 @@
 #include <thread>
 
 #include "base/interrupt.h"
+#include "door.h"
 #include "transport/epoll_loop.h"
 
 namespace herring::transport::tcp {
 namespace {
 
+using testing::Door;
+using testing::kGood;
+using testing::soon;
+
 // Both ends run on one loop, as in an engine.
-class ConnectorTest : public testing::Test {
+class ConnectorTest : public ::testing::Test {
  protected:
   void SetUp() override {
     auto listener = listen_on({"127.0.0.1", 0}, 16);
@@ -94,38 +99,6 @@ TEST_F(ConnectorTest, AnAddressThatCannotBe) {
   EXPECT_FALSE(connect("secret").ok());
 }
 
-const Credentials kGood{"secret", wire::job_id("job")};
-
-Nanos soon() { return monotonic_now() + 30 * kSecond; }
-
-// Lets members in that prove themselves, on a thread of its own.
-class Door {
- public:
-  explicit Door(wire::Verdict of_rank_13 = wire::Verdict::kUnexpected) {
-    auto listener = listen_on({"127.0.0.1", 0}, 256);
-    EXPECT_TRUE(listener.ok());
-    address = *local_address(listener->get());
-    acceptor_ = std::make_unique<Acceptor>(
-        loop_, std::move(*listener), kGood,
-        [of_rank_13](const wire::Hello& hello) {
-          return hello.rank == 13 ? of_rank_13 : wire::Verdict::kAccepted;
-        },
-        [this](Socket fd, const wire::Hello&, const Address&) { in_.push_back(std::move(fd)); });
-    loop_.start("door");
-  }
-  ~Door() {
-    loop_.post([this] { acceptor_.reset(); });
-    loop_.join();
-  }
-
-  Address address;
-
- private:
-  EpollLoop loop_;
-  std::unique_ptr<Acceptor> acceptor_;
-  std::vector<Socket> in_;
-};
-
 std::vector<Wanted> hellos(const std::vector<Address>& addresses, uint32_t flows) {
   std::vector<Wanted> wanted;
   for (uint32_t server = 0; server < addresses.size(); ++server) {
@@ -138,7 +111,7 @@ std::vector<Wanted> hellos(const std::vector<Address>& addresses, uint32_t flows
 
 TEST(ConnectAll, BringsThemInTheirOrder) {
   Door one, other;
-  const auto wanted = hellos({one.address, other.address}, 100);
+  const auto wanted = hellos({one.address(), other.address()}, 100);
   const auto found = connect_all(wanted, "", kGood, soon(), 150);  // wherever connect_all() begins
   ASSERT_TRUE(found.ok()) << found.status().message();
   ASSERT_EQ(found->size(), 200u);
@@ -179,11 +152,11 @@ TEST(ConnectAll, ManyAreOnTheirWayAtOnce) {
 
 TEST(ConnectAll, TheFirstErrorEndsIt) {
   Door door;
-  auto wanted = hellos({door.address}, 300);
+  auto wanted = hellos({door.address()}, 300);
   wanted[200].hello.rank = 13;
   const auto found = connect_all(wanted, "", kGood, soon());
   EXPECT_EQ(found.status().code(), Code::kConfiguration);
-  EXPECT_NE(found.status().message().find(door.address.to_string()), std::string::npos);
+  EXPECT_NE(found.status().message().find(door.address().to_string()), std::string::npos);
 }
 
 TEST(ConnectAll, WhoEndsDuringTheHelloIsTriedAgain) {

@@ -23,7 +23,7 @@ constexpr Nanos kPatience = 30 * kSecond;
 Nanos patience() { return monotonic_now() + kPatience; }
 
 // A loop that waiting callers may drive, with its own thread.
-class Lent : public testing::Test {
+class Lent : public ::testing::Test {
  protected:
   Lent() : thread_([this] { loop.run(); }) {
     std::promise<std::thread::id> runs;

@@ -12,70 +12,17 @@
 #include <mutex>
 #include <thread>
 
+#include "door.h"
+#include "tests/unit/text.h"
 #include "transport/epoll_loop.h"
 
 namespace herring::transport::tcp {
 namespace {
 
+using testing::Door;
+using testing::kGood;
+using testing::soon;
 using wire::Verdict;
-
-const Credentials kGood{"the job's secret", wire::job_id("job")};
-
-Nanos soon() { return monotonic_now() + 30 * kSecond; }
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-// An acceptor on a thread of its own. It records what it saw.
-class Door {
- public:
-  explicit Door(Acceptor::Limits limits = {}, Credentials credentials = kGood) {
-    auto listener = listen_on({"127.0.0.1", 0}, 4096);
-    EXPECT_TRUE(listener.ok());
-    acceptor_ = std::make_unique<Acceptor>(
-        thread_, std::move(*listener), std::move(credentials),
-        [this](const wire::Hello& hello) {
-          return hello.rank == 13 ? Verdict::kUnexpected : Verdict::kAccepted;
-        },
-        [this](Socket fd, const wire::Hello& hello, const Address& peer) {
-          std::lock_guard lock(mutex_);
-          EXPECT_EQ(peer.host, "127.0.0.1");
-          accepted_.emplace_back(std::move(fd), hello);
-          changed_.notify_all();
-        },
-        limits);
-    acceptor_->on_refused([this](const Address&, const std::string& why) {
-      std::lock_guard lock(mutex_);
-      refused_.push_back(why);
-      changed_.notify_all();
-    });
-    thread_.start("test");
-  }
-  ~Door() { thread_.join(); }
-
-  const Address& address() const { return acceptor_->address(); }
-  EventLoop& loop() { return thread_; }
-  bool wait(size_t accepted, size_t refused) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, std::chrono::seconds(30), [&] {
-      return accepted_.size() >= accepted && refused_.size() >= refused;
-    });
-  }
-  std::vector<std::string> refused() {
-    std::lock_guard lock(mutex_);
-    return refused_;
-  }
-  std::vector<std::pair<Socket, wire::Hello>>& accepted() { return accepted_; }
-
- private:
-  EpollLoop thread_;
-  std::unique_ptr<Acceptor> acceptor_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<std::pair<Socket, wire::Hello>> accepted_;
-  std::vector<std::string> refused_;
-};
 
 // A raw client that sends and reads any bytes. hear() returns false if the connection has ended.
 class Raw {

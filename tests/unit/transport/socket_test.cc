@@ -13,12 +13,10 @@
 #include <thread>
 #include <vector>
 
+#include "tests/unit/text.h"
+
 namespace herring::transport::tcp {
 namespace {
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 TEST(Socket, AddressesAreParsed) {
   const struct {
@@ -55,7 +53,7 @@ TEST(Socket, APortInUseIsNamed) {
   EXPECT_TRUE(contains(status.message(), "in use")) << status.message();
 }
 
-class ListeningPorts : public testing::Test {
+class ListeningPorts : public ::testing::Test {
  protected:
   ~ListeningPorts() override { set_listening_ports({}); }
   // Returns a port that was free a moment ago.

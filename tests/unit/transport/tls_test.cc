@@ -10,8 +10,10 @@
 #include <thread>
 
 #include "certificates.h"
+#include "door.h"
 #include "pair.h"
 #include "relay.h"
+#include "tests/unit/text.h"
 #include "transport/tcp/connector.h"
 
 namespace herring::transport::tcp {
@@ -20,19 +22,15 @@ namespace {
 using testing::Certificates;
 using testing::connected_pair;
 using testing::data_header;
+using testing::Door;
 using testing::pattern;
 using testing::Recorder;
 using testing::Relay;
+using testing::soon;
 using testing::tls_by_key;
 using wire::Encryption;
 
 constexpr char kSecret[] = "the job's secret";
-
-Nanos soon() { return monotonic_now() + 30 * kSecond; }
-
-bool contains(const std::string& text, std::string_view part) {
-  return text.find(part) != std::string::npos;
-}
 
 Credentials with(std::shared_ptr<const Tls> tls, const std::string& secret = kSecret) {
   return {secret, wire::job_id("job"), std::move(tls)};
@@ -51,58 +49,6 @@ Credentials by_certificate(const TlsOptions& options, const std::string& secret 
   EXPECT_TRUE(made.ok()) << made.status().to_string();
   return with(*made, secret);
 }
-
-// A listener on a thread of its own, which keeps what it accepts and why it refused.
-class Door {
- public:
-  explicit Door(Credentials credentials, Acceptor::Limits limits = {}) {
-    acceptor_ = std::make_unique<Acceptor>(
-        loop_, std::move(*listen_on({"127.0.0.1", 0}, 1024)), std::move(credentials),
-        [](const wire::Hello&) { return wire::Verdict::kAccepted; },
-        [this](Socket socket, const wire::Hello&, const Address&) {
-          std::lock_guard lock(mutex_);
-          accepted_.push_back(std::move(socket));
-          changed_.notify_all();
-        },
-        limits);
-    acceptor_->on_refused([this](const Address&, const std::string& why) {
-      std::lock_guard lock(mutex_);
-      refused_.push_back(why);
-      changed_.notify_all();
-    });
-    loop_.start("test");
-  }
-  ~Door() { loop_.join(); }
-
-  const Address& address() const { return acceptor_->address(); }
-  Socket accepted() {
-    std::unique_lock lock(mutex_);
-    EXPECT_TRUE(changed_.wait_for(lock, std::chrono::seconds(30),
-                                  [&] { return !accepted_.empty(); }));
-    if (accepted_.empty()) return {};
-    Socket first = std::move(accepted_.front());
-    accepted_.erase(accepted_.begin());
-    return first;
-  }
-  std::string refused() {
-    std::unique_lock lock(mutex_);
-    EXPECT_TRUE(changed_.wait_for(lock, std::chrono::seconds(30),
-                                  [&] { return !refused_.empty(); }));
-    return refused_.empty() ? "" : refused_.front();
-  }
-  bool has_accepted() {
-    std::lock_guard lock(mutex_);
-    return !accepted_.empty();
-  }
-
- private:
-  EpollLoop loop_;
-  std::unique_ptr<Acceptor> acceptor_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<Socket> accepted_;
-  std::vector<std::string> refused_;
-};
 
 Result<Socket> enter(const Address& address, const Credentials& credentials) {
   return connect_and_prove(address, "", {}, credentials, soon());
@@ -134,7 +80,7 @@ TEST(Tls, AMemberGetsInAndFramesFlowBothWays) {
     Door door(there);
     auto near = enter(door.address(), here);
     ASSERT_TRUE(near.ok()) << near.status().to_string();
-    Flows flows(std::move(*near), door.accepted());
+    Flows flows(std::move(*near), door.take());
     const std::string payload = pattern(3'000'000, 1);
     int left = 2;
     for (Recorder* handler : {&flows.client_handler, &flows.server_handler}) {
@@ -189,7 +135,7 @@ TEST(Tls, AWrongSecretIsRefusedAndBothSidesSaySo) {
   EXPECT_EQ(status.code(), Code::kAuthentication) << status.to_string();
   EXPECT_TRUE(contains(status.message(), "the job's secret differs")) << status.message();
   EXPECT_TRUE(contains(status.message(), door.address().to_string())) << status.message();
-  EXPECT_TRUE(contains(door.refused(), "the job's secret differs")) << door.refused();
+  EXPECT_TRUE(contains(door.refusal(), "the job's secret differs")) << door.refusal();
   EXPECT_TRUE(enter(door.address(), by_key()).ok());
 }
 
@@ -213,7 +159,7 @@ TEST(Tls, AnotherSettingIsRefusedAndBothSidesNameBoth) {
       Door door(all[there]);
       const Status status = enter(door.address(), all[here]).status();
       EXPECT_EQ(status.code(), Code::kConfiguration) << status.to_string();
-      const std::string refused = door.refused();
+      const std::string refused = door.refusal();
       EXPECT_TRUE(contains(status.message(), concat("has ", names[there], ", but this process has ",
                                                     names[here])))
           << status.message();
@@ -238,7 +184,7 @@ TEST(Tls, ACertificateOfAnotherAuthorityIsRefusedByBothSides) {
         enter(door.address(), by_certificate(files.options("foreign", "root"))).status();
     EXPECT_EQ(status.code(), Code::kAuthentication) << status.to_string();
     EXPECT_TRUE(contains(status.message(), files.file("foreign.pem"))) << status.message();
-    EXPECT_TRUE(contains(door.refused(), "does not vouch for its certificate")) << door.refused();
+    EXPECT_TRUE(contains(door.refusal(), "does not vouch for its certificate")) << door.refusal();
   }
   // The client does not know the server's authority.
   {
@@ -256,7 +202,7 @@ TEST(Tls, ACertificateOfAnotherAuthorityIsRefusedByBothSides) {
         enter(door.address(), by_certificate(files.options("good", "root"), "a guess, 16 bytes"))
             .status();
     EXPECT_EQ(status.code(), Code::kAuthentication) << status.to_string();
-    EXPECT_TRUE(contains(door.refused(), "secret differs")) << door.refused();
+    EXPECT_TRUE(contains(door.refusal(), "secret differs")) << door.refusal();
   }
 }
 
@@ -305,7 +251,7 @@ TEST(Tls, AProofCannotBePassedOnFromAnotherSession) {
   const Status status = enter(*local_address(listener->get()), members).status();
   middle.join();
   EXPECT_EQ(status.code(), Code::kAuthentication) << status.to_string();
-  EXPECT_TRUE(contains(door.refused(), "secret differs")) << door.refused();
+  EXPECT_TRUE(contains(door.refusal(), "secret differs")) << door.refusal();
   EXPECT_FALSE(door.has_accepted());
 }
 
@@ -402,7 +348,7 @@ Status through(Relay::Touch touch, std::string* seen = nullptr) {
     auto near = enter(relay.address(), by_key());
     EXPECT_TRUE(near.ok()) << near.status().to_string();
     if (!near.ok()) return near.status();
-    Flows flows(std::move(*near), door.accepted());
+    Flows flows(std::move(*near), door.take());
     const std::string payload(200'000, 'g');
     const iovec piece{const_cast<char*>(payload.data()), payload.size()};
     flows.server_handler.frame_hook = [&](Flow&, const wire::FrameHeader&) {

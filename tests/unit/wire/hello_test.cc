@@ -4,14 +4,12 @@
 
 #include <cstring>
 
+#include "tests/unit/text.h"
+
 namespace herring::wire {
 namespace {
 
 const char* const kSecret = "secret";
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 TEST(Hello, SurvivesTheWay) {
   const Hello hello{Role::kServer, 5, 2, 9};

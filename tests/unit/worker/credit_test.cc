@@ -12,9 +12,9 @@ namespace {
 constexpr size_t kSegment = 8192, kFlows = 8;
 
 // Feeds the controller like a path whose goodput, in bytes per second, depends on the window.
-class Path {
+class ModelPath {
  public:
-  explicit Path(uint16_t maximum = 128, bool fixed = false, uint16_t ladder = UINT16_MAX)
+  explicit ModelPath(uint16_t maximum = 128, bool fixed = false, uint16_t ladder = UINT16_MAX)
       : controller(1, maximum, fixed, kSegment, ladder) {
     controller.set_flows(kFlows);
   }
@@ -49,7 +49,7 @@ class Path {
 };
 
 TEST(CreditController, StaysSmallOnALinkThatIsFull) {
-  Path path;
+  ModelPath path;
   path.run(120 * kSecond, [](uint16_t) { return 25e6; });
   EXPECT_EQ(path.controller.base(), 1);
   EXPECT_GT(path.controller.trials(), 3u);  // the controller has tried larger windows
@@ -59,7 +59,7 @@ TEST(CreditController, StaysSmallOnALinkThatIsFull) {
 // one is known.
 TEST(CreditController, TheLadderTakesATransferARung) {
   for (const int best : {1, 4, 128}) {
-    Path path;
+    ModelPath path;
     for (int transfer = 0; transfer < 25; ++transfer) {  // at 128, a transfer lasts 4 ms
       path.controller.on_start(path.now);
       path.transfer(12 << 20, [&](uint16_t credit) { return 25e6 * std::min<int>(credit, best); });
@@ -71,7 +71,7 @@ TEST(CreditController, TheLadderTakesATransferARung) {
 // A worse window lies between one that is just right and one so large that only TCP shares the
 // port.
 TEST(CreditController, AWorseWindowBetweenTwoDoesNotEndTheLadder) {
-  Path path;
+  ModelPath path;
   path.run(30 * kSecond, [](uint16_t credit) {
     return credit == 1 ? 15e6 : credit < 32 ? 5e6 : 24e6;
   });
@@ -81,7 +81,7 @@ TEST(CreditController, AWorseWindowBetweenTwoDoesNotEndTheLadder) {
 // On a full link, a second window only lengthens the queue and larger ones lose packets. The ladder
 // of eight windows must end early.
 TEST(CreditController, TheLadderEndsWhereOneWindowFillsALinkAndTheNextMovesNoMore) {
-  Path path;
+  ModelPath path;
   uint16_t largest = 0;
   path.run(60 * kSecond, [&](uint16_t credit) {
     largest = std::max(largest, credit);
@@ -95,7 +95,7 @@ TEST(CreditController, TheLadderEndsWhereOneWindowFillsALinkAndTheNextMovesNoMor
 // The ladder goes on while packets are lost, or while the next window moves more.
 TEST(CreditController, TheLadderGoesOnWhereALinkIsNotFullOrLosesPackets) {
   for (const bool loses : {false, true}) {
-    Path path;
+    ModelPath path;
     path.run(30 * kSecond, [&](uint16_t credit) {
       if (loses && path.controller.climbing()) path.controller.on_losses(1, path.now);
       const double goodput = loses ? (credit < 32 ? 15e6 : 24e6) : 5e6 * std::min<int>(credit, 4);
@@ -107,7 +107,7 @@ TEST(CreditController, TheLadderGoesOnWhereALinkIsNotFullOrLosesPackets) {
 
 // A window that no transfer fills shows nothing that a smaller one does not.
 TEST(CreditController, SmallTransfersEndTheLadderToo) {
-  Path path;
+  ModelPath path;
   for (int transfer = 0; transfer < 4000; ++transfer) {
     path.controller.on_start(path.now);
     path.transfer(64 << 10, [](uint16_t) { return 25e6; });
@@ -116,7 +116,7 @@ TEST(CreditController, SmallTransfersEndTheLadderToo) {
 }
 
 TEST(CreditController, GrowsWhileMoreMovesMore) {
-  Path path;
+  ModelPath path;
   path.run(20 * kSecond, [](uint16_t credit) { return 50e6 * std::min<int>(credit, 32); });
   EXPECT_EQ(path.controller.base(), 32);
 }
@@ -124,7 +124,7 @@ TEST(CreditController, GrowsWhileMoreMovesMore) {
 // Memory bounds the window of a long path. On a short path nothing beyond the ladder is tried.
 TEST(CreditController, BeyondTheLadderAPathAllowsWhatItCanHold) {
   for (const size_t allowed : {0, 64, 512, 1 << 20}) {
-    Path path(2048, false, 128);
+    ModelPath path(2048, false, 128);
     path.run(20 * kSecond, [](uint16_t credit) { return 50e6 * std::min<int>(credit, 32); });
     EXPECT_EQ(path.controller.base(), 32);
     path.controller.allow(allowed * kSegment);
@@ -135,7 +135,7 @@ TEST(CreditController, BeyondTheLadderAPathAllowsWhatItCanHold) {
 
 // Where processors are the limit, each doubling saves a little, and other work makes noise.
 TEST(CreditController, FindsASmallGainAmidNoise) {
-  Path path(64);
+  ModelPath path(64);
   std::mt19937 random(3);
   std::normal_distribution<double> noise(1, 0.3);  // per segment; about 0.01 per interval
   path.run(30 * kSecond, [&](uint16_t credit) {
@@ -147,7 +147,7 @@ TEST(CreditController, FindsASmallGainAmidNoise) {
 // On a full link, a small gain counts only if it shows every time.
 TEST(CreditController, AGainOnAFullLinkShowsInEveryPair) {
   for (const bool steady : {true, false}) {
-    Path path(64);
+    ModelPath path(64);
     path.controller.on_queueing(2 * kMillisecond);
     std::mt19937 random(3);
     std::bernoulli_distribution better(0.5);
@@ -165,7 +165,7 @@ TEST(CreditController, AGainOnAFullLinkShowsInEveryPair) {
 }
 
 TEST(CreditController, ALargeGainIsWorthAQueue) {
-  Path path(64);
+  ModelPath path(64);
   path.run(30 * kSecond, [&](uint16_t credit) {
     return path.queues_for(0.5, 25e6 * std::pow(std::min<int>(credit, 4), 0.15));
   });
@@ -175,7 +175,7 @@ TEST(CreditController, ALargeGainIsWorthAQueue) {
 // Packets queue for more than a millisecond, but processes spend most of the time waiting for a
 // processor.
 TEST(CreditController, ASmallGainCountsWhereProcessorsAreTheLimit) {
-  Path path;
+  ModelPath path;
   path.run(30 * kSecond, [&](uint16_t credit) {
     return path.queues_for(0.15, 125e6 * std::pow(1.05, std::log2(credit)));
   });
@@ -184,7 +184,7 @@ TEST(CreditController, ASmallGainCountsWhereProcessorsAreTheLimit) {
 
 // Gradients come in bursts, and chance decides which window meets a burst.
 TEST(CreditController, BurstsAreNoGain) {
-  Path path;
+  ModelPath path;
   std::mt19937 random(3);
   std::bernoulli_distribution burst(0.5);
   // Each pace lasts as long as an interval, so an interval either meets a burst or does not.
@@ -208,7 +208,7 @@ TEST(CreditController, BurstsAreNoGain) {
 
 // Connections and memory warm up: later transfers move more, with either window.
 TEST(CreditController, ADriftIsNoGain) {
-  Path path;
+  ModelPath path;
   path.run(150 * kSecond, [&](uint16_t) { return 25e6 * std::exp(0.02 * to_seconds(path.now)); });
   EXPECT_EQ(path.controller.base(), 1);
   EXPECT_GT(path.controller.trials(), 3u);
@@ -219,7 +219,7 @@ TEST(CreditController, ADriftIsNoGain) {
 TEST(CreditController, ALongPathIsTriedThoughItsRoundTripVaries) {
   constexpr Nanos kShortest = 100 * kMillisecond;
   for (const Nanos queueing : {10 * kMillisecond, 20 * kMillisecond}) {
-    Path path;
+    ModelPath path;
     path.run(600 * kSecond, [&](uint16_t credit) {
       path.controller.on_queueing(queueing);
       return kFlows * kSegment * std::min<int>(credit, 16) / to_seconds(kShortest + queueing);
@@ -231,7 +231,7 @@ TEST(CreditController, ALongPathIsTriedThoughItsRoundTripVaries) {
 // Ranks do not begin an all-reduce at the same time. The wait of the first rank must not count as a
 // gain of any window.
 TEST(CreditController, WaitingForTheLastRankIsNotCounted) {
-  Path path;
+  ModelPath path;
   std::mt19937 random(3);
   std::uniform_int_distribution<Nanos> late(0, 400 * kMillisecond);
   while (path.now < 60 * kSecond) {
@@ -246,7 +246,7 @@ TEST(CreditController, WaitingForTheLastRankIsNotCounted) {
 
 // Where no link is full, a trial does not end after a first pair that lost a little.
 TEST(CreditController, MorePairsSettleADoubt) {
-  Path path(2);
+  ModelPath path(2);
   int times_larger = 0;
   uint16_t before = 1;
   path.run(20 * kSecond, [&](uint16_t credit) {
@@ -259,7 +259,7 @@ TEST(CreditController, MorePairsSettleADoubt) {
 }
 
 TEST(CreditController, NoiseIsNoGain) {
-  Path path;
+  ModelPath path;
   std::mt19937 random(3);
   std::normal_distribution<double> noise(1, 0.1);
   path.run(120 * kSecond, [&](uint16_t) { return 25e6 * std::max(0.2, noise(random)); });
@@ -268,13 +268,13 @@ TEST(CreditController, NoiseIsNoGain) {
 }
 
 TEST(CreditController, StopsAtItsMaximum) {
-  Path path(16);
+  ModelPath path(16);
   path.run(20 * kSecond, [](uint16_t credit) { return 50e6 * credit; });
   EXPECT_EQ(path.controller.credit(), 16);
 }
 
 TEST(CreditController, OneNoisyIntervalIsNoEvidence) {
-  Path path;
+  ModelPath path;
   int call = 0;
   // The first 40 of every 2000 segments run at three times the pace, whatever the window.
   path.run(30 * kSecond, [&](uint16_t) { return ++call % 2000 < 40 ? 75e6 : 25e6; });
@@ -283,7 +283,7 @@ TEST(CreditController, OneNoisyIntervalIsNoEvidence) {
 
 // The link becomes slower, so the window that was right now overruns a switch.
 TEST(CreditController, CongestionHalvesTheWindowWhereHalfMovesAsMuch) {
-  Path path;
+  ModelPath path;
   std::mt19937 random(3);
   std::bernoulli_distribution lost(0.02);
   path.run(20 * kSecond, [](uint16_t credit) { return 5e6 * std::min<int>(credit, 32); });
@@ -298,7 +298,7 @@ TEST(CreditController, CongestionHalvesTheWindowWhereHalfMovesAsMuch) {
 
 // Packets that overtake each other occasionally look like a loss.
 TEST(CreditController, ALoneLossChangesNothing) {
-  Path path;
+  ModelPath path;
   for (int second = 0; second < 60; ++second) {
     path.run(kSecond, [](uint16_t credit) { return 50e6 * std::min<int>(credit, 32); });
     const uint16_t before = path.controller.credit();
@@ -311,7 +311,7 @@ TEST(CreditController, ALoneLossChangesNothing) {
 // Other packets also make a queue. While twice the window moves twice as much, the window is too
 // small.
 TEST(CreditController, TwiceTheGoodputIsWorthAnyQueue) {
-  Path path;
+  ModelPath path;
   path.controller.on_queueing(20 * kMillisecond);
   path.run(20 * kSecond, [](uint16_t credit) { return 50e6 * std::min<int>(credit, 16); });
   EXPECT_EQ(path.controller.base(), 16);
@@ -319,7 +319,7 @@ TEST(CreditController, TwiceTheGoodputIsWorthAnyQueue) {
 
 // One packet in a thousand is lost, whatever the window.
 TEST(CreditController, LossesThatNoWindowAvoidsAreTolerated) {
-  Path path;
+  ModelPath path;
   std::mt19937 random(3);
   std::bernoulli_distribution lost(1e-3);
   const auto lossy = [&](uint16_t credit) {
@@ -337,7 +337,7 @@ TEST(CreditController, LossesThatNoWindowAvoidsAreTolerated) {
 
 // Twice the window overruns a switch and stalls. Trying it once a minute is enough.
 TEST(CreditController, TrialsThatFailCostLittle) {
-  Path path;
+  ModelPath path;
   Nanos trying = 0;
   path.run(300 * kSecond, [&](uint16_t credit) {
     const double goodput = credit == 1 ? 25e6 : 2e6;
@@ -350,7 +350,7 @@ TEST(CreditController, TrialsThatFailCostLittle) {
 }
 
 TEST(CreditController, FixedIsFixed) {
-  Path path(128, true);
+  ModelPath path(128, true);
   path.run(5 * kSecond, [](uint16_t credit) { return 50e6 * credit; });
   path.controller.on_losses(5, path.now);
   EXPECT_EQ(path.controller.credit(), 1);

@@ -14,7 +14,7 @@ namespace {
 
 // The loop's own thread has nothing to do and no timer, so nothing else wakes a thread that drives
 // the loop.
-class FutureTest : public testing::Test {
+class FutureTest : public ::testing::Test {
  protected:
   FutureTest() { loop->start("loop"); }
   ~FutureTest() override { loop->join(); }

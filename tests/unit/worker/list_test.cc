@@ -21,7 +21,7 @@ struct Arrays {
   }
 };
 
-class ListTest : public testing::TestWithParam<uint32_t> {
+class ListTest : public ::testing::TestWithParam<uint32_t> {
  protected:
   uint64_t below(uint64_t n) { return random() % n; }
 
@@ -139,7 +139,7 @@ TEST_P(ListTest, ReduceScatterLeavesEachRankItsRows) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, ListTest, testing::Values(1, 2, 3, 8));
+INSTANTIATE_TEST_SUITE_P(Sizes, ListTest, ::testing::Values(1, 2, 3, 8));
 
 TEST(List, WhatRanksHaveGatheredIsNotTrusted) {
   const std::vector<wire::Array> arrays{{DType::kFloat32, {2, 3}}};

@@ -5,7 +5,7 @@
 namespace herring::worker {
 namespace {
 
-Path path(size_t outstanding, Nanos rtt) {
+Path way(size_t outstanding, Nanos rtt) {
   Path made;
   made.outstanding = outstanding;
   made.carried = true;
@@ -26,7 +26,7 @@ std::vector<size_t> spread(std::vector<Path> paths, int frames, size_t segments)
 }
 
 TEST(Paths, TakesTheLeastLoadedOfEqualOnes) {
-  EXPECT_EQ(soonest({path(4, kMillisecond), path(2, kMillisecond), path(3, kMillisecond)}), 1u);
+  EXPECT_EQ(soonest({way(4, kMillisecond), way(2, kMillisecond), way(3, kMillisecond)}), 1u);
 }
 
 TEST(Paths, SpreadsEvenlyWhileNothingIsKnown) {
@@ -34,20 +34,20 @@ TEST(Paths, SpreadsEvenlyWhileNothingIsKnown) {
 }
 
 TEST(Paths, SharesByWhatEachCanAnswer) {
-  EXPECT_EQ(spread({path(0, 3 * kMillisecond), path(0, kMillisecond)}, 40, 1),
+  EXPECT_EQ(spread({way(0, 3 * kMillisecond), way(0, kMillisecond)}, 40, 1),
             (std::vector<size_t>{10, 30}));
 }
 
 // One path is far slower than the others. Waiting for a fast path takes less time than using the
 // slow one.
 TEST(Paths, LeavesABrokenOneAlone) {
-  EXPECT_EQ(spread({path(0, kMillisecond), path(0, 50 * kMillisecond), path(0, kMillisecond)}, 40,
+  EXPECT_EQ(spread({way(0, kMillisecond), way(0, 50 * kMillisecond), way(0, kMillisecond)}, 40,
                    1),
             (std::vector<size_t>{20, 0, 20}));
 }
 
 TEST(Paths, WhatAnIdleFlowReportsIsOld) {
-  Path one = path(0, kMillisecond);
+  Path one = way(0, kMillisecond);
   one.report(80 * kMillisecond);
   EXPECT_EQ(one.rtt, kMillisecond);
   one.carried = true;
@@ -56,7 +56,7 @@ TEST(Paths, WhatAnIdleFlowReportsIsOld) {
 }
 
 TEST(Paths, ASlowOneIsTriedAgainMoreAndMoreSeldom) {
-  std::vector<Path> paths{path(0, kMillisecond), path(0, kMillisecond)};
+  std::vector<Path> paths{way(0, kMillisecond), way(0, kMillisecond)};
   Nanos now = 100 * kSecond;
   retry_slow_paths(paths, now);
   std::vector<Nanos> tried;
@@ -74,7 +74,7 @@ TEST(Paths, ASlowOneIsTriedAgainMoreAndMoreSeldom) {
 }
 
 TEST(Paths, OneThatKeepsUpAgainIsForgiven) {
-  std::vector<Path> paths{path(0, kMillisecond), path(0, 100 * kMillisecond)};
+  std::vector<Path> paths{way(0, kMillisecond), way(0, 100 * kMillisecond)};
   for (Nanos now = 0; now < 200 * kSecond; now += kSecond) {
     retry_slow_paths(paths, now);
     paths[1].carried = true;

@@ -35,7 +35,7 @@ class Place : public Awaited {
   const char* const text_;
 };
 
-class ProgramTest : public testing::Test {
+class ProgramTest : public ::testing::Test {
  protected:
   Entry entry(uint64_t id) {
     for (const Entry& one : program.recorder().latest(100)) {
@@ -148,7 +148,7 @@ TEST(Program, WithoutARecorderWaitsAreKnownAllTheSame) {
   EXPECT_TRUE(program.recorder().latest(10).empty());
 }
 
-class AskedFutureTest : public testing::Test {
+class AskedFutureTest : public ::testing::Test {
  protected:
   AskedFutureTest() { loop->start("loop"); }
   ~AskedFutureTest() override { loop->join(); }

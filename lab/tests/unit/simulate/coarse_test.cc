@@ -12,13 +12,13 @@ namespace {
 
 constexpr double kMbit = 1e6;
 
-struct Network {
+struct EqualHosts {
   uint64_t hosts = 4;
   double rate = 200 * kMbit, delay = 50e-6, buffer = 500e3, loss = 0;  // delay is one way
   uint32_t mtu = 9000;
 };
 
-Scenario scenario_of(const Network& network, uint64_t window = 0) {
+Scenario scenario_of(const EqualHosts& network, uint64_t window = 0) {
   Port port;
   port.up = port.down = network.rate;
   port.rtt = network.delay;
@@ -132,7 +132,7 @@ TEST(Coarse, WeightsOfServersMakeLinksEquallyBusy) {
 }
 
 TEST(Coarse, AnOverrunPortCollapses) {
-  const Network shallow{.hosts = 16, .rate = 100 * kMbit, .buffer = 250e3};
+  const EqualHosts shallow{.hosts = 16, .rate = 100 * kMbit, .buffer = 250e3};
   const double fits = seconds_of(scenario_of(shallow, 16 << 10));
   EXPECT_LT(fits, 1.1);
   EXPECT_GT(seconds_of(scenario_of(shallow, 64 << 10)), 2 * fits);
@@ -142,8 +142,8 @@ TEST(Coarse, AnOverrunPortCollapses) {
 }
 
 TEST(Coarse, LossCostsTimeOutsWhereWindowsAreSmall) {
-  const Network lossy{.delay = 500e-6, .loss = 0.5e-3};
-  const Network clean{.delay = 500e-6};
+  const EqualHosts lossy{.delay = 500e-6, .loss = 0.5e-3};
+  const EqualHosts clean{.delay = 500e-6};
   EXPECT_GT(seconds_of(scenario_of(lossy, 8 << 10), 20),
             1.3 * seconds_of(scenario_of(clean, 8 << 10), 20));
   EXPECT_LT(seconds_of(scenario_of(lossy, 128 << 10), 20),
@@ -187,7 +187,7 @@ TEST(Coarse, IsNeverFasterThanTheLinks) {
     return std::exp(std::uniform_real_distribution<>(std::log(least), std::log(most))(random));
   };
   for (int i = 0; i < 200; ++i) {
-    Network network;
+    EqualHosts network;
     network.hosts = static_cast<uint64_t>(draw(2, 512));
     network.rate = draw(1e8, 4e11);
     network.delay = draw(2e-6, 0.05);
@@ -203,7 +203,7 @@ TEST(Coarse, IsNeverFasterThanTheLinks) {
 // With 100,000 workers, the cost of a step depends on the number of classes, and the number of
 // steps on time. Neither depends on the number of hosts.
 TEST(Coarse, TwelveThousandNodesTakeNoMoreStepsThanAFew) {
-  Network network{.hosts = 12'500, .rate = 100e9, .delay = 25e-6, .buffer = 1e9};
+  EqualHosts network{.hosts = 12'500, .rate = 100e9, .delay = 25e-6, .buffer = 1e9};
   Scenario scenario = scenario_of(network);
   scenario.hosts[0].workers = 8;
   scenario.size = 1'300'000'000;  // about that of BERT-large in float32

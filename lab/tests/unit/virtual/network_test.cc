@@ -8,21 +8,12 @@
 #include <random>
 #include <vector>
 
+#include "equal_links.h"
+
 namespace herring::transport::virtual_time {
 namespace {
 
 constexpr uint32_t kBytes = 9014;
-constexpr double kRate = 200e6;
-
-Nanos took(uint32_t bytes, double rate) { return std::llround(bytes * 8e9 / rate); }
-
-// `hosts` hosts on one switch, with equal links.
-Network make(size_t hosts, double rate, Nanos queue, PathSettings path, size_t spines = 0) {
-  Network network(hosts, spines, 1);
-  for (size_t link = 0; link < network.links(); ++link) network.link(link).set({rate, queue});
-  network.set_all_paths(path);
-  return network;
-}
 
 Parcel parcel(uint32_t buffer, uint16_t source, uint16_t destination, uint32_t bytes = kBytes) {
   return {.buffer = buffer, .bytes = bytes, .source = source, .destination = destination};

@@ -10,23 +10,14 @@
 #include <tuple>
 #include <vector>
 
+#include "equal_links.h"
+
 namespace herring::transport::virtual_time {
 namespace {
 
-constexpr double kRate = 200e6;
-constexpr uint32_t kFull = 9014;  // bytes of a full packet on the wire
-constexpr uint32_t kEmpty = 66;   // bytes of a packet without data
+constexpr uint32_t kPacket = 9014;  // bytes of a full packet on the wire
+constexpr uint32_t kEmpty = 66;     // bytes of a packet without data
 constexpr uint32_t kSegment = 8948;
-
-Nanos took(uint32_t bytes, double rate) { return std::llround(bytes * 8e9 / rate); }
-
-// `hosts` hosts on one switch, with equal links.
-Network make(size_t hosts, double rate, Nanos queue, PathSettings path, uint64_t seed = 1) {
-  Network network(hosts, 0, seed);
-  for (size_t link = 0; link < network.links(); ++link) network.link(link).set({rate, queue});
-  network.set_all_paths(path);
-  return network;
-}
 
 struct Happened {
   enum Kind { kReceived, kWritable, kAcknowledged, kFinished, kAborted } kind;
@@ -105,7 +96,7 @@ TEST(Streams, ATrainWithinTheWindowIsPipelined) {
   uint32_t connection = streams.connect(0, 1);
   ASSERT_EQ(streams.write(connection, 0, 10 * kSegment, 0), 10u * kSegment);
   streams.advance(kSecond);
-  EXPECT_EQ(log.when(connection, 1, 10 * kSegment), 11 * took(kFull, kRate) + 5 * kMillisecond);
+  EXPECT_EQ(log.when(connection, 1, 10 * kSegment), 11 * took(kPacket, kRate) + 5 * kMillisecond);
   EXPECT_EQ(streams.counters().packets, 10u);
   EXPECT_EQ(streams.counters().retransmissions, 0u);
 }
@@ -120,7 +111,7 @@ TEST(Streams, SlowStartDoublesEachRoundTrip) {
   constexpr uint64_t kPackets = 10 * (1 + 2 + 4 + 8);
   ASSERT_EQ(streams.write(connection, 0, kPackets * kSegment, 0), kPackets * kSegment);
   streams.advance(10 * kSecond);
-  Nanos packet = took(kFull, 100e9);
+  Nanos packet = took(kPacket, 100e9);
   for (uint64_t round = 0, packets = 0; round < 4; ++round) {
     Nanos begin = 10 * kMillisecond * static_cast<Nanos>(2 * round + 1);
     EXPECT_EQ(log.when(connection, 1, packets * kSegment + 1) / kMillisecond,
@@ -173,7 +164,7 @@ TEST(Streams, AFixedWindowGetsItsShareOfTheRoundTrip) {
   ASSERT_EQ(answers, kAnswers);
   // The second packet is acknowledged at once, before the answer.
   const Nanos way =
-      kMillisecond + 2 * took(kFull, 10e9) + took(kWindow - kSegment + kEmpty, 10e9);
+      kMillisecond + 2 * took(kPacket, 10e9) + took(kWindow - kSegment + kEmpty, 10e9);
   EXPECT_EQ(end, 2 * kAnswers * way + (2 * kAnswers - 1) * took(kEmpty, 10e9));
 }
 
@@ -196,7 +187,7 @@ TEST(Streams, AnswersCarryAcknowledgements) {
   EXPECT_EQ(log.when(connection, 0, kAnswers * uint64_t{kSegment}), end);
   // Exceptions are the first message, before answers are expected, and the last one.
   EXPECT_EQ(streams.counters().acks, 3u);
-  EXPECT_EQ(end, 2 * kAnswers * (2 * took(kFull, 10e9) + kMillisecond) + 2 * took(kEmpty, 10e9));
+  EXPECT_EQ(end, 2 * kAnswers * (2 * took(kPacket, 10e9) + kMillisecond) + 2 * took(kEmpty, 10e9));
 }
 
 TEST(Streams, TwoSendersShareAPort) {
@@ -218,7 +209,7 @@ TEST(Streams, TwoSendersShareAPort) {
   ASSERT_EQ(left[0] + left[1], 0u);
   Nanos ends[2] = {log.when(0, 1, kBytes), log.when(1, 1, kBytes)};
   Nanos last = std::max(ends[0], ends[1]), first = std::min(ends[0], ends[1]);
-  const double limit = 2.0 * kBytes / kSegment * kFull * 8 / kRate;
+  const double limit = 2.0 * kBytes / kSegment * kPacket * 8 / kRate;
   EXPECT_GE(to_seconds(last), limit);
   EXPECT_LE(to_seconds(last), 1.02 * limit);
   EXPECT_GE(to_seconds(first), 0.7 * limit);
@@ -247,7 +238,7 @@ struct Losses {
   }
   Nanos cost(uint64_t packets = 10) {
     streams.advance(100 * kSecond);
-    return log.when(connection, 1, packets * kSegment) - kWay - 11 * took(kFull, kFast);
+    return log.when(connection, 1, packets * kSegment) - kWay - 11 * took(kPacket, kFast);
   }
 };
 
@@ -258,7 +249,7 @@ TEST(Streams, ALostPacketCostsARoundTrip) {
   path.send(6, false);
   // Three later packets reveal the loss.
   EXPECT_NEAR(static_cast<double>(path.cost()), static_cast<double>(Losses::kRound),
-              static_cast<double>(4 * took(kFull, Losses::kFast)));
+              static_cast<double>(4 * took(kPacket, Losses::kFast)));
   auto counters = path.streams.counters();
   EXPECT_EQ(counters.retransmissions, 1u);
   EXPECT_EQ(counters.spurious + counters.probes + counters.timeouts, 0u);
@@ -271,7 +262,7 @@ TEST(Streams, ThreeLostPacketsCostNoMore) {
   path.send(3, true);
   path.send(5, false);
   EXPECT_NEAR(static_cast<double>(path.cost()), static_cast<double>(Losses::kRound),
-              static_cast<double>(4 * took(kFull, Losses::kFast)));
+              static_cast<double>(4 * took(kPacket, Losses::kFast)));
   EXPECT_EQ(path.streams.counters().retransmissions, 3u);
 }
 
