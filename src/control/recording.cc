@@ -155,8 +155,11 @@ Result<std::string> record_folder(const std::string& setting) {
   namespace fs = std::filesystem;
   if (!setting.empty()) {
     std::error_code error;
-    fs::create_directories(setting, error);
-    if (access(setting.c_str(), W_OK | X_OK) == 0) return setting;
+    // A program may change its working directory before the record is written.
+    const fs::path absolute = fs::absolute(setting, error);
+    const std::string folder = error ? setting : absolute.string();
+    fs::create_directories(folder, error);
+    if (access(folder.c_str(), W_OK | X_OK) == 0) return folder;
     return Status(Code::kConfiguration,
                   concat("HERRING_FLIGHT_FOLDER=", setting, ": ", std::strerror(errno)));
   }

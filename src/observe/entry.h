@@ -46,6 +46,7 @@ struct Entry {
   Code outcome = Code::kOk;  // of an entry that has ended
   bool ended = false;
   uint32_t group = 0, stream = 0, round = 0, buffer = 0;
+  uint32_t number = 0;       // of a call among those of its name; 0: no other one has it
   uint64_t bytes = 0;
   std::array<Nanos, kMoments> at{};  // in this process's monotonic clock; 0: not reached
   Nanos waited = 0;          // how long the program waited for the result

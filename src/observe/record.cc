@@ -20,11 +20,12 @@ std::string get_text(ByteReader& in, size_t most) {
 
 void put(ByteWriter& out, const Entry& entry) {
   out.put(entry.id).put(entry.kind).put(static_cast<uint8_t>(entry.outcome)).put(entry.ended);
-  out.put(entry.group).put(entry.stream).put(entry.round).put(entry.buffer).put(entry.bytes);
+  out.put(entry.group).put(entry.stream).put(entry.round).put(entry.buffer);
+  out.put(entry.number).put(entry.bytes);
   for (const Nanos at : entry.at) out.put(at);
   out.put(entry.waited).text(entry.title());
 }
-constexpr size_t kLeastEntry = 8 + 3 + 16 + 8 + 8 * kMoments + 8 + 4;
+constexpr size_t kLeastEntry = 8 + 3 + 20 + 8 + 8 * kMoments + 8 + 4;
 
 bool get(ByteReader& in, Entry& entry) {
   entry.id = in.get<uint64_t>();
@@ -35,6 +36,7 @@ bool get(ByteReader& in, Entry& entry) {
   entry.stream = in.get<uint32_t>();
   entry.round = in.get<uint32_t>();
   entry.buffer = in.get<uint32_t>();
+  entry.number = in.get<uint32_t>();
   entry.bytes = in.get<uint64_t>();
   bool sane = kind <= static_cast<uint8_t>(Kind::kLast) &&
               outcome <= static_cast<uint8_t>(kLastCode);
@@ -126,7 +128,7 @@ std::string record_as_json(const Picture& picture, const std::string& why,
   Json json;
   json.begin_object().field("schema", "herring-flight-1").key("herring");
   roster.version.empty() ? json.null() : json.value(roster.version);
-  json.field("job", roster.job).field("time", picture.time).field("why", why);
+  json.field("job", roster.job).key("time").exact(picture.time).field("why", why);
   json.field("size", roster.ranks.size()).key("processes").begin_array();
   for (const auto& [process, record] : records) {
     const bool is_server = process.is_server;
@@ -148,6 +150,7 @@ std::string record_as_json(const Picture& picture, const std::string& why,
       json.field("name", entry.title()).field("group", entry.group);
       json.field("stream", entry.stream).field("round", entry.round);
       json.field("buffer", entry.buffer).field("bytes", entry.bytes);
+      if (entry.kind == Kind::kCall) json.field("number", entry.number);
       for (size_t i = 0; i < kMoments; ++i) {
         json.key(name_of(static_cast<Moment>(i)));
         entry.at[i] == 0 ? json.null()

@@ -21,8 +21,7 @@ Mailbox::Mailbox(const control::Cluster& cluster, const Whereabouts& whereabouts
     : cluster_(cluster), whereabouts_(whereabouts), loads_(cluster.size) {}
 
 std::optional<uint32_t> Mailbox::Post::other() const {
-  const auto* send = std::get_if<wire::Send>(&message.what);
-  return send != nullptr ? send->to : std::get<wire::Receive>(message.what).from;
+  return wire::other_of(message.what);
 }
 
 std::optional<uint64_t> Mailbox::Post::tag() const {

@@ -38,6 +38,12 @@ const Reduction* reduction_of(const Collective& what) {
 
 bool is_message(const Collective& what) { return is<Send>(what) || is<Receive>(what); }
 
+std::optional<uint32_t> other_of(const Collective& what) {
+  if (const auto* send = std::get_if<Send>(&what)) return send->to;
+  const auto* receive = std::get_if<Receive>(&what);
+  return receive != nullptr ? receive->from : std::nullopt;
+}
+
 bool gives_data(const Collective& what, uint32_t rank) {
   if (const auto* broadcast = std::get_if<Broadcast>(&what)) return broadcast->root == rank;
   return !is<Barrier>(what) && !is<FormGroup>(what) && !is<Receive>(what) && !is<Join>(what);

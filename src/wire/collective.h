@@ -106,6 +106,9 @@ std::optional<Collective> collective_of(std::string_view name);
 const Reduction* reduction_of(const Collective& what);
 // Returns whether calls of this collective are paired by ranks and tags.
 bool is_message(const Collective& what);
+// Returns the other rank of a message, inside its group; nothing if it may be any rank, or if the
+// call is no message.
+std::optional<uint32_t> other_of(const Collective& what);
 // Returns whether the rank has data for others. In a broadcast, only the root has data.
 bool gives_data(const Collective& what, uint32_t rank);
 // Returns whether ranks may differ in the first dimension of their arrays.

@@ -47,7 +47,7 @@ Result<std::shared_ptr<Operation>> NamedOperations::admit(Call call) {
   }
   auto made = make(std::move(call));
   if (!made.ok()) return made.status();
-  HERRING_RETURN_IF_ERROR(names_.take((*made)->call_, (*made)->name_));
+  HERRING_RETURN_IF_ERROR(names_.take((*made)->call_, (*made)->name_, (*made)->number_));
   return made;
 }
 
@@ -63,12 +63,16 @@ Result<std::shared_ptr<Operation>> NamedOperations::submit(Call call, bool waits
                                       std::string_view("'")}) {
     entry.add_to_name(text);
   }
+  if (const auto other = wire::other_of(call.what)) {
+    entry.add_to_name(concat(" (rank ", call.group->members().ranks()[*other], ")"));
+  }
   auto made = admit(std::move(call));
   if (!made.ok()) {
     Asked(engine_.program(), entry).end(engine_.loop()->now(), made.status().code());
     return made.status();
   }
   const std::shared_ptr<Operation> operation = *made;
+  entry.number = operation->number_;
   operation->begin(engine_.program(), entry);
   // Until the operation has started, only its caller knows of it.
   const auto fail = [this, operation](const Status& why) { drop(*operation, why); };
@@ -119,6 +123,7 @@ void NamedOperations::refuse(const std::shared_ptr<Group>& group, wire::Collecti
   announce.refusal = why.empty() ? "no reason given" : why;
   // The other ranks' calls go on without this rank, so a refusal might meet a later call instead.
   if (names_.has_joined(*group)) return;
+  if (!wire::is_message(what)) names_.skip(*group, name);
   const bool counts = wire::is<wire::AllReduce>(announce.what);
   // If the engine has ended, there is nobody to tell.
   static_cast<void>(engine_.run([this, group, announce = std::move(announce), counts] {

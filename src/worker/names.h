@@ -7,8 +7,9 @@
 #include <string>
 #include <utility>
 
-#include "worker/call.h"
 #include "wire/messages.h"
+#include "worker/call.h"
+#include "worker/call_counts.h"
 
 namespace herring::worker {
 
@@ -22,9 +23,10 @@ class Names {
     return {control::Group::kForming, concat(call.name, '\n', control::list_ranks(forms->ranks))};
   }
 
-  // Takes the name of a call. Returns kInvalidArgument if the call may not be made now. Messages
-  // are paired by ranks and tags: any number of them may have one name, and `name` stays empty.
-  Status take(const Call& call, Name& name) {
+  // Takes the name of a call, and counts the calls that had it. Returns kInvalidArgument if the
+  // call may not be made now. Messages are paired by ranks and tags: any number of them may have
+  // one name, and `name` stays empty.
+  Status take(const Call& call, Name& name, uint32_t& number) {
     const std::string suffix = call.group->members().suffix();
     std::lock_guard lock(mutex_);
     if (!wire::is<wire::FormGroup>(call.what) && has_joined_locked(*call.group)) {
@@ -33,10 +35,19 @@ class Names {
     }
     if (wire::is_message(call.what)) return {};
     name = of(call);
-    if (taken_.insert(name).second) return {};
+    if (taken_.insert(name).second) {
+      number = counts_.next(name.first, name.second);
+      if (wire::is<wire::Join>(call.what)) counts_.join(call.group->id());
+      return {};
+    }
     return {Code::kInvalidArgument,
             concat("an operation named '", call.name, "' is already in flight", suffix,
                    "; wait for it, or use another name for this one")};
+  }
+  // Counts a call that this rank refuses to make, although others make it.
+  void skip(const Group& group, const std::string& name) {
+    std::lock_guard lock(mutex_);
+    counts_.next(group.id(), name);
   }
   // Allocates no memory.
   void give_back(const Name& name) {
@@ -55,6 +66,7 @@ class Names {
 
   std::mutex mutex_;
   std::set<Name> taken_;  // guarded by mutex_
+  CallCounts counts_;     // guarded by mutex_
 };
 
 }  // namespace herring::worker

@@ -41,15 +41,10 @@ Operation::Operation(NamedOperations& owner, Call call, std::shared_ptr<transpor
     : Future(std::move(loop)), owner_(owner), call_(std::move(call)), heap_(std::move(heap)) {}
 
 std::string Operation::where() const {
-  const auto* send = std::get_if<wire::Send>(&call_.what);
-  const auto* receive = std::get_if<wire::Receive>(&call_.what);
   const control::Group& members = call_.group->members();
-  std::string other;
-  if (send != nullptr) other = concat(" (rank ", members.ranks()[send->to], ")");
-  if (receive != nullptr && receive->from) {
-    other = concat(" (rank ", members.ranks()[*receive->from], ")");
-  }
-  return concat(wire::name_of(call_.what), " '", call_.name, "'", other, members.suffix(),
+  const auto other = wire::other_of(call_.what);
+  return concat(wire::name_of(call_.what), " '", call_.name, "'",
+                other ? concat(" (rank ", members.ranks()[*other], ")") : "", members.suffix(),
                 goes_out_.load() ? concat(", which GPU ", copier()->device().index(),
                                           " has not reached")
                                  : "");

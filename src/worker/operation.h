@@ -137,6 +137,7 @@ class Operation : public Future,
   std::optional<List> list_;
   const std::shared_ptr<SharedHeap> heap_;
   std::pair<uint32_t, std::string> name_;  // as registered in Names
+  uint32_t number_ = 0;                    // of the call among those of its name
   uint64_t id_ = 0;
   Owner asked_;                        // the server that is to answer
   std::atomic<bool> goes_out_{false};  // a device still reads its arrays

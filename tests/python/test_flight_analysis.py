@@ -163,7 +163,7 @@ def test_a_swapped_order_of_two_names() -> None:
     assert (finding.kind, finding.ranks) == ("order", (2,))
     assert finding.text == (
         "ranks called the same operations in different orders: ranks 0, 1 and 3 wait in 'loss' "
-        "round 3 and rank 2 waits in 'accuracy' round 3"
+        "(call 3) and rank 2 waits in 'accuracy' (call 3)"
     )
 
 
@@ -174,6 +174,69 @@ def test_names_that_meet_in_any_order_are_no_finding() -> None:
     flight.call("b", 1.0, ranks=(1,))
     flight.call("a", 2.0, ranks=(1,))
     assert first(flight).kind == "healthy"
+
+
+def test_calls_of_one_name_are_told_apart() -> None:
+    """A server's number of a call is that of its sums, and says nothing of the calls before."""
+    flight = Flight()
+    for number in range(1, 4):
+        size = 4096 * number
+        flight.call("allreduce 'loss'", float(number), number=number, size=size)
+    flight.call("allreduce 'loss'", 5.0, number=4, ranks=(0, 1, 3), ended=False)
+    flight.rank(2, state="computing", stack="train.py:7 in load")
+    analysis = analyse(flight.record())
+    assert analysis.findings[0].kind == "missing"
+    assert analysis.verdict.startswith("rank 2 (host1) never called allreduce 'loss' (call 4), for")
+    assert analysis.last_common and analysis.last_common.title == "allreduce 'loss' (call 3)"
+
+
+def message(flight: Flight, by: int, to: int, at: float, ended: bool, verb: str = "send") -> None:
+    name = f"{verb} '{verb} {to}' (rank {to})"
+    flight.call(name, at, ranks=(by,), ended=ended, sums={0: None, 1: None})
+
+
+def test_a_message_that_is_not_sent_accuses_its_sender_alone() -> None:
+    flight = Flight()
+    for at in range(1, 4):
+        message(flight, 0, 1, float(at), True)
+        message(flight, 1, 0, float(at), True, "receive")
+    message(flight, 3, 2, 4.0, False, "receive")
+    flight.rank(2, state="computing", stack="train.py:7 in load")
+    analysis = analyse(flight.record())
+    assert [one.ranks for one in analysis.findings] == [(2,)]
+    assert analysis.verdict.startswith(
+        "rank 2 (host1) never sent the message of receive 'receive 2' (rank 2) of rank 3, for "
+        "which rank 3 waited "
+    )
+    assert analysis.first_different and analysis.first_different.key.by == 3
+
+
+def test_the_cause_is_followed_over_messages() -> None:
+    flight = Flight()
+    message(flight, 1, 2, 3.0, False, "receive")
+    message(flight, 2, 3, 3.5, False, "receive")
+    flight.call("allreduce 'loss'", 4.0, number=1, ranks=(0,), ended=False)
+    flight.rank(3, state="computing", stack="train.py:7 in load")
+    findings = analyse(flight.record()).findings
+    assert {one.ranks for one in findings} == {(3,)}, findings
+
+
+def test_messages_that_do_not_meet() -> None:
+    flight = Flight(size=2)
+    message(flight, 0, 1, 3.0, False)
+    message(flight, 1, 0, 3.5, False, "receive")
+    flight.call("receive 'any'", 4.0, ranks=(1,), ended=False)
+    findings = analyse(flight.record()).findings
+    assert all(one.kind == "unknown" and not one.ranks for one in findings)
+    assert "rank 1 waits in another message of both, whose tag may differ" in findings[0].text
+
+
+def test_the_forming_of_a_group_concerns_its_ranks_alone() -> None:
+    flight = Flight()
+    flight.call("form_group 'tp'", 1.0, ranks=(0, 1))
+    flight.call("allreduce 'loss'", 2.0, number=1)
+    analysis = analyse(flight.record())
+    assert analysis.first_different is None and analysis.findings[0].kind == "healthy"
 
 
 def test_three_ranks_that_wait_in_a_circle() -> None:
@@ -189,13 +252,13 @@ def test_the_cause_is_followed_over_a_rank_that_waits_itself() -> None:
     flight = Flight()
     flight.groups = [{"group": 1, "size": 2, "ranks": [2, 3]}]
     flight.steps(2)
-    flight.call("pair", 3.0, ranks=(2, 3), group=1)
-    flight.call("pair", 5.0, number=1, ranks=(3,), group=1, ended=False)
+    flight.call("pair", 3.0, number=1, ranks=(2, 3), group=1)
+    flight.call("pair", 5.0, number=2, ranks=(3,), group=1, ended=False)
     flight.round("resnet", 2, 5.5, ranks=(0, 1), ended=False)
     flight.rank(2, state="computing", stack="model.py:7 in forward")
     analysis = analyse(flight.record())
     assert all(one.ranks == (2,) for one in analysis.findings)
-    assert any("never called 'pair' round 1" in one.text for one in analysis.findings)
+    assert any("never called 'pair' (call 2)" in one.text for one in analysis.findings)
 
 
 def test_a_group_whose_ranks_are_unknown_accuses_nobody() -> None:

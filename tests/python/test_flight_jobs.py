@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from herring.flight.analysis import analyse
+from herring.flight.findings import longest_wait
 from herring.flight.record import Record, read
 from herring.flight.report import as_text
 from herring.flight.torch_format import convert
@@ -86,6 +87,28 @@ else:
     assert set(record.ranks) == {0, 1, 2}
     assert float(re.search(r"\[0\].*FAILED after ([\d.]+)", out)[1]) < 1.5
     assert f"'herring flight {the_file(folder)}' says who waited for whom" in out
+
+
+def test_a_name_that_repeats_and_a_message(folder: Path) -> None:
+    """The calls before that had the same name do not count, nor what only two ranks do."""
+    out = failed(
+        """
+for step in range(60):
+    if rank < 2:
+        (herring.send if rank == 0 else herring.receive)(np.ones(4), 1 - rank)
+    herring.allreduce(np.ones(4 + step), name="loss")
+if rank == 1:
+    time.sleep(4)
+else:
+    failing(herring.allreduce, np.ones(64), name="loss")
+""",
+        HERRING_TIMEOUT="1",
+    )
+    record, verdict = flight_of(out)
+    assert re.search(r"rank 1\b.*never called allreduce 'loss' \(call 61\), for which", verdict)
+    analysis = analyse(record)
+    assert analysis.last_common and analysis.last_common.title == "allreduce 'loss' (call 60)"
+    assert 0.9 < longest_wait(record, analysis.operations[-1]) < 3
 
 
 def test_a_call_of_a_group_that_times_out(folder: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from herring.flight.delivery import path_finding
 from herring.flight.findings import RANKING, Finding, doing, end_of, is_down, longest_wait, note
-from herring.flight.operations import Operation, Series, called_by, describe, match
+from herring.flight.operations import FORMING, Operation, Series, called_by, describe, match
 from herring.flight.record import Record
 from herring.flight.words import bytes_text, joined, ranks_text, seconds_text
 
@@ -20,7 +20,7 @@ __all__ = ["Analysis", "analyse"]
 # Failures that begin on the rank that has them. Other ranks only hear of them.
 _OWN_FAILURES = ("invalid argument", "device", "internal", "protocol", "configuration")
 # Collectives to which each rank may give a different number of bytes.
-_UNEVEN = ("", "allgather", "alltoall", "broadcast", "gather", "scatter", "join")
+_UNEVEN = ("", "allgather", "alltoall", "broadcast", "gather", "scatter", "join", FORMING)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +92,10 @@ class _Analyser:
 
     def _compare(self, place: int, operation: Operation) -> None:
         """Finds the ranks that have not called an operation."""
+        if operation.key.by >= 0:
+            self._absent[place] = self._not_met(operation)
+            self._unsure[place] = ()
+            return
         told = {
             rank: called_by(self._record, operation, rank)
             for rank in operation.members or range(self._record.size)
@@ -102,6 +106,18 @@ class _Analyser:
             told = {rank: one for rank, one in told.items() if one is False and rank in heard}
         self._absent[place] = tuple(rank for rank, called in told.items() if called is False)
         self._unsure[place] = tuple(rank for rank, called in told.items() if called is None)
+
+    def _not_met(self, operation: Operation) -> tuple[int, ...]:
+        """Returns the other rank of a message if it waits in none that could be its counterpart."""
+        by, other = operation.key.by, operation.other
+        if other is None or by not in operation.waiting:
+            return ()
+        meets = any(
+            one.key.by == other and one.waiting and one.other in (None, by)
+            for one in self._operations
+            if one.collective != operation.collective
+        )
+        return () if meets else (other,)
 
     # -- causes ---------------------------------------------------------------------------------
 
@@ -114,6 +130,8 @@ class _Analyser:
                 self._follow(place)
             elif self._unsure[place]:
                 self._cannot_tell(place)
+            elif self._operations[place].key.by >= 0:
+                self._no_counterpart(self._operations[place])
             elif self._operations[place].members is None:
                 self._unknown_group(self._operations[place])
             else:
@@ -195,7 +213,9 @@ class _Analyser:
             if self._disagreement(self._operations[following]):
                 return
             if not self._absent[following]:
-                if self._unsure[following]:
+                if self._operations[following].key.by >= 0:
+                    self._no_counterpart(self._operations[following])
+                elif self._unsure[following]:
                     self._cannot_tell(following)
                 else:
                     self._add(path_finding(self._record, self._operations[following]))
@@ -236,8 +256,12 @@ class _Analyser:
                 if (text := doing(self._record, "rank", rank))
             ]
             reasons = f" ({'; '.join(each)})"
+        did = f"called {operation.title}"
+        if operation.key.by >= 0:
+            verb = "sent" if operation.collective == "receive" else "received"
+            did = f"{verb} the message of {operation.title}"
         text = (
-            f"{describe(free, self._record)} never called {operation.title}, for which "
+            f"{describe(free, self._record)} never {did}, for which "
             f"{ranks_text(waiting)} waited {seconds_text(seconds)}{reasons}"
         )
         kind = "stopped" if len(down) == len(free) else "missing"
@@ -307,6 +331,16 @@ class _Analyser:
         lacks = [rank for rank in unsure if rank not in self._record.ranks]
         because = "no record came" if lacks else f"{reason} record begins later"
         text = f"{who}; cannot tell whether {describe(unsure, self._record)} called it: {because}"
+        self._add(Finding("unknown", text, operation=operation.key))
+
+    def _no_counterpart(self, operation: Operation) -> None:
+        """Describes a message whose other rank is any one, or waits in a message, too."""
+        waited = seconds_text(longest_wait(self._record, operation))
+        other = operation.other
+        why = "any rank may be the other one"
+        if other is not None:
+            why = f"rank {other} waits in another message of both, whose tag may differ"
+        text = f"rank {operation.key.by} waited {waited} in {operation.title}; {why}"
         self._add(Finding("unknown", text, operation=operation.key))
 
     def _unknown_group(self, operation: Operation) -> None:

@@ -238,7 +238,7 @@ class _Path:
 
     def _missing_at_servers(self) -> list[int]:
         key = self._operation.key
-        what = (self._operation.title, f"'{key.name}' (round {key.round})")
+        what = (self._operation.title, key.name, f"'{key.name}' (round {key.round})")
         return sorted({r for one in self._record.missing if one.what in what for r in one.ranks})
 
     def _host(self, rank: int) -> str:

@@ -25,7 +25,12 @@ COLLECTIVES = (
     "reduce_scatter",
     "scatter",
 )
+#: What concerns two ranks only.
+MESSAGES = ("send", "receive")
+#: What concerns the ranks that become a group.
+FORMING = "form_group"
 _NUMBERED = re.compile(r"(?P<base>.+?)(?:#(?P<era>\d+))?\.(?P<number>\d+)")
+_OTHER = re.compile(r".*' \(rank (\d{1,7})\)", re.DOTALL)
 _COLLECTIVE = re.compile(rf"(?:.*\.)?({'|'.join(COLLECTIVES)})", re.DOTALL)
 
 
@@ -38,20 +43,25 @@ class Key:
         name: The name of the plan or the call.
         round: The number of the round, or of the call among those of its name.
         planned: Whether it is a round of a plan.
+        by: The rank that sends or receives, if it is a message; else -1.
     """
 
     group: int
     name: str
     round: int
     planned: bool
+    by: int = -1
 
     @property
     def title(self) -> str:
         """What reports call the operation."""
-        numbered = self.planned or self.round > 0
+        if self.by >= 0:
+            return f"{self.name} of rank {self.by}"
         # The name of a call says what it is, such as "allreduce 'loss'".
         name = self.name if self.name.endswith("'") else f"'{self.name}'"
-        return f"{name} round {self.round}" if numbered else name
+        if self.planned:
+            return f"{name} round {self.round}"
+        return f"{name} (call {self.round})" if self.round > 1 else name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +109,12 @@ class Operation:
         return self.key.title
 
     @property
+    def other(self) -> int | None:
+        """The other rank of a message; None if it may be any, or if this is none."""
+        found = _OTHER.fullmatch(self.key.name) if self.key.by >= 0 else None
+        return int(found[1]) if found else None
+
+    @property
     def begun(self) -> float:
         """When the first rank called it."""
         return min((one.called or one.ready or 0.0 for one in self.calls.values()), default=0.0)
@@ -122,6 +138,8 @@ class Operation:
 
     def completed(self) -> bool:
         """Returns whether it has ended well on all its ranks."""
+        if self.key.by >= 0:
+            return self.calls[self.key.by].finished
         return self.members is not None and all(
             rank in self.calls and self.calls[rank].finished for rank in self.members
         )
@@ -155,7 +173,13 @@ def match(record: Record) -> list[Operation]:
     seen: dict[int, set[int]] = defaultdict(set)
     for rank, process in record.ranks.items():
         for entry in process.entries:
-            key = Key(entry.group, entry.name, entry.round, entry.kind in ("round", "buffer"))
+            key = Key(entry.group, entry.name, entry.place, entry.kind in ("round", "buffer"))
+            if entry.collective in MESSAGES:
+                key = dataclasses.replace(key, by=rank)
+                last = found.setdefault(key, Operation(key)).calls
+                if rank not in last or last[rank].finished:
+                    last[rank] = entry
+                continue
             seen[entry.group].add(rank)
             if entry.kind in ("round", "call"):
                 # A plan that was made again counts from 0 again, so only the latest entry counts.
@@ -163,7 +187,13 @@ def match(record: Record) -> list[Operation]:
             elif entry.kind == "buffer":
                 buffers[key][rank].append(entry)
     for key, operation in found.items():
+        if key.by >= 0:
+            other = operation.other
+            operation.members = (key.by,) if other is None else tuple(sorted((key.by, other)))
+            continue
         operation.members = members_of(record, key.group, seen[key.group])
+        if operation.collective == FORMING:
+            operation.members = tuple(sorted(operation.calls))  # nobody else is known to take part
         for rank, entries in buffers[key].items():
             if rank in operation.calls:
                 stream = operation.calls[rank].stream
@@ -176,12 +206,13 @@ def _add_sums(record: Record, found: Mapping[Key, Operation]) -> None:
     by_stream = {}
     for key, operation in found.items():
         for entry in operation.calls.values():
-            by_stream[key.group, entry.stream, key.round, key.planned] = key
+            by_stream[key.group, entry.stream, entry.round, key.planned] = key
     for server, process in record.servers.items():
         for entry in process.entries:
             for planned in (True, False):
                 key = Key(entry.group, entry.name, entry.round, planned)
-                if not entry.name:  # a server may know only the number of a plan
+                # A server may know only the number of a plan, and knows no number of a call.
+                if not entry.name or (not planned and entry.stream):
                     key = by_stream.get((entry.group, entry.stream, entry.round, planned), key)
                 if key in found:
                     found[key].sums.setdefault(server, []).append(entry)
@@ -219,7 +250,7 @@ def called_by(record: Record, operation: Operation, rank: int) -> bool | None:
 
 def _series_on(process: Process) -> list[Series]:
     return [
-        Series.of(Key(entry.group, entry.name, entry.round, entry.kind == "round"))
+        Series.of(Key(entry.group, entry.name, entry.place, entry.kind == "round"))
         for entry in process.entries
         if entry.kind in ("round", "call")
     ]
@@ -228,7 +259,7 @@ def _series_on(process: Process) -> list[Series]:
 def _covers(record: Record, process: Process, operation: Operation) -> bool:
     """Returns whether a rank's entries go back to an operation that all ended before this one."""
     kept = {
-        (entry.group, entry.name, entry.round)
+        (entry.group, entry.name, entry.place)
         for entry in process.entries
         if entry.kind in ("round", "call") and entry.finished
     }
@@ -238,7 +269,7 @@ def _covers(record: Record, process: Process, operation: Operation) -> bool:
             for entry in record.ranks[rank].entries
             if entry.kind in ("round", "call")
             and entry.finished
-            and (entry.group, entry.name, entry.round) in kept
+            and (entry.group, entry.name, entry.place) in kept
             and (entry.done or 0.0) <= operation.begun
         ]
         if not earlier:

@@ -38,7 +38,7 @@ class Entry:
         name: The name of the plan or the call.
         group: The number of the group; 0 means all ranks.
         stream: The number of the plan.
-        round: The number of the round, or of the call among those of its name.
+        round: The number of the round. Of a call, it says only where its data went.
         buffer: The number of the fusion buffer.
         bytes: The size of this rank's data.
         called: When the program began it. All times are seconds since 1970 on rank 0's clock; None
@@ -51,6 +51,7 @@ class Entry:
         waited: How long the program waited, in seconds.
         outcome: "ok", the kind of failure such as "timeout", or None if it has not ended.
         collective: The collective if the record has it, else "".
+        number: Of a call among those of its name on this rank; 0 if no other one has the name.
     """
 
     id: int
@@ -70,6 +71,12 @@ class Entry:
     waited: float = 0.0
     outcome: str | None = None
     collective: str = ""
+    number: int = 0
+
+    @property
+    def place(self) -> int:
+        """The number of the round, or of the call among those of its name."""
+        return self.number if self.kind == "call" else self.round
 
     @property
     def finished(self) -> bool:
@@ -283,6 +290,7 @@ def _entry(one: dict[str, Any]) -> Entry:
         waited=_number(one, "waited"),
         outcome=_text(one, "outcome") or None,
         collective=_text(one, "collective") or _collective(kind, _text(one, "name")),
+        number=_integer(one, "number" if "number" in one else "round"),
         **moments,
     )
 

@@ -59,7 +59,7 @@ def _of_entry(entry: Entry, pid: int, end: float) -> list[dict[str, Any]]:
     began = entry.called if entry.called is not None else entry.ready
     if began is None:
         return []
-    title = Key(entry.group, entry.name, entry.round, entry.kind != "call").title
+    title = Key(entry.group, entry.name, entry.place, entry.kind != "call").title
     if entry.kind == "buffer":
         title += f" buffer {entry.buffer}"
     outcome = entry.outcome or "not ended"

@@ -164,7 +164,10 @@ TEST(Render, ARecordHasMomentsOnTheClockOfRank0) {
   ProcessRecord record = sample();
   record.offset = kSecond;
   record.entries[0].at = {2 * kSecond, 0, 0, 0, 0, 0};
+  picture.time = 1795832298.123456;
+  EXPECT_NE(as_json(picture).find("\"time\":1795832298.123456,"), std::string::npos);
   const std::string json = record_as_json(picture, "why", {{Process{false, 0}, record}}, 1000);
+  EXPECT_NE(json.find("\"time\":1795832298.123456,"), std::string::npos) << json;
   EXPECT_NE(json.find("\"called\":1003.000000,\"ready\":null"), std::string::npos) << json;
   EXPECT_NE(json.find("\"outcome\":\"timeout\""), std::string::npos) << json;
   EXPECT_NE(json.find("\"outcome\":null"), std::string::npos) << json;
