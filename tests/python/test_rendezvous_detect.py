@@ -355,6 +355,8 @@ def test_order_of_launchers() -> None:
                 merged.update(LAUNCHERS[name])
             if "openmpi" not in names and "pmi" in names and "slurm" in names:
                 merged["SLURM_NNODES"] = "1"
+            if names[:2] == ("herring", "torchrun"):
+                merged["RANK"] = merged["HERRING_RANK"]
             assert detect(merged).source == names[0], names
 
 
@@ -410,6 +412,18 @@ def test_contradictions_name_variable_and_value(
     assert f"{local_size}={base[local_size]}" in message
     if base is not SLURM:  # there it is an upper bound
         assert f"{local_size}=99" in refused({**base, local_size: "99"})
+
+
+def test_torchrun_inside_of_another_launch_is_refused() -> None:
+    """Otherwise each of torchrun's workers would be a job of its own, and average nothing."""
+    left_over = {"HERRING_RANK": "0", "HERRING_SIZE": "1"}
+    message = refused({**TORCHRUN, **left_over})
+    assert "RANK=2 of torchrun contradicts HERRING_RANK=0" in message
+    assert "unset HERRING_RANK" in message
+    first = {**TORCHRUN, "RANK": "0", **left_over}
+    assert "WORLD_SIZE=4 of torchrun contradicts HERRING_SIZE=1" in refused(first)
+    # `herring run` inside torchrun sets all of them.
+    assert detect({**TORCHRUN, **HERRING, "RANK": "3"}).source == "herring"
 
 
 @pytest.mark.parametrize("name", ["HERRING_SIZE", "HERRING_LOCAL_RANK", "HERRING_LOCAL_SIZE"])

@@ -332,6 +332,7 @@ def _find_place(env: Mapping[str, str]) -> _Place:
                     "HERRING_SIZE together, or neither"
                 )
     else:
+        _refuse_two_launchers(env)
         return _place(env, "herring", *_after("HERRING_"))
     if "RANK" in env:
         return _place(env, "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -349,6 +350,22 @@ def _find_place(env: Mapping[str, str]) -> _Place:
                 "them) or neither (a job of one)"
             )
     return _Place("single", "", "", 0, 1, 0, 1, 1, True)
+
+
+def _refuse_two_launchers(env: Mapping[str, str]) -> None:
+    """Refuses variables of Herring that torchrun's contradict: each rank would be alone, silently.
+
+    ``herring run`` sets torchrun's variables, too, to the same values.
+    """
+    if "TORCHELASTIC_RUN_ID" not in env:
+        return  # some clusters set RANK and WORLD_SIZE to numbers of hosts
+    for ours, other in (("HERRING_RANK", "RANK"), ("HERRING_SIZE", "WORLD_SIZE")):
+        if env.get(other, env.get(ours)) != env.get(ours):
+            raise ConfigurationError(
+                f"{other}={env[other]} of torchrun contradicts {ours}={env.get(ours)}: start the "
+                f"workers with torchrun or with herring run alone, and unset {ours} if it is left "
+                "over from before"
+            )
 
 
 def _find_line(env: Mapping[str, str]) -> _Place | None:
