@@ -478,6 +478,28 @@ def test_newcomers_that_die_in_the_beginning_end_nobody_else() -> None:
     assert output.count("is done: True") == 2, output
 
 
+def test_a_call_that_always_times_out_ends_the_job() -> None:
+    """Each rank makes a call that no other one makes, and no generation comes to a commit."""
+    script = """
+    import herring.elastic
+    state = herring.elastic.State(step=0)
+
+    @herring.elastic.run
+    def train(state):
+        while state.step < 100:
+            if state.step == 5:
+                print("generation", herring.elastic.generation(), flush=True)
+                herring.allreduce(np.ones(3), name=f"x of {herring.rank()}", timeout=0.5)
+            state.step += 1
+            state.commit()
+
+    train(state)
+    """
+    job = run_job(["--elastic", "-n", "2", "--restarts", "0"], script)
+    assert job.returncode not in (0, 124), job.stdout
+    assert "TimeoutError" in job.stdout and "generation 4" not in job.stdout, job.stdout
+
+
 class Outside:
     """Processes of a job that no launcher has started."""
 

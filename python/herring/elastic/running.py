@@ -55,6 +55,7 @@ _connection: Connection | None = None
 _leaves = False
 _generation: Generation | None = None
 _trained = False
+_commits = 0
 
 
 class GenerationEnds(BaseException):
@@ -78,6 +79,8 @@ def committed(number: int) -> None:
 
 def ends_at(number: int) -> bool:
     """Tells that a commit of this generation is complete; returns whether it ends there."""
+    global _commits
+    _commits += 1
     if _generation is None or _connection is None:
         return False
     return _connection.committed(number)
@@ -190,6 +193,8 @@ def go_on(train: Callable[[], Any], begin: Callable[[], None], join: Callable[[]
 
     Raises:
       ConfigurationError: This process is in another job, or its training has ended.
+      PeerLostError, TimeoutError: Three generations in a row did not begin, or three have timed out
+        since the last commit. A call that not all ranks make times out in each generation.
     """
     if _trained or (herring.is_initialized() and _generation is None):
         raise ConfigurationError(
@@ -204,10 +209,11 @@ def _go_on(train: Callable[[], Any], begin: Callable[[], None], join: Callable[[
     global _trained
     lost = 0.0  # when the generation before has failed
     failures = 0  # generations in a row that did not begin
+    timed_out = 0  # those that had time-outs since the last commit
     while True:
         if not herring.is_initialized():  # it may have joined the first one before
             join()
-        began = False
+        began, commits = False, _commits
         try:
             with own_errors():
                 begin()
@@ -224,7 +230,10 @@ def _go_on(train: Callable[[], Any], begin: Callable[[], None], join: Callable[[
         except (PeerLostError, TimeoutError) as error:
             lost = time.monotonic()
             failures += not began
-            if failures == _MOST_FAILURES:
+            if _commits > commits:
+                timed_out = 0
+            timed_out += began and isinstance(error, TimeoutError)
+            if _MOST_FAILURES in (failures, timed_out):
                 raise
             _tell_loss(error)
             runtime.leave_failed()
