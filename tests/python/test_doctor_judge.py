@@ -297,6 +297,27 @@ def test_the_clock_of_rank_0_can_be_the_wrong_one() -> None:
     assert only(about).subject == "h0"
 
 
+@pytest.mark.parametrize("offset", [10.0, -10.0])
+def test_of_two_clocks_neither_is_blamed(offset: float) -> None:
+    about = healthy(2)
+    about.links[1, 0].offset, about.links[1, 0].offset_error = offset, 5e-4
+    one = only(about)
+    ahead, behind = ("h0", "h1") if offset > 0 else ("h1", "h0")
+    assert one.subject == "h0 <-> h1"
+    assert f"The clock of {ahead} is 10 s ahead of that of {behind}" in one.what
+    assert "(to within 500 us)" in one.what and "One of the two is wrong" in one.what
+
+
+def test_the_error_of_a_clock_is_that_of_both_comparisons() -> None:
+    about = healthy(4)
+    for other in (1, 2, 3):
+        about.links[other, 0].offset, about.links[other, 0].offset_error = 30.0, 1e-3
+    # Rank 0's clock is compared with one host only, and that host with the others through rank 0.
+    assert offsets(about)[0] == pytest.approx((30, 1e-3))
+    errors = sorted(error for _, error in offsets(about).values())
+    assert errors == pytest.approx([0, 1e-3, 2e-3, 2e-3])
+
+
 def test_a_clock_that_drifts() -> None:
     about = healthy(3)
     about.hosts[1].late_clock, about.hosts[1].clock_seconds = -0.01, 5.0
@@ -361,6 +382,16 @@ def test_settings_of_a_host_and_of_a_rank() -> None:
     about.hosts[1].ranks[1].settings["HERRING_FLOWS"] = "4"
     assert only(about).what.startswith("On all ranks of the host HERRING_FLOWS is 4")
     assert "Rank 0's value counts" in only(about).helps
+
+
+def test_a_setting_that_only_a_newer_version_knows() -> None:
+    about = healthy(3)
+    about.hosts[1].ranks[0].settings["HERRING_OF_A_LATER_VERSION"] = "1"
+    one = only(about)
+    assert (one.severity, one.subject) == ("warning", "h1")
+    assert one.what.startswith("On all ranks of the host HERRING_OF_A_LATER_VERSION is 1, and on")
+    assert "Rank 0's version of Herring does not know" in one.helps
+    assert "Install the same version" in one.change
 
 
 def test_settings_with_which_no_job_starts() -> None:

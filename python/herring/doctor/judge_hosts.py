@@ -125,10 +125,13 @@ def _setting(variable: str, hosts: Sequence[Host], ranks: Sequence[Rank]) -> Ite
     if not values:
         return
     usual = most_common(values)
-    row = setting(variable)
-    helps = (
-        "Rank 0's value counts for all ranks." if row.scope == "job" else "Each rank uses its own."
-    )
+    advice = f"Set {variable} to the same value for all ranks."
+    try:
+        common = setting(variable).scope == "job"
+        helps = "Rank 0's value counts for all ranks." if common else "Each rank uses its own."
+    except KeyError:  # the rank that has it has a newer Herring
+        helps = f"Rank 0's version of Herring does not know {variable}."
+        advice = "Install the same version of Herring on all hosts."
     if variable == "HERRING_PORTS":
         helps = "A firewall that lets one range in blocks the ports of the other one."
     for host in hosts:
@@ -142,7 +145,7 @@ def _setting(variable: str, hosts: Sequence[Host], ranks: Sequence[Rank]) -> Ite
             "note" if variable in _QUIET else "warning",
             host.name,
             f"On {who} {variable} is {own}, and on the other ranks it is {others}.",
-            f"Set {variable} to the same value for all ranks.",
+            advice,
             helps,
         )
 

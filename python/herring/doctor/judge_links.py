@@ -229,28 +229,38 @@ def offsets(about: Examination) -> dict[int, tuple[float, float]]:
         link = about.links.get((index, 0), Link())
         if link.offset is not None:
             found[index] = (-link.offset, link.offset_error)
-    middle = statistics.median_low([ahead for ahead, _ in found.values()])
-    return {index: (ahead - middle, error) for index, (ahead, error) in found.items()}
+    order = sorted(found, key=lambda index: found[index][0])
+    middle = order[(len(order) - 1) // 2]
+    base, doubt = found[middle]
+    return {
+        index: (ahead - base, 0.0 if index == middle else error + doubt)
+        for index, (ahead, error) in found.items()
+    }
 
 
 def _clocks(about: Examination) -> Iterator[Finding]:
     if len(about.hosts) < 2:
         return
-    for index, (ahead, error) in offsets(about).items():
+    compared = offsets(about)
+    for index, (ahead, error) in compared.items():
         if abs(ahead) - error < _CLOCK_NOTE:
             continue
         severity = "warning" if abs(ahead) > _CLOCK_WARNING else "note"
         helps = "Lines of the hosts' logs cannot be put in order."
         if about.by_munge and abs(ahead) > _MUNGE_SECONDS:
             severity, helps = "error", "MUNGE refuses credentials that are older than 5 minutes."
-        yield Finding(
-            severity,
-            about.hosts[index].name,
-            f"The clock is {show_duration(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} "
-            f"those of the other hosts (to within {show_duration(error)}).",
-            "Start chrony or ntpd on the host.",
-            helps,
-        )
+        own, within = about.hosts[index].name, f"(to within {show_duration(error)})"
+        side = "ahead of" if ahead > 0 else "behind"
+        subject = own
+        what = f"The clock is {show_duration(abs(ahead))} {side} those of the other hosts {within}."
+        change = "Start chrony or ntpd on the host."
+        if len(compared) == 2:  # each could be the wrong one
+            [other] = (about.hosts[each].name for each in compared if each != index)
+            subject = " <-> ".join(about.hosts[each].name for each in sorted(compared))
+            what = f"The clock of {own} is {show_duration(abs(ahead))} {side} that of {other} "
+            what += f"{within}. One of the two is wrong, or both are."
+            change = "Start chrony or ntpd on both hosts."
+        yield Finding(severity, subject, what, change, helps)
     for index, host in enumerate(about.hosts):
         link = about.links.get((index, 0), Link())
         if host.late_clock is None or link.offset is None or host.clock_seconds < 1.0:
