@@ -10,6 +10,7 @@ from flights import Flight, missing_rank, with_all_states
 from herring.flight import report
 from herring.flight.analysis import Analysis, analyse
 from herring.flight.findings import RANKING, Finding
+from herring.flight.operations import Series
 
 
 def first(flight: Flight) -> Finding:
@@ -126,6 +127,35 @@ def test_a_series_of_unnamed_calls_is_ordered_by_its_numbers() -> None:
     flight.drop(1, before=6.0)
     flight.rank(1, state="computing")
     assert (first(flight).kind, first(flight).ranks) == ("missing", (1,))
+
+
+def test_rings_that_begin_at_different_operations_are_read_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    size, count = 6, 60
+    flight = Flight(size=size, end=100.0)
+    for number in range(count):
+        flight.call(f"allreduce 'loss.{number}'", 1.0 + number)
+    flight.call("allreduce 'last'", 90.0, ranks=(0, 1, 2, 4, 5), ended=False)
+    for rank in range(size):
+        flight.drop(rank, before=1.0 + 5 * rank)
+    asked = []
+    series_of = Series.of
+    monkeypatch.setattr(Series, "of", lambda key: [asked.append(key), series_of(key)][1])
+    finding = first(flight)
+    assert (finding.kind, finding.ranks) == ("missing", (3,))
+    # Every entry once, and a few times for each rank that lacks an operation.
+    assert len(asked) < 2 * size * count
+
+
+@pytest.mark.parametrize("members", [[], [1]])
+def test_a_group_that_lists_fewer_ranks_than_wait_in_it(members: list[int]) -> None:
+    flight = Flight(size=2)
+    flight.call("loss", 1.0, ranks=(1,), group=7)
+    flight.call("loss", 1.5, ranks=(0,), group=7, ended=False)
+    flight.groups = [{"group": 7, "ranks": members}]
+    finding = first(flight)
+    assert finding.ranks == ()
 
 
 def test_different_collectives_at_the_same_place() -> None:

@@ -11,7 +11,15 @@ from collections.abc import Iterable, Sequence
 
 from herring.flight.delivery import path_finding
 from herring.flight.findings import RANKING, Finding, doing, end_of, is_down, longest_wait, note
-from herring.flight.operations import FORMING, Operation, Series, called_by, describe, match
+from herring.flight.operations import (
+    FORMING,
+    Histories,
+    Operation,
+    Series,
+    called_by,
+    describe,
+    match,
+)
 from herring.flight.record import Record
 from herring.flight.words import bytes_text, joined, ranks_text, seconds_text
 
@@ -62,6 +70,7 @@ class _Analyser:
     def __init__(self, record: Record) -> None:
         self._record = record
         self._operations = match(record)
+        self._histories = Histories(record)
         self._absent: dict[int, tuple[int, ...]] = {}
         self._unsure: dict[int, tuple[int, ...]] = {}
         self._findings: list[Finding] = []
@@ -69,7 +78,7 @@ class _Analyser:
     def analyse(self) -> Analysis:
         operations = self._operations
         for place, operation in enumerate(operations):
-            if not operation.completed():
+            if operation.waiting or not operation.completed():
                 self._compare(place, operation)
         self._find()
         ended = [one for one in operations if one.completed()]
@@ -97,7 +106,7 @@ class _Analyser:
             self._unsure[place] = ()
             return
         told = {
-            rank: called_by(self._record, operation, rank)
+            rank: called_by(self._histories, operation, rank)
             for rank in operation.members or range(self._record.size)
         }
         if operation.members is None:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-from herring.flight.record import Entry, Process, Record
+from herring.flight.record import Entry, Record
 from herring.flight.words import ranks_text
 
-__all__ = ["COLLECTIVES", "Key", "Operation", "Series", "called_by", "match", "members_of"]
+__all__ = [
+    "COLLECTIVES",
+    "Histories",
+    "Key",
+    "Operation",
+    "Series",
+    "called_by",
+    "match",
+    "members_of",
+]
 
 #: The collectives, as they stand in the names of calls that a program did not name.
 COLLECTIVES = (
@@ -219,7 +229,58 @@ def _add_sums(record: Record, found: Mapping[Key, Operation]) -> None:
                     break
 
 
-def called_by(record: Record, operation: Operation, rank: int) -> bool | None:
+class Histories:
+    """What the ranks of a record have called and kept; each rank's entries are read only once.
+
+    Args:
+        record: The flight record.
+    """
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self._numbers: dict[int, dict[tuple[int, str, bool], list[tuple[int, int, int]]]] = {}
+        self._ended: dict[int, dict[tuple[int, str, int], float]] = {}
+        self._common: dict[tuple[int, int], float] = {}
+
+    def numbers(self, rank: int, series: Series) -> list[tuple[int, int, int]]:
+        """Returns the least and the largest number of a series that a rank has kept, or nothing."""
+        if rank not in self._numbers:
+            found = self._numbers[rank] = {}
+            for entry in self._calls(rank):
+                key = Key(entry.group, entry.name, entry.place, entry.kind == "round")
+                place = Series.of(key)
+                ends = found.setdefault(place.name, [place.number, place.number])
+                ends[:] = min(ends[0], place.number), max(ends[1], place.number)
+        return self._numbers[rank].get(series.name, [])
+
+    def common(self, rank: int, other: int) -> float:
+        """Returns when the first operation ended on `other` that `rank` has kept, too."""
+        if (rank, other) not in self._common:
+            kept, ended = self._ended_on(rank), self._ended_on(other)
+            both = (done for key, done in ended.items() if key in kept)
+            self._common[rank, other] = min(both, default=math.inf)
+        return self._common[rank, other]
+
+    def _ended_on(self, rank: int) -> dict[tuple[int, str, int], float]:
+        if rank not in self._ended:
+            found = self._ended[rank] = {}
+            for entry in self._calls(rank):
+                if entry.finished:
+                    key = (entry.group, entry.name, entry.place)
+                    done = entry.done or 0.0
+                    found[key] = min(found.get(key, done), done)
+        return self._ended[rank]
+
+    def _calls(self, rank: int) -> Iterator[Entry]:
+        entries = self.record.ranks[rank].entries
+        return (
+            entry
+            for entry in entries
+            if entry.kind in ("round", "call") and entry.collective not in MESSAGES
+        )
+
+
+def called_by(histories: Histories, operation: Operation, rank: int) -> bool | None:
     """Tells whether a rank has called an operation.
 
     Processes keep only their latest entries, so an operation that a record lacks may have been
@@ -228,6 +289,7 @@ def called_by(record: Record, operation: Operation, rank: int) -> bool | None:
     Returns:
         True or False if the record proves it, else None.
     """
+    record = histories.record
     if rank in operation.calls:
         return True
     name, number = operation.key.name, operation.key.round
@@ -240,41 +302,13 @@ def called_by(record: Record, operation: Operation, rank: int) -> bool | None:
     if not process.entries or process.entries[0].id <= 1:
         return False  # nothing was dropped
     series = Series.of(operation.key)
-    numbers = [place.number for place in _series_on(process) if place.name == series.name]
-    if numbers:
+    if numbers := histories.numbers(rank, series):
         if max(numbers) < series.number:
             return False
         return True if min(numbers) > series.number else None
-    return False if _covers(record, process, operation) else None
-
-
-def _series_on(process: Process) -> list[Series]:
-    return [
-        Series.of(Key(entry.group, entry.name, entry.place, entry.kind == "round"))
-        for entry in process.entries
-        if entry.kind in ("round", "call")
-    ]
-
-
-def _covers(record: Record, process: Process, operation: Operation) -> bool:
-    """Returns whether a rank's entries go back to an operation that all ended before this one."""
-    kept = {
-        (entry.group, entry.name, entry.place)
-        for entry in process.entries
-        if entry.kind in ("round", "call") and entry.finished
-    }
-    for rank in operation.calls:
-        earlier = [
-            entry
-            for entry in record.ranks[rank].entries
-            if entry.kind in ("round", "call")
-            and entry.finished
-            and (entry.group, entry.name, entry.place) in kept
-            and (entry.done or 0.0) <= operation.begun
-        ]
-        if not earlier:
-            return False
-    return True
+    # The rank's entries may go back to operations that all others ended before this one.
+    covered = all(histories.common(rank, other) <= operation.begun for other in operation.calls)
+    return False if covered else None
 
 
 def describe(ranks: Iterable[int], record: Record) -> str:

@@ -241,7 +241,7 @@ def _record(document: dict[str, Any]) -> Record:
         groups={
             _integer(one, "group"): _integers(one, "ranks")
             for one in _list(document, "groups")
-            if "ranks" in one
+            if _integers(one, "ranks")
         },
         group_names={
             _integer(one, "group"): name
