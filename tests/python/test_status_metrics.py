@@ -350,6 +350,45 @@ for metric in sorted(scope.metrics, key=lambda metric: metric.name):
     ]
 
 
+def test_opentelemetry_s_counters_go_on_in_the_next_job() -> None:
+    pytest.importorskip("opentelemetry.sdk.metrics")
+    program = """
+import herring, numpy, time
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from herring.observe import otel
+reader = InMemoryMetricReader()
+def sent():
+    time.sleep(0.6)  # until the status is no longer fresh
+    scope = reader.get_metrics_data().resource_metrics[0].scope_metrics[0]
+    (found,) = [m for m in scope.metrics if m.name == "herring.rank.sent_bytes"]
+    (point,) = found.data.data_points
+    return point.value
+herring.init()
+otel.instrument(meter_provider=MeterProvider([reader]))
+for number in range(100):
+    herring.allreduce(numpy.ones(1000, numpy.float32))
+first = sent()
+herring.allreduce(numpy.ones(1 << 20, numpy.float32))  # no export reads this before the end
+whole = herring.stats()["bytes_sent"]
+herring.shutdown()
+herring.init()
+herring.allreduce(numpy.ones(10, numpy.float32))
+second = sent()
+print(first, whole, second, herring.stats()["bytes_sent"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "HERRING_RANK": "0", "HERRING_SIZE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    first, whole, second, own = map(int, done.stdout.split())
+    assert first <= whole < second == whole + own
+
+
 def test_opentelemetry_that_is_not_installed_is_an_error_with_advice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

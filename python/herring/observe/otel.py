@@ -14,6 +14,7 @@ Prometheus turns them into the old names.
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import threading
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import herring
+from herring.arrays import runtime
 from herring.errors import HerringError
 from herring.observe import client
 from herring.observe.metrics import METRICS, SCOPES, Metric, samples
@@ -48,7 +50,8 @@ def instrument(
     """Registers observable gauges and counters, which OpenTelemetry reads when it exports.
 
     Args:
-      where: None registers what this rank has counted (`herring.stats`): call it on each rank. A
+      where: None registers what this rank has counted (`herring.stats`), in this job and in those
+        that follow or that an elastic job begins in this process: call it once on each rank. A
         socket or HOST:PORT, as `herring status` takes it, registers all metrics of the job: call it
         in one process.
       meter_provider: Where to register; OpenTelemetry's global provider by default.
@@ -61,7 +64,7 @@ def instrument(
     api = import_optional(
         "opentelemetry.metrics", "opentelemetry-api", "exports the metrics", "otel"
     )
-    read = _own_status if where is None else _reader(client.endpoint(where), timeout)
+    read = _counted().status if where is None else _reader(client.endpoint(where), timeout)
     latest = _Latest(read)
     meter = api.get_meter("herring", version(), meter_provider)
     for metric in METRICS:
@@ -120,7 +123,7 @@ def _reader(place: client.Endpoint, timeout: float) -> Callable[[], Mapping[str,
     return lambda: parse(client.ask(place, "json", timeout), place.name)
 
 
-# What `herring.stats` counts.
+_SUMS = ("bytes_sent", "bytes_received")  # of `herring.stats`
 _OWN = (
     "herring_rank_sent_bytes_total",
     "herring_rank_received_bytes_total",
@@ -128,26 +131,58 @@ _OWN = (
 )
 
 
-def _own_status() -> Mapping[str, Any]:
-    """Returns a status that has only this rank, with what it has counted.
+class _Counted:
+    """What this process has counted, in all its jobs: a counter must not begin again at 0."""
 
-    Raises:
-      HerringError: This process has no job, or not any more.
-    """
-    if not herring.is_initialized():
-        raise StatusError("this process has no job now")
-    counted = herring.stats()
-    rank = {
-        "rank": herring.rank(),
-        "node": herring.node_rank(),
-        "host": socket.gethostname(),
-        "bytes_sent": counted["bytes_sent"],
-        "bytes_received": counted["bytes_received"],
-        "credit": counted["credit_bytes"],
-    }
-    return {
-        "job": value_of(os.environ, "HERRING_JOB"),
-        "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
-        "ranks": [rank],
-        "missing": [],
-    }
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a handler of a signal may leave the job
+        self._job = runtime.job() if herring.is_initialized() else None
+        self._earlier: dict[tuple[int, int], dict[str, int]] = {}
+        runtime.learn_job.append(self._learn)
+        runtime.forget_job.append(self._forget)
+
+    def status(self) -> Mapping[str, Any]:
+        """Returns a status that has only this rank, with what it has counted.
+
+        Raises:
+          HerringError: This process has no job, or not any more.
+        """
+        with self._lock:
+            job = self._job
+            if job is None or not runtime.is_running(job):
+                raise StatusError("this process has no job now")
+            counted = job.stats()
+            earlier = self._earlier.get((job.rank, job.node_rank), {})
+            rank = {
+                "rank": job.rank,
+                "node": job.node_rank,
+                "host": socket.gethostname(),
+                **{name: counted[name] + earlier.get(name, 0) for name in _SUMS},
+                "credit": counted["credit_bytes"],
+            }
+        return {
+            "job": value_of(os.environ, "HERRING_JOB"),
+            "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
+            "ranks": [rank],
+            "missing": [],
+        }
+
+    def _learn(self, job: Any) -> None:
+        with self._lock:
+            self._job = job
+
+    def _forget(self) -> None:
+        with self._lock:
+            job, self._job = self._job, None
+            if job is None:
+                return
+            # Another rank in the next job is another series, which begins at 0.
+            sums = self._earlier.setdefault((job.rank, job.node_rank), {})
+            counted = job.stats()
+            for name in _SUMS:
+                sums[name] = sums.get(name, 0) + counted[name]
+
+
+@functools.cache
+def _counted() -> _Counted:
+    return _Counted()
