@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -318,12 +319,79 @@ def test_watching_without_a_terminal_repeats_the_text(folder: Path) -> None:
     assert re.search(r"^job 'resnet': .* has ended \(.* gone.*\)$", out, re.MULTILINE), out
 
 
+def test_watching_without_a_terminal_repeats_no_old_status(folder: Path) -> None:
+    path = folder / "resnet-7.sock"
+    watch = [*STATUS, str(path), "--watch", "10ms", "--timeout", "200ms"]
+    with (
+        StatusServer(statuses.healthy(), path),
+        subprocess.Popen(watch, stdout=subprocess.PIPE, text=True) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "stands out" in line:
+                break
+        with socket.socket(socket.AF_UNIX) as silent:
+            silent.bind(f"{path}.new")
+            silent.listen(8)
+            os.rename(f"{path}.new", path)
+            shown = []
+            for line in process.stdout:
+                shown.append(line)
+                if sum("has not answered in 0.2 s" in each for each in shown) == 3:
+                    break
+            process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    first = next(i for i, line in enumerate(shown) if "has not answered" in line)
+    assert all("has not answered" in line for line in shown[first:]), shown
+
+
+def test_watching_goes_on_with_the_next_generation(folder: Path) -> None:
+    def named(job: str) -> dict[str, Any]:
+        return {**statuses.healthy(), "job": job}
+
+    watch = [*STATUS, str(folder / "el.1-7.sock"), "--watch", "10ms"]
+    with socket.socket(socket.AF_UNIX) as stale:  # of a job that was killed
+        stale.bind(str(folder / "el.9-6.sock"))
+    with StatusServer(named("el.1"), folder / "el.1-7.sock"):
+        process = subprocess.Popen(watch, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        seen = []
+        for line in process.stdout:
+            if line.startswith("job 'el.1'"):
+                break
+    for line in process.stdout:
+        if "waiting for the next generation" in line:
+            break
+    with StatusServer(named("el.3"), folder / "el.3-8.sock"):
+        for line in process.stdout:
+            seen.append(line)
+            if line.startswith("job 'el.3'"):
+                break
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "has ended" not in "".join(seen) + rest
+    assert any(line.rstrip().endswith(": the next generation") for line in seen), seen
+
+
+def test_a_job_whose_next_generation_does_not_come_has_ended(folder: Path) -> None:
+    path = folder / "el.1-7.sock"
+    with StatusServer(statuses.healthy(), path) as server:
+        terminal = Terminal(server.where, "--watch", "20ms")
+        terminal.expect("q ends this view")
+    terminal.expect("waiting for the next generation")
+    assert terminal.status() == 0
+    assert "has ended" in terminal.text and "no later generation has begun" in terminal.text
+
+
 class Terminal:
     """`herring status` with a terminal of 100 columns and 30 lines."""
 
-    def __init__(self, *arguments: str, **environment: str) -> None:
+    def __init__(self, *arguments: str, without_input: bool = False, **environment: str) -> None:
         self.process, self.screen = pty.fork()
         if self.process == 0:
+            if without_input:
+                os.close(0)
             sized = {"COLUMNS": "100", "LINES": "30", "TERM": "xterm-256color", "LANG": "C.UTF-8"}
             os.execve(sys.executable, [*STATUS, *arguments], {**os.environ, **sized, **environment})
         self.text = ""
@@ -375,6 +443,32 @@ def test_watching_ends_with_control_c(folder: Path) -> None:
         terminal.expect("q ends this view")
         os.write(terminal.screen, b"\x03")
         assert terminal.status() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_the_view_leaves_the_terminal_as_it_was(
+    folder: Path, number: signal.Signals
+) -> None:
+    with StatusServer(statuses.healthy(), folder / "resnet-7.sock") as server:
+        terminal = Terminal(server.where, "--watch", "30s")
+        before = termios.tcgetattr(terminal.screen)
+        terminal.expect("q ends this view")
+        assert termios.tcgetattr(terminal.screen)[3] != before[3]
+        kept = os.dup(terminal.screen)
+        os.kill(terminal.process, number)
+        assert terminal.status() == -number
+        assert termios.tcgetattr(kept) == before
+        os.close(kept)
+        assert "\x1b[?1049l" in terminal.text and "\x1b[?25h" in terminal.text
+        assert "Traceback" not in terminal.text
+
+
+def test_watching_without_an_input(folder: Path) -> None:
+    with StatusServer(statuses.healthy(), folder / "resnet-7.sock") as server:
+        terminal = Terminal(server.where, "--watch", "20ms", without_input=True)
+        terminal.expect("q ends this view")
+        os.kill(terminal.process, signal.SIGINT)
+        assert terminal.status() == 0, terminal.text
 
 
 def test_watching_ends_with_the_job(folder: Path) -> None:

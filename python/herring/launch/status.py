@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import json
 import sys
 import time
@@ -256,5 +255,16 @@ def _watch(place: Endpoint, every: float, timeout: float) -> None:
 
     from herring.observe.live import follow
 
+    def fetch() -> dict[str, Any]:
+        return _fetch(place, timeout)
+
+    def later() -> bool:
+        nonlocal place
+        found = client.next_generation(place.path) if place.path is not None else None
+        if found is not None:
+            place = Endpoint(str(found), found)
+        return found is not None
+
+    elastic = place.path is not None and client.is_elastic(place.path)
     console = Console(highlight=False)
-    follow(functools.partial(_fetch, place, timeout), every, console, _show)
+    follow(fetch, every, console, _show, later if elastic else None)

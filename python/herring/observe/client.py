@@ -10,6 +10,7 @@ the command and the nonce, with the job's secret as the key.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import re
@@ -24,12 +25,23 @@ from herring.observe.schema import StatusError, clean
 from herring.rendezvous.detect import parse_secret
 from herring.rendezvous.meet import read_secret_file
 
-__all__ = ["Endpoint", "ask", "endpoint", "find", "folders", "proof", "token"]
+__all__ = [
+    "Endpoint",
+    "ask",
+    "endpoint",
+    "find",
+    "folders",
+    "is_elastic",
+    "next_generation",
+    "proof",
+    "token",
+]
 
 _MOST_BYTES = 1 << 28  # a status of 100,000 ranks has 80 MB
 _MOST_WORDS = 1000  # characters of an error
 _CHALLENGE = re.compile(rb"prove ([0-9a-f]{64})\n")
 _CHALLENGE_BYTES = len("prove ") + 64 + 1
+_GENERATION = re.compile(r"(?P<job>.+)\.(?P<number>[0-9]{1,9})-[0-9]+\.sock")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%\w]+\]|[^:/\[\]\s]+):([0-9]{1,5})")
 
 
@@ -113,18 +125,55 @@ def find(environ: Mapping[str, str] = os.environ) -> tuple[list[Path], list[str]
             continue
         for path in sorted(folder.glob("*.sock")):
             try:
-                with socket.socket(socket.AF_UNIX) as connection:
-                    connection.settimeout(1)
-                    connection.connect(str(path))
+                _require_listening(path)
             except ConnectionRefusedError:
                 skipped.append(f"{path}: its job is gone")
                 continue
             except FileNotFoundError:
                 continue  # it has ended meanwhile
-            except OSError:
-                pass  # a job that is too busy now still is a job
             found.append(path)
     return found, skipped
+
+
+def is_elastic(path: Path) -> bool:
+    """Returns whether a socket's name has the number of a generation: ``JOB.3-PID.sock``."""
+    return _GENERATION.fullmatch(path.name) is not None
+
+
+def next_generation(path: Path) -> Path | None:
+    """Returns the socket of the latest generation that follows that of a socket.
+
+    Args:
+        path: The socket of a generation of an elastic job.
+
+    Returns:
+        None if no later generation of that job runs on this machine.
+    """
+    own = _GENERATION.fullmatch(path.name)
+    if own is None:
+        return None
+    found: list[tuple[int, Path]] = []
+    for each in path.parent.glob("*.sock"):
+        other = _GENERATION.fullmatch(each.name)
+        if other and other["job"] == own["job"] and int(other["number"]) > int(own["number"]):
+            found.append((int(other["number"]), each))
+    for _, each in sorted(found, reverse=True):
+        with contextlib.suppress(ConnectionRefusedError, FileNotFoundError):
+            _require_listening(each)
+            return each
+    return None
+
+
+def _require_listening(path: Path) -> None:
+    """Raises ConnectionRefusedError or FileNotFoundError if no job listens at a socket."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(1)
+        try:
+            connection.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            raise
+        except OSError:
+            pass  # a job that is too busy now still is a job
 
 
 def ask(where: Endpoint, command: str, timeout: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import sys
 import termios
 import time
@@ -45,6 +46,8 @@ _PLAIN_LEVELS = "_.-=+*%#"
 _BAR = 30
 _HISTORY = 60
 _MOST_NOTES = 6
+_NEXT_SECONDS = 10.0  # within which the next generation of an elastic job must begin
+_RETRY = 0.25  # seconds between two looks for it
 
 
 def text_of(line: words.Line) -> Text:
@@ -106,6 +109,7 @@ def follow(
     every: float,
     console: Console,
     show: Callable[[Mapping[str, Any]], None],
+    later: Callable[[], bool] | None = None,
 ) -> None:
     """Shows the status of a job until the job or the user ends it.
 
@@ -116,72 +120,143 @@ def follow(
       every: Seconds from one status to the next.
       console: Where it is shown.
       show: Prints a status as text.
+      later: Looks for the next generation of an elastic job; returns True once `fetch` asks that.
 
     Raises:
       StatusError: Not even the first status can be had.
     """
-    status = fetch()
-    if console.is_terminal and not console.is_dumb_terminal:
-        last, trouble = _follow_on_terminal(fetch, every, console, status)
-    else:
-        last, trouble = _follow_as_text(fetch, every, console, show, status)
-    if trouble:
-        console.print(Text(f"{words.headline(last)}: has ended ({trouble})"), soft_wrap=True)
+    job = _Followed(fetch, later)
+    try:
+        if console.is_terminal and not console.is_dumb_terminal:
+            with _restoring():
+                _follow_on_terminal(job, every, console)
+        else:
+            _follow_as_text(job, every, console, show)
+    except KeyboardInterrupt:
+        return
+    if job.ended:
+        text = f"{words.headline(job.status)}: has ended ({job.trouble})"
+        console.print(Text(text), soft_wrap=True)
 
 
-def _follow_on_terminal(
-    fetch: Callable[[], Mapping[str, Any]],
-    every: float,
-    console: Console,
-    status: Mapping[str, Any],
-) -> tuple[Mapping[str, Any], str]:
-    """Returns the last status, and why there will be no other, if that ended the view."""
-    history: deque[float] = deque(maxlen=_HISTORY)
-    trouble = ""
-    with _keys() as key, Live(console=console, screen=True, auto_refresh=False) as live:
+class _Followed:
+    """A job that is followed through its generations.
+
+    Attributes:
+      status: The latest status.
+      trouble: Why there is no newer one, or an empty text.
+      ended: Whether there will be none.
+      begun: Whether the status is the first one of another generation.
+    """
+
+    def __init__(
+        self, fetch: Callable[[], Mapping[str, Any]], later: Callable[[], bool] | None
+    ) -> None:
+        self._fetch, self._later = fetch, later
+        self._gone: float | None = None  # since when nobody answers
+        self._found = False  # another generation, which has not answered yet
+        self.trouble, self.ended, self.begun = "", False, False
+        self.status = fetch()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether nobody answers, and another generation may begin."""
+        return self._gone is not None
+
+    def pause(self, every: float) -> float:
+        """Returns the seconds until the job should be asked again."""
+        return min(every, _RETRY) if self.waiting else every
+
+    def read(self) -> None:
+        """Reads the status anew, or learns why there is none."""
+        if self._gone is not None and self._later is not None and self._later():
+            self._found = True
         try:
-            while True:
-                if not trouble and (median := status["steps"]["seconds"]["median"]) is not None:
-                    history.append(median)
-                live.update(view(status, history, console, trouble), refresh=True)
-                if key(every) in ("q", "Q"):
-                    return status, ""
-                try:
-                    status, trouble = fetch(), ""
-                except StatusError as error:
-                    trouble = str(error)
-                    if _is_gone(error):
-                        return status, trouble
-        except KeyboardInterrupt:
-            return status, ""
+            self.status = self._fetch()
+        except StatusError as error:
+            self.trouble = str(error)
+            if not _is_gone(error):
+                self._gone = None
+            elif self._later is None:
+                self.ended = True
+            else:
+                self._wait()
+            return
+        self.begun, self._found = self._found, False
+        self.trouble, self._gone = "", None
+
+    def _wait(self) -> None:
+        """Gives the next generation of the job some time to begin."""
+        now = time.monotonic()
+        self._gone = now if self._gone is None else self._gone
+        self.ended = now - self._gone > _NEXT_SECONDS
+        self.trouble += (
+            f"; no later generation has begun on this machine within {_NEXT_SECONDS:g} s"
+            if self.ended
+            else "; waiting for the next generation"
+        )
+
+
+def _follow_on_terminal(job: _Followed, every: float, console: Console) -> None:
+    history: deque[float] = deque(maxlen=_HISTORY)
+    with _keys() as key, Live(console=console, screen=True, auto_refresh=False) as live:
+        while not job.ended:
+            if not job.trouble and (median := job.status["steps"]["seconds"]["median"]) is not None:
+                history.append(median)
+            live.update(view(job.status, history, console, job.trouble), refresh=True)
+            if key(job.pause(every)) in ("q", "Q"):
+                return
+            job.read()
 
 
 def _follow_as_text(
-    fetch: Callable[[], Mapping[str, Any]],
-    every: float,
-    console: Console,
-    show: Callable[[Mapping[str, Any]], None],
-    status: Mapping[str, Any],
-) -> tuple[Mapping[str, Any], str]:
-    try:
-        while True:
-            console.print(Text(time.strftime("--- %Y-%m-%d %H:%M:%S")))
-            show(status)
-            console.file.flush()
-            time.sleep(every)
-            try:
-                status = fetch()
-            except StatusError as error:
-                if _is_gone(error):
-                    return status, str(error)
-                console.print(Text(str(error)), soft_wrap=True)
-    except KeyboardInterrupt:
-        return status, ""
+    job: _Followed, every: float, console: Console, show: Callable[[Mapping[str, Any]], None]
+) -> None:
+    told = ""
+    while not job.ended:
+        if not job.trouble:
+            generation = ": the next generation" if job.begun else ""
+            console.print(Text(time.strftime("--- %Y-%m-%d %H:%M:%S") + generation))
+            show(job.status)
+        elif job.trouble != told or not job.waiting:
+            console.print(Text(job.trouble), soft_wrap=True)
+        told = job.trouble
+        console.file.flush()
+        time.sleep(job.pause(every))
+        job.read()
 
 
 def _is_gone(error: StatusError) -> bool:
     """Returns whether an error means that the job has ended, and not that it is slow to answer."""
     return not isinstance(error.__context__, TimeoutError)
+
+
+class _Signalled(BaseException):
+    """A signal that ends the process once the terminal is as before."""
+
+
+@contextlib.contextmanager
+def _restoring() -> Iterator[None]:
+    """Lets SIGTERM and SIGHUP end the process only after the block has restored the terminal."""
+    came: list[int] = []
+
+    def unwind(number: int, _: object) -> None:
+        if not came:
+            came.append(number)
+            raise _Signalled
+
+    endings = (signal.SIGTERM, signal.SIGHUP)
+    before = {each: signal.getsignal(each) for each in endings}
+    mine = [each for each in endings if before[each] == signal.SIG_DFL]  # nohup ignores SIGHUP
+    try:
+        for each in mine:
+            signal.signal(each, unwind)
+        yield
+    finally:
+        for each in mine:
+            signal.signal(each, before[each])
+        if came:
+            os.kill(os.getpid(), came[0])
 
 
 @contextlib.contextmanager
@@ -190,7 +265,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
 
     Without a terminal to read from, the function waits and returns an empty text.
     """
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         yield _pause
         return
     descriptor = sys.stdin.fileno()
