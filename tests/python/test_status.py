@@ -291,6 +291,28 @@ def test_many_ranks_alike_are_one_line_and_many_others_are_counted() -> None:
     assert text.count("late by 100 ms") == 16
 
 
+def test_findings_are_counted_like_the_ranks_they_are_about() -> None:
+    status = statuses.healthy(64)
+    for rank in status["ranks"]:
+        rank |= {"outlier": True, "late": {"median": 0.1, "max": 1, "share": 1, "steps": 9}}
+    status["findings"] = [f"rank {number} (node01) is late by 100 ms" for number in range(64)]
+    text = told(status)
+    assert text.count("late by 100 ms") == 16 and text.count("more: --all shows them") == 1
+    status["findings"] += [f"link {number} is slow" for number in range(20)]
+    text = told(status)
+    assert text.count(" is slow") == 16 and text.endswith("... and 4 more: --all shows them")
+    whole = [text for _, text in words.lines(parse(json.dumps(status), "the test"), True)]
+    assert "\n".join(whole).count(" is slow") == 20
+    assert "... and 48 more: the tables have them" in whole
+
+
+def test_a_finding_about_rank_1_is_not_told_by_a_line_about_rank_12() -> None:
+    status = statuses.healthy(16)
+    status["ranks"][12] |= {"state": "stopped", "for": 9.0}
+    status["findings"] = ["rank 1 (node01) computes longer"]
+    assert "rank 1 (node01) computes longer" in told(status)
+
+
 def test_numbers_in_words() -> None:
     assert words.listed([0, 1, 3, 4, 5, 9]) == "0, 1, 3-5, 9"
     assert words.listed(range(0, 40, 2)).endswith("14, ... (20 in all)")

@@ -241,7 +241,7 @@ def _show(status: Mapping[str, Any], all_of_it: bool = False) -> None:
     from herring.observe.live import tables, text_of
 
     console = Console(soft_wrap=True, highlight=False)
-    for line in words.lines(status):
+    for line in words.lines(status, all_of_it):
         console.print(text_of(line))
     if all_of_it:
         wide = console if console.is_terminal else Console(width=_WIDE, highlight=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -50,31 +51,43 @@ _BINDS = {
 }
 
 
-def lines(status: Mapping[str, Any]) -> list[Line]:
+def lines(status: Mapping[str, Any], everything: bool = False) -> list[Line]:
     """Returns what people should know about a job: all is well, or what stands out.
 
     Args:
       status: What `schema.parse` returns.
+      everything: Whether no finding is left out, and tables of all ranks and servers follow.
     """
     found = [("bold", headline(status)), ("", steps(status)), binds(status)]
-    return [*found, *(notes(status) or [("good", "No rank or server stands out.")])]
+    told = notes(status, everything=everything)
+    return [*found, *(told or [("good", "No rank or server stands out.")])]
 
 
-def notes(status: Mapping[str, Any], with_ranks: bool = True) -> list[Line]:
+def notes(
+    status: Mapping[str, Any], with_ranks: bool = True, everything: bool = False
+) -> list[Line]:
     """Returns lines about what stands out: what waits, ranks, servers, groups, other findings.
 
     Args:
       status: What `schema.parse` returns.
       with_ranks: Whether to have lines about single ranks.
+      everything: Whether no finding is left out, and tables of all ranks and servers follow.
     """
-    ranks = _ranks(status)
-    found = [*_missing(status), *_servers(status), *_groups(status)]
-    told = " ".join(text for _, text in (*ranks, *found))
-    for finding in status["findings"]:
-        subject = " ".join(finding.split()[:2]).rstrip(":,")
-        if subject not in told:
-            found.append(("warn", finding))
-    return [*_missing(status), *ranks, *found[len(status["missing"]) :]] if with_ranks else found
+    parts = [list(_missing(status)), *_ranks(status), _servers(status), _groups(status)]
+    # A rank whose line is cut below has been counted there, so findings do not repeat it.
+    told = " ".join(text for part in parts for _, text in part)
+    findings = [("warn", each) for each in status["findings"] if not _tells(told, each)]
+    missing, *ranks = parts[:3]
+    found = missing
+    for part in [*(ranks if with_ranks else []), *parts[3:]]:
+        found += _cut(part, "the tables have them" if everything else "--all shows them")
+    return found + (findings if everything else _cut(findings, "--all shows them"))
+
+
+def _tells(told: str, finding: str) -> bool:
+    """Returns whether a text has the rank or server with which a finding begins."""
+    subject = " ".join(finding.split()[:2]).rstrip(":,")
+    return re.search(rf"{re.escape(subject)}(?!\w)", told) is not None
 
 
 def one_line(status: Mapping[str, Any]) -> str:
@@ -147,8 +160,8 @@ def _missing(status: Mapping[str, Any]) -> Iterator[Line]:
         yield "bad", f"{each['what']} has waited{since} for {named_ranks(each['ranks'])}."
 
 
-def _ranks(status: Mapping[str, Any]) -> list[Line]:
-    """Returns lines about the ranks that are late, and about those in no normal state."""
+def _ranks(status: Mapping[str, Any]) -> tuple[list[Line], list[Line]]:
+    """Returns lines about ranks in no normal state, and about those that are late."""
     alike: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     found: list[Line] = []
     for rank in ranks_in_order(status):
@@ -165,7 +178,7 @@ def _ranks(status: Mapping[str, Any]) -> list[Line]:
         text += f", {where}" if where else ""
         others.append(("bad" if state in _BAD else "warn", text))
         others += [("stack", f"    {stack}")] if stack else []
-    return [*_cut(others), *_cut(found)]
+    return others, found
 
 
 def _rank(rank: Mapping[str, Any]) -> str:
@@ -202,7 +215,7 @@ def _servers(status: Mapping[str, Any]) -> list[Line]:
         kind = f", {server['kind']}" if server["kind"] else ""
         who = f"server {server['server']} ({server['host']}{kind}, pid {server['pid']})"
         found.append((style, f"{who}: {', '.join(parts)}"))
-    return _cut(found)
+    return found
 
 
 def group_name(group: Mapping[str, Any]) -> str:
@@ -220,16 +233,20 @@ def _groups(status: Mapping[str, Any]) -> list[Line]:
         text += f", and nothing has ended for {duration(group['for'])}" if group["for"] else ""
         text += f"; nothing in flight on {named_ranks(group['absent'])}" if group["absent"] else ""
         found.append(("warn", text))
-    return _cut(found)
+    return found
 
 
-def _cut(found: list[Line]) -> list[Line]:
-    """Returns the lines, but says how many there are instead of listing too many of them."""
+def _cut(found: list[Line], where: str) -> list[Line]:
+    """Returns the lines, but says how many there are instead of listing too many of them.
+
+    Args:
+      found: The lines; those with the style "stack" belong to the line before.
+      where: Where the others are, such as ``--all shows them``.
+    """
     heads = [index for index, (style, _) in enumerate(found) if style != "stack"]
     if len(heads) <= _MOST:
         return found
-    rest = len(heads) - _MOST
-    return [*found[: heads[_MOST]], ("", f"... and {rest} more: --all shows them")]
+    return [*found[: heads[_MOST]], ("", f"... and {len(heads) - _MOST} more: {where}")]
 
 
 def _who(ranks: Sequence[Mapping[str, Any]]) -> str:
