@@ -153,22 +153,26 @@ def log_line(level: str, command: str, text: str) -> str:
 
 
 def guarded(command: Callable[[], int]) -> int:
-    """Runs a command and returns its exit status; handles Ctrl-C and a reader that has left."""
+    """Runs a command and returns its exit status; handles Ctrl-C and output that goes nowhere."""
     try:
         try:
             status = command()
-        except SystemExit:  # after a help text, or an error
+        except SystemExit as ending:  # after a help text, or an error
+            if isinstance(ending.__context__, BrokenPipeError):  # rich ends the process for it
+                raise ending.__context__ from None
             _flush()
             raise
         _flush()
         return status
     except BrokenPipeError:  # as in "herring simulate ... | head"
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            # Buffered output has nowhere to go, not even when the interpreter ends.
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, sys.stdout.fileno())
-            os.close(nowhere)
+        _drop_output()
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if not _output_is_broken():
+            raise
+        _drop_output()
+        print(f"herring: cannot write the output: {error.strerror or error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 
@@ -176,3 +180,22 @@ def guarded(command: Callable[[], int]) -> int:
 def _flush() -> None:
     if sys.stdout is not None:
         sys.stdout.flush()
+
+
+def _output_is_broken() -> bool:
+    """Returns whether the standard output takes nothing, as on a full disk."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.write("\n")  # what could not be written before is lost
+            sys.stdout.flush()
+    except OSError:
+        return True
+    return False
+
+
+def _drop_output() -> None:
+    """Drops buffered output, which has nowhere to go, not even when the interpreter ends."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

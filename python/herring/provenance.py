@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from herring.errors import ConfigurationError
 from herring.version import commit, version
 
-__all__ = ["provenance", "write_results"]
+__all__ = ["provenance", "require_writable", "write_results", "writing"]
 
 
 def provenance(options: Any = None) -> dict[str, Any]:
@@ -48,6 +51,47 @@ def provenance(options: Any = None) -> dict[str, Any]:
     }
 
 
+def require_writable(path: str | os.PathLike[str], option: str) -> None:
+    """Refuses a file that `write_results` could not write, before anything is measured for it.
+
+    Args:
+      path: The file.
+      option: The option that named it, for the error.
+
+    Raises:
+      ConfigurationError: The file cannot be written; the error names option and reason.
+    """
+    place = Path(path)
+    try:
+        if place.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if _is_special(place):
+            with place.open("a", encoding="utf-8"):
+                return
+        partial = _partial(place)
+        partial.open("w", encoding="utf-8").close()
+        partial.unlink()
+    except OSError as error:
+        raise ConfigurationError(f"{option} {path}: cannot be written: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Makes errors of the system into errors that say which file could not be written.
+
+    Args:
+      path: The file or folder that the block writes.
+
+    Raises:
+      ConfigurationError: The block raised OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        place = error.filename or os.fspath(path)
+        raise ConfigurationError(f"cannot write {place}: {error.strerror or error}") from None
+
+
 def write_results(path: str | os.PathLike[str], document: Mapping[str, Any], options: Any) -> None:
     """Writes a JSON document with results and their provenance; a failed write leaves no file.
 
@@ -55,11 +99,32 @@ def write_results(path: str | os.PathLike[str], document: Mapping[str, Any], opt
       path: The file to write.
       document: The keys of the document besides ``provenance``.
       options: The options given, as a mapping or a parser's namespace.
+
+    Raises:
+      ConfigurationError: The file cannot be written.
     """
-    whole = {**document, "provenance": provenance(options)}
-    partial = Path(f"{os.fspath(path)}.partial")  # a reader may be waiting for the file
-    partial.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
+    text = json.dumps({**document, "provenance": provenance(options)}, indent=1) + "\n"
+    place = Path(path)
+    with writing(place):
+        if _is_special(place):  # such as /dev/stdout, which must not be replaced
+            place.write_text(text, encoding="utf-8")
+            return
+        partial = _partial(place)
+        try:
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(place)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+def _partial(place: Path) -> Path:
+    """Returns the file that gets its name only when it is whole: a reader may be waiting."""
+    return place.with_name(f"{place.name}.partial")
+
+
+def _is_special(place: Path) -> bool:
+    return place.exists() and not place.is_file()
 
 
 def _processor() -> str:

@@ -465,6 +465,20 @@ def run_bench(tmp_path, workers, arguments):
     return outputs[0], json.loads(path.read_text())
 
 
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(tmp_path):
+    path = tmp_path / "none" / "x.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "herring.bench", "allreduce", "--json", str(path)],
+        env={**os.environ, "HERRING_RANK": "0", "HERRING_SIZE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert (done.returncode, done.stdout) == (3, "")
+    assert f"--json {path}: cannot be written: No such file or directory" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def check_document(document, workers, expected_sizes):
     assert document["workers"] == workers
     assert [entry["bytes"] for entry in document["results"]] == expected_sizes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import re
 import shlex
@@ -12,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+import statuses
+from flights import missing_rank
+from herring.command_line import guarded
 from herring.errors import ConfigurationError
 from herring.launch import cli
 from herring.units import counted, parse_rate, parse_seconds, parse_share, parse_size
@@ -239,11 +244,68 @@ def test_completion_without_shtab_says_what_to_install(
     assert "pip install " in said.err
 
 
+@pytest.fixture
+def saved(tmp_path: Path) -> dict[str, str]:
+    """Files that commands show, by the commands' names."""
+    documents = {"status": statuses.healthy(64), "flight": missing_rank().document()}
+    for name, document in documents.items():
+        (tmp_path / name).write_text(json.dumps(document))
+    return {name: str(tmp_path / name) for name in documents}
+
+
+SHOWN = [
+    "config",
+    "status {status}",
+    "status {status} --json",
+    "status {status} --all",
+    "flight {flight}",
+    "simulate --list-models",
+]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full disk")
+@pytest.mark.parametrize("command", SHOWN)
+def test_output_that_cannot_be_written_is_one_line(saved: dict[str, str], command: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*HERRING, *command.format(**saved).split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=LIMIT,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "herring: cannot write the output: No space left on device\n"
+
+
+@pytest.mark.parametrize("command", SHOWN)
+def test_a_reader_that_has_left_ends_the_command_like_the_signal(
+    saved: dict[str, str], command: str
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*HERRING, *command.format(**saved).split()],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=LIMIT,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_an_error_of_a_file_is_not_blamed_on_the_output() -> None:
+    def broken() -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        guarded(broken)
+
+
 def test_ctrl_c_ends_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted() -> int:
         raise KeyboardInterrupt
-
-    from herring.command_line import guarded
 
     assert guarded(interrupted) == 130
     assert capsys.readouterr().err == ""

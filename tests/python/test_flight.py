@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,9 @@ def test_wrong_options_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "--rank 4 is not a rank of this job; allowed are 0 to 3" in capsys.readouterr().err
     assert cli.main(["flight", path, "--trace", str(tmp_path / "no" / "file")]) == 2
     assert "cannot write" in capsys.readouterr().err
+    if os.path.exists("/dev/full"):
+        assert cli.main(["flight", path, "--trace", "/dev/full"]) == 2
+        assert "cannot write /dev/full: No space left" in capsys.readouterr().err
     assert cli.main(["flight", str(tmp_path / "none")]) == 2
     assert "cannot read" in capsys.readouterr().err
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import pytest
 
 import herring
 from herring import version as module
-from herring.provenance import provenance
+from herring.errors import ConfigurationError
+from herring.provenance import provenance, require_writable, write_results
 from herring_lab.report import Table, write
 
 KEYS = ["version", "commit", "modified", "date", "host", "options"]
@@ -66,6 +68,48 @@ def test_without_a_checkout_the_version_tells(
     assert module.commit(tmp_path) == commit
     (tmp_path / ".git").write_text("gitdir: nowhere")  # git fails in this folder.
     assert module.commit(tmp_path) == commit
+
+
+LIMITED = """
+import resource, sys
+from herring.errors import ConfigurationError
+from herring.provenance import write_results
+resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))  # a disk that is full after 64 bytes
+try:
+    write_results(sys.argv[1], {"a": "b" * 100}, {})
+except ConfigurationError as error:
+    print(error)
+"""
+
+
+def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(path)], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == f"cannot write {path}: File too large\n", done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_a_plain_file_is_written_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True) as reader:
+        write_results(pipe, {"a": 1}, {})
+        text, _ = reader.communicate(timeout=60)
+    assert json.loads(text)["a"] == 1
+    assert pipe.is_fifo()
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    require_writable(tmp_path / "new.json", "--json")
+    (tmp_path / "old.json").write_text("kept")
+    require_writable(tmp_path / "old.json", "--json")
+    assert (tmp_path / "old.json").read_text() == "kept"
+    assert [path.name for path in tmp_path.iterdir()] == ["old.json"]
+    for path in (tmp_path / "none" / "x.json", tmp_path):
+        with pytest.raises(ConfigurationError, match=f"^--json {path}: cannot be written: "):
+            require_writable(path, "--json")
 
 
 def test_results_have_it(tmp_path: Path) -> None:

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from herring.errors import ConfigurationError
-from herring.provenance import write_results
+from herring.provenance import write_results, writing
 
-__all__ = ["COLOURS", "INK", "Chart", "Table", "draw", "markdown", "read", "write"]
+__all__ = [
+    "COLOURS",
+    "INK",
+    "Chart",
+    "Table",
+    "draw",
+    "markdown",
+    "output_folder",
+    "read",
+    "write",
+]
 
 #: Colours of curves, after Okabe and Ito: colour-blind people can tell them apart, and they show on
 #: white and on black.
@@ -115,15 +126,40 @@ def write(table: Table, folder: pathlib.Path, options: Any = None) -> list[pathl
 
     Returns:
       The paths of all files that were written.
+
+    Raises:
+      ConfigurationError: a file cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     text, data = folder / f"{table.name}.md", folder / f"{table.name}.json"
-    text.write_text(markdown(table))
+    with writing(text):
+        text.write_text(markdown(table))
     write_results(data, dataclasses.asdict(table), options)
     own = [folder / name for name in table.files]
     for path in own:
-        path.write_text(json.dumps(table.files[path.name], indent=1) + "\n")
-    return [text, data, *own, *draw(table, folder)]
+        with writing(path):
+            path.write_text(json.dumps(table.files[path.name], indent=1) + "\n")
+    with writing(folder):
+        return [text, data, *own, *draw(table, folder)]
+
+
+def output_folder(text: str) -> pathlib.Path:
+    """Makes the folder of ``--out``, so that a wrong one is reported before anything is measured.
+
+    Raises:
+      ConfigurationError: it cannot be made, or files cannot be written there.
+    """
+    folder = pathlib.Path(text)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"--out {text!r} cannot be used as a folder: {error.strerror}"
+        ) from None
+    if not os.access(folder, os.W_OK):
+        raise ConfigurationError(f"--out {text!r}: this folder is not writable")
+    return folder
 
 
 def read(file: pathlib.Path) -> Table:

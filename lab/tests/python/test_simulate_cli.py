@@ -172,6 +172,12 @@ def test_the_command_answers_and_says_what_it_assumed(capsys, tmp_path: pathlib.
     assert written["rows"][-1]["servers"] == 128
 
 
+def test_a_folder_that_cannot_be_made_is_told_before_the_work(capsys) -> None:
+    status, out, err = simulate(capsys, "--size", "25M", "--out", "/proc/x")
+    assert (status, out) == (2, "")
+    assert "--out '/proc/x' cannot be used as a folder: " in err
+
+
 def test_json(capsys) -> None:
     arguments = ("--nodes", "8", "--servers", "4", "--size", "100M", "--rate", "10gbit", "--json")
     status, out, err = simulate(capsys, *arguments, "--buffer", "2ms", "--loss", "0.01%")

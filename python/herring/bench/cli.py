@@ -16,7 +16,7 @@ from herring.bench.measure import Request, measure
 from herring.command_line import Parser, guarded, integer
 from herring.errors import ConfigurationError, HerringError
 from herring.parts import missing_part
-from herring.provenance import write_results
+from herring.provenance import require_writable, write_results
 
 _DESCRIPTION = """\
 Measures how long operations take. Start the benchmark like a training script, once per worker:
@@ -70,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark.
 
     Returns:
-      The exit status: 0 on success, 1 if an element is wrong, 3 if Herring reported an error.
+      The exit status: 0 on success, 1 if an element is wrong, 3 if Herring reported an error or
+        a file cannot be written.
     """
     return guarded(lambda: _main(argv))
 
@@ -106,6 +107,8 @@ def _open(options: argparse.Namespace) -> Communicator:
 
 def _run(communicator: Communicator, options: argparse.Namespace) -> int:
     first = communicator.rank == 0
+    if first and options.json:
+        require_writable(options.json, "--json")
     if first:
         print(report.header(communicator, options.operation, communicator.describe()), flush=True)
     results: list[dict[str, Any]] = []
@@ -131,7 +134,11 @@ def _run(communicator: Communicator, options: argparse.Namespace) -> int:
         if options.check:
             print(f"# wrong elements: {wrong} {'OK' if wrong == 0 else 'FAILED'}", flush=True)
         if options.json:
-            _write_json(options, communicator, results)
+            try:
+                _write_json(options, communicator, results)
+            except ConfigurationError as error:
+                print(f"herring.bench: {error}", file=sys.stderr, flush=True)
+                return 3
     return 1 if wrong else 0
 
 

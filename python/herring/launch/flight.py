@@ -12,6 +12,7 @@ from herring.flight.analysis import analyse
 from herring.flight.record import read
 from herring.flight.trace import as_trace
 from herring.flight.words import ranks_text
+from herring.provenance import writing
 
 __all__ = ["HELP", "add_options", "handle"]
 
@@ -65,22 +66,20 @@ def handle(options: argparse.Namespace) -> int:
         )
     analysis = analyse(record)
     notes = []
-    try:
-        if options.torch is not None:
+    if options.torch is not None:
+        with writing(options.torch):
             written = torch_format.write(record, analysis, options.torch)
-            notes.append(f"wrote {len(written)} files into {options.torch}")
-            absent = [rank for rank in range(record.size) if rank not in record.ranks]
-            if absent:
-                notes.append(
-                    f"no record came from {ranks_text(absent)}: give torchfrtrace "
-                    "--allow-incomplete-ranks"
-                )
-        if options.trace is not None:
-            text = json.dumps(as_trace(record))
-            options.trace.write_text(text, encoding="utf-8")
-            notes.append(f"wrote a Chrome trace into {options.trace}")
-    except OSError as error:
-        raise ConfigurationError(f"cannot write {error.filename}: {error.strerror}") from None
+        notes.append(f"wrote {len(written)} files into {options.torch}")
+        absent = [rank for rank in range(record.size) if rank not in record.ranks]
+        if absent:
+            notes.append(
+                f"no record came from {ranks_text(absent)}: give torchfrtrace "
+                "--allow-incomplete-ranks"
+            )
+    if options.trace is not None:
+        with writing(options.trace):
+            options.trace.write_text(json.dumps(as_trace(record)), encoding="utf-8")
+        notes.append(f"wrote a Chrome trace into {options.trace}")
     if options.json:
         print(json.dumps(report.as_json(record, analysis), indent=2))
         return 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import pathlib
 import sys
 from typing import Any
 
@@ -13,7 +12,7 @@ from herring.errors import ConfigurationError
 from herring.progress import Progress
 from herring.provenance import provenance
 from herring.units import parse_option, parse_rate, parse_seconds, parse_share, parse_size
-from herring_lab.report import markdown, write
+from herring_lab.report import markdown, output_folder, write
 from herring_lab.simulate import catalogue
 from herring_lab.simulate.answer import Job, Prices, best_servers
 from herring_lab.simulate.bert import FORWARD_PART
@@ -44,6 +43,7 @@ def handle(options: argparse.Namespace) -> int:
     job = job_of(options)
     network, source = network_of(options)
     prices = prices_of(options, network.servers)
+    folder = output_folder(options.out) if options.out else None
     # Progress is for people: the command may take seconds.
     progress = Progress(quiet=options.json or not sys.stderr.isatty())
     if sweep:
@@ -64,8 +64,8 @@ def handle(options: argparse.Namespace) -> int:
     else:
         print(answer_text(best, answers[0], prices))
         print(markdown(found))
-    if options.out:
-        files = write(found, pathlib.Path(options.out), options)
+    if folder is not None:
+        files = write(found, folder, options)
         if not options.json:
             print(", ".join(map(str, files)))
     return 0

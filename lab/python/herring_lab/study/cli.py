@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-import os
 import pathlib
 import sys
 import time
@@ -19,7 +18,7 @@ from herring_lab.competitors import ALGORITHMS, PEERS, MissingLibraryError, miss
 from herring_lab.emulate.cluster import ClusterError
 from herring_lab.emulate.limits import require_queue, require_rate
 from herring_lab.emulate.options import add_queue
-from herring_lab.report import Table, draw, markdown, read, write
+from herring_lab.report import Table, draw, markdown, output_folder, read, write
 from herring_lab.study.bench import Network
 from herring_lab.study.comparisons import COMPARISONS
 from herring_lab.study.experiments import (
@@ -209,7 +208,7 @@ def handle(options: argparse.Namespace) -> int:
     peers, skipped = _peers(options.peers) if "allreduce" in names else ([], [])
     if options.quick:
         peers = list({peer.library: peer for peer in reversed(peers)}.values())[::-1]
-    folder = _folder(options.out)
+    folder = output_folder(options.out)
     progress = Progress(options.quiet)
     for line in skipped:
         progress.say(f"skipped: {line}")
@@ -275,7 +274,7 @@ def _draw(files: list[str], out: str) -> int:
     tables = [read(pathlib.Path(file)) for file in files]
     if all(table.chart is None for table in tables):
         raise ConfigurationError(f"--draw: no picture belongs to {', '.join(files)}")
-    folder = _folder(out)
+    folder = output_folder(out)
     for file, table in zip(files, tables):
         if table.chart is None:
             print(f"herring study: skipped {file}: no picture belongs to it", file=sys.stderr)
@@ -309,20 +308,6 @@ def _require_possible(options: argparse.Namespace) -> None:
             f"--quick chooses hosts, size, iterations and runs: leave out {', '.join(given)} or "
             "--quick"
         )
-
-
-def _folder(text: str) -> pathlib.Path:
-    """Makes the output folder, so that a wrong one is reported before anything is measured."""
-    folder = pathlib.Path(text)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(
-            f"--out {text!r} cannot be used as a folder: {error.strerror}"
-        ) from None
-    if not os.access(folder, os.W_OK):
-        raise ConfigurationError(f"--out {text!r}: this folder is not writable")
-    return folder
 
 
 def _network(options: argparse.Namespace) -> Network:
