@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -19,6 +20,7 @@ from emulated import namespaces, needs_hosts
 from herring.errors import ConfigurationError
 from herring.rendezvous.detect import detect
 from herring.units import parse_rate, parse_seconds, parse_share, show_rate
+from herring_lab.emulate import folders
 from herring_lab.emulate.cluster import Cluster, ClusterError
 from herring_lab.emulate.environment import (
     Meeting,
@@ -245,20 +247,78 @@ def test_connections_spread_over_the_paths_of_a_spine() -> None:
 
 
 @needs_root
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_nothing(number: int) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_nothing(number: int, tmp_path: pathlib.Path) -> None:
     before = namespaces()
     script = "echo running; exec sleep 600"
     job = subprocess.Popen(
         [*HERRING, "lab", "run", "--no-check", "--", "sh", "-c", script],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
         text=True,
     )
     assert "running" in job.stdout.readline()
+    assert any(tmp_path.iterdir())
     job.send_signal(number)
-    assert job.wait(30) in (130, 143)
+    assert job.wait(30) == 128 + number
     assert namespaces() <= before
+    assert not any(tmp_path.iterdir())
+
+
+@needs_root
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_nothing_of_a_study(number: int, tmp_path: pathlib.Path) -> None:
+    before = namespaces()
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    study = subprocess.Popen(
+        [*HERRING, "study", "allreduce", "--peers", "openmpi:ring", "--out", str(tmp_path / "out")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )
+    end = time.monotonic() + 60
+    while not namespaces() - before or not any(folder.iterdir()):
+        assert study.poll() is None and time.monotonic() < end
+        time.sleep(0.05)
+    study.send_signal(number)
+    assert study.wait(60) == 128 + number
+    assert namespaces() <= before
+    assert not any(folder.iterdir())
+
+
+def test_folders_of_killed_processes_are_removed_and_others_stay(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    program = """
+import sys, time
+from herring_lab.emulate import folders
+with folders.temporary("study") as path:
+    print(path, flush=True)
+    time.sleep(600)
+"""
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    killed, going = (
+        subprocess.Popen(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, env=env, text=True
+        )
+        for _ in range(2)
+    )
+    try:
+        left, used = (job.stdout.readline().rstrip() for job in (killed, going))
+        (tmp_path / "herring-other").mkdir()
+        killed.kill()
+        killed.wait()
+        assert folders.remove_left() == [left]
+        assert {each.name for each in tmp_path.iterdir()} == {
+            "herring-other",
+            pathlib.Path(used).name,
+        }
+    finally:
+        going.kill()
+        going.wait()
 
 
 @needs_root

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import signal
 import sys
 from collections.abc import Sequence
 
 from herring.command_line import integer
 from herring.errors import ConfigurationError
 from herring.launch.job import resolve_command
-from herring.units import argument, parse_seconds, show_rate
+from herring.units import argument, counted, parse_seconds, show_rate
+from herring_lab.emulate import folders
 from herring_lab.emulate.check import check_links
-from herring_lab.emulate.cluster import Cluster, ClusterError, LateLinksError, remove_stale
+from herring_lab.emulate.cluster import (
+    Cluster,
+    ClusterError,
+    LateLinksError,
+    remove_stale,
+    signals_unwind,
+)
 from herring_lab.emulate.limits import MAXIMUM_HOSTS
 from herring_lab.emulate.mpi import MPIS, require
 from herring_lab.emulate.options import add_network, network_of
@@ -54,7 +60,7 @@ Hosts are network namespaces, so the lab needs root (CAP_NET_ADMIN and CAP_SYS_A
 util-linux. It measures the links before the command runs. If they do not reach their rate, or if
 strict links deliver packets too late while the command runs, the lab says so and ends with status
 3. The lab removes its hosts when it ends. Hosts of a lab that was killed are removed by the next
-lab, or by 'herring lab clean'.
+lab, or by 'herring lab clean', which also removes temporary folders.
 """
 
 _EXIT_LINKS = 3
@@ -81,7 +87,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         _add_network(command)
         if name == "run":
             _add_run(command)
-    clean = commands.add_parser("clean", help="remove the hosts of labs that were killed")
+    clean = commands.add_parser("clean", help="remove what killed labs and studies have left")
     clean.usage = "herring lab clean"
 
 
@@ -132,8 +138,9 @@ def handle(options: argparse.Namespace) -> int:
     """
     try:
         if options.lab_command == "clean":
-            removed = remove_stale()
-            print(f"removed {len(removed)} namespaces of labs that were killed")
+            removed, left = remove_stale(), folders.remove_left()
+            found = f"{counted(len(removed), 'lab')} and {counted(len(left), 'temporary folder')}"
+            print(f"removed {found} of commands that were killed")
             return 0
         return _with_cluster(options)
     except ClusterError as error:
@@ -143,18 +150,13 @@ def handle(options: argparse.Namespace) -> int:
 def _with_cluster(options: argparse.Namespace) -> int:
     network = network_of(options)
     plan = _plan(options)
-    # SIGTERM raises SystemExit, so that the `with` below removes the hosts.
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        with Cluster(plan.hosts, **network) as cluster:
-            if options.lab_command == "check" or not options.no_check:
-                status = _check(cluster)
-                if status != 0 or options.lab_command == "check":
-                    return status
-            cluster.link_report(reset=True)
-            return run(cluster, plan) or _late(cluster, options.no_check)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with signals_unwind(), Cluster(plan.hosts, **network) as cluster:
+        if options.lab_command == "check" or not options.no_check:
+            status = _check(cluster)
+            if status != 0 or options.lab_command == "check":
+                return status
+        cluster.link_report(reset=True)
+        return run(cluster, plan) or _late(cluster, options.no_check)
 
 
 def _plan(options: argparse.Namespace) -> Plan:

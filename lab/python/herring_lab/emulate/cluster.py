@@ -60,6 +60,7 @@ from herring_lab.emulate.namespaces import (
     run_batch,
     run_tool,
     signals_held,
+    signals_unwind,
     take_id,
 )
 from herring_lab.emulate.paths import Between, Paths
@@ -74,6 +75,7 @@ __all__ = [
     "Job",
     "LateLinksError",
     "remove_stale",
+    "signals_unwind",
 ]
 
 MTU = 9000

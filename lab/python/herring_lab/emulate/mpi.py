@@ -19,11 +19,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 
 from herring.errors import ConfigurationError
 from herring.parts import install_command
+from herring_lab.emulate import folders
 from herring_lab.emulate.cluster import Cluster
 
 __all__ = ["MPIS", "Rank", "launch", "launch_here", "missing", "require"]
@@ -147,7 +147,7 @@ def missing(name: str) -> str:
         return str(error)
     script = "import mpi4py; mpi4py.rc.initialize = False\nfrom mpi4py import MPI\n"
     script += "print(MPI.Get_library_version())"
-    with tempfile.TemporaryDirectory(prefix="herring-mpi-") as directory:
+    with folders.temporary("mpi") as directory:
         environment = {**os.environ, **_environment(name, directory)}
         found = _output([sys.executable, "-c", script], environment)
     if kind.title in found:

@@ -9,6 +9,7 @@ import pathlib
 import secrets
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -149,3 +150,28 @@ def signals_held() -> Any:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def signals_unwind() -> Any:
+    """Lets SIGTERM and SIGHUP raise SystemExit, so that contexts remove what they have made.
+
+    Only the first of them does: the second must not interrupt the removal.
+    """
+    came = []
+
+    def unwind(number: int, _: object) -> None:
+        if not came:
+            came.append(number)
+            sys.exit(128 + number)
+
+    endings = (signal.SIGTERM, signal.SIGHUP)
+    before = {each: signal.getsignal(each) for each in endings}
+    mine = [each for each in endings if before[each] != signal.SIG_IGN]  # nohup ignores SIGHUP
+    for each in mine:
+        signal.signal(each, unwind)
+    try:
+        yield
+    finally:
+        for each in mine:
+            signal.signal(each, before[each])

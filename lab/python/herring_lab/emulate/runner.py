@@ -11,12 +11,12 @@ import os
 import selectors
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 
 from herring.launch.output import Sink, Source, prefix
 from herring.progress import StatusLine, show_time
+from herring_lab.emulate import folders
 from herring_lab.emulate.cluster import Cluster, Job
 from herring_lab.emulate.environment import (
     SERVER_COMMAND,
@@ -91,7 +91,7 @@ def run(cluster: Cluster, plan: Plan, output: int | None = None) -> int:
       0 if all workers and servers ended with 0, else the status of the first that did not
       (128 + signal), or 124 after ``plan.timeout``.
     """
-    with tempfile.TemporaryDirectory(prefix="herring-lab-") as directory:
+    with folders.temporary("lab") as directory:
         runner = _Runner(plan, output)
         try:
             runner.start(cluster, directory)

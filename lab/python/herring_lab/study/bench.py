@@ -7,11 +7,11 @@ import json
 import pathlib
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from herring.units import counted
+from herring_lab.emulate import folders
 from herring_lab.emulate.cluster import Cluster, ClusterError
 from herring_lab.emulate.mpi import MPIS
 from herring_lab.emulate.runner import Plan, run
@@ -136,7 +136,7 @@ def measure(network: Network, point: Point, iterations: int, warmup: int = 2) ->
       ClusterError: the job failed; the message ends with the job's last output.
       LateLinksError: strict links did not keep to their model, so there is no figure.
     """
-    with tempfile.TemporaryDirectory(prefix="herring-study-") as directory:
+    with folders.temporary("study") as directory:
         result, log = pathlib.Path(directory, "result.json"), pathlib.Path(directory, "log")
         command = [sys.executable, "-m", "herring.bench", point.operation]
         command += ["--sizes", str(point.size), "--dtype", point.dtype, "--op", "sum"]

@@ -15,7 +15,7 @@ from herring.errors import ConfigurationError
 from herring.progress import Progress, show_time
 from herring.units import argument, parse_option, parse_rate, parse_seconds, parse_size
 from herring_lab.competitors import ALGORITHMS, PEERS, MissingLibraryError, missing
-from herring_lab.emulate.cluster import ClusterError
+from herring_lab.emulate.cluster import ClusterError, signals_unwind
 from herring_lab.emulate.limits import require_queue, require_rate
 from herring_lab.emulate.options import add_queue
 from herring_lab.report import Table, draw, markdown, output_folder, read, write
@@ -196,6 +196,12 @@ def handle(options: argparse.Namespace) -> int:
     _require_possible(options)
     if options.draw:
         return _draw(options.draw, options.out)
+    with signals_unwind():
+        return _measure(options)
+
+
+def _measure(options: argparse.Namespace) -> int:
+    """Measures the experiments that were asked for, and writes their tables."""
     network = _network(options)
     given = {name: getattr(options, name) for name in _DEFAULTS}
     chosen = {name: _DEFAULTS[name] if value is None else value for name, value in given.items()}

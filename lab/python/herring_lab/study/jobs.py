@@ -10,12 +10,12 @@ import pathlib
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from typing import Any
 
 from herring.errors import ConfigurationError
 from herring_lab.competitors import open_peer
+from herring_lab.emulate import folders
 from herring_lab.emulate.cluster import ClusterError
 from herring_lab.emulate.mpi import launch_here
 from herring_lab.emulate.runner import Plan, run
@@ -43,7 +43,7 @@ def run_workers(function: str, workers: int, **options: Any) -> list[dict[str, A
     Raises:
       ConfigurationError: the job failed; the message ends with the job's last output.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with folders.temporary("study") as folder:
         result = pathlib.Path(folder, "result.json")
         job = subprocess.run(
             [
@@ -82,7 +82,7 @@ def run_mpi_ranks(
       ConfigurationError: this MPI is not installed, or the job failed; the message ends with the
         job's last output.
     """
-    with tempfile.TemporaryDirectory(prefix="herring-mpi-") as folder:
+    with folders.temporary("mpi") as folder:
         result, links = pathlib.Path(folder, "result.json"), pathlib.Path(folder, "links")
         links.mkdir()
         worker = [sys.executable, "-m", "herring_lab.study.jobs"]
@@ -141,7 +141,7 @@ def run_in_lab(
       ClusterError: this machine cannot make a lab, the job failed (the message ends with its last
         output), or strict links were late.
     """
-    with tempfile.TemporaryDirectory(prefix="herring-study-") as folder:
+    with folders.temporary("study") as folder:
         result, log = pathlib.Path(folder, "result.json"), pathlib.Path(folder, "log")
         command = [sys.executable, "-m", "herring_lab.study.jobs"]
         command += [function, json.dumps(options), str(result)]

@@ -10,7 +10,6 @@ import json
 import pathlib
 import statistics
 import sys
-import tempfile
 from typing import Any
 
 from herring import models
@@ -18,6 +17,7 @@ from herring.errors import ConfigurationError
 from herring.parts import install_command
 from herring.units import counted
 from herring_lab.competitors import MissingLibraryError
+from herring_lab.emulate import folders
 from herring_lab.emulate.cluster import ClusterError
 from herring_lab.emulate.runner import Plan, run
 from herring_lab.report import Chart, Table
@@ -95,7 +95,7 @@ def measure_training(
       ClusterError: the job failed; the message ends with the job's last output.
     """
     servers = hosts if strategy == "herring" and hosts > 1 else 0
-    with tempfile.TemporaryDirectory(prefix="herring-study-") as directory:
+    with folders.temporary("study") as directory:
         result, log = pathlib.Path(directory, "result.json"), pathlib.Path(directory, "log")
         command = [sys.executable, "-m", "herring_lab.study.training_worker"]
         command += [
