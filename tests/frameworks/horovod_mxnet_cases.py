@@ -159,6 +159,17 @@ def test_refusals(rank, size):
     for _ in range(2):
         error = raises(hvd.HorovodInternalError, "", hvd.allreduce, wrong, name="wrong")
         assert isinstance(error, herring.MismatchError)
+    shape, dtype = ((2, 6), "int32") if rank == 0 else ((2, 3, 2), "float64")
+    for call, array in (
+        (hvd.broadcast_, mx.nd.ones(shape)),
+        (lambda x, root: hvd.allgather(x), mx.nd.ones(shape)),
+        (lambda x, root: hvd.grouped_allgather([x]), mx.nd.ones(shape)),
+        (lambda x, root: hvd.grouped_allreduce([x]), mx.nd.ones(2, dtype=dtype)),
+    ):
+        raises(herring.MismatchError, f"{array.dtype.__name__} [", call, array, 0)
+    # Rows may differ in number, and a scalar is one row.
+    found = hvd.grouped_allgather([mx.nd.ones((1 + rank, 2, 2))])[0]
+    assert found.shape == (size * (size + 1) // 2, 2, 2)
     params = network().collect_params()
     make = hvd.DistributedTrainer
     raises(NotImplementedError, "Compression.fp16", make, params, "sgd", compression=int)

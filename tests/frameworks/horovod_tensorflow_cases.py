@@ -365,6 +365,22 @@ def test_mismatches(rank, size):
         lambda: hvd.reducescatter(tf.ones([size + first]), name="m"),
         lambda: hvd.grouped_allreduce([tf.ones([2])] * (1 + first), name="m"),
         lambda: hvd.broadcast_variables([variable], 0),
+        # On the host, the tensors of these calls have the same bytes, rows or wider dtype.
+        lambda: hvd.broadcast(tf.ones([2], tf.bfloat16 if first else tf.uint16), 0, name="m"),
+        lambda: hvd.broadcast(tf.ones([2, 6] if first else [2, 3, 2]), 0, name="m"),
+        lambda: hvd.broadcast(tf.ones([] if first else [1]), 0, name="m"),
+        lambda: hvd.allreduce(tf.ones([2], tf.bfloat16 if first else tf.float32), name="m"),
+        lambda: hvd.allgather(tf.ones([2, 6] if first else [2, 3, 2]), name="m"),
+        lambda: hvd.grouped_allreduce(
+            [tf.ones([1]), tf.ones([2], tf.int32 if first else tf.float64)], name="m"
+        ),
+        lambda: hvd.grouped_allgather(
+            [tf.ones([2], tf.complex64 if first else tf.uint64)], name="m"
+        ),
+        lambda: hvd.grouped_allgather([tf.ones([2, 6] if first else [2, 3, 2])], name="m"),
+        lambda: hvd.grouped_reducescatter(
+            [tf.ones([size], tf.bfloat16 if first else tf.float32)], name="m"
+        ),
     ]
     refusals = [
         lambda: hvd.allreduce(tf.ones([2], tf.complex64 if first else tf.float32), name="m"),

@@ -36,6 +36,12 @@ def disagreements():
         lambda: hvd.grouped_allgather([torch.ones(2)] * (1 + first), name="m"),
         lambda: hvd.grouped_reducescatter([torch.ones(size)] * (1 + first), name="m"),
         lambda: hvd.broadcast_parameters({"w": torch.ones(2 + first)}, 0),
+        lambda: hvd.grouped_allreduce(
+            [torch.ones(1), torch.ones(2).to(torch.int32 if first else torch.int64)], name="m"
+        ),
+        lambda: hvd.grouped_reducescatter(
+            [torch.ones(size).to(torch.int32 if first else torch.int64)], name="m"
+        ),
     ]
     for _ in range(2):
         for call in calls:

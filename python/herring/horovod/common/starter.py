@@ -90,7 +90,23 @@ class Starter:
 
     def _text_of_rows(self, dense: Any) -> str:
         """Describes what must be equal on all ranks if the number of rows may differ."""
-        return f"{self.tensors.dtype_of(dense)} {['n', *dense.shape[1:]]}"
+        return f"{self.tensors.dtype_of(dense)} [{', '.join(map(str, ['n', *dense.shape[1:]]))}]"
+
+    def _about(self, dense: Sequence[Any], hosts: Sequence[Any], *, listed: bool) -> str:
+        """Describes tensors whose dtypes or shapes the core does not see in the host tensors.
+
+        Without this text, ranks whose tensors differ would not notice, because several dtypes and
+        shapes have the same form on the host.
+        """
+        if listed:
+            return self._text_of_list([self._text(one) for one in dense])
+        same = hosts[0].dtype == dense[0].dtype and hosts[0].shape == dense[0].shape
+        return "" if same else self._text(dense[0])
+
+    def _text_of_list(self, texts: Sequence[str]) -> str:
+        """Joins the texts of a list's tensors in the form that the core gives lists of arrays."""
+        count = f"{len(texts)} array{'' if len(texts) == 1 else 's'}"
+        return f"{count}: {', '.join(texts)}" if texts else count
 
     def _kept(
         self, tensors: Sequence[Any], dense: Sequence[Any], *, in_place: bool = False
@@ -143,11 +159,10 @@ class Starter:
         else:
             hosts, prescale = self._sent(dense, operation, how, kind, own=own)
         taken = [self.tensors.exported(one) for one in hosts] if stays else hosts
-        widened = not listed and hosts[0].dtype != dense[0].dtype
         call.start(
             taken if listed else taken[0],
             listed=listed,
-            about=self._text(dense[0]) if widened else "",
+            about=self._about(dense, hosts, listed=listed),
             op=operation,
             prescale=prescale,
             postscale=how.postscale,
@@ -168,7 +183,8 @@ class Starter:
             taken = [self.tensors.exported(one) for one in hosts]
         else:
             taken = hosts = [self.tensors.movable(one, kind, own=own) for one in dense]
-        call.start(taken if listed else taken[0], listed=listed, root=root)
+        about = self._about(dense, hosts, listed=listed)
+        call.start(taken if listed else taken[0], listed=listed, about=about, root=root)
         return hosts
 
     def _results(self, hosts: Sequence[Any], kept: Sequence[Any], in_place: bool) -> list[Any]:
@@ -274,7 +290,8 @@ class Starter:
             dense = self._listed(tensors, kind)
             rows = [self.tensors.rows(one, kind) for one in dense]
             likes = self._kept(tensors, dense)
-            operation = self._start_list(call, rows)
+            about = self._text_of_list([self._text_of_rows(one) for one in dense])
+            operation = self._start_list(call, rows, about=about)
             call.finish = lambda: [
                 self._gathered(part, like, len(part))
                 for part, like in zip(results_of(operation), likes)
@@ -377,7 +394,12 @@ class Starter:
             likes = self._kept(tensors, dense)
             hosts, prescale = self._scattered(dense, by, how, kind)
             operation = self._start_list(
-                call, hosts, op=by, prescale=prescale, postscale=how.postscale
+                call,
+                hosts,
+                about=self._about(dense, hosts, listed=True),
+                op=by,
+                prescale=prescale,
+                postscale=how.postscale,
             )
             call.finish = lambda: self._results(
                 [
