@@ -186,10 +186,20 @@ def adasum():
     assert hvd.allreduce(
         half, op=hvd.Adasum, prescale_factor=scales[0], postscale_factor=scales[1]
     ).tolist() == [1.0, 1.0, 1.0]
-    if size > 1:
-        text = f"prescale_factor {rank + 2.0}"
-        scale = {"op": hvd.Adasum, "prescale_factor": rank + 2.0}
+    for factor in ("prescale_factor", "postscale_factor") if size > 1 else ():
+        text = f"{factor} {rank + 2.0}"
+        scale = {"op": hvd.Adasum, factor: rank + 2.0}
         raises(herring.MismatchError, text, hvd.allreduce, torch.ones(2), **scale)
+        raises(herring.MismatchError, text, hvd.grouped_allreduce, [torch.ones(2)], **scale)
+        scale = {"op": hvd.Sum, factor: rank + 2.0}  # Integers are multiplied before the core.
+        whole = torch.ones(size, dtype=torch.int32)
+        for call, given in (
+            (hvd.allreduce, whole),
+            (hvd.grouped_allreduce, [whole]),
+            (hvd.reducescatter, whole),
+            (hvd.grouped_reducescatter, [whole]),
+        ):
+            raises(herring.MismatchError, f"{rank + 2}", call, given, **scale)
     raises(ValueError, "floats", hvd.allreduce, torch.ones(2, dtype=torch.int32), op=hvd.Adasum)
 
 

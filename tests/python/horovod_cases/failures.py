@@ -61,6 +61,18 @@ def disagreements():
         ),
         lambda: hvd.allreduce(torch.ones(2), op=9 if first else hvd.Sum, name="m"),
     ]
+    for factor in ("prescale_factor", "postscale_factor"):
+        for call, given in (
+            (hvd.allreduce, torch.ones(2)),
+            (hvd.grouped_allreduce, [torch.ones(2)]),
+            (hvd.reducescatter, torch.ones(size)),
+            (hvd.grouped_reducescatter, [torch.ones(size)]),
+        ):
+            text = f"{factor} is nan"
+            raises(ValueError, text, call, given, name="m", **{factor: float("nan")})
+        raises(
+            ValueError, text, hvd.allreduce, torch.ones(2), op=hvd.Adasum, **{factor: float("nan")}
+        )
     for call in refusals:
         raises(RuntimeError, "", call)
     assert hvd.allreduce(torch.ones(1), name="m").item() == 1

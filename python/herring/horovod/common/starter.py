@@ -49,6 +49,18 @@ class Reduction(NamedTuple):
         """Whether one of the factors is not 1."""
         return self.prescale != 1.0 or self.postscale != 1.0
 
+    def check(self, kind: str) -> None:
+        """Raises InvalidArgumentError for a factor of NaN, which would equal no other NaN."""
+        for name, factor in ("prescale", self.prescale), ("postscale", self.postscale):
+            if math.isnan(factor):
+                raise InvalidArgumentError(f"{kind}: {name}_factor is nan; it must be a number")
+
+    def text(self, *, prescale: bool = True, postscale: bool = True) -> str:
+        """Describes factors that the core does not see, to follow a description of tensors."""
+        text = f"; prescale_factor {self.prescale}" if prescale and self.prescale != 1.0 else ""
+        shown = postscale and self.postscale != 1.0
+        return text + (f"; postscale_factor {self.postscale}" if shown else "")
+
 
 class Starter:
     """Starts calls with one name in one process set; each method returns a call under way.
@@ -152,6 +164,7 @@ class Starter:
         Returns:
           The host tensors, or tensors on a GPU, that will hold the results.
         """
+        how.check(kind)
         listed = kind.startswith("grouped")
         stays = self.tensors.stay(dense) and not any(self._wide(dense, operation, how, kind))
         if stays:
@@ -162,7 +175,8 @@ class Starter:
         call.start(
             taken if listed else taken[0],
             listed=listed,
-            about=self._about(dense, hosts, listed=listed),
+            about=self._about(dense, hosts, listed=listed)
+            + how.text(prescale=prescale != how.prescale, postscale=False),
             op=operation,
             prescale=prescale,
             postscale=how.postscale,
@@ -239,6 +253,7 @@ class Starter:
         self, call: Call, dense: Sequence[Any], kept: Sequence[Any], how: Reduction, kind: str
     ) -> Callable[[], list[Any]]:
         """Starts to gather the vectors of all ranks; returns a function that combines them."""
+        how.check(kind)
         require_power_of_two(call.scope.size)
         for one in dense:
             if not self.tensors.has_floats(one, kind):
@@ -247,9 +262,8 @@ class Starter:
                 )
         raw = [self.tensors.bytes_of(one, kind) for one in dense]
         whole = np.concatenate([*raw, np.empty(0, np.uint8)])
-        about = "; ".join(map(self._text, dense))
-        factor = f"; prescale_factor {how.prescale}" if how.prescale != 1.0 else ""
-        operation = call.start(whole.reshape(1, -1), about=about + factor)
+        about = "; ".join(map(self._text, dense)) + how.text()
+        operation = call.start(whole.reshape(1, -1), about=about)
         ends = np.cumsum([len(one) for one in raw])
 
         def combined() -> list[Any]:
@@ -371,7 +385,12 @@ class Starter:
             like = self.tensors.like(tensor, dense)
             (host,), prescale = self._scattered([dense], by, how, kind)
             operation = call.start(
-                host, about=self._text(dense), op=by, prescale=prescale, postscale=how.postscale
+                host,
+                about=self._text(dense)
+                + how.text(prescale=prescale != how.prescale, postscale=False),
+                op=by,
+                prescale=prescale,
+                postscale=how.postscale,
             )
             mine = even_parts(len(dense), call.scope.size)[call.scope.rank]
 
@@ -396,7 +415,8 @@ class Starter:
             operation = self._start_list(
                 call,
                 hosts,
-                about=self._about(dense, hosts, listed=True),
+                about=self._about(dense, hosts, listed=True)
+                + how.text(prescale=prescale != how.prescale, postscale=False),
                 op=by,
                 prescale=prescale,
                 postscale=how.postscale,
@@ -414,6 +434,7 @@ class Starter:
     def _scattered(
         self, dense: Sequence[Any], by: str, how: Reduction, kind: str
     ) -> tuple[list[Any], float]:
+        how.check(kind)
         if any(not one.shape for one in dense):
             raise InvalidArgumentError(f"{kind} needs tensors with at least one dimension")
         return self._sent(dense, by, how, kind, own=False)
