@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import herring.horovod.tensorflow as hvd
 from horovod_tensorflow_cases import both, close, raises, same_everywhere
+from tensorflow_cases import jacobians
 
 
 def data(rank, size, rows=12):
@@ -68,6 +69,10 @@ def test_tapes(rank, size):
         ValueError, "must be 1", make, tf.GradientTape(), op=hvd.Sum, gradient_predivide_factor=2.0
     )
     raises(ValueError, "groups is -1", make, tf.GradientTape(), groups=-1)
+
+
+def test_jacobians(rank, size):
+    jacobians(hvd.DistributedGradientTape, rank)
 
 
 def test_sparse_and_local_gradients(rank, size):

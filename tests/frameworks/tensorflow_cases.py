@@ -120,6 +120,32 @@ def test_tape_forms(rank, size):
     assert np.allclose(found, 6.0 * size * (size + 1) / 2)
 
 
+def jacobians(distributed, rank):
+    """Compares the Jacobians of a distributed tape with this rank's own ones."""
+    v = tf.Variable([[1.0, 2.0], [3.0, 4.0]])
+    for method in ("jacobian", "batch_jacobian"):
+        for vectorized in (True, False):
+
+            def step(method=method, vectorized=vectorized):
+                with tf.GradientTape(persistent=True) as tape:
+                    y = v * v * (1.0 + rank)
+                found = []
+                for one in (tape, distributed(tape)):
+                    jacobian = getattr(one, method)
+                    sources = v if method == "batch_jacobian" else [v]
+                    found.append(jacobian(y, sources, experimental_use_pfor=vectorized))
+                return found, distributed(tape).gradient(y, v)
+
+            for (own, found), average in (step(), tf.function(step)()):
+                assert np.array_equal(own, found) and np.any(own), (method, own, found)
+                everyone = [2.0 * v.numpy() * (1.0 + r) for r in range(herring.size())]
+                assert close([average], [np.mean(everyone, axis=0)])
+
+
+def test_jacobians(rank, size):
+    jacobians(herring.DistributedGradientTape, rank)
+
+
 def test_missing_gradients(rank, size):
     v = [tf.Variable(1.0), tf.Variable(1.0), tf.Variable(1.0)]
 

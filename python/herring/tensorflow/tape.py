@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -107,6 +108,7 @@ class DistributedGradientTape(tf.GradientTape):
                 raise InvalidArgumentError(f"tape is {tape!r}; it must be a tf.GradientTape")
             self.__dict__.update(tape.__dict__)
         scope_of(group)
+        self._herring_alone = False  # Whether `gradient` is part of a Jacobian.
         self._herring_name = name
         self._herring_options: dict[str, Any] = {
             "op": op,
@@ -143,10 +145,39 @@ class DistributedGradientTape(tf.GradientTape):
           MismatchError: the variables differ between ranks.
           PeerLostError, TimeoutError: a rank is gone, or has not called in time.
         """
+        if self._herring_alone:
+            return super().gradient(target, sources, output_gradients, unconnected_gradients)
         variables = tf.nest.flatten(sources)
         gradients = super().gradient(target, variables, output_gradients, unconnected_gradients)
         averages = self._average(list(gradients), variables)
         return tf.nest.pack_sequence_as(sources, averages)
+
+    @tf.autograph.experimental.do_not_convert
+    def jacobian(self, *arguments: Any, **options: Any) -> Any:
+        """Computes this rank's own Jacobian, without communication.
+
+        The arguments, results and errors are those of tf.GradientTape.jacobian.
+        """
+        with self._without_averages():
+            return super().jacobian(*arguments, **options)
+
+    @tf.autograph.experimental.do_not_convert
+    def batch_jacobian(self, *arguments: Any, **options: Any) -> Any:
+        """Computes this rank's own Jacobian of each example, without communication.
+
+        The arguments, results and errors are those of tf.GradientTape.batch_jacobian.
+        """
+        with self._without_averages():
+            return super().batch_jacobian(*arguments, **options)
+
+    @contextlib.contextmanager
+    def _without_averages(self) -> Iterator[None]:
+        """Lets `gradient`, which TensorFlow's Jacobians call for each row, exchange nothing."""
+        self._herring_alone = True
+        try:
+            yield
+        finally:
+            self._herring_alone = False
 
     def _average(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
         return self._averager(variables).average(gradients, variables)
