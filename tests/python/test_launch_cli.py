@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import types
@@ -161,6 +162,24 @@ def test_check_tells_where_huge_pages_are(
     found = check._huge_pages()
     assert found.value == f"private memory: {value[0]}, shared memory: {value[1]}"
     assert found.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("limits", "advice"),
+    [
+        ((512, 4096), "'ulimit -n 4096'"),
+        ((512, resource.RLIM_INFINITY), "'ulimit -n 1024'"),
+        ((512, 512), "more than the hard limit: raise it to 1024 with 'nofile' in"),
+        ((1024, 4096), ""),
+    ],
+)
+def test_check_advises_how_to_open_more_files(
+    limits: tuple[int, int], advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    found = check._limits()[0]
+    assert found.verdict == ("note" if advice else "ok")
+    assert advice in found.advice and ("ulimit -n 512" not in found.advice)
 
 
 def test_check_reports_a_failed_trial(

@@ -165,6 +165,8 @@ def test_a_flight_record_is_asked_for(folder: Path, capsys: pytest.CaptureFixtur
         ("--watch soon", ["--watch", "'soon'", "20ms"]),
         ("--watch 0", ["--watch", "'0'"]),
         ("--timeout never", ["--timeout", "'never'"]),
+        ("--timeout 1e12", ["--timeout", "'1e12'", "up to 24h"]),
+        ("--watch 1e12", ["--watch", "'1e12'", "up to 24h"]),
         ("a:1 --job b", ["WHERE and --job"]),
         ("--json --metrics", ["--metrics", "--json"]),
         ("--dashboard a:1", ["--dashboard"]),

@@ -328,7 +328,14 @@ def _limits() -> list[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     verdict, advice = "ok", ""
     if soft != resource.RLIM_INFINITY and soft < _ENOUGH_DESCRIPTORS:
-        verdict, advice = "note", f"large jobs need more: 'ulimit -n {max(soft, hard)}'"
+        enough = max(hard, _ENOUGH_DESCRIPTORS)
+        verdict, advice = "note", f"large jobs need more: 'ulimit -n {enough}'"
+        if 0 <= hard < _ENOUGH_DESCRIPTORS:
+            advice = (
+                f"large jobs need more than the hard limit: raise it to {_ENOUGH_DESCRIPTORS} with "
+                "'nofile' in /etc/security/limits.conf, LimitNOFILE of the service, or --ulimit "
+                "nofile of the container"
+            )
     found = [Finding("open files", f"{_limit(soft)} (hard {_limit(hard)})", verdict, advice)]
     soft, hard = (_size(v) if v >= 0 else "unlimited" for v in _memlock())
     found.append(Finding("locked memory", f"{soft} (hard {hard})"))

@@ -38,6 +38,7 @@ The exit status is 0, or 1 if there is no such job or it does not answer, or 2 f
 """
 
 _EVERY = 1.0  # seconds between two statuses with --watch
+_LONGEST = 86400.0  # seconds of --timeout and --watch
 _WIDE = 240  # columns of tables where there is no terminal
 
 
@@ -82,7 +83,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--timeout",
-        type=argument(parse_seconds),
+        type=argument(_seconds),
         default=5.0,
         metavar="TIME",
         help="how long the job may take to answer (default: 5s)",
@@ -149,6 +150,18 @@ def _wait_for(file: Path, begun: float, seconds: float) -> None:
     print(f"herring status: {file} is not there yet", file=sys.stderr)
 
 
+def _seconds(text: str) -> float:
+    """Returns the seconds of a time that the system can wait for.
+
+    Raises:
+        ConfigurationError: It is not a time, or too long.
+    """
+    seconds = parse_seconds(text)
+    if seconds > _LONGEST:
+        raise ConfigurationError(f"{text!r} is too long: allowed are times above 0 and up to 24h")
+    return seconds
+
+
 def _every(options: argparse.Namespace) -> float:
     """Returns the seconds of --watch, 0 without it; the word after --watch may also be WHERE."""
     if options.watch is None:
@@ -156,7 +169,7 @@ def _every(options: argparse.Namespace) -> float:
     if not options.watch:
         return _EVERY
     try:
-        return parse_seconds(options.watch)
+        return _seconds(options.watch)
     except ConfigurationError as error:
         if options.where or not set(options.watch) & set("/:."):
             raise ConfigurationError(f"--watch: {error}") from None
