@@ -237,6 +237,16 @@ def test_a_process_that_nobody_of_us_killed_is_the_cause(
     assert says in text
 
 
+def test_a_process_that_the_launcher_killed_at_the_end_was_not_killed_before() -> None:
+    """It stood still, the others lost it, and SIGTERM did not end it."""
+    found = children(1, -9)
+    found[1].told = {signal.SIGTERM, signal.SIGKILL}
+    words = {0: (LOST.format(1), 6.0, True)}
+    child, text = find_cause(found[0], 10.0, found, lambda n: words.get(n, ("", 0.0, False)))
+    assert child.task.number == 1
+    assert text.endswith("it did not answer the others, nor end before the launcher killed it")
+
+
 @pytest.mark.parametrize("successor", [0, 1, -15])
 @pytest.mark.parametrize(
     ("error", "cause"),
@@ -331,7 +341,10 @@ def test_variables_of_a_meeting_place_are_said_to_be_ignored(
     done = run("-n", "1", "--", "true")
     assert done.returncode == 0
     (line,) = done.stderr.splitlines()
-    assert "warning: HERRING_RENDEZVOUS and HERRING_SECRET ignored: " in line
+    assert "warning: HERRING_RENDEZVOUS, HERRING_SECRET ignored: " in line
+    monkeypatch.setenv("HERRING_JOB", "mine")
+    text = "HERRING_RENDEZVOUS, HERRING_SECRET, HERRING_JOB ignored: "
+    assert text in run("-n", "1", "--", "true").stderr
     # An enclosing job sets them for its workers.
     monkeypatch.setenv("HERRING_JOB", "run-1-ab")
     assert run("-n", "1", "--", "true").stderr == ""

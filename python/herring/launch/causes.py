@@ -94,7 +94,10 @@ def find_cause(
         found = other
         seen.add(other.task.number)
     moment = time.strftime("%H:%M:%S", time.localtime(at if text else ended_at))
-    return found, f"at {moment}: {text or 'it ' + found.how_ended}"
+    how = found.how_ended
+    if found.code == -signal.SIGKILL and not found.killed:
+        how = "did not answer the others, nor end before the launcher killed it"
+    return found, f"at {moment}: {text or 'it ' + how}"
 
 
 def hint(text: str) -> str:

@@ -277,7 +277,7 @@ def ignored_variables(environ: Mapping[str, str]) -> list[str]:
     """
     if environ.get("HERRING_JOB", "").startswith(JOB_PREFIX):
         return []
-    names = ("HERRING_RENDEZVOUS", "HERRING_SECRET")
+    names = ("HERRING_RENDEZVOUS", "HERRING_SECRET", "HERRING_JOB")
     return [name for name in names if environ.get(name, "").strip()]
 
 

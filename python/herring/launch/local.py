@@ -162,9 +162,9 @@ class Launcher:
         options = self._options
         layout = options.layout
         if ignored := ignored_variables(os.environ):
-            text = "herring run makes a meeting place and a secret for each job, or takes the "
-            text += "secret in HERRING_SECRET_FILE"
-            self._say("warning", f"{' and '.join(ignored)} ignored: {text}")
+            text = "herring run makes a meeting place, a secret and a name for each job, or takes "
+            text += "the secret in HERRING_SECRET_FILE"
+            self._say("warning", f"{', '.join(ignored)} ignored: {text}")
         secret = job_secret(os.environ)
         if not self._agents.reach(self._passed, as_horovod(options), self._turn_if_going_on):
             return
