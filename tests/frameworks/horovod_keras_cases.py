@@ -148,6 +148,19 @@ def test_values(rank, size):
     assert hvd.broadcast_object([rank], 1) == [1]
     raises(NotImplementedError, "BroadcastGlobal", hvd.broadcast_global_variables, 0)
     raises(hvd.HorovodInternalError, "", hvd.allreduce, np.ones(2 + (rank == 0)), name="wrong")
+    # JAX has 32 bits by default.
+    for call, value in (
+        (lambda x: hvd.allreduce(x, op=hvd.Max), np.int64(2**40)),
+        (lambda x: hvd.broadcast(x, 0), np.full(2, -(2**33))),
+        (hvd.allgather, np.array([2**40])),
+        (lambda x: hvd.broadcast(x, 0), np.float64(1e300)),
+    ):
+        if keras.backend.backend() == "jax":
+            raises(ValueError, "cannot hold", call, value)
+        else:
+            assert np.array_equal(np.unique(keras.ops.convert_to_numpy(call(value))), [value.max()])
+    for value in (np.int64(5), np.float64(1) / 3, np.float64("inf")):
+        assert np.isclose(keras.ops.convert_to_numpy(hvd.broadcast(value, 0)), value)
 
 
 def test_callbacks(rank, size):

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from herring.errors import InvalidArgumentError
 from herring.horovod.common import host
 from herring.horovod.common.compression import is_half
 from herring.horovod.common.exceptions import NotSupportedError
@@ -25,6 +26,28 @@ def _array(value: Any) -> np.ndarray:
     return np.asarray(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(value)))
 
 
+def _tensor(found: np.ndarray) -> Any:
+    """Converts a result to a tensor of the backend.
+
+    Raises:
+      InvalidArgumentError: the backend's dtype, such as JAX's 32 bits, cannot hold the values.
+    """
+    tensor = keras.ops.convert_to_tensor(found)
+    kept = np.asarray(keras.ops.convert_to_numpy(tensor))
+    if kept.dtype == found.dtype or found.dtype.kind not in "iuf":
+        return tensor
+    # Floats may lose digits, as usual in Keras, but must not become infinite.
+    floats = found.dtype.kind == "f"
+    survives = np.isfinite(kept) | ~np.isfinite(found) if floats else kept == found
+    if not survives.all():
+        raise InvalidArgumentError(
+            f"the result has values of {found.dtype} that {kept.dtype} of Keras on "
+            f"{keras.backend.backend()} cannot hold; use herring's functions for NumPy arrays, or "
+            "let the backend use 64 bits (jax.config.update('jax_enable_x64', True))"
+        )
+    return tensor
+
+
 class _Values(host.Arrays):
     """Handles numbers, arrays, and tensors of the backend."""
 
@@ -32,7 +55,7 @@ class _Values(host.Arrays):
         return _array(tensor)
 
     def new(self, found: np.ndarray, like: Any) -> Any:
-        return keras.ops.convert_to_tensor(found)
+        return _tensor(found)
 
 
 class Starter(host.Starter):
@@ -67,8 +90,8 @@ def allreduce(
       A tensor of the backend.
 
     Raises:
-      InvalidArgumentError: the operator or dtype is not supported, or the process set is not
-        registered or does not contain this rank.
+      InvalidArgumentError: the operator or dtype is not supported, the process set is not
+        registered or does not contain this rank, or the backend cannot hold the result.
       HorovodInternalError: ranks disagree, or a rank was lost or did not call in time.
     """
     how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
@@ -76,7 +99,7 @@ def allreduce(
     half = is_half(compression) and array.dtype.kind == "f"
     sent = array.astype(np.float16) if half else array
     found = host.Starter(name, process_set).allreduce(sent, how).result()
-    return keras.ops.convert_to_tensor(found.astype(array.dtype))
+    return _tensor(found.astype(array.dtype))
 
 
 def allgather(
@@ -94,8 +117,8 @@ def allgather(
       A tensor of the backend.
 
     Raises:
-      InvalidArgumentError: an argument is invalid, or the process set is not registered or does
-        not contain this rank.
+      InvalidArgumentError: an argument is invalid, the process set is not registered or does not
+        contain this rank, or the backend's dtype (JAX: 32 bits) cannot hold the result.
       HorovodInternalError: ranks disagree, or a rank was lost or did not call in time.
     """
     return Starter(name, process_set).allgather(value).result()
@@ -119,8 +142,8 @@ def broadcast(
       A tensor of the backend.
 
     Raises:
-      InvalidArgumentError: an argument is invalid, or the process set is not registered or does
-        not contain this rank.
+      InvalidArgumentError: an argument is invalid, the process set is not registered or does not
+        contain this rank, or the backend's dtype (JAX: 32 bits) cannot hold the result.
       HorovodInternalError: ranks disagree, or a rank was lost or did not call in time.
     """
     return Starter(name, process_set).broadcast(value, root_rank).result()
@@ -145,8 +168,8 @@ def reducescatter(
       A tensor of the backend.
 
     Raises:
-      InvalidArgumentError: an argument is invalid, or the process set is not registered or does
-        not contain this rank.
+      InvalidArgumentError: an argument is invalid, the process set is not registered or does not
+        contain this rank, or the backend's dtype (JAX: 32 bits) cannot hold the result.
       HorovodInternalError: ranks disagree, or a rank was lost or did not call in time.
     """
     return Starter(name, process_set).reducescatter(value, Reduction(op)).result()
