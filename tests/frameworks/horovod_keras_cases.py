@@ -1,6 +1,8 @@
 """Cases of Horovod's API for Keras on any backend, which test_horovod_keras.py runs."""
 
+import copy
 import os
+import pickle
 import sys
 import tempfile
 
@@ -10,6 +12,7 @@ import keras
 import numpy as np
 
 import herring.horovod.keras as hvd
+import herring.keras
 from herring.keras import is_distributed
 from keras_cases import close, data, mine, network, trained, values
 
@@ -161,6 +164,102 @@ def test_values(rank, size):
             assert np.array_equal(np.unique(keras.ops.convert_to_numpy(call(value))), [value.max()])
     for value in (np.int64(5), np.float64(1) / 3, np.float64("inf")):
         assert np.isclose(keras.ops.convert_to_numpy(hvd.broadcast(value, 0)), value)
+
+
+def test_copies(rank, size):
+    for wrap in (hvd.DistributedOptimizer, herring.keras.DistributedOptimizer):
+        optimizer = wrap(SGD(0.1))
+        model = network(seed=1)
+        model.compile(optimizer, loss="mse")
+        for one in (optimizer, model, {"model": model}):
+            raises(ValueError, "would not average", copy.deepcopy, one)
+        raises(ValueError, "would not average", copy.copy, optimizer)
+        loaded = pickle.loads(pickle.dumps(model)).optimizer  # like a saved one
+        assert isinstance(loaded, SGD) and not herring.keras.is_distributed(loaded)
+    alone = network(seed=1)
+    alone.compile(SGD(0.1), loss="mse")
+    assert isinstance(copy.deepcopy(alone).optimizer, SGD)
+
+
+def test_saved_with_passes(rank, size):
+    """A saved model has the steps of its optimizer, and no number of passes."""
+    x, y = data()
+    part = mine(x, y, 12, rank, size)
+    adam, scaling = keras.optimizers.Adam, keras.optimizers.LossScaleOptimizer
+    for make in (lambda: adam(0.1), lambda: scaling(adam(0.1))):
+
+        def wrapped(make=make):
+            return hvd.DistributedOptimizer(
+                make(), backward_passes_per_step=2, average_aggregated_gradients=True
+            )
+
+        first = wrapped()
+        model, _ = trained(first, *part)
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "model.keras")
+            model.save(path)
+            loaded = hvd.load_model(path)
+            weights = os.path.join(folder, "model.weights.h5")
+            model.save_weights(weights)
+            second = network(seed=1)
+            second.compile(wrapped(), loss=model.loss)
+            second.optimizer.build(second.trainable_variables)
+            second.load_weights(weights)
+        inner = getattr(loaded.optimizer, "inner_optimizer", loaded.optimizer)
+        own = getattr(first, "inner_optimizer", first)
+        assert type(loaded.optimizer).__name__ == type(first).__name__
+        assert inner.gradient_accumulation_steps is None
+        assert int(inner.iterations) == int(own.iterations)
+        states = [values_of(one) for one in (own, inner)]
+        assert close(states[0], states[1], 0)
+        assert int(second.optimizer.iterations) == int(own.iterations)
+        # One step of the loaded model is a whole step, with the averages of all ranks.
+        alone = keras.models.clone_model(model)
+        alone.set_weights(model.get_weights())
+        reference = make()
+        reference.build(alone.trainable_variables)
+        plain = getattr(reference, "inner_optimizer", reference)
+        for variable, value in zip(plain.variables, states[1]):
+            variable.assign(value)
+        if scaling is type(reference):
+            scale = float(loaded.optimizer.dynamic_scale)
+            reference.dynamic_scale.assign(scale)
+        alone.compile(reference, loss=model.loss)
+        alone.train_on_batch(x[:24], y[:24])
+        loaded.train_on_batch(*(one[:12] for one in part[:2]))
+        assert same_everywhere(values(loaded)) and close(values(loaded), values(alone), 1e-4)
+
+
+def values_of(optimizer):
+    """Returns the optimizer's variables except the sums of an unfinished step, and the count."""
+    sums = [id(one) for one in getattr(optimizer, "_accumulated_gradients", ())]
+    found = {id(one): keras.ops.convert_to_numpy(one) for one in optimizer.variables}
+    found[id(optimizer._iterations)] = np.asarray(int(optimizer.iterations))
+    return [value for key, value in found.items() if key not in sums]
+
+
+def test_wrapped_in_another_job(rank, size):
+    x, y = data()
+    part = mine(x, y, 12, rank, size)
+    passes = {"backward_passes_per_step": 2, "average_aggregated_gradients": True}
+    optimizers = [(SGD(0.1), passes, 12), (SGD(0.1), {}, 24), (SGD(0.1), {}, 24)]
+    for optimizer, options, _ in optimizers:
+        hvd.DistributedOptimizer(optimizer, **options)
+        raises(ValueError, "averages gradients already", hvd.DistributedOptimizer, optimizer)
+    model, _ = trained(optimizers[0][0], *mine(x, y, 12, rank, size))
+    hvd.shutdown()
+    hvd.init()
+    if not TENSORFLOW:  # Keras itself adds up gradients there.
+        raises(ValueError, "with 2 before", hvd.DistributedOptimizer, optimizers[0][0])
+    for optimizer, options, batch in optimizers:
+        again = network(seed=1) if batch == 24 else model
+        wrapped = hvd.DistributedOptimizer(optimizer, **options)
+        assert wrapped is optimizer and type(optimizer).__name__ == "SGD"
+        part = mine(x, y, batch, rank, size)
+        found, _ = trained(wrapped, *part, model=again)
+        assert same_everywhere(values(found))
+    reference, _ = trained(SGD(0.1), x, y, 24)
+    assert close(values(found), values(reference), 1e-4)
 
 
 def test_callbacks(rank, size):

@@ -11,17 +11,19 @@ import keras
 
 from herring.arrays.arguments import Operator
 from herring.arrays.groups import Group
-from herring.arrays.runtime import is_elastic, is_running, job
+from herring.arrays.runtime import is_running, job
 from herring.errors import InvalidArgumentError
 from herring.keras.averaging import make_averager
 
 __all__ = [
+    "Averaging",
     "DistributedOptimizer",
     "distribute",
     "goes_on",
     "is_distributed",
     "load_model",
     "require_plain",
+    "set_class",
 ]
 
 _AVERAGER = "_herring_averager"
@@ -49,7 +51,11 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     ranks see the same overflows and skip the same steps.
 
     In an elastic job the optimizer averages in each generation. Another call for it in a later
-    generation, by a training function that begins again, does nothing.
+    generation, by a training function that begins again, does nothing. After `herring.shutdown` and
+    `herring.init`, wrap the optimizer again, and compile its model again.
+
+    An optimizer cannot be copied with the module copy, nor can a model compiled with it: Keras
+    would copy the original optimizer, which does not average.
 
     Args:
       optimizer: a keras.optimizers.Optimizer.
@@ -103,8 +109,8 @@ def require_plain(optimizer: Any) -> None:
 
 
 def _is_of_before(optimizer: Any) -> bool:
-    """Returns whether a wrapped optimizer is that of an earlier generation of an elastic job."""
-    return is_elastic() and not is_running(getattr(optimizer, _JOB))
+    """Returns whether an optimizer was wrapped in an earlier job, or in an earlier generation."""
+    return not is_running(getattr(optimizer, _JOB))
 
 
 def goes_on(optimizer: Any) -> bool:
@@ -127,16 +133,20 @@ def distribute(optimizer: Any, averager: Any, derived: Callable[[type], type] | 
     # Keras' own __setattr__ would track the averager as state to be saved.
     object.__setattr__(optimizer, _AVERAGER, averager)
     object.__setattr__(optimizer, _JOB, job())
-    if is_distributed(optimizer):
-        return optimizer  # in an earlier generation
-    kind = _distributed(type(optimizer))
-    object.__setattr__(optimizer, "__class__", kind if derived is None else derived(kind))
+    # An optimizer of an earlier job may have another averaging class; it shows the original one.
+    kind = _distributed(optimizer.__class__)
+    set_class(optimizer, kind if derived is None else derived(kind))
     return optimizer
+
+
+def set_class(optimizer: Any, kind: type) -> None:
+    """Changes the class of an optimizer, also of one that shows another class than its own."""
+    object.__dict__["__class__"].__set__(optimizer, kind)
 
 
 def is_distributed(optimizer: Any) -> bool:
     """Returns whether `DistributedOptimizer` was applied to this optimizer."""
-    return issubclass(type(optimizer), _Averaging)
+    return issubclass(type(optimizer), Averaging)
 
 
 def load_model(filepath: Any, *arguments: Any, **options: Any) -> Any:
@@ -163,7 +173,7 @@ def load_model(filepath: Any, *arguments: Any, **options: Any) -> Any:
     return model
 
 
-class _Averaging:
+class Averaging:
     """Common base of the classes that `_distributed` creates; `is_distributed` looks for it."""
 
 
@@ -181,6 +191,11 @@ def _distributed(kind: type) -> type:
         grads = _averaged(self, grads, None)
         return kind.stateless_apply(self, optimizer_variables, grads, trainable_variables)
 
+    def get_config(self: Any) -> dict[str, Any]:
+        _refuse_copies(self)
+        config: dict[str, Any] = kind.get_config(self)
+        return config
+
     members = {
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
@@ -188,12 +203,13 @@ def _distributed(kind: type) -> type:
         # Code that saves the optimizer, or copies it from its config, sees the original class.
         "__class__": property(lambda self: kind),
         "from_config": kind.from_config,
+        "get_config": functools.wraps(kind.get_config)(get_config),
         "apply": functools.wraps(kind.apply)(_outside_autograph(apply)),
     }
     if issubclass(kind, keras.optimizers.LossScaleOptimizer):
         # On JAX, LossScaleOptimizer checks the gradients before it calls `apply`.
         members["stateless_apply"] = stateless_apply
-    return type(kind.__name__, (kind, _Averaging), members)
+    return type(kind.__name__, (kind, Averaging), members)
 
 
 def _outside_autograph(function: Any) -> Any:
@@ -214,6 +230,22 @@ def _averaged(optimizer: Any, gradients: Any, variables: Any) -> list[Any]:
             return gradients  # Keras raises an error for an optimizer that is not built.
         variables = optimizer._trainable_variables
     return getattr(optimizer, _AVERAGER).average(gradients, list(variables))
+
+
+def _refuse_copies(optimizer: Any) -> None:
+    """Raises InvalidArgumentError if copy.copy or copy.deepcopy asks for the optimizer's config.
+
+    Keras copies a model or an optimizer like a saved one, from its config.
+    """
+    frame = sys._getframe(1)
+    while (caller := frame.f_back) is not None:
+        if frame.f_code.co_name == "__reduce__" and caller.f_globals.get("__name__") == "copy":
+            raise InvalidArgumentError(
+                f"copies of the DistributedOptimizer {optimizer.name!r} would not average "
+                "gradients. Copy a model with keras.models.clone_model(model) and set_weights(), "
+                "or copy the optimizer before you wrap it, and wrap the copy, too"
+            )
+        frame = caller
 
 
 def _require_outermost(optimizer: Any) -> None:

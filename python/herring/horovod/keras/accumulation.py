@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from herring.errors import InvalidArgumentError
-from herring.keras.optimizer import distribute
+from herring.keras.optimizer import Averaging, distribute, set_class
 
-__all__ = ["distribute_accumulating", "forget_passes"]
+__all__ = ["distribute_accumulating", "forget_passes", "require_passes"]
 
 _PASSES = "_herring_passes"
 
@@ -21,7 +22,8 @@ def distribute_accumulating(optimizer: Any, averager: Any, passes: int, *, divid
 
     On TensorFlow, gradients add up on each rank and are averaged once per step. On other backends,
     gradients are averaged after each pass, and Keras adds up the averages
-    (`gradient_accumulation_steps`).
+    (`gradient_accumulation_steps`). Saved models do not contain this number, because Keras would
+    divide by it where a loaded optimizer is wrapped without `passes`.
 
     Args:
       optimizer: a Keras optimizer, which must not be built yet, except on TensorFlow.
@@ -30,20 +32,45 @@ def distribute_accumulating(optimizer: Any, averager: Any, passes: int, *, divid
       divides: whether to divide accumulated gradients by `passes`.
 
     Raises:
-      InvalidArgumentError: the optimizer is built, or already accumulates gradients itself.
+      InvalidArgumentError: the optimizer is built, or already accumulates gradients itself; or it
+        had another number of passes in an earlier job.
     """
     if keras.backend.backend() == "tensorflow":
         object.__setattr__(optimizer, _PASSES, _Passes(passes, divides=divides))
         distribute(optimizer, averager, _accumulating)
         return
     one = getattr(optimizer, "inner_optimizer", optimizer)
-    if one.gradient_accumulation_steps or one.built:
+    require_passes(optimizer, passes)
+    if not _accumulates(one) and (one.gradient_accumulation_steps or one.built):
         raise InvalidArgumentError(
             f"backward_passes_per_step is {passes}, and {one.name!r} "
             + ("is built already: wrap it before its first step" if one.built else "accumulates")
         )
     one.gradient_accumulation_steps = passes
-    distribute(optimizer, averager if divides else _Multiplied(averager, passes))
+    if one is not optimizer and not _accumulates(one):
+        set_class(one, _saved_without_passes(type(one)))
+    distribute(
+        optimizer, averager if divides else _Multiplied(averager, passes), _saved_without_passes
+    )
+
+
+def require_passes(optimizer: Any, passes: int) -> None:
+    """Checks that an optimizer of an earlier job is wrapped with the same number of passes.
+
+    Raises:
+      InvalidArgumentError: Keras adds up another number of gradients, which cannot be changed.
+    """
+    one = getattr(optimizer, "inner_optimizer", optimizer)
+    if _accumulates(one) and one.gradient_accumulation_steps != passes:
+        raise InvalidArgumentError(
+            f"backward_passes_per_step is {passes}, and {one.name!r} was wrapped with "
+            f"{one.gradient_accumulation_steps} before; use that number, or a new optimizer"
+        )
+
+
+def _accumulates(optimizer: Any) -> bool:
+    """Returns whether Keras adds up the optimizer's gradients because this module asked for it."""
+    return issubclass(type(optimizer), _SavedWithoutPasses)
 
 
 def forget_passes(optimizer: Any) -> None:
@@ -130,6 +157,61 @@ class _Passes:
                     zeros = tf.zeros(variable.shape, variable.dtype)
                     self._sums[id(variable)] = tf.Variable(zeros, trainable=False)
         return [self._sums[id(variable)] for variable in variables]
+
+
+class _SavedWithoutPasses:
+    """Common base of the classes that `_saved_without_passes` creates."""
+
+
+@functools.cache
+def _saved_without_passes(kind: Any) -> Any:
+    """Returns a subclass of an optimizer class that saves and loads no unfinished steps.
+
+    Saved files look like those of an optimizer that has made the same steps without accumulating.
+    """
+
+    def get_config(self: Any) -> dict[str, Any]:
+        config: dict[str, Any] = kind.get_config(self)
+        if "gradient_accumulation_steps" in config:
+            config["gradient_accumulation_steps"] = None
+        return config
+
+    def save_own_variables(self: Any, store: Any) -> None:
+        kept, _, iterations, passes = _state_of(self)
+        for i, variable in enumerate(kept):
+            value = np.asarray(keras.ops.convert_to_numpy(variable))
+            store[str(i)] = value // passes if variable is iterations else value
+
+    def load_own_variables(self: Any, store: Any) -> None:
+        kept, sums, iterations, passes = _state_of(self)
+        if len(store.keys()) != len(kept):  # Keras says so, or it has the sums of older versions.
+            kind.load_own_variables(self, store)
+            return
+        for i, variable in enumerate(kept):
+            value = np.asarray(store[str(i)])
+            variable.assign(value * passes if variable is iterations else value)
+        for total in sums:
+            total.assign(keras.ops.zeros(total.shape, total.dtype))
+
+    members = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "get_config": get_config,
+        "save_own_variables": save_own_variables,
+        "load_own_variables": load_own_variables,
+    }
+    if not issubclass(kind, Averaging):  # Code that saves the optimizer sees its own class.
+        members |= {"__class__": property(lambda self: kind), "from_config": kind.from_config}
+    return type(kind.__name__, (kind, _SavedWithoutPasses), members)
+
+
+def _state_of(optimizer: Any) -> tuple[list[Any], list[Any], Any, int]:
+    """Returns the variables to save, the sums of the passes, the count and the number of passes."""
+    one = getattr(optimizer, "inner_optimizer", optimizer)
+    sums = list(getattr(one, "_accumulated_gradients", ()))
+    apart = {id(variable) for variable in sums}
+    kept = [variable for variable in optimizer.variables if id(variable) not in apart]
+    return kept, sums, one._iterations, one.gradient_accumulation_steps
 
 
 @functools.cache

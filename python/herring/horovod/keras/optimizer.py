@@ -22,7 +22,7 @@ from herring.horovod.common.operators import (
     check_passes,
 )
 from herring.horovod.common.process_sets import ProcessSet, global_process_set, group_of
-from herring.horovod.keras.accumulation import distribute_accumulating
+from herring.horovod.keras.accumulation import distribute_accumulating, require_passes
 from herring.horovod.keras.compression import Compression
 from herring.keras.averaging import make_averager as make_host_averager
 from herring.keras.optimizer import distribute, goes_on, require_plain
@@ -99,6 +99,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         found = _averager(name, op, compression, sparse_as_dense, process_set)
         averager = _Averaging(found, local)
     if backward_passes_per_step == 1:
+        require_passes(optimizer, 1)
         distribute(optimizer, averager)
     else:
         distribute_accumulating(
