@@ -104,6 +104,18 @@ void require_memory_of(int device, const char* data, size_t bytes) {
                  ": it was freed, or its library numbers the GPUs differently"));
 }
 
+// Raises the exception with which an array refuses to be exported, which nanobind drops, unless it
+// is one with which DLPack says that the array cannot be exported. Other exceptions have nothing to
+// do with DLPack: frameworks raise those of the computation whose result the array is.
+void raise_own_error(nb::handle exported) {
+  if (!nb::hasattr(exported, "__dlpack__")) return;
+  try {
+    exported.attr("__dlpack__")();
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_BufferError) && !error.matches(PyExc_TypeError)) throw;
+  }
+}
+
 }  // namespace
 
 const char* class_of(Code code) {
@@ -208,6 +220,7 @@ void ArrayView::from_dlpack(nb::handle object, bool anywhere) {
   }
   nb::ndarray<nb::ro> array;
   if (!nb::try_cast(exported, array)) {
+    raise_own_error(exported);
     invalid_dtype(object, concat("of this ", class_name(object), ", or its layout,"));
   }
   if (!dtype_of_dlpack(array.dtype(), &array_.dtype)) {

@@ -173,6 +173,43 @@ def test_refusals(rank, size):
     )
 
 
+def test_errors_of_a_backward_pass(rank, size):
+    """MXNet raises the errors of its operators where results are waited for."""
+    for store in (False, True):
+        net = network()
+        params = net.collect_params()
+        if store:
+            store = herring.KVStore()
+            trainer = mx.gluon.Trainer(params, "sgd", kvstore=store, update_on_kvstore=False)
+        else:
+            trainer = herring.DistributedTrainer(params, "sgd", {"learning_rate": 0.05})
+        with mx.autograd.record():
+            loss = net(mx.nd.random.normal(0, -1, (8, 6))).sum()
+        loss.backward()
+        raises(mx.MXNetError, "scale > 0", trainer.step, 8)
+
+
+def test_arrays_like_numpys(rank, size):
+    mx.npx.set_np()
+    try:
+        net = mx.gluon.nn.Dense(2, in_units=3)
+        net.initialize()
+        net.weight.set_data(mx.np.full((2, 3), rank + 1))
+        table = {"x": mx.np.ones(2) * rank}
+        for params in (net.collect_params(), table):
+            herring.broadcast_parameters(params, 1)
+        assert (net.weight.data().asnumpy() == 2).all() and table["x"].tolist() == [1, 1]
+        assert isinstance(table["x"], mx.np.ndarray)
+        trainer = herring.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 1})
+        with mx.autograd.record():
+            loss = net(mx.np.ones((4, 3)) * (rank + 1)).sum()
+        loss.backward()
+        trainer.step(4)
+        assert np.allclose(net.weight.data().asnumpy(), 2 - (size + 1) / 2)
+    finally:
+        mx.npx.reset_np()
+
+
 CASES = {name[5:]: case for name, case in globals().items() if name.startswith("test_")}
 
 if __name__ == "__main__":

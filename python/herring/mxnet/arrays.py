@@ -30,5 +30,10 @@ def on_host(array: mx.nd.NDArray) -> bool:
 
 
 def in_place(array: mx.nd.NDArray) -> Any:
-    """Returns an array for the core: the NDArray's own memory, or a host copy of a GPU array."""
+    """Returns an array for the core: the NDArray's own memory, or a host copy of a GPU array.
+
+    Raises:
+      MXNetError: the computation of the array has failed.
+    """
+    array.wait_to_read()  # Otherwise an error of MXNet would be taken for one of the export.
     return _Shared(array) if on_host(array) else np.ascontiguousarray(array.asnumpy())

@@ -8,7 +8,7 @@ import mxnet as mx
 from mxnet.kvstore.base import KVStoreBase
 
 import herring
-from herring.arrays.calls import name_of_next
+from herring.arrays.calls import called, name_of_next
 from herring.arrays.groups import Group, scope_of
 from herring.errors import InvalidArgumentError
 from herring.mxnet.arrays import in_place, on_host
@@ -56,8 +56,10 @@ class KVStore(KVStoreBase):
           TimeoutError: a rank did not make the call in time.
         """
         array = _first(value).copy()
-        shared = in_place(array)
-        herring.broadcast(shared, name=f"{self._name}.broadcast.{key}", group=self._group)
+        name = f"{self._name}.broadcast.{key}"
+        with called("broadcast", name, self._group):
+            shared = in_place(array)
+        herring.broadcast(shared, name=name, group=self._group)
         _hand_out(array, shared, out)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
@@ -81,8 +83,10 @@ class KVStore(KVStoreBase):
         array = values[0].copy()
         for one in values[1:]:
             array += one.as_in_context(array.context)
-        shared = in_place(array)
-        herring.allreduce(shared, "sum", name=f"{self._name}.{key}", group=self._group)
+        name = f"{self._name}.{key}"
+        with called("allreduce", name, self._group):
+            shared = in_place(array)
+        herring.allreduce(shared, "sum", name=name, group=self._group)
         _hand_out(array, shared, value if out is None else out)
 
     @staticmethod

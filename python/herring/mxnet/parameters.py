@@ -47,7 +47,9 @@ def broadcast_parameters(
                 ) from error
         values.append(one.asnumpy())
     for one, value in zip(listed, broadcast_values(values, root, name=name, group=group)):
-        array = mx.nd.array(value, dtype=value.dtype)
+        like = one.list_data()[0] if isinstance(one, mx.gluon.Parameter) else one
+        make = mx.np.array if isinstance(like, mx.np.ndarray) else mx.nd.array
+        array = make(value, dtype=value.dtype)
         if isinstance(one, mx.gluon.Parameter):
             one.set_data(array)
         else:

@@ -44,6 +44,25 @@ for name, hint in (
 ):
     raises(AttributeError, hint, getattr, herring, name)
     assert not hasattr(herring, name)
+
+
+class Exported:
+    """An array whose library raises an exception when the array is exported."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __dlpack__(self, **_):
+        raise self.error
+
+    def __dlpack_device__(self):
+        return 1, 0
+
+
+# DLPack's own exception means that no library can take the array; others have another cause.
+raises(bad, "of this Exported", herring.allreduce, Exported(BufferError("sparse")))
+failed = ZeroDivisionError("in a kernel")
+raises(ZeroDivisionError, "in a kernel", herring.allreduce, Exported(failed))
 if torch is not None:
     import herring.torch
 
