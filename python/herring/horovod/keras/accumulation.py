@@ -40,6 +40,7 @@ def distribute_accumulating(optimizer: Any, averager: Any, passes: int, *, divid
         distribute(optimizer, averager, _accumulating)
         return
     one = getattr(optimizer, "inner_optimizer", optimizer)
+    kind: Any = type(one)
     require_passes(optimizer, passes)
     if not _accumulates(one) and (one.gradient_accumulation_steps or one.built):
         raise InvalidArgumentError(
@@ -48,7 +49,7 @@ def distribute_accumulating(optimizer: Any, averager: Any, passes: int, *, divid
         )
     one.gradient_accumulation_steps = passes
     if one is not optimizer and not _accumulates(one):
-        set_class(one, _saved_without_passes(type(one)))
+        set_class(one, _saved_without_passes(kind))
     distribute(
         optimizer, averager if divides else _Multiplied(averager, passes), _saved_without_passes
     )
