@@ -1,5 +1,6 @@
 """Test cases of Keras, with a model, data, and a reference without Herring."""
 
+import gc
 import os
 import sys
 
@@ -10,6 +11,7 @@ import numpy as np
 
 import herring.keras as herring
 from herring import elastic
+from herring.arrays.gradients import GradientRounds
 
 ROWS, FEATURES = 48, 6
 
@@ -472,6 +474,34 @@ def test_embedding(rank, size):
     for one in options:
         found = fit(herring.DistributedOptimizer(keras.optimizers.SGD(0.1), **one), *part)
         assert same_everywhere(found) and close(found, reference), one
+
+
+def test_models_that_are_gone_leave_no_memory(rank, size):
+    x, y = data()
+    part = mine(x, y, 24, rank, size)
+
+    def kept():
+        keras.backend.clear_session()
+        gc.collect()
+        found = [one for one in gc.get_objects() if isinstance(one, GradientRounds)]
+        return [rounds.name for rounds in found if rounds.name.startswith("optimizer")]
+
+    if keras.backend.backend() != "tensorflow":
+        model, _ = trained(herring.DistributedOptimizer(keras.optimizers.SGD(0.1)), *part)
+        del model
+        assert not kept()
+        return
+
+    def train(**options):  # TensorFlow keeps the local variables of functions that call it.
+        trained(herring.DistributedOptimizer(keras.optimizers.SGD(0.1), **options), *part)
+        embedding = keras.Sequential([keras.layers.Embedding(4, 2), keras.layers.Flatten()])
+        optimizer = herring.DistributedOptimizer(keras.optimizers.SGD(0.1), **options)
+        embedding.compile(optimizer, loss="mse")
+        embedding.fit(np.full((4, 1), rank), np.ones((4, 2)), verbose=0)
+
+    for options in ({}, {"sparse": "gather"}):
+        train(**options)
+        assert not kept()
 
 
 CASES = {name[5:]: case for name, case in globals().items() if name.startswith("test_")}

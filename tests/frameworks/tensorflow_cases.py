@@ -1,7 +1,9 @@
 """Cases of TensorFlow, which test_tensorflow.py runs on every rank."""
 
+import gc
 import os
 import sys
+import weakref
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -9,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import herring.tensorflow as herring
+from herring.arrays.gradients import GradientRounds
 
 
 def variables(seed=1):
@@ -333,6 +336,56 @@ def test_recorded_order(rank, size):
         (rounds,) = averager._rounds.values()
         assert rounds.order == [3, 0, 2, *([1] if size > 1 else [])], rounds.order
         assert [one.shape for one in averages] == shapes
+
+
+def test_functions_outlive_their_python_code(rank, size):
+    """A concrete function averages although the functions that it was traced from are gone."""
+    v = variables()
+    averager = herring.TensorAverager("outlives")
+
+    def make():
+        @tf.function
+        def inner():
+            return averager.average([tf.ones_like(one) * (rank + 1.0) for one in v], v)[0]
+
+        @tf.function
+        def outer(often):
+            total = inner()
+            for _ in tf.range(often):
+                total += inner()
+            return total + herring.allreduce(tf.ones_like(v[0]), "sum")
+
+        inner()  # is traced on its own
+        return outer.get_concrete_function(tf.TensorSpec([], tf.int32))
+
+    function = make()
+    gc.collect()
+    assert np.allclose(function(tf.constant(2)), 3 * (size + 1) / 2 + size)
+    alone = tf.function(lambda: herring.TensorAverager("made while traced").average(v, v)[0])
+    assert close([alone()], [v[0]])  # All ranks have the same values.
+    gc.collect()
+    assert close([alone()], [v[0]])
+
+
+def test_tapes_of_variables_that_are_gone_leave_no_memory(rank, size):
+    def train():
+        v = variables()
+
+        @tf.function
+        def step():
+            with tf.GradientTape() as tape:
+                loss = loss_of(v, data(rank, size)[1])
+            return herring.DistributedGradientTape(tape).gradient(loss, v)
+
+        step()
+        return [weakref.ref(one) for one in gc.get_objects() if isinstance(one, GradientRounds)]
+
+    before = {id(one) for one in gc.get_objects() if isinstance(one, GradientRounds)}
+    found = train()
+    assert any(id(one()) not in before for one in found) or size == 1
+    gc.collect()
+    after = [one for one in gc.get_objects() if isinstance(one, GradientRounds)]
+    assert {id(one) for one in after} <= before, [one.name for one in after]
 
 
 def test_refusals(rank, size):

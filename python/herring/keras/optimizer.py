@@ -259,6 +259,8 @@ def _require_outermost(optimizer: Any) -> None:
         frame = frame.f_back
         if frame is None:
             return
+        if frame.f_globals.get("__name__") != keras.optimizers.LossScaleOptimizer.__module__:
+            continue  # Reading the variables of the user's frames would keep them alive.
         caller = frame.f_locals.get("self")
         if (
             caller is not optimizer

@@ -18,7 +18,7 @@ from herring.arrays.groups import Group
 from herring.errors import InvalidArgumentError
 from herring.tensorflow.copies import say_copies
 from herring.tensorflow.graphs import has_no_order, name_of_use
-from herring.tensorflow.ops import read, remember, update
+from herring.tensorflow.ops import owned, read, update
 from herring.tensorflow.xla import refuse_xla
 from herring.units import counted
 
@@ -83,6 +83,12 @@ class TensorAverager(Averager):
             numbered=numbered,
         )
         self._sparse = sparse
+        # Functions of graphs live as long as this averager, unless its caller may drop it before.
+        self._owner = self if tf.executing_eagerly() else None
+
+    def keep(self) -> None:
+        """Says that the caller keeps this averager as long as functions that average with it."""
+        self._owner = self
 
     @tf.autograph.experimental.do_not_convert
     def average(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -159,11 +165,14 @@ class TensorAverager(Averager):
         if lasts:
             order = _order(gradients)
             lasting = _Lasting(self, sources, list(tensors), order, lambda name: plan(name, order))
-            used, found = lasting.used, _add_to_graph(lasting, tensors)
+            used, found = lasting.used, _add_to_graph(lasting, tensors, self._owner)
         else:
             rounds = self._rounds_of(sources if self.follows else (use, sources), plan)
-            run = _run_eagerly if tf.executing_eagerly() else _add_to_graph
-            used, found = rounds.used, run(rounds, tensors)
+            used = rounds.used
+            if tf.executing_eagerly():
+                found = _run_eagerly(rounds, tensors)
+            else:
+                found = _add_to_graph(rounds, tensors, self._owner)
         for i, average in zip(used, found):
             averages[i] = average
         return averages
@@ -174,7 +183,6 @@ class TensorAverager(Averager):
         dtypes = [part.dtype for part in flat]
 
         # Traced functions may go on with another number of ranks, so they ask for it in each step.
-        @remember
         def exchange(*arrays: np.ndarray) -> list[Any]:
             divisor = 1
             if self._is_alone():
@@ -190,7 +198,8 @@ class TensorAverager(Averager):
         if tf.executing_eagerly():
             found = [tf.convert_to_tensor(a) for a in exchange(*(part.numpy() for part in flat))]
         else:
-            found = tf.numpy_function(exchange, flat, [*dtypes, tf.int32], stateful=True)
+            call = owned(exchange, self._owner)
+            found = tf.numpy_function(call, flat, [*dtypes, tf.int32], stateful=True)
             for one, part in zip(found, flat):
                 one.set_shape([None, *part.shape[1:]])
             found[-1].set_shape([])
@@ -316,11 +325,11 @@ def _batches(rounds: GradientRounds | _Lasting, tensors: dict[int, tf.Tensor]) -
 
 
 def _add_to_graph(
-    rounds: GradientRounds | _Lasting, tensors: dict[int, tf.Tensor]
+    rounds: GradientRounds | _Lasting, tensors: dict[int, tf.Tensor], owner: TensorAverager | None
 ) -> list[tf.Tensor]:
     """Adds one operation for each batch, and one that waits for all averages."""
     done = [
-        read(functools.partial(rounds.put, batch), [tensors[i] for i in batch])
+        read(functools.partial(rounds.put, batch), [tensors[i] for i in batch], owner=owner)
         for batch in _batches(rounds, tensors)
     ]
     places = [
@@ -329,4 +338,5 @@ def _add_to_graph(
     ]
     with tf.control_dependencies(done):
         # A rank that is alone in a later generation leaves its gradients as they are.
-        return update(rounds.finish_into, places, copies=isinstance(rounds, _Lasting))
+        again = isinstance(rounds, _Lasting)
+        return update(rounds.finish_into, places, copies=again, owner=owner)

@@ -15,6 +15,7 @@ import importlib.util
 import itertools
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,19 +25,30 @@ import tensorflow as tf
 
 from herring.arrays.gradients import fresh
 from herring.elastic.translation import translations
-from herring.errors import PeerLostError, TimeoutError
+from herring.errors import InvalidArgumentError, PeerLostError, TimeoutError
 from herring.rendezvous.settings import value_of
 
-__all__ = ["read", "remember", "update"]
+__all__ = ["owned", "read", "remember", "update"]
 
 # A function gets one array for each tensor, which is writable in an update.
 Function = Callable[[list[np.ndarray]], None]
 
 _SHOWN = 200  # of the text of an error; TensorFlow's shows at least so much of it
 
-_functions: dict[
-    int, Function
-] = {}  # never removed, because graphs may run them at any time; TensorFlow keeps its own, too
+
+class _Kept:
+    """Keeps a function as long as something refers to this object."""
+
+    __slots__ = ("__weakref__", "function")
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+
+# Operations know functions by their numbers. TensorFlow keeps most graphs for ever. If they kept
+# functions, they would keep the memory of averages of models that are gone.
+_functions: weakref.WeakValueDictionary[int, _Kept] = weakref.WeakValueDictionary()
+_lasting: list[_Kept] = []  # Functions without an owner; graphs may run them at any time.
 _numbers = itertools.count()
 _losses: collections.deque[PeerLostError | TimeoutError] = collections.deque(maxlen=8)
 Called = TypeVar("Called", bound=Callable[..., Any])
@@ -102,7 +114,7 @@ def _view(array: _Array) -> np.ndarray:
 )
 def _call(number: int, count: int, arrays: Any, text: int, room: int) -> int:
     try:
-        _functions[number]([_view(arrays[i]) for i in range(count)])
+        _function(number)([_view(arrays[i]) for i in range(count)])
     except BaseException as error:  # no exception may leave a C callback
         said = f"{type(error).__name__}: {error}".encode()[: room - 1] + b"\0"
         ctypes.memmove(text, said, len(said))
@@ -141,13 +153,40 @@ def _asynchronous() -> bool:
         return False
 
 
-def _add(function: Function) -> int:
-    number = next(_numbers)
-    _functions[number] = remember(function)
+def _add(function: Callable[..., Any], owner: Any) -> int:
+    number, kept = next(_numbers), _Kept(remember(function))
+    _functions[number] = kept
+    if owner is None:
+        _lasting.append(kept)
+    else:
+        owner.__dict__.setdefault("_functions_of_graphs", []).append(kept)
     return number
 
 
-def read(function: Function, tensors: Sequence[tf.Tensor]) -> tf.Operation | tf.Tensor:
+def _function(number: int) -> Callable[..., Any]:
+    kept = _functions.get(number)
+    if kept is None:
+        raise InvalidArgumentError(
+            "the optimizer or averager whose gradients this function averages was deleted; keep it "
+            "as long as the function"
+        )
+    return kept.function
+
+
+def owned(function: Callable[..., Any], owner: Any) -> Callable[..., Any]:
+    """Returns a function for tf.numpy_function that calls `function`, and does not keep it alive.
+
+    Args:
+      function: the function to call. It refers to `owner` or to its memory.
+      owner: keeps the function; None: it is kept for ever.
+    """
+    number = _add(function, owner)
+    return lambda *arrays: _function(number)(*arrays)
+
+
+def read(
+    function: Function, tensors: Sequence[tf.Tensor], *, owner: Any = None
+) -> tf.Operation | tf.Tensor:
     """Adds to a graph an operation that calls a function with tensors.
 
     Stateful operations of a graph are executed in the order in which they were added.
@@ -156,24 +195,25 @@ def read(function: Function, tensors: Sequence[tf.Tensor]) -> tf.Operation | tf.
       function: gets the tensors' memory as arrays, which are valid during the call only. If it
         raises, TensorFlow raises tf.errors.UnknownError with the name and text of the error.
       tensors: tensors of any dtype but strings.
+      owner: an object that keeps the function, and lives as long as graphs run it; None: the
+        function is kept for ever.
 
     Returns:
       An operation or a tensor, for control dependencies.
     """
     operations = _operations()
     if operations is not None:
-        return operations.herring_read(tensors, call=_add(function))
+        return operations.herring_read(tensors, call=_add(function, owner))
 
-    @remember
     def call(*arrays: np.ndarray) -> np.int32:
         function([np.asarray(array) for array in arrays])  # scalars come as scalars
         return np.int32(0)
 
-    return tf.numpy_function(call, list(tensors), tf.int32, stateful=True)
+    return tf.numpy_function(owned(call, owner), list(tensors), tf.int32, stateful=True)
 
 
 def update(
-    function: Function, tensors: Sequence[tf.Tensor], *, copies: bool = True
+    function: Function, tensors: Sequence[tf.Tensor], *, copies: bool = True, owner: Any = None
 ) -> list[tf.Tensor]:
     """Adds to a graph an operation that has a function write into tensors, or copies of them.
 
@@ -182,20 +222,21 @@ def update(
       tensors: their dtypes and shapes are those of the results. The result uses the memory of its
         tensor if nothing else in the graph needs the tensor.
       copies: whether the arrays begin with the tensors' content; otherwise it is undefined.
+      owner: an object that keeps the function, and lives as long as graphs run it; None: the
+        function is kept for ever.
 
     Returns:
       The results, one tensor for each of `tensors`.
     """
     if not tensors:
-        read(function, [])  # it is called all the same
+        read(function, [], owner=owner)  # it is called all the same
         return []
     operations = _operations()
     if operations is not None:
         kind = "herring_update_async" if _asynchronous() else "herring_update"
-        results = getattr(operations, kind)(tensors, call=_add(function), copies=copies)
+        results = getattr(operations, kind)(tensors, call=_add(function, owner), copies=copies)
     else:
 
-        @remember
         def call(*arrays: np.ndarray) -> list[np.ndarray]:
             new = [fresh(array.shape, array.dtype) for array in arrays]
             if copies:
@@ -205,7 +246,7 @@ def update(
             return new
 
         dtypes = [tensor.dtype for tensor in tensors]
-        results = tf.numpy_function(call, list(tensors), dtypes, stateful=True)
+        results = tf.numpy_function(owned(call, owner), list(tensors), dtypes, stateful=True)
     for result, tensor in zip(results, tensors):
         result.set_shape(tensor.shape)
     return list(results)

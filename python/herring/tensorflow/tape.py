@@ -211,7 +211,9 @@ class DistributedGradientTape(tf.GradientTape):
 
 def _found(among: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
     if key not in among:
-        among[key] = make()
+        among[key] = made = make()
+        if isinstance(made, TensorAverager):
+            made.keep()
     return among[key]
 
 
