@@ -124,6 +124,59 @@ np.testing.assert_array_equal(gradient, 2 * 3 * (2 * np.arange(3) + 1))
     run(TWO, script, HERRING_JAX_IMPL=implementation)
 
 
+def test_dtypes_of_few_bits_are_moved() -> None:
+    script = """
+os.environ["HERRING_JAX_IMPL"] = "callback" if rank_of_job else "ffi"
+herring.init()
+r = rank()
+names = ("float8_e4m3fn", "float8_e5m2", "int4", "uint4", "float4_e2m1fn")
+for name in (one for one in names if hasattr(jnp, one)):
+    dtype = getattr(jnp, name)
+    values = jnp.array([[1, 2], [3, 0]], jnp.int32) + r
+    tree = {"few": values.astype(dtype), "wide": values}
+    for call in (hj.broadcast, jax.jit(hj.broadcast)):
+        found = call(tree)["few"]
+        assert found.dtype == dtype and (found.astype(int) == values - r).all(), (name, found)
+    for call in (hj.allgather, jax.jit(hj.allgather)):
+        found = call(tree)["few"]
+        assert found.dtype == dtype and (found.astype(int)[:2] == values - r).all(), (name, found)
+        assert (found.astype(int)[2:] == values - r + 1).all(), (name, found)
+raises(herring.InvalidArgumentError, "float8_e5m2 is not", hj.allreduce, jnp.ones(3, "float8_e5m2"))
+"""
+    run(TWO, "rank_of_job = int(os.environ['HERRING_RANK'])" + script)
+
+
+def test_names_of_calls_outside_of_programs_cost_no_compilation() -> None:
+    script = """
+import logging
+herring.init()
+compiled = []
+handler = logging.Handler()
+handler.emit = lambda record: compiled.append(record.getMessage())
+logging.getLogger("jax").addHandler(handler)
+jax.config.update("jax_log_compiles", True)
+x = jnp.ones((4, 2)) * (rank() + 1)
+
+def calls(name):
+    total = hj.allreduce(x, "sum", name=name)
+    return total, hj.broadcast(x, 1, name=name), hj.allgather(x, name=name)
+
+calls("first")
+compiled.clear()
+for i in range(3):
+    total, one, all_of_them = calls(f"new.{i}")
+    assert isinstance(total, jax.Array)
+    assert (np.asarray(total) == 3).all() and (np.asarray(one) == 2).all()
+    assert all_of_them.shape == (8, 2)
+assert not compiled, compiled
+gradient = jax.grad(lambda x: hj.allreduce(x * x, "sum").sum())(x)
+assert np.allclose(gradient, 2 * x * 2)
+captured = jax.jit(lambda: hj.allreduce(x, "sum"))  # a program, although `x` is no value of it
+assert (captured() == 3).all()
+"""
+    run(TWO, script)
+
+
 def test_ranks_with_handler_and_callback_meet() -> None:
     script = """
 os.environ["HERRING_JAX_IMPL"] = ["ffi", "callback"][int(os.environ["HERRING_RANK"])]

@@ -82,6 +82,18 @@ raises(herring.MismatchError, "rank 0: allreduce of float32 [3, 2]", hj.allreduc
 raises(herring.MismatchError, "rank 1: allgather of float32 [2, 3]", hj.allgather, turned)
 raises(herring.MismatchError, "rank 1: allgather of float32 [3]", hj.allgather, jnp.ones(2 + r))
 raises(herring.MismatchError, "rank 1: broadcast of float32 [2, 3], root 0", hj.broadcast, turned)
+# A leaf may be empty on all ranks only.
+some, none = jnp.ones((2 * r, 3)), jnp.ones((0, 3))
+for kind in ("allgather", "allreduce", "broadcast", "reduce_scatter"):
+    call = getattr(hj, kind)
+    text = f"rank 0: {kind} of float32 [0, 3]"
+    raises(herring.MismatchError, text, lambda: call(some, name="some", timeout=20))
+    fails("MismatchError", text, jax.jit(lambda x: call(x, timeout=20)), some)
+    pair = {"some": some, "whole": jnp.ones((2, 3), jnp.float16)}
+    for lists in (call, jax.jit(call)):
+        assert jax.tree.map(jnp.shape, lists([none, none])) == [(0, 3), (0, 3)]
+    if kind != "allreduce":  # Its leaves of one dtype are a call of their own.
+        raises(herring.MismatchError, "[0, 3]", lambda: call(pair, name="pair", timeout=20))
 wrong = herring.InvalidArgumentError
 for call in (hj.allreduce, jax.jit(hj.allreduce)):
     raises(wrong, "jax.vmap", jax.vmap(call), jnp.ones((2, 3)))

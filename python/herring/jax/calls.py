@@ -13,19 +13,21 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
 import herring.errors
 from herring import _core
 from herring.arrays import runtime
+from herring.arrays.gradients import fresh
 from herring.arrays.groups import Group
 from herring.errors import HerringError, InvalidArgumentError
-from herring.jax.keys import is_traced
+from herring.jax.keys import is_traced, outside_programs
 from herring.jax.order import TOKEN
 from herring.jax.platforms import FINISH, START, implementation
 
-__all__ = ["Call", "execute", "implementation"]
+__all__ = ["Call", "described", "execute", "implementation"]
 
 _LONGEST_END = 10.0  # seconds that programs have to end when Python ends
 _NUMBERS = {int: np.int64, float: np.float64}
@@ -37,6 +39,7 @@ class Call(NamedTuple):
     With ``in_place`` the results overwrite the arrays that they are made of, so that a backward
     pass makes gradients where their averages will be. XLA then copies arrays that are arguments of
     the program. With a ``refusal`` this rank does not make the call, and all ranks get its text.
+    ``agreement`` is what ranks must agree about besides the arrays; "" describes the arrays.
     """
 
     kind: str
@@ -49,6 +52,7 @@ class Call(NamedTuple):
     timeout: float = 0.0
     in_place: bool = False
     refusal: str = ""
+    agreement: str = ""
 
     def attributes(self, leaves: Sequence[Any]) -> dict[str, Any]:
         """Returns the attributes of the call, by the names that the core uses."""
@@ -58,13 +62,18 @@ class Call(NamedTuple):
             "key": self.key,
             "op": self.op,
             "group": group,
-            "agreement": ", ".join(f"{leaf.dtype} {list(leaf.shape)}" for leaf in leaves),
+            "agreement": self.agreement or described(leaves),
             "root": self.root,
             "prescale": float(self.prescale),
             "postscale": float(self.postscale),
             "timeout": float(self.timeout),
             "refusal": self.refusal,
         }
+
+
+def described(leaves: Sequence[Any]) -> str:
+    """Returns dtypes and shapes in words."""
+    return ", ".join(f"{leaf.dtype} {list(leaf.shape)}" for leaf in leaves)
 
 
 def execute(
@@ -92,12 +101,15 @@ def execute(
             "start as many processes (jax.config 'jax_num_cpu_devices' and XLA_FLAGS make several "
             "of one CPU)"
         )
-    collective = _traced(
-        implementation() == "ffi",
-        call.in_place,
-        tuple(call.attributes(leaves).items()),
-        tuple(results),
-    )
+    native = implementation() == "ffi"
+    attributes = call.attributes(leaves)
+    dtypes = [result.dtype for result in results]
+    leaves, results = [*map(_carrying, leaves)], [*map(_carrier, results)]
+    if jax.default_backend() == "cpu" and outside_programs(leaves):
+        # XLA would compile a program for each name, and keep it for ever.
+        made = map(jnp.asarray, _Callback(attributes, results)(*leaves))
+        return (token, *map(_carried, made, dtypes))
+    collective = _traced(native, call.in_place, tuple(attributes.items()), tuple(results))
     try:
         found = collective(token, *leaves)
         if not is_traced(found):
@@ -105,7 +117,35 @@ def execute(
             _core.jax.check()  # an operation on a GPU fails after its program
     except jax.errors.JaxRuntimeError as error:
         raise _error_of(error) from None
-    return tuple(found)
+    token, *made = found
+    return (token, *map(_carried, made, dtypes))
+
+
+def _bits(dtype: Any) -> int:
+    """Returns the bits of a dtype that XLA hands over to no library; 0: it hands over others."""
+    found = re.match(r"(?:float|u?int)([24]|8(?=_))(?:_|$)", str(dtype))
+    return int(found[1]) if found else 0
+
+
+def _carrying(array: Any) -> Any:
+    """Returns an array of a dtype that XLA hands over, as uint8 with the same bits."""
+    bits = _bits(array.dtype)
+    if not bits:
+        return array
+    unsigned = jnp.dtype(f"uint{bits}")
+    return jax.lax.bitcast_convert_type(array, unsigned).astype(jnp.uint8)
+
+
+def _carrier(result: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(result.shape, np.uint8) if _bits(result.dtype) else result
+
+
+def _carried(array: Any, dtype: Any) -> Any:
+    """Returns what `_carrying` was given."""
+    bits = _bits(dtype)
+    if not bits:
+        return array
+    return jax.lax.bitcast_convert_type(array.astype(jnp.dtype(f"uint{bits}")), dtype)
 
 
 @functools.lru_cache(maxsize=1024)  # the same function again is not traced again
@@ -174,7 +214,7 @@ class _Callback:
 
     def __call__(self, *arrays: Any) -> tuple[np.ndarray, ...]:
         inputs = [np.ascontiguousarray(array) for array in arrays]
-        outputs = [np.empty(result.shape, result.dtype) for result in self._results]
+        outputs = [fresh(result.shape, result.dtype) for result in self._results]
         _core.jax.run(
             inputs=[_described(array) for array in inputs],
             outputs=[_described(array) for array in outputs],

@@ -19,8 +19,8 @@ import numpy as np
 from herring.arrays.arguments import Operator, Timeout, seconds_of
 from herring.arrays.groups import Group, scope_of
 from herring.errors import InvalidArgumentError
-from herring.jax.calls import Call, execute
-from herring.jax.keys import key_of
+from herring.jax.calls import Call, described, execute
+from herring.jax.keys import key_of, outside_programs
 from herring.jax.order import TOKEN, last_token, note_token
 from herring.split import even_parts
 
@@ -299,7 +299,11 @@ def _in_calls(
     shapes: Sequence[tuple[int, ...]] | None = None,
     **options: Any,
 ) -> list[Any]:
-    """Calls one operation for each bucket; leaves without elements are not sent."""
+    """Calls one operation for each bucket; leaves without elements are not sent.
+
+    Ranks must agree which leaves are empty, so calls describe those, too. If all leaves are empty,
+    a call without them tells the ranks whether all others have empty leaves.
+    """
     seconds = seconds_of(timeout)
     scope_of(group)
     shapes = shapes or [leaf.shape for leaf in leaves]
@@ -309,15 +313,26 @@ def _in_calls(
     ]
     key = key_of(kind, name, leaves)
     token = last_token()
+    empty = [leaf for leaf in leaves if leaf.size == 0]
+    if leaves and not buckets:
+        size = scope_of(group).size
+        call = Call(
+            kind, key, group=group, timeout=seconds, agreement=described(empty), **options,
+        )  # fmt: skip
+        one = jnp.zeros(size if kind == "reduce_scatter" else 1, jnp.float32)
+        whole = jax.ShapeDtypeStruct((size if kind == "allgather" else 1,), one.dtype)
+        token, _ = _move(call, (whole,), token, one)
     for number, bucket in enumerate(buckets):
+        sent = [leaves[place] for place in bucket]
+        agreement = described([*sent, *empty]) if empty else ""
         call = Call(
             kind, f"{key}/{number}" if number else key, group=group, timeout=seconds,
-            in_place=len(buckets) > 1, **options,
+            in_place=len(buckets) > 1, agreement=agreement, **options,
         )  # fmt: skip
         results = tuple(
             jax.ShapeDtypeStruct(shapes[place], leaves[place].dtype) for place in bucket
         )
-        token, *made = make(call, results, token, *(leaves[place] for place in bucket))
+        token, *made = make(call, results, token, *sent)
         for place, result in zip(bucket, made):
             found[place] = result
     note_token(token)
@@ -333,7 +348,8 @@ def _move(
 def _reduce_bucket(
     call: Call, results: tuple[jax.ShapeDtypeStruct, ...], token: Any, *leaves: Any
 ) -> tuple[Any, ...]:
-    if call.op in ("average", "sum") and str(leaves[0].dtype) in _FLOATS:
+    smooth = call.op in ("average", "sum") and str(leaves[0].dtype) in _FLOATS
+    if smooth and not outside_programs(leaves):
         return _differentiable(call, results, token, *leaves)
     return execute(call, token, leaves, results)
 

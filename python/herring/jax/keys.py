@@ -26,7 +26,7 @@ import jax
 from herring.errors import InvalidArgumentError
 from herring.jax.order import programs_of, traces
 
-__all__ = ["is_traced", "key_of"]
+__all__ = ["is_traced", "key_of", "outside_programs"]
 
 _LIBRARIES = ("herring", "jax", "optax", "flax", "keras")  # not places of a call
 _LONGEST = 200  # characters of a name
@@ -77,6 +77,12 @@ def key_of(kind: str, name: str | None, leaves: Sequence[Any]) -> str:
     number = counts[base]
     counts[base] += 1
     return f"{base}#{number}" if number else base
+
+
+def outside_programs(leaves: Sequence[Any]) -> bool:
+    """Returns whether a call with these arrays is part of no program and no derivative."""
+    around = any(hasattr(trace, "parent_trace") for trace in traces())
+    return not around and not is_traced(leaves)
 
 
 def is_traced(leaves: Sequence[Any]) -> bool:
