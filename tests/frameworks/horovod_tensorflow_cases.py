@@ -404,6 +404,30 @@ def test_mismatches(rank, size):
     )
 
 
+def test_arguments_by_position(rank, size):
+    """Arguments have the places that they have in Horovod."""
+    whole, plain = tf.ones([size]), hvd.Compression.none
+    everyone = hvd.global_process_set
+    assert hvd.reducescatter(whole, "", plain, hvd.Sum, "n", everyone, True, 2.0, 3.0) == 6 * size
+    assert hvd.grouped_reducescatter([whole], "", plain, hvd.Sum, everyone, 2.0)[0] == 2 * size
+    choose = hvd.handle_average_backwards_compatibility
+    assert [choose(hvd.Max, None), choose(None, False)] == [hvd.Max, hvd.Sum]
+    raises(ValueError, "op only", choose, hvd.Max, True)
+    assert [n for n in range(6) if hvd.check_num_rank_power_of_2(n)] == [1, 2, 4]
+    v, w = tf.Variable(1.0), tf.Variable(2.0)
+    references = hvd.vars_to_refs([v, [w]])
+    assert hash(references) and hvd.refs_to_vars(references)[1][0] is w
+    with tf.GradientTape(persistent=True) as tape:
+        loss = v * (rank + 1.0) + w * (rank + 1.0)
+    tape = hvd.DistributedGradientTape(tape, scale_local_gradients=False)
+    tape.register_local_source(w)
+    local, others = tape.get_local_and_global_gradients(loss, [v, w])
+    assert [source is w and gradient == rank + 1 for source, gradient in local] == [True]
+    assert [source is v and gradient == (size + 1) / 2 for source, gradient in others] == [True]
+    for arguments, options in (((None, True), {}), ((), {"use_generic_names": True})):
+        assert tape.gradient(loss, [v], *arguments, **options)[0] == (size + 1) / 2
+
+
 def test_variables_and_objects(rank, size):
     def fresh():
         return [tf.Variable(tf.fill([3], float(rank))), tf.Variable(rank), tf.Variable(rank == 1)]

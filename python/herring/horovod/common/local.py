@@ -42,6 +42,10 @@ class LocalVariables:
         native = _native(variable)
         self._variables[id(native)] = native
 
+    def has(self, variable: Any) -> bool:
+        """Returns whether a variable is in the set."""
+        return id(_native(variable)) in self._variables
+
     def around(
         self,
         average: Callable[[list[Any], Sequence[Any]], list[Any]],
@@ -58,7 +62,7 @@ class LocalVariables:
         Returns:
           For each variable, the average, or its own gradient, scaled or not, if it is local.
         """
-        others = [i for i, v in enumerate(variables) if id(_native(v)) not in self._variables]
+        others = [i for i, v in enumerate(variables) if not self.has(v)]
         averages = average([gradients[i] for i in others], [variables[i] for i in others])
         found = dict(zip(others, averages))
         return [found[i] if i in found else self._own(one) for i, one in enumerate(gradients)]

@@ -19,6 +19,7 @@ from herring.horovod.tensorflow.tape import (
     PartialDistributedGradientTape,
 )
 from herring.horovod.tensorflow.util import _executing_eagerly as _executing_eagerly
+from herring.horovod.tensorflow.util import refs_to_vars, vars_to_refs
 
 # Names that need Keras, which is imported when one of them is first used.
 _OF_KERAS = {
@@ -37,6 +38,8 @@ __all__ = [
     "check_extension",
     "elastic",
     "gpu_available",
+    "refs_to_vars",
+    "vars_to_refs",
 ]
 
 

@@ -32,6 +32,9 @@ from herring.horovod.common.operators import (
     Sum,
     operator_or_average,
 )
+from herring.horovod.common.operators import (
+    operator_or_average as handle_average_backwards_compatibility,
+)
 from herring.horovod.common.process_sets import (
     ProcessSet,
     global_process_set,
@@ -39,6 +42,7 @@ from herring.horovod.common.process_sets import (
     process_set_of,
 )
 from herring.horovod.common.starter import Reduction
+from herring.horovod.common.util import num_rank_is_power_2 as check_num_rank_power_of_2
 from herring.horovod.tensorflow import differentiable
 from herring.horovod.tensorflow.compression import Compression
 from herring.horovod.tensorflow.graph import dense, now
@@ -50,9 +54,11 @@ __all__ = [
     "alltoall",
     "barrier",
     "broadcast",
+    "check_num_rank_power_of_2",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
+    "handle_average_backwards_compatibility",
     "join",
     "local_rank_op",
     "local_size_op",
@@ -299,6 +305,7 @@ def reducescatter(
     op: int = Average,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
@@ -312,6 +319,7 @@ def reducescatter(
       op: Average, Sum, Min, Max or Product.
       name: identifies the operation across ranks; None chooses a name.
       process_set: the ranks that take part.
+      ignore_name_scope: ignored.
       prescale_factor: factor for each rank's values before the reduction.
       postscale_factor: factor for the result.
 
@@ -336,10 +344,10 @@ def grouped_reducescatter(
     device_dense: str = "",
     compression: Any = Compression.none,
     op: int = Average,
-    name: str | None = None,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    name: str | None = None,
 ) -> list[tf.Tensor]:
     """Reduces and scatters each tensor of a list over all ranks, as one operation.
 

@@ -77,6 +77,65 @@ class DistributedGradientTape(plain.DistributedGradientTape):
         """Excludes a variable's gradient from averaging; all ranks must call this."""
         self._local.add(source)
 
+    @tf.autograph.experimental.do_not_convert
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
+        use_generic_names: bool = False,
+    ) -> Any:
+        """Computes gradients and averages them over all ranks (collective).
+
+        Args:
+          target: the tensor or structure of tensors that is differentiated.
+          sources: a nested structure of variables or tensors. Shapes, dtypes and order must be the
+            same on all ranks.
+          output_gradients: the argument of tf.GradientTape.gradient.
+          unconnected_gradients: the argument of tf.GradientTape.gradient. In Horovod,
+            `use_generic_names` has its place; a bool here is taken for it.
+          use_generic_names: ignored, because names of operations do not depend on those of
+            variables.
+
+        Returns:
+          Averages in the structure of `sources`.
+
+        Raises:
+          InvalidArgumentError: inside tf.distribute, compiled by XLA, or a gradient that cannot be
+            averaged.
+          HorovodInternalError: ranks disagree, or a rank was lost or did not call in time.
+        """
+        if isinstance(unconnected_gradients, bool):
+            unconnected_gradients = tf.UnconnectedGradients.NONE
+        return super().gradient(target, sources, output_gradients, unconnected_gradients)
+
+    @tf.autograph.experimental.do_not_convert
+    def get_local_and_global_gradients(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: bool = False,
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """Computes gradients, and averages those of sources that are not local (collective).
+
+        Args:
+          target: the tensor or structure of tensors that is differentiated.
+          sources: a list of variables; shapes, dtypes and order must be the same on all ranks.
+          output_gradients: the argument of tf.GradientTape.gradient.
+          use_generic_names: ignored.
+
+        Returns:
+          Pairs of a local source and its gradient, and pairs of another source and its average.
+
+        Raises:
+          InvalidArgumentError, HorovodInternalError: for the same reasons as in `gradient`.
+        """
+        pairs = list(zip(sources, self.gradient(target, sources, output_gradients)))
+        local = [pair for pair in pairs if self._local.has(pair[0])]
+        return local, [pair for pair in pairs if not self._local.has(pair[0])]
+
     def _new_averager(self, name: str | None) -> Any:
         options = self._herring_options
         return make_averager(name or "horovod.tape", numbered=name is None, **options)
