@@ -387,7 +387,14 @@ def test_mismatches(rank, size):
         lambda: hvd.alltoall(tf.ones([size]), splits=[2 if first else 1] * size, name="m"),
         lambda: hvd.allreduce(tf.ones([2]), op=9 if first else hvd.Sum, name="m"),
         lambda: hvd.reducescatter(tf.ones([]) if first else tf.ones([size]), name="m"),
+        lambda: hvd.broadcast(tf.constant("x") if first else tf.ones([]), 0, name="m"),
     ]
+    words = "strings and objects are sent by broadcast_object"
+    for value in (tf.constant("x"), tf.constant(["x"])):
+        raises(ValueError, words, hvd.broadcast, value, 0)
+        raises(ValueError, words, hvd.allgather, value)
+        raises(tf.errors.OpError, words, tf.function(hvd.broadcast), value, 0)
+        raises(ValueError, words, hvd.broadcast_variables, [tf.Variable(value)], 0)
     for call in calls:
         error = raises(hvd.HorovodInternalError, "", call)
         assert isinstance(error, herring.MismatchError), error

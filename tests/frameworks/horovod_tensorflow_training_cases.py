@@ -163,6 +163,10 @@ def test_optimizers(rank, size):
     if not size & (size - 1):
         optimizer = hvd.DistributedOptimizer(sgd(0.02), op=hvd.Adasum)
         assert same_everywhere(optimized(optimizer, mine, 2, 1))
+    table = tf.Variable(tf.ones([3, 2]))
+    optimizer = hvd.DistributedOptimizer(sgd(0.02), op=hvd.Adasum)
+    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([rank]), [3, 2])
+    raises(NotImplementedError, "tf.IndexedSlices", optimizer.apply, [slices], [table])
     make = hvd.DistributedOptimizer
     raises(ValueError, "Keras 3", make, 3)
     raises(ValueError, "already", make, make(sgd(0.1)))

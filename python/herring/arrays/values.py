@@ -10,6 +10,7 @@ import numpy as np
 from herring.arrays.grouped import grouped_broadcast
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.objects import check_same
+from herring.errors import InvalidArgumentError
 from herring.units import counted
 
 __all__ = ["broadcast_values"]
@@ -31,7 +32,8 @@ def broadcast_values(
       A list of arrays. The root, and a rank without others, gets the given arrays themselves.
 
     Raises:
-      InvalidArgumentError: `root` is not a rank of the job or group.
+      InvalidArgumentError: `root` is not a rank of the job or group, or a value has a dtype
+        without a fixed size, such as strings of TensorFlow.
       MismatchError: The lists differ between ranks.
       PeerLostError: A worker or a server died or left.
       TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
@@ -41,6 +43,8 @@ def broadcast_values(
         return list(values)
     about = [(value.dtype.name, value.shape) for value in values]
     check_same("variables", _shortened(about), name=f"{name}.variables", group=group)
+    if any(value.dtype.hasobject for value in values):
+        raise InvalidArgumentError(f"{name}: strings and objects are sent by broadcast_object()")
     raw = [np.array(value, order="C").reshape(-1).view(np.uint8) for value in values]
     grouped_broadcast(raw, root, name=name, group=group)
     if scope.rank == root:

@@ -51,6 +51,11 @@ def _in_place(tensor: tf.Tensor, collective: Callable[[np.ndarray], object]) -> 
     return tf.convert_to_tensor(array)
 
 
+def _value(value: Any) -> np.ndarray:
+    """Returns a variable's value as an array; a string without dimensions comes as bytes."""
+    return np.asarray(value, object if isinstance(value, (bytes, str)) else None)
+
+
 @tf.autograph.experimental.do_not_convert
 def allreduce(
     tensor: Any, op: Operator = "average", *, name: str | None = None, group: Group | None = None
@@ -144,7 +149,7 @@ def broadcast_variables(
       group: the `herring.Group` that takes part; None: all ranks.
 
     Raises:
-      InvalidArgumentError: called while a function is traced.
+      InvalidArgumentError: called while a function is traced, or with variables of strings.
       MismatchError: shapes or dtypes differ between ranks.
       PeerLostError, TimeoutError: a rank is gone, or has not called in time.
     """
@@ -155,7 +160,7 @@ def broadcast_variables(
         )
     listed = list(variables)
     say_copies("herring.tensorflow.broadcast_variables", listed)
-    values = [np.asarray(variable.numpy()) for variable in listed]
+    values = [_value(variable.numpy()) for variable in listed]
     name = name or name_of_next("broadcast_variables", group)
     for variable, value in zip(listed, broadcast_values(values, root, name=name, group=group)):
         variable.assign(value)

@@ -62,8 +62,11 @@ _KINDS: dict[type[HerringError], type[HorovodInternalError]] = {
 
 
 def as_horovod(error: HerringError) -> Exception:
-    """Converts an error of Herring to a `HorovodInternalError` that has the same class, too."""
-    if isinstance(error, HorovodInternalError):
+    """Converts an error of Herring to a `HorovodInternalError` that has the same class, too.
+
+    A `NotSupportedError` stays what it is, because no collective has failed.
+    """
+    if isinstance(error, (HorovodInternalError, NotSupportedError)):
         return error
     for kind, both in _KINDS.items():
         if isinstance(error, kind):

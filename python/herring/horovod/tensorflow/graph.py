@@ -60,6 +60,11 @@ def dense(tensor: Any, kind: str) -> tf.Tensor:
     return tf.convert_to_tensor(tensor)
 
 
+def _array(tensor: Any) -> Any:
+    """Returns a value of a tensor as an array; a string without dimensions comes as bytes."""
+    return np.asarray(tensor, object) if isinstance(tensor, (bytes, str)) else tensor
+
+
 def _as_list(found: Any) -> list[np.ndarray]:
     return list(found) if isinstance(found, (list, tuple)) else [found]
 
@@ -100,7 +105,7 @@ def run(
     if tf.executing_eagerly():
         starter = Starter(name, process_set)
         with tensorflow_errors():
-            call = start(starter, *(tensor.numpy() for tensor in tensors))
+            call = start(starter, *(_array(tensor.numpy()) for tensor in tensors))
             found = [tf.convert_to_tensor(one) for one in _as_list(call.result())]
         return found, call.name.removeprefix("horovod.")
     if name is None:
@@ -113,7 +118,7 @@ def run(
 
     @remember
     def begin(*arrays: np.ndarray) -> np.int64:
-        call, number = start(starter, *arrays), next(numbers)
+        call, number = start(starter, *map(_array, arrays)), next(numbers)
         calls[number] = call
         calls.pop(number - _UNASKED, None)
         return np.int64(number)
