@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/ranks.h"
 #include "device/copier.h"
 #include "wire/array.h"
 #include "wire/collective.h"
@@ -43,6 +44,18 @@ struct Call {
   std::vector<device::Stream> streams;
   // The device does the sums. Only for AllReduce of one array by messages between workers.
   bool device_sums = false;
+
+  // Returns the call for messages and records, such as "allreduce 'x'". For what concerns only some
+  // ranks of the group it names them: "send 'x' (rank 3)", "form_group 'x' (ranks 0-1)".
+  std::string title() const {
+    std::string text = concat(wire::name_of(what), " '", name, "'");
+    if (const auto other = wire::other_of(what)) {
+      text += concat(" (rank ", group->members().ranks()[*other], ")");
+    } else if (const auto* forms = std::get_if<wire::FormGroup>(&what)) {
+      text += concat(" (", list_ranks(forms->ranks), ")");
+    }
+    return text;
+  }
 };
 
 }  // namespace herring::worker

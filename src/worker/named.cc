@@ -58,14 +58,7 @@ Result<std::shared_ptr<Operation>> NamedOperations::submit(Call call, bool waits
   entry.at[static_cast<size_t>(observe::Moment::kCalled)] = engine_.loop()->now();
   entry.group = call.group->id();
   for (const Buffer& one : call.buffers) entry.bytes += one.array.bytes();
-  for (const std::string_view text : {std::string_view(wire::name_of(call.what)),
-                                      std::string_view(" '"), std::string_view(call.name),
-                                      std::string_view("'")}) {
-    entry.add_to_name(text);
-  }
-  if (const auto other = wire::other_of(call.what)) {
-    entry.add_to_name(concat(" (rank ", call.group->members().ranks()[*other], ")"));
-  }
+  entry.set_name(call.title());
   auto made = admit(std::move(call));
   if (!made.ok()) {
     Asked(engine_.program(), entry).end(engine_.loop()->now(), made.status().code());
@@ -123,7 +116,7 @@ void NamedOperations::refuse(const std::shared_ptr<Group>& group, wire::Collecti
   announce.refusal = why.empty() ? "no reason given" : why;
   // The other ranks' calls go on without this rank, so a refusal might meet a later call instead.
   if (names_.has_joined(*group)) return;
-  if (!wire::is_message(what)) names_.skip(*group, name);
+  names_.skip(*group, announce.what, name);
   const bool counts = wire::is<wire::AllReduce>(announce.what);
   // If the engine has ended, there is nobody to tell.
   static_cast<void>(engine_.run([this, group, announce = std::move(announce), counts] {

@@ -17,10 +17,11 @@ class Names {
  public:
   using Name = std::pair<uint32_t, std::string>;  // the number of the group, and the name
 
-  static Name of(const Call& call) {
-    const auto* forms = std::get_if<wire::FormGroup>(&call.what);
-    if (forms == nullptr) return {call.group->id(), call.name};
-    return {control::Group::kForming, concat(call.name, '\n', control::list_ranks(forms->ranks))};
+  static Name of(const Call& call) { return of(*call.group, call.what, call.name); }
+  static Name of(const Group& group, const wire::Collective& what, const std::string& name) {
+    const auto* forms = std::get_if<wire::FormGroup>(&what);
+    if (forms == nullptr) return {group.id(), name};
+    return {control::Group::kForming, concat(name, '\n', control::list_ranks(forms->ranks))};
   }
 
   // Takes the name of a call, and counts the calls that had it. Returns kInvalidArgument if the
@@ -45,9 +46,11 @@ class Names {
                    "; wait for it, or use another name for this one")};
   }
   // Counts a call that this rank refuses to make, although others make it.
-  void skip(const Group& group, const std::string& name) {
+  void skip(const Group& group, const wire::Collective& what, const std::string& call) {
+    if (wire::is_message(what)) return;
+    const Name name = of(group, what, call);
     std::lock_guard lock(mutex_);
-    counts_.next(group.id(), name);
+    counts_.next(name.first, name.second);
   }
   // Allocates no memory.
   void give_back(const Name& name) {

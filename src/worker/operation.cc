@@ -41,10 +41,7 @@ Operation::Operation(NamedOperations& owner, Call call, std::shared_ptr<transpor
     : Future(std::move(loop)), owner_(owner), call_(std::move(call)), heap_(std::move(heap)) {}
 
 std::string Operation::where() const {
-  const control::Group& members = call_.group->members();
-  const auto other = wire::other_of(call_.what);
-  return concat(wire::name_of(call_.what), " '", call_.name, "'",
-                other ? concat(" (rank ", members.ranks()[*other], ")") : "", members.suffix(),
+  return concat(call_.title(), call_.group->members().suffix(),
                 goes_out_.load() ? concat(", which GPU ", copier()->device().index(),
                                           " has not reached")
                                  : "");

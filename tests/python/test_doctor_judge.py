@@ -8,6 +8,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as some
 
+from examined import GIGABIT, healthy, of_host, text_of
 from herring.doctor.facts import cgroup_cores, parse_cores
 from herring.doctor.findings import Finding, listed, ordered, show_duration, show_size
 from herring.doctor.judge import judge, verdict
@@ -16,48 +17,7 @@ from herring.doctor.judge_rates import is_slow, suspects
 from herring.doctor.links import rate_of
 from herring.doctor.pairs import MOST_ROUNDS, rounds_of, sample_of
 from herring.doctor.probes import sizes_below
-from herring.doctor.records import Examination, Host, Link, Rank
-from herring.doctor.report import lines, to_json
-
-GIGABIT = 1e9
-
-
-def facts(**changed: Any) -> dict[str, Any]:
-    return {
-        "versions": {"herring": "0.2.0", "protocol": "10", "python": "3.11.2"},
-        "cores": {"all": 8, "quota": None},
-        "numa": {"0": [0, 1, 2, 3], "1": [4, 5, 6, 7]},
-        "interface": {"name": "eth0", "mtu": 9000, "speed": GIGABIT},
-        "addresses": [],
-        "sysctl": {"tcp_rmem": [4096, 131072, 6 << 20], "tcp_wmem": [4096, 16384, 4 << 20]},
-        "limits": {"open_files": 1024, "open_files_hard": 1 << 20},
-        "memory": {"shm": 1 << 30},
-        "gpus": {},
-        **changed,
-    }
-
-
-def healthy(count: int, per_host: int = 1) -> Examination:
-    """Returns an examination of equal hosts h0, h1 ... without a fault."""
-    hosts = []
-    for index in range(count):
-        ranks = [
-            Rank(index * per_host + local, cores=frozenset(range(8))) for local in range(per_host)
-        ]
-        hosts.append(Host(f"h{index}", f"h{index}", f"10.0.0.{index + 1}", ranks, facts()))
-    about = Examination(count * per_host, hosts, port_range="30000-30100")
-    for one, other in about.pairs():
-        about.links[one, other] = Link(
-            ports={30000: ""},
-            rtt=1e-4,
-            offset=0.0,
-            offset_error=5e-5,
-            rate=0.94 * GIGABIT,
-            probed=9000,
-            largest=9000,
-            sent=40,
-        )
-    return about
+from herring.doctor.records import Examination, Rank
 
 
 def serious(about: Examination) -> list[tuple[str, str]]:
@@ -68,14 +28,6 @@ def only(about: Examination) -> Finding:
     """Returns the only finding."""
     [one] = judge(about)
     return one
-
-
-def of_host(about: Examination, host: int, to: bool = True, away: bool = True) -> list[Link]:
-    return [
-        link
-        for (one, other), link in about.links.items()
-        if (away and one == host) or (to and other == host)
-    ]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 40])
@@ -568,49 +520,3 @@ def test_cores_of_control_groups(tmp_path: Any) -> None:
     assert cgroup_cores(tmp_path, "0::/a/b\n") == 2.5
     assert cgroup_cores(tmp_path, "0::/\n") is None
     assert parse_cores("0-2,5\n") == [0, 1, 2, 5] and parse_cores("") == []
-
-
-# The report.
-
-
-def text_of(about: Examination, **options: Any) -> str:
-    return "\n".join(line for line, _ in lines(about, judge(about), **options))
-
-
-def test_the_report_is_quiet_if_all_is_well() -> None:
-    said = text_of(healthy(16, per_host=2)).splitlines()
-    assert len(said) == 3
-    assert said[0].startswith("herring doctor: all is well (16 hosts with 32 ranks")
-    assert said[1].startswith("Links carry 940 Mbit/s, round trips take 100 us")
-    assert "h15" in text_of(healthy(16), tables=True)
-
-
-def test_the_report_begins_with_the_verdict_and_has_tables() -> None:
-    about = healthy(4)
-    for link in of_host(about, 1):
-        link.rate = 0.1 * GIGABIT
-    said = text_of(about).splitlines()
-    assert said[0].startswith("herring doctor: 1 warning (4 hosts")
-    assert said[4] == "warning  h1"
-    assert any(line.startswith("h1    10.0.0.2  1      8      9000  100 Mbit/s") for line in said)
-    assert any("h0 -> h1" in line and "100 Mbit/s" in line for line in said)
-
-
-def test_commands_are_not_folded() -> None:
-    about = healthy(4)
-    for link in of_host(about, 3, away=False):
-        link.ports = {30000: "no answer within 3 s"}
-    said = text_of(about).splitlines()
-    command = "'iptables -A INPUT -p tcp --dport 30000:30100 -j ACCEPT'."
-    assert any(line.endswith(command) for line in said)
-    assert all(len(line) <= 100 for line in said)
-
-
-def test_the_report_as_json() -> None:
-    about = healthy(3)
-    about.links[0, 1].rate, about.links[0, 1].alone = 0.2 * GIGABIT, True
-    document = to_json(about, judge(about))
-    assert document["verdict"] == "warning"
-    assert document["findings"][0]["subject"] == "h0 -> h1"
-    assert [host["name"] for host in document["hosts"]] == ["h0", "h1", "h2"]
-    assert len(document["links"]) == 6

@@ -263,10 +263,24 @@ def test_messages_that_do_not_meet() -> None:
 
 def test_the_forming_of_a_group_concerns_its_ranks_alone() -> None:
     flight = Flight()
-    flight.call("form_group 'tp'", 1.0, ranks=(0, 1))
+    flight.call("form_group 'tp' (ranks 0-1)", 1.0, ranks=(0, 1))
     flight.call("allreduce 'loss'", 2.0, number=1)
     analysis = analyse(flight.record())
     assert analysis.first_different is None and analysis.findings[0].kind == "healthy"
+    flight.call("form_group 'dp' (ranks 0, 2-3)", 3.0, ranks=(0, 3), ended=False)
+    flight.rank(2, state="computing", stack="train.py:7 in load")
+    findings = analyse(flight.record()).findings
+    assert [one.ranks for one in findings] == [(2,)]
+    assert "never called form_group 'dp' (ranks 0, 2-3), for which" in findings[0].text
+
+
+@pytest.mark.parametrize("ranks", ["0-9", "4", "0...1", "2-", "1-x", "0-9999999999"])
+def test_a_forming_whose_ranks_are_not_told_accuses_nobody(ranks: str) -> None:
+    """Long names have lost their middle."""
+    flight = Flight()
+    flight.call(f"form_group 'tp' (ranks {ranks})", 3.0, ranks=(0,), ended=False)
+    findings = analyse(flight.record()).findings
+    assert [(one.kind, one.ranks) for one in findings] == [("unknown", ())]
 
 
 def test_three_ranks_that_wait_in_a_circle() -> None:

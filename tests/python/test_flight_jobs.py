@@ -111,6 +111,22 @@ else:
     assert 0.9 < longest_wait(record, analysis.operations[-1]) < 3
 
 
+def test_a_group_that_is_not_formed(folder: Path) -> None:
+    """Nobody is missed who would not be in it."""
+    out = failed(
+        """
+if rank == 0:
+    failing(herring.new_group, [0, 1], name="tp")
+else:
+    time.sleep(4)
+""",
+        HERRING_TIMEOUT="1",
+    )
+    record, verdict = flight_of(out)
+    assert re.search(r"^rank 1\b.* never called form_group 'tp' \(ranks 0-1\), for which", verdict)
+    assert {one.ranks for one in record.missing} == {(1,)}
+
+
 def test_a_call_of_a_group_that_times_out(folder: Path) -> None:
     out = failed(
         """

@@ -40,7 +40,7 @@ MESSAGES = ("send", "receive")
 #: What concerns the ranks that become a group.
 FORMING = "form_group"
 _NUMBERED = re.compile(r"(?P<base>.+?)(?:#(?P<era>\d+))?\.(?P<number>\d+)")
-_OTHER = re.compile(r".*' \(rank (\d{1,7})\)", re.DOTALL)
+_CONCERNED = re.compile(r".*' \(ranks? (\d[\d, -]*)\)", re.DOTALL)
 _COLLECTIVE = re.compile(rf"(?:.*\.)?({'|'.join(COLLECTIVES)})", re.DOTALL)
 
 
@@ -68,7 +68,8 @@ class Key:
         if self.by >= 0:
             return f"{self.name} of rank {self.by}"
         # The name of a call says what it is, such as "allreduce 'loss'".
-        name = self.name if self.name.endswith("'") else f"'{self.name}'"
+        says = not self.planned and self.name.endswith(("'", ")"))
+        name = self.name if says else f"'{self.name}'"
         if self.planned:
             return f"{name} round {self.round}"
         return f"{name} (call {self.round})" if self.round > 1 else name
@@ -121,8 +122,8 @@ class Operation:
     @property
     def other(self) -> int | None:
         """The other rank of a message; None if it may be any, or if this is none."""
-        found = _OTHER.fullmatch(self.key.name) if self.key.by >= 0 else None
-        return int(found[1]) if found else None
+        others = [rank for rank in self.members or () if rank != self.key.by]
+        return others[0] if self.key.by >= 0 and others else None
 
     @property
     def begun(self) -> float:
@@ -153,6 +154,23 @@ class Operation:
         return self.members is not None and all(
             rank in self.calls and self.calls[rank].finished for rank in self.members
         )
+
+
+def concerned(name: str, size: int) -> tuple[int, ...] | None:
+    """Returns the ranks that a call names: "form_group 'tp' (ranks 0-1)"; None if it names none.
+
+    Args:
+        name: The name of the call. A long one has lost its middle, and may name none.
+        size: The number of ranks in the job.
+    """
+    found = _CONCERNED.fullmatch(name)
+    ranks: set[int] = set()
+    for part in found[1].split(", ") if found else ():
+        ends = [int(one) if one.isdigit() else size for one in part.split("-")]
+        if max(ends) >= size:
+            return None
+        ranks.update(range(ends[0], ends[-1] + 1))
+    return tuple(sorted(ranks)) or None
 
 
 def members_of(record: Record, group: int, seen: Iterable[int]) -> tuple[int, ...] | None:
@@ -198,12 +216,12 @@ def match(record: Record) -> list[Operation]:
                 buffers[key][rank].append(entry)
     for key, operation in found.items():
         if key.by >= 0:
-            other = operation.other
-            operation.members = (key.by,) if other is None else tuple(sorted((key.by, other)))
+            operation.members = tuple({key.by, *(concerned(key.name, record.size) or ())})
+            continue
+        if operation.collective == FORMING:
+            operation.members = concerned(key.name, record.size)
             continue
         operation.members = members_of(record, key.group, seen[key.group])
-        if operation.collective == FORMING:
-            operation.members = tuple(sorted(operation.calls))  # nobody else is known to take part
         for rank, entries in buffers[key].items():
             if rank in operation.calls:
                 stream = operation.calls[rank].stream
