@@ -5,6 +5,9 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 MAKEFLAGS += --no-builtin-rules
+# Where this is set, as in many container images, each of the thousands of processes of the tests
+# would compile all of Herring's modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
