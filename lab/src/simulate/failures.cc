@@ -1,14 +1,13 @@
 #include "simulate/failures.h"
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
 #include <map>
 #include <memory>
 #include <random>
+#include <string_view>
 #include <utility>
 
-#include "base/hash.h"
 #include "base/streams.h"
 #include "control/server_set.h"
 #include "plan/plan.h"
@@ -28,6 +27,7 @@ using transport::virtual_time::VirtualTransport;
 constexpr size_t kSegment = 1024;
 constexpr Nanos kPatience = 600 * kSecond;
 constexpr uint32_t kPlan = 1000;  // the stream of a plan
+constexpr uint32_t kMostElements = 40'000;
 
 const transport::Credentials& credentials() {
   static const transport::Credentials one{"virtual", wire::job_id("failures")};
@@ -46,7 +46,8 @@ struct Scenario {
     rate = 1e6 * static_cast<double>(2 + below(30));
     delay = kMicrosecond * static_cast<Nanos>(5 + below(500));
     const uint32_t buffers = 1 + below(4);
-    for (uint32_t i = 0; i < buffers; ++i) elements.push_back(1 + below(40'000));
+    // Most are small, so that many jobs fit into a second.
+    for (uint32_t i = 0; i < buffers; ++i) elements.push_back(1 + below(kMostElements >> below(8)));
     think = kMicrosecond * static_cast<Nanos>(1 + below(3000));
     hears = kMicrosecond * static_cast<Nanos>(1 + below(20'000));
     faults = 1 + below(6);
@@ -75,12 +76,19 @@ struct Scenario {
   bool partial;   // whether the rounds are those of a partial all-reduce
 };
 
-// Returns numbers whose float32 sums depend on the order of adding.
-float contribution(uint32_t rank, uint32_t round, uint32_t buffer, size_t i) {
-  uint64_t x = (uint64_t{rank} << 48 | uint64_t{round} << 32 | uint64_t{buffer} << 24) + i;
-  x = (x ^ x >> 33) * 0xff51afd7ed558ccd;
-  x ^= x >> 29;
-  return std::ldexp(static_cast<float>(x % 10'007), static_cast<int>(x >> 40 & 15) - 8);
+// Returns a node's numbers for a buffer of a round, the first of kMostElements. Their float32 sums
+// depend on the order of adding.
+const float* contributions(uint32_t node, uint32_t round, uint32_t buffer) {
+  static const std::vector<float> numbers = [] {
+    std::vector<float> all(2 * kMostElements);
+    for (size_t i = 0; i < all.size(); ++i) {
+      uint64_t x = (i + 1) * 0xff51afd7ed558ccd;
+      x ^= x >> 29;
+      all[i] = static_cast<float>(x % 10'007) * (static_cast<float>(1 << (x >> 40 & 15)) / 256);
+    }
+    return all;
+  }();
+  return &numbers[(node * 7919 + round * 104'729 + buffer * 1301) % kMostElements];
 }
 
 class FailingJob {
@@ -88,7 +96,7 @@ class FailingJob {
   explicit FailingJob(const FailureOptions& options)
       : options_(options),
         scenario_(options.seed),
-        faults_(options.seed ^ 0x5eed),
+        faults_((options.seed ^ 0x5eed) + (uint64_t{options.schedule} << 40)),
         simulation_(simulated(scenario_)) {
     const size_t hosts = scenario_.ranks + scenario_.servers;
     transport::virtual_time::Network& network = simulation_.network();
@@ -243,10 +251,8 @@ void FailingJob::Worker::begin_round() {
   now.transfers.resize(buffers);
   for (uint32_t b = 0; b < buffers; ++b) {
     std::vector<float>& array = now.arrays[b];
-    array.resize(scenario.elements[b]);
-    for (size_t i = 0; i < array.size(); ++i) {
-      array[i] = contribution(rank / scenario.local, round, b, i);
-    }
+    const float* const first = contributions(rank / scenario.local, round, b);
+    array.assign(first, first + scenario.elements[b]);
     Transfer& transfer = now.transfers[b];
     const size_t bytes = array.size() * sizeof(float);
     const uint32_t stream =
@@ -295,8 +301,8 @@ void FailingJob::Worker::on_transfer_done(Transfer& transfer) {
   results.resize(job.scenario_.rounds * ended.arrays.size());
   for (size_t b = 0; b < ended.arrays.size(); ++b) {
     std::vector<float>& array = ended.arrays[b];
-    results[of * ended.arrays.size() + b] =
-        fnv1a({reinterpret_cast<const char*>(array.data()), array.size() * sizeof(float)});
+    results[of * ended.arrays.size() + b] = std::hash<std::string_view>()(
+        {reinterpret_cast<const char*>(array.data()), array.size() * sizeof(float)});
     // The program does what it wants with the results.
     std::fill(array.begin(), array.end(), -1.0f);
   }
@@ -404,7 +410,7 @@ Result<FailureReport> FailingJob::run() {
     worker->loop->start("worker");
     worker->loop->post([one = worker.get()] { one->begin_round(); });
   }
-  if (options_.faults) plan_fault(scenario_.faults);
+  if (options_.schedule > 0) plan_fault(scenario_.faults);
   const bool ended = simulation_.run_until(
       [this] { return running_ == 0 || !failure_.ok(); }, simulation_.now() + kPatience);
   report_.description = concat(

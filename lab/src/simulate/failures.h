@@ -1,7 +1,7 @@
 // The data plane of a job whose servers die, in virtual time: the links of workers, with servers
 // and proxies of real jobs, over modelled hosts and links. Everything that happens follows from a
-// seed. Servers are killed, cut off (they go on and know nothing) or replaced at random moments;
-// each process hears of a change after a delay of its own.
+// seed and the number of a schedule of faults. Servers are killed, cut off (they go on and know
+// nothing) or replaced at random moments; each process hears of a change after a delay of its own.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 namespace herring::simulate {
 
 struct FailureOptions {
-  uint64_t seed = 1;
-  bool faults = true;  // false: the same job without faults
+  uint64_t seed = 1;      // of the job
+  uint32_t schedule = 1;  // of its faults; 0: none
 };
 
 struct FailureReport {
@@ -25,8 +25,8 @@ struct FailureReport {
   std::string description;  // of the job
 };
 
-// Runs the job of a seed. Returns kTimeout with what was left if it does not end, or the error that
-// a worker met.
+// Runs the job of a seed with the faults of a schedule. Returns kTimeout with what was left if it
+// does not end, or the error that a worker met.
 Result<FailureReport> run_with_failures(const FailureOptions& options);
 
 }  // namespace herring::simulate
