@@ -116,7 +116,8 @@ class AllMembers : public Channel::Owner {
         }
         if (goodbyes == channels_.size()) loop_.stop();
         break;
-      case FrameType::kHeartbeat: break;
+      case FrameType::kHeartbeat:
+      case FrameType::kRankTexts: break;  // on a busy machine, ranks are late for their beats
       default: ADD_FAILURE() << wire::name_of(type) << " " << payload;
     }
     return {};

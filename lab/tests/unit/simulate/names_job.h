@@ -34,6 +34,11 @@ struct Plan : Course {
   enum class Forms { kNever, kBefore, kAfter } forms = Forms::kNever;
 };
 
+// Returns a number of elements from 1 to `most`, mostly a small one: large arrays take long.
+inline size_t some(size_t most, uint64_t random) {
+  return 1 + random / 6 % (most >> random % 6);
+}
+
 class Job : MovingJob {
  public:
   Job(Plan plan, uint64_t seed) : MovingJob(plan, seed), plan_(std::move(plan)) {}
@@ -182,7 +187,7 @@ class Job : MovingJob {
       call.group = group;
       call.name = "lane " + std::to_string(lane) + ", " + std::to_string(made % 3);
       const bool large = kind % 12 >= 6;  // its bytes do not travel with the announcement
-      array.resize(1 + size % (large ? 30'000 : 200));
+      array.resize(large ? some(30'000, size) : 1 + size % 200);
       for (size_t i = 0; i < array.size(); ++i) {
         array[i] = static_cast<float>((i * 7 + rank * 13 + made * 3) % 61);
       }
@@ -255,7 +260,8 @@ class Job : MovingJob {
       in_any_order = from_all;
       for (uint64_t i = 0; i < count; ++i) {
         const uint64_t kind = shared() % 8, size = shared();
-        const size_t elements = kind == 0 ? 0 : 1 + size % (kind == 1 ? 60'000 : 300);
+        const size_t elements =
+            kind == 0 ? 0 : kind == 1 ? some(60'000, size) : 1 + size % 300;
         const bool fits = from_all || shared() % 8 != 0;
         const bool sends = from_all ? rank != to && i == 0 : rank == from;
         if (sends) pass(wire::Send{static_cast<uint32_t>(to), tag}, from_all ? 50 : elements);
@@ -390,7 +396,7 @@ class Job : MovingJob {
       std::mt19937_64 shared(((job.seed_ * 100 + joined) * 100 + lane) * 100 + number);
       const uint64_t kind = shared(), size = shared();
       std::vector<float>& array = arrays[lane];
-      array.resize(1 + size % (kind % 2 == 0 ? 200 : 30'000));
+      array.resize(kind % 2 == 0 ? 1 + size % 200 : some(30'000, size));
       for (size_t i = 0; i < array.size(); ++i) {
         array[i] = static_cast<float>((i * 7 + rank * 13 + number * 3 + joined) % 61);
       }
