@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
-#include <deque>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -13,6 +12,7 @@
 
 #include "base/interrupt.h"
 #include "base/log.h"
+#include "control/announcements.h"
 #include "control/channel.h"
 #include "control/messages.h"
 #include "control/reaching.h"
@@ -50,7 +50,7 @@ class Member::Impl final : public Channel::Owner {
     teller_.emplace(loop_, *channel_);
     loop_.on_exhausted([this](const Status& why) {
       if (!silent_) channel_->send(FrameType::kAbort, encode(why));
-      phase() == Phase::kReady ? report({Event::Kind::kAbort, {}, why.message(), {}}) : fail(why);
+      phase() == Phase::kReady ? announce_abort(why) : fail(why);
     });
   }
 
@@ -116,17 +116,10 @@ class Member::Impl final : public Channel::Owner {
   const std::string& local_address() const { return local_address_; }
   uint32_t epoch() const { return epoch_; }
 
-  void watch(OnLoss on_loss, OnAbort on_abort, OnEnd on_end, OnReplacement on_replacement) {
+  void watch(Announcements::Watcher watcher) {
     if (!here()) return;
-    loop_.post([this, on_loss = std::move(on_loss), on_abort = std::move(on_abort),
-                on_end = std::move(on_end),
-                on_replacement = std::move(on_replacement)]() mutable {
-      on_replacement_ = std::move(on_replacement);
-      on_loss_ = std::move(on_loss);
-      on_abort_ = std::move(on_abort);
-      on_end_ = std::move(on_end);
-      watched_ = true;
-      deliver();
+    loop_.post([this, watcher = std::move(watcher)]() mutable {
+      announcements_.watch(std::move(watcher));
     });
   }
 
@@ -164,7 +157,7 @@ class Member::Impl final : public Channel::Owner {
       silent_ = true;
       teller_->silence();
       ended_ = true;
-      events_.clear();
+      announcements_.clear();
       if (channel_->closed()) return said_goodbye();
       channel_->send(FrameType::kGoodbye);
     });
@@ -189,14 +182,6 @@ class Member::Impl final : public Channel::Owner {
 
  private:
   enum class Phase { kRegistered, kAssembled, kSpare, kReady, kFailed };
-
-  struct Event {
-    enum class Kind { kLoss, kAbort, kEnd, kReplacement } kind;
-    Loss loss;
-    std::string text;
-    Replacement replacement;
-    End end = End::kAllLeft;
-  };
 
   Phase wait_for_news(Phase seen, Nanos deadline) {
     while (!interrupted()) {
@@ -241,11 +226,7 @@ class Member::Impl final : public Channel::Owner {
       case FrameType::kAbort: {
         Status why;
         HERRING_RETURN_IF_ERROR(decode_abort(payload, why));
-        if (phase() == Phase::kReady) {
-          report({Event::Kind::kAbort, {}, why.message(), {}});
-        } else {
-          fail(why, flags == kFlagAgain);
-        }
+        phase() == Phase::kReady ? announce_abort(why) : fail(why, flags == kFlagAgain);
         return {};
       }
       case FrameType::kWarning:
@@ -351,7 +332,9 @@ class Member::Impl final : public Channel::Owner {
       known_losses_.erase({true, news.server});
       epoch_ = news.epoch;
     }
-    report({Event::Kind::kReplacement, {}, {}, std::move(news)});
+    announce([news = std::move(news)](const auto& watcher) {
+      if (watcher.replaced) watcher.replaced(news);
+    });
     return {};
   }
 
@@ -395,7 +378,9 @@ class Member::Impl final : public Channel::Owner {
   void report_loss(Loss loss) {
     known_losses_.emplace(loss.is_server, loss.index);
     epoch_ = loss.epoch;
-    report({Event::Kind::kLoss, std::move(loss), {}, {}});
+    announce([loss = std::move(loss)](const auto& watcher) {
+      if (watcher.lost) watcher.lost(loss);
+    });
   }
 
   void report_end(End end) {
@@ -403,38 +388,19 @@ class Member::Impl final : public Channel::Owner {
       return fail({Code::kShutdown, "the job has ended while this server waited as a spare"});
     }
     if (std::exchange(ended_, true)) return;
-    report({Event::Kind::kEnd, {}, {}, {}, end});
+    announce([end](const auto& watcher) {
+      if (watcher.ended) watcher.ended(end);
+    });
   }
 
-  void report(Event event) {
-    if (silent_) return;
-    events_.push_back(std::move(event));
-    deliver();
+  void announce_abort(const Status& why) {
+    announce([text = why.message()](const auto& watcher) {
+      if (watcher.aborted) watcher.aborted(text);
+    });
   }
 
-  void deliver() {
-    if (!watched_ || delivering_) return;
-    delivering_ = true;
-    // Resets the flag even if a callback throws, because later events must still be delivered.
-    const std::unique_ptr<bool, void (*)(bool*)> ends(&delivering_, [](bool* on) { *on = false; });
-    while (!events_.empty()) {
-      const Event event = std::move(events_.front());
-      events_.pop_front();
-      switch (event.kind) {
-        case Event::Kind::kLoss:
-          if (on_loss_) on_loss_(event.loss);
-          break;
-        case Event::Kind::kAbort:
-          if (on_abort_) on_abort_(event.text);
-          break;
-        case Event::Kind::kEnd:
-          if (on_end_) on_end_(event.end);
-          break;
-        case Event::Kind::kReplacement:
-          if (on_replacement_) on_replacement_(event.replacement);
-          break;
-      }
-    }
+  void announce(Announcements::Announcement announcement) {
+    if (!silent_) announcements_.add(std::move(announcement));
   }
 
   void beat() {
@@ -484,15 +450,10 @@ class Member::Impl final : public Channel::Owner {
   Rhythm rhythm_;
   Silence silence_;
   Nanos check_period_ = 0;
-  OnLoss on_loss_;
-  OnAbort on_abort_;
-  OnEnd on_end_;
-  OnReplacement on_replacement_;
-  bool watched_ = false, delivering_ = false;
+  Announcements announcements_;
   bool silent_ = false;  // set by goodbye()
   bool greeted_ = false;  // the rendezvous has sent something
   bool ended_ = false;
-  std::deque<Event> events_;  // not yet delivered
   std::set<std::pair<bool, uint32_t>> known_losses_;
   std::atomic<uint32_t> epoch_{0};
 
@@ -591,8 +552,8 @@ std::string Member::local_address() const { return impl_->local_address(); }
 uint32_t Member::epoch() const { return impl_->epoch(); }
 
 void Member::watch(OnLoss on_loss, OnAbort on_abort, OnEnd on_end, OnReplacement on_replacement) {
-  impl_->watch(std::move(on_loss), std::move(on_abort), std::move(on_end),
-               std::move(on_replacement));
+  impl_->watch({std::move(on_loss), std::move(on_abort), std::move(on_end),
+                std::move(on_replacement)});
 }
 
 void Member::report_server(uint32_t server, uint32_t number, bool reachable,
