@@ -30,6 +30,11 @@ std::optional<observe::Report> ServerReports::report() {
   for (auto& one : view.missing) {
     report.missing.push_back({std::move(one.what), now - one.since, std::move(one.ranks)});
   }
+  for (auto& one : view.messages) {
+    std::vector<uint32_t> other;
+    if (one.other) other.push_back(*one.other);
+    report.missing.push_back({std::move(one.what), now - one.since, std::move(other), one.by});
+  }
   return report;
 }
 

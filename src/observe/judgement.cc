@@ -40,6 +40,23 @@ double median_without(const std::vector<double>& sorted, double one) {
   return sorted[one <= sorted[middle] ? middle + 1 : middle];
 }
 
+const std::string kIn = "waits in ";
+
+// Returns whether a rank says that it waits in a message: "waits in receive 'x' (rank 2)".
+bool waits_in_message(const std::string& where) {
+  return where.starts_with(kIn + "send '") || where.starts_with(kIn + "receive '");
+}
+
+// Returns whether that can be this message, which a server knows.
+bool is_message(const std::string& where, const Missing& message) {
+  const std::string kind = message.what.substr(0, message.what.find(' '));
+  if (!where.starts_with(concat(kIn, kind, " '"))) return false;
+  // A receive from any rank names none.
+  const std::string other =
+      message.ranks.empty() ? "(rank " : concat("' (rank ", message.ranks.front(), ")");
+  return (where.find(other) != std::string::npos) == !message.ranks.empty();
+}
+
 }  // namespace
 
 Monitor::Links Monitor::links() const {
@@ -396,13 +413,13 @@ void Monitor::find_missing(Picture& picture, Nanos now) const {
     if (!server.reported || server.left || server.lost) continue;
     const Nanos told = made_at(server);
     for (const Missing& one : server.report.missing) {
+      if (one.by) continue;  // find_messages()
       for (const uint32_t rank : one.ranks) {
         const auto until = absent_until(rank, one.what, told, now);
         if (until) add(one.what, rank, *until - (told - one.age));
       }
     }
   }
-  const std::string kIn = "waits in ";
   for (uint32_t rank = 0; rank < picture.ranks.size(); ++rank) {
     const Picture::Rank& waits = picture.ranks[rank];
     if (waits.state != State::kWaiting || waits.report.age < kStalled ||
@@ -411,7 +428,8 @@ void Monitor::find_missing(Picture& picture, Nanos now) const {
     }
     const std::string what = waits.report.where.substr(kIn.size());
     // Groups and messages concern only some ranks.
-    if (what.find(" of rank") != std::string::npos || what.find("(rank") != std::string::npos) {
+    if (waits_in_message(waits.report.where) || what.find(" of rank") != std::string::npos ||
+        what.find("(rank") != std::string::npos) {
       continue;
     }
     const Nanos since = made_at(ranks_[rank]) - ranks_[rank].report.age;
@@ -429,12 +447,8 @@ void Monitor::find_missing(Picture& picture, Nanos now) const {
       }
     }
   }
-  // Ranks of which each takes another time wait for each other in every step.
-  const auto usual = [&](uint32_t rank, Nanos time) -> Nanos {
-    if (rank >= ranks_.size() || mute({false, rank}, now)) return 0;
-    if (picture.split.step > 0) return kOnceSteps * picture.split.spread;
-    // As long as no round tells, half of the time for which others have computed is not long.
-    return std::min((ranks_[rank].report.age - time) / 2, kLongEnough);
+  const auto usual = [&](uint32_t rank, Nanos time) {
+    return usual_wait(picture, rank, time, now);
   };
   for (const auto& [what, ranks] : absent) {
     Missing one{what, 0, {}};
@@ -448,8 +462,62 @@ void Monitor::find_missing(Picture& picture, Nanos now) const {
     }
     picture.missing.push_back(std::move(one));
   }
+  find_messages(picture, now);
+  // Ranks that wait themselves are not the cause, unless they wait for each other.
+  const auto order = [&picture](const Missing& one) {
+    const bool cause = std::any_of(one.ranks.begin(), one.ranks.end(), [&](uint32_t rank) {
+      return rank >= picture.ranks.size() || picture.ranks[rank].state != State::kWaiting;
+    });
+    return std::pair(!cause, -one.age);
+  };
   std::stable_sort(picture.missing.begin(), picture.missing.end(),
-                   [](const Missing& a, const Missing& b) { return a.age > b.age; });
+                   [&order](const Missing& a, const Missing& b) { return order(a) < order(b); });
+}
+
+// Returns how long others may wait for a rank without a reason to tell of it. `time`: for how long
+// they have waited. Ranks of which each takes another time wait for each other in every step.
+Nanos Monitor::usual_wait(const Picture& picture, uint32_t rank, Nanos time, Nanos now) const {
+  if (rank >= ranks_.size() || mute({false, rank}, now)) return 0;
+  if (picture.split.step > 0) return kOnceSteps * picture.split.spread;
+  // As long as no round tells, half of the time for which others have computed is not long.
+  return std::min((ranks_[rank].report.age - time) / 2, kLongEnough);
+}
+
+// Messages in which ranks wait. Servers know which messages lack the other rank, but a program may
+// have asked for one long before it waits. Only the rank itself tells in which message it waits.
+void Monitor::find_messages(Picture& picture, Nanos now) const {
+  struct Found {
+    const Missing* message = nullptr;
+    Nanos told = 0, apart = 0;
+  };
+  std::map<uint32_t, Found> found;  // by the rank that waits
+  for (const Known& server : servers_) {
+    if (!server.reported || server.left || server.lost) continue;
+    const Nanos told = made_at(server);
+    for (const Missing& one : server.report.missing) {
+      if (!one.by || *one.by >= ranks_.size()) continue;
+      const Known& waits = ranks_[*one.by];
+      if (picture.ranks[*one.by].state != State::kWaiting) continue;
+      if (!is_message(waits.report.where, one)) continue;
+      // Of several messages alike, the program waits in that which it gave when the wait began.
+      const Nanos since = told - one.age, began = made_at(waits) - waits.report.age;
+      const Found here{&one, told, std::abs(since - began)};
+      const auto [place, added] = found.try_emplace(*one.by, here);
+      if (!added && here.apart < place->second.apart) place->second = here;
+    }
+  }
+  for (const auto& [rank, one] : found) {
+    const Known& waits = ranks_[rank];
+    const Nanos began = std::max(one.told - one.message->age,
+                                 made_at(waits) - waits.report.age);
+    Missing message = *one.message;
+    message.age = std::max(one.told, made_at(waits)) - began;
+    if (message.age < kStalled / 2) continue;
+    const bool usual = std::any_of(message.ranks.begin(), message.ranks.end(), [&](uint32_t other) {
+      return message.age < usual_wait(picture, other, message.age, now);
+    });
+    if (!usual) picture.missing.push_back(std::move(message));
+  }
 }
 
 // Ranks for which others wait are worth a line, with what their code does.

@@ -145,6 +145,8 @@ class Monitor {
   std::optional<Nanos> absent_until(uint32_t rank, const std::string& what, Nanos told,
                                     Nanos now) const;
   void find_missing(Picture& picture, Nanos now) const;
+  void find_messages(Picture& picture, Nanos now) const;
+  Nanos usual_wait(const Picture& picture, uint32_t rank, Nanos time, Nanos now) const;
   void blame_missing(Picture& picture, Nanos now) const;
   // `late`: the part of the time by which it is late, if that is known.
   std::string own_cause(const Process& who, const Usual& usual, Nanos now, double late = 0) const;

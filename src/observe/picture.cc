@@ -56,6 +56,16 @@ std::string late_line(const Picture& picture, uint32_t index) {
                 colon);
 }
 
+// Returns "rank 2 (host1) never sent the message for which rank 3 (host2) has waited 12 s: receive
+// from rank 2 (tag 7)".
+std::string message_line(const Roster& roster, const Missing& one) {
+  const bool sends = one.what.starts_with("send");
+  return concat(one.ranks.empty() ? "no rank" : name_ranks(roster, one.ranks),
+                one.ranks.empty() ? " has " : " never ", sends ? "received" : "sent",
+                " the message for which ", roster.name({false, *one.by}), " has waited ",
+                in_seconds(one.age), ": ", one.what);
+}
+
 }  // namespace
 
 const char* name_of(State state) {
@@ -162,8 +172,9 @@ std::vector<std::string> find(const Picture& picture) {
   for (size_t i = 0; i < std::min<size_t>(picture.missing.size(), 3); ++i) {
     const Missing& one = picture.missing[i];
     if (one.age < kSecond) continue;
-    std::string line = concat(one.what, " has waited ", in_seconds(one.age), " for ",
-                              name_ranks(roster, one.ranks));
+    std::string line = one.by ? message_line(roster, one)
+                              : concat(one.what, " has waited ", in_seconds(one.age), " for ",
+                                       name_ranks(roster, one.ranks));
     for (const uint32_t rank : one.ranks) {
       if (rank >= picture.ranks.size()) continue;
       const Picture::Rank& late = picture.ranks[rank];

@@ -160,7 +160,9 @@ std::string as_json(const Picture& picture) {
   json.end_array().key("missing").begin_array();
   for (const Missing& one : picture.missing) {
     json.begin_object().field("what", one.what).field("for", to_seconds(one.age));
-    json.field("ranks", one.ranks).end_object();
+    json.field("ranks", one.ranks).key("by");
+    one.by ? json.value(*one.by) : json.null();
+    json.end_object();
   }
   json.end_array().key("groups").begin_array();
   for (const Groups::View& group : picture.groups) put_group(json, group);

@@ -15,6 +15,7 @@ namespace {
 
 // A report must fit into a message to the rendezvous, which has at most 1 MiB.
 constexpr size_t kMostRanks = 1 << 13, kMostMissingRanks = 1024;
+constexpr uint32_t kNoRank = ~0u;
 
 Status malformed(const char* what) { return breach("malformed ", what); }
 
@@ -135,7 +136,7 @@ std::string encode(const Report& report) {
     const Missing& one = report.missing[i];
     put_text(out, one.what);
     const size_t count = std::min(one.ranks.size(), kMostMissingRanks);
-    out.put(one.age).put(static_cast<uint32_t>(count));
+    out.put(one.by.value_or(kNoRank)).put(one.age).put(static_cast<uint32_t>(count));
     for (size_t n = 0; n < count; ++n) out.put(one.ranks[n]);
   }
   put_groups(out, report.groups);
@@ -228,9 +229,10 @@ Result<Report> decode_report(std::string_view payload) {
   }
   report.sums = in.get<uint64_t>();
   report.sum_time = in.get<Nanos>();
-  for (uint32_t i = get_count(in, kMostMissing, 16, sound); i > 0; --i) {
+  for (uint32_t i = get_count(in, kMostMissing, 20, sound); i > 0; --i) {
     Missing& one = report.missing.emplace_back();
     one.what = get_text(in);
+    if (const auto by = in.get<uint32_t>(); by != kNoRank) one.by = by;
     one.age = in.get<Nanos>();
     sound = sound && sane(one.age);
     for (uint32_t n = get_count(in, kMostMissingRanks, 4, sound); n > 0; --n) {

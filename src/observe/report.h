@@ -57,7 +57,10 @@ struct PathReport {
 struct Missing {
   std::string what;
   Nanos age = 0;
-  std::vector<uint32_t> ranks;  // that have not come, of the job
+  std::vector<uint32_t> ranks;  // that have not come, of the job; of a message, empty: any rank
+  // In a message, the rank that waits for the other one. `what` then begins with "send" or
+  // "receive".
+  std::optional<uint32_t> by = std::nullopt;
 };
 
 struct Report {

@@ -407,6 +407,7 @@ void Coordinator::report(Nanos now, ServerView& view) const {
     told.last_calls += counted.last_calls;
     told.calls_waited += counted.calls_waited;
   }
+  mailbox_.report(now, view);
   view.announced += waiting_;
   if (waiting_ == 0) return;
   std::vector<std::pair<Nanos, const Pending*>> waiting;

@@ -218,6 +218,28 @@ void Mailbox::overdue(Nanos now, std::vector<Answer>& out) {
   }, out);
 }
 
+void Mailbox::report(Nanos now, ServerView& view) const {
+  std::vector<std::pair<const JobGroup*, const Post*>> waiting;
+  for (const auto& [place, box] : boxes_) {
+    for (const std::deque<Post>* posts : {&box.sends, &box.receives}) {
+      for (const Post& post : *posts) {
+        if (now - post.since <= ServerView::kLeastWait) break;  // later posts are younger
+        waiting.emplace_back(box.group.get(), &post);
+      }
+    }
+  }
+  const size_t told = std::min(waiting.size(), ServerView::kMostMessages);
+  std::partial_sort(waiting.begin(), waiting.begin() + static_cast<ptrdiff_t>(told), waiting.end(),
+                    [](const auto& a, const auto& b) { return a.second->since < b.second->since; });
+  for (size_t i = 0; i < told; ++i) {
+    const auto& [group, post] = waiting[i];
+    const std::vector<uint32_t>& ranks = group->members.ranks();
+    const auto other = post->other();
+    view.messages.push_back({describe(*group, *post), post->since, ranks[post->index],
+                             other ? std::optional(ranks[*other]) : std::nullopt});
+  }
+}
+
 void Mailbox::fail_gone(std::vector<Answer>& out) {
   fail_where([this](const Box& box, Post& post) { return gone(*box.group, post); }, out);
 }

@@ -18,6 +18,7 @@
 #include "control/cluster.h"
 #include "server/answer.h"
 #include "server/group_table.h"
+#include "server/view.h"
 #include "server/whereabouts.h"
 
 namespace herring::server {
@@ -33,6 +34,8 @@ class Mailbox {
             std::string text, wire::Announce message, Nanos now, std::vector<Answer>& out);
   // Appends warnings and errors for posts that have waited too long.
   void overdue(Nanos now, std::vector<Answer>& out);
+  // Adds the posts that have waited for a while. Takes a time bounded by the number of posts.
+  void report(Nanos now, ServerView& view) const;
   // Fails posts that can only be paired with a rank that is gone (JobGroup::gone).
   void fail_gone(std::vector<Answer>& out);
   bool idle() const { return boxes_.empty(); }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,7 +13,7 @@
 namespace herring::server {
 
 struct ServerView {
-  static constexpr size_t kMostMissing = 16;
+  static constexpr size_t kMostMissing = 16, kMostMessages = 32;
   // Shorter waits are not listed as missing.
   static constexpr Nanos kLeastWait = 500 * kMillisecond;
 
@@ -21,6 +22,13 @@ struct ServerView {
     std::string what;  // "allreduce 'x'", or "'resnet' (round 7)"
     Nanos since = 0;   // when the wait began
     std::vector<uint32_t> ranks;  // of the job, ascending: those that have not come, or are behind
+  };
+  // A message that one rank has given or asked for, and the other rank has not.
+  struct Message {
+    std::string what;  // "receive from rank 2 (tag 7)"
+    Nanos since = 0;
+    uint32_t by = 0;   // the rank that has posted it, of the job
+    std::optional<uint32_t> other;  // the rank that has not; none: it may be any one
   };
   struct Path {
     uint32_t rank = 0;
@@ -42,6 +50,7 @@ struct ServerView {
   // Shards that are being summed, and calls of single ranks that wait for the others.
   size_t in_flight = 0, announced = 0;
   std::vector<Missing> missing;  // the oldest first, at most kMostMissing
+  std::vector<Message> messages;  // likewise, at most kMostMessages
 
   // Brings the lists into their order, and bounds them.
   void arrange();

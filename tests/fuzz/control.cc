@@ -135,7 +135,7 @@ std::vector<std::string> seeds() {
   report.samples = {{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, {0, 1, 3, 3, 4, 5, 6, 7, 8, 9, 10}};
   report.paths = {{0, 1, 1, 0}};
   report.lateness = {{0, {1, 1, 1, 1, 1, 1}}, {1, {2, 0, 0, 9, 0, 0}}};
-  report.missing = {{"'x'", kSecond, {1}}};
+  report.missing = {{"'x'", kSecond, {1}}, {"send to rank 1 (tag 0)", kSecond, {1}, 0}};
   report.groups = {{0, false, 1, 1, 1, 5, "world", {}}, {3, false, 0, 2, 1, 5, "tp", {0, 1}}};
   report.operations = {{0, 1, 2, 3, 4}};
   observe::ProcessRecord record;

@@ -157,6 +157,41 @@ def test_ranks_that_stand_still(runtime: Path) -> None:
         until(lambda: not status_of(job.where)["missing"])
 
 
+def test_a_rank_that_waits_in_a_message(runtime: Path) -> None:
+    # Rank 2 waits for a message of rank 1, which waits until rank 0 receives one.
+    waits = """
+if rank == 1: herring.send(np.ones(4), to=0, tag=5)
+if rank == 2: herring.receive(np.ones(4), 1, tag=7)
+while rank == 0: time.sleep(0.1)
+"""
+    script = STEPS.replace("n = 0", waits)
+    with Running(script=script) as job:
+        chain = until(
+            lambda: (
+                len(found := status_of(job.where)["missing"]) == 2
+                and min(each["for"] for each in found) > 1
+                and found
+            )
+        )
+        assert [(each["what"], each["by"], each["ranks"]) for each in chain] == [
+            ("send to rank 0 (tag 5)", 1, [0]),
+            ("receive from rank 1 (tag 7)", 2, [1]),
+        ]
+        said = ask(job.where).stdout
+        assert re.search(
+            r"rank 0 never received the message for which rank 1 has waited for [\d.]+ s: "
+            r"send to rank 0 \(tag 5\)\.\n"
+            r"rank 1 never sent the message for which rank 2 has waited for [\d.]+ s: "
+            r"receive from rank 1 \(tag 7\); rank 1 waits in send 'send 0' \(rank 0\)\.",
+            said,
+        ), said
+        assert "No rank or server stands out" not in said
+        samples = ask(job.where, "--metrics").stdout
+        for rank, missing in (0, True), (1, True), (2, False):
+            pattern = rf'herring_rank_missing_seconds{{.*rank="{rank}".*}} (.*)'
+            assert (float(re.search(pattern, samples)[1]) > 0) is missing
+
+
 def test_the_place_in_the_program_of_a_rank_for_which_others_wait(runtime: Path) -> None:
     script = STEPS.replace(
         "n += 1", "n += 1\n    def dawdle(): time.sleep(25)\n    if rank == 1 and n == 20: dawdle()"

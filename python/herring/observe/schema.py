@@ -100,7 +100,7 @@ _STATUS = {
     "binds": {"what": str, "share": _NUMBER, "who": str, "advice": str},
     "ranks": [_RANK],
     "servers": [_SERVER],
-    "missing": [{"what": str, "for": _NUMBER, "ranks": [int]}],
+    "missing": [{"what": str, "for": _NUMBER, "ranks": [int], "by": int}],
     "groups": [_GROUP],
     "operations": [
         {

@@ -157,7 +157,22 @@ def ranks_in_order(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _missing(status: Mapping[str, Any]) -> Iterator[Line]:
     for each in status["missing"]:
         since = f" for {duration(each['for'])}" if each["for"] is not None else ""
+        if each["by"] is not None:
+            yield "bad", _message(status, each, since)
+            continue
         yield "bad", f"{each['what']} has waited{since} for {named_ranks(each['ranks'])}."
+
+
+def _message(status: Mapping[str, Any], message: Mapping[str, Any], since: str) -> str:
+    """Returns a line about a rank that waits in a message, and the other one."""
+    what, others = message["what"] or "", message["ranks"]
+    did = "received" if what.startswith("send") else "sent"
+    who = f"{named_ranks(others)} never" if others else "no rank has"
+    text = f"{who} {did} the message for which rank {message['by']} has waited{since}: {what}"
+    for rank in status["ranks"]:
+        if rank["rank"] in others and rank["state"] == "waiting" and rank["where"]:
+            text += f"; rank {rank['rank']} {rank['where']}"
+    return f"{text}."
 
 
 def _ranks(status: Mapping[str, Any]) -> tuple[list[Line], list[Line]]:

@@ -126,5 +126,65 @@ TEST_F(MonitorTest, GroupsOfOtherRanksConcernNobodyElse) {
   EXPECT_TRUE(monitor.picture(now).missing.empty());
 }
 
+// Rank 2 has never sent a message for which rank 3 waits. Rank 1 asked for another one long ago,
+// and computes.
+TEST_F(MonitorTest, WhoNeverSentAMessageIsMissing) {
+  tell();
+  reports[3].where = "waits in receive 'receive 2' (rank 2)";
+  for (uint32_t rank = 0; rank < kRanks; ++rank) reports[rank].age = 5 * kSecond;
+  server_reports[1].missing = {{"receive from rank 0 (tag 0)", 9 * kSecond, {0}, 1},
+                               {"receive from rank 2 (tag 1)", 9 * kSecond, {2}, 3},
+                               {"receive from rank 2 (tag 7)", 5 * kSecond, {2}, 3}};
+  tell();
+  const Picture picture = monitor.picture(now);
+  ASSERT_EQ(picture.missing.size(), 1u);
+  EXPECT_EQ(picture.missing[0].what, "receive from rank 2 (tag 7)");
+  EXPECT_EQ(picture.missing[0].ranks, std::vector<uint32_t>{2});
+  EXPECT_EQ(picture.missing[0].by, 3u);
+  EXPECT_EQ(picture.missing[0].age, 5 * kSecond);
+  EXPECT_TRUE(picture.ranks[2].outlier);
+  ASSERT_FALSE(picture.findings.empty());
+  EXPECT_EQ(picture.findings[0],
+            "rank 2 (host2) never sent the message for which rank 3 (host3) has waited 5 s: "
+            "receive from rank 2 (tag 7); rank 2 has been computing for 5 s");
+}
+
+TEST_F(MonitorTest, TheCauseOfAChainOfMessagesComesFirst) {
+  tell();
+  reports[2].where = "waits in receive 'receive 1' (rank 1)";
+  reports[3].where = "waits in send 'send 2' (rank 2)";
+  for (uint32_t rank = 0; rank < kRanks; ++rank) reports[rank].age = 8 * kSecond;
+  reports[2].age = 6 * kSecond;
+  server_reports[0].missing = {{"send to rank 2 (tag 0)", 8 * kSecond, {2}, 3},
+                               {"receive from rank 1 (any tag)", 6 * kSecond, {1}, 2}};
+  tell();
+  const Picture picture = monitor.picture(now);
+  ASSERT_EQ(picture.missing.size(), 2u);
+  EXPECT_EQ(picture.missing[0].ranks, std::vector<uint32_t>{1});
+  EXPECT_EQ(picture.findings[1],
+            "rank 2 (host2) never received the message for which rank 3 (host3) has waited 8 s: "
+            "send to rank 2 (tag 0); rank 2 waits in receive 'receive 1' (rank 1)");
+  EXPECT_FALSE(picture.ranks[2].outlier);
+}
+
+TEST_F(MonitorTest, AMessageFromAnyRankAccusesNobody) {
+  tell();
+  reports[3].where = "waits in receive 'receive any'";
+  for (uint32_t rank = 0; rank < kRanks; ++rank) reports[rank].age = 5 * kSecond;
+  server_reports[0].missing = {{"receive from any rank (tag 0)", 5 * kSecond, {}, 3}};
+  tell();
+  Picture picture = monitor.picture(now);
+  ASSERT_EQ(picture.missing.size(), 1u);
+  EXPECT_TRUE(picture.missing[0].ranks.empty());
+  EXPECT_EQ(picture.findings.at(0), "no rank has sent the message for which rank 3 (host3) has "
+                                    "waited 5 s: receive from any rank (tag 0)");
+  for (const Picture::Rank& rank : picture.ranks) EXPECT_FALSE(rank.outlier);
+  // The rank goes on, which a server tells later.
+  reports[3].where.clear();
+  reports[3].age = 100 * kMillisecond;
+  monitor.report({false, 3}, reports[3], now);
+  EXPECT_TRUE(monitor.picture(now).missing.empty());
+}
+
 }  // namespace
 }  // namespace herring::observe

@@ -31,6 +31,7 @@ Report full() {
   report.sums = 8;
   report.sum_time = 9;
   report.missing.push_back({"'m' (round 3)", kSecond, {1, 4}});
+  report.missing.push_back({"receive from rank 2 (tag 7)", kSecond, {2}, 3});
   report.groups.push_back({3, false, 1, 2, 3, 4, "tp", {0, 7}});
   report.operations.push_back({1, 2, 3, 4, 5});
   return report;
@@ -45,6 +46,8 @@ TEST(Report, TravelsWhole) {
   EXPECT_EQ(got->samples.at(0).waited, 70);
   EXPECT_EQ(got->lateness.at(0).second.segments_waited, 6);
   EXPECT_EQ(got->missing.at(0).ranks, (std::vector<uint32_t>{1, 4}));
+  EXPECT_FALSE(got->missing.at(0).by);
+  EXPECT_EQ(got->missing.at(1).by, 3u);
   EXPECT_EQ(got->groups.at(0).ranks, (std::vector<uint32_t>{0, 7}));
   EXPECT_EQ(got->operations.at(0).time, 5);
 }
