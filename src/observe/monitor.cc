@@ -39,6 +39,9 @@ void Monitor::report(const Process& from, Report report, Nanos now) {
       }
       note_long_round(from.index, sample, now);
       rounds_.add(from.index, sample, error, now);
+      if (sample.done == 0) continue;
+      const bool known = report.offset_error >= 0;
+      step_ended_ = std::max(step_ended_, known ? std::min(sample.done, now) : now);
     }
     report.samples.clear();
     groups(from, std::exchange(report.groups, {}), now);
@@ -232,7 +235,7 @@ bool Monitor::mute(const Process& who, Nanos now) const {
   return state == State::kStopped || state == State::kUnreachable || state == State::kSilent;
 }
 
-Picture Monitor::picture(Nanos now) const {
+Picture Monitor::picture(Nanos now, bool whole) const {
   Picture picture;
   picture.roster = &roster_;
   picture.time = options_.unix_zero + to_seconds(now);
@@ -240,6 +243,10 @@ Picture Monitor::picture(Nanos now) const {
   picture.epoch = epoch_ + 1;
   picture.split = rounds_.split();
   picture.compared = rounds_.compared();
+  if (step_ended_ != 0) picture.step_ended = now - step_ended_;
+  // Steps that are usually long, or each tenth one of which is, do not stand still.
+  const Nanos usual_step = std::max(kOnceSteps * picture.split.step, 3 * picture.split.most / 2);
+  picture.stands = picture.split.step > 0 && picture.step_ended > kStalled + usual_step;
   const auto fill = [&](Picture::Common& common, const Process& who) {
     const Known& one = known(who);
     common.state = state_of(who, now);
@@ -262,6 +269,7 @@ Picture Monitor::picture(Nanos now) const {
       }
     }
   }
+  if (picture.stands) picture.rounds_per_second = 0;
   const Usual usual = this->usual();
   const Compared compared = compare();
   picture.typical_rtt = compared.links.typical;
@@ -293,7 +301,7 @@ Picture Monitor::picture(Nanos now) const {
     return one.state == State::kWaiting && one.report.age >= kStalled;
   });
   add_operations(picture);
-  judge_binding(picture);
+  if (whole || !picture.stands) judge_binding(picture);
   picture.findings = find(picture);
   return picture;
 }
@@ -327,7 +335,7 @@ std::vector<std::string> Monitor::due_lines(Nanos now) {
 }
 
 std::vector<std::string> Monitor::last_lines(Nanos now) const {
-  return rounds_.compared() == 0 ? std::vector<std::string>() : picture(now).findings;
+  return rounds_.compared() == 0 ? std::vector<std::string>() : picture(now, true).findings;
 }
 
 }  // namespace herring::observe

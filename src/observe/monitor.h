@@ -47,7 +47,7 @@ class Monitor {
 
   // Should be called several times a second.
   void tick(Nanos now);
-  Picture picture(Nanos now) const;
+  Picture picture(Nanos now) const { return picture(now, false); }
   // Returns texts about ranks that others wait for, to be told to all members; at most
   // kMostRankTexts of them.
   RankTexts rank_texts(Nanos now) const;
@@ -61,6 +61,8 @@ class Monitor {
   const Roster& roster() const { return roster_; }
 
  private:
+  // `whole`: what binds is told of the whole job, also while no step ends.
+  Picture picture(Nanos now, bool whole) const;
   // What is kept of a report to compare later ones with.
   struct Past {
     Nanos at = 0;  // when the report came
@@ -164,6 +166,7 @@ class Monitor {
   Rounds rounds_;
   Groups groups_;
   Usual usual_;  // at the last tick
+  Nanos step_ended_ = 0;  // the latest one of any rank; 0: none has ended
   uint32_t epoch_ = 0;
   Nanos line_due_ = 0;
 };

@@ -81,6 +81,8 @@ struct Picture {
   uint64_t compared = 0;     // rounds
   uint64_t rounds = 0;       // of the rank with the most
   double rounds_per_second = 0;
+  Nanos step_ended = -1;     // how long ago the last step ended; negative: none has
+  bool stands = false;       // that is far longer ago than steps usually take
   Binds binds = Binds::kNothing;
   double binds_share = 0;    // of a step
   std::string binds_who;     // for Binds::kRank

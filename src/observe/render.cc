@@ -130,6 +130,9 @@ std::string as_json(const Picture& picture) {
     json.key(name);
     split.step == 0 ? json.null() : json.value(to_seconds(value));
   };
+  json.key("last");
+  picture.step_ended < 0 ? json.null() : json.value(to_seconds(picture.step_ended));
+  json.field("stands", picture.stands);
   json.key("seconds").begin_object();
   time("min", split.shortest);
   time("median", split.step);
@@ -194,6 +197,9 @@ std::string as_text(const Picture& picture, bool all) {
                    in_seconds(split.compute), " until its data is ready, ", in_seconds(split.ranks),
                    " for the last rank, ", in_seconds(split.tail), " for the results of ",
                    bytes_text(static_cast<double>(split.bytes)), "\n");
+  }
+  if (picture.stands) {
+    text += concat("no step has ended for ", in_seconds(picture.step_ended), "\n");
   }
   if (picture.binds != Picture::Binds::kNothing) {
     text += concat(name_of(picture.binds), picture.binds_who.empty() ? "" : " ",

@@ -188,6 +188,7 @@ Rounds::Split Rounds::split() const {
   all.step = median(steps);
   all.shortest = quantile(steps, 0);
   all.longest = quantile(steps, 1);
+  all.most = quantile(steps, 0.9);
   all.compute = of(&Split::compute);
   all.ranks = of(&Split::ranks);
   all.spread = of(&Split::spread);

@@ -63,6 +63,7 @@ class Rounds {
   // follow each other; `ranks` is part of the time after `compute`.
   struct Split {
     Nanos step = 0, shortest = 0, longest = 0;
+    Nanos most = 0;        // nine in ten steps take no longer
     Nanos compute = 0;     // until the rank has given all its data
     Nanos ranks = 0;       // until the last rank has
     Nanos spread = 0;      // from the first rank's data to the last one's

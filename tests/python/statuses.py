@@ -165,7 +165,7 @@ def late() -> dict[str, Any]:
 def stalled() -> dict[str, Any]:
     """Returns the status of a job in which everybody waits for two ranks."""
     status = healthy(8)
-    status["steps"]["per_second"] = 0.0
+    status["steps"] |= {"per_second": 0.0, "last": 42.4, "stands": True}
     status["binds"] = {"what": None, "share": None, "who": None, "advice": None}
     for number, rank in enumerate(status["ranks"]):
         rank |= {"state": "waiting", "where": "waits in the gradients of round 7201", "for": 42.3}

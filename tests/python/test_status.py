@@ -262,6 +262,14 @@ def test_texts_cannot_change_the_terminal() -> None:
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", told(status))
 
 
+def test_nothing_binds_once_no_step_ends() -> None:
+    status = statuses.healthy()
+    status["steps"] |= {"last": 7.3, "stands": True}
+    assert "No step has ended for 7.3 s.\n" in told(status)
+    status["steps"] |= {"last": 0.3, "stands": False}
+    assert "Compute binds, 81 % of a step." in told(status)
+
+
 def test_a_late_rank_and_a_slow_server_are_named() -> None:
     text = told(statuses.late())
     assert "A slow rank binds: rank 5 (node03), 23 % of a step." in text

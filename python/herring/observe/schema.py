@@ -89,6 +89,8 @@ _STATUS = {
     "steps": {
         "count": int,
         "per_second": _NUMBER,
+        "last": _NUMBER,
+        "stands": bool,
         "seconds": {"min": _NUMBER, "median": _NUMBER, "max": _NUMBER},
         "compute": _NUMBER,
         "node_stage": _NUMBER,

@@ -124,6 +124,9 @@ def steps(status: Mapping[str, Any]) -> str:
 def binds(status: Mapping[str, Any]) -> Line:
     """Returns what bounds the speed of a job, with advice."""
     found = status["binds"]
+    steps = status["steps"]
+    if steps["stands"] and steps["last"] is not None:
+        return "warn", f"No step has ended for {duration(steps['last'])}."
     if not found["what"]:
         return "", "It is not known yet what binds."
     text = _BINDS.get(found["what"], f"{found['what']} binds")

@@ -472,6 +472,46 @@ TEST_F(MonitorTest, ANetworkThatBindsGetsAdvice) {
       << picture.findings.at(0);
 }
 
+TEST_F(MonitorTest, NothingBindsOnceNoStepEnds) {
+  tail = 300 * kMillisecond;  // a step takes 390 ms
+  const auto steps = [this] {
+    for (int i = 0; i < 10; ++i) round_of_all();
+    now = before[0] - kSecond;
+    tell();
+  };
+  for (int i = 0; i < 3; ++i) steps();
+  tell();  // no step since
+  tell();
+  EXPECT_EQ(monitor.picture(now).binds, Picture::Binds::kNetwork);
+  now -= kSecond / 2;
+  tell();
+  const Picture picture = monitor.picture(now);
+  EXPECT_EQ(picture.binds, Picture::Binds::kNothing);
+  EXPECT_TRUE(picture.stands);
+  EXPECT_EQ(picture.step_ended, 5 * kSecond / 2);
+  EXPECT_EQ(picture.rounds_per_second, 0);
+  EXPECT_TRUE(picture.findings.empty());
+  EXPECT_NE(as_text(picture, false).find("no step has ended for 2.5"), std::string::npos);
+  EXPECT_NE(as_json(picture).find("\"last\":2.5,\"stands\":true"), std::string::npos);
+  // The end of the job is about all of it.
+  EXPECT_EQ(monitor.last_lines(now).size(), 1u);
+  before = std::vector<Nanos>(kRanks, now);
+  steps();
+  EXPECT_EQ(monitor.picture(now).binds, Picture::Binds::kNetwork);
+}
+
+TEST_F(MonitorTest, SlowStepsDoNotStandStill) {
+  for (int i = 0; i < 40; ++i) {
+    for (Nanos& each : work) each = (i % 8 == 0 ? 12 : 4) * kSecond;
+    round_of_all();
+  }
+  now = before[0] - kSecond;
+  tell();
+  EXPECT_EQ(monitor.picture(now + 12 * kSecond).binds, Picture::Binds::kCompute);
+  EXPECT_FALSE(monitor.picture(now + 12 * kSecond).stands);
+  EXPECT_TRUE(monitor.picture(now + 25 * kSecond).stands);
+}
+
 TEST(MoreServers, FollowsThePaper) {
   EXPECT_FALSE(more_servers(1, 0, 100, 90));
   EXPECT_FALSE(more_servers(4, 4, 100, 90));
