@@ -34,6 +34,7 @@ class StatusServer:
       secret: If it is given, a client must prove that it knows it.
       answers: Answers to other commands than ``json``, ``metrics`` and GET requests.
       silent: Whether requests are read and never answered.
+      port: A port of 127.0.0.1 instead of any.
     """
 
     def __init__(
@@ -43,13 +44,14 @@ class StatusServer:
         secret: bytes = b"",
         answers: Mapping[str, str] | None = None,
         silent: bool = False,
+        port: int = 0,
     ) -> None:
         self.status = status
         self.asked: list[str] = []
         self._secret, self._answers, self._silent = secret, answers or {}, silent
         self._path = path
         if path is None:
-            self._listener = socket.create_server(("127.0.0.1", 0))
+            self._listener = socket.create_server(("127.0.0.1", port))
             self.port = self._listener.getsockname()[1]
             self.where = f"127.0.0.1:{self.port}"
         else:

@@ -406,6 +406,35 @@ def test_watching_goes_on_with_the_next_generation(folder: Path) -> None:
     assert any(line.rstrip().endswith(": the next generation") for line in seen), seen
 
 
+def test_watching_an_address_goes_on_with_the_next_generation() -> None:
+    def named(job: str) -> dict[str, Any]:
+        return {**statuses.healthy(), "job": job}
+
+    def until(text: str) -> list[str]:
+        assert process.stdout is not None
+        seen = []
+        for line in process.stdout:
+            seen.append(line)
+            if text in line:
+                return seen
+        raise AssertionError(f"{text!r} is not in {seen}")
+
+    with StatusServer(named("el.1")) as first:
+        watch = [*STATUS, first.where, "--watch", "10ms"]
+        process = subprocess.Popen(watch, stdout=subprocess.PIPE, text=True)
+        until("job 'el.1'")
+    until("waiting for the next generation")
+    with StatusServer(named("other.2"), port=first.port):
+        until("is the address of another job now")
+    with StatusServer(named("el.2"), port=first.port) as second:
+        assert any(": the next generation" in line for line in until("job 'el.2'"))
+        second.status = named("el.3")  # it began so soon that nobody missed the one before
+        assert any(": the next generation" in line for line in until("job 'el.3'"))
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and "has ended" not in rest
+
+
 def test_a_job_whose_next_generation_does_not_come_has_ended(folder: Path) -> None:
     path = folder / "el.1-7.sock"
     with StatusServer(statuses.healthy(), path) as server:

@@ -268,16 +268,23 @@ def _watch(place: Endpoint, every: float, timeout: float) -> None:
 
     from herring.observe.live import follow
 
+    job = None  # the elastic job at an address, where each of its generations listens
+
     def fetch() -> dict[str, Any]:
-        return _fetch(place, timeout)
+        status = _fetch(place, timeout)
+        if job is not None and client.elastic_job(status["job"] or "") != job:
+            raise StatusError(f"{place.name} is the address of another job now")
+        return status
 
-    def later() -> bool:
+    def later() -> None:
         nonlocal place
-        found = client.next_generation(place.path) if place.path is not None else None
-        if found is not None:
+        if place.path is not None and (found := client.next_generation(place.path)):
             place = Endpoint(str(found), found)
-        return found is not None
 
-    elastic = place.path is not None and client.is_elastic(place.path)
+    if place.path is None:
+        job = client.elastic_job(fetch()["job"] or "")
+        elastic, where = job is not None, "at this address"
+    else:
+        elastic, where = client.is_elastic(place.path), "on this machine"
     console = Console(highlight=False)
-    follow(fetch, every, console, _show, later if elastic else None)
+    follow(fetch, every, console, _show, later if elastic else None, where)

@@ -28,6 +28,7 @@ from herring.rendezvous.meet import read_secret_file
 __all__ = [
     "Endpoint",
     "ask",
+    "elastic_job",
     "endpoint",
     "find",
     "folders",
@@ -41,7 +42,8 @@ _MOST_BYTES = 1 << 28  # a status of 100,000 ranks has 80 MB
 _MOST_WORDS = 1000  # characters of an error
 _CHALLENGE = re.compile(rb"prove ([0-9a-f]{64})\n")
 _CHALLENGE_BYTES = len("prove ") + 64 + 1
-_GENERATION = re.compile(r"(?P<job>.+)\.(?P<number>[0-9]{1,9})-[0-9]+\.sock")
+_GENERATION = re.compile(r"(?P<job>.+)\.(?P<number>[0-9]{1,9})")
+_SOCKET = re.compile(rf"{_GENERATION.pattern}-[0-9]+\.sock")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%\w]+\]|[^:/\[\]\s]+):([0-9]{1,5})")
 
 
@@ -137,7 +139,17 @@ def find(environ: Mapping[str, str] = os.environ) -> tuple[list[Path], list[str]
 
 def is_elastic(path: Path) -> bool:
     """Returns whether a socket's name has the number of a generation: ``JOB.3-PID.sock``."""
-    return _GENERATION.fullmatch(path.name) is not None
+    return _SOCKET.fullmatch(path.name) is not None
+
+
+def elastic_job(name: str) -> str | None:
+    """Returns the name of the elastic job whose generation has this name, such as ``JOB.3``.
+
+    Returns:
+        None if the name has no number of a generation.
+    """
+    match = _GENERATION.fullmatch(name)
+    return match["job"] if match else None
 
 
 def next_generation(path: Path) -> Path | None:
@@ -149,12 +161,12 @@ def next_generation(path: Path) -> Path | None:
     Returns:
         None if no later generation of that job runs on this machine.
     """
-    own = _GENERATION.fullmatch(path.name)
+    own = _SOCKET.fullmatch(path.name)
     if own is None:
         return None
     found: list[tuple[int, Path]] = []
     for each in path.parent.glob("*.sock"):
-        other = _GENERATION.fullmatch(each.name)
+        other = _SOCKET.fullmatch(each.name)
         if other and other["job"] == own["job"] and int(other["number"]) > int(own["number"]):
             found.append((int(other["number"]), each))
     for _, each in sorted(found, reverse=True):

@@ -109,7 +109,8 @@ def follow(
     every: float,
     console: Console,
     show: Callable[[Mapping[str, Any]], None],
-    later: Callable[[], bool] | None = None,
+    later: Callable[[], None] | None = None,
+    where: str = "on this machine",
 ) -> None:
     """Shows the status of a job until the job or the user ends it.
 
@@ -120,12 +121,13 @@ def follow(
       every: Seconds from one status to the next.
       console: Where it is shown.
       show: Prints a status as text.
-      later: Looks for the next generation of an elastic job; returns True once `fetch` asks that.
+      later: Looks for the next generation of an elastic job, so that `fetch` asks that one.
+      where: Where that generation must begin, for the message if none does.
 
     Raises:
       StatusError: Not even the first status can be had.
     """
-    job = _Followed(fetch, later)
+    job = _Followed(fetch, later, where)
     try:
         if console.is_terminal and not console.is_dumb_terminal:
             with _restoring():
@@ -150,11 +152,13 @@ class _Followed:
     """
 
     def __init__(
-        self, fetch: Callable[[], Mapping[str, Any]], later: Callable[[], bool] | None
+        self,
+        fetch: Callable[[], Mapping[str, Any]],
+        later: Callable[[], None] | None,
+        where: str,
     ) -> None:
-        self._fetch, self._later = fetch, later
+        self._fetch, self._later, self._where = fetch, later, where
         self._gone: float | None = None  # since when nobody answers
-        self._found = False  # another generation, which has not answered yet
         self.trouble, self.ended, self.begun = "", False, False
         self.status = fetch()
 
@@ -169,8 +173,9 @@ class _Followed:
 
     def read(self) -> None:
         """Reads the status anew, or learns why there is none."""
-        if self._gone is not None and self._later is not None and self._later():
-            self._found = True
+        if self._gone is not None and self._later is not None:
+            self._later()
+        before = self.status
         try:
             self.status = self._fetch()
         except StatusError as error:
@@ -182,7 +187,7 @@ class _Followed:
             else:
                 self._wait()
             return
-        self.begun, self._found = self._found, False
+        self.begun = self._later is not None and self.status["job"] != before["job"]
         self.trouble, self._gone = "", None
 
     def _wait(self) -> None:
@@ -191,7 +196,7 @@ class _Followed:
         self._gone = now if self._gone is None else self._gone
         self.ended = now - self._gone > _NEXT_SECONDS
         self.trouble += (
-            f"; no later generation has begun on this machine within {_NEXT_SECONDS:g} s"
+            f"; no later generation has begun {self._where} within {_NEXT_SECONDS:g} s"
             if self.ended
             else "; waiting for the next generation"
         )
