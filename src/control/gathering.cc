@@ -44,6 +44,7 @@ Status Gathering::on_register(Peer& peer, std::string_view payload) {
   auto decoded = decode_registration(payload);
   if (!decoded.ok()) return decoded.status();
   peer.pid = decoded->pid;
+  peer.host_name = std::move(decoded->host_name);
   auto* worker = std::get_if<WorkerRegistration>(&decoded->what);
   if (state_ == State::kFailed) {
     // A process that already knows of the failure comes for the next job.

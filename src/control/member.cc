@@ -31,6 +31,12 @@ constexpr Nanos kDrainTimeout = 200 * kMillisecond;
 // case it does not.
 constexpr Nanos kLastWord = 500 * kMillisecond;
 
+// Returns what this system calls itself; empty if it does not tell.
+std::string host_name() {
+  char name[kMaxHostNameBytes + 1] = {};
+  return gethostname(name, kMaxHostNameBytes) == 0 ? name : "";
+}
+
 }  // namespace
 
 // The member's thread owns everything that mutex_ does not guard. cluster_ does not change after
@@ -71,7 +77,8 @@ class Member::Impl final : public Channel::Owner {
   }
 
   // Registers and waits; see Member::join.
-  Status join(const Registration& registration, const StartServer& start_server) {
+  Status join(Registration registration, const StartServer& start_server) {
+    registration.host_name = host_name();
     is_server_ = std::holds_alternative<ServerRegistration>(registration.what);
     channel_->send(FrameType::kRegister, encode(registration));
     beat();

@@ -42,6 +42,16 @@ std::vector<bool> get_serving(ByteReader& in, bool& sound) {
   return serving;
 }
 
+// Returns the name of a peer's host, or nothing if it is not one that tells hosts apart, or if it
+// could mean something to a terminal, a web page or a metrics system.
+std::string host_name_of(std::string text) {
+  const bool plain = std::all_of(text.begin(), text.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+           c == '.' || c == '_' || c == '-';
+  });
+  return plain && text != "localhost" && !text.starts_with("localhost.") ? text : std::string();
+}
+
 bool is_time(Nanos t) { return t >= 0 && t < kEndless; }
 
 // Makes text from a peer safe for messages for people.
@@ -84,6 +94,7 @@ Status check_limits(const WorkerRegistration& registration) {
 std::string encode(const Registration& registration) {
   ByteWriter out;
   out.put(registration.pid).put(registration.patience);
+  out.text(std::string_view(registration.host_name).substr(0, kMaxHostNameBytes));
   if (const auto* worker = std::get_if<WorkerRegistration>(&registration.what)) {
     out.put(uint8_t{1}).put(worker->rank).put(worker->size);
     out.put(static_cast<int32_t>(worker->local_rank)).put(static_cast<int32_t>(worker->local_size));
@@ -104,6 +115,7 @@ Result<Registration> decode_registration(std::string_view payload) {
   registration.pid = in.get<int64_t>();
   registration.patience = in.get<Nanos>();
   if (registration.patience < 0) sound = false;
+  registration.host_name = host_name_of(in.text(kMaxHostNameBytes));
   const auto kind = in.get<uint8_t>();
   if (kind == 1) {
     WorkerRegistration worker;

@@ -15,6 +15,7 @@ namespace herring::control {
 
 inline constexpr size_t kMaxSettings = 64;
 inline constexpr size_t kMaxIdentityBytes = 1024;  // limit for host id, bus address and host name
+inline constexpr size_t kMaxHostNameBytes = 255;
 inline constexpr size_t kMaxTextBytes = 16384;     // limit for a message for people
 
 // kRegister, member -> rendezvous.
@@ -22,6 +23,9 @@ struct Registration {
   std::variant<WorkerRegistration, ServerRegistration> what;
   int64_t pid = 0;
   Nanos patience = 0;  // how long this member will still wait for the others
+  // What the member's system calls itself, for people and metrics. Once decoded, it has letters,
+  // digits, dots, underscores and hyphens only, or is empty.
+  std::string host_name = {};
 };
 // Returns kConfiguration if the registration is larger than what the rendezvous accepts.
 Status check_limits(const WorkerRegistration& registration);

@@ -18,6 +18,7 @@ struct Peer {
 
   std::unique_ptr<Channel> channel;
   std::string host;   // the peer's address without port
+  std::string host_name;  // what its system calls itself; empty if that is not known
   Nanos accepted = 0;
   Kind kind = Kind::kUnknown;  // kUnknown until a registration is accepted
   bool gone = false;           // left, lost or refused: ignored from then on

@@ -27,16 +27,20 @@ observe::Roster roster_of(const Cluster& cluster, const Peers& peers, std::strin
   if (const char* const id = std::getenv("SLURM_JOB_ID")) roster.slurm_job_id = id;
   roster.nodes = cluster.nodes;
   for (const WorkerInfo& worker : cluster.workers) {
-    roster.ranks.push_back({worker.host, worker.node, worker.pid});
+    roster.ranks.push_back({worker.host, worker.node, worker.pid, worker.host});
   }
   for (const ServerInfo& server : cluster.servers) {
     const auto address = transport::parse_address(server.address, "a server's address");
-    roster.servers.push_back({address.ok() ? address->host : server.address, server.dedicated,
-                              server.node, 0, server.weight});
+    const std::string host = address.ok() ? address->host : server.address;
+    roster.servers.push_back({host, server.dedicated, server.node, 0, server.weight, host});
   }
   for (const auto& peer : peers) {
     if (peer->kind == Peer::Kind::kServer && peer->index < roster.servers.size()) {
       roster.servers[peer->index].pid = peer->pid;
+      if (!peer->host_name.empty()) roster.servers[peer->index].host = peer->host_name;
+    }
+    if (peer->kind == Peer::Kind::kWorker && peer->index < roster.ranks.size()) {
+      if (!peer->host_name.empty()) roster.ranks[peer->index].host = peer->host_name;
     }
   }
   return roster;
@@ -228,7 +232,9 @@ void Watch::spared(const Peer& peer) {
 }
 
 void Watch::serves(const Peer& peer) {
-  monitor_.server_replaced(peer.index, peer.server.host, peer.pid, loop_.now());
+  const std::string& address = peer.server.host;
+  monitor_.server_replaced(peer.index, peer.host_name.empty() ? address : peer.host_name, address,
+                           peer.pid, loop_.now());
   if (recording_ && !place_.empty()) {
     peer.channel->send(FrameType::kRecord, place_, kFlagPlace);
   }

@@ -64,7 +64,7 @@ Monitor::Links Monitor::links() const {
   std::vector<std::vector<Nanos>> of_ranks(ranks_.size()), of_servers(servers_.size());
   const auto elsewhere = [this](uint32_t rank, uint32_t server) {
     const Roster::Server& one = roster_.servers[server];
-    return one.dedicated ? one.host != roster_.ranks[rank].host
+    return one.dedicated ? one.address != roster_.ranks[rank].address
                          : one.node != roster_.ranks[rank].node;
   };
   const auto add = [&](const Known& known, const auto& ends) {

@@ -119,7 +119,8 @@ void Monitor::server_lost(uint32_t server, Nanos now) {
   servers_[server].lost_host = roster_.servers[server].host;
 }
 
-void Monitor::server_replaced(uint32_t server, const std::string& host, int64_t pid, Nanos now) {
+void Monitor::server_replaced(uint32_t server, const std::string& host, const std::string& address,
+                              int64_t pid, Nanos now) {
   Known& one = servers_[server];
   Known fresh;
   fresh.lost_at = one.lost_at;
@@ -127,6 +128,7 @@ void Monitor::server_replaced(uint32_t server, const std::string& host, int64_t 
   fresh.replaced_at = fresh.process_heard = fresh.system_heard = now;
   one = std::move(fresh);
   roster_.servers[server].host = host;
+  roster_.servers[server].address = address;
   roster_.servers[server].pid = pid;
   ++epoch_;
 }

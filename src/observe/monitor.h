@@ -43,7 +43,8 @@ class Monitor {
 
   // A dedicated server has died, and others stand in for it; another process replaces it.
   void server_lost(uint32_t server, Nanos now);
-  void server_replaced(uint32_t server, const std::string& host, int64_t pid, Nanos now);
+  void server_replaced(uint32_t server, const std::string& host, const std::string& address,
+                       int64_t pid, Nanos now);
 
   // Should be called several times a second.
   void tick(Nanos now);

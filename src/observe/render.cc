@@ -40,8 +40,8 @@ void put_common(Json& json, const Picture::Common& one) {
 
 void put_rank(Json& json, const Roster& roster, uint32_t index, const Picture::Rank& rank) {
   const Roster::Rank& who = roster.ranks[index];
-  json.begin_object().field("rank", index).field("host", who.host).field("node", who.node);
-  json.field("pid", who.pid);
+  json.begin_object().field("rank", index).field("host", who.host);
+  json.field("address", who.address).field("node", who.node).field("pid", who.pid);
   put_common(json, rank);
   const Report& report = rank.report;
   text_or_null(json, "where", report.where);
@@ -63,6 +63,7 @@ void put_rank(Json& json, const Roster& roster, uint32_t index, const Picture::R
 void put_server(Json& json, const Roster& roster, uint32_t index, const Picture::Server& server) {
   const Roster::Server& who = roster.servers[index];
   json.begin_object().field("server", index).field("host", who.host);
+  json.field("address", who.address);
   json.field("kind", who.dedicated ? "dedicated" : "colocated").key("node");
   who.dedicated ? json.null() : json.value(who.node);
   json.field("pid", who.pid).field("weight", who.weight);

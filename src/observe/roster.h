@@ -16,16 +16,18 @@ struct Process {
 
 struct Roster {
   struct Rank {
-    std::string host;
+    std::string host;     // its name, or its address if that is not known
     uint32_t node = 0;
     int64_t pid = 0;
+    std::string address = {};
   };
   struct Server {
-    std::string host;
+    std::string host;     // likewise
     bool dedicated = true;
     uint32_t node = 0;   // of a colocated server
     int64_t pid = 0;
     double weight = 0;   // its share of the bytes, 0 to 1
+    std::string address = {};
   };
 
   std::string job;           // its name

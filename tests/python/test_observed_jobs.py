@@ -21,6 +21,7 @@ from jobs import LAYOUTS, expect_success, run_job
 from launched import HERRING, Job
 from status_server import short_folder
 
+HOST = socket.gethostname()
 # Every rank of a job says when it begins, and goes on until its input ends or a signal comes.
 STEPS = """
 import os, signal, sys, threading, time
@@ -129,12 +130,15 @@ def test_a_late_rank_is_shown(runtime: Path) -> None:
         late = until(lambda: [one for one in status_of(job.where)["ranks"] if one["chronic"]])
         assert [one["rank"] for one in late] == [1]
         text = ask(job.where).stdout
-        assert ": 3 ranks on 1 node" in text and "rank 1 (127.0.0.1" in text
+        assert ": 3 ranks on 1 node" in text and f"rank 1 ({HOST}" in text
         everything = status_of(job.where)
+        for one in (*everything["ranks"], *everything["servers"]):
+            assert (one["host"], one["address"]) == (HOST, "127.0.0.1")
         assert everything["herring"] and everything["size"] == 3
         assert [one["pid"] for one in everything["ranks"]] == [job.pids[n] for n in range(3)]
         assert ask("--job", everything["job"], "--all").returncode == 0
-        assert "herring_rank_chronic" in ask(job.where, "--metrics").stdout
+        metrics = ask(job.where, "--metrics").stdout
+        assert "herring_rank_chronic" in metrics and f',host="{HOST}"' in metrics
     assert not sockets(runtime)
 
 

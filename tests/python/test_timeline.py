@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import threading
 from collections import defaultdict
@@ -33,8 +34,9 @@ def timeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_is_complete_and_sound(timeline: Path) -> None:
     trace = Trace(timeline)
-    ranks = [f"rank {i} (127.0.0.1)" for i in range(4)]
-    servers = [f"server {i} (127.0.0.1)" for i in range(2)]
+    host = socket.gethostname()
+    ranks = [f"rank {i} ({host})" for i in range(4)]
+    servers = [f"server {i} ({host})" for i in range(2)]
     assert sorted(trace.processes.values()) == ranks + servers
     assert set(trace.clocks) == {*ranks, *servers}
     for clock in trace.clocks.values():

@@ -18,6 +18,7 @@ _LATE = {"median": _NUMBER, "max": _NUMBER, "share": _NUMBER, "steps": int}
 _RANK = {
     "rank": int,
     "host": str,
+    "address": str,
     "node": int,
     "pid": int,
     "state": str,
@@ -49,6 +50,7 @@ _SERVER = {
     "server": int,
     "kind": str,
     "host": str,
+    "address": str,
     "node": int,
     "pid": int,
     "state": str,

@@ -99,7 +99,8 @@ def one_line(status: Mapping[str, Any]) -> str:
 
 def headline(status: Mapping[str, Any]) -> str:
     """Returns which job it is, and how large."""
-    hosts = {item["host"] for item in (*status["ranks"], *status["servers"]) if item["host"]}
+    found = [item["address"] or item["host"] for item in (*status["ranks"], *status["servers"])]
+    hosts = set(filter(None, found))
     size = status["size"] if status["size"] is not None else len(status["ranks"])
     nodes = f" on {_count(status['nodes'], 'node')}" if status["nodes"] else ""
     parts = [_count(size, "rank") + nodes]

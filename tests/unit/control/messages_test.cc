@@ -102,6 +102,21 @@ TEST(Messages, OfLocalAddressesOnlyThoseOfTheNodeTravel) {
       << "of a rank that is not there";
 }
 
+TEST(Messages, OnlyPlainHostNamesCount) {
+  const auto told = [](const std::string& name) {
+    Registration registration = worker_registration();
+    registration.host_name = name;
+    const auto got = decode_registration(encode(registration));
+    return got.ok() ? got->host_name : "refused";
+  };
+  EXPECT_EQ(told("gpu-07.example_1"), "gpu-07.example_1");
+  EXPECT_EQ(told(std::string(300, 'a')), std::string(255, 'a'));
+  for (const char* const name : {"", "a\x1b[31m", "<b>", "a\"} 1", "a b", "a\n", "h\xc3\xb6st",
+                                 "localhost", "localhost.localdomain"}) {
+    EXPECT_EQ(told(name), "") << name;
+  }
+}
+
 TEST(Messages, ImpossibleClustersAreRefused) {
   const auto refused = [](auto change) {
     ClusterMessage message = cluster_message();

@@ -14,9 +14,12 @@ inline Roster roster_of(uint32_t ranks, uint32_t servers) {
   Roster roster;
   roster.job = "test";
   roster.nodes = ranks;
-  for (uint32_t i = 0; i < ranks; ++i) roster.ranks.push_back({concat("host", i), i, 100 + i});
+  for (uint32_t i = 0; i < ranks; ++i) {
+    roster.ranks.push_back({concat("host", i), i, 100 + i, concat("10.0.0.", i)});
+  }
   for (uint32_t i = 0; i < servers; ++i) {
-    roster.servers.push_back({concat("server", i), true, ~0u, 200 + i, 1.0 / servers});
+    roster.servers.push_back({concat("server", i), true, ~0u, 200 + i, 1.0 / servers,
+                              concat("10.0.1.", i)});
   }
   return roster;
 }
