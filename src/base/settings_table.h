@@ -123,6 +123,9 @@ inline constexpr SettingSpec kSpecs[] = {
      "Where rank 0 answers herring status. local: on a socket in the user's runtime folder; "
      "HOST:PORT: at that address, which beyond the loopback interface asks for the job's token; "
      "off: nowhere", {1, 300}},
+    {"label", kName, kProcess, "",
+     "What status and metrics call the job, on rank 0; later jobs may have the same. Empty: job",
+     {1, 64}, "--name NAME"},
     {"flight_folder", kString, kProcess, "",
      "Folder in which rank 0 writes the flight record when something fails; empty: herring-UID in "
      "the system's folder for temporary files; off: no record", {0, 4096}},

@@ -21,6 +21,7 @@ struct RendezvousOptions : Timings {
   uint32_t dedicated_servers = 0;
   bool failover = false;                    // whether the job survives the loss of a server
   std::string job;                          // its name, for people
+  std::string label;                        // what status and metrics call it; empty: its name
   bool observe = true;                      // whether members report and are compared
   Nanos report_every = 300 * kSecond;       // see observe::Monitor::Options
   // Values of settings.

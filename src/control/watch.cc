@@ -20,9 +20,11 @@ namespace {
 
 using wire::FrameType;
 
-observe::Roster roster_of(const Cluster& cluster, const Peers& peers, std::string job) {
+observe::Roster roster_of(const Cluster& cluster, const Peers& peers,
+                          const Watch::Options& options) {
   observe::Roster roster;
-  roster.job = std::move(job);
+  roster.job = options.label.empty() ? options.job : options.label;
+  roster.id = options.job;
   roster.version = version();
   if (const char* const id = std::getenv("SLURM_JOB_ID")) roster.slurm_job_id = id;
   roster.nodes = cluster.nodes;
@@ -58,7 +60,7 @@ Watch::Watch(transport::EventLoop& loop, const Peers& peers, const Cluster& clus
     : loop_(loop),
       peers_(peers),
       unix_zero_(unix_zero(loop.now())),
-      monitor_(roster_of(cluster, peers, options.job),
+      monitor_(roster_of(cluster, peers, options),
                {.report_every = options.report_every,
                 .silent_after = std::max(kSecond, 4 * options.heartbeat_interval),
                 .unix_zero = unix_zero_},

@@ -24,6 +24,7 @@ class Watch {
  public:
   struct Options {
     std::string job;            // its name
+    std::string label;          // what status and metrics call it; empty: its name
     Nanos report_every = 300 * kSecond;
     Nanos heartbeat_interval = 250 * kMillisecond;
     std::string flight_folder;  // value of that setting; "off": there are no flight records

@@ -96,6 +96,7 @@ Status Job::host_rendezvous() {
   hosting.dedicated_servers = options_.dedicated_servers;
   hosting.failover = settings.get_bool("failover");
   hosting.job = settings.get_string("job");
+  hosting.label = settings.get_string("label");
   hosting.observe = settings.get_bool("observe");
   hosting.report_every = from_seconds(settings.get_seconds("report_every"));
   hosting.status = settings.get_string("status");

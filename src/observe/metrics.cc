@@ -172,7 +172,7 @@ std::string as_metrics(const Picture& picture) {
 
   m.job("herring_job_info", "Always 1; the labels describe the job.", 1.0,
         concat(label("version", roster.version), ",nranks=\"", roster.ranks.size(),
-               "\",n_nodes=\"", roster.nodes, "\""));
+               "\",n_nodes=\"", roster.nodes, "\"", label("id", roster.id)));
   m.job("herring_job_ranks", "Ranks of the job.", number(roster.ranks.size()));
   m.job("herring_job_nodes", "Nodes of the job.", number(roster.nodes));
   m.job("herring_job_epoch", "Generation of the job's membership.", number(picture.epoch));

@@ -122,7 +122,7 @@ std::string as_json(const Picture& picture) {
   json.begin_object().field("schema", "herring-status-1");
   text_or_null(json, "herring", roster.version);
   text_or_null(json, "slurm_job_id", roster.slurm_job_id);
-  json.field("job", roster.job).key("time").exact(picture.time);
+  json.field("job", roster.job).field("id", roster.id).key("time").exact(picture.time);
   json.field("uptime", to_seconds(picture.uptime)).field("size", roster.ranks.size());
   json.field("nodes", roster.nodes).field("epoch", picture.epoch);
   json.key("steps").begin_object().field("count", picture.rounds);

@@ -30,7 +30,8 @@ struct Roster {
     std::string address = {};
   };
 
-  std::string job;           // its name
+  std::string job;           // what people call it; later jobs may have the same name
+  std::string id;            // the name that keeps it apart from other jobs
   std::string version;       // of Herring; empty if not known
   std::string slurm_job_id;  // empty outside of Slurm
   uint32_t nodes = 1;

@@ -14,6 +14,7 @@ def healthy(ranks: int = 4, job: str = "resnet") -> dict[str, Any]:
         "schema": "herring-status-1",
         "herring": "0.3.0",
         "job": job,
+        "id": job,
         "slurm_job_id": "4711",
         "time": TIME,
         "uptime": 734.2,

@@ -344,7 +344,8 @@ def test_variables_of_a_meeting_place_are_said_to_be_ignored(
     assert "warning: HERRING_RENDEZVOUS, HERRING_SECRET ignored: " in line
     monkeypatch.setenv("HERRING_JOB", "mine")
     text = "HERRING_RENDEZVOUS, HERRING_SECRET, HERRING_JOB ignored: "
-    assert text in run("-n", "1", "--", "true").stderr
+    said = run("-n", "1", "--", "true").stderr
+    assert text in said and "; --name says what status and metrics call it" in said
     # An enclosing job sets them for its workers.
     monkeypatch.setenv("HERRING_JOB", "run-1-ab")
     assert run("-n", "1", "--", "true").stderr == ""

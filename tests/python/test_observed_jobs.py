@@ -218,6 +218,27 @@ def test_two_jobs_at_once(runtime: Path) -> None:
     assert not sockets(runtime)
 
 
+def test_a_job_with_a_name_that_the_next_one_has_too(runtime: Path) -> None:
+    ids = set()
+    for _ in range(2):
+        with Running(1, "--name", "resnet"):
+            status = status_of("--job", "resnet")
+            assert status["job"] == "resnet" and status["id"].startswith("run-")
+            ids.add(status["id"])
+            assert status_of("--job", status["id"])["job"] == "resnet"
+            found = ask("--job", "resnet", "--metrics").stdout
+            assert f'herring_job_info{{job="resnet",version="{status["herring"]}"' in found
+            assert f',id="{status["id"]}"}} 1' in found
+    assert len(ids) == 2
+    done = subprocess.run(
+        [*HERRING, "run", "--name", 'a"b', "--", "true"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2 and "letters, digits, dots, underscores or hyphens" in done.stderr
+
+
 def test_sockets_of_killed_jobs_are_removed_by_the_next_one(runtime: Path) -> None:
     with Running(2) as job:
         job.signal(0, signal.SIGKILL)

@@ -379,7 +379,7 @@ def test_watching_without_a_terminal_repeats_no_old_status(folder: Path) -> None
 
 def test_watching_goes_on_with_the_next_generation(folder: Path) -> None:
     def named(job: str) -> dict[str, Any]:
-        return {**statuses.healthy(), "job": job}
+        return statuses.healthy(job=job)
 
     watch = [*STATUS, str(folder / "el.1-7.sock"), "--watch", "10ms"]
     with socket.socket(socket.AF_UNIX) as stale:  # of a job that was killed
@@ -408,7 +408,7 @@ def test_watching_goes_on_with_the_next_generation(folder: Path) -> None:
 
 def test_watching_an_address_goes_on_with_the_next_generation() -> None:
     def named(job: str) -> dict[str, Any]:
-        return {**statuses.healthy(), "job": job}
+        return statuses.healthy(job=job)
 
     def until(text: str) -> list[str]:
         assert process.stdout is not None

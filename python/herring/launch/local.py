@@ -164,6 +164,8 @@ class Launcher:
         if ignored := ignored_variables(os.environ):
             text = "herring run makes a meeting place, a secret and a name for each job, or takes "
             text += "the secret in HERRING_SECRET_FILE"
+            if "HERRING_JOB" in ignored:
+                text += "; --name says what status and metrics call it"
             self._say("warning", f"{', '.join(ignored)} ignored: {text}")
         secret = job_secret(os.environ)
         if not self._agents.reach(self._passed, as_horovod(options), self._turn_if_going_on):

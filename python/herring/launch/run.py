@@ -97,7 +97,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="fail with status 3 if a worker ends without having called herring.init()",
     )
-    add_settings(command, "timeline")
+    add_settings(command, "timeline", "label")
     add(
         "--elastic",
         action="store_true",
@@ -131,7 +131,11 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 def _settings(options: argparse.Namespace) -> list[str]:
     """Returns assignments for the options that the programs read from their environment."""
-    given = {"HERRING_TIMELINE": options.timeline, "HERRING_NOTICE": options.notice}
+    given = {
+        "HERRING_TIMELINE": options.timeline,
+        "HERRING_LABEL": options.label,
+        "HERRING_NOTICE": options.notice,
+    }
     return [f"{name}={value}" for name, value in given.items() if value is not None]
 
 

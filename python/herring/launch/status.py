@@ -189,6 +189,7 @@ def _only_job(options: argparse.Namespace) -> Endpoint | None:
         print(f"herring status: skipped {why}", file=sys.stderr)
     if options.job is not None:
         named = [path for path in found if _job_of(path) == options.job]
+        named = named or [p for p in found if _called(p, options.timeout) == options.job]
         if not named:
             others = f"there are: {', '.join(map(_job_of, found))}" if found else _nothing()
             raise StatusError(f"no job of this user is named {options.job!r}; {others}")
@@ -215,6 +216,14 @@ def _nothing() -> str:
 def _job_of(path: Path) -> str:
     """Returns the name of a job, as its socket is called: JOB-PID.sock."""
     return path.stem.rpartition("-")[0]
+
+
+def _called(path: Path, timeout: float) -> str | None:
+    """Returns what a job is called in its status (``herring run --name``); None if it is silent."""
+    try:
+        return _fetch(Endpoint(str(path), path), timeout)["job"]
+    except StatusError:
+        return None
 
 
 def _list(found: Sequence[Path], timeout: float) -> None:
@@ -272,7 +281,7 @@ def _watch(place: Endpoint, every: float, timeout: float) -> None:
 
     def fetch() -> dict[str, Any]:
         status = _fetch(place, timeout)
-        if job is not None and client.elastic_job(status["job"] or "") != job:
+        if job is not None and client.elastic_job(status["id"] or status["job"] or "") != job:
             raise StatusError(f"{place.name} is the address of another job now")
         return status
 
@@ -282,7 +291,8 @@ def _watch(place: Endpoint, every: float, timeout: float) -> None:
             place = Endpoint(str(found), found)
 
     if place.path is None:
-        job = client.elastic_job(fetch()["job"] or "")
+        status = fetch()
+        job = client.elastic_job(status["id"] or status["job"] or "")
         elastic, where = job is not None, "at this address"
     else:
         elastic, where = client.is_elastic(place.path), "on this machine"

@@ -187,7 +187,7 @@ class _Followed:
             else:
                 self._wait()
             return
-        self.begun = self._later is not None and self.status["job"] != before["job"]
+        self.begun = self._later is not None and _identity(self.status) != _identity(before)
         self.trouble, self._gone = "", None
 
     def _wait(self) -> None:
@@ -229,6 +229,11 @@ def _follow_as_text(
         console.file.flush()
         time.sleep(job.pause(every))
         job.read()
+
+
+def _identity(status: Mapping[str, Any]) -> str:
+    """Returns what keeps a job, and each generation of an elastic job, apart from others."""
+    return str(status["id"] or status["job"])
 
 
 def _is_gone(error: StatusError) -> bool:

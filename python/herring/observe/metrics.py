@@ -90,7 +90,7 @@ METRICS: Sequence[Metric] = (
     _job(
         "job_info",
         "Always 1; the labels describe the job.",
-        labels=(("version", "herring"), ("nranks", "size"), ("n_nodes", "nodes")),
+        labels=(("version", "herring"), ("nranks", "size"), ("n_nodes", "nodes"), ("id", "id")),
     ),
     _job("job_ranks", "Ranks of the job.", "size"),
     _job("job_nodes", "Nodes of the job.", "nodes"),

@@ -161,7 +161,7 @@ class _Counted:
                 "credit": counted["credit_bytes"],
             }
         return {
-            "job": value_of(os.environ, "HERRING_JOB"),
+            "job": value_of(os.environ, "HERRING_LABEL") or value_of(os.environ, "HERRING_JOB"),
             "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
             "ranks": [rank],
             "missing": [],

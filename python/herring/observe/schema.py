@@ -82,6 +82,7 @@ _GROUP = {
 _STATUS = {
     "herring": str,
     "job": str,
+    "id": str,
     "slurm_job_id": str,
     "time": _NUMBER,
     "uptime": _NUMBER,
