@@ -75,8 +75,9 @@ inline constexpr SettingSpec kSpecs[] = {
      {.choices = kTensorflowCalls}},
 
     {"notice", kString, kEnvironment, "",
-     "Signal after which a worker of an elastic job leaves between two steps, and the time that it "
-     "has for it (10 s if none is given), such as SIGTERM or USR1@30; empty: none", {0, 64},
+     "Signal after which a worker or a server of an elastic job leaves between two steps, and the "
+     "time that it has for it (10 s if none is given), such as SIGTERM or USR1@30; empty: none",
+     {0, 64},
      "--notice SIGNAL@TIME"},
 
     {"interface", kString, kProcess, "",

@@ -49,6 +49,14 @@ class Job:
         return self.process.returncode, rest
 
 
+def no_ssh(folder: Path) -> str:
+    """Makes a program that stands for ssh, and for another host named far; returns its path."""
+    ssh = folder / "ssh"
+    ssh.write_text('#!/bin/bash\ncd /\nexec env HERRING_HOST_ID=far sh -c "${@: -1}"\n')
+    ssh.chmod(0o755)
+    return str(ssh)
+
+
 def gone(pids: Sequence[int]) -> bool:
     """Returns whether all processes end within the limit; unreaped zombies count as ended."""
     deadline = time.monotonic() + LIMIT

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from jobs import expect_success, program, run_job
-from launched import HERRING
+from launched import HERRING, no_ssh
 from status_server import short_folder
 
 pytestmark = pytest.mark.timeout(120)
@@ -234,11 +234,8 @@ def test_ctrl_c_ends_it(tmp_path: Path) -> None:
 
 @pytest.fixture
 def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Options of a job with a host that is reached by a program in place of ssh."""
-    ssh = tmp_path / "ssh"
-    ssh.write_text('#!/bin/bash\ncd /\nexec env HERRING_HOST_ID=far sh -c "${@: -1}"\n')
-    ssh.chmod(0o755)
-    monkeypatch.setenv("HERRING_SSH", str(ssh))
+    """Options of an elastic job on two hosts."""
+    monkeypatch.setenv("HERRING_SSH", no_ssh(tmp_path))
     return ["--elastic", "-H", "localhost:1,far:1"]
 
 

@@ -174,6 +174,21 @@ def test_a_server_that_comes_ends_a_generation_too() -> None:
     assert job.generations.changes(1 + SETTLE_SECONDS) == (True, None)
 
 
+def test_a_server_with_notice_ends_a_generation_and_is_not_waited_for() -> None:
+    job = Job(size=2, servers=2)
+    leaving, other = job.come(server=True), job.come(server=True)
+    workers = job.workers(2)
+    job.wait(leaving, other)
+    job.form()
+    assert job.generations.changes(1) == (False, None)
+    leaving.leaves = True
+    assert job.generations.changes(1) == (True, None)
+    job.wait(*workers, other, now=2)
+    formed, _ = job.generations.next(2)
+    assert isinstance(formed, Formed) and formed.servers == (other,)
+    assert job.generations.changes(3) == (False, None)  # although it is still connected
+
+
 def test_servers_have_a_moment_to_see_the_end() -> None:
     job = Job(size=2, servers=1)
     members = job.workers(2)

@@ -37,6 +37,7 @@ __all__ = [
     "generation",
     "go_on",
     "has_trained",
+    "heeding_notice",
     "join",
     "leave",
     "run",
@@ -201,7 +202,7 @@ def go_on(train: Callable[[], Any], begin: Callable[[], None], join: Callable[[]
             "herring.elastic.run joins the elastic job itself, once: leave out herring.init(), and "
             "put everything that needs other ranks into one training function"
         )
-    with _heeding_notice():
+    with heeding_notice(leave, _job_ends):
         return _go_on(train, begin, join)
 
 
@@ -269,8 +270,15 @@ def _connect() -> Connection:
 
 
 @contextlib.contextmanager
-def _heeding_notice() -> Iterator[None]:
-    """Leaves the job after the signal that ``HERRING_NOTICE`` names."""
+def heeding_notice(
+    leave: Callable[[], None], job_ends: Callable[[], threading.Event]
+) -> Iterator[None]:
+    """Leaves the job after the signal that ``HERRING_NOTICE`` names.
+
+    Args:
+      leave: Lets this process leave at one of the next commits.
+      job_ends: Returns what is set when somebody ends the whole job.
+    """
     notice = Notice.parse(value_of(os.environ, "HERRING_NOTICE"))
     if notice is None:
         yield
@@ -284,14 +292,17 @@ def _heeding_notice() -> Iterator[None]:
     def leave_within(seconds: float) -> bool:
         _core.log_info(f"leaves the elastic job at its next commit after {name}")
         leave()
-        ends = threading.Event() if _connection is None else _connection.job_ends
-        return ends.wait(seconds)
+        return job_ends().wait(seconds)
 
     def late() -> None:
         _core.log_warning(f"ends now: there was no commit within {notice.seconds:g} s after {name}")
 
     with Watch(notice, leave_within, late):
         yield
+
+
+def _job_ends() -> threading.Event:
+    return threading.Event() if _connection is None else _connection.job_ends
 
 
 def connect(environ: Mapping[str, str], server: bool) -> Connection:

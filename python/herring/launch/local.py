@@ -429,8 +429,8 @@ class Launcher:
         if code and not ending.begun:
             if self._restarts.on_end(child):
                 pass
-            elif child.is_server and workers_ended and code == -signal.SIGTERM:
-                pass  # the server was told to end before it had begun
+            elif child.is_server and workers_ended and code in (-signal.SIGTERM, EXIT_LEFT):
+                pass  # the server was told to end: before it had begun, or when it heeds SIGTERM
             elif child.is_server and workers_ended:
                 text = f"{child.task.name} {child.how_ended} after all workers had ended"
                 self._say("warning", text)

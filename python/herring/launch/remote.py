@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from typing import IO
 
 from herring.errors import ConfigurationError, HerringError
@@ -54,12 +55,16 @@ class Agent:
         self._environment: dict[str, str] = {}
         self._grace = LEFTOVER_SECONDS
         self._running: dict[int, Process] = {}
+        self._servers: set[int] = set()  # the numbers of dedicated servers
+        self._notice: Notice | None = None
         self._pipes: dict[IO[bytes], _Pipe] = {}
         self._waiting = False  # whether reading pipes is suspended
         self._listener: socket.socket | None = None
         self._store: socket.socket | None = None  # keeps its port free
         self._joined: Joined | None = None
         self._ending = False
+        self._servers_stay = False  # until the workers here have ended
+        self._elastic = False
         self._kill_at: float | None = None
         self._beat_at = time.monotonic() + _BEAT_SECONDS
 
@@ -96,8 +101,12 @@ class Agent:
                 self._joined.close()
         return 0
 
-    def _left(self) -> bool:
-        return any(not process.ended for process in self._running.values())
+    def _left(self, workers_only: bool = False) -> bool:
+        return any(
+            not process.ended
+            for number, process in self._running.items()
+            if not (workers_only and number in self._servers)
+        )
 
     # The loop.
 
@@ -120,6 +129,9 @@ class Agent:
                 if each is process:
                     self._report_last(number)
                     self._outbox.send(kind.ENDED, number, process.code)
+        if self._servers_stay and not self._left(workers_only=True):
+            self._servers_stay = False
+            self._signal(signal.SIGTERM, self._servers)
         self._regulate()
         now = time.monotonic()
         if now >= self._beat_at:
@@ -128,9 +140,9 @@ class Agent:
                 self._outbox.send(kind.BEAT)
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
-            self._signal_all(signal.SIGKILL)
+            self._signal(signal.SIGKILL, self._running)
         if not self._outbox.open:
-            self._end()
+            self._end_all()
 
     def _report_joined(self) -> None:
         for rank in self._joined.ranks() if self._joined is not None else []:
@@ -154,7 +166,7 @@ class Agent:
             data = b""
         if not data:
             self._selector.unregister(0)
-            self._end()
+            self._end_all()
             return
         try:
             for frame in self._inbox.feed(data):
@@ -162,31 +174,42 @@ class Agent:
         except HerringError as error:
             status = getattr(error, "status", 1)
             self._outbox.send(kind.FAILED, 0, {"message": str(error), "status": status})
-            self._end()
+            self._end_all()
 
     def _on_signals(self, wake: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError):
-            if stopping := [number for number in wake.recv(4096) if number in _STOPPING]:
+            ends = {*_STOPPING} if self._notice is None else {*_STOPPING, self._notice.signal}
+            if stopping := [number for number in wake.recv(4096) if number in ends]:
                 # The machine shuts down, or a user ends this process.
-                self._end(self._notice_of(stopping[0]))
+                self._end_after(stopping[0])
 
-    def _notice_of(self, number: int) -> float:
-        """Returns how many seconds workers have to leave the job after a signal."""
-        notice = Notice.parse(self._environment.get("HERRING_NOTICE", ""))
-        return notice.seconds if notice is not None and notice.signal == number else 0.0
+    def _end_after(self, number: int) -> None:
+        """Ends all processes after a signal, and gives them the time of the notice if it is one."""
+        if self._ending:
+            return
+        heeded = self._notice is not None and self._notice.signal == number
+        seconds = self._notice.seconds if self._notice is not None and heeded else 0.0
+        # Servers with notice leave the job when the workers do. Others must outlast the workers
+        # here, which may have a step to finish.
+        self._servers_stay = not (heeded and self._elastic)
+        told = self._running.keys() - (self._servers if self._servers_stay else set())
+        self._end(told, number if heeded else signal.SIGTERM, seconds)
 
-    def _end(self, seconds: float = 0.0) -> None:
-        """Asks all processes to end, and kills them after the grace period or more seconds."""
+    def _end_all(self) -> None:
+        self._end(self._running, signal.SIGTERM)
+
+    def _end(self, told: Iterable[int], number: int, seconds: float = 0.0) -> None:
+        """Asks processes to end, and kills all after the grace period or more seconds."""
         if self._ending:
             return
         self._ending = True
-        self._signal_all(signal.SIGTERM)
-        self._signal_all(signal.SIGCONT)
+        self._signal(number, told)
+        self._signal(signal.SIGCONT, self._running)
         self._kill_at = time.monotonic() + max(self._grace, seconds)
 
-    def _signal_all(self, number: int) -> None:
-        for process in self._running.values():
-            self._processes.signal(process, number)
+    def _signal(self, number: int, told: Iterable[int]) -> None:
+        for each in told:
+            self._processes.signal(self._running[each], number)
 
     # Requests of the launcher.
 
@@ -217,6 +240,10 @@ class Agent:
         machine_defaults(environment, int(job["workers"]), bool(job["horovod"]))
         self._environment = environment
         self._grace = min(float(job["grace"]), LEFTOVER_SECONDS)
+        with contextlib.suppress(ConfigurationError):  # a job that is not elastic ignores it
+            self._notice = Notice.parse(environment.get("HERRING_NOTICE", ""))
+        if self._notice is not None:
+            signals_to_loop((self._notice.signal,), ())
         os.environ["PATH"] = environment.get("PATH", os.defpath)
         if "VIRTUAL_ENV" in environment:
             os.environ["VIRTUAL_ENV"] = environment["VIRTUAL_ENV"]
@@ -271,6 +298,9 @@ class Agent:
             self._listener.close()
             self._listener = None
         self._running[frame.number] = process
+        self._elastic = "HERRING_ELASTIC" in environment
+        if not task["worker"]:
+            self._servers.add(frame.number)
         self._outbox.send(kind.STARTED, frame.number, process.pid)
         for stream, kind_ in (
             (process.popen.stdout, kind.OUTPUT),

@@ -82,6 +82,8 @@ class Restarts:
 
     def on_end(self, child: Child) -> bool:
         """Returns whether the end of this process is no failure of the job."""
+        if child.is_server and signal.SIGTERM in child.told:
+            return False  # no worker is left that needs a server
         child.spared = child.replaced or self._has_left(child) or self._begin_pause(child)
         return child.spared
 
@@ -97,7 +99,7 @@ class Restarts:
                 del self._due[number]
 
     def _has_left(self, child: Child) -> bool:
-        if self._elastic is None or child.is_server or child.code != EXIT_LEFT:
+        if self._elastic is None or child.code != EXIT_LEFT:
             return False
         text = "has left the job, as it was told to, and is not started again"
         self._say("info", f"{child.described} {text}")

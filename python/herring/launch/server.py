@@ -11,11 +11,17 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from herring.errors import ConfigurationError, HerringError, PeerLostError, TimeoutError
 from herring.launch.options import add_settings
+from herring.lobby.notice import EXIT_LEFT, Notice
 from herring.rendezvous.detect import ServerEnvironment, detect_server
 from herring.rendezvous.meet import meet_as_server
+from herring.rendezvous.settings import value_of
+
+if TYPE_CHECKING:
+    from herring.lobby.connection import Connection
 
 __all__ = ["add_options", "handle", "run_server"]
 
@@ -83,6 +89,7 @@ def run_server(
     Raises:
         ConfigurationError: The rendezvous or the secret is missing, or a setting is wrong.
         HerringError: The core failed, for example because the rendezvous cannot be reached.
+        SystemExit: The server has left an elastic job, as it was told to (75).
     """
     from herring import _core, logs
 
@@ -90,7 +97,8 @@ def run_server(
     server = None if elastic else detect_server(os.environ, rendezvous)
     log_settings = logs.start({})
     since = time.monotonic()  # when the wait for a job began
-    if stay or ready_file or elastic:
+    notice = Notice.parse(value_of(os.environ, "HERRING_NOTICE")) if elastic else None
+    if (stay or ready_file or elastic) and (notice is None or notice.signal != signal.SIGTERM):
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with _ready(ready_file):
         if server is None:
@@ -112,12 +120,28 @@ def run_server(
 
 
 def _serve_generations(interface: str | None, settings: dict[str, str]) -> None:
-    """Serves the generations of an elastic job until the lobby says that it has ended."""
+    """Serves the generations of an elastic job until it ends, or has notice of its own end."""
     from herring import _core
-    from herring.elastic.running import connect, settings_of
-    from herring.lobby.connection import Over
+    from herring.elastic.running import connect, heeding_notice
+    from herring.lobby.connection import Left
 
     connection = connect(os.environ, server=True)
+    with heeding_notice(connection.leave, lambda: connection.job_ends):
+        try:
+            _serve_each_generation(connection, interface, settings)
+        except Left as left:
+            _core.log_info(str(left))
+            connection.close()
+            sys.exit(EXIT_LEFT)
+
+
+def _serve_each_generation(
+    connection: Connection, interface: str | None, settings: dict[str, str]
+) -> None:
+    from herring import _core
+    from herring.elastic.running import settings_of
+    from herring.lobby.connection import Over
+
     while True:
         try:
             present = connection.next_generation()

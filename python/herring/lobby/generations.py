@@ -184,7 +184,9 @@ class Generations:
             return False, None  # it has ended already
         if self._unseen:
             return False, None  # all of them must hear of it
-        if any(one.leaves for one in present):
+        serving = [one for one in self._members.values() if one.is_server]
+        leaving = [one for one in serving if one.leaves and one.generation == self.number]
+        if leaving or any(one.leaves for one in present):
             return True, None
         room = len(present) < self.rules.most
         since = [
@@ -217,7 +219,7 @@ class Generations:
         own = [one for one in present if one.waits_since is not None] or waiting
         since = min(one.waits_since for one in own if one.waits_since is not None)
         give_up = since + rules.patience
-        servers = [one for one in self._members.values() if one.is_server]
+        servers = [one for one in self._members.values() if one.is_server and not one.leaves]
         serving = [one for one in servers if one.waits_since is not None]
         if present:
             ready = not busy and not self._unseen

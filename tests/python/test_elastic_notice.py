@@ -1,0 +1,119 @@
+"""Dedicated servers whose host is about to be taken away. Real jobs by `herring run`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs import expect_success, run_job
+from launched import no_ssh
+from status_server import short_folder
+
+pytestmark = pytest.mark.timeout(120)
+
+LEFT = "has left the job, as it was told to, and is not started again"
+
+
+@pytest.fixture(autouse=True)
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Flight records of the jobs go to a folder of their own."""
+    with short_folder() as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program stands for ssh."""
+    monkeypatch.setenv("HERRING_SSH", no_ssh(tmp_path))
+
+
+# Training in which worker 1 tells a process once that its host will be taken away.
+NOTICE = """
+    import herring.elastic
+    from support import server_process
+
+    slot = int(os.environ["HERRING_RANK"])
+    state = herring.elastic.State(step=0)
+    attempts = 0
+
+    @herring.elastic.run
+    def train(state):
+        global attempts
+        while state.step < 30:
+            attempts += 1
+            if slot == 1 and attempts == 10:
+                os.kill({process}, signal.SIGTERM)
+            time.sleep(0.01)
+            herring.allreduce(np.ones(1000))
+            time.sleep(0.01)
+            state.step += 1
+            state.commit()
+
+    server = server_process()
+    parent = int(open(f"/proc/{{server}}/stat").read().rpartition(")")[2].split()[1])
+    train(state)
+    print("is done:", herring.size(), herring.elastic.generation(), attempts)
+"""
+
+
+@pytest.mark.parametrize("failover", ["false", "true"])
+def test_a_server_that_has_notice_leaves_between_two_steps(failover: str) -> None:
+    """It serves the step to its end, and the others go on without it."""
+    options = "--elastic -n 2 --nodes 2 --servers 2 --notice SIGTERM"
+    job = run_job(options.split(), NOTICE.format(process="server"), HERRING_FAILOVER=failover)
+    output = expect_success(job)
+    assert output.count("is done: 2 2 30") == 2, output
+    assert re.search(rf"server \d \(process \d+\) {LEFT}", output), output
+    for text in ("warning", "error", "Error", "starting another"):
+        assert text not in output, output
+
+
+@pytest.mark.parametrize(
+    ("hosts", "process", "left"),
+    [
+        (["-H", "localhost:1,far:1", "--servers", "2"], "os.getppid()", 1),
+        (["-H", "localhost:2,far:1", "-n", "2", "--servers", "1"], "parent", 2),
+    ],
+    ids=["beside-a-worker", "alone"],
+)
+def test_servers_of_a_host_with_notice_serve_until_its_workers_leave(
+    hosts: list[str], process: str, left: int
+) -> None:
+    """The signal comes to the agent of herring run. No step is made again."""
+    script = NOTICE.format(process=process)
+    output = expect_success(run_job(["--elastic", "--notice", "TERM@20", *hosts], script))
+    # Steps are so short here that the server may leave after the worker, in a generation later.
+    assert len(re.findall(rf"is done: {left} [23] 30", output)) == left, output
+    assert re.search(rf"server \d \(process \d+ on far\) {LEFT}", output), output
+    assert "starting another" not in output and "Error" not in output, output
+
+
+@pytest.mark.parametrize("notice", ["", "TERM@5"])
+def test_an_agent_ends_servers_after_the_workers_that_finish_a_step(notice: str) -> None:
+    """In a job that is not elastic, too, with and without a notice."""
+    script = """
+    told = False
+
+    def note(*_):
+        global told
+        told = True
+
+    signal.signal(signal.SIGTERM, note)
+    herring.init()
+    while not herring.allreduce(np.array([float(told)]), op="max")[0]:
+        if herring.rank() == 1 and not told:
+            os.kill(os.getppid(), signal.SIGTERM)
+            time.sleep(0.2)
+    for _ in range(50):
+        herring.allreduce(np.ones(100))
+        time.sleep(0.01)
+    print("has finished the step", flush=True)
+    """
+    options = ["-H", "localhost:1,far:1", "--servers", "2"]
+    output = run_job(options, script, grace=3, HERRING_NOTICE=notice).stdout
+    assert output.count("has finished the step") == 2, output
+    assert "PeerLostError" not in output, output
