@@ -160,6 +160,51 @@ def test_the_port_of_torchrun_is_taken() -> None:
         manifests(JobOptions(**COMMON, port=29500, per_pod=2))
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"ports": "29600-29700"}, "contains 29600, where rank 0 listens (--port)"),
+        ({"ports": "29599-29601", "port": 29601}, "contains 29601, where rank 0 listens (--port)"),
+        ({"ports": "29500-29510", "per_pod": 2}, "contains 29500, where torchrun listens"),
+        ({"ports": "29500-29510", "kind": "runtime"}, "contains 29500, where torchrun listens"),
+        (
+            {"ports": "30000", "workers": 2},
+            "has 1 port, but a worker pod needs 2: one for its worker and one for its colocated",
+        ),
+        (
+            {"ports": "30000-30006", "workers": 2, "servers": 2, "per_pod": 8},
+            "has 7 ports, but a worker pod needs 8: one for each of its workers; choose a wider",
+        ),
+    ],
+)
+def test_ranges_of_ports_that_cannot_work_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(text)) as caught:
+        manifests(JobOptions(**{**COMMON, **options}))
+    assert str(caught.value).startswith(f"--ports {options['ports']} ")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ports": "29500-29599"},
+        {"ports": "30000"},
+        {"ports": "30000", "workers": 2, "servers": 2},
+        {"ports": "30000-30008", "workers": 2, "servers": 1, "per_pod": 8},
+    ],
+)
+def test_ranges_of_ports_may_be_just_wide_enough(options: dict[str, Any]) -> None:
+    assert manifests(JobOptions(**{**COMMON, **options}))
+
+
+def test_a_refused_range_writes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "digits.yaml"
+    words = ["--name", "digits", "--image", "trainer", "--ports", "29600", "-o", str(file)]
+    command = [sys.executable, "-m", "herring.launch.cli", "kubernetes", *words, "--", "python"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and "contains 29600" in done.stderr, done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_yaml() -> None:
     value = {"b": ["x: y", {"d": 1, "c": [2]}], "a": True, "e": "- \"q\" 'é' #\n"}
     assert to_yaml([value, {"g": {}, "h": [[]]}]) == (

@@ -23,7 +23,8 @@ from herring.errors import ConfigurationError
 from herring.launch.hosts import require_range
 from herring.launch.options import add_settings
 from herring.parts import import_optional
-from herring.rendezvous.settings import given, named
+from herring.rendezvous.settings import given, named, port_range
+from herring.units import counted
 
 __all__ = ["HELP", "JobOptions", "add_options", "handle", "manifests", "to_yaml"]
 
@@ -121,11 +122,38 @@ class JobOptions:
         for option, _, least, most, _ in _NUMBERS:
             require_range(option, getattr(self, _field_of(option)), least, most)
         named("servers").parse(str(self.servers), "--servers")
-        if self.ports is not None:
-            named("ports").parse(self.ports, "--ports")
-        if self.port == _STORE_PORT and (self.per_pod > 1 or self.kind == "runtime"):
+        torchrun = self.per_pod > 1 or self.kind == "runtime"
+        if self.port == _STORE_PORT and torchrun:
             raise ConfigurationError(
                 f"--port {self.port} is taken, because torchrun listens there; choose another port"
+            )
+        if self.ports is not None:
+            named("ports").parse(self.ports, "--ports")
+            self._check_ports(torchrun)
+
+    def _check_ports(self, torchrun: bool) -> None:
+        """Checks that the processes of each pod find ports, and that rank 0 finds its own."""
+        ports = port_range({"HERRING_PORTS": self.ports or ""})
+        if ports is None:
+            return
+        shown = f"--ports {self.ports}"
+        if self.port in ports:
+            raise ConfigurationError(
+                f"{shown} contains {self.port}, where rank 0 listens (--port): another process of "
+                "its pod could take that port; choose a range without it, or another --port"
+            )
+        if torchrun and _STORE_PORT in ports:
+            raise ConfigurationError(
+                f"{shown} contains {_STORE_PORT}, where torchrun listens; choose a range without it"
+            )
+        colocated = self.workers > 1 and self.servers < self.workers
+        needed = self.per_pod + colocated
+        if len(ports) < needed:
+            whose = "one for its worker" if self.per_pod == 1 else "one for each of its workers"
+            whose += " and one for its colocated server" * colocated
+            raise ConfigurationError(
+                f"{shown} has {counted(len(ports), 'port')}, but a worker pod needs {needed}: "
+                f"{whose}; choose a wider range"
             )
 
 
