@@ -30,6 +30,8 @@ def named(text: str) -> list[tuple[str, int, bool]]:
         ),
         ("[2001:db8::1]:2,192.0.2.77:1", [("2001:db8::1", 2, False), ("192.0.2.77", 1, False)]),
         ("[::1]:2", [("::1", 2, True)]),
+        ("me@[2001:db8::1]:2", [("me@2001:db8::1", 2, False)]),
+        ("me@[2001:db8::1]", [("me@2001:db8::1", 1, False)]),
         ("a.invalid:1,a.invalid:2", [("a.invalid", 3, False)]),
         ("localhost:1,127.0.0.1:2", [("localhost", 3, True)]),
         (f"{socket.gethostname()}:2", [(socket.gethostname(), 2, True)]),
@@ -53,6 +55,10 @@ def test_hosts(text: str, expected: list[tuple[str, int, bool]]) -> None:
         ("a b:1", ["'a b' is not a host"]),
         ("$(true):1", ["is not a host", "USER@HOST:SLOTS"]),
         ("2001:db8::1", ["'2001:db8::1' is not a host", "[IPV6]:SLOTS"]),
+        ("me@2001:db8::1", ["is not a host", "USER@[IPV6]:SLOTS"]),
+        ("me@[2001:db8::1", ["is not a host"]),
+        ("@[2001:db8::1]:2", ["is not a host"]),
+        ("-me@[2001:db8::1]:2", ["'-me@2001:db8::1' is not a host"]),
         ("a.invalid:1,b.invalid:1,a.invalid:1", ["a.invalid appears in two places"]),
     ],
 )
@@ -74,6 +80,7 @@ def test_hostfile(tmp_path: Path) -> None:
     path.write_text(
         "# four hosts\n\na.invalid slots=2\nb.invalid   slots = 3  max_slots=4 # fast\n"
         "me@c.invalid:5\n[2001:db8::1]:2\nd.invalid\n"
+        "me@[2001:db8::2] slots=3\n[2001:db8::3] slots=4\n"
     )
     assert [(host.name, host.slots) for host in read_hosts(None, path)] == [
         ("a.invalid", 2),
@@ -81,6 +88,8 @@ def test_hostfile(tmp_path: Path) -> None:
         ("me@c.invalid", 5),
         ("2001:db8::1", 2),
         ("d.invalid", 1),
+        ("me@2001:db8::2", 3),
+        ("2001:db8::3", 4),
     ]
 
 

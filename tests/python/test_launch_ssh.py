@@ -185,6 +185,22 @@ def test_a_job_across_hosts(ssh: Path, tmp_path: Path) -> None:
         assert sorted(done.stdout.splitlines()) == [f"[{rank}] {expected}" for rank in range(3)]
 
 
+def test_two_names_of_a_host_are_refused_before_anything_starts(
+    ssh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = shell(f"touch {tmp_path}/started")
+    program = tmp_path / "ssh"
+    program.write_text(SSH.replace("HERRING_HOST_ID=$host", "HERRING_HOST_ID=one"))
+    done = run("-H", "a:1,b:1", *script)
+    assert done.returncode == 2 and "a and b are the same host: name it once" in done.stderr
+    monkeypatch.setenv("HERRING_HOST_ID", "one")
+    done = run("-H", "localhost:1,a:1", *script)
+    assert done.returncode == 2 and "localhost and a are the same host" in done.stderr
+    assert not (tmp_path / "started").exists()
+    done = run("-H", "a:1,b:1", "-n", "1", "--servers", "1", *shell("echo runs"))
+    assert done.returncode == 0 and "runs" in done.stdout, done.stderr  # b has a server only
+
+
 def test_a_script_of_torchrun_runs_there_as_it_is(ssh: Path) -> None:
     pytest.importorskip("torch")
     code = (

@@ -83,6 +83,26 @@ class Agents:
             connection.out.send(kind.JOB, 0, job)
         return self._wait_for(lambda each: each.ready is not None, self._all, turn)
 
+    def require_different_hosts(self, own: str) -> None:
+        """Checks that the hosts of workers are not two names of one host.
+
+        Args:
+            own: The identity of this machine.
+
+        Raises:
+            ConfigurationError: Two names mean the same host.
+        """
+        found: dict[str, str] = {}
+        for host, _ in self._options.layout.workers:
+            identity = own if host.local else str((self.to(host).ready or {}).get("host", host))
+            other = found.setdefault(identity, host.name)
+            if other != host.name:
+                raise ConfigurationError(
+                    f"{other} and {host.name} are the same host: name it once, with all of its "
+                    "slots, because its ranks share memory (if they are two hosts, give each its "
+                    "own HERRING_HOST_ID)"
+                )
+
     def rendezvous(self, turn: Callable[[float], bool]) -> tuple[str, int]:
         """Makes the agent of rank 0's host listen.
 

@@ -193,10 +193,16 @@ def require_range(name: str, value: int, least: int, most: int) -> None:
 
 
 def _item(text: str, where: str) -> Host:
-    match = re.fullmatch(r"(?:\[([^\[\]]+)\]|([^:]+))(?::([^:]*))?", text)
+    match = re.fullmatch(r"((?:[^@:\[\]]+@)?\[[^\[\]]+\]|[^:]+)(?::([^:]*))?", text)
     if match is None:
         raise _bad(text, where)
-    return _host(match.group(1) or match.group(2), match.group(3), where)
+    return _host(_without_brackets(match.group(1)), match.group(2), where)
+
+
+def _without_brackets(name: str) -> str:
+    """Returns ``USER@fd00::3`` for ``USER@[fd00::3]``, and any other name as it is."""
+    match = re.fullmatch(r"([^@\[\]]+@)?\[([^\[\]]+)\]", name)
+    return name if match is None else f"{match.group(1) or ''}{match.group(2)}"
 
 
 def _lines(path: Path, where: str) -> Iterable[Host]:
@@ -209,7 +215,7 @@ def _lines(path: Path, where: str) -> Iterable[Host]:
         line = line.partition("#")[0].strip()
         match = re.fullmatch(r"(\S+)\s+slots\s*=\s*(\S*)(?:\s+.*)?", line)
         if match:
-            yield _host(match.group(1).strip("[]"), match.group(2), where)
+            yield _host(_without_brackets(match.group(1)), match.group(2), where)
         elif line:
             yield _item(line, where)
 
@@ -228,8 +234,8 @@ def _host(name: str, slots: str | None, where: str) -> Host:
 
 def _bad(text: str, where: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{where}: {text!r} is not a host; allowed is HOST, HOST:SLOTS, USER@HOST:SLOTS or "
-        "[IPV6]:SLOTS"
+        f"{where}: {text!r} is not a host; allowed is HOST, HOST:SLOTS, USER@HOST:SLOTS, "
+        "[IPV6]:SLOTS or USER@[IPV6]:SLOTS"
     )
 
 

@@ -48,6 +48,7 @@ from herring.lobby.generations import Rules
 from herring.lobby.notice import EXIT_LEFT
 from herring.lobby.service import Lobby
 from herring.rendezvous.endpoint import bind_any, reserve
+from herring.rendezvous.identity import host_identity
 from herring.rendezvous.joined import Joined
 from herring.rendezvous.network import with_port
 
@@ -172,6 +173,7 @@ class Launcher:
             return
         base = own_environment(os.environ, several=bool(layout.remote))
         base.update(self._chosen)
+        self._agents.require_different_hosts(host_identity(base))
         with contextlib.ExitStack() as stack:
             listener = None
             if options.elastic is not None:

@@ -31,6 +31,7 @@ from herring.launch.job import (
 from herring.launch.processes import LEFTOVER_SECONDS, Process, Processes, signals_to_loop
 from herring.lobby.notice import Notice
 from herring.rendezvous.endpoint import bind_any, reserve
+from herring.rendezvous.identity import host_identity
 from herring.rendezvous.joined import Joined
 from herring.rendezvous.network import is_reachable_address, own_address, with_port
 from herring.rendezvous.settings import value_of
@@ -249,7 +250,7 @@ class Agent:
             os.environ["VIRTUAL_ENV"] = environment["VIRTUAL_ENV"]
         self._command = resolve_command(job["command"])
         client, _ = _ends()
-        self._outbox.send(kind.READY, 0, {"client": client})
+        self._outbox.send(kind.READY, 0, {"client": client, "host": host_identity(environment)})
 
     def _listen(self, frame: Frame) -> None:
         interface = str(frame.content()["interface"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 from herring.rendezvous.settings import value_of
@@ -11,12 +12,15 @@ from herring.rendezvous.settings import value_of
 __all__ = ["host_identity"]
 
 
-def host_identity() -> str:
+def host_identity(environ: Mapping[str, str] = os.environ) -> str:
     """Returns a text that identifies this host: boot id, host name and network namespace.
 
     ``HERRING_HOST_ID`` overrides it. Workers with the same identity form a node.
+
+    Args:
+        environ: The environment of the process.
     """
-    if given := value_of(os.environ, "HERRING_HOST_ID"):
+    if given := value_of(environ, "HERRING_HOST_ID"):
         return str(given)
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
