@@ -57,7 +57,7 @@ def test_options_of_elastic_training() -> None:
     [
         *(["--max-np", "9"], ["--reset-limit", "2"], ["--blacklist-cooldown-range", "1", "9"]),
         *(["--cycle-time-ms", "5"], ["--gloo"], ["--autotune"], ["--mpi-args", "x"], ["--jsrun"]),
-        *(["--stall-check"], ["--prefix-output-with-timestamp"], ["--no-log-hide-timestamp"]),
+        *(["--stall-check"], ["--verbose"], ["--no-log-hide-timestamp"]),
     ],
 )
 def test_options_without_one_are_named(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 
 from herring.launch.output import Sink, Source, prefix
+
+TIME = re.compile(r"\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}")
 
 
 class Recorder(Sink):
@@ -139,6 +142,23 @@ def test_an_escape_that_never_ends_is_shown(terminal: Recorder) -> None:
     live = Source(terminal, b"", live=True)
     live.feed(b"\x1b]0;" + b"x" * 5000)
     assert len(terminal.taken()) == 5004
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+@pytest.mark.parametrize(
+    ("live", "shown"),
+    [(False, "T[1] one\nT[1] \nT[1] last\n"), (True, "T[1] one\nT[1]\nT[1] last\n")],
+)
+def test_each_line_may_begin_with_the_time(
+    terminal: Recorder, size: int, live: bool, shown: str
+) -> None:
+    in_pieces(Source(terminal, b"[1] ", live, timed=True), b"one\n\nlast", size)
+    assert TIME.sub("T", terminal.taken().decode()) == shown
+
+
+def test_the_time_stands_alone_without_a_prefix(sink: Recorder) -> None:
+    in_pieces(Source(sink, b"", timed=True), b"one\ntwo\n", 100)
+    assert TIME.sub("T", sink.taken().decode()) == "T one\nT two\n"
 
 
 def test_prefix() -> None:

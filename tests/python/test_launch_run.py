@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -180,6 +181,17 @@ def test_lines_do_not_mix_and_streams_stay_apart() -> None:
 
 def test_no_prefix() -> None:
     assert run("-n", "2", "--no-prefix", *shell("echo hello")).stdout == "hello\nhello\n"
+
+
+@pytest.mark.parametrize("option", ["-prefix-timestamp", "--prefix-output-with-timestamp"])
+def test_lines_with_the_time_of_horovodrun(option: str) -> None:
+    before = int(time.time())
+    done = run("-n", "2", option, *shell("echo hello; echo error >&2"))
+    for text, word in ((done.stdout, "hello"), (done.stderr, "error")):
+        lines = [line for line in text.splitlines() if "[herring run]" not in line]
+        assert sorted(line[24:] for line in lines) == [f"[{rank}] {word}" for rank in range(2)]
+        for line in lines:
+            assert before <= time.mktime(time.strptime(line[:24])) <= time.time()
 
 
 def test_much_output_arrives_whole() -> None:

@@ -32,7 +32,6 @@ _IGNORED = {
         **dict.fromkeys(("--gloo", "--mpi", "--tcp", "--jsrun"), _OWN),
         **dict.fromkeys(("--mpi-threads-disable", "--no-mpi-threads-disable"), _OWN),
         "--stall-check": "waits are always watched (HERRING_WARN_AFTER)",
-        "--prefix-output-with-timestamp": "lines of the log have the time, other lines the rank",
         **dict.fromkeys(
             ("--log-hide-timestamp", "--no-log-hide-timestamp"), WITHOUT["HOROVOD_LOG_TIMESTAMP"]
         ),
@@ -138,6 +137,11 @@ def add_options(run: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         type=Path,
         help="also write what each rank prints to FOLDER/rank.N/stdout and stderr",
+    )
+    options.add_argument(
+        *("-prefix-timestamp", "--prefix-output-with-timestamp"),
+        action="store_true",
+        help="begin each line of output with the time",
     )
     options.add_argument(
         "--timeline-filename",

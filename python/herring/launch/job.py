@@ -132,6 +132,7 @@ class RunOptions:
         timeout: Seconds after which the job is ended, or None.
         grace: Seconds between SIGTERM and SIGKILL.
         prefix: Whether output lines begin with the rank.
+        prefix_time: Whether output lines begin with the time.
         keep_going: Whether the other workers continue after one has failed.
         require_init: Whether ending without having called ``herring.init()`` is a failure.
         start_timeout: Seconds within which all processes must meet, or None for the setting.
@@ -150,6 +151,7 @@ class RunOptions:
     timeout: float | None = None
     grace: float = 10.0
     prefix: bool = True
+    prefix_time: bool = False
     keep_going: bool = False
     require_init: bool = False
     start_timeout: float | None = None

@@ -12,6 +12,7 @@ import os
 import re
 import select
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -20,7 +21,9 @@ from herring.command_line import log_line
 from herring.errors import ConfigurationError
 from herring.launch.tracebacks import Tracebacks
 
-__all__ = ["Sink", "Source", "open_copies", "open_standard_descriptors", "prefix"]
+__all__ = ["TIME_COLUMNS", "Sink", "Source", "open_copies", "open_standard_descriptors", "prefix"]
+
+TIME_COLUMNS = 24  # of the time in a prefix
 
 # Cyan, yellow, green, magenta, blue and red are readable on dark and light backgrounds.
 _COLOURS = (36, 33, 32, 35, 34, 31)
@@ -149,7 +152,12 @@ class Source:
     """
 
     def __init__(
-        self, sink: Sink, mark: bytes, live: bool = False, copy: BinaryIO | None = None
+        self,
+        sink: Sink,
+        mark: bytes,
+        live: bool = False,
+        copy: BinaryIO | None = None,
+        timed: bool = False,
     ) -> None:
         """Creates the source.
 
@@ -159,16 +167,24 @@ class Source:
             live: Whether unfinished lines are shown at once; for one source of a terminal.
             copy: An unbuffered file that gets the bytes unchanged, or None. The caller closes it,
                 because a process that is started again goes on with it.
+            timed: Whether the time stands before `mark`, as horovodrun writes it.
         """
         self.tracebacks = Tracebacks()
         self._sink = sink
-        self._mark = mark
+        self._constant_mark = mark
+        self._timed = timed
         self._live = live
         self._copy = copy
         self._pending = b""
         self._line = b""  # live: the present content of the terminal's line
         self._at_start = True
         self._marked = False
+
+    @property
+    def _mark(self) -> bytes:
+        if not self._timed:
+            return self._constant_mark
+        return time.asctime().encode() + (self._constant_mark or b" ")
 
     def feed(self, data: bytes) -> None:
         """Takes bytes that the process wrote."""

@@ -179,6 +179,7 @@ def handle(options: argparse.Namespace) -> int:
             timeout=options.timeout,
             grace=options.grace,
             prefix=not options.no_prefix,
+            prefix_time=options.prefix_output_with_timestamp,
             keep_going=options.keep_going,
             require_init=options.require_init,
             start_timeout=options.connect_timeout,

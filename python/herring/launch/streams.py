@@ -14,7 +14,7 @@ from typing import BinaryIO
 from herring.command_line import log_line
 from herring.launch.frames import kind
 from herring.launch.job import RunOptions, Task
-from herring.launch.output import Sink, Source, open_copies, prefix
+from herring.launch.output import TIME_COLUMNS, Sink, Source, open_copies, prefix
 from herring.launch.terminal import open_terminal, resize
 
 __all__ = ["Streams"]
@@ -79,9 +79,12 @@ class Streams:
     def add(self, task: Task) -> None:
         """Prepares for the output of a process on another host, which `feed` takes."""
         copies = self._files.get(-1 if task.rank is None else task.rank, _NO_FILES)
-        mark = self._mark(task)
-        self._sources[task.number, kind.OUTPUT] = Source(self.out, mark, copy=copies[0])
-        self._sources[task.number, kind.ERRORS] = Source(self.err, mark, copy=copies[1])
+        mark, timed = self._mark(task), self._options.prefix_time
+        for kind_, sink, copy in (
+            (kind.OUTPUT, self.out, copies[0]),
+            (kind.ERRORS, self.err, copies[1]),
+        ):
+            self._sources[task.number, kind_] = Source(sink, mark, copy=copy, timed=timed)
 
     def connect(self, task: Task, popen: subprocess.Popen[bytes]) -> None:
         """Reads the pipes of a process on this machine."""
@@ -116,7 +119,8 @@ class Streams:
         sink = self.out if self.out.terminal else self.err
         copies = self._files.get(task.number, _NO_FILES)
         copy = copies[0] if self.out.terminal else copies[1]
-        source = Source(sink, self._mark(task), live=True, copy=copy)
+        timed = self._options.prefix_time
+        source = Source(sink, self._mark(task), live=True, copy=copy, timed=timed)
         self._sources[task.number, kind_] = source
         self._selector.register(self._terminal, selectors.EVENT_READ, source)
 
@@ -127,7 +131,8 @@ class Streams:
     def feed_note(self, host: str, data: bytes) -> None:
         """Takes what ssh or the agent itself prints."""
         if host not in self._notes:
-            self._notes[host] = Source(self.err, self._prefix(host, 0))
+            mark, timed = self._prefix(host, 0), self._options.prefix_time
+            self._notes[host] = Source(self.err, mark, timed=timed)
         self._notes[host].feed(data)
 
     def resize(self) -> None:
@@ -242,4 +247,5 @@ class Streams:
 
     def _screen(self) -> tuple[int, int]:
         """Returns the descriptor of the real terminal, and how many columns prefixes take."""
-        return (1 if self.out.terminal else 2), (4 if self._options.prefix else 0)
+        taken = TIME_COLUMNS * self._options.prefix_time
+        return (1 if self.out.terminal else 2), taken + (4 if self._options.prefix else 0)
