@@ -1,6 +1,7 @@
 """Cases of Horovod's API for TensorFlow, which test_horovod_tensorflow.py runs."""
 
 import functools
+import math
 import os
 import pickle
 import sys
@@ -181,6 +182,19 @@ def test_slices(rank, size):
         assert np.array_equal(first, ranks) and np.array_equal(last, ranks)
         assert (dense.numpy() == ranks.sum() / 2).all()
         assert np.allclose(mean, ranks / size) and np.array_equal(scaled, ranks // 2)
+
+
+def test_slices_that_are_to_be_reduced_in_different_ways(rank, size):
+    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([rank]), [size, 2])
+    differ = functools.partial(raises, herring.MismatchError, "disagree")
+    for factor in ("prescale_factor", "postscale_factor"):
+        differ(hvd.allreduce, slices, **{factor: 1.0 + rank})
+        differ(hvd.grouped_allreduce, [slices, slices], **{factor: 2.0 if rank else 3.0})
+        raises(ValueError, f"{factor} is nan", hvd.allreduce, slices, **{factor: math.nan})
+    differ(hvd.allreduce, slices, op=hvd.Sum if rank else hvd.Average)
+    traced = tf.function(lambda: tf.convert_to_tensor(hvd.allreduce(slices, prescale_factor=rank)))
+    raises(tf.errors.OpError, "disagree", traced)
+    assert hvd.allreduce(slices, prescale_factor=2.0, op=hvd.Sum).values.numpy().sum() == 4 * size
 
 
 def test_integers_are_cut_before_the_sum(rank, size):

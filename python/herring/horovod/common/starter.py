@@ -57,9 +57,11 @@ class Reduction(NamedTuple):
 
     def text(self, *, prescale: bool = True, postscale: bool = True) -> str:
         """Describes factors that the core does not see, to follow a description of tensors."""
-        text = f"; prescale_factor {self.prescale}" if prescale and self.prescale != 1.0 else ""
+        text = ""
+        if prescale and self.prescale != 1.0:
+            text = f"; prescale_factor {float(self.prescale)}"
         shown = postscale and self.postscale != 1.0
-        return text + (f"; postscale_factor {self.postscale}" if shown else "")
+        return text + (f"; postscale_factor {float(self.postscale)}" if shown else "")
 
 
 class Starter:
@@ -294,17 +296,25 @@ class Starter:
     def _gathered(self, found: np.ndarray, like: Any, rows: int) -> Any:
         return self.tensors.new(self.tensors.viewed(found, like, (rows, *like.shape[1:])), like)
 
-    def grouped_allgather(self, tensors: Sequence[Any]) -> Call:
+    def grouped_allgather(self, tensors: Sequence[Any], how: Reduction | None = None) -> Call:
         """Starts an all-gather of a list, which succeeds or fails as a whole.
 
         The result is a list of new tensors.
+
+        Args:
+          tensors: the tensors of this rank.
+          how: how the caller reduces what it gets, which must be the same on all ranks.
         """
         kind = "grouped_allgather"
         with self._call(kind, "allgather") as call:
+            if how is not None:
+                how.check("allreduce")
             dense = self._listed(tensors, kind)
             rows = [self.tensors.rows(one, kind) for one in dense]
             likes = self._kept(tensors, dense)
             about = self._text_of_list([self._text_of_rows(one) for one in dense])
+            if how is not None:
+                about += f"; op {operator_of(how.op, kind)}{how.text()}"
             operation = self._start_list(call, rows, about=about)
             call.finish = lambda: [
                 self._gathered(part, like, len(part))

@@ -110,7 +110,11 @@ def _part_of(whole: tf.Tensor, tensor: tf.Tensor, name: str, process_set: Proces
 
 
 def _gathered(
-    kind: str, tensors: Sequence[Any], name: str | None, process_set: ProcessSet
+    kind: str,
+    tensors: Sequence[Any],
+    name: str | None,
+    process_set: ProcessSet,
+    options: Sequence[Any] = (),
 ) -> list[tf.Tensor]:
     def backward(dys: Sequence[tf.Tensor], xs: Sequence[tf.Tensor], label: str) -> list[tf.Tensor]:
         reduces = kind.replace("allgather", "allreduce")
@@ -120,7 +124,7 @@ def _gathered(
             for i, (whole, x) in enumerate(zip(wholes, xs))
         ]
 
-    return _recorded(kind, tensors, [], name, process_set, _gathered_shape, backward)
+    return _recorded(kind, tensors, options, name, process_set, _gathered_shape, backward)
 
 
 def allgather(tensor: Any, name: str | None, process_set: ProcessSet) -> tf.Tensor:
@@ -133,6 +137,16 @@ def grouped_allgather(
 ) -> list[tf.Tensor]:
     """Concatenates each tensor of a list over all ranks; gradients are averages for own rows."""
     return _gathered("grouped_allgather", tensors, name, process_set)
+
+
+def gathered_slices(
+    parts: Sequence[tf.Tensor], name: str | None, how: Reduction, process_set: ProcessSet
+) -> list[tf.Tensor]:
+    """Concatenates the values and the indices of all ranks' slices, to be reduced as `how` says.
+
+    Gradients are averages for own rows.
+    """
+    return _gathered("grouped_allgather", parts, name, process_set, [how])
 
 
 def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> tf.Tensor:

@@ -135,8 +135,8 @@ def _allreduce_slices(
         )
     group_of(process_set)
     parts = [slices.values, slices.indices]
-    values, indices = differentiable.grouped_allgather(
-        parts, None if name is None else f"{name}.slices", process_set
+    values, indices = differentiable.gathered_slices(
+        parts, None if name is None else f"{name}.slices", how, process_set
     )
     if how.scaled:
         exact = values if values.dtype.is_floating else tf.cast(values, tf.float64)
