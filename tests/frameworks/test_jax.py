@@ -245,7 +245,7 @@ def test_averages_are_on_their_way_during_the_backward_pass() -> None:
     # rank 0 did not continue its backward pass meanwhile.
     script = """
 from herring.jax import collectives
-from herring.jax.calls import Call, execute
+from herring.jax.calls import Call, described, execute
 from herring.jax.keys import key_of
 from herring.jax.order import last_token
 
@@ -270,7 +270,8 @@ for _ in range(3):
         for i in range(6):
             name = f"{key}/{5 - i}" if i < 5 else key
             shape = jax.ShapeDtypeStruct((64, 64), gradients[i].dtype)
-            call = Call("allreduce", name, op="average")
+            part = f"{described(gradients[i : i + 1])}; part {6 - i} of 6"
+            call = Call("allreduce", name, op="average", agreement=part)
             found += execute(call, last_token(), gradients[i : i + 1], [shape])[1:]
     for one, expected in zip(found, gradients):
         assert jnp.allclose(one, expected, rtol=1e-5), (one, expected)

@@ -72,6 +72,36 @@ assert call() == [2.0] * 3
     run(TWO, script)
 
 
+def test_ranks_that_disagree_in_dtypes_and_dimensions() -> None:
+    script = """
+herring.init()
+r = rank()
+mixed = jnp.ones(3, jnp.float16 if r else jnp.float32)
+for kind in ("allgather", "allreduce", "broadcast", "reduce_scatter"):
+    call = getattr(hj, kind)
+    text = f"rank 1: {kind} of float16 [3]"
+    raises(herring.MismatchError, text, lambda: call(mixed, timeout=20))
+    raises(herring.MismatchError, text, lambda: call(mixed, name="mixed", timeout=20))
+    fails("MismatchError", text, jax.jit(lambda x: call(x, name="traced", timeout=20)), mixed)
+    flat = jnp.ones((2, 3) if r else 6)
+    raises(herring.MismatchError, f"{kind} of float32 [6]", lambda: call(flat, timeout=20))
+    call(jnp.ones(3), name="mixed", timeout=20)  # what follows meets
+# Leaves that travel in several parts, of which one rank has more.
+many = [jnp.ones(3, jnp.float16 if r else jnp.float32), jnp.ones(2), jnp.ones(2, jnp.float16)]
+more = [jnp.ones(3), *([jnp.ones(2, jnp.float16)] if r else []), jnp.ones(2)]
+for tree in (many, more, more[: 2 + r]):
+    raises(herring.MismatchError, "allreduce of float", lambda: hj.allreduce(tree, timeout=20))
+# A rank that refuses what it is given says so to the others.
+mixed = jnp.ones(3, jnp.int32 if r else jnp.float32)
+for call in (hj.allreduce, hj.reduce_scatter):
+    refused = "int32 cannot be averaged"
+    raises(herring.InvalidArgumentError, refused, lambda: call(mixed, timeout=20))
+    raises(herring.InvalidArgumentError, refused, lambda: call(mixed, name="mixed", timeout=20))
+    call(jnp.ones(3), name="mixed", timeout=20)
+"""
+    run(TWO, script)
+
+
 def test_disagreements_and_wrong_arguments() -> None:
     script = """
 herring.init()

@@ -7,6 +7,7 @@ ranks must trace the same calls. Outside of a program a call returns when it is 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ import numpy as np
 
 from herring.arrays.arguments import Operator, Timeout, seconds_of
 from herring.arrays.groups import Group, scope_of
-from herring.errors import InvalidArgumentError
+from herring.errors import HerringError, InvalidArgumentError
 from herring.jax.calls import Call, described, execute
 from herring.jax.keys import key_of, outside_programs
 from herring.jax.order import TOKEN, last_token, note_token
@@ -108,7 +109,7 @@ def reduce_leaves(
     Returns:
       A list of arrays of the same shapes and dtypes, equal on all ranks.
     """
-    _check_reduction("allreduce", leaves, op, prescale, postscale)
+    _check_or_refuse("allreduce", leaves, op, prescale, postscale, name, timeout, group)
     return _in_calls(
         "allreduce", leaves, name, timeout, group, _buckets(leaves), _reduce_bucket,
         op=op, prescale=prescale, postscale=postscale, refusal=refusal,
@@ -215,7 +216,7 @@ def reduce_scatter(
       InvalidArgumentError, ShutdownError, HerringError: for the same reasons as in `allreduce`.
     """
     leaves, treedef = _leaves_of("reduce_scatter", tree, rows=True)
-    _check_reduction("reduce_scatter", leaves, op, prescale, postscale)
+    _check_or_refuse("reduce_scatter", leaves, op, prescale, postscale, name, timeout, group)
     scope = scope_of(group)
     shapes = [
         (even_parts(leaf.shape[0], scope.size)[scope.rank], *leaf.shape[1:]) for leaf in leaves
@@ -242,6 +243,31 @@ def _leaves_of(kind: str, tree: Any, rows: bool = False) -> tuple[list[Any], Any
         if rows and leaf.ndim == 0:
             raise InvalidArgumentError(f"{kind} needs arrays with at least one dimension")
     return leaves, treedef
+
+
+def _check_or_refuse(
+    kind: str,
+    leaves: Sequence[Any],
+    op: Operator,
+    prescale: float,
+    postscale: float,
+    name: str | None,
+    timeout: Timeout,
+    group: Group | None,
+) -> None:
+    """Checks a reduction; outside of programs, tells the other ranks if this rank refuses it."""
+    try:
+        _check_reduction(kind, leaves, op, prescale, postscale)
+    except InvalidArgumentError as error:
+        if outside_programs(leaves):
+            with contextlib.suppress(HerringError):
+                call = Call(
+                    kind, key_of(kind, name, leaves), group=group, timeout=seconds_of(timeout),
+                    refusal=str(error),
+                )  # fmt: skip
+                one = jnp.zeros(scope_of(group).size, jnp.float32)
+                execute(call, last_token(), [one], [jax.ShapeDtypeStruct((1,), one.dtype)])
+        raise
 
 
 def _check_reduction(
@@ -325,6 +351,8 @@ def _in_calls(
     for number, bucket in enumerate(buckets):
         sent = [leaves[place] for place in bucket]
         agreement = described([*sent, *empty]) if empty else ""
+        if len(buckets) > 1:  # otherwise a rank with other dtypes might have a part more
+            agreement = f"{agreement or described(sent)}; part {number + 1} of {len(buckets)}"
         call = Call(
             kind, f"{key}/{number}" if number else key, group=group, timeout=seconds,
             in_place=len(buckets) > 1, agreement=agreement, **options,

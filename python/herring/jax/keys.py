@@ -2,9 +2,13 @@
 
 XLA may run independent operations in a different order on each rank. So a key names each call's
 place in the program, and native code counts how often that place was executed. A key has the kind,
-the place of the call (or the name that it was given), how often the trace has passed the place
-before, and the dtypes and dimensions of the arrays. Ranks trace the same program, but not equally
-often, since a last batch may be smaller. So nothing is counted beyond one trace.
+the place of the call (or the name that it was given), and how often the trace has passed the place
+before. Ranks trace the same program, but not equally often, since a last batch may be smaller. So
+nothing is counted beyond one trace.
+
+A key without a name in a program also has the dtypes and dimensions of the arrays. Programs, and
+inner compiled functions that come from a cache, may share a helper that makes the call. XLA may
+execute them at the same time, and what they reduce often differs in its dtype.
 
 Outside of programs a key has the kind, the word "eager" and the place of the call. So two ranks
 that swap two calls wait for each other until a time-out, instead of mixing their values.
@@ -61,13 +65,18 @@ def key_of(kind: str, name: str | None, leaves: Sequence[Any]) -> str:
             f"the name of an operation has {len(name)} characters; 1 to {_LONGEST} are allowed"
         )
     around = [trace for trace in traces() if hasattr(trace, "parent_trace")]
-    # Sizes are left out, so that ranks whose sizes differ meet, and get an error that says so.
-    kinds = [(str(leaf.dtype), leaf.ndim) for leaf in leaves]
-    rough = zlib.crc32(repr(kinds).encode()) or 1
-    # Calls outside of programs meet in the order in which their place makes them. The word keeps
-    # them apart from the executions of a program, which are counted on their own.
-    where = name or (_place() if around else f"eager.{_place()}")
-    base = f"jax.{kind}.{where}.{rough:08x}"
+    # What ranks must agree about is left out where it can be, so that ranks that disagree meet, and
+    # get an error that says so.
+    if name is not None:
+        base = f"jax.{kind}.{name}"
+    elif around:
+        kinds = [(str(leaf.dtype), leaf.ndim) for leaf in leaves]
+        rough = zlib.crc32(repr(kinds).encode()) or 1
+        base = f"jax.{kind}.{_place()}.{rough:08x}"
+    else:
+        # Calls outside of programs meet in the order in which their place makes them. The word
+        # keeps them apart from the executions of a program, which are counted on their own.
+        base = f"jax.{kind}.eager.{_place()}"
     if not around:
         return base
     # An inner compiled function may come from a cache, and then nothing is counted.
