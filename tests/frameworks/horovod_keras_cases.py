@@ -174,6 +174,10 @@ def test_copies(rank, size):
         for one in (optimizer, model, {"model": model}):
             raises(ValueError, "would not average", copy.deepcopy, one)
         raises(ValueError, "would not average", copy.copy, optimizer)
+        for one in (optimizer, {"optimizer": optimizer}):
+            raises(herring.InvalidArgumentError, "cannot be pickled", pickle.dumps, one)
+        config = pickle.loads(pickle.dumps(keras.optimizers.serialize(optimizer)))
+        assert type(keras.optimizers.deserialize(config)) is SGD
         loaded = pickle.loads(pickle.dumps(model)).optimizer  # like a saved one
         assert isinstance(loaded, SGD) and not herring.keras.is_distributed(loaded)
     alone = network(seed=1)

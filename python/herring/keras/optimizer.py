@@ -55,7 +55,8 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     `herring.init`, wrap the optimizer again, and compile its model again.
 
     An optimizer cannot be copied with the module copy, nor can a model compiled with it: Keras
-    would copy the original optimizer, which does not average.
+    would copy the original optimizer, which does not average. Nor can it be pickled. A model that
+    is compiled with it can, and has the original optimizer afterwards, like a saved one.
 
     Args:
       optimizer: a keras.optimizers.Optimizer.
@@ -196,7 +197,17 @@ def _distributed(kind: type) -> type:
         config: dict[str, Any] = kind.get_config(self)
         return config
 
+    def reduce(self: Any, protocol: Any) -> Any:
+        if sys._getframe(1).f_globals.get("__name__") == "copy":
+            raise _no_copies(self)
+        raise InvalidArgumentError(
+            f"the DistributedOptimizer {self.name!r} cannot be pickled, because the optimizer that "
+            "comes out would not average gradients. Pickle or save its model, or pickle "
+            "keras.optimizers.serialize(optimizer), and wrap the optimizer that you get from it"
+        )
+
     members = {
+        "__reduce_ex__": reduce,
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
         "__doc__": kind.__doc__,
@@ -240,12 +251,16 @@ def _refuse_copies(optimizer: Any) -> None:
     frame = sys._getframe(1)
     while (caller := frame.f_back) is not None:
         if frame.f_code.co_name == "__reduce__" and caller.f_globals.get("__name__") == "copy":
-            raise InvalidArgumentError(
-                f"copies of the DistributedOptimizer {optimizer.name!r} would not average "
-                "gradients. Copy a model with keras.models.clone_model(model) and set_weights(), "
-                "or copy the optimizer before you wrap it, and wrap the copy, too"
-            )
+            raise _no_copies(optimizer)
         frame = caller
+
+
+def _no_copies(optimizer: Any) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"copies of the DistributedOptimizer {optimizer.name!r} would not average gradients. Copy "
+        "a model with keras.models.clone_model(model) and set_weights(), or copy the optimizer "
+        "before you wrap it, and wrap the copy, too"
+    )
 
 
 def _require_outermost(optimizer: Any) -> None:
