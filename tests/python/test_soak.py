@@ -186,6 +186,23 @@ def test_the_next_fault_waits_unless_told_not_to(
     assert sent[-1] >= 20
 
 
+def test_process_ids_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("herring.launch.soak.faults.os.kill", lambda pid, number: None)
+    faults = Faults(1, 1.0, 0.0, False)
+    for begin in range(0, 1000, 10):
+        # Two IDs for the processes of each server, in turn: those of servers that were killed.
+        servers = [server(number, 10 * number + begin // 10 % 2) for number in range(3)]
+        for tick in range(50):
+            now = begin + tick / 10
+            faults.look(now, servers)
+            if faults.calm or not faults.done:
+                faults.act(now, servers)
+            elif faults.done[-1].pid == servers[faults.done[-1].server]["pid"]:
+                servers[faults.done[-1].server]["pid"] = faults.done[-1].pid ^ 1
+    assert len(faults.done) > 200
+    assert all(fault.replaced is not None for fault in faults.done[:-1])
+
+
 def test_percentiles() -> None:
     values = [float(value) for value in range(1, 101)]
     assert [percentile(values, share) for share in (0.5, 0.99, 1.0)] == [50, 99, 100]

@@ -65,7 +65,7 @@ class Faults:
 
     def look(self, now: float, servers: Sequence[Mapping[str, Any]]) -> None:
         """Notes which servers serve, and kills stopped processes that are due."""
-        gone = {fault.pid for fault in self.done}
+        gone = self._gone()
         for fault in self.done:
             if fault.kill_at is not None and now >= fault.kill_at:
                 _signal(fault.pid, signal.SIGKILL)
@@ -86,7 +86,7 @@ class Faults:
             self._due = now + self._next_pause()
         if now < self._due or not (self._calm or self._overlap):
             return
-        gone = {fault.pid for fault in self.done}
+        gone = self._gone()
         serving = [one for one in servers if one["state"] == "serving" and one["pid"] not in gone]
         victims = [one for one in serving if one["kind"] == "dedicated"]
         if not victims or len(serving) < 2:
@@ -105,6 +105,13 @@ class Faults:
         for fault in self.done:
             if fault.kill_at is not None:
                 _signal(fault.pid, signal.SIGKILL)
+
+    def _gone(self) -> set[int]:
+        """Returns the processes of servers that may still look as if they served.
+
+        After others have taken their places, new processes may have the same IDs.
+        """
+        return {fault.pid for fault in self.done if fault.replaced is None}
 
     def _next_pause(self) -> float:
         return self._pause * self._random.uniform(_HALF, 1 + _HALF)
