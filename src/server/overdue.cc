@@ -108,9 +108,10 @@ void Aggregator::report(Nanos now, ServerView& view) {
   }
   view.sums += sums_;
   view.sum_time += sum_time_;
-  view.in_flight += operations_.size();
   for (const auto& [key, op] : operations_) {
-    if (op->group->called_off && !goes_on_without(*op)) continue;
+    if (rests(*op)) continue;
+    ++view.in_flight;
+    if (has_ended(*op)) continue;
     // While segments come, nobody waits for ranks that have opened the operation.
     const Nanos since = op->unopened > 0 ? op->called : std::max(op->called, op->newest);
     if (now - since > ServerView::kLeastWait) waiting.emplace_back(since, op.get());

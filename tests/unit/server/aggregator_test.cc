@@ -362,6 +362,11 @@ TEST_P(AggregatorTest, WhatWasPushedAgainRestsUntilLaterOnesHaveBegun) {
   EXPECT_EQ(delivered, 1u);
   EXPECT_TRUE(aggregator.idle());
   EXPECT_TRUE(aggregator.overdue(monotonic_now() + 3600 * kSecond).empty());
+  ServerView view;
+  view.ranks.resize(nodes);
+  aggregator.report(monotonic_now() + 3600 * kSecond, view);
+  EXPECT_TRUE(view.missing.empty()) << view.missing.front().what;
+  EXPECT_EQ(view.in_flight, 0u);
   for (uint32_t round = 1; round <= 3; ++round) {
     open_round(round, false);
   }
