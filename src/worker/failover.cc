@@ -40,6 +40,11 @@ Links::StreamId Links::stream_id(const Transfer& transfer, uint32_t run) const {
   return {key.group, key.stream, home_of(transfer, run) + 1, transfer.ways[run].since};
 }
 
+Links::SettlingId Links::settling_id(const Transfer& transfer, uint32_t run) const {
+  const StreamId id = stream_id(transfer, run);
+  return {id, id.home == 0 ? 0 : transfer.key.buffer};
+}
+
 // What a worker lacks must be the last that it has pushed, so it must have one connection to each
 // server. And the same rank of every other node must push what this one pushes.
 bool Links::window_settles(uint32_t group) const {
@@ -111,7 +116,7 @@ void Links::choose_way(Transfer& transfer, uint32_t run) {
   way.server = now.server;
   way.since = now.epoch;
   if (!keeps_results(transfer)) return;
-  Settling& settling = links_[way.server].settling[stream_id(transfer, run)];
+  Settling& settling = links_[way.server].settling[settling_id(transfer, run)];
   way.place = settling.pushed;
   const auto& answered = transfer.answered[run];
   settling.pushed += static_cast<size_t>(std::ranges::count(answered, false));
@@ -418,7 +423,7 @@ void Links::settle(const Transfer& transfer, uint32_t run, uint32_t segment) {
   if (transfer.key.stream >= kReignStreams) settle_reigns_before(transfer.key);
   const Way& way = transfer.ways[run];
   Link& link = links_[way.server];
-  const auto found = link.settling.find(stream_id(transfer, run));
+  const auto found = link.settling.find(settling_id(transfer, run));
   if (found == link.settling.end()) return;
   Settling& settling = found->second;
   // A run that is pushed again contributes to some of its segments only.

@@ -179,6 +179,13 @@ class Links final : public Pusher, private transport::FlowHandler {
     auto operator<=>(const StreamId&) const = default;
   };
   using Streams = std::map<StreamId, Stream>;
+  // Ranks may know different versions of the set of servers, in which one buffer has another
+  // stand-in and the next one has not. So what a rank has pushed of one buffer to a stand-in says
+  // nothing of the others.
+  struct SettlingId : StreamId {
+    uint32_t buffer = 0;  // 0 on the home itself, which has all buffers or none
+    auto operator<=>(const SettlingId&) const = default;
+  };
   // Which results of a stream other workers may lack. Places count the segments of the stream that
   // this rank has contributed. A worker that has pushed a segment lacks no more than a window of
   // those before it. So once its result is here, no worker lacks older ones.
@@ -207,7 +214,7 @@ class Links final : public Pusher, private transport::FlowHandler {
     std::vector<std::unique_ptr<LinkFlow>> flows;
     std::vector<Path> paths;  // one per flow
     Streams streams;
-    std::map<StreamId, Settling> settling;
+    std::map<SettlingId, Settling> settling;
     uint32_t groups = 0;       // number of groups with streams here
   };
 
@@ -262,6 +269,7 @@ class Links final : public Pusher, private transport::FlowHandler {
     return transfer.ways.empty() ? home_of(transfer, run) : transfer.ways[run].server;
   }
   StreamId stream_id(const Transfer& transfer, uint32_t run) const;
+  SettlingId settling_id(const Transfer& transfer, uint32_t run) const;
   static size_t chunk_bytes(const LinksOptions& options);
   bool keeps_results(const Transfer& transfer) const;
   static bool goes_again(const Transfer& transfer, uint32_t run) {

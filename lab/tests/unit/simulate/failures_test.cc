@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <iostream>
+#include <utility>
 
 #include "seeds.h"
 
@@ -37,6 +38,17 @@ TEST(Failures, EveryRoundEndsWithTheSameBits) {
   EXPECT_GT(kills, schedules / 4);
   EXPECT_GT(cuts, schedules / 4);
   EXPECT_GT(replacements, schedules / 4);
+}
+
+// A rank that knows a later version of the set pushes some buffers elsewhere. So what others see of
+// one buffer on a stand-in does not say that this rank has the results of the other ones.
+TEST(Failures, ResultsAreKeptWhileRanksKnowDifferentStandIns) {
+  for (const auto& [seed, schedule] : {std::pair(1036382u, 5u), {1000594, 7}, {1021108, 8},
+                                       {1030873, 3}, {1039014, 2}}) {
+    const auto got = run_with_failures({seed, schedule});
+    ASSERT_TRUE(got.ok()) << "seed " << seed << ": " << got.status().message();
+    EXPECT_EQ(got->results, run_with_failures({seed, 0})->results) << "seed " << seed;
+  }
 }
 
 }  // namespace
