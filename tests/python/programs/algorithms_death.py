@@ -13,12 +13,13 @@ rank, victim = herring.rank(), int(os.environ["VICTIM"])
 algorithm = os.environ["ALGORITHM"]
 large = np.zeros(5_000_000, np.float32)
 herring.allreduce(large, name="warm", algorithm=algorithm)
-herring.barrier()  # the victim may leave the barrier before the others
-if rank == victim:
-    handle = herring.allreduce_async(large, name="last", algorithm=algorithm)
-    os.kill(os.getpid(), signal.SIGKILL)
 start = time.monotonic()
 try:
+    herring.barrier()  # the victim may leave it, and die, before the others have left it
+    if rank == victim:
+        handle = herring.allreduce_async(large, name="last", algorithm=algorithm)
+        os.kill(os.getpid(), signal.SIGKILL)
+    start = time.monotonic()
     herring.allreduce(large, name="last", algorithm=algorithm)
     while True:
         herring.allreduce(large, "sum", algorithm=algorithm)
