@@ -12,6 +12,8 @@ from pathlib import Path
 
 HERRING = [sys.executable, "-m", "herring.launch.cli"]
 LIMIT = 60.0
+# What the launcher says of a process of an elastic job that has left after notice.
+LEFT = "has left the job, as it was told to, and is not started again"
 
 
 def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:

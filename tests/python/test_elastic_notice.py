@@ -9,12 +9,10 @@ from pathlib import Path
 import pytest
 
 from jobs import expect_success, run_job
-from launched import no_ssh
+from launched import LEFT, no_ssh
 from status_server import short_folder
 
 pytestmark = pytest.mark.timeout(120)
-
-LEFT = "has left the job, as it was told to, and is not started again"
 
 
 @pytest.fixture(autouse=True)
