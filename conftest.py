@@ -1,6 +1,10 @@
-"""Resets the signals that tests rely on, for all tests."""
+"""What all tests have: signals as they expect them, and a place for what jobs write."""
 
 import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 
 # Background jobs of a shell and nohup ignore some of these signals. What tests start would
 # inherit that, but tests send them these signals and expect them to take effect.
@@ -8,3 +12,13 @@ for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
     if signal.getsignal(_number) == signal.SIG_IGN:
         _default = signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL
         signal.signal(_number, _default)
+
+
+@pytest.fixture
+def runtime_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of the test's own, for sockets and flight records of its jobs."""
+    from status_server import short_folder
+
+    with short_folder() as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+        yield folder

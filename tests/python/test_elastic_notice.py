@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from jobs import expect_success, run_job
 from launched import LEFT, no_ssh
-from status_server import short_folder
 
-pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(autouse=True)
-def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Flight records of the jobs go to a folder of their own."""
-    with short_folder() as folder:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-        yield
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("runtime_folder")]
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,6 @@ import torch
 import herring.torch as ht
 from herring.torch import elastic
 from jobs import expect_success, program, run_job
-from status_server import short_folder
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -21,18 +20,15 @@ pytestmark = pytest.mark.timeout(120)
 LEFT = "has left the job, as it was told to, and is not started again"
 
 
-def test_training_is_that_of_its_contributors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("runtime_folder")
+def test_training_is_that_of_its_contributors(tmp_path: Path) -> None:
     """The parameters are those of the same steps made alone, whoever contributed to each.
 
     One worker dies and comes back, and another one has notice, and does not.
     """
     script = program("elastic_digits", str(tmp_path), "6", "0 20 SIGKILL", "2 60 SIGTERM")
-    with short_folder() as folder:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-        options = ["--elastic", "--notice", "SIGTERM", "-n", "3"]
-        output = expect_success(run_job(options, script, timeout=100))
+    options = ["--elastic", "--notice", "SIGTERM", "-n", "3"]
+    output = expect_success(run_job(options, script, timeout=100))
     assert output.count("is done: True") >= 1, output
     assert output.count(LEFT) == 1 and output.count("starting another one") == 1, output
     assert "is done: False" not in output, output
@@ -40,13 +36,11 @@ def test_training_is_that_of_its_contributors(
     assert "2, 3]" in output, output
 
 
-def test_the_example_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("runtime_folder")
+def test_the_example_goes_on() -> None:
     script = program("elastic_digits", "--epochs", "4", "--die", "1", "--at", "20", folder=EXAMPLES)
-    with short_folder() as folder:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-        output = expect_success(
-            run_job(["--elastic", "--restarts", "0", "-n", "3"], script, timeout=100)
-        )
+    options = ["--elastic", "--restarts", "0", "-n", "3"]
+    output = expect_success(run_job(options, script, timeout=100))
     assert "[0] 3 workers go on from step 0" in output
     assert "[0] 2 workers go on from step 21" in output
     assert float(re.search(r"test accuracy ([\d.]+)", output).group(1)) > 0.7

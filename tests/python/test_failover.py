@@ -9,25 +9,21 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from jobs import expect_success, program, run_job
 from launched import HERRING
-from status_server import short_folder
 
 pytestmark = pytest.mark.timeout(180)
 TWO_SERVERS = ["-n", "3", "--nodes", "2", "--servers", "2"]
 
 
 @pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, str]]:
+def place(runtime_folder: Path, tmp_path: Path) -> dict[str, str]:
     """Variables of jobs that find their own status, and meet in a folder."""
-    with short_folder() as folder:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-        yield {"HERRING_FAILOVER": "true", "FAILOVER_FOLDER": str(tmp_path)}
+    return {"HERRING_FAILOVER": "true", "FAILOVER_FOLDER": str(tmp_path)}
 
 
 @pytest.mark.parametrize(

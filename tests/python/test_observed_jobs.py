@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ import pytest
 from herring.observe import client
 from jobs import LAYOUTS, expect_success, run_job
 from launched import HERRING, Job
-from status_server import short_folder
 
 HOST = socket.gethostname()
 # Every rank of a job says when it begins, and goes on until its input ends or a signal comes.
@@ -45,11 +44,9 @@ while time.monotonic() < end:
 
 
 @pytest.fixture
-def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def runtime(runtime_folder: Path) -> Path:
     """The folder of the sockets, for jobs and for those who ask."""
-    with short_folder() as folder:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-        yield folder / "herring"
+    return runtime_folder / "herring"
 
 
 class Running(Job):
