@@ -38,6 +38,7 @@ PYTHON_MODULES = (
     "herring.version",
     "herring.parts",
     "herring.provenance",
+    "herring.proc",
     "herring.progress",
     "herring.units",
     "herring.models",

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from herring import proc
 from herring.launch.cli import main
+from herring.launch.soak.advance import Advance
 from herring.launch.soak.elastic_training import total_of
 from herring.launch.soak.faults import Fault, Faults
-from herring.launch.soak.job import Sample
+from herring.launch.soak.job import Layout, Sample
 from herring.launch.soak.judge import Outcome, percentile
-from herring.launch.soak.records import Steps, difference, read, steps_file
-from herring.launch.soak.workers import Step, WorkersOutcome
+from herring.launch.soak.records import Steps, difference, read, steps_file, worker_file
+from herring.launch.soak.workers import ElasticJob, Step, WorkersOutcome, read_workers
 from launched import HERRING
 
 MEMORY = 1_000_000
@@ -29,6 +32,8 @@ def test_a_job_survives_faults_with_the_same_bits(tmp_path: Path) -> None:
     )
     assert job.returncode == 0, job.stdout + job.stderr
     found = json.loads(job.stdout)
+    assert "herring soak: 100 %, " in job.stderr, job.stderr
+    assert "herring soak, the twin: " in job.stderr, job.stderr
     assert found["seed"] == 5
     assert found["problems"] == []
     assert found["survived"] == found["faults"] >= 2
@@ -55,8 +60,16 @@ for _step in range(6):
     TOTALS.append(TOTALS[-1] + total_of(_step, [0, 1] if _step < 3 else [1], 10))
 
 
-def made(number: int, generation: int, slots: tuple[int, ...], pid: int, more: int = 0) -> Step:
-    return Step(number, 1.0 + number, generation, slots, TOTALS[number + 1] + more, pid)
+def made(
+    number: int,
+    generation: int,
+    slots: tuple[int, ...],
+    pid: int,
+    more: int = 0,
+    start: int = 1,
+) -> Step:
+    total = TOTALS[number + 1] + more
+    return Step(number, 1.0 + number, generation, slots, total, f"{pid}-{start}")
 
 
 def elastic(*steps: Step, **changes: object) -> WorkersOutcome:
@@ -76,6 +89,47 @@ def test_totals_are_those_of_the_workers_that_took_part() -> None:
     assert good.recoveries() == [0.5]
     # The victim had ended a step whose result nobody else had.
     assert elastic(*BOTH, made(3, 1, (0, 1), 10, 7), *ALONE).problems() == []
+
+
+def test_process_ids_of_workers_come_again() -> None:
+    # A later worker has the ID of the victim, which had been that of another one before.
+    other = made(2, 1, (0, 1), 10, start=2)
+    later = [made(number, 3, (1,), 10, start=3) for number in range(4, 6)]
+    again = elastic(*BOTH[:4], other, BOTH[5], *ALONE[:1], *later)
+    assert again.problems() == []
+    assert again.recoveries() == [0.5]
+    # It is not the one that was killed, and had the step.
+    assert "step 4 was made twice" in elastic(*BOTH, *ALONE, *later, made(4, 4, (1,), 11)).wrong()
+
+
+def test_who_has_a_process_id_again_is_no_worker(tmp_path: Path) -> None:
+    line = "3 1.5 2 0,1 17\n"
+    for slot, process in ((0, proc.identity(os.getpid())), (1, f"{os.getpid()}-1")):
+        worker_file(tmp_path, slot, process).write_text(line)
+
+    class Made(ElasticJob):
+        def __init__(self) -> None:
+            self._folder, self._ended = tmp_path, set()
+            self._layout = Layout(2, 1, 0, 8, 1.0)
+
+    job = Made()
+    assert job.processes() == {os.getpid(): "worker 0 as rank 0 of 2"}
+    assert [(one["server"], one["state"]) for one in job.ask()] == [(0, "serving"), (1, "gone")]
+    steps, _ = read_workers(tmp_path)
+    assert len({step.process for step in steps}) == 2
+
+
+def test_how_far_a_soak_is(capsys: pytest.CaptureFixture[str]) -> None:
+    advance = Advance("herring soak")
+    for share in (0, 0.05, 0.101, 0.102, 0.25, 0.29, 1):
+        advance.show(share, "7 faults, 6 over")
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(",")[0] for line in said] == [
+        "herring soak: 10 %",
+        "herring soak: 25 %",
+        "herring soak: 100 %",
+    ]
+    assert said[0].endswith("7 faults, 6 over, about 0 s left")
 
 
 @pytest.mark.parametrize(

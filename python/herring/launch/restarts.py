@@ -6,8 +6,8 @@ import dataclasses
 import signal
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
+from herring import proc
 from herring.launch.children import Child, Children
 from herring.launch.ending import Ending
 from herring.launch.job import RunOptions, Task
@@ -170,7 +170,7 @@ class Restarts:
         for child in self._children.running():
             if not child.is_server or child.replaced or child.process is None:
                 continue
-            if not _is_stopped(child.pid):
+            if proc.state(child.pid) not in ("T", "t"):
                 self._stopped.pop(child.task.number, None)
             elif now - self._stopped.setdefault(child.task.number, now) > self._patience:
                 self._due.setdefault(child.task.number, now)
@@ -186,11 +186,3 @@ class Restarts:
         self._next_number += 1
         self._started[task.number] = now
         self._start(task)
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[:1] in (["T"], ["t"])

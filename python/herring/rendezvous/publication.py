@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from herring import proc
 from herring.errors import ConfigurationError, TimeoutError
 
 __all__ = ["Publication", "Wait", "directory", "in_seconds", "launcher_key", "wait_for"]
@@ -243,11 +244,11 @@ def launcher_key(rank_variable: str) -> str:
     """
     pid = os.getppid()
     while pid > 1 and _started_with(pid, rank_variable):
-        parent = _stat_field(pid, 4)
-        if not parent:
+        above = proc.parent(pid)
+        if not above:
             break
-        pid = parent
-    return f"{pid}-{_stat_field(pid, 22)}"
+        pid = above
+    return proc.identity(pid)
 
 
 def _started_with(pid: int, variable: str) -> bool:
@@ -257,16 +258,6 @@ def _started_with(pid: int, variable: str) -> bool:
         return False
     prefix = variable.encode() + b"="
     return any(entry.startswith(prefix) for entry in environment.split(b"\0"))
-
-
-def _stat_field(pid: int, number: int) -> int:
-    """Returns field `number` of /proc/PID/stat, as proc(5) counts; 0 if it cannot be read."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return 0
-    # The name in parentheses may itself contain spaces and parentheses.
-    return int(text.rpartition(")")[2].split()[number - 3])
 
 
 def _read(path: Path) -> dict[str, str] | None:

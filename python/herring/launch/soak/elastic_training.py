@@ -16,6 +16,7 @@ import numpy as np
 
 import herring
 import herring.elastic
+from herring import proc
 from herring.launch.soak.records import DONE, STOP, worker_file
 
 __all__ = ["main", "total_of"]
@@ -63,7 +64,7 @@ def main() -> int:
             state.step += 1
             state.commit()
 
-    with worker_file(folder, slot, os.getpid()).open("w", encoding="ascii") as out:
+    with worker_file(folder, slot, proc.identity(os.getpid())).open("w", encoding="ascii") as out:
         train(state)
         print(DONE, file=out)
     return 0

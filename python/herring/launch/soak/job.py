@@ -13,13 +13,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from herring import proc
 from herring.errors import HerringError
 from herring.launch.commands import module_command
 from herring.launch.findings import last_lines
+from herring.launch.soak.advance import Advance
 from herring.launch.soak.faults import Faults
-from herring.launch.soak.records import STOP, Steps, read, steps_file
+from herring.launch.soak.records import STOP, Steps, last_words, read, steps_file
 from herring.observe.client import Endpoint, ask
 from herring.observe.schema import StatusError
+from herring.units import counted
 
 __all__ = ["Job", "Layout", "Sample", "SoakError"]
 
@@ -92,6 +95,7 @@ class Job:
         self.samples: list[Sample] = []
         self.began = time.monotonic()
         self._layout = layout
+        self._steps = steps
         self._folder = folder
         self._faults = faults
         self._servers: list[Mapping[str, Any]] = []
@@ -99,6 +103,7 @@ class Job:
         self._sample_at = 0.0
         self._written = 0
         self._moved = self.began
+        self._advance = Advance("herring soak" if faults is not None else "herring soak, the twin")
         own = {"HERRING_FAILOVER": "true", "XDG_RUNTIME_DIR": str(folder)}
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -142,6 +147,8 @@ class Job:
             while self._process.poll() is None:
                 now = time.monotonic()
                 self._look(now)
+                if self._first:
+                    self._show(now - self._first, seconds)
                 late = bool(seconds and self._first and now >= self._first + seconds)
                 if self._faults is not None:
                     was = self._faults.calm
@@ -149,7 +156,7 @@ class Job:
                     if self._faults.calm and not was:
                         self._sample_at = now  # before the next fault
                     if not late and self._written:
-                        self._faults.act(now, self._servers)
+                        self._faults.act(time.monotonic(), self._servers)
                     if late and not asked and now > self._first + seconds + _CALM_SECONDS:
                         raise SoakError(self._story("servers do not serve again"))
                 if late and not asked and (self._faults is None or self._faults.calm):
@@ -161,7 +168,19 @@ class Job:
                 raise SoakError(self._story(f"the job ended with {self._process.returncode}"))
             return self.steps()
         finally:
+            self._advance.clear()
             self._end()
+
+    def _show(self, passed: float, seconds: float) -> None:
+        """Shows how far the job is after some seconds, of all that it is given, or of its steps."""
+        if seconds:
+            done = self._faults.done if self._faults is not None else []
+            over = sum(fault.replaced is not None for fault in done)
+            said = f"{counted(len(done), 'fault')}, {over} over"
+            self._advance.show(min(1.0, passed / seconds), said)
+        elif len(words := last_words(self.files()[0])) > 1:  # a step's: others are of one word
+            step = int(words[0]) + 1
+            self._advance.show(step / self._steps, f"step {step} of {self._steps}")
 
     def steps(self) -> list[Steps]:
         """Returns what each rank has done until now."""
@@ -246,9 +265,8 @@ def _is_ours(pid: int, who: str) -> bool:
     """Returns whether a process still runs Herring; its number may be another process's by now."""
     try:
         said = Path(f"/proc/{pid}/cmdline").read_bytes()
-        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
+    except OSError:
         return False
-    return state != "Z" and (
+    return not proc.has_ended(pid) and (
         b"soak" in said if who.startswith(("rank", "worker")) else b"herring" in said
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ __all__ = [
     "STOP",
     "Steps",
     "difference",
+    "last_words",
     "read",
     "steps_file",
     "worker_file",
@@ -21,6 +23,7 @@ __all__ = [
 STOP = "stop"  # the file that asks rank 0 to end the training
 DONE = "done"  # the last line of a rank
 PARAMETERS_EVERY = 50  # steps from one hash of the parameters to the next
+_TAIL = 400  # bytes of a file, in which its last line lies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +51,20 @@ def steps_file(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.steps"
 
 
-def worker_file(folder: Path, slot: int, pid: int) -> Path:
-    """Returns the file of a process that is a worker of an elastic job."""
-    return folder / f"worker-{slot}-{pid}"
+def worker_file(folder: Path, slot: int, process: str) -> Path:
+    """Returns the file of a process that is a worker of an elastic job, by its `proc.identity`."""
+    return folder / f"worker-{slot}-{process}"
+
+
+def last_words(path: Path) -> list[str]:
+    """Returns the words of a file's last whole line; empty if it has none, or is not there."""
+    if not path.is_file():
+        return []
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _TAIL))
+        lines = file.read().rpartition(b"\n")[0].splitlines()
+    return lines[-1].decode("ascii").split() if lines else []
 
 
 def read(folder: Path, rank: int) -> Steps:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
-import os
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from herring import proc
 from herring.launch.commands import module_command
 from herring.launch.soak.elastic_training import total_of
-from herring.launch.soak.faults import Fault
-from herring.launch.soak.job import Job, Sample
+from herring.launch.soak.faults import Fault, Faults
+from herring.launch.soak.job import Job, Layout, Sample
 from herring.launch.soak.judge import Growth, growth, percentile
-from herring.launch.soak.records import DONE
+from herring.launch.soak.records import DONE, last_words
 from herring.units import counted
 
 __all__ = ["ElasticJob", "Step", "WorkersOutcome", "read_workers"]
 
-_TAIL = 400  # bytes, in which the last line of a worker is
+_WORDS = 5  # of the line of a step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Step:
         generation: The generation of the job.
         slots: The workers that took part.
         total: The total of all results since the first step.
-        pid: The process.
+        process: Who saw it, by its `proc.identity`. Process IDs alone come again in long soaks.
     """
 
     number: int
@@ -40,30 +41,59 @@ class Step:
     generation: int
     slots: tuple[int, ...]
     total: int
-    pid: int
+    process: str
 
 
-def _step(line: str, pid: int) -> Step:
+def _step(line: str, process: str) -> Step:
     number, end, generation, slots, total = line.split()
     taking_part = tuple(map(int, slots.split(",")))
-    return Step(int(number), float(end), int(generation), taking_part, int(total), pid)
+    return Step(int(number), float(end), int(generation), taking_part, int(total), process)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Worker:
+    """A process that is or was a worker, by its file."""
+
+    slot: int
+    pid: int
+    process: str
+    path: Path
+
+    @classmethod
+    def of(cls, path: Path) -> _Worker:
+        _, slot, pid, start = path.name.split("-")
+        return cls(int(slot), int(pid), f"{pid}-{start}", path)
+
+    @property
+    def is_there(self) -> bool:
+        return not proc.has_ended(self.pid) and proc.identity(self.pid) == self.process
+
+    def last_step(self) -> list[str]:
+        """Returns the words of its last line, if that is one of a step."""
+        words = last_words(self.path)
+        return words if len(words) == _WORDS else []
 
 
 def read_workers(folder: Path) -> tuple[list[Step], int]:
     """Returns all steps of all processes, and how many processes came to the end."""
     found, ended = [], 0
     for path in sorted(folder.glob("worker-*")):
-        pid = int(path.name.split("-")[2])
+        process = _Worker.of(path).process
         for line in path.read_text(encoding="ascii").rpartition("\n")[0].splitlines():
             if line == DONE:
                 ended += 1
             else:
-                found.append(_step(line, pid))
+                found.append(_step(line, process))
     return found, ended
 
 
 class ElasticJob(Job):
     """An elastic job, whose workers count as what may die."""
+
+    def __init__(self, layout: Layout, folder: Path, steps: int, faults: Faults | None) -> None:
+        """Starts the job, as `Job` does."""
+        self._ended: set[str] = set()  # the names of files whose processes have ended
+        super().__init__(layout, folder, steps, faults)
 
     def command(self, _steps: int) -> list[str]:
         """Returns the words that start the job."""
@@ -75,20 +105,18 @@ class ElasticJob(Job):
         return [*words, str(self._folder), str(layout.size)]
 
     def files(self) -> list[Path]:
-        """Returns the files that grow with each step."""
-        return sorted(self._folder.glob("worker-*"))
+        """Returns the files that grow with each step: those of workers that live."""
+        return [worker.path for worker in self._workers()]
 
     def ask(self) -> list[Mapping[str, Any]]:
         """Returns the workers: those of the latest generation serve."""
-        last: dict[tuple[int, int], int] = {}
-        for path in self.files():
-            _, slot, pid = path.name.split("-")
-            if _is_there(int(pid)):
-                words = _last_words(path)
-                last[int(slot), int(pid)] = int(words[2]) if words else 0
+        last = {}
+        for worker in self._workers():
+            words = worker.last_step()
+            last[worker] = int(words[2]) if words else 0
         latest = max(last.values(), default=0)
         places = dict.fromkeys(range(self._layout.ranks), 0)
-        places.update({slot: pid for (slot, pid), seen in last.items() if seen == latest > 0})
+        places.update({w.slot: w.pid for w, seen in last.items() if seen == latest > 0})
         return [
             {
                 "server": slot,
@@ -105,32 +133,19 @@ class ElasticJob(Job):
         What a process uses depends on its place: rank 0 has the rendezvous, and others a server.
         """
         found = {}
-        for path in self.files():
-            _, slot, pid = path.name.split("-")
-            if _is_there(int(pid)):
-                words = _last_words(path)
-                slots = words[3].split(",") if words else [slot]
-                place = f"rank {slots.index(slot)} of {len(slots)}"
-                found[int(pid)] = f"worker {slot} as {place}"
+        for worker in self._workers():
+            words = worker.last_step()
+            slots = words[3].split(",") if words else [str(worker.slot)]
+            place = f"rank {slots.index(str(worker.slot))} of {len(slots)}"
+            found[worker.pid] = f"worker {worker.slot} as {place}"
         return found
 
-
-def _last_words(path: Path) -> list[str]:
-    """Returns the words of a worker's last line, if that is one of a step."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _TAIL))
-        lines = file.read().rpartition(b"\n")[0].splitlines()
-    words = lines[-1].decode().split() if lines else []
-    return words if len(words) == 5 else []
-
-
-def _is_there(pid: int) -> bool:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] not in ("Z", "X")
+    def _workers(self) -> list[_Worker]:
+        """Returns the workers that live."""
+        paths = sorted(self._folder.glob("worker-*"))
+        workers = [_Worker.of(path) for path in paths if path.name not in self._ended]
+        self._ended.update(worker.path.name for worker in workers if not worker.is_there)
+        return [worker for worker in workers if worker.path.name not in self._ended]
 
 
 @dataclasses.dataclass
@@ -163,14 +178,19 @@ class WorkersOutcome:
 
     def recoveries(self) -> list[float]:
         """Returns for each fault the time until the survivors ended a step without the victim."""
+        ends: dict[tuple[int, int], float] = {}  # by generation and number: the last end
+        latest: dict[str, int] = {}  # the generation of the last step of a process
+        for step in self.steps:
+            key = step.generation, step.number
+            ends[key] = max(ends.get(key, step.end), step.end)
+            latest[step.process] = max(latest.get(step.process, 0), step.generation)
+        order = sorted(ends)
         found = []
-        for fault in self.faults:
-            before = max((s.generation for s in self.steps if s.pid == fault.pid), default=0)
-            after = [s for s in self.steps if s.generation > before and s.end > fault.at]
-            if after:
-                first = min((s.generation, s.number) for s in after)
-                ends = [s.end for s in after if (s.generation, s.number) == first]
-                found.append(max(ends) - fault.at)
+        for fault, victim in zip(self.faults, self._victims(), strict=True):
+            begin = bisect.bisect(order, (latest.get(victim, 0) + 1, -1))
+            later = (ends[order[index]] for index in range(begin, len(order)))
+            if end := next((end for end in later if end > fault.at), None):
+                found.append(end - fault.at)
         return found
 
     def wrong(self) -> str:
@@ -178,7 +198,7 @@ class WorkersOutcome:
         by_number: dict[int, list[Step]] = defaultdict(list)
         for step in self.steps:
             by_number[step.number].append(step)
-        killed = {fault.pid for fault in self.faults}
+        killed = set(self._victims())
         total = 0
         for number in range(len(by_number)):
             if number not in by_number:
@@ -187,14 +207,27 @@ class WorkersOutcome:
             # then made the step again.
             valid = max(step.generation for step in by_number[number])
             for step in by_number[number]:
-                if step.generation < valid and step.pid not in killed:
-                    return f"step {number} was made twice, although process {step.pid} had it"
+                if step.generation < valid and step.process not in killed:
+                    pid = step.process.partition("-")[0]
+                    return f"step {number} was made twice, although process {pid} had it"
             made = [step for step in by_number[number] if step.generation == valid]
             total += total_of(number, list(made[0].slots), self.elements)
             if any(step.total != total for step in made):
                 seen = sorted({step.total for step in made})
                 return f"the total after step {number} is {seen}, and not {total}"
         return ""
+
+    def _victims(self) -> list[str]:
+        """Returns for each fault the process that had its ID then; "" if it had ended no step."""
+        begins: dict[int, dict[str, float]] = defaultdict(dict)  # by ID: the first ends of steps
+        for step in self.steps:
+            lives = begins[int(step.process.partition("-")[0])]
+            lives[step.process] = min(lives.get(step.process, step.end), step.end)
+        found = []
+        for fault in self.faults:
+            begun = [(end, who) for who, end in begins[fault.pid].items() if end <= fault.at]
+            found.append(max(begun, default=(0.0, ""))[1])
+        return found
 
     def growth(self) -> list[Growth]:
         """Returns the growth of processes in jobs of all workers; others have other servers."""
