@@ -65,7 +65,7 @@ Copier::~Copier() {
     if (event != 0) device_.destroy_event(event);
   }
   // A device that is lost may still write to its flags, so nobody else gets them.
-  for (const Flag& flag : {is_out_, is_back_, is_combined_}) {
+  for (const Flag& flag : {is_out_, is_back_, is_combined_, is_given_}) {
     if (flag.word != nullptr && lost.ok()) flags_.give_back(flag);
   }
 }
@@ -89,8 +89,8 @@ std::vector<Stream> Copier::streams() const {
 }
 
 std::vector<Flag> Copier::flags_in_use() const {
-  std::vector<Flag> all = {is_out_, is_back_};
-  if (is_combined_.word != nullptr) all.push_back(is_combined_);
+  std::vector<Flag> all = {is_out_, is_back_, is_combined_, is_given_};
+  std::erase_if(all, [](const Flag& flag) { return flag.word == nullptr; });
   return all;
 }
 
@@ -228,6 +228,24 @@ Status Copier::queue_sum(Flag flag, uint32_t value, const Sum& sum) {
   HERRING_RETURN_IF_ERROR(device_.wait(results_, combined_));
   HERRING_RETURN_IF_ERROR(queue_out(sum.out, results_));
   return device_.write_word(is_combined_.address, sums_ + 1, results_);
+}
+
+Status Copier::give_when(Flag flag, uint32_t value, const Sum& sum, Watcher::Then then) {
+  std::lock_guard lock(mutex_);
+  if (is_given_.word == nullptr) {
+    HERRING_RETURN_IF_ERROR(flags_.take().move_to(is_given_));
+    gifts_ = is_given_.word->load();
+  }
+  const Status queued = device_.together([&] { return queue_gift(flag, value, sum); });
+  if (queued.ok()) watcher_.expect(is_given_, ++gifts_, std::move(then));
+  return queued;
+}
+
+Status Copier::queue_gift(Flag flag, uint32_t value, const Sum& sum) {
+  HERRING_RETURN_IF_ERROR(device_.wait_word(flag.address, value, back_));
+  HERRING_RETURN_IF_ERROR(queue_back(sum.in, back_));
+  HERRING_RETURN_IF_ERROR(launch({sum.launch}, back_));
+  return device_.write_word(is_given_.address, gifts_ + 1, back_);
 }
 
 Status Copier::drain(Nanos deadline) {

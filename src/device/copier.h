@@ -89,6 +89,9 @@ class Copier {
     Launch launch;
   };
   Status combine_when(Flag flag, uint32_t value, const Sum& sum, Watcher::Then then);
+  // Does the same with a result on its way back. All steps are among the copies back, which wait
+  // meanwhile, and nothing is copied out.
+  Status give_when(Flag flag, uint32_t value, const Sum& sum, Watcher::Then then);
 
   // How long an object that ends waits for its device.
   static constexpr Nanos kPatience = 5 * kSecond;
@@ -124,6 +127,7 @@ class Copier {
   Status queue_back(const std::vector<Copy>& copies, Stream stream);
   Status launch(const std::vector<Launch>& all, Stream stream);
   Status queue_sum(Flag flag, uint32_t value, const Sum& sum);
+  Status queue_gift(Flag flag, uint32_t value, const Sum& sum);
   // The caller holds the lock.
   bool is_idle();
   // Waits until the streams are empty, but not beyond the deadline, and returns whether they are.
@@ -144,9 +148,10 @@ class Copier {
   Stream sums_stream_ = 0, results_ = 0;  // created at the first sum
   Event combined_ = 0;
   Event produced_ = 0, consumed_ = 0, returned_ = 0;
-  // The values of these flags count the calls of out(), when_back() and combine_when().
-  Flag is_out_, is_back_, is_combined_;
-  uint32_t outs_ = 0, backs_ = 0, sums_ = 0;
+  // The values of these flags count the calls of out(), when_back(), combine_when() and
+  // give_when(). The last two are taken at the first such call.
+  Flag is_out_, is_back_, is_combined_, is_given_;
+  uint32_t outs_ = 0, backs_ = 0, sums_ = 0, gifts_ = 0;
 };
 
 }  // namespace herring::device

@@ -221,6 +221,15 @@ void NodeStage::added(const wire::Key& key) {
   called_off_.contains(key.group) ? settle(key.group) : combined(work);
 }
 
+void NodeStage::given(const wire::Key& key) {
+  const auto found = works_.find(key);
+  if (found == works_.end()) return;  // cleared
+  const std::shared_ptr<NodeWork> work = found->second;
+  if (!std::exchange(work->giving, false)) return;  // it was stopped before it was to give
+  work->moved = moved_ = loop_.now();
+  called_off_.contains(key.group) ? settle(key.group) : slice_done(*work);
+}
+
 void NodeStage::combined(const std::shared_ptr<NodeWork>& work) {
   if (work->task.mark) work->task.mark.at(observe::Moment::kReduced, loop_.now());
   if (work->last_stage()) return slice_done(*work);
@@ -231,12 +240,12 @@ void NodeStage::combined(const std::shared_ptr<NodeWork>& work) {
 }
 
 bool NodeStage::may_push(const NodeWork& work) {
-  if (!work.combined || work.pushed || work.own().done) return false;
+  if (!work.combined || work.was_pushed()) return false;
   wire::Key before = work.task.key;
   if (!work.task.lockstep || before.buffer == 0) return true;
   --before.buffer;
   const NodeWork* const earlier = find(before);
-  return earlier == nullptr || earlier->pushed || earlier->own().done;
+  return earlier == nullptr || earlier->was_pushed();
 }
 
 std::shared_ptr<NodeWork> NodeStage::after(const NodeWork& work) {
@@ -248,7 +257,7 @@ std::shared_ptr<NodeWork> NodeStage::after(const NodeWork& work) {
 
 bool NodeStage::adds(uint32_t group) const {
   return std::any_of(works_.begin(), works_.end(), [group](const auto& one) {
-    return one.first.group == group && one.second->adding;
+    return one.first.group == group && (one.second->adding || one.second->giving);
   });
 }
 
@@ -304,7 +313,14 @@ void NodeStage::on_transfer_done(Transfer& transfer) {
   work->pushed = false;
   if (transfer.called_off) return settle(transfer.key.group);
   if (transfer.workers > 0) work->result_workers = transfer.workers;
-  slice_done(*work);
+  result_here(*work);
+}
+
+void NodeStage::result_here(NodeWork& work) {
+  const std::shared_ptr<SliceAdder>& adder = work.task.adder;
+  if (adder == nullptr || work.slice.bytes == 0 || !adder->gives()) return slice_done(work);
+  work.giving = true;
+  adder->give();
 }
 
 void NodeStage::slice_done(NodeWork& work) {
@@ -343,7 +359,7 @@ Nanos NodeStage::moved_at(uint32_t group) const {
 bool NodeStage::has_unpushed(uint32_t group) const {
   return std::any_of(works_.begin(), works_.end(), [&](const auto& one) {
     const NodeWork& work = *one.second;
-    return one.first.group == group && work.mine && !work.pushed && !work.own().done;
+    return one.first.group == group && work.mine && !work.was_pushed();
   });
 }
 
@@ -481,7 +497,7 @@ void NodeStage::clear() {
   // Work on a device takes milliseconds, unless the device hangs.
   const auto until = std::chrono::steady_clock::now() + kAdderPatience;
   for (const auto& [key, work] : works_) {
-    while (work->adding && !work->task.adder->through() &&
+    while ((work->adding || work->giving) && !work->task.adder->through() &&
            std::chrono::steady_clock::now() < until) {
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }

@@ -35,8 +35,10 @@ class NodeStage : private TransferOwner {
   void attach();
 
   void post(NodeTask task);
-  // Reports that the adder of a buffer is done.
+  // Reports that the adder of a buffer has combined this rank's slice, or has given its result to
+  // all ranks of the node.
   void added(const wire::Key& key);
+  void given(const wire::Key& key);
   // Tells the peers which of this rank's regions no longer exist, so that they can unmap them.
   void release_regions();
   // Warns about missing ranks, and fails tasks past their deadline. Where servers watch deadlines,
@@ -97,6 +99,9 @@ class NodeStage : private TransferOwner {
   void do_work();
   void schedule_work();
   void push_slice(const std::shared_ptr<NodeWork>& work);
+  // The result of the slice is in this rank's memory.
+  void result_here(NodeWork& work);
+  // Every rank has the result of the slice, or can take it.
   void slice_done(NodeWork& work);
   void maybe_finish(NodeWork& work);
   void let_go(const LocalGroup& group);

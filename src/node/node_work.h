@@ -63,9 +63,9 @@ struct NodeTask {
   bool lockstep = false;               // as in Transfer
   std::optional<uint32_t> attempt;     // likewise
   std::vector<plan::Shard> shards;     // of the buffer in wire bytes; one shard when nodes == 1
-  // Null: the processor combines the slice. Otherwise results stay with the ranks that own the
-  // slices, and whoever wants them copies them from there. An adder excludes a different wire
-  // dtype.
+  // Null: the processor combines the slice. Otherwise the adder gives results to the ranks, or they
+  // stay with the ranks that own the slices, and whoever wants them copies them from there. An
+  // adder excludes a different wire dtype.
   std::shared_ptr<SliceAdder> adder;
   // Called when all have posted; memory by local index. May be null.
   std::function<void(std::vector<PostedMemory>)> on_posted;
@@ -105,6 +105,8 @@ struct NodeWork {
   bool last_stage() const { return task.exchanges || task.group->members().nodes() == 1; }
   // Returns bits by local index of the members that have something to add.
   uint32_t active() const;
+  // Returns whether this rank's slice has been pushed, in this round.
+  bool was_pushed() const { return pushed || giving || own().done; }
   Posted& own() { return ranks[options.local_rank]; }
   const Posted& own() const { return ranks[options.local_rank]; }
 
@@ -139,6 +141,7 @@ struct NodeWork {
   plan::Range slice;                 // in wire bytes; of an exchange, all that is copied
   size_t worked = 0;                 // of slice.bytes
   bool adding = false;               // the adder was started and is not done
+  bool giving = false;               // the adder gives the result
   bool combined = false;             // to be pushed, or pushed already
   bool pushed = false;               // the Pusher uses the transfer
 

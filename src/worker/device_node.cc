@@ -44,32 +44,47 @@ struct DeviceNode::Card {
   }
 };
 
+// What a kernel waits for, and what it then reads.
+struct DeviceNode::Step {
+  void take(device::Flag its_flag, std::shared_ptr<device::Command> its_command) {
+    flag = its_flag;
+    value = flag.word->load();
+    command = std::move(its_command);
+  }
+  void start(uint32_t active, double divisor) {
+    command->active = active;
+    command->divisor = divisor;
+    through.store(false);
+    flag.set(value);
+  }
+  void forbid() { std::atomic_ref(command->stop).store(1); }
+
+  device::Flag flag;
+  uint32_t value = 0;  // that means the running round
+  std::shared_ptr<device::Command> command;  // null if there is no such step
+  std::atomic<bool> through{true};
+};
+
 // The adder of one buffer.
 class DeviceNode::Adder : public SliceAdder {
  public:
-  Adder(device::Flag flag, std::shared_ptr<device::Command> command)
-      : flag(flag), value(flag.word->load()), command(std::move(command)) {}
-
-  void start(uint32_t active, double divisor) override {
-    command->active = active;
-    command->divisor = divisor;
-    through_.store(false);
-    flag.set(value);
-  }
-  // Kernels that wait behind the flag may run then; they read `stop` first.
+  void start(uint32_t active, double divisor) override { sum.start(active, divisor); }
+  bool gives() const override { return will_give; }
+  void give() override { gift.start(1, 1.0); }
+  // Kernels that wait behind the flags may run then; they read `stop` first.
   void stop() override {
-    std::atomic_ref(command->stop).store(1);
-    flag.set(value);
+    for (Step* step : steps()) step->forbid();
+    for (Step* step : steps()) step->flag.set(step->value);
   }
-  bool through() const override { return through_.load(); }
-  void is_through() { through_.store(true); }
+  bool through() const override { return sum.through.load() && gift.through.load(); }
 
-  const device::Flag flag;
-  uint32_t value;  // that means the running round
-  const std::shared_ptr<device::Command> command;
+  std::vector<Step*> steps() {
+    return gift.command ? std::vector<Step*>{&sum, &gift} : std::vector<Step*>{&sum};
+  }
 
- private:
-  std::atomic<bool> through_{true};
+  Step sum;
+  Step gift;  // only if there are other nodes
+  bool will_give = false;
 };
 
 DeviceNode::~DeviceNode() { let_go(); }
@@ -93,7 +108,7 @@ void DeviceNode::let_go() {
 }
 
 void DeviceNode::part_with_arenas() {
-  if (level_ == kHost || (level_ == kIpc && one_node())) return;
+  if (level_ != kStaged) return;
   for (size_t i = 0; i < plan().arenas.size(); ++i) {
     planned_->shared_heap()->retire(planned_->arena(i).get());
   }
@@ -167,6 +182,7 @@ void DeviceNode::prepare(uint32_t round) {
       const Card card = Card::read(cards, place);
       level_ = std::min(level_, card.magic == kMagic ? static_cast<Level>(card.level) : kHost);
     }
+    for (const auto& adder : adders_) adder->will_give = gives();
     log(LogLevel::kInfo, "'", planned_->options().name, "': the node stage of GPU ",
         device_.index(), " is ", name_of(level_));
     const std::string& wanted = planned_->node_stage();
@@ -259,7 +275,7 @@ size_t DeviceNode::largest_slice() const {
 
 // Allocates memory for commands, followed by the neighbours' parts of a slice.
 Status DeviceNode::take_scratch() {
-  parts_scratch_ = plan().buffers.size() * kCommandBytes;
+  parts_scratch_ = plan().buffers.size() * steps() * kCommandBytes;
   parts_scratch_ += kScratchAlignment - parts_scratch_ % kScratchAlignment;
   HERRING_RETURN_IF_ERROR(
       device_.allocate(parts_scratch_ + (places() - 1) * largest_slice()).move_to(scratch_));
@@ -267,7 +283,7 @@ Status DeviceNode::take_scratch() {
 }
 
 Status DeviceNode::make_adders() {
-  const size_t count = plan().buffers.size();
+  const size_t count = plan().buffers.size() * steps();
   const std::shared_ptr<SharedHeap> heap = planned_->shared_heap();
   auto memory = heap->allocate(count * sizeof(device::Command),
                                Use::devices_at(copier_.memory_node()));
@@ -276,18 +292,16 @@ Status DeviceNode::make_adders() {
       static_cast<device::Command*>(*memory), [heap](device::Command* all) { heap->free(all); });
   if (!heap->is_pinned(*memory)) return not_pinned();
   std::vector<std::shared_ptr<Adder>> made;
-  Status status;
-  for (size_t i = 0; i < count && status.ok(); ++i) {
+  for (size_t i = 0; i < count; ++i) {
     auto flag = copier_.flags().take();
-    status = flag.status();
-    if (!flag.ok()) break;
+    if (!flag.ok()) {
+      give_back_flags(made);
+      return flag.status();
+    }
+    if (i % steps() == 0) made.push_back(std::make_shared<Adder>());
+    Step& step = i % steps() == 0 ? made.back()->sum : made.back()->gift;
     auto* const command = new (commands.get() + i) device::Command;
-    made.push_back(std::make_shared<Adder>(
-        *flag, std::shared_ptr<device::Command>(commands, command)));
-  }
-  if (!status.ok()) {
-    for (const auto& adder : made) copier_.flags().give_back(adder->flag);
-    return status;
+    step.take(*flag, std::shared_ptr<device::Command>(commands, command));
   }
   std::lock_guard lock(mutex_);
   adders_ = std::move(made);
@@ -299,16 +313,24 @@ std::shared_ptr<SliceAdder> DeviceNode::adder(uint32_t buffer) {
 }
 
 void DeviceNode::count_on() {
-  for (const auto& adder : adders_) ++adder->value;
+  for (const auto& adder : adders_) {
+    for (Step* step : adder->steps()) ++step->value;
+  }
 }
 
-void DeviceNode::give_back_flags() {
-  for (const auto& adder : adders_) copier_.flags().give_back(adder->flag);
+void DeviceNode::give_back_flags() { give_back_flags(adders_); }
+
+void DeviceNode::give_back_flags(const std::vector<std::shared_ptr<Adder>>& adders) {
+  for (const auto& adder : adders) {
+    for (Step* step : adder->steps()) copier_.flags().give_back(step->flag);
+  }
 }
 
 void DeviceNode::release() {
   std::lock_guard lock(mutex_);
-  for (const auto& adder : adders_) std::atomic_ref(adder->command->stop).store(1);
+  for (const auto& adder : adders_) {
+    for (Step* step : adder->steps()) step->forbid();
+  }
   for (const auto& adder : adders_) adder->stop();
 }
 
@@ -326,20 +348,30 @@ std::vector<plan::Range> DeviceNode::to_copy_out(uint32_t buffer, const plan::Ra
   return all;
 }
 
-// The sum overwrites this rank's slice in its own arena.
-device::Copier::Sum DeviceNode::sum_of(uint32_t buffer) const {
+device::Copier::Sum DeviceNode::step_of(uint32_t buffer, bool gift) const {
   const plan::Buffer& one = plan().buffers[buffer];
   const plan::Range slice = planned_->slice(buffer, own_place());
-  const size_t offset = one.range.offset + slice.offset;
-  const DType dtype = plan().arenas[one.arena].dtype;
+  Adder& adder = *adders_[buffer];
   device::Copier::Sum sum;
   device::Combination& what = sum.launch.what;
   // Blocks of a kernel that read the same word of host memory do so one after the other, which
   // takes a millisecond. Therefore the command is copied to the device.
-  what.command = scratch_ + buffer * kCommandBytes;
-  sum.in.push_back({what.command, reinterpret_cast<char*>(adders_[buffer]->command.get()),
-                    kCommandBytes});
-  what.elements = slice.bytes / size_of(dtype);
+  what.command = scratch_ + (buffer * steps() + gift) * kCommandBytes;
+  device::Command* const command = (gift ? adder.gift : adder.sum).command.get();
+  sum.in.push_back({what.command, reinterpret_cast<char*>(command), kCommandBytes});
+  what.elements = slice.bytes / size_of(plan().arenas[one.arena].dtype);
+  sum.launch.blocks = device_.blocks_for(slice.bytes);
+  sum.launch.kernel = kernels_[one.arena];
+  return sum;
+}
+
+// The sum overwrites this rank's slice in its own arena.
+device::Copier::Sum DeviceNode::sum_of(uint32_t buffer) const {
+  device::Copier::Sum sum = step_of(buffer, false);
+  device::Combination& what = sum.launch.what;
+  const plan::Buffer& one = plan().buffers[buffer];
+  const plan::Range slice = planned_->slice(buffer, own_place());
+  const size_t offset = one.range.offset + slice.offset;
   what.number_of_sources = places();
   device::Address scratch = scratch_ + parts_scratch_;
   for (uint32_t place = 0; place < places(); ++place) {
@@ -359,23 +391,47 @@ device::Copier::Sum DeviceNode::sum_of(uint32_t buffer) const {
     sum.out.push_back({own.address + offset, own.memory + offset, slice.bytes});
   }
   if (!one_node()) {
-    what.postscale = wire_scale(planned_->group().members(), dtype, planned_->options().op);
+    what.postscale = wire_scale(planned_->group().members(), plan().arenas[one.arena].dtype,
+                                planned_->options().op);
   }
-  sum.launch.blocks = device_.blocks_for(slice.bytes);
-  sum.launch.kernel = kernels_[one.arena];
   return sum;
 }
 
-Status DeviceNode::queue(uint32_t buffer, device::Watcher::Then then) {
+// The result comes to this rank's arena, and a kernel copies it to those of the neighbours.
+device::Copier::Sum DeviceNode::gift_of(uint32_t buffer) const {
+  device::Copier::Sum gift = step_of(buffer, true);
+  device::Combination& what = gift.launch.what;
+  const plan::Buffer& one = plan().buffers[buffer];
+  const plan::Range slice = planned_->slice(buffer, own_place());
+  const size_t offset = one.range.offset + slice.offset;
+  const Part& own = parts_[own_place()][one.arena];
+  gift.in.push_back({own.address + offset, own.memory + offset, slice.bytes});
+  what.number_of_sources = 1;
+  what.sources[0] = own.address + offset;
+  for (uint32_t place = 0; place < places(); ++place) {
+    if (place == own_place()) continue;
+    what.targets[what.number_of_targets++] = parts_[place][one.arena].address + offset;
+  }
+  return gift;
+}
+
+Status DeviceNode::queue(uint32_t buffer, device::Watcher::Then added,
+                         device::Watcher::Then given) {
   if (level_ == kHost) return {};
   const device::Copier::Sum sum = sum_of(buffer);
   if (sum.launch.what.elements == 0) return {};
   const std::shared_ptr<Adder>& adder = adders_[buffer];
-  return copier_.combine_when(adder->flag, adder->value, sum,
-                              [adder, then = std::move(then)](const Status& status) {
-                                adder->is_through();
-                                then(status);
-                              });
+  const auto end_of = [&adder](Step& step, device::Watcher::Then then) {
+    return [adder, &step, then = std::move(then)](const Status& status) {
+      step.through.store(true);
+      then(status);
+    };
+  };
+  HERRING_RETURN_IF_ERROR(copier_.combine_when(adder->sum.flag, adder->sum.value, sum,
+                                               end_of(adder->sum, std::move(added))));
+  if (!gives()) return {};
+  return copier_.give_when(adder->gift.flag, adder->gift.value, gift_of(buffer),
+                           end_of(adder->gift, std::move(given)));
 }
 
 std::vector<device::Copy> DeviceNode::to_copy_back(uint32_t buffer) const {
@@ -386,7 +442,7 @@ std::vector<device::Copy> DeviceNode::to_copy_back(uint32_t buffer) const {
              one.range.bytes}};
   }
   std::vector<device::Copy> all;
-  if (level_ == kIpc && one_node()) return all;
+  if (level_ == kIpc) return all;
   for (uint32_t place = 0; place < places(); ++place) {
     if (place == own_place() && one_node()) continue;
     const plan::Range slice = planned_->slice(buffer, place);

@@ -1,11 +1,13 @@
 // The work that the GPUs of a node's ranks do together for one plan. Each GPU combines its slice of
-// every fusion buffer. It then takes the other slices' results from where they are (paper, III-B,
-// steps 1, 2 and 5).
+// every fusion buffer, and all get the slices' results (paper, III-B, steps 1, 2 and 5).
 //
 //   kHost     the processors of the ranks combine, in host memory
 //   kStaged   a GPU combines: copy engines bring it what its neighbours' copy engines have put into
-//             pinned host memory, and copy its slice back there
-//   kIpc      a GPU reads and writes the memory of its neighbours' GPUs
+//             pinned host memory, and copy its slice back there. It takes the other slices' results
+//             from where they are
+//   kIpc      a GPU reads and writes the memory of its neighbours' GPUs. If there are other nodes,
+//             only the sum of its slice leaves it, and only the slice's result comes back, which it
+//             gives to its neighbours
 //
 // In the first two rounds, the processors combine. Meanwhile the ranks exchange cards that say what
 // each of them has and can reach. So all ranks change over in the same round without negotiation.
@@ -40,8 +42,9 @@ class DeviceNode final : public PlannedDevices {
   // Returns which parts of `range`, a part of the buffer in its arena, the neighbours need in host
   // memory.
   std::vector<plan::Range> to_copy_out(uint32_t buffer, const plan::Range& range) const;
-  // Queues this rank's part of a buffer whose gradients are all on their way. `then`: see Copier.
-  Status queue(uint32_t buffer, device::Watcher::Then then);
+  // Queues this rank's part of a buffer whose gradients are all on their way. `added` and `given`
+  // are called after these steps; see NodeStage and Copier.
+  Status queue(uint32_t buffer, device::Watcher::Then added, device::Watcher::Then given);
   // Returns the copies that bring a buffer back when it is averaged.
   std::vector<device::Copy> to_copy_back(uint32_t buffer) const;
   // Advances the flag values for a new round, when the running one is over.
@@ -63,6 +66,7 @@ class DeviceNode final : public PlannedDevices {
 
  private:
   class Adder;
+  struct Step;
   struct Card;
   // One rank's copy of one arena, as this rank reaches it.
   struct Part {
@@ -82,6 +86,14 @@ class DeviceNode final : public PlannedDevices {
   Status take_scratch();
   size_t largest_slice() const;
   device::Copier::Sum sum_of(uint32_t buffer) const;
+  device::Copier::Sum gift_of(uint32_t buffer) const;
+  // Returns what both have: a kernel for this rank's slice that reads its command.
+  device::Copier::Sum step_of(uint32_t buffer, bool gift) const;
+  // Returns whether this rank gives the results of its slices to its neighbours' devices.
+  bool gives() const { return level_ == kIpc && !one_node(); }
+  // Returns how many steps there may be for each buffer: a sum, and the gift of its result.
+  size_t steps() const { return one_node() ? 1 : 2; }
+  void give_back_flags(const std::vector<std::shared_ptr<Adder>>& adders);
   const plan::Plan& plan() const { return planned_->plan(); }
   uint32_t places() const { return planned_->group().local_size(); }
   uint32_t own_place() const { return planned_->group().local_index(); }

@@ -273,6 +273,8 @@ Status DeviceRounds::queue_back() {
     HERRING_RETURN_IF_ERROR(
         node_->queue(buffer, later([buffer](DeviceRounds& self, const Status& status) {
           status.ok() ? self.planned_->added(buffer) : self.planned_->fail(status);
+        }), later([buffer](DeviceRounds& self, const Status& status) {
+          status.ok() ? self.planned_->given(buffer) : self.planned_->fail(status);
         })));
     // If neighbours write the averages to this device, nothing is copied back; the end of the round
     // says that they are there.

@@ -375,14 +375,18 @@ std::shared_ptr<Future> Planned::round() const {
   return round_ == nullptr ? nullptr : round_->future;
 }
 
-void Planned::added(uint32_t buffer) {
+void Planned::added(uint32_t buffer) { report(&NodeStage::added, buffer); }
+void Planned::given(uint32_t buffer) { report(&NodeStage::given, buffer); }
+
+void Planned::report(void (NodeStage::*what)(const wire::Key& key), uint32_t buffer) {
   std::shared_ptr<Round> round;
   {
     std::lock_guard lock(mutex_);
     round = round_;
   }
-  work_->run(round, [work = work_, round, buffer] {
-    work->engine.node_stage().added({work->stream, round->number, buffer, work->members().id()});
+  work_->run(round, [work = work_, what, round, buffer] {
+    const wire::Key key{work->stream, round->number, buffer, work->members().id()};
+    (work->engine.node_stage().*what)(key);
   });
 }
 

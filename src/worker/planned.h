@@ -17,6 +17,10 @@
 #include "plan/plan.h"
 #include "worker/engine.h"
 
+namespace herring {
+class NodeStage;
+}
+
 namespace herring::worker {
 
 // Interface to the devices that take part in the node stage of a plan's rounds; see DeviceNode.
@@ -90,8 +94,10 @@ class Planned {
   bool lacks_note() const;  // and the running round needs one
   // Returns the future of the latest round; null before the first.
   std::shared_ptr<Future> round() const;
-  // Reports that the adder of a buffer in the running round is done. Any thread.
+  // Reports that the adder of a buffer in the running round has combined this rank's slice, or has
+  // given its result to all ranks of the node. Any thread.
   void added(uint32_t buffer);
+  void given(uint32_t buffer);
   // Returns how many rounds have begun.
   uint32_t rounds() const;
   // Returns the cards of the node's ranks from a finished round, sorted by local index. Empty if
@@ -127,6 +133,8 @@ class Planned {
 
   explicit Planned(std::shared_ptr<Work> work);
   bool has_note() const;
+  // Makes this report to the node stage, about a buffer in the running round.
+  void report(void (NodeStage::*what)(const wire::Key& key), uint32_t buffer);
   // Returns an error if the gradient cannot become ready now. The caller holds the lock.
   Status may_be_ready(size_t index) const;
   // Returns text that says what has not happened yet, such as "gradients 3, 4 were ready".

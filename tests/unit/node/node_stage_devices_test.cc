@@ -53,6 +53,85 @@ TEST_P(NodesWithDevices, AddSlices) {
 
 INSTANTIATE_TEST_SUITE_P(OneAndTwo, NodesWithDevices, ::testing::Values(1u, 2u));
 
+TEST_F(NodeStageTest, DevicesGiveResultsToTheirNeighbours) {
+  constexpr size_t kBytes = 4 * kSegment;
+  make(2, 2);
+  const auto first = std::make_shared<Adder>(), second = std::make_shared<Adder>();
+  first->gives_results = second->gives_results = true;
+  const auto nobody_has_it = [&] { return ranks[0].workers.empty() && ranks[1].workers.empty(); };
+  run({[&] {
+         post(0, allocate(0, kBytes), kBytes, 0, true, first);
+         post(1, allocate(1, kBytes), kBytes, 0, true, second);
+       },
+       [&] {
+         EXPECT_FALSE(first->giving || second->giving);
+         for (Rank& rank : ranks) rank.stage->added({3, 0, 0});
+       },
+       [&] {
+         EXPECT_TRUE(first->giving && second->giving) << "servers have answered";
+         EXPECT_TRUE(nobody_has_it());
+         ranks[0].stage->given({3, 0, 0});
+       },
+       [&] {
+         EXPECT_TRUE(nobody_has_it()) << "the slice of the second is not there";
+         ranks[1].stage->given({3, 0, 0});
+       }});
+  for (const Rank& rank : ranks) {
+    EXPECT_TRUE(rank.failures.empty());
+    EXPECT_EQ(rank.workers, std::vector<uint32_t>{5});
+  }
+}
+
+TEST_F(NodeStageTest, LaterBuffersArePushedWhileADeviceGivesAResult) {
+  make(2, 2);
+  const auto adder = std::make_shared<Adder>();
+  adder->gives_results = true;
+  run({[&] {
+         for (const uint32_t r : {0u, 1u}) {
+           for (const uint32_t buffer : {0u, 1u}) {
+             post(r, allocate(r, 2 * kSegment), 2 * kSegment, 0, true, adder, {}, buffer);
+           }
+         }
+       },
+       [&] { ranks[0].stage->added({3, 0, 0}); },
+       [&] {
+         EXPECT_TRUE(adder->giving);
+         ranks[0].stage->added({3, 0, 1});
+       }});
+  EXPECT_EQ(servers.pushed, (std::vector<uint32_t>{0, 1}));
+}
+
+// Until a device has stopped it may still touch a neighbour's memory.
+TEST_F(NodeStageTest, AGroupIsCalledOffWhileADeviceGivesAResult) {
+  constexpr size_t kBytes = 4 * kSegment;
+  make(2, 2);
+  const auto first = std::make_shared<Adder>(), second = std::make_shared<Adder>();
+  first->gives_results = second->gives_results = true;
+  run({[&] {
+         post(0, allocate(0, kBytes), kBytes, 0, true, first);
+         post(1, allocate(1, kBytes), kBytes, 0, true, second);
+       },
+       [&] {
+         for (Rank& rank : ranks) rank.stage->added({3, 0, 0});
+       },
+       [&] {
+         for (Rank& rank : ranks) rank.stage->call_off(rank.group);
+       },
+       [&] {
+         EXPECT_TRUE(first->stopped && second->stopped);
+         EXPECT_TRUE(ranks[0].workers.empty() && ranks[1].workers.empty());
+         ranks[0].stage->given({3, 0, 0});
+       },
+       [&] {
+         EXPECT_TRUE(ranks[0].workers.empty());  // its neighbour's device has not stopped
+         ranks[1].stage->given({3, 0, 0});
+       }});
+  for (const Rank& rank : ranks) {
+    EXPECT_EQ(rank.workers, std::vector<uint32_t>{0});
+    EXPECT_FALSE(rank.stage->busy(0));
+  }
+}
+
 // Other nodes, whose processors add, push the buffers of a round in order.
 TEST_F(NodeStageTest, WhatProcessorsHaveAddedWaitsForEarlierBuffersThatADeviceAdds) {
   constexpr uint32_t kBuffers = 4;

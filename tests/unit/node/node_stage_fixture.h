@@ -54,8 +54,11 @@ class Adder : public SliceAdder {
   }
   void stop() override { stopped = true; }
   bool through() const override { return true; }
+  bool gives() const override { return gives_results; }
+  void give() override { giving = true; }
 
-  bool started = false, stopped = false;
+  bool started = false, stopped = false, giving = false;
+  bool gives_results = false;
   uint32_t active = 0;
   double divisor = 0;
 };
