@@ -18,14 +18,13 @@ TEST(Failures, EveryRoundEndsWithTheSameBits) {
   uint64_t kills = 0, cuts = 0, replacements = 0;
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     const auto expected = run_with_failures({seed, 0});
-    ASSERT_TRUE(expected.ok()) << "seed " << seed << ": " << expected.status().message();
+    ASSERT_TRUE(expected.ok()) << Seeds::command(seed) << ": " << expected.status().message();
     for (uint32_t schedule = 1; schedule <= kSchedules; ++schedule) {
+      if (!Seeds::wants(schedule)) continue;
       const auto got = run_with_failures({seed, schedule});
-      ASSERT_TRUE(got.ok()) << "HERRING_FIRST_SEED=" << seed << " HERRING_SEEDS=1, schedule "
-                            << schedule << ": " << got.status().message();
+      ASSERT_TRUE(got.ok()) << Seeds::command(seed, schedule) << ": " << got.status().message();
       ASSERT_EQ(got->results, expected->results)
-          << "HERRING_FIRST_SEED=" << seed << " HERRING_SEEDS=1, schedule " << schedule << ": "
-          << got->description;
+          << Seeds::command(seed, schedule) << ": " << got->description;
       kills += got->kills;
       cuts += got->cuts;
       replacements += got->replacements;

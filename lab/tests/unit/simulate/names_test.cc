@@ -52,6 +52,7 @@ void expect_outlives(Plan plan, uint64_t seed, uint32_t deaths) {
 TEST(Names, MoveToAnotherServer) {
   const Seeds seeds = Seeds::of(1, 40);
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    SCOPED_TRACE(Seeds::command(seed));
     Plan plan;
     plan.ranks = 2 + seed % 3;
     if (seed % 2 == 0) plan.forms = Plan::Forms::kBefore;
@@ -69,6 +70,7 @@ TEST(Names, MoveToAnotherServer) {
 TEST(Names, MessagesMoveToAnotherServer) {
   const Seeds seeds = Seeds::of(401, 40);
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    SCOPED_TRACE(Seeds::command(seed));
     Plan plan;
     plan.ranks = 2 + seed % 3;
     plan.messages = true;
@@ -83,6 +85,7 @@ TEST(Names, MessagesMoveToAnotherServer) {
 TEST(Names, JoinsMoveToAnotherServer) {
   const Seeds seeds = Seeds::of(501, 40);
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    SCOPED_TRACE(Seeds::command(seed));
     Plan plan;
     plan.ranks = 2 + seed % 3;
     plan.lanes = 3;
@@ -105,6 +108,7 @@ Plan forming(uint64_t seed) {
 TEST(Names, FormingMovesToAnotherServer) {
   const Seeds seeds = Seeds::of(1010, 24);
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    SCOPED_TRACE(Seeds::command(seed));
     Plan plan = forming(seed);
     expect_outlives(plan, seed, 1 + seed % 3);
     if (HasFatalFailure() || HasNonfatalFailure()) return;
@@ -116,6 +120,7 @@ TEST(Names, FormingMovesToAnotherServer) {
 TEST(Names, MoveAgain) {
   const Seeds seeds = Seeds::of(101, 30);
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    SCOPED_TRACE(Seeds::command(seed));
     Plan plan;
     expect_outlives(plan, seed, 3);
     if (HasFatalFailure() || HasNonfatalFailure()) return;
@@ -126,6 +131,7 @@ TEST(Names, MoveAgain) {
 TEST(Names, ReturnToReplacements) {
   const Seeds seeds = Seeds::of(301, 30);
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    SCOPED_TRACE(Seeds::command(seed));
     Plan plan;
     plan.calls = 40;
     plan.messages = seed % 3 == 1;
@@ -149,6 +155,7 @@ TEST(Names, ReturnToReplacements) {
 TEST(Names, FormingReturnsToReplacements) {
   const Seeds seeds = Seeds::of(2001, 40);
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    SCOPED_TRACE(Seeds::command(seed));
     Plan plan = forming(seed);
     const Calm expected = calm(plan, seed);
     std::mt19937_64 random(seed);
@@ -182,6 +189,7 @@ TEST(Names, NoCallNeedsTheServerThatHasIt) {
 TEST(Names, BelongToAGroupThatIsFormedLater) {
   const Seeds seeds = Seeds::of(201, 10);
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    SCOPED_TRACE(Seeds::command(seed));
     Plan plan;
     plan.forms = Plan::Forms::kAfter;
     const Calm expected = calm(plan, seed);

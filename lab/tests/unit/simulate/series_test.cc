@@ -179,6 +179,7 @@ SeriesPlan plan_of(uint64_t seed) {
 TEST(SeriesInTime, OutliveTheirOwners) {
   const Seeds seeds = Seeds::of(1, 60);
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    SCOPED_TRACE(Seeds::command(seed));
     SeriesPlan plan = plan_of(seed);
     SeriesJob calm(plan, seed);
     calm.run();
@@ -198,6 +199,7 @@ TEST(SeriesInTime, OutliveTheirOwners) {
 TEST(SeriesInTime, MoveAgain) {
   const Seeds seeds = Seeds::of(101, 60);
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    SCOPED_TRACE(Seeds::command(seed));
     SeriesPlan plan = plan_of(seed);
     SeriesJob calm(plan, seed);
     calm.run();
