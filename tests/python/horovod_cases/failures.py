@@ -79,6 +79,18 @@ def disagreements():
 
 
 @case
+def sparse_disagreements():
+    op = hvd.Average if hvd.rank() else hvd.Sum
+    rows = torch.eye(2).to_sparse()
+    handle = hvd.sparse_allreduce_async(rows, name="m", op=op)
+    error = raises(herring.MismatchError, "op sum", hvd.synchronize, handle)
+    assert "op average" in str(error), error
+    assert isinstance(error, hvd.HorovodInternalError)
+    found = hvd.sparse_allreduce_async(rows, name="m", op=hvd.Sum)().to_dense()
+    assert torch.equal(found, hvd.size() * torch.eye(2))
+
+
+@case
 def threads():
     found = {}
 

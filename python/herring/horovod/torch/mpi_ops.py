@@ -273,7 +273,7 @@ def sparse_allreduce_async(
       tensor: a sparse COO tensor with the same shape and sparse dimensions on all ranks, and any
         number of entries.
       name: identifies the operation across ranks; None numbers the calls.
-      op: Average or Sum.
+      op: Average or Sum, the same on all ranks.
       process_set: the ranks that take part.
 
     Returns:

@@ -12,7 +12,7 @@ from herring.arrays.grouped import results_of
 from herring.errors import InvalidArgumentError
 from herring.horovod.common import starter
 from herring.horovod.common.handles import Call
-from herring.horovod.common.operators import Average, Sum
+from herring.horovod.common.operators import Average, Sum, operator_of
 from herring.horovod.common.tensors import Tensors
 from herring.torch import devices
 from herring.torch.tensors import dtype_name, on_host
@@ -133,7 +133,8 @@ class Starter(starter.Starter):
             indices = self.tensors.rows(whole.indices().t(), kind)
             values = self.tensors.rows(whole.values(), kind)
             parts = [self.tensors.words(indices), self.tensors.words(values)]
-            operation = call.start(parts, listed=True, about=f"sparse {self._text(whole)}")
+            about = f"sparse {self._text(whole)}; op {operator_of(op, kind)}"
+            operation = call.start(parts, listed=True, about=about)
 
             def finish() -> torch.Tensor:
                 places, every = (
