@@ -413,8 +413,8 @@ def test_arrays_of_any_memory(monkeypatch):
     assert prepared.parts[0].dtype == np.int16
 
 
-def run_bench(tmp_path, workers, arguments):
-    """Runs the benchmark here without a launcher; returns rank 0's output and the JSON."""
+def ends_of_bench(tmp_path, path, workers, arguments):
+    """Runs the benchmark here without a launcher; returns each rank's status and output."""
     # The benchmark needs two adjacent ports: one for the job, the next for the competitor.
     while True:
         with socket.socket() as one, socket.socket() as two:
@@ -425,7 +425,6 @@ def run_bench(tmp_path, workers, arguments):
                 break
             except (OSError, OverflowError):
                 continue
-    path = tmp_path / "result.json"
     secret = tmp_path / "secret"
     secret.touch(mode=0o600)
     secret.write_text("5ec4e7" * 10)
@@ -459,24 +458,26 @@ def run_bench(tmp_path, workers, arguments):
         for process in processes:
             process.kill()
             process.wait()
-    for process, output in zip(processes, outputs):
-        assert process.returncode == 0, output
-    assert not any("GB/s" in output for output in outputs[1:]), "only rank 0 prints the table"
-    return outputs[0], json.loads(path.read_text())
+    return [(process.returncode, output) for process, output in zip(processes, outputs)]
+
+
+def run_bench(tmp_path, workers, arguments):
+    """Runs the benchmark here without a launcher; returns rank 0's output and the JSON."""
+    path = tmp_path / "result.json"
+    ends = ends_of_bench(tmp_path, path, workers, arguments)
+    for status, output in ends:
+        assert status == 0, output
+    assert not any("GB/s" in output for _, output in ends[1:]), "only rank 0 prints the table"
+    return ends[0][1], json.loads(path.read_text())
 
 
 def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(tmp_path):
     path = tmp_path / "none" / "x.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "herring.bench", "allreduce", "--json", str(path)],
-        env={**os.environ, "HERRING_RANK": "0", "HERRING_SIZE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
-    assert (done.returncode, done.stdout) == (3, "")
-    assert f"--json {path}: cannot be written: No such file or directory" in done.stderr
-    assert "Traceback" not in done.stderr
+    ends = ends_of_bench(tmp_path, path, 3, [])
+    refusal = f"herring.bench: ConfigurationError: --json {path}: "
+    assert ends[0] == (3, f"{refusal}cannot be written: No such file or directory\n")
+    others = f"{refusal}rank 0 cannot write the file; its own error says why\n"
+    assert ends[1:] == [(3, others)] * 2
 
 
 def check_document(document, workers, expected_sizes):

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from herring import models
 from herring.bench import pattern, report, sizes
 from herring.bench.communicator import Communicator, HerringCommunicator
@@ -84,8 +86,7 @@ def _main(argv: Sequence[str] | None) -> int:
         # Leaving is collective, so it is done only on success: after an error, ranks may be gone.
         communicator.close()
     except HerringError as error:
-        print(f"herring.bench: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        return 3
+        return _refused(error)
     return status
 
 
@@ -107,8 +108,10 @@ def _open(options: argparse.Namespace) -> Communicator:
 
 def _run(communicator: Communicator, options: argparse.Namespace) -> int:
     first = communicator.rank == 0
-    if first and options.json:
-        require_writable(options.json, "--json")
+    try:
+        _require_writable(communicator, options.json)
+    except ConfigurationError as error:
+        return _refused(error)
     if first:
         print(report.header(communicator, options.operation, communicator.describe()), flush=True)
     results: list[dict[str, Any]] = []
@@ -137,9 +140,31 @@ def _run(communicator: Communicator, options: argparse.Namespace) -> int:
             try:
                 _write_json(options, communicator, results)
             except ConfigurationError as error:
-                print(f"herring.bench: {error}", file=sys.stderr, flush=True)
-                return 3
+                return _refused(error)
     return 1 if wrong else 0
+
+
+def _refused(error: HerringError) -> int:
+    print(f"herring.bench: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    return 3
+
+
+def _require_writable(communicator: Communicator, path: str | None) -> None:
+    """Raises ConfigurationError on all ranks if rank 0 cannot write the file of --json.
+
+    Ranks may have different options, so all of them ask rank 0.
+    """
+    refusal: ConfigurationError | None = None
+    if communicator.rank == 0 and path is not None:
+        try:
+            require_writable(path, "--json")
+        except ConfigurationError as error:
+            refusal = error
+    if communicator.gather(np.array([float(refusal is not None)]))[0, 0]:
+        where = "--json" if path is None else f"--json {path}"
+        raise refusal or ConfigurationError(
+            f"{where}: rank 0 cannot write the file; its own error says why"
+        )
 
 
 def _pace(communicator: Communicator, size: int) -> Callable[[int], None]:
