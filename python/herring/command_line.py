@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import contextlib
 import difflib
+import io
+import json
 import os
 import re
 import signal
@@ -153,7 +156,11 @@ def log_line(level: str, command: str, text: str) -> str:
 
 
 def guarded(command: Callable[[], int]) -> int:
-    """Runs a command and returns its exit status; handles Ctrl-C and output that goes nowhere."""
+    """Runs a command and returns its exit status.
+
+    Handles Ctrl-C, output that goes nowhere, and an encoding of the output that lacks characters.
+    """
+    _escape_output()
     try:
         try:
             status = command()
@@ -175,6 +182,22 @@ def guarded(command: Callable[[], int]) -> int:
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+def _escape_output() -> None:
+    """Lets the standard output escape what its encoding lacks, such as letters in a job's name."""
+    if not isinstance(sys.stdout, io.TextIOWrapper):
+        return
+    if sys.stdout.errors in ("strict", "surrogateescape"):  # not what PYTHONIOENCODING asks for
+        codecs.register_error("herring.escape", _escaped)
+        sys.stdout.reconfigure(errors="herring.escape")
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    """Escapes characters that cannot be encoded as JSON does, so that JSON remains valid."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def _flush() -> None:

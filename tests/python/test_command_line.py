@@ -295,6 +295,31 @@ def test_a_reader_that_has_left_ends_the_command_like_the_signal(
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_names_that_the_encoding_of_the_output_lacks_are_escaped(
+    tmp_path: Path, encoding: str
+) -> None:
+    def shown(*arguments: str) -> str:
+        done = subprocess.run(
+            [*HERRING, *arguments],
+            env={**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "60"},
+            capture_output=True,
+            timeout=LIMIT,
+        )
+        assert (done.returncode, done.stderr) == (0, b""), done
+        return done.stdout.decode(encoding)
+
+    status, flight = tmp_path / "status", tmp_path / "flight"
+    name = "Gr\u00f6\u00dfe \u2192 \U0001f41f"
+    status.write_text(json.dumps(statuses.healthy(4, name), ensure_ascii=False), encoding="utf-8")
+    flight.write_text(json.dumps(missing_rank().document()).replace("train.py", "\u03c9.py"))
+    for option in ([], ["--all"], ["--metrics"]):
+        found = shown("status", str(status), *option)
+        assert (name if encoding == "utf-8" else r"\u2192 \ud83d\udc1f") in found
+    assert json.loads(shown("status", str(status), "--json"))["job"] == name
+    assert ("\u03c9" if encoding == "utf-8" else r"\u03c9") in shown("flight", str(flight), "--all")
+
+
 def test_an_error_of_a_file_is_not_blamed_on_the_output() -> None:
     def broken() -> int:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -577,7 +577,8 @@ def test_a_view_fits_its_terminal() -> None:
         shown = console.export_text()
         assert len(shown.splitlines()) <= height, shown
         assert "ranks more" in shown and "▁█▁" in shown
-    plain = Console(file=io.TextIOWrapper(io.BytesIO(), encoding="ascii"), record=True)
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    plain = Console(file=file, width=50, record=True)
     plain.print(view(status, [0.1, 0.2], plain))
     assert plain.export_text().isascii()
 

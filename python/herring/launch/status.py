@@ -267,7 +267,7 @@ def _show(status: Mapping[str, Any], all_of_it: bool = False) -> None:
         console.print(text_of(line))
     if all_of_it:
         wide = console if console.is_terminal else Console(width=_WIDE, highlight=False)
-        for table in tables(status):
+        for table in tables(status, wide.options.ascii_only):
             console.print()
             wide.print(table)
 

@@ -55,14 +55,14 @@ def text_of(line: words.Line) -> Text:
     return Text(line[1], style=STYLES[line[0]])
 
 
-def tables(status: Mapping[str, Any]) -> list[RenderableType]:
+def tables(status: Mapping[str, Any], ascii_only: bool = False) -> list[Table]:
     """Returns the tables of all ranks, all servers and all groups."""
-    found: list[RenderableType] = [_ranks(sorted(status["ranks"], key=_number), counters=True)]
+    found = [_ranks(sorted(status["ranks"], key=_number), counters=True)]
     if status["servers"]:
         found.append(_servers(status["servers"]))
     if status["groups"]:
         found.append(_groups(status["groups"]))
-    return found
+    return [_cropped(table, ascii_only) for table in found]
 
 
 def view(
@@ -94,7 +94,7 @@ def view(
     used += 3  # the head of the table, a line for what is cut, and the last line
     ranks = words.ranks_in_order(status)
     fitting = max(console.height - used, 1)
-    found.append(_ranks(ranks[:fitting], counters=False))
+    found.append(_cropped(_ranks(ranks[:fitting], counters=False), ascii_only))
     if len(ranks) > fitting:
         found.append(Text(f"and {len(ranks) - fitting} ranks more", style="dim"))
     last = Text("q ends this view; the job goes on", style="dim")
@@ -387,6 +387,13 @@ def _table(heads: Sequence[str], left: set[str], last: str) -> Table:
     for head in heads:
         table.add_column(head, justify="left" if head in left else "right", no_wrap=True)
     table.add_column(last, no_wrap=True, overflow="ellipsis")
+    return table
+
+
+def _cropped(table: Table, ascii_only: bool) -> Table:
+    """Cuts off what is too long for its column without an ellipsis, which ASCII lacks."""
+    for column in table.columns if ascii_only else ():
+        column.overflow = "crop"
     return table
 
 
