@@ -2,8 +2,8 @@
 // its inputs. HerringUpdate passes its outputs, which reuse its inputs' memory if nothing else
 // needs it. (tf.numpy_function can only return new arrays.) HerringUpdateAsync does not occupy a
 // TensorFlow thread while the function waits for other ranks. There may be only one such thread,
-// and other ranks may wait for what it would do next. The functions are in Python
-// (herring/tensorflow/ops.py).
+// and other ranks may wait for what it would do next. HerringWait does the same, but stateful
+// operations do not have to wait for it. The functions are in Python (herring/tensorflow/ops.py).
 #include <array>
 #include <cstring>
 #include <functional>
@@ -164,7 +164,7 @@ void* create(TF_OpKernelConstruction* construction) {
 
 void destroy(void* kernel) { delete static_cast<Call*>(kernel); }
 
-void add_operation(const char* name, bool updates, TF_KernelBuilder* kernel) {
+void add_operation(const char* name, bool updates, bool stateful, TF_KernelBuilder* kernel) {
   const StatusPointer status(TF_NewStatus());
   TF_OpDefinitionBuilder* const op = TF_NewOpDefinitionBuilder(name);
   TF_OpDefinitionBuilderAddAttr(op, "call: int");
@@ -175,7 +175,7 @@ void add_operation(const char* name, bool updates, TF_KernelBuilder* kernel) {
                                 ">= 0");
   TF_OpDefinitionBuilderAddInput(op, "inputs: T");
   if (updates) TF_OpDefinitionBuilderAddOutput(op, "outputs: T");
-  TF_OpDefinitionBuilderSetIsStateful(op, true);
+  if (stateful) TF_OpDefinitionBuilderSetIsStateful(op, true);  // TensorFlow ignores the value
   TF_OpDefinitionBuilderSetShapeInferenceFunction(op, &TF_ShapeInferenceContextSetUnknownShape);
   TF_RegisterOpDefinition(op, status.get());
   TF_RegisterKernelBuilder(name, kernel, status.get());
@@ -184,13 +184,15 @@ void add_operation(const char* name, bool updates, TF_KernelBuilder* kernel) {
 // TensorFlow collects what is registered while it loads the library.
 [[gnu::constructor]] void add_operations() {
   const char *const read = "HerringRead", *const update = "HerringUpdate",
-                    *const async = "HerringUpdateAsync";
-  add_operation(read, false,
+                    *const async = "HerringUpdateAsync", *const wait = "HerringWait";
+  add_operation(read, false, true,
                 TF_NewKernelBuilder(read, "CPU", &create<false>, &compute<false>, &destroy));
-  add_operation(update, true,
+  add_operation(update, true, true,
                 TF_NewKernelBuilder(update, "CPU", &create<true>, &compute<true>, &destroy));
-  add_operation(async, true,
+  add_operation(async, true, true,
                 TF_NewAsyncKernelBuilder(async, "CPU", &create<true>, &compute_async, &destroy));
+  add_operation(wait, true, false,
+                TF_NewAsyncKernelBuilder(wait, "CPU", &create<true>, &compute_async, &destroy));
 }
 
 }  // namespace

@@ -43,6 +43,15 @@ def test_unchanged_script() -> None:
     check_script("horovod_tensorflow2_mnist.py", "weights of all ranks are the same")
 
 
+@pytest.mark.parametrize("waiting", ["threads", "session"])
+@pytest.mark.timeout(200)
+def test_collectives_wait_in_any_order(waiting: str) -> None:
+    """TensorFlow has one thread for operations, and ranks need collectives in different orders."""
+    code = jobs().program(f"horovod_tensorflow_{waiting}", folder=HERE / "programs")
+    done = jobs().run_job(["-n", "2"], code, timeout=150, TF_CPP_MIN_LOG_LEVEL="3")
+    jobs().expect_success(done)
+
+
 @pytest.mark.timeout(300)
 def test_a_rank_dies() -> None:
     seconds, output = jobs().seconds_until_known(

@@ -1,8 +1,8 @@
 """TensorFlow operations that call Python functions with the memory of tensors.
 
-`read` passes tensors to a function, and `update` lets a function write results into them. Where the
-library with the operations cannot be loaded, `tf.numpy_function` is used, whose results are new
-arrays.
+`read` passes tensors to a function, `update` lets a function write results into them, and `after`
+holds a tensor back until a function has returned. Where the library with the operations cannot be
+loaded, `tf.numpy_function` is used, whose results are new arrays.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from herring.elastic.translation import translations
 from herring.errors import InvalidArgumentError, PeerLostError, TimeoutError
 from herring.rendezvous.settings import value_of
 
-__all__ = ["owned", "read", "remember", "update"]
+__all__ = ["after", "owned", "read", "remember", "update"]
 
 # A function gets one array for each tensor, which is writable in an update.
 Function = Callable[[list[np.ndarray]], None]
@@ -250,3 +250,21 @@ def update(
     for result, tensor in zip(results, tensors):
         result.set_shape(tensor.shape)
     return list(results)
+
+
+def after(function: Function, tensor: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor that is ready once a function has returned, which keeps no thread meanwhile.
+
+    Other operations do not wait for it, not even stateful ones. Where TensorFlow has no such
+    operations, the tensor itself is returned, and the function is not called.
+
+    Args:
+      function: gets the tensor's memory as the only array. It is kept for ever.
+      tensor: a tensor of any dtype but strings.
+    """
+    operations = _operations()
+    if operations is None or not _asynchronous():
+        return tensor
+    (result,) = operations.herring_wait([tensor], call=_add(function, None), copies=True)
+    result.set_shape(tensor.shape)
+    return result

@@ -18,7 +18,7 @@ from herring.horovod.tensorflow.errors import tensorflow_errors
 from herring.horovod.tensorflow.ordering import note_start, note_wait
 from herring.tensorflow.copies import say_copies
 from herring.tensorflow.graphs import has_no_order, name_of_use
-from herring.tensorflow.ops import remember
+from herring.tensorflow.ops import after, remember
 from herring.tensorflow.xla import refuse_xla
 
 __all__ = ["dense", "lasts", "now", "run"]
@@ -79,11 +79,13 @@ def run(
 ) -> tuple[list[tf.Tensor], str]:
     """Runs a collective, or adds it to the graph that is being traced.
 
-    In a graph, a collective consists of two operations, so that other operations run meanwhile. The
-    first starts the collective when its tensors are ready and all collectives traced before have
-    started. The second waits for the result. Without a name, the collective has the name of its
-    first tensor in the graph, which stays the same when a function is traced again. A graph of
-    tf.compat.v1 has no order, so each use of a name is numbered there.
+    In a graph, a collective consists of two operations that call Python, so that other operations
+    run meanwhile. The first starts the collective when its tensors are ready and all collectives
+    traced before have started. The second returns the result. A native operation between them
+    waits, and keeps none of TensorFlow's threads; without it, the second one waits. Without a name,
+    the collective has the name of its first tensor in the graph, which stays the same when a
+    function is traced again. A graph of tf.compat.v1 has no order, so each use of a name is
+    numbered there.
 
     Args:
       kind: Horovod's name of the collective.
@@ -123,6 +125,10 @@ def run(
         calls.pop(number - _UNASKED, None)
         return np.int64(number)
 
+    def wait(arrays: list[np.ndarray]) -> None:
+        if (call := calls.get(int(arrays[0]))) is not None:
+            call.wait()
+
     @remember
     def end(number: np.ndarray) -> list[np.ndarray]:
         call = calls.pop(int(number), None)
@@ -134,7 +140,8 @@ def run(
     note_start(handle.op)
     if not results:
         return [], f"{kind}.{name}"
-    found = tf.numpy_function(end, [handle], [dtype for dtype, _ in results], stateful=False)
+    done = after(wait, handle)
+    found = tf.numpy_function(end, [done], [dtype for dtype, _ in results], stateful=False)
     note_wait(found[0].op)
     for one, (_, shape) in zip(found, results):
         one.set_shape(shape)
