@@ -102,6 +102,11 @@ inline void wait(worker::Future& future, double seconds, const std::string& what
   wait(future, seconds, what, [copier] { return copier ? copier->check() : Status(); });
 }
 
+// Raises InvalidArgumentError if a stream of the copier's device is being captured for a graph,
+// before a wait for the future, because nothing inside a capture may wait on the host.
+void check_not_capturing(const worker::Future& future, device::Copier* copier,
+                         const std::vector<device::Stream>& streams);
+
 // Set when the interpreter ends and waits for what daemon threads have begun; they must begin
 // nothing more.
 inline std::atomic<bool> process_ends{false};

@@ -461,6 +461,12 @@ void register_job(nb::module_& module) {
                   [&h] { return h.operation->check_device(); });
            },
            nb::arg("seconds") = 0.0)
+      .def_prop_ro("on_device", [](const Handle& h) { return h.operation->on_device(); })
+      .def("check_not_capturing",
+           [](const Handle& h, const std::vector<device::Stream>& streams) {
+             check_not_capturing(*h.operation, h.operation->copier().get(), streams);
+           },
+           nb::arg("streams"))
       .def_prop_ro("comes_back", [](const Handle& h) { return h.operation->comes_back(); })
       .def("take_back", &take_back, nb::arg("streams"), nb::arg("seconds") = 0.0)
       .def("return_to", &return_to, nb::arg("outputs"), nb::arg("waits"),

@@ -235,11 +235,13 @@ void register_planned(nb::module_& module) {
         const std::string notes = take(h.planned().notes());
         return nb::bytes(notes.data(), notes.size());
       })
-      .def("wait", [](PlanHandle& h, double seconds) {
+      .def("wait", [](PlanHandle& h, double seconds,
+                      const std::vector<device::Stream>& streams) {
         device::Copier* const copier = h.rounds ? h.rounds->copier().get() : nullptr;
         const auto round = take(h.rounds ? h.rounds->waiting() : h.on_host->waiting());
+        check_not_capturing(*round, copier, streams);
         wait(*round, seconds, "the round", copier);
-      }, "seconds"_a = 0.0)
+      }, "seconds"_a = 0.0, "streams"_a = std::vector<device::Stream>())
       .def("arena", &arena, "index"_a)
       .def_prop_ro("arenas", [](const PlanHandle& h) {
         std::vector<std::pair<std::string, size_t>> all;

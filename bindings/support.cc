@@ -243,6 +243,16 @@ void ArrayView::from_dlpack(nb::handle object, bool anywhere) {
   if (copier_) owner_ = nb::make_tuple(owner_, object);  // the export may depend on `object`
 }
 
+void check_not_capturing(const worker::Future& future, device::Copier* copier,
+                         const std::vector<device::Stream>& streams) {
+  if (!future.loop().here()) return;  // a forked child must not call the driver
+  for (const device::Stream stream : streams) {
+    const Status state = copier->device().check_not_capturing(stream);
+    if (state.code() == Code::kInvalidArgument) raise(state);
+    // The wait reports other errors, with the operation's own reason if it has failed.
+  }
+}
+
 void wait(worker::Future& future, double seconds, const std::string& what,
           const std::function<Status()>& check_device) {
   if (!future.done() && !future.loop().here()) {

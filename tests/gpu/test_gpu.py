@@ -40,6 +40,7 @@ PROGRAMS = {
     "training": program("torch_training", folder=HERE),
     "horovod": program("torch_horovod", folder=HERE),
     "copied": program("torch_copied", folder=HERE),
+    "captured": program("torch_captured", folder=HERE),
     "sharded": program("torch_sharded", folder=HERE),
     "cupy": program("cupy_arrays", folder=HERE),
     "jax": program("jax_programs", folder=HERE),

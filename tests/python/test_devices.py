@@ -79,6 +79,12 @@ def test_bad_input_is_refused_with_its_name() -> None:
     expect_success(run_job(["-n", "2"], program("gpu_bad_input"), **ENVIRONMENT))
 
 
+def test_a_wait_inside_a_capture_is_refused_before_it_waits() -> None:
+    expect_success(
+        run_job(["-n", "2"], program("gpu_captured"), HERRING_TIMEOUT="20", **ENVIRONMENT)
+    )
+
+
 def test_pinned_memory_of_the_host_is_memory_of_the_host() -> None:
     """PyTorch exports a pinned tensor as one of kind 3, the memory of a host for CUDA."""
     script = """

@@ -92,5 +92,15 @@ def test_gathers_and_scatters_of_the_backend_leave_tensors_on_the_gpu() -> None:
 
 @STANDIN
 @pytest.mark.timeout(100)
+def test_a_work_inside_a_capture_is_refused_before_it_waits() -> None:
+    expect_success(
+        run_job(
+            ["-n", "2"], program("gpu_captured_torch"), HERRING_TIMEOUT="20", **TORCH_ENVIRONMENT
+        )
+    )
+
+
+@STANDIN
+@pytest.mark.timeout(100)
 def test_tensors_of_several_gpus_in_one_list_go_by_host_memory() -> None:
     expect_success(run_job(["-n", "2"], program("gpu_several"), **TORCH_ENVIRONMENT))

@@ -298,3 +298,17 @@ def test_a_model_on_several_devices_is_warned_of() -> None:
         warnings.simplefilter("error")
         for places in (("cuda:0", "cuda:0"), ("cpu", "cpu"), ("cpu", "meta")):
             warn("w3", *places)
+
+
+@pytest.mark.parametrize("operation", ["allgather", "all_to_all"])
+def test_no_copy_to_host_memory_inside_a_capture(operation, monkeypatch):
+    on_gpu = types.SimpleNamespace(device=torch.device("cuda", 1), is_cuda=True)
+    monkeypatch.setattr(tensors, "is_capturing", lambda tensor: tensor is on_gpu)
+    with pytest.raises(InvalidArgumentError, match=f"{operation}: the current stream of cuda:1 is"):
+        tensors.on_host(on_gpu, operation)
+    with pytest.raises(InvalidArgumentError, match="is being captured for a CUDA graph"):
+        tensors.FlatBytes([]).pack([on_gpu])
+
+
+def test_only_the_streams_of_gpus_are_asked_whether_they_are_captured():
+    assert not tensors.is_capturing(torch.ones(1))

@@ -16,7 +16,7 @@ from typing import Any
 
 from herring import _core
 
-__all__ = ["find_compiler", "return_to", "stream_of", "take_back"]
+__all__ = ["check_not_capturing", "find_compiler", "return_to", "stream_of", "take_back"]
 
 
 @functools.cache
@@ -47,6 +47,22 @@ def stream_of(array: Any) -> int | None:
     interface = getattr(array, "__cuda_array_interface__", None)
     stream = interface.get("stream") if isinstance(interface, dict) else None
     return stream if isinstance(stream, int) else None
+
+
+def check_not_capturing(operation: _core.Operation, array: Any) -> None:
+    """Refuses to wait for an operation inside the capture of a CUDA graph.
+
+    A capture must not wait on the host, so this is called before any wait.
+
+    Args:
+      operation: An operation on arrays of a GPU.
+      array: The array, or the list of arrays.
+
+    Raises:
+      InvalidArgumentError: A stream in which the arrays' library queues work now is being captured.
+    """
+    streams = {stream_of(one) for one in (array if isinstance(array, list) else [array])}
+    operation.check_not_capturing([stream for stream in streams if stream is not None])
 
 
 def take_back(operation: _core.Operation, array: Any, seconds: float) -> None:

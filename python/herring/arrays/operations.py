@@ -9,7 +9,7 @@ from typing import Any
 from herring import _core
 from herring.arrays.arguments import Timeout, function_of, options_of, seconds_of
 from herring.arrays.calls import called
-from herring.arrays.devices import take_back
+from herring.arrays.devices import check_not_capturing, take_back
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.handles import DoneCallbacks, call_later
 from herring.arrays.runtime import job
@@ -48,9 +48,12 @@ class Handle:
         Raises:
           TimeoutError: The operation was not complete in time. If its deadline has passed, the
             message names the missing ranks.
+          InvalidArgumentError: A CUDA graph is being captured; the operation goes on.
           HerringError: The operation failed; the array's content is undefined.
         """
         seconds = seconds_of(timeout)
+        if self._operation.on_device:
+            check_not_capturing(self._operation, self._array)
         self._operation.wait(seconds)
         if self._operation.comes_back:
             take_back(self._operation, self._array, seconds)

@@ -264,15 +264,16 @@ class PlannedReduction:
           timeout: Seconds to wait here; None means to wait until the operation's deadline.
 
         Raises:
-          InvalidArgumentError: Gradients or the note are missing; the message lists them.
+          InvalidArgumentError: Gradients or the note are missing; the message lists them. Or a CUDA
+            graph is being captured; the round goes on.
           PeerLostError: A worker or a server died or left; the arenas are undefined.
           TimeoutError: The round was not complete in time. After its own deadline the job fails.
         """
         seconds = seconds_of(timeout)
-        self._open.wait(seconds)
+        streams = {stream_of(arena) for arena in self._arenas}
+        self._open.wait(seconds, [stream for stream in streams if stream is not None])
         if self._device is None:
             return
-        streams = {stream_of(arena) for arena in self._arenas}
         if not streams or None in streams:
             self._open.await_back(seconds)
         else:

@@ -27,7 +27,13 @@ from herring.errors import InvalidArgumentError
 from herring.torch import devices
 from herring.torch.operators import Operator, name_of
 from herring.torch.ranges import shown, work_range
-from herring.torch.tensors import dtype_name, on_host, require_dense, warn_once
+from herring.torch.tensors import (
+    check_not_capturing,
+    dtype_name,
+    on_host,
+    require_dense,
+    warn_once,
+)
 
 
 class Handle:
@@ -63,6 +69,8 @@ class Handle:
             return self._finish(timeout)
 
     def _finish(self, timeout: Timeout) -> torch.Tensor:
+        if self._staged is not None:
+            check_not_capturing([self._tensor], "wait()")
         self._inner.wait(timeout)
         if self._staged is not None:
             self._tensor.detach().copy_(self._staged)

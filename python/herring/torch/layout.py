@@ -11,7 +11,7 @@ from herring.arrays.groups import Group
 from herring.arrays.planned import PlannedReduction
 from herring.errors import InvalidArgumentError
 from herring.torch import devices
-from herring.torch.tensors import dense_strides, dtype_name, warn_once
+from herring.torch.tensors import check_not_capturing, dense_strides, dtype_name, warn_once
 
 # A round's note (the bytes that travel with its gradients) has one byte per parameter, which says
 # whether the rank used it. Behind these bytes come flags. "again": a gradient has grown after it
@@ -81,6 +81,8 @@ class Layout:
         self.hooks: list[Any] = []
         self.gpu = devices.common_gpu(parameters[i] for i in order)
         self._devices = [p.device for p in parameters]
+        # Those whose gradients torch copies to host memory.
+        self._copied = [p for p in parameters if p.is_cuda] if self.gpu is None else []
         self._warn_of_copies()
         self.plan = PlannedReduction(
             [(parameters[i].numel(), dtype_name(parameters[i].dtype)) for i in order],
@@ -168,7 +170,7 @@ class Layout:
 
         Raises:
           InvalidArgumentError: A parameter's dtype has changed since the plan was made, or it has
-            left the GPU on which the plan was made.
+            left the GPU on which the plan was made. Or a CUDA graph is being captured.
         """
         now = [parameter.dtype for parameter in self.parameters]
         if now != self._dtypes:
@@ -181,6 +183,8 @@ class Layout:
             )
         if self.gpu is not None:
             self._require_there()
+        elif self._copied:
+            check_not_capturing(self._copied, self.options.name)
         if self.options.views and self.final:
             for index in self.order:
                 gradient = self.parameters[index].grad

@@ -30,7 +30,7 @@ from herring.errors import HerringError, InvalidArgumentError
 from herring.torch.ownership import release
 from herring.torch.ranges import each_shown
 from herring.torch.reducer import Listing, Relist
-from herring.torch.tensors import dtype_name
+from herring.torch.tensors import check_not_capturing, dtype_name
 
 
 class PartialReducer(Listing):
@@ -213,6 +213,7 @@ class PartialReducer(Listing):
         )
 
     def _gather(self) -> None:
+        check_not_capturing(self._parameters, self.name)
         used = self._given[self._used]
         for index, (parameter, place) in enumerate(zip(self._parameters, self._places)):
             gradient = parameter.grad

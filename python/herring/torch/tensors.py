@@ -70,6 +70,33 @@ def require_dense(tensor: torch.Tensor, operation: str) -> torch.Tensor:
     return tensor.detach()
 
 
+def is_capturing(tensor: torch.Tensor) -> bool:
+    """Returns whether the current stream of a tensor's GPU is being captured for a CUDA graph."""
+    if not tensor.is_cuda:
+        return False
+    with torch.cuda.device(tensor.device):
+        return torch.cuda.is_current_stream_capturing()
+
+
+def check_not_capturing(tensors: Iterable[torch.Tensor], operation: str) -> None:
+    """Refuses an operation inside the capture of a CUDA graph, before anything is queued.
+
+    Args:
+      tensors: Those that the operation uses; the current streams of their GPUs count.
+      operation: The operation's name for users.
+
+    Raises:
+      InvalidArgumentError: A stream is being captured.
+    """
+    for tensor in {tensor.device: tensor for tensor in tensors}.values():
+        if is_capturing(tensor):
+            raise InvalidArgumentError(
+                f"{operation}: the current stream of {tensor.device} is being captured for a CUDA "
+                "graph, and what Herring does on the host cannot be part of one; make this call "
+                "outside the capture"
+            )
+
+
 def on_host(tensor: torch.Tensor, operation: str) -> torch.Tensor:
     """Returns `tensor` itself if it is on the CPU, else a copy on the CPU.
 
@@ -81,7 +108,8 @@ def on_host(tensor: torch.Tensor, operation: str) -> torch.Tensor:
       operation: what it is copied for, as its user knows it.
 
     Raises:
-      InvalidArgumentError: The tensor is on a device whose tensors cannot be copied to the host.
+      InvalidArgumentError: The tensor is on a device whose tensors cannot be copied to the host, or
+        a CUDA graph is being captured.
     """
     if tensor.device.type == "cpu":
         return tensor
@@ -90,6 +118,7 @@ def on_host(tensor: torch.Tensor, operation: str) -> torch.Tensor:
             f"{operation}: tensors on {tensor.device} are not supported; move the tensor to the "
             "CPU first"
         )
+    check_not_capturing([tensor], operation)
     warn_once(
         f"cuda {operation}",
         f"herring.torch: {operation} copies CUDA tensors to pinned host memory and back, and the "
@@ -143,12 +172,14 @@ class FlatBytes:
 
     def pack(self, tensors: Sequence[torch.Tensor]) -> None:
         """Copies `tensors`, which match those given at construction, into the blocks."""
+        check_not_capturing(tensors, "copying to host memory")
         for place, tensor in zip(self._places, tensors):
             if place[2]:
                 self._view(place, tensor).copy_(tensor.detach())
 
     def unpack(self, tensors: Sequence[torch.Tensor]) -> None:
         """Copies the blocks back into `tensors`, in place."""
+        check_not_capturing(tensors, "copying from host memory")
         with torch.no_grad():
             for place, tensor in zip(self._places, tensors):
                 if place[2]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from herring import _core
 from herring.arrays.calls import name_of_next, refuse
-from herring.arrays.devices import take_back
+from herring.arrays.devices import check_not_capturing, take_back
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.operations import submit
 from herring.arrays.runtime import forget_job
@@ -153,6 +153,8 @@ class Call:
         """
         assert self._operation is not None
         with internal_errors():
+            if self._operation.on_device:
+                check_not_capturing(self._operation, self._array)
             try:
                 self._operation.wait()
                 if self._operation.comes_back:

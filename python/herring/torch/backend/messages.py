@@ -18,6 +18,7 @@ from herring.torch.backend.tensors import as_dense, copy_back
 from herring.torch.backend.works import LocalWork, OperationWork, Owner
 from herring.torch.devices import Moment
 from herring.torch.ranges import work_range
+from herring.torch.tensors import check_not_capturing
 
 __all__ = ["Messages"]
 
@@ -114,6 +115,7 @@ class Messages:
         self, mine: str, other: str, tensor: torch.Tensor, tag: int, limit: timedelta
     ) -> LocalWork:
         """Pairs the n-th send with a tag and the n-th receive with this tag on this rank."""
+        check_not_capturing([tensor], mine)
         work = LocalWork(self._owner, [tensor], self._rank, limit.total_seconds())
         with self._lock:
             waiting = self._own.get((other, tag))

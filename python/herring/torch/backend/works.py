@@ -22,6 +22,7 @@ from herring.torch.backend.outside import outside_graphs
 from herring.torch.backend.tensors import copy_back
 from herring.torch.promises import Promise
 from herring.torch.ranges import work_range
+from herring.torch.tensors import check_not_capturing
 
 __all__ = ["JoinedWork", "LocalWork", "OperationWork", "Operations", "Owner", "Then", "back_to"]
 
@@ -211,12 +212,18 @@ class _Work(dist.Work):
 
         Raises:
           TimeoutError: The work was not complete in time; its operations go on.
+          InvalidArgumentError: A CUDA graph is being captured; the operations go on.
           HerringError: The work failed; the outputs are undefined.
         """
+        self._check_not_capturing()
         self._wait(0.0 if timeout is None else timeout.total_seconds())
         if self._error is not None:
             raise type(self._error)(*self._error.args)
         return True
+
+    def _check_not_capturing(self) -> None:
+        """Raises an error inside a capture, in which nothing may wait for what is outside of it."""
+        check_not_capturing(self._outputs, "this work")
 
     def _poll(self) -> None:
         """Finishes the work if this is possible without waiting."""
@@ -227,6 +234,7 @@ class _Work(dist.Work):
     @outside_graphs
     def get_future(self) -> torch.futures.Future:
         """Returns a future of the outputs, a list of tensors, or of the error."""
+        self._check_not_capturing()
         with self._lock:
             if self._promise is not None:
                 return self._promise.future
@@ -380,6 +388,8 @@ class OperationWork(_Work):
         return following
 
     def _poll(self) -> None:
+        if not self._finished:
+            self._check_not_capturing()
         while not self._finished:
             operations = self._operations
             done = all(operation.done() for operation in operations)
