@@ -39,6 +39,45 @@ def test_a_rank_dies() -> None:
     assert seconds < 10, output
 
 
+@pytest.mark.timeout(200)
+def test_copies_of_a_gpus_arrays_are_said_once_for_each_operation() -> None:
+    """Arrays of the CPU claim to be on a GPU."""
+    code = """
+        import mxnet as mx
+        import herring.mxnet as hm
+        from herring.horovod import mxnet as hvd
+        from herring.mxnet import arrays
+
+        array = mx.nd.ones((2,))
+        assert arrays._gpu_of(array) == ""
+        arrays._gpu_of = lambda array: "gpu(0)"
+        hm.init()
+        net = mx.gluon.nn.Dense(2, in_units=2)
+        net.initialize()
+        trainer = hm.DistributedTrainer(net.collect_params(), "sgd")
+        for _ in range(3):
+            hm.broadcast_parameters(net.collect_params())
+            with mx.autograd.record():
+                loss = net(mx.nd.ones((1, 2)))
+            loss.backward()
+            trainer.step(1)
+            store = hm.KVStore()
+            store.broadcast(0, array, array)
+            store.pushpull(0, array)
+            hvd.allreduce(array)
+        hm.shutdown()
+    """
+    said = jobs().expect_success(jobs().run_job(["-n", "2"], code, timeout=120))
+    for what in (
+        "herring.mxnet.broadcast_parameters",
+        "herring.mxnet.DistributedTrainer",
+        "herring.mxnet.KVStore.broadcast",
+        "herring.mxnet.KVStore.pushpull",
+        "hvd.allreduce",
+    ):
+        assert said.count(f"{what}: arrays on gpu(0) are copied to host memory") == 2, said
+
+
 @pytest.mark.timeout(90)
 def test_without_it() -> None:
     assert install_command("mxnet") in without("mxnet", "herring.mxnet")

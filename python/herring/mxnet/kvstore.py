@@ -58,7 +58,7 @@ class KVStore(KVStoreBase):
         array = _first(value).copy()
         name = f"{self._name}.broadcast.{key}"
         with called("broadcast", name, self._group):
-            shared = in_place(array)
+            shared = in_place(array, "herring.mxnet.KVStore.broadcast")
         herring.broadcast(shared, name=name, group=self._group)
         _hand_out(array, shared, out)
 
@@ -85,7 +85,7 @@ class KVStore(KVStoreBase):
             array += one.as_in_context(array.context)
         name = f"{self._name}.{key}"
         with called("allreduce", name, self._group):
-            shared = in_place(array)
+            shared = in_place(array, "herring.mxnet.KVStore.pushpull")
         herring.allreduce(shared, "sum", name=name, group=self._group)
         _hand_out(array, shared, value if out is None else out)
 

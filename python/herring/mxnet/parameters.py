@@ -11,6 +11,7 @@ from herring.arrays.calls import name_of_next
 from herring.arrays.groups import Group
 from herring.arrays.values import broadcast_values
 from herring.errors import InvalidArgumentError
+from herring.mxnet.arrays import say_copies
 
 __all__ = ["broadcast_parameters"]
 
@@ -45,6 +46,7 @@ def broadcast_parameters(
                     f"parameter {one.name!r} has no values yet; initialize the net, and call it "
                     "once if it infers shapes from the first batch"
                 ) from error
+        say_copies("herring.mxnet.broadcast_parameters", one)
         values.append(one.asnumpy())
     for one, value in zip(listed, broadcast_values(values, root, name=name, group=group)):
         like = one.list_data()[0] if isinstance(one, mx.gluon.Parameter) else one

@@ -17,6 +17,8 @@ from herring.mxnet.order import UseOrder
 
 __all__ = ["DistributedTrainer"]
 
+_TRAINER = "herring.mxnet.DistributedTrainer"
+
 
 class DistributedTrainer(mx.gluon.Trainer):
     """A gluon.Trainer that averages gradients over all ranks before it applies them.
@@ -110,8 +112,8 @@ class DistributedTrainer(mx.gluon.Trainer):
         # The backward pass may still be running: each gradient is waited for in the plan's order.
         # Gradients without a place in the plan come last; the round fails because of them.
         for i in [*(i for i in rounds.order if i in fresh), *set(fresh).difference(rounds.order)]:
-            rounds.put([i], [in_place(gradients[i])])
-        targets = [in_place(gradients[i]) for i in rounds.used]
+            rounds.put([i], [in_place(gradients[i], _TRAINER)])
+        targets = [in_place(gradients[i], _TRAINER) for i in rounds.used]
         rounds.finish_into(targets)
         for i, target in zip(rounds.used, targets):
             if not on_host(gradients[i]):

@@ -9,6 +9,7 @@ import numpy as np
 
 from herring.errors import InvalidArgumentError
 from herring.horovod.common import host
+from herring.mxnet.arrays import say_copies
 
 __all__ = ["Starter"]
 
@@ -25,6 +26,7 @@ class _Arrays(host.Arrays):
             raise InvalidArgumentError(
                 f"{kind}: the array is {tensor.stype}; use tensor.tostype('default')"
             )
+        say_copies(f"hvd.{kind}", tensor)
         array: np.ndarray = tensor.asnumpy()  # Waits for pending writes to the array.
         return array
 
