@@ -39,6 +39,9 @@ class Driver:
     def threads(self) -> int:
         return 1
 
+    def waits(self) -> int:
+        return 0
+
     def calls(self, function: bytes) -> int:
         del function
         return 0

@@ -29,6 +29,25 @@ TORCH_ENVIRONMENT = {
 # The first line of a short script whose arrays lie on GPUs; it joins the job.
 GPUS = "from gpu_job import GpuArray, driver, gpus, rank, size\n"
 
+# Functions of CUDA's driver that never wait for a device, and that may be called in a step. Others
+# wait: synchronization, copies that are not asynchronous, the allocation, release and registration
+# of memory, the loading of kernels.
+_QUEUES_OR_ASKS = (
+    b"cuCtxPopCurrent",
+    b"cuCtxPushCurrent",
+    b"cuEventRecord",
+    b"cuLaunchKernel",
+    b"cuMemcpyDtoHAsync",
+    b"cuMemcpyHtoDAsync",
+    b"cuPointerGetAttributes",
+    b"cuStreamIsCapturing",
+    b"cuStreamQuery",
+    b"cuStreamWaitEvent",
+    b"cuStreamWaitValue32",
+    b"cuStreamWriteValue32",
+    b"cuThreadExchangeStreamCaptureMode",
+)
+
 _CODES = {"i": 0, "u": 1, "f": 2, "b": 6, "c": 5}
 
 
@@ -91,6 +110,13 @@ class Driver:
     def count(self) -> int:
         """Returns the number of GPUs."""
         return 2
+
+    def waits(self) -> int:
+        """Returns the number of calls that may wait for a device, which no step may make.
+
+        These are all calls but those that are known to return at once.
+        """
+        return self.calls(None) - sum(map(self.calls, _QUEUES_OR_ASKS))
 
     def bytes(self) -> tuple[int, int, int]:
         """Returns bytes copied from devices, to devices, and, of both, with unregistered memory."""

@@ -14,6 +14,7 @@ STAGE_LAYOUTS = {
     "one-gpu": (["-n", "3"], "ipc", {"GPUS": "1"}),
     "two-gpus": (["-n", "3"], "staged", {}),
     "peers": (["-n", "4"], "ipc", {"STANDIN_PEERS": "1"}),
+    "eight-ranks": (["-n", "8"], "ipc", {"STANDIN_PEERS": "1", "DTYPES": "1"}),
     "asked-for": (["-n", "2"], "staged", {"GPUS": "1", "HERRING_NODE_STAGE": "staged"}),
     "host": (["-n", "2"], "host", {"GPUS": "1", "HERRING_NODE_STAGE": "host"}),
     "two-nodes": (["-n", "4", "--nodes", "2"], "ipc", {"STANDIN_PEERS": "1", "NODES": "2"}),
