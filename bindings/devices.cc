@@ -45,7 +45,7 @@ nb::dict measure_copies(int index, size_t bytes) {
     return one.ok() ? device::measure_rates(all, **one, bytes) : one.status();
   }));
   return dict_of("out"_a = rates.out, "in"_a = rates.in, "both"_a = rates.both,
-                 "pinned"_a = rates.pinned);
+                 "pinned"_a = rates.pinned.ok(), "refused"_a = rates.pinned.message());
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ class Way {
   ~Way() {
     if (stream_ != 0) device_.destroy_stream(stream_);
     if (there_ != 0) device_.free(there_);
-    if (pinned_) static_cast<void>(platform_.unregister_host(host_));
+    if (host_ != nullptr && pinned_.ok()) static_cast<void>(platform_.unregister_host(host_));
     if (host_ != nullptr) ::munmap(host_, bytes_);
   }
   Way(const Way&) = delete;
@@ -39,13 +39,14 @@ class Way {
     host_ = static_cast<char*>(host);
     place_near(near_node(device_.properties()), host_, bytes_);
     std::memset(host_, 0, bytes_);  // touches all pages before copies are timed
-    pinned_ = platform_.register_host(host_, bytes_).ok();
+    pinned_ = platform_.register_host(host_, bytes_);
     return {};
   }
   Status out() { return device_.copy_out(host_, there_, bytes_, stream_); }
   Status in() { return device_.copy_in(there_, host_, bytes_, stream_); }
   Status finish() { return device_.synchronize(stream_); }
-  bool pinned() const { return pinned_; }
+  // Returns why the host memory is not registered with the device, or OK if it is.
+  const Status& pinned() const { return pinned_; }
 
  private:
   Platform& platform_;
@@ -54,7 +55,7 @@ class Way {
   Stream stream_ = 0;
   Address there_ = 0;
   char* host_ = nullptr;
-  bool pinned_ = false;
+  Status pinned_;
 };
 
 // Returns the bytes per second of the fastest try.
@@ -76,7 +77,7 @@ Result<Rates> measure_rates(Platform& platform, Device& device, size_t bytes) {
   HERRING_RETURN_IF_ERROR(one.open());
   HERRING_RETURN_IF_ERROR(other.open());
   Rates rates;
-  rates.pinned = one.pinned() && other.pinned();
+  rates.pinned = one.pinned().ok() ? other.pinned() : one.pinned();
   HERRING_RETURN_IF_ERROR(measure(rates.out, bytes, [&]() -> Status {
     HERRING_RETURN_IF_ERROR(one.out());
     return one.finish();

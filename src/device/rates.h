@@ -9,7 +9,7 @@ namespace herring::device {
 
 struct Rates {
   double out = 0, in = 0, both = 0;  // bytes per second; both: the sum of both directions at once
-  bool pinned = false;               // the host memory was registered with the device
+  Status pinned;  // OK if the host memory was registered with the device, else why it was not
 };
 
 // Copies `bytes` bytes several times each way. Waits for the device, and needs the memory at both

@@ -177,6 +177,14 @@ def test_check_tells_of_each_gpu() -> None:
         r"ok out [\d.]+ GB/s, in [\d.]+ GB/s, both at once [\d.]+ GB/s, in pinned memory",
         found["GPU 1, copies"],
     )
+    found = lines(STANDIN_PEERS="1", STANDIN_FAIL="cuMemHostRegister:1:1")
+    assert re.fullmatch(
+        r"note out [\d.]+ GB/s, in [\d.]+ GB/s, both at once [\d.]+ GB/s, in memory that is not "
+        r"pinned \(CUDA: cuMemHostRegister failed: invalid argument .*\)",
+        found["GPU 0, copies"],
+    ), found["GPU 0, copies"]
+    assert found["GPU 1, copies"].endswith(", in pinned memory")
+    assert found["peer access"] == "ok between all GPUs"
     found = lines("--no-run", LD_LIBRARY_PATH="/nowhere")
     assert found["GPUs"].startswith("ok none (no CUDA driver: libcuda.so.1")
 

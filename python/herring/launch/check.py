@@ -278,6 +278,7 @@ def _copies() -> list[Finding]:
             found.append(Finding(name, f"{value}, in pinned memory"))
         else:
             advice = "the driver cannot pin memory: set 'ulimit -l unlimited', in containers "
+            value += f", in memory that is not pinned ({rates['refused']})"
             found.append(Finding(name, value, "note", f"{advice}--ulimit memlock=-1"))
     return found
 
