@@ -17,6 +17,10 @@ using namespace std::chrono_literals;
   if (const int failed = driver().begin(#name); failed != kOk) return failed
 #define NEEDS_CONTEXT \
   if (current.empty()) return kInvalidContext
+// For functions that use the context until they return.
+#define LOCKS_CONTEXT \
+  NEEDS_CONTEXT;      \
+  const std::lock_guard held(current.back()->mutex)
 // A call that CUDA calls unsafe breaks all captures, unless its thread has said it may make it.
 #define UNSAFE                                                     \
   if (captures.load() > 0 && capture_mode != kRelaxedCapture) {    \
@@ -127,7 +131,7 @@ int cuCtxPopCurrent_v2(Context** context) {
 }
 int cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   BEGIN(cuCtxGetStreamPriorityRange);
-  NEEDS_CONTEXT;
+  LOCKS_CONTEXT;
   *least = 0;
   *greatest = -5;
   return kOk;
@@ -136,7 +140,7 @@ int cuCtxGetStreamPriorityRange(int* least, int* greatest) {
 int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
   BEGIN(cuMemAlloc);
   UNSAFE;
-  NEEDS_CONTEXT;
+  LOCKS_CONTEXT;
   return allocate(current.back()->device, address, bytes);
 }
 int cuMemFree_v2(uint64_t address) {
@@ -148,7 +152,7 @@ int cuMemFree_v2(uint64_t address) {
 int cuMemHostRegister_v2(void* memory, size_t bytes, unsigned flags) {
   BEGIN(cuMemHostRegister);
   UNSAFE;
-  NEEDS_CONTEXT;
+  LOCKS_CONTEXT;
   const auto address = reinterpret_cast<uintptr_t>(memory);
   if (flags != 3 || bytes == 0 || address % kPage != 0 || bytes % kPage != 0) return kInvalidValue;
   std::lock_guard lock(driver().mutex);
@@ -164,7 +168,7 @@ int cuMemHostUnregister(void* memory) {
   BEGIN(cuMemHostUnregister);
   UNSAFE;
   NEEDS_CONTEXT;
-  for (Context* context : contexts_now()) context->wait_idle();
+  const AllIdle idle;
   std::lock_guard lock(driver().mutex);
   const auto block = driver().blocks.find(reinterpret_cast<uintptr_t>(memory));
   if (block == driver().blocks.end() || block->second.device >= 0) return kNotRegistered;
@@ -173,7 +177,7 @@ int cuMemHostUnregister(void* memory) {
 }
 int cuMemHostGetDevicePointer_v2(uint64_t* address, void* memory, unsigned) {
   BEGIN(cuMemHostGetDevicePointer);
-  NEEDS_CONTEXT;
+  LOCKS_CONTEXT;
   if (!driver().is_registered(memory, 1)) return kInvalidValue;
   *address = reinterpret_cast<uintptr_t>(memory);
   return kOk;
@@ -181,7 +185,7 @@ int cuMemHostGetDevicePointer_v2(uint64_t* address, void* memory, unsigned) {
 
 int cuMemGetAddressRange_v2(uint64_t* base, size_t* bytes, uint64_t address) {
   BEGIN(cuMemGetAddressRange);
-  NEEDS_CONTEXT;
+  LOCKS_CONTEXT;
   std::lock_guard lock(driver().mutex);
   const auto block = driver().block_of(address);
   if (block == driver().blocks.end() || block->second.device < 0) return kInvalidValue;
@@ -191,7 +195,7 @@ int cuMemGetAddressRange_v2(uint64_t* base, size_t* bytes, uint64_t address) {
 }
 int cuIpcGetMemHandle(Shared* handle, uint64_t address) {
   BEGIN(cuIpcGetMemHandle);
-  NEEDS_CONTEXT;
+  LOCKS_CONTEXT;
   std::lock_guard lock(driver().mutex);
   const auto block = driver().blocks.find(address);
   if (block == driver().blocks.end() || block->second.fd < 0) return kInvalidValue;
@@ -201,7 +205,7 @@ int cuIpcGetMemHandle(Shared* handle, uint64_t address) {
 int cuIpcOpenMemHandle_v2(uint64_t* address, Shared handle, unsigned flags) {
   BEGIN(cuIpcOpenMemHandle);
   UNSAFE;
-  NEEDS_CONTEXT;
+  LOCKS_CONTEXT;
   // As with the real driver, a process cannot open memory that it exports.
   if (flags != 1 || handle.process == ::getpid()) return kInvalidContext;
   if (handle.device != current.back()->device && !has_peers) return kNoPeerAccess;
@@ -222,7 +226,7 @@ int cuIpcCloseMemHandle(uint64_t address) {
   BEGIN(cuIpcCloseMemHandle);
   UNSAFE;
   NEEDS_CONTEXT;
-  for (Context* context : contexts_now()) context->wait_idle();
+  const AllIdle idle;
   std::lock_guard lock(driver().mutex);
   const auto block = driver().blocks.find(address);
   if (block == driver().blocks.end()) return kInvalidValue;
@@ -236,14 +240,15 @@ int cuIpcCloseMemHandle(uint64_t address) {
 int cuModuleLoadData(const KernelEntry** module, const void* image) {
   BEGIN(cuModuleLoadData);
   UNSAFE;
-  NEEDS_CONTEXT;
+  LOCKS_CONTEXT;
+  current.back()->wait_idle();
   *module = find_kernel(static_cast<const char*>(image));
   return *module == nullptr ? kInvalidImage : kOk;
 }
 int cuModuleGetFunction(const KernelEntry** function, const KernelEntry* module,
                         const char* name) {
   BEGIN(cuModuleGetFunction);
-  NEEDS_CONTEXT;
+  LOCKS_CONTEXT;
   if (std::strcmp(name, "herring_combine") != 0) return kNotFound;
   *function = module;
   return kOk;
@@ -252,8 +257,10 @@ int cuLaunchKernel(const KernelEntry* kernel, unsigned blocks, unsigned, unsigne
                    unsigned threads, unsigned, unsigned, unsigned, void* stream, void** arguments,
                    void**) {
   BEGIN(cuLaunchKernel);
-  NEEDS_CONTEXT;
+  LOCKS_CONTEXT;
   if (blocks == 0 || threads == 0 || threads > 1024) return kInvalidValue;
+  // Code of a module is loaded when it is first used.
+  if (current.back()->launched.insert(kernel).second) current.back()->wait_idle();
   const auto what = *static_cast<const herring_kernels::Combination*>(arguments[0]);
   stream_of(stream)->put([=] { run_kernel(*kernel, what); });
   return kOk;
@@ -261,6 +268,8 @@ int cuLaunchKernel(const KernelEntry* kernel, unsigned blocks, unsigned, unsigne
 
 int cuPointerGetAttributes(unsigned count, int* attributes, void** values, uint64_t address) {
   BEGIN(cuPointerGetAttributes);
+  std::unique_lock<std::mutex> held;
+  if (!current.empty()) held = std::unique_lock(current.back()->mutex);
   std::lock_guard lock(driver().mutex);
   const auto block = driver().block_of(address);
   const bool known = block != driver().blocks.end();
@@ -279,12 +288,10 @@ int cuPointerGetAttributes(unsigned count, int* attributes, void** values, uint6
 
 int cuStreamCreateWithPriority(Stream** stream, unsigned flags, int) {
   BEGIN(cuStreamCreateWithPriority);
-  NEEDS_CONTEXT;
+  LOCKS_CONTEXT;
   if (flags > 1) return kInvalidValue;
-  Context& context = *current.back();
-  *stream = new Stream(context.device);
-  std::lock_guard lock(context.mutex);
-  context.streams.insert(*stream);
+  *stream = new Stream(current.back()->device);
+  current.back()->streams.insert(*stream);
   return kOk;
 }
 int cuStreamDestroy_v2(Stream* stream) {
@@ -301,19 +308,19 @@ int cuStreamDestroy_v2(Stream* stream) {
 int cuStreamQuery(void* stream) {
   BEGIN(cuStreamQuery);
   UNSAFE;
-  NEEDS_CONTEXT;
+  LOCKS_CONTEXT;
   return stream_of(stream)->idle() ? kOk : kNotReady;
 }
 int cuStreamSynchronize(void* stream) {
   BEGIN(cuStreamSynchronize);
   UNSAFE;
-  NEEDS_CONTEXT;
+  { LOCKS_CONTEXT; }
   stream_of(stream)->wait_idle();
   return kOk;
 }
 int cuStreamIsCapturing(void* stream, int* state) {
   BEGIN(cuStreamIsCapturing);
-  NEEDS_CONTEXT;
+  LOCKS_CONTEXT;
   *state = stream_of(stream)->captures ? 1 : 0;
   return kOk;
 }
@@ -326,19 +333,19 @@ int cuThreadExchangeStreamCaptureMode(int* mode) {
 
 int cuEventCreate(Event** event, unsigned) {
   BEGIN(cuEventCreate);
-  NEEDS_CONTEXT;
+  LOCKS_CONTEXT;
   *event = new Event;
   return kOk;
 }
 int cuEventDestroy_v2(Event* event) {
   BEGIN(cuEventDestroy);
-  NEEDS_CONTEXT;
+  LOCKS_CONTEXT;
   delete event;
   return kOk;
 }
 int cuEventRecord(Event* event, void* stream) {
   BEGIN(cuEventRecord);
-  NEEDS_CONTEXT;
+  LOCKS_CONTEXT;
   auto through = std::make_shared<std::promise<void>>();
   {
     std::lock_guard lock(event->mutex);
@@ -349,7 +356,7 @@ int cuEventRecord(Event* event, void* stream) {
 }
 int cuStreamWaitEvent(void* stream, Event* event, unsigned) {
   BEGIN(cuStreamWaitEvent);
-  NEEDS_CONTEXT;
+  LOCKS_CONTEXT;
   std::shared_future<void> last;
   {
     std::lock_guard lock(event->mutex);
@@ -361,7 +368,7 @@ int cuStreamWaitEvent(void* stream, Event* event, unsigned) {
 
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
   BEGIN(cuMemcpyHtoDAsync);
-  NEEDS_CONTEXT;
+  LOCKS_CONTEXT;
   char* const there = driver().bytes_at(to, bytes);
   if (there == nullptr) return kInvalidValue;
   bytes_in += bytes;
@@ -371,7 +378,7 @@ int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stre
 }
 int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
   BEGIN(cuMemcpyDtoHAsync);
-  NEEDS_CONTEXT;
+  LOCKS_CONTEXT;
   const char* const there = driver().bytes_at(from, bytes);
   if (there == nullptr) return kInvalidValue;
   bytes_out += bytes;
@@ -381,7 +388,7 @@ int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
 }
 int cuStreamWriteValue32_v2(void* stream, uint64_t address, uint32_t value, unsigned) {
   BEGIN(cuStreamWriteValue32);
-  NEEDS_CONTEXT;
+  LOCKS_CONTEXT;
   char* const word = driver().bytes_at(address, 4);
   if (word == nullptr || address % 4 != 0) return kInvalidValue;
   stream_of(stream)->put([=] {
@@ -391,7 +398,7 @@ int cuStreamWriteValue32_v2(void* stream, uint64_t address, uint32_t value, unsi
 }
 int cuStreamWaitValue32_v2(void* stream, uint64_t address, uint32_t value, unsigned flags) {
   BEGIN(cuStreamWaitValue32);
-  NEEDS_CONTEXT;
+  LOCKS_CONTEXT;
   char* const word = driver().bytes_at(address, 4);
   if (word == nullptr || address % 4 != 0 || flags != 0) return kInvalidValue;
   stream_of(stream)->put([=] {

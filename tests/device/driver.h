@@ -2,7 +2,8 @@
 // libcuda.so.1 and found instead of the real one. A stream is a thread with a queue. The host
 // cannot read at an address of device memory, so that a wrong access ends the process. The actual
 // bytes lie elsewhere. Streams can be given jitter, so that a missing wait shows as a wrong result.
-// As with the real driver, freeing memory waits until the device is idle.
+// As with the real driver, releasing memory, loading a module and the first launch of a kernel wait
+// until the device is idle. Meanwhile they hold the lock of its context, which other calls need.
 #pragma once
 
 #include <sys/mman.h>
@@ -124,17 +125,15 @@ struct Context {
     streams.insert(standard);
   }
   const int device;
-  std::mutex mutex;
   Stream* const standard;  // never destroyed, like the context
+  // Calls that use the context hold this lock. It guards the following.
+  std::mutex mutex;
   std::set<Stream*> streams;
+  std::set<const void*> launched;  // kernels
 
+  // The caller holds the lock, so that nothing new is queued meanwhile.
   void wait_idle() {
-    std::vector<Stream*> all;
-    {
-      std::lock_guard lock(mutex);
-      all.assign(streams.begin(), streams.end());
-    }
-    for (Stream* stream : all) stream->wait_idle();
+    for (Stream* stream : streams) stream->wait_idle();
   }
 };
 
@@ -239,6 +238,19 @@ inline std::vector<Context*> contexts_now() {
   return all;
 }
 
+// Holds the locks of all contexts while their devices are idle.
+class AllIdle {
+ public:
+  AllIdle() {
+    const std::vector<Context*> all = contexts_now();
+    for (Context* context : all) held_.emplace_back(context->mutex);
+    for (Context* context : all) context->wait_idle();
+  }
+
+ private:
+  std::vector<std::unique_lock<std::mutex>> held_;
+};
+
 inline Stream* stream_of(void* handle) {
   const auto number = reinterpret_cast<uintptr_t>(handle);
   return number <= 2 ? current.back()->standard : static_cast<Stream*>(handle);
@@ -261,7 +273,9 @@ inline int allocate(int device, uint64_t* address, size_t bytes) {
 }
 
 inline int release(int device, uint64_t address) {
-  context_of(device)->wait_idle();
+  Context& context = *context_of(device);
+  std::lock_guard held(context.mutex);
+  context.wait_idle();
   std::lock_guard lock(driver().mutex);
   const auto block = driver().blocks.find(address);
   if (block == driver().blocks.end() || block->second.device != device) return kInvalidValue;

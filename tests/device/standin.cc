@@ -11,9 +11,14 @@ namespace {
 
 using namespace standin;
 
+void put(Stream* stream, std::function<void()> item) {
+  std::lock_guard held(context_of(stream->device)->mutex);
+  stream->put(std::move(item));
+}
+
 void run_kernel(void* handle, uint64_t at, size_t count, uint32_t microseconds,
                 std::function<void(float*)> kernel) {
-  stream_of(handle)->put([=] {
+  put(stream_of(handle), [=] {
     std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
     auto* const floats = reinterpret_cast<float*>(driver().bytes_at(at, count * sizeof(float)));
     if (floats == nullptr) std::abort();  // an illegal address
@@ -85,7 +90,7 @@ void standin_poke(uint64_t to, const void* from, size_t bytes) {
   std::memcpy(driver().bytes_at(to, bytes), from, bytes);
 }
 uint64_t standin_allocate(int device, size_t bytes) {
-  context_of(device);
+  std::lock_guard held(context_of(device)->mutex);
   uint64_t address = 0;
   return allocate(device, &address, bytes) == kOk ? address : 0;
 }
@@ -110,10 +115,18 @@ void standin_order(void* first, void* second) {
   auto* const producer = static_cast<Stream*>(first);
   if (second == nullptr) return producer->wait_idle();
   auto through = std::make_shared<std::promise<void>>();
-  static_cast<Stream*>(second)->put([came = through->get_future().share()] { came.wait(); });
-  producer->put([through] { through->set_value(); });
+  put(producer, [through] { through->set_value(); });
+  put(static_cast<Stream*>(second), [came = through->get_future().share()] { came.wait(); });
 }
-void standin_synchronize(int device) { context_of(device)->wait_idle(); }
+void standin_synchronize(int device) {
+  Context& context = *context_of(device);
+  std::set<Stream*> all;
+  {
+    std::lock_guard held(context.mutex);
+    all = context.streams;
+  }
+  for (Stream* stream : all) stream->wait_idle();
+}
 size_t standin_allocations() {
   std::lock_guard lock(driver().mutex);
   return std::count_if(driver().blocks.begin(), driver().blocks.end(),

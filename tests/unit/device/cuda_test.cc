@@ -2,7 +2,11 @@
 
 #include <sys/mman.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
+#include <functional>
+#include <thread>
 #include <type_traits>
 #include <vector>
 
@@ -11,6 +15,7 @@
 #endif
 
 #include "device/cuda/driver.h"
+#include "device/flags.h"
 #include "tests/unit/device/standin_driver.h"
 
 namespace herring::device {
@@ -108,6 +113,59 @@ TEST(Cuda, TheHostCannotReadDeviceMemory) {
   const Address address = *gpu(0).allocate(64);
   EXPECT_DEATH(static_cast<void>(*reinterpret_cast<volatile char*>(address)), "");
   gpu(0).free(address);
+}
+
+// Runs `call` while a stream waits for a word, and returns whether it ends only after the word has
+// come, and other calls of the device, too.
+bool holds_up_others(const std::function<Status()>& call) {
+  Flags flags(**platform(), gpu(0));
+  const Flag flag = *flags.take();
+  const Stream parked = *gpu(0).make_stream();
+  EXPECT_TRUE(gpu(0).wait_word(flag.address, flag.word->load() + 1, parked).ok());
+  std::atomic<bool> ended{false};
+  std::atomic<uint64_t> others{0};
+  std::thread caller([&] {
+    EXPECT_TRUE(call().ok());
+    ended.store(true);
+  });
+  std::thread other([&] {
+    while (!ended.load()) {
+      gpu(0).destroy_event(*gpu(0).make_event());
+      ++others;
+    }
+  });
+  uint64_t before = 0;
+  do {
+    before = others.load();
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  } while (!ended.load() && others.load() != before);
+  const bool waited = !ended.load();
+  flag.set(flag.word->load() + 1);
+  caller.join();
+  other.join();
+  gpu(0).destroy_stream(parked);
+  return waited;
+}
+
+// CUDA's driver may do so; see also TakeRelay in relay_test.cc.
+TEST(StandIn, LoadsKernelsWhenAllStreamsAreIdleAndHoldsUpOtherCalls) {
+  Kernel kernel = 0;
+  EXPECT_TRUE(holds_up_others([&kernel] {
+    return gpu(0).kernel(KernelName::of(DType::kInt16, ReduceOp::kMin)).move_to(kernel);
+  }));
+  const Stream stream = *gpu(0).make_stream();
+  const auto launch = [&] { return gpu(0).combine(kernel, Combination(), 1, stream); };
+  EXPECT_TRUE(holds_up_others(launch)) << "the first launch loads its code";
+  EXPECT_FALSE(holds_up_others(launch));
+  gpu(0).destroy_stream(stream);
+}
+
+TEST(StandIn, ReleasesMemoryWhenAllStreamsAreIdleAndHoldsUpOtherCalls) {
+  const Address memory = *gpu(0).allocate(1000);
+  EXPECT_TRUE(holds_up_others([memory] {
+    gpu(0).free(memory);
+    return Status();
+  }));
 }
 
 }  // namespace

@@ -33,6 +33,7 @@ class RelayTest : public ::testing::Test {
     ASSERT_TRUE(made.ok()) << made.status().message();
     relay = *made;
     kernel = *gpu(0).kernel(KernelName::of(DType::kFloat32, ReduceOp::kSum));
+    ASSERT_TRUE(relay->try_kernel(kernel).ok());  // the first launch waits for idle streams
     array = *gpu(0).allocate(4 * kBytes);
     image = static_cast<float*>(::mmap(nullptr, kMapped, PROT_READ | PROT_WRITE,
                                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
