@@ -30,7 +30,8 @@ using namespace std::chrono_literals;
 
 // The contents of a CUipcMemHandle in this stand-in.
 struct Shared {
-  int process, fd, device, unused;
+  int process, fd, device;
+  uint32_t allocation;
   size_t bytes;
   char rest[40];
 };
@@ -199,7 +200,8 @@ int cuIpcGetMemHandle(Shared* handle, uint64_t address) {
   std::lock_guard lock(driver().mutex);
   const auto block = driver().blocks.find(address);
   if (block == driver().blocks.end() || block->second.fd < 0) return kInvalidValue;
-  *handle = {::getpid(), block->second.fd, block->second.device, 0, block->second.bytes, {}};
+  const Block& one = block->second;
+  *handle = {::getpid(), one.fd, one.device, one.number, one.bytes, {}};
   return kOk;
 }
 int cuIpcOpenMemHandle_v2(uint64_t* address, Shared handle, unsigned flags) {

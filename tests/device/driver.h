@@ -143,6 +143,7 @@ struct Block {
   char* memory;  // where its bytes are; the address itself if registered
   int device;    // -1: registered host memory
   int fd = -1;   // a file that other processes may map; -1: not shared
+  uint32_t number = 0;  // no two allocations have the same
 };
 
 class Driver {
@@ -152,6 +153,7 @@ class Driver {
   std::vector<Context*> contexts;  // by device; null before its first use
   std::map<uintptr_t, Block> blocks;
   std::vector<size_t> used;
+  uint32_t allocated = 0;  // how many allocations there have been
   std::map<std::string, uint64_t> calls;
   std::set<std::thread::id> threads;
   std::string fails;
@@ -268,7 +270,8 @@ inline int allocate(int device, uint64_t* address, size_t bytes) {
   if (out == MAP_FAILED || memory == MAP_FAILED) return kOutOfMemory;
   driver().used[device] += whole;
   *address = reinterpret_cast<uintptr_t>(out);
-  driver().blocks[*address] = {whole, static_cast<char*>(memory), device, fd};
+  driver().blocks[*address] = {whole, static_cast<char*>(memory), device, fd,
+                               ++driver().allocated};
   return kOk;
 }
 

@@ -1,6 +1,9 @@
 #include "tests/device/standin.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <future>
 #include <vector>
@@ -95,6 +98,28 @@ uint64_t standin_allocate(int device, size_t bytes) {
   return allocate(device, &address, bytes) == kOk ? address : 0;
 }
 void standin_free(int device, uint64_t address) { release(device, address); }
+void standin_reuse(uint64_t address, int device) {
+  if (device >= 0) context_of(device);
+  const AllIdle idle;
+  std::lock_guard lock(driver().mutex);
+  Block& block = driver().blocks.at(address);
+  if (block.device >= 0) driver().used[block.device] -= block.bytes;
+  if (device >= 0) driver().used[device] += block.bytes;
+  ::munmap(block.memory, block.bytes);
+  ::close(block.fd);
+  block.device = device;
+  block.number = ++driver().allocated;
+  block.fd = ::memfd_create("standin", MFD_CLOEXEC);
+  if (::ftruncate(block.fd, static_cast<off_t>(block.bytes)) != 0) std::abort();
+  const auto map = [&block](void* at, int access, int fixed) {
+    void* const mapped = ::mmap(at, block.bytes, access, MAP_SHARED | fixed, block.fd, 0);
+    if (mapped == MAP_FAILED) std::abort();
+    return static_cast<char*>(mapped);
+  };
+  block.memory = map(nullptr, PROT_READ | PROT_WRITE, 0);
+  // The host reaches its own memory at the address, too.
+  map(reinterpret_cast<void*>(address), device < 0 ? PROT_READ | PROT_WRITE : PROT_NONE, MAP_FIXED);
+}
 void standin_adopt(int device, uint64_t address, size_t bytes) {
   context_of(device);
   std::lock_guard lock(driver().mutex);

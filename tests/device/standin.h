@@ -40,6 +40,9 @@ void standin_poke(uint64_t to, const void* from, size_t bytes);
 // Uses the default context of a device, like cudaMalloc and cudaStreamCreate.
 uint64_t standin_allocate(int device, size_t bytes);
 void standin_free(int device, uint64_t address);
+// Frees memory that standin_allocate() has returned. Its addresses then belong to new memory of
+// `device`, or to pinned memory of the host if `device` is -1.
+void standin_reuse(uint64_t address, int device);
 // Treats host memory as device memory that the host can read too.
 void standin_adopt(int device, uint64_t address, size_t bytes);
 void standin_disown(uint64_t address);

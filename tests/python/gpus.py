@@ -97,6 +97,7 @@ class Driver:
             ("peek", None, (pointer, u64, size)),
             ("poke", None, (u64, pointer, size)),
             ("registrations", size, ()),
+            ("reuse", None, (u64, ctypes.c_int)),
             ("scale", None, (pointer, u64, size, ctypes.c_float, u32)),
             ("store", None, (pointer, u64, pointer, size, u32)),
             ("stream", pointer, (ctypes.c_int,)),

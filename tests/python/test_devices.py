@@ -85,6 +85,10 @@ def test_a_wait_inside_a_capture_is_refused_before_it_waits() -> None:
     )
 
 
+def test_addresses_may_come_back_as_memory_of_another_kind() -> None:
+    expect_success(run_job(["-n", "2"], program("gpu_addresses_again"), **ENVIRONMENT))
+
+
 def test_pinned_memory_of_the_host_is_memory_of_the_host() -> None:
     """PyTorch exports a pinned tensor as one of kind 3, the memory of a host for CUDA."""
     script = """
