@@ -112,6 +112,33 @@ herring.barrier()
     )
 
 
+@pytest.mark.parametrize("objects", ["json", "none"])
+def test_horovods_functions_send_what_the_setting_allows(objects: str) -> None:
+    output = expect_success(
+        run_job(
+            ["-n", "2"],
+            SEND
+            + """
+import pickle
+import herring.horovod.torch as hvd
+pickle.dumps = pickle.loads = None
+if os.environ["HERRING_OBJECTS"] == "none":
+    for send in (hvd.allgather_object, hvd.broadcast_object):
+        raises(herring.ConfigurationError, "HERRING_OBJECTS=none", send, 1)
+else:
+    assert same(hvd.broadcast_object(value if rank == 0 else None, 0), value)
+    assert all(same(one, [r, value]) for r, one in enumerate(hvd.allgather_object([rank, value])))
+    for send in (hvd.allgather_object, hvd.broadcast_object):
+        raises(herring.InvalidArgumentError, "obj is of type numpy.ndarray", send, np.zeros(3))
+herring.barrier()
+print("done")
+    """,
+            HERRING_OBJECTS=objects,
+        )
+    )
+    assert output.count("done") == 2, output
+
+
 def test_what_herring_itself_sends_is_not_pickled() -> None:
     # PyTorch's optimizers copy their state, which uses pickle's protocol but not its reader.
     output = expect_success(

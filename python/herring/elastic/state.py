@@ -7,15 +7,22 @@ from typing import Any
 
 import herring
 from herring.arrays.arguments import shown
-from herring.arrays.objects import allgather_plain
+from herring.arrays.objects import allgather_plain, may_pickle
 from herring.elastic import running
+from herring.elastic.values import broadcast_values
 from herring.errors import InvalidArgumentError
 
 __all__ = ["Part", "State", "Stateful"]
 
 
 class Part:
-    """A value of a state that is not sent as it is."""
+    """A value of a state that is not sent as it is.
+
+    Attributes:
+      is_own: Whether notes are Herring's own, plain data which are never pickled.
+    """
+
+    is_own = True
 
     def begin(self) -> None:
         """Forgets what a step has left that did not end."""
@@ -40,6 +47,8 @@ class Part:
 
 class Stateful(Part):
     """An object with `state_dict` and `load_state_dict`, such as a schedule of learning rates."""
+
+    is_own = False
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -66,7 +75,8 @@ class State:
 
     Each value is an attribute, which may be set. After each change of the workers, all ranks get
     the values of the rank that is furthest. Values with `state_dict` and `load_state_dict` are sent
-    by these. Other values are sent as `herring.broadcast_object` sends them.
+    by these. Values are pickled only if ``HERRING_OBJECTS`` allows it. Otherwise they may be plain
+    Python data and arrays of NumPy, which are sent as such.
     `herring.torch.State` and `herring.keras.State` send models and optimizers as arrays.
     """
 
@@ -167,11 +177,7 @@ class State:
                 )
         steps = [one[0] for one in everyone]
         root = steps.index(max(steps))
-        mine = {
-            name: self._parts[name].note() if name in self._parts else value
-            for name, value in self._values.items()
-        }
-        furthest = herring.broadcast_object(mine, root, name="herring.elastic.values")
+        furthest = self._values_of(root)
         if herring.rank() != root:
             for name, value in furthest.items():
                 if name in self._parts:
@@ -185,3 +191,16 @@ class State:
         own["_steps"] = max(steps[root], 0)
         for function in self._functions:
             function()
+
+    def _values_of(self, root: int) -> dict[str, Any]:
+        """Returns the values of rank `root`, and the notes of its parts (collective)."""
+        plain, objects = {}, {}
+        for name, value in self._values.items():
+            part = self._parts.get(name)
+            is_own = part is not None and part.is_own
+            where = plain if is_own or not may_pickle() else objects
+            where[name] = value if part is None else part.note()
+        found, others = broadcast_values([plain, bool(objects)], root, name="herring.elastic.notes")
+        if others:
+            found |= herring.broadcast_object(objects, root, name="herring.elastic.values")
+        return found

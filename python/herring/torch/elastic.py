@@ -46,6 +46,10 @@ class _Optimizer(Part):
 
 
 class _Sampler(Stateful):
+    def __init__(self, sampler: ElasticSampler) -> None:
+        super().__init__(sampler)
+        self.is_own = type(sampler).state_dict is ElasticSampler.state_dict
+
     def stepped(self) -> None:
         self._value.advance()
 
@@ -161,7 +165,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     def state_dict(self) -> dict[str, int]:
         """Returns the epoch and the position."""
-        return {"epoch": self.epoch, "position": self.position}
+        return {"epoch": int(self.epoch), "position": int(self.position)}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Takes over the epoch and the position of another sampler over the same data."""

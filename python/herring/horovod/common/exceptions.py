@@ -56,6 +56,7 @@ _KINDS: dict[type[HerringError], type[HorovodInternalError]] = {
         errors.MismatchError,
         ShutdownError,
         errors.InvalidArgumentError,
+        errors.ConfigurationError,
         HerringError,
     )
 }
