@@ -31,8 +31,8 @@ def echo(channel: Channel) -> None:
 
 
 @contextlib.contextmanager
-def listening(handle: Any = echo) -> Iterator[int]:
-    listener = Listener([socket.create_server((HOST, 0))], SECRET, DOCTOR, handle)
+def listening(handle: Any = echo, warn: Any = print) -> Iterator[int]:
+    listener = Listener([socket.create_server((HOST, 0))], SECRET, DOCTOR, handle, warn)
     try:
         yield listener._sockets[0].getsockname()[1]
     finally:
@@ -46,6 +46,33 @@ def test_members_exchange_messages() -> None:
             channel.send(message)
             assert channel.receive(5.0) == message
         channel.close()
+
+
+def test_it_accepts_again_when_threads_can_be_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    warnings: list[str] = []
+    left = 2
+    real = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        nonlocal left
+        if left > 0:
+            left -= 1
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    with listening(warn=warnings.append) as port:
+        monkeypatch.setattr(threading.Thread, "start", start)
+        for _ in range(2):
+            with pytest.raises(AuthenticationError):
+                call(HOST, port, SECRET, DOCTOR, 5.0)
+        channel = call(HOST, port, SECRET, DOCTOR, 5.0)
+        channel.send({"a": 1})
+        assert channel.receive(5.0) == {"a": 1}
+        channel.close()
+    (warning,) = warnings
+    assert "can't start new thread. Raise the limit of processes and threads" in warning
 
 
 def test_a_stranger_gets_nothing_that_depends_on_the_secret() -> None:

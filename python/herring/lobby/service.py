@@ -63,7 +63,9 @@ class Lobby:
         self._ends = False
         self._reminders: tuple[float, float] | None = None  # since when it waits; the next one
         self._changed = threading.Condition()
-        self._listener = Listener([listener], secret, LOBBY, self._serve)
+        self._listener = Listener(
+            [listener], secret, LOBBY, self._serve, lambda text: say("warning", text)
+        )
         threading.Thread(target=self._act, name="herring-lobby", daemon=True).start()
 
     @property

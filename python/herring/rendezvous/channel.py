@@ -35,6 +35,7 @@ _MAC_BYTES = 32
 _MOST_BYTES = 4 << 20  # of a message; the facts of a host have some kilobytes
 _PROOF_SECONDS = 5.0
 _GUESTS = 256  # connections without a proof
+_PAUSE = 0.05  # seconds after a connection that could not be served
 # Bytes of a segment where a path may lose full packets. Every path carries this size.
 _SMALL_SEGMENT = 1000
 _LENGTH = struct.Struct("!I")
@@ -129,6 +130,7 @@ class Listener:
         secret: bytes,
         purpose: Purpose,
         handle: Callable[[Channel], None],
+        warn: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Starts to accept.
 
@@ -137,7 +139,9 @@ class Listener:
             secret: The job's secret.
             purpose: What connections are for.
             handle: Called in a thread of its own with each connection, which it has to close.
+            warn: Called with a text if connections are dropped because no thread can be started.
         """
+        self._warn = warn
         self._purpose = purpose
         self._sockets = list(sockets)
         self._secret = secret
@@ -156,13 +160,14 @@ class Listener:
             each.close()
 
     def _accept(self, listener: socket.socket) -> None:
+        warned = False
         while True:
             try:
                 guest, _ = listener.accept()
             except OSError:
                 if listener.fileno() < 0:
                     return
-                time.sleep(0.05)  # no descriptor is left, or the guest has gone
+                time.sleep(_PAUSE)  # no descriptor is left, or the guest has gone
                 continue
             with self._lock:
                 if len(self._guests) >= _GUESTS:
@@ -171,7 +176,20 @@ class Listener:
                     with contextlib.suppress(OSError):
                         oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
                 self._guests[guest] = None
-            threading.Thread(target=self._welcome, args=(guest,), daemon=True).start()
+            try:
+                threading.Thread(target=self._welcome, args=(guest,), daemon=True).start()
+                warned = False
+            except RuntimeError as error:
+                with self._lock:
+                    self._guests.pop(guest, None)
+                guest.close()
+                if not warned:
+                    warned = True
+                    self._warn(
+                        f"connections to {self._purpose.who} are dropped: {error}. Raise the limit "
+                        "of processes and threads (ulimit -u, or the cgroup's pids.max)"
+                    )
+                time.sleep(_PAUSE)
 
     def _welcome(self, guest: socket.socket) -> None:
         try:
