@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import secrets
 import shutil
 import signal
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from herring.command_line import integer
 from herring.errors import ConfigurationError
 from herring.provenance import provenance
-from herring.rendezvous.settings import value_of
 from herring.units import argument, parse_seconds, parse_size
 
 if TYPE_CHECKING:
@@ -224,16 +222,6 @@ def _check(options: argparse.Namespace) -> None:
     if options.servers == 1 and options.nodes < 2:
         raise ConfigurationError(
             "--servers 1 with --nodes 1 leaves nobody to stand in: use --servers 2"
-        )
-    if options.ranks % options.nodes:
-        raise ConfigurationError(
-            f"-n {options.ranks} with --nodes {options.nodes} makes nodes of different "
-            "sizes, whose named all-reduces end with their server: use a multiple"
-        )
-    if (flows := value_of(os.environ, "HERRING_FLOWS")) > 1:
-        raise ConfigurationError(
-            f"HERRING_FLOWS is {flows}: with several connections to a server, a job ends if that "
-            "server dies during a named all-reduce; unset HERRING_FLOWS"
         )
     if options.plot:
         import importlib.util
