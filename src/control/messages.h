@@ -97,7 +97,10 @@ Result<ServerReport> decode_server_report(std::string_view payload);
 // kAbort, both directions: an error for all processes. The text is cut to kMaxTextBytes. A process
 // that has not registered says with it that it cannot take part, and why. With the flag, it tells a
 // registering member to come again, because an earlier job of the same processes has not ended yet.
+// Text that begins with kGivenUp is for one dedicated server, without which the job goes on.
 inline constexpr uint8_t kFlagAgain = 1;
+inline constexpr std::string_view kGivenUp =
+    "this server is given up, and the job goes on without it: ";
 std::string encode(const Status& why);
 Status decode_abort(std::string_view payload, Status& why);
 

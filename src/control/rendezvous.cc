@@ -375,9 +375,10 @@ class Rendezvous::Impl final : public Channel::Owner {
       if ((silent <= options_.heartbeat_timeout && !mute) || peer.channel->closed()) continue;
       if (peer.is_member()) {
         const std::string held_up =
-            concat("this ", spare ? "server" : "machine", " was not heard from for ",
-                   in_seconds(silent), ", more than the ", in_seconds(options_.heartbeat_timeout),
-                   " of HERRING_HEARTBEAT_TIMEOUT; the others have given up on it");
+            concat(spare ? kGivenUp : "", "this ", spare ? "process" : "machine",
+                   " was not heard from for ", in_seconds(silent), ", more than the ",
+                   in_seconds(options_.heartbeat_timeout), " of HERRING_HEARTBEAT_TIMEOUT",
+                   spare ? "" : "; the others have given up on it");
         give_up(peer, {Code::kPeerLost, held_up},
                 concat("nothing was heard from it", spare ? "" : " or its system", " for ",
                        in_seconds(silent), " (time-out ", in_seconds(options_.heartbeat_timeout),

@@ -144,7 +144,7 @@ Status RunningJob::on_server_report(const Peer& from, std::string_view payload) 
   loop_.call_after(kBetterReason, [this, current, how] {
     Peer* const peer = current();
     if (peer == nullptr) return;
-    rendezvous_.give_up(*peer, {Code::kPeerLost, concat("this server is given up: ", how)}, how);
+    rendezvous_.give_up(*peer, {Code::kPeerLost, concat(kGivenUp, how)}, how);
   });
   return {};
 }

@@ -11,6 +11,8 @@
 
 #include "base/interrupt.h"
 #include "base/log.h"
+#include "base/record_place.h"
+#include "control/messages.h"
 #include "job/process.h"
 #include "job/serving.h"
 
@@ -120,7 +122,11 @@ Status serve(const std::string& rendezvous, const std::string& secret, const Set
         }
       },
       [&](const std::string& reason) {
-        end.set({Code::kPeerLost, concat("the job was aborted: ", reason)});
+        if (!reason.starts_with(control::kGivenUp)) {
+          return end.set({Code::kPeerLost, concat("the job was aborted: ", reason)});
+        }
+        set_record_place({});  // no record is written, because the job has not failed
+        end.set({Code::kPeerLost, reason});
       },
       [&](control::Member::End how) {
         if (how == control::Member::End::kNoNews) {

@@ -161,8 +161,8 @@ class ByHand:
         self.processes.append(process)
         return process
 
-    def server(self, **variables: str) -> subprocess.Popen[str]:
-        return self.start([*HERRING, "server"], **variables)
+    def server(self, *options: str, **variables: str) -> subprocess.Popen[str]:
+        return self.start([*HERRING, "server", *options], **variables)
 
     def rank(self, rank: int, *events: str) -> subprocess.Popen[str]:
         words = [sys.executable, *program("failover_rounds", *events)]
@@ -173,6 +173,31 @@ def output_of(process: subprocess.Popen[str]) -> str:
     return process.communicate(timeout=100)[0]
 
 
+def read_until(process: subprocess.Popen[str], text: str) -> str:
+    """Returns what the process has said when a line with the text has come."""
+    said = ""
+    while text not in said:
+        line = process.stdout.readline()
+        assert line, said
+        said += line
+    return said
+
+
+def await_spares(servers: list[subprocess.Popen[str]], count: int) -> list[subprocess.Popen[str]]:
+    """Returns those of the servers that wait as spares, when there are `count`."""
+    spares = []
+    streams = {server.stdout: server for server in servers}
+    while len(spares) < count:
+        ready, _, _ = select.select(list(streams), [], [], 60)
+        assert ready
+        for stream in ready:
+            line = stream.readline()
+            assert line, [server.poll() for server in servers]
+            if "waits as a spare" in line:
+                spares.append(streams.pop(stream))
+    return spares
+
+
 def test_a_spare_takes_the_place_of_a_server_that_dies(
     place: dict[str, str], tmp_path: Path
 ) -> None:
@@ -180,16 +205,7 @@ def test_a_spare_takes_the_place_of_a_server_that_dies(
         ranks = [job.rank(rank, "await spares", "kill 1") for rank in range(2)]
         servers = [job.server() for _ in range(4)]
         # Two of them serve, and two wait.
-        spares = []
-        streams = {server.stdout: server for server in servers}
-        while len(spares) < 2:
-            ready, _, _ = select.select(list(streams), [], [], 60)
-            assert ready
-            for stream in ready:
-                line = stream.readline()
-                assert line, [server.poll() for server in servers]
-                if "waits as a spare" in line:
-                    spares.append(streams.pop(stream))
+        spares = await_spares(servers, 2)
         (tmp_path / "spares").touch()
         outputs = [output_of(rank) for rank in ranks]
         assert [rank.returncode for rank in ranks] == [0, 0], outputs
@@ -199,6 +215,37 @@ def test_a_spare_takes_the_place_of_a_server_that_dies(
         codes = sorted(server.returncode for server in servers)
         assert codes == [-signal.SIGKILL, 0, 0, 0], said
         assert all(spare.returncode == 0 for spare in spares)
+
+
+@pytest.mark.parametrize(
+    ("spares", "options"),
+    [(0, []), (1, []), (0, ["--stay"])],
+    ids=["stood-in-for", "replaced", "stays"],
+)
+def test_a_server_that_wakes_up_late_changes_nothing(
+    place: dict[str, str], spares: int, options: list[str], tmp_path: Path
+) -> None:
+    """It was given up while it stood still in a round, and goes on in a later one."""
+    events = ["await spares", "pause 1", *["replaced 1"] * spares, "wake 1"]
+    with ByHand(**place) as job:
+        ranks = [job.rank(rank, *events) for rank in range(2)]
+        servers = [job.server(*options, HERRING_LOG_LEVEL="info") for _ in range(2 + spares)]
+        await_spares(servers, spares)
+        (tmp_path / "spares").touch()
+        pid = int(read_until(ranks[0], "stops process").split()[-1])
+        [late] = [server for server in servers if server.pid == pid]
+        # The ranks go on until it has ended, or serves again.
+        said = read_until(late, "this server is given up, and the job goes on without it: this pro")
+        assert "aborted" not in said and "flight" not in said, said
+        if options:
+            read_until(late, "serves in place of server 1, which is lost")
+        else:
+            assert (late.wait(60), late.stdout.read()) == (1, "")
+        (tmp_path / "woken").touch()
+        outputs = [output_of(rank) for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0, 0], outputs
+        assert outputs[0].count(" is lost: ") == 1, outputs
+        assert outputs[0].count(" is replaced by ") == max(spares, len(options)), outputs
 
 
 def test_a_late_server_is_told_what_it_would_take(place: dict[str, str], tmp_path: Path) -> None:

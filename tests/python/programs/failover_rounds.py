@@ -3,7 +3,9 @@
 Rank 0 does to the servers what its arguments say, one after another: "kill 1", or "stop 0" for
 SIGSTOP. Before the next round it waits until the job's status shows that the place is taken again.
 With "break 1" it ends its connection to that server, which lives, in the middle of a round. With
-"await NAME" it waits for a file.
+"await NAME" it waits for a file. "pause 1" stops a server in the middle of a round, which ends
+without it, and "replaced 1" waits for another one. "wake 1" lets the process go on in the middle of
+a round, and rounds follow until there is a file "woken".
 """
 
 import os
@@ -64,6 +66,14 @@ def reduce(
     np.testing.assert_array_equal(arena[:ELEMENTS], expected.astype(np.float32))
 
 
+def rounds_while_it_wakes(step: int, pid: int) -> None:
+    """Makes rounds until the test has seen what becomes of a stopped process (rank 0's `pid`)."""
+    reduce(plan, range(size), step, lambda: os.kill(pid, signal.SIGCONT) if rank == 0 else None)
+    while herring.broadcast(np.array([not (folder / "woken").exists()]), 0)[0]:
+        step += 1
+        reduce(plan, range(size), step)
+
+
 herring.init()
 rank, size = herring.rank(), herring.size()
 plan = herring.PlannedReduction([(ELEMENTS, "float32")], name="rounds", op="sum")
@@ -72,6 +82,7 @@ some = None
 if rank > 0:
     some = herring.PlannedReduction([(ELEMENTS, "float32")], name="some", op="sum", group=group)
 folder = Path(os.environ["FAILOVER_FOLDER"])
+paused, since = 0, 0.0
 for step, what in enumerate(["", *sys.argv[1:]]):
     if what:
         kind, name = what.split()
@@ -84,7 +95,21 @@ for step, what in enumerate(["", *sys.argv[1:]]):
             (folder / str(step)).touch()
         elif kind == "break":
             reduce(plan, range(size), step)
-        elif rank == 0 and kind != "await":
+        elif rank == 0 and kind == "pause":
+            paused, since = servers()[int(name)]["pid"], time.monotonic()
+            print(f"stops process {paused}", flush=True)
+            reduce(plan, range(size), step, lambda: os.kill(paused, signal.SIGSTOP))
+            assert servers()[int(name)]["lost"] is not None
+            (folder / str(step)).touch()
+        elif rank == 0 and kind == "replaced":
+            await_replaced(int(name), since)
+            (folder / str(step)).touch()
+        elif kind == "wake":
+            rounds_while_it_wakes(step, paused)
+            (folder / str(step)).touch()
+        elif kind == "pause":
+            reduce(plan, range(size), step)
+        elif rank == 0 and kind not in ("await", "replaced"):
             replace(int(name), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
             (folder / str(step)).touch()
         while not (folder / (name if kind == "await" else str(step))).exists():
