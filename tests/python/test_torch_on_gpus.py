@@ -91,6 +91,15 @@ def test_gathers_and_scatters_of_the_backend_leave_tensors_on_the_gpu() -> None:
 
 
 @STANDIN
+@pytest.mark.timeout(150)
+def test_one_rank_on_a_gpu_among_ranks_on_processors() -> None:
+    job = run_job(
+        ["-n", "3", "--nodes", "2"], program("gpu_mixed_torch"), timeout=120, **TORCH_ENVIRONMENT
+    )
+    expect_success(job)
+
+
+@STANDIN
 @pytest.mark.timeout(100)
 def test_a_work_inside_a_capture_is_refused_before_it_waits() -> None:
     expect_success(
