@@ -102,6 +102,10 @@ inline void wait(worker::Future& future, double seconds, const std::string& what
   wait(future, seconds, what, [copier] { return copier ? copier->check() : Status(); });
 }
 
+// Returns kInvalidArgument unless an array lies on the device. A copy from memory elsewhere would
+// be an error that leaves the device unusable.
+Status check_memory_of(int device, const char* data, size_t bytes);
+
 // Raises InvalidArgumentError if a stream of the copier's device is being captured for a graph,
 // before a wait for the future, because nothing inside a capture may wait on the host.
 void check_not_capturing(const worker::Future& future, device::Copier* copier,

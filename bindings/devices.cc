@@ -61,6 +61,9 @@ void register_devices(nb::module_& module) {
     return nb::bytes(code.data(), code.size());
   }, "major"_a, "minor"_a, "dtype"_a, "op"_a, "target"_a = "");
   module.def("add_compiler_folder", &device::cuda::add_compiler_folder, "folder"_a);
+  module.def("check_memory_of", [](int device, uintptr_t address, size_t bytes) {
+    check(check_memory_of(device, reinterpret_cast<const char*>(address), bytes));
+  }, "device"_a, "address"_a, "bytes"_a);
   module.def("measure_copies", &measure_copies, "device"_a, "bytes"_a);
 }
 

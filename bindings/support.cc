@@ -82,28 +82,6 @@ std::string dtype_name(nb::handle array, const std::string& otherwise) {
                          : ""));
 }
 
-// Checks that the array lies on the device. A copy from memory elsewhere would be an error that
-// leaves the device unusable.
-void require_memory_of(int device, const char* data, size_t bytes) {
-  const auto address = reinterpret_cast<device::Address>(data);
-  // Checks both ends, because memory that a library has assembled from pieces is several
-  // allocations to the driver.
-  bool there = true;
-  for (const device::Address end : {address, address + bytes - 1}) {
-    const auto found = without_gil([end]() -> Result<device::Pointer> {
-      auto platform = device::platform();
-      return platform.ok() ? (*platform)->query(end) : platform.status();
-    });
-    if (!found.ok()) raise(found.status());
-    const bool is_memory =
-        found->kind == device::Kind::kDevice || found->kind == device::Kind::kManaged;
-    there &= is_memory && found->device == device;
-  }
-  if (there) return;
-  invalid(concat("its ", bytes, " bytes do not lie in memory of GPU ", device,
-                 ": it was freed, or its library numbers the GPUs differently"));
-}
-
 // Raises the exception with which an array refuses to be exported, which nanobind drops, unless it
 // is one with which DLPack says that the array cannot be exported. Other exceptions have nothing to
 // do with DLPack: frameworks raise those of the computation whose result the array is.
@@ -117,6 +95,27 @@ void raise_own_error(nb::handle exported) {
 }
 
 }  // namespace
+
+Status check_memory_of(int device, const char* data, size_t bytes) {
+  const auto address = reinterpret_cast<device::Address>(data);
+  // Checks both ends, because memory that a library has assembled from pieces is several
+  // allocations to the driver.
+  bool there = true;
+  for (const device::Address end : {address, address + bytes - 1}) {
+    const auto found = without_gil([end]() -> Result<device::Pointer> {
+      auto platform = device::platform();
+      return platform.ok() ? (*platform)->query(end) : platform.status();
+    });
+    if (!found.ok()) return found.status();
+    const bool is_memory =
+        found->kind == device::Kind::kDevice || found->kind == device::Kind::kManaged;
+    there &= is_memory && found->device == device;
+  }
+  if (there) return {};
+  return {Code::kInvalidArgument,
+          concat("its ", bytes, " bytes do not lie in memory of GPU ", device,
+                 ": it was freed, or its library numbers the GPUs differently")};
+}
 
 const char* class_of(Code code) {
   switch (code) {
@@ -238,7 +237,11 @@ void ArrayView::from_dlpack(nb::handle object, bool anywhere) {
   }
   for (size_t i = 0; i < array.ndim(); ++i) array_.shape.push_back(array.shape(i));
   data_ = static_cast<char*>(const_cast<void*>(array.data()));
-  if (copier_ && array_.bytes() > 0) require_memory_of(index, data_, array_.bytes());
+  if (copier_ && array_.bytes() > 0) {
+    const Status there = check_memory_of(index, data_, array_.bytes());
+    if (there.code() == Code::kInvalidArgument) invalid(there.message());
+    check(there);
+  }
   owner_ = nb::cast(array, nb::rv_policy::reference);
   if (copier_) owner_ = nb::make_tuple(owner_, object);  // the export may depend on `object`
 }

@@ -90,6 +90,15 @@ raises(
     elsewhere,
 )
 elsewhere.device = 1
+herring._core.check_memory_of(0, array.address, 4000)  # What a call asks; a benchmark times it.
+raises(
+    herring.InvalidArgumentError,
+    "its 8192 bytes do not lie in memory of GPU 0",
+    herring._core.check_memory_of,
+    0,
+    array.address,
+    8192,
+)
 plan = herring.PlannedReduction([(1000, "float32")], name="p", device=0)
 raises(herring.InvalidArgumentError, "begin() before place()", plan.begin)
 raises(
