@@ -29,21 +29,22 @@ def elastic(folder: Path, layout: str, *arguments: object, **environment: str) -
 
 
 @pytest.mark.parametrize(
-    ("layout", "events"),
+    ("layout", "events", "encryption"),
     [
-        ("-n 3", ["1 5 before"]),
-        ("-n 3", ["0 5 between"]),
-        ("-n 3", ["2 5 after", "0 9 commit"]),
-        ("-n 4 --nodes 2", ["0 5 between", "3 5 before"]),
-        ("-n 4 --nodes 2 --servers 2", ["2 5 between", "0 20 before"]),
+        ("-n 3", ["1 5 before"], "off"),
+        ("-n 3", ["0 5 between"], "off"),
+        ("-n 3", ["2 5 after", "0 9 commit"], "off"),
+        ("-n 4 --nodes 2", ["0 5 between", "3 5 before"], "off"),
+        ("-n 4 --nodes 2 --servers 2", ["2 5 between", "0 20 before"], "off"),
+        ("-n 4 --nodes 2 --servers 1", ["0 5 between"], "psk"),
     ],
-    ids=["one", "the-first", "in-turn", "two-at-once", "with-servers"],
+    ids=["one", "the-first", "in-turn", "two-at-once", "with-servers", "encrypted"],
 )
 def test_no_step_is_lost_when_workers_die_and_come_back(
-    tmp_path: Path, layout: str, events: list[str]
+    tmp_path: Path, layout: str, events: list[str], encryption: str
 ) -> None:
     workers = int(layout.split()[1])
-    output = elastic(tmp_path, layout, 30, workers, *events)
+    output = elastic(tmp_path, layout, 30, workers, *events, HERRING_TLS=encryption)
     assert output.count(f"{workers} workers, sizes") == workers, output
     assert len(list(tmp_path.glob("event*"))) == len(events)
     assert output.count("starting another one in its place") == len(events), output

@@ -69,17 +69,21 @@ def test_groups_are_formed_although_servers_die(place: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "nodes", "flows"),
-    [(3, 3, 1), (3, 2, 1), (4, 2, 2)],
-    ids=["one-on-each-node", "uneven-nodes", "several-flows"],
+    ("workers", "nodes", "variables"),
+    [
+        (3, 3, {}),
+        (3, 2, {}),
+        (4, 2, {"HERRING_FLOWS": "2"}),
+        (3, 2, {"HERRING_TLS": "psk"}),
+    ],
+    ids=["one-on-each-node", "uneven-nodes", "several-flows", "encrypted"],
 )
 def test_calls_in_flight_outlive_servers(
-    place: dict[str, str], workers: int, nodes: int, flows: int
+    place: dict[str, str], workers: int, nodes: int, variables: dict[str, str]
 ) -> None:
     layout = ["-n", str(workers), "--nodes", str(nodes), "--servers", "2"]
     script = program("failover_exchanges", "4")
-    job = run_job(layout, script, timeout=120, HERRING_FLOWS=str(flows), **place)
-    output = expect_success(job)
+    output = expect_success(run_job(layout, script, timeout=120, **variables, **place))
     assert output.count("is done after") == workers, output
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from herring.errors import ConfigurationError
 from herring.launch.job import own_environment, passed_environment
 from herring.rendezvous.endpoint import reserve
+from jobs import program
 from launched import run
 
 NAMES = (
@@ -95,3 +97,24 @@ def test_a_reserved_port_is_for_who_asks_for_it() -> None:
                 server.listen()
         with reserve({}) as another:
             assert another.getsockname()[1] != port
+
+
+@pytest.mark.timeout(300)
+def test_a_restart_by_torchrun_never_meets_the_job_before_it(tmp_path: Path) -> None:
+    """One process of the first start comes late, and is refused."""
+    pytest.importorskip("torch")
+    options = ["--standalone", "--nproc-per-node", "3", "--max-restarts", "1"]
+    script = program("torchrun_restart", str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *options, *script],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    said = (tmp_path / "said").read_text()
+    assert done.returncode == 0, done.stderr + said
+    assert done.stdout.count("of 3 is done in start 1") == 3, done.stdout
+    assert "Error" in said and "is done" not in said, said
