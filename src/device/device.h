@@ -132,6 +132,9 @@ class Platform {
   // memory.
   virtual Status register_host(void* memory, size_t bytes) = 0;
   virtual Status unregister_host(void* memory) = 0;
+  // Returns whole pages of host memory that the driver allocates and that all devices know.
+  virtual Result<void*> allocate_host(size_t bytes) = 0;
+  virtual Status free_host(void* memory) = 0;
 
  protected:
   Platform() = default;

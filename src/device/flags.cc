@@ -19,35 +19,61 @@ size_t page_bytes() { return static_cast<size_t>(::sysconf(_SC_PAGESIZE)); }
 }  // namespace
 
 Flags::~Flags() {
-  for (void* page : pages_) {
-    static_cast<void>(platform_.unregister_host(page));
-    ::munmap(page, page_bytes());
+  for (const Page& page : pages_) let_go(page);
+}
+
+void Flags::let_go(const Page& page) {
+  if (page.allocated) {
+    static_cast<void>(platform_.free_host(page.memory));
+  } else {
+    static_cast<void>(platform_.unregister_host(page.memory));
+    ::munmap(page.memory, page_bytes());
   }
+}
+
+Result<Flags::Page> Flags::map(size_t bytes) {
+  void* const page =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) {
+    return Status(Code::kInternal, concat("no memory for flags: ", std::strerror(errno)));
+  }
+  // Without this a fork would turn the page into copies, and the device would keep using one of
+  // them only.
+  ::madvise(page, bytes, MADV_DONTFORK);
+  place_near(near_node(device_.properties()), page, bytes);
+  if (Status known = platform_.register_host(page, bytes); !known.ok()) {
+    ::munmap(page, bytes);
+    return known;
+  }
+  return Page{static_cast<char*>(page), false};
 }
 
 Result<Flag> Flags::take() {
   std::lock_guard lock(mutex_);
   if (free_.empty()) {
     const size_t bytes = page_bytes();
-    void* const page =
-        ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (page == MAP_FAILED) {
-      return Status(Code::kInternal, concat("no memory for flags: ", std::strerror(errno)));
+    auto page = map(bytes);
+    // Devices may accept memory of the driver's where they refuse memory of the process.
+    if (page.status().code() == Code::kDevice) {
+      auto memory = platform_.allocate_host(bytes);
+      if (!memory.ok()) {
+        return Status(Code::kDevice,
+                      concat("the words through which GPUs and processors meet cannot be pinned: ",
+                             page.status().message(), "; ", memory.status().message(),
+                             ". If the process may lock too little memory, allow it more "
+                             "(ulimit -l unlimited; in containers --ulimit memlock=-1)"));
+      }
+      page = Page{static_cast<char*>(*memory), true};
     }
-    // Without this a fork would turn the page into copies, and the device would keep using one of
-    // them only.
-    ::madvise(page, bytes, MADV_DONTFORK);
-    place_near(near_node(device_.properties()), page, bytes);
-    Status known = platform_.register_host(page, bytes);
-    Result<Address> address = known.ok() ? device_.address_of(page) : Result<Address>(known);
+    if (!page.ok()) return page.status();
+    auto address = device_.address_of(page->memory);
     if (!address.ok()) {
-      if (known.ok()) static_cast<void>(platform_.unregister_host(page));
-      ::munmap(page, bytes);
+      let_go(*page);
       return address.status();
     }
-    pages_.push_back(page);
+    pages_.push_back(*page);
     for (size_t at = 0; at < bytes; at += kLine) {
-      auto* const word = new (static_cast<char*>(page) + at) std::atomic<uint32_t>(0);
+      auto* const word = new (page->memory + at) std::atomic<uint32_t>(0);
       free_.push_back({word, *address + at});
     }
   }

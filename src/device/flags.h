@@ -38,16 +38,25 @@ class Flags {
 
   Device& device() const { return device_; }
 
-  // Must run on a thread that may call the driver.
+  // Must run on a thread that may call the driver. An error says what to do if no memory can be
+  // pinned.
   Result<Flag> take();
   // Any thread may call this.
   void give_back(Flag flag);
 
  private:
+  struct Page {
+    char* memory;
+    bool allocated;  // by the driver; otherwise registered with it
+  };
+  // Maps a page and registers it.
+  Result<Page> map(size_t bytes);
+  void let_go(const Page& page);
+
   Platform& platform_;
   Device& device_;
   std::mutex mutex_;
-  std::vector<void*> pages_;
+  std::vector<Page> pages_;
   std::vector<Flag> free_;
 };
 

@@ -125,6 +125,7 @@ Status DeviceRounds::place(std::vector<device::Address> arenas) {
     arenas = casts_->arenas();
   }
   arenas_ = std::move(arenas);
+  pinned_ = is_pinned();
   node_->attach(*planned_, arenas_);
   return {};
 }
@@ -176,7 +177,8 @@ Status DeviceRounds::begin_there(device::Stream stream, bool active) {
     }
   }
   next_back_ = 0;
-  widened_ = false;
+  late_.clear();
+  rest_queued_ = false;
   const bool out_too = held || node_->level() != DeviceNode::kHost;
   HERRING_RETURN_IF_ERROR(copier_->follow(stream, out_too));
   if (held) {
@@ -267,6 +269,14 @@ void DeviceRounds::is_out(const std::vector<Part>& parts, const Status& status) 
   if (!told.ok()) planned_->fail(told);
 }
 
+bool DeviceRounds::is_pinned() const {
+  for (size_t i = 0; i < arenas_.size(); ++i) {
+    if (planned_->plan().arenas[i].bytes == 0) continue;
+    if (!planned_->shared_heap()->is_pinned(planned_->arena(i).get())) return false;
+  }
+  return true;
+}
+
 Status DeviceRounds::queue_back() {
   for (; next_back_ < missing_.size() && missing_[next_back_] == 0; ++next_back_) {
     const auto buffer = static_cast<uint32_t>(next_back_);
@@ -280,6 +290,12 @@ Status DeviceRounds::queue_back() {
     // says that they are there.
     const std::vector<device::Copy> back = node_->to_copy_back(buffer);
     if (back.empty()) continue;
+    // A copy of memory that is not pinned may block this thread until the average is there. Other
+    // ranks may wait for what this thread is to do until then.
+    if (!pinned_) {
+      late_.insert(late_.end(), back.begin(), back.end());
+      continue;
+    }
     HERRING_RETURN_IF_ERROR(
         copier_->back_when(flags_->of_buffers[buffer], flags_->values[buffer], back));
   }
@@ -291,7 +307,7 @@ Result<std::shared_ptr<Future>> DeviceRounds::when_back() {
   if (round == nullptr) return Status(Code::kInvalidArgument, "wait() before begin()");
   auto back = std::make_shared<Future>(round->loop_of());
   back->continue_from(*round);
-  Status queued = widen();
+  Status queued = queue_rest();
   if (queued.ok()) {
     queued = copier_->when_back([back](const Status& status) { back->set(status); });
   }
@@ -299,12 +315,14 @@ Result<std::shared_ptr<Future>> DeviceRounds::when_back() {
   return back;
 }
 
-// Queues the casts of the averages, once in a round. The round is over, so that no kernel waits for
-// a flag: others would wait behind it.
-Status DeviceRounds::widen() {
+// Queues the copies that were not queued before, and the casts of the averages, once in a round.
+// The round is over, so that no kernel waits for a flag: others would wait behind it.
+Status DeviceRounds::queue_rest() {
   std::lock_guard lock(mutex_);
   const std::shared_ptr<Future> round = planned_->round();
-  if (!casts_ || round == nullptr || !round->done() || std::exchange(widened_, true)) return {};
+  if (round == nullptr || !round->done() || std::exchange(rest_queued_, true)) return {};
+  if (!late_.empty()) HERRING_RETURN_IF_ERROR(copier_->back(std::exchange(late_, {})));
+  if (!casts_) return {};
   std::vector<device::Launch> casts;
   for (uint32_t i = 0; i < arenas_.size(); ++i) {
     casts_->widen(i, {0, planned_->plan().arenas[i].bytes}, casts);
@@ -321,7 +339,7 @@ Result<std::shared_ptr<Future>> DeviceRounds::waiting() {
 
 Status DeviceRounds::join(device::Stream stream) {
   return failed(copier_->device().together([&]() -> Status {
-    HERRING_RETURN_IF_ERROR(widen());
+    HERRING_RETURN_IF_ERROR(queue_rest());
     return copier_->join(stream);
   }));
 }

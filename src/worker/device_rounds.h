@@ -92,7 +92,8 @@ class DeviceRounds {
   // Queues the node stage and the copy back for buffers whose gradients are all being copied out,
   // in plan order.
   Status queue_back();
-  Status widen();
+  Status queue_rest();
+  bool is_pinned() const;  // whether all arenas in host memory are
   // Wraps `call` for the watcher, which calls it only if this object still exists.
   template <typename Call>
   device::Watcher::Then later(Call call) {
@@ -128,13 +129,15 @@ class DeviceRounds {
   std::unique_ptr<Planned> planned_;
   std::optional<plan::Plan> wide_;        // if there are casts
   std::vector<device::Address> arenas_;   // that travel
+  bool pinned_ = false;                   // see is_pinned()
   bool ended_ = false;
 
   std::mutex mutex_;  // guards what follows, and the order in which work is queued
   std::vector<bool> out_;          // gradients that are being copied out, or have been
   std::vector<uint32_t> missing_;  // by buffer: how many of its gradients are not in out_
   size_t next_back_ = 0;           // next buffer to queue the copy back for
-  bool widened_ = true;            // the round's averages are cast, or there is no round
+  std::vector<device::Copy> late_;  // copies back that cannot be queued before the round is over
+  bool rest_queued_ = true;        // see queue_rest(); true if there is no round
 };
 
 }  // namespace herring::worker

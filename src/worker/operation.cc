@@ -28,6 +28,10 @@ struct Operation::Return {
   Return(const Return&) = delete;
   Return& operator=(const Return&) = delete;
 
+  bool is_pinned() const {
+    return copies.empty() || heap->is_pinned(copies.front().host);
+  }
+
   const std::shared_ptr<SharedHeap> heap;
   device::Flag flag;                 // the copies begin when it has the value
   uint32_t value = 0;
@@ -140,7 +144,12 @@ Status Operation::return_to(std::vector<Place> places, const std::vector<device:
   auto planned = plan_return(places);
   if (!planned.ok()) return planned.status();
   const std::shared_ptr<Return> returned = std::move(*planned);
-  if (Status queued = queue_return(returned, streams, std::move(then)); !queued.ok()) {
+  // A copy of memory that is not pinned may block this thread until the flag is set.
+  const bool waits = !returned->is_pinned();
+  Status queued = waits ? complete_here() : Status();
+  if (waits && queued.ok()) fill(*returned, failed);
+  if (queued.ok()) queued = queue_return(returned, streams, std::move(then));
+  if (!queued.ok()) {
     returned->flag.set(returned->value);  // no stream waits for it any more
     if (copier()->await_idle(monotonic_now() + device::Copier::kPatience)) {
       end_return();
@@ -152,11 +161,20 @@ Status Operation::return_to(std::vector<Place> places, const std::vector<device:
     }
     return queued;
   }
+  if (waits) return {};
   const auto fills = [self = shared_from_this(), returned, failed = std::move(failed)] {
     self->fill(*returned, failed);
   };
   Future::then(returned->memory == nullptr ? Where::kEngine : Where::kThread, fills);
   return {};
+}
+
+Status Operation::complete_here() {
+  while (!done()) {
+    static_cast<void>(wait_for(100 * kMillisecond));
+    static_cast<void>(check_device());
+  }
+  return status();
 }
 
 Result<std::shared_ptr<Operation::Return>> Operation::plan_return(

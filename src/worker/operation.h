@@ -83,11 +83,14 @@ class Operation : public Future,
   };
   // Queues the copies of the results of a started list to `places` on a device, one for each array.
   // The list need not be complete yet. The copies run when it is complete, after the work queued in
-  // the streams so far and before later work; nothing waits on the host. If the operation fails,
+  // the streams so far and before later work. Nothing waits on the host. If the operation fails,
   // `failed` is called, and the places then get bytes of 0xff, which are NaN in floats. `then` is
   // called when the device has the results, or is lost. Neither function may block its thread. If
   // this returns an error, neither is called. Must be called once at most, and must run on a thread
   // that may call the device's driver.
+  //
+  // If memory for the copies cannot be pinned, this waits until the list is complete, and returns
+  // its error.
   Status return_to(std::vector<Place> places, const std::vector<device::Stream>& streams,
                    std::function<void()> failed, device::Watcher::Then then);
   // Returns an error of the device, which the operation then fails with. Must run on a thread that
@@ -114,6 +117,7 @@ class Operation : public Future,
   Result<std::shared_ptr<Return>> plan_return(const std::vector<Place>& places);
   Status queue_return(const std::shared_ptr<Return>& returned,
                       const std::vector<device::Stream>& streams, device::Watcher::Then then);
+  Status complete_here();              // waits until the operation is complete
   void fill(Return& returned, const std::function<void()>& failed);  // once complete
   void end_return();                   // the device copies nothing from the staging any more
   size_t bytes() const;                // of all bundles

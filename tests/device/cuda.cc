@@ -20,7 +20,7 @@ using namespace std::chrono_literals;
 // For functions that use the context until they return.
 #define LOCKS_CONTEXT \
   NEEDS_CONTEXT;      \
-  const std::lock_guard held(current.back()->mutex)
+  [[maybe_unused]] std::unique_lock held(current.back()->mutex)
 // A call that CUDA calls unsafe breaks all captures, unless its thread has said it may make it.
 #define UNSAFE                                                     \
   if (captures.load() > 0 && capture_mode != kRelaxedCapture) {    \
@@ -36,6 +36,19 @@ struct Shared {
   char rest[40];
 };
 static_assert(sizeof(Shared) == 64);
+
+// As with the real driver, a copy of host memory that is not registered may block the caller until
+// the stream has come to it.
+int queue_copy(void* to, const void* from, size_t bytes, bool registered, void* stream,
+               std::unique_lock<std::mutex>& held) {
+  Stream* const where = stream_of(stream);
+  where->put([=] { std::memcpy(to, from, bytes); });
+  if (registered) return kOk;
+  bytes_pageable += bytes;
+  held.unlock();
+  where->wait_idle();
+  return kOk;
+}
 
 }  // namespace
 
@@ -149,6 +162,29 @@ int cuMemFree_v2(uint64_t address) {
   UNSAFE;
   NEEDS_CONTEXT;
   return release(current.back()->device, address);
+}
+int cuMemHostAlloc(void** memory, size_t bytes, unsigned flags) {
+  BEGIN(cuMemHostAlloc);
+  UNSAFE;
+  LOCKS_CONTEXT;
+  if (flags != 3 || bytes == 0 || bytes % kPage != 0) return kInvalidValue;
+  *memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (*memory == MAP_FAILED) return kOutOfMemory;
+  std::lock_guard lock(driver().mutex);
+  driver().blocks[reinterpret_cast<uintptr_t>(*memory)] = {bytes, static_cast<char*>(*memory), -1};
+  return kOk;
+}
+int cuMemFreeHost(void* memory) {
+  BEGIN(cuMemFreeHost);
+  UNSAFE;
+  NEEDS_CONTEXT;
+  const AllIdle idle;
+  std::lock_guard lock(driver().mutex);
+  const auto block = driver().blocks.find(reinterpret_cast<uintptr_t>(memory));
+  if (block == driver().blocks.end() || block->second.device >= 0) return kInvalidValue;
+  ::munmap(memory, block->second.bytes);
+  driver().blocks.erase(block);
+  return kOk;
 }
 int cuMemHostRegister_v2(void* memory, size_t bytes, unsigned flags) {
   BEGIN(cuMemHostRegister);
@@ -374,9 +410,7 @@ int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stre
   char* const there = driver().bytes_at(to, bytes);
   if (there == nullptr) return kInvalidValue;
   bytes_in += bytes;
-  if (!driver().is_registered(from, bytes)) bytes_pageable += bytes;
-  stream_of(stream)->put([=] { std::memcpy(there, from, bytes); });
-  return kOk;
+  return queue_copy(there, from, bytes, driver().is_registered(from, bytes), stream, held);
 }
 int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
   BEGIN(cuMemcpyDtoHAsync);
@@ -384,9 +418,7 @@ int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
   const char* const there = driver().bytes_at(from, bytes);
   if (there == nullptr) return kInvalidValue;
   bytes_out += bytes;
-  if (!driver().is_registered(to, bytes)) bytes_pageable += bytes;
-  stream_of(stream)->put([=] { std::memcpy(to, there, bytes); });
-  return kOk;
+  return queue_copy(to, there, bytes, driver().is_registered(to, bytes), stream, held);
 }
 int cuStreamWriteValue32_v2(void* stream, uint64_t address, uint32_t value, unsigned) {
   BEGIN(cuStreamWriteValue32);
@@ -434,6 +466,8 @@ int cuGetProcAddress_v2(const char* symbol, void** address, int version, uint64_
       HAS(cuCtxGetStreamPriorityRange, 5050, cuCtxGetStreamPriorityRange),
       HAS(cuMemAlloc, 3020, cuMemAlloc_v2),
       HAS(cuMemFree, 3020, cuMemFree_v2),
+      HAS(cuMemHostAlloc, 2020, cuMemHostAlloc),
+      HAS(cuMemFreeHost, 2000, cuMemFreeHost),
       HAS(cuMemHostRegister, 6050, cuMemHostRegister_v2),
       HAS(cuMemHostUnregister, 4000, cuMemHostUnregister),
       HAS(cuMemHostGetDevicePointer, 3020, cuMemHostGetDevicePointer_v2),

@@ -159,7 +159,7 @@ class Driver {
   std::string fails;
   uint64_t fails_in = 0;
   int failure = 0;
-  bool sticky = false, stuck = false;
+  bool sticky = false, stuck = false, always = false;
   const char* failed = "";  // the function that failed first
 
   // The driver is never destroyed, because streams may run to the end of the process.
@@ -172,7 +172,7 @@ class Driver {
     const uint32_t count = number_of("STANDIN_DEVICES", 2);
     contexts.assign(count, nullptr);
     used.assign(count, 0);
-    if (const char* text = std::getenv("STANDIN_FAIL")) {  // function:n:result[:sticky]
+    if (const char* text = std::getenv("STANDIN_FAIL")) {  // function:n:result[:sticky or always]
       std::vector<std::string> parts(1);
       for (const char* c = text; *c != '\0'; ++c) {
         if (*c == ':') parts.emplace_back();
@@ -183,6 +183,7 @@ class Driver {
       fails_in = std::strtoull(parts[1].c_str(), nullptr, 10);
       failure = std::atoi(parts[2].c_str());
       sticky = parts[3] == "sticky";
+      always = parts[3] == "always";  // each call of the function from the n-th on
     }
   }
 
@@ -196,6 +197,7 @@ class Driver {
     if (--fails_in > 0) return kOk;
     failed = function;
     stuck = sticky;
+    if (always) fails_in = 1;
     return failure;
   }
 

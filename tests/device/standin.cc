@@ -56,6 +56,7 @@ void standin_fail(const char* function, uint64_t n, int result, bool sticky) {
   driver().fails_in = n;
   driver().failure = result;
   driver().sticky = sticky;
+  driver().always = false;
   driver().stuck = false;
 }
 const char* standin_failed() {

@@ -19,6 +19,9 @@ ENVIRONMENT = {
     "PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}".rstrip(":"),
 }
 
+# The driver refuses to pin memory, as it does if a process may lock too little.
+UNPINNED = {"STANDIN_FAIL": "cuMemHostRegister:1:2:always"}
+
 # The same environment for `herring.torch`, which takes CPU tensors for GPU tensors: see `on_gpus`.
 TORCH_ENVIRONMENT = {
     **ENVIRONMENT,

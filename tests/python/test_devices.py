@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from gpus import ENVIRONMENT, GPUS
+from gpus import ENVIRONMENT, GPUS, UNPINNED
 from jobs import LAYOUTS, expect_success, program, run_job
 from standin import STANDIN
 
@@ -191,6 +191,13 @@ def test_check_tells_of_each_gpu() -> None:
     assert found["peer access"] == "ok between all GPUs"
     found = lines("--no-run", LD_LIBRARY_PATH="/nowhere")
     assert found["GPUs"].startswith("ok none (no CUDA driver: libcuda.so.1")
+
+
+# A copy of memory that is not pinned may block the thread that queues it.
+@pytest.mark.parametrize("name", ["gpu_rounds", "gpu_orders", "xla_collectives"])
+def test_ranks_wait_for_nobody_where_no_memory_can_be_pinned(name: str) -> None:
+    said = expect_success(run_job(["-n", "3"], program(name), **UNPINNED, **ENVIRONMENT))
+    assert "memory for copies to and from GPUs cannot be pinned" in said, said
 
 
 def test_memory_that_cannot_be_pinned_is_said_and_works() -> None:

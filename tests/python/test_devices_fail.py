@@ -54,7 +54,7 @@ def test_a_driver_that_fails_ends_in_an_error_on_all_ranks(calls: str, sticky: b
         )
         gone = re.search(
             r"failed call: cu\w+(Destroy|Free|Unregister|CloseMemHandle|PopCurrent|PushCurrent"
-            r"|ExchangeStreamCaptureMode)\b",
+            r"|ExchangeStreamCaptureMode|HostRegister)\b",
             said,
         )
         closed = re.search(r"closed after call (\d+)", said)  # queued work ends then

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpus import ENVIRONMENT
+from gpus import ENVIRONMENT, UNPINNED
 from jobs import LAYOUTS, expect_success, program, run_job
 from standin import STANDIN
 
@@ -73,6 +73,16 @@ def test_what_fails_behind_a_program_is_nan_and_told_by_the_next_call(how: str) 
     assert job.stdout.count("told:") == (1 if how == "dies" else 2), job.stdout
     if "are undefined" in job.stdout:
         assert "'k': the results on GPU" in job.stdout
+
+
+# There the call itself reports the failure, as the host waits for results.
+@pytest.mark.parametrize("how", ["dies", "is late"])
+def test_what_fails_is_told_where_no_memory_can_be_pinned(how: str) -> None:
+    environment = {**UNPINNED, **ENVIRONMENT}
+    job = run_job(
+        ["-n", "2", "--keep-going"], program("xla_failures"), HOW=how, JITTER="0", **environment
+    )
+    assert job.stdout.count("told:") == (1 if how == "dies" else 2), job.stdout
 
 
 @pytest.mark.parametrize(

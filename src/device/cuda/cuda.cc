@@ -371,6 +371,20 @@ class CudaPlatform : public Platform {
       return {};
     });
   }
+  Result<void*> allocate_host(size_t bytes) override {
+    void* memory = nullptr;
+    HERRING_RETURN_IF_ERROR(on_a_device([&]() -> Status {
+      HERRING_CUDA(allocate_host, &memory, bytes, kRegisterPortable | kRegisterMapped);
+      return {};
+    }));
+    return memory;
+  }
+  Status free_host(void* memory) override {
+    return on_a_device([&]() -> Status {
+      HERRING_CUDA(free_host, memory);
+      return {};
+    });
+  }
   Status unregister_host(void* memory) override {
     return on_a_device([&]() -> Status {
       HERRING_CUDA(unregister_host, memory);

@@ -68,6 +68,8 @@ constexpr int kRelaxedCapture = 2;  // what the thread calls breaks no capture
   X(priorities, "cuCtxGetStreamPriorityRange", 5050, (int*, int*))                             \
   X(allocate, "cuMemAlloc", 3020, (DevicePointer*, size_t))                                    \
   X(free, "cuMemFree", 3020, (DevicePointer))                                                  \
+  X(allocate_host, "cuMemHostAlloc", 2020, (void**, size_t, unsigned))                         \
+  X(free_host, "cuMemFreeHost", 2000, (void*))                                                 \
   X(register_host, "cuMemHostRegister", 6050, (void*, size_t, unsigned))                       \
   X(unregister_host, "cuMemHostUnregister", 4000, (void*))                                     \
   X(address_of, "cuMemHostGetDevicePointer", 3020, (DevicePointer*, void*, unsigned))          \

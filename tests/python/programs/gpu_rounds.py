@@ -1,5 +1,6 @@
 """Runs planned rounds of gradients on GPUs; some ranks contribute nothing or are on the host."""
 
+import os
 import random
 
 import numpy as np
@@ -7,6 +8,7 @@ import numpy as np
 import herring
 from gpu_job import GpuArray, driver, gpus, rank, size
 
+refused = "STANDIN_FAIL" in os.environ  # memory cannot be pinned
 sizes = [(50_000, "float32"), (300_000, "float32"), (7, "float32"), (1_000_000, "float32")]
 for tells in (True, False):
     on_host = tells and rank == size - 1
@@ -58,8 +60,9 @@ for tells in (True, False):
         rounds_out = 5 if rank == 1 and size > 1 else 6
         total = sum((4 if tells else 2) * n for n, _ in sizes)
         assert after - out == rounds_out * total, (after - out, total)
-        assert returned - back == 6 * total and pageable == 0
-    assert driver.waits() == waits  # Nothing blocks in a step.
+        assert returned - back == 6 * total and (pageable > 0) == refused
+    # Nothing blocks in a step, where memory is pinned.
+    assert refused or driver.waits() == waits
     plan.close()
 assert driver.threads() == 1
 herring.shutdown()

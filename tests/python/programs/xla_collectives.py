@@ -1,5 +1,6 @@
 """Calls every collective from programs on GPUs, which go on without waiting for the host."""
 
+import os
 import time
 
 import numpy as np
@@ -42,7 +43,8 @@ for step in range(5):
     small.fill(rank + step)
     call("scaled", [small], [small], op="average", prescale=2.0)
     took = time.monotonic() - begun
-    assert step > 1 or took < 0.09, took  # Two executions may be under way.
+    # Two executions may be under way, unless memory cannot be pinned.
+    assert step > 1 or took < 0.09 or "STANDIN_FAIL" in os.environ, took
     assert (place.get() == 2 * everybody).all(), (step, place.get()[:3], everybody)
     assert (big.get() == everybody).all(), (step, big.get()[:3])
     assert np.allclose(small.get(), 2 * everybody / size), (step, small.get()[:3])

@@ -330,6 +330,33 @@ TEST(Flags, CountOverTheEnd) {
   EXPECT_FALSE(reached(0xffffffffu, 1));
 }
 
+TEST(Flags, ComeFromMemoryOfTheDriverIfOtherMemoryIsRefused) {
+  const size_t before = STANDIN(standin_registrations)();
+  {
+    Flags flags(**platform(), gpu(0));
+    STANDIN(standin_fail)("cuMemHostRegister", 1, 2, false);
+    const auto flag = flags.take();
+    STANDIN(standin_fail)(nullptr, 0, 0, false);
+    ASSERT_TRUE(flag.ok()) << flag.status().message();
+    const Stream stream = *gpu(0).make_stream();
+    EXPECT_TRUE(gpu(0).write_word(flag->address, 5, stream).ok());
+    EXPECT_TRUE(gpu(0).synchronize(stream).ok());
+    EXPECT_TRUE(flag->has(5));
+    gpu(0).destroy_stream(stream);
+  }
+  EXPECT_EQ(STANDIN(standin_registrations)(), before);
+}
+
+TEST(Flags, SayWhatToDoIfNoMemoryCanBePinned) {
+  Flags flags(**platform(), gpu(0));
+  STANDIN(standin_fail)("cuMemHostRegister", 1, 2, true);
+  const Status refused = flags.take().status();
+  STANDIN(standin_fail)(nullptr, 0, 0, false);
+  EXPECT_EQ(refused.code(), Code::kDevice);
+  EXPECT_NE(refused.message().find("ulimit -l unlimited"), std::string::npos);
+  EXPECT_TRUE(flags.take().ok());
+}
+
 TEST(Flags, AreUsedAgain) {
   Flags flags(**platform(), gpu(0));
   std::vector<Flag> taken;

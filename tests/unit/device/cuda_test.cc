@@ -40,6 +40,8 @@ static_assert(cuda::kMemoryTypeDevice == CU_MEMORYTYPE_DEVICE &&
               cuda::kEventWithoutTiming == CU_EVENT_DISABLE_TIMING &&
               cuda::kRegisterPortable == CU_MEMHOSTREGISTER_PORTABLE &&
               cuda::kRegisterMapped == CU_MEMHOSTREGISTER_DEVICEMAP &&
+              cuda::kRegisterPortable == CU_MEMHOSTALLOC_PORTABLE &&
+              cuda::kRegisterMapped == CU_MEMHOSTALLOC_DEVICEMAP &&
               cuda::kWaitUntilReached == CU_STREAM_WAIT_VALUE_GEQ &&
               cuda::kWriteAfterAll == CU_STREAM_WRITE_VALUE_DEFAULT &&
               cuda::kLazyPeerAccess == CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS &&
