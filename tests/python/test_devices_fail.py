@@ -106,3 +106,12 @@ def test_a_call_behind_a_kernel_that_does_not_end_hears_of_the_job(how: str) -> 
 
 def test_a_deadline_and_then_the_next_call() -> None:
     expect_success(run_job(["-n", "2"], program("gpu_deadlines"), **ENVIRONMENT))
+
+
+@pytest.mark.usefixtures("runtime_folder")
+@pytest.mark.parametrize("stage", ["auto", "host"])
+def test_servers_die_while_gpus_are_averaged(stage: str) -> None:
+    layout = ["-n", "4", "--nodes", "2", "--servers", "2"]
+    environment = {"HERRING_FAILOVER": "true", "HERRING_NODE_STAGE": stage, **ENVIRONMENT}
+    job = run_job(layout, program("gpu_failover", "3"), timeout=130, **environment)
+    assert expect_success(job).count("is done after") == 4, job.stdout
