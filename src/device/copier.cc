@@ -1,8 +1,6 @@
 #include "device/copier.h"
 
 #include <algorithm>
-#include <chrono>
-#include <thread>
 
 #include "base/log.h"
 
@@ -11,7 +9,6 @@ namespace {
 
 // Copies are cut into pieces, so that other copies get their turn.
 constexpr size_t kPiece = size_t{4} << 20;
-constexpr auto kLongestRest = std::chrono::microseconds(2000);
 
 template <typename Queue>
 Status in_pieces(const Copy& copy, const Queue& queue) {
@@ -94,8 +91,14 @@ std::vector<Flag> Copier::flags_in_use() const {
   return all;
 }
 
-Status Copier::give_up(Stream stream, const Status& why) {
-  static_cast<void>(device_.synchronize(stream));
+template <typename Owner>
+Status Copier::give_up(Stream stream, const Status& why, Owner owner) {
+  const auto idle = device_.empty_by(monotonic_now() + kPatienceAfterError, {stream});
+  if (idle.ok() && !*idle) {  // a device in an error has no copies under way
+    log(LogLevel::kWarning, "GPU ", device_.index(), " has not come to copies that were queued "
+        "before an error (", why.message(), "); their memory is kept, as the GPU may still use it");
+    static_cast<void>(new Owner(std::move(owner)));
+  }
   return why;
 }
 
@@ -110,7 +113,7 @@ Status Copier::out(const std::vector<Stream>& producers, const std::vector<Copy>
     return queue_out(producers, copies, casts);
   });
   if (!refused.ok()) return refused;
-  if (!queued.ok()) return give_up(out_, queued);
+  if (!queued.ok()) return give_up(out_, queued, std::move(then));
   watcher_.expect(is_out_, ++outs_, std::move(then));
   return {};
 }
@@ -154,16 +157,16 @@ Status Copier::launch(const std::vector<Launch>& all, Stream stream) {
   return {};
 }
 
-Status Copier::back(const std::vector<Copy>& copies) {
+Status Copier::back(const std::vector<Copy>& copies, std::shared_ptr<const void> owner) {
   std::lock_guard lock(mutex_);
   const Status queued = device_.together([&] { return queue_back(copies, back_); });
-  return queued.ok() ? queued : give_up(back_, queued);
+  return queued.ok() ? queued : give_up(back_, queued, std::move(owner));
 }
 
 Status Copier::when_back(Watcher::Then then) {
   std::lock_guard lock(mutex_);
   const Status queued = device_.write_word(is_back_.address, backs_ + 1, back_);
-  if (!queued.ok()) return give_up(back_, queued);
+  if (!queued.ok()) return give_up(back_, queued, std::move(then));
   watcher_.expect(is_back_, ++backs_, std::move(then));
   return {};
 }
@@ -294,15 +297,8 @@ bool Copier::await_idle(Nanos deadline) {
 }
 
 Result<bool> Copier::idle_by(Nanos deadline, const std::vector<Stream>& streams) {
-  for (auto rest = std::chrono::microseconds(50);; rest = std::min(2 * rest, kLongestRest)) {
-    Result<bool> idle = true;
-    for (const Stream stream : streams) {
-      if (idle.ok() && *idle) idle = device_.idle(stream);
-    }
-    if (!idle.ok()) return lose(idle.status());
-    if (*idle || monotonic_now() >= deadline) return *idle;
-    std::this_thread::sleep_for(rest);
-  }
+  Result<bool> idle = device_.empty_by(deadline, streams);
+  return idle.ok() ? idle : lose(idle.status());
 }
 
 Status Copier::lose(const Status& why) {

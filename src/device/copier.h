@@ -35,8 +35,9 @@ struct Launch {
   uint32_t blocks = 1;
 };
 
-// User threads make these calls. A kDevice error carries the driver's message; everything that was
-// queued is then through.
+// User threads make these calls. A kDevice error carries the driver's message. Everything that
+// out(), back() or when_back() had queued is then through, or the copier keeps what it was given
+// forever (kPatienceAfterError).
 class Copier {
  public:
   // `flags` and `watcher` must outlive the copier, and whatever waits for one of the flags.
@@ -59,8 +60,8 @@ class Copier {
   // must stay.
   Status out(const std::vector<Stream>& producers, const std::vector<Copy>& copies,
              Watcher::Then then, const std::vector<Launch>& casts = {});
-  // Copies back without waiting for a flag.
-  Status back(const std::vector<Copy>& copies);
+  // Copies back without waiting for a flag. `owner` has a share of the memory at both ends.
+  Status back(const std::vector<Copy>& copies, std::shared_ptr<const void> owner = nullptr);
   // Copies back when the flag has reached the value. Until then later copies back wait, too.
   Status back_when(Flag flag, uint32_t value, const std::vector<Copy>& copies);
   // Casts when all copies back that are queued now are done; what comes after them comes after the
@@ -95,6 +96,9 @@ class Copier {
 
   // How long an object that ends waits for its device.
   static constexpr Nanos kPatience = 5 * kSecond;
+  // How long a call that the driver has refused waits for what it had queued before. A kernel that
+  // does not end may hold that up. Its memory is then never freed, which is logged.
+  static constexpr Nanos kPatienceAfterError = kSecond;
 
   // Waits until no copy is under way and all callbacks have returned, but not beyond the deadline.
   // The flags of back_when() must be set by others. Returns kTimeout if copies are still under way:
@@ -130,13 +134,13 @@ class Copier {
   Status queue_gift(Flag flag, uint32_t value, const Sum& sum);
   // The caller holds the lock.
   bool is_idle();
-  // Waits until the streams are empty, but not beyond the deadline, and returns whether they are.
-  // Returns an error that the device is in, after telling it to all expected callbacks.
+  // Like Device::empty_by(), but tells an error that the device is in to all expected callbacks.
   Result<bool> idle_by(Nanos deadline, const std::vector<Stream>& streams);
   Status lose(const Status& why);
   // Waits until nothing that was queued in the stream before the failure reaches host memory any
-  // more.
-  Status give_up(Stream stream, const Status& why);
+  // more, or keeps `owner` forever. The caller holds the lock.
+  template <typename Owner>
+  Status give_up(Stream stream, const Status& why, Owner owner);
   Status join(Stream stream, Stream follower);
 
   Device& device_;

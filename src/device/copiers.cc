@@ -69,8 +69,10 @@ class Copiers {
     auto found = of(**all, index);
     if (!found.ok()) return found.status();
     OfDevice& device = **found;
-    // A lost relay is dropped when nobody uses it any more.
-    std::erase_if(device.relays, [](const auto& one) { return one->is_lost(); });
+    // A lost relay whose device may still come to it holds itself, and nothing may be loaded or
+    // unmapped meanwhile.
+    std::erase_if(device.relays,
+                  [](const auto& one) { return one->is_lost() && one.use_count() == 1; });
     std::shared_ptr<Relay> relay;
     for (const auto& one : device.relays) {
       if (one.use_count() == 1) relay = one;

@@ -1,6 +1,8 @@
 #include "device/device.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "base/fork_guard.h"
 #include "device/cuda/cuda.h"
@@ -26,6 +28,18 @@ Result<Platform*> platform() {
                                    "that has used them; start it anew ('spawn')");
   }
   return loaded->platform->get();
+}
+
+Result<bool> Device::empty_by(Nanos deadline, const std::vector<Stream>& streams) {
+  constexpr auto kLongestRest = std::chrono::microseconds(2000);
+  for (auto rest = std::chrono::microseconds(50);; rest = std::min(2 * rest, kLongestRest)) {
+    Result<bool> empty = true;
+    for (const Stream stream : streams) {
+      if (empty.ok() && *empty) empty = idle(stream);
+    }
+    if (!empty.ok() || *empty || monotonic_now() >= deadline) return empty;
+    std::this_thread::sleep_for(rest);
+  }
 }
 
 }  // namespace herring::device

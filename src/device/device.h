@@ -1,6 +1,6 @@
 // The interface to GPUs: what the core asks of one vendor's driver. Streams and events are the
-// driver's own handles, as frameworks hand them out. No call except synchronize() waits for a
-// device.
+// driver's own handles, as frameworks hand them out. No call except empty_by() and synchronize()
+// waits for a device.
 //
 // Only user threads call a driver, never the threads that move bytes. A driver may hold a lock
 // until the device is idle, and the device may wait for what such a thread is about to do.
@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/dtype.h"
 #include "base/status.h"
 #include "device/combination.h"
@@ -86,7 +87,11 @@ class Device {
 
   // Returns whether the stream is empty, or an error that the device is in.
   virtual Result<bool> idle(Stream stream) = 0;
-  // Blocks until the stream is empty. Training steps must not call it.
+  // Waits until the streams are empty, but not beyond the deadline. Returns whether they are, or an
+  // error that the device is in.
+  Result<bool> empty_by(Nanos deadline, const std::vector<Stream>& streams);
+  // Blocks until the stream is empty. Neither training steps nor what follows an error may call it,
+  // because a kernel may not end.
   virtual Status synchronize(Stream stream) = 0;
   virtual Result<Address> allocate(size_t bytes) = 0;
   virtual void free(Address address) = 0;

@@ -6,6 +6,7 @@
 #include <new>
 #include <utility>
 
+#include "base/log.h"
 #include "device/pin.h"
 
 namespace herring::device {
@@ -80,9 +81,7 @@ Status Relay::queue(const std::vector<Stream>& producers, Kernel kernel, double 
       device_.together([&] { return queue_pieces(producers, kernel, pieces); });
   if (!queued.ok()) {
     stop();
-    for (const Stream stream : {outs_stream_, ins_stream_}) {
-      if (!device_.synchronize(stream).ok()) lost_.store(true);
-    }
+    give_up(monotonic_now() + Copier::kPatienceAfterError, queued, moved);
     return queued;
   }
   queued_.store(true);
@@ -160,7 +159,24 @@ Status Relay::try_kernel(Kernel kernel) {
   Combination nothing;
   nothing.command = commands_[0].address;
   HERRING_RETURN_IF_ERROR(device_.combine(kernel, nothing, 1, ins_stream_));
-  return device_.synchronize(ins_stream_);
+  const Nanos deadline = monotonic_now() + Copier::kPatience;
+  const auto idle = device_.empty_by(deadline, {ins_stream_});
+  if (!idle.ok()) return idle.status();
+  if (*idle) return {};
+  const Status why(Code::kConfiguration, concat("GPU ", device_.index(), " has not run a kernel "
+                                                "without elements in 5 s: it is occupied"));
+  give_up(deadline, why, nullptr);
+  return why;
+}
+
+void Relay::give_up(Nanos deadline, const Status& why, Watcher::Then owner) {
+  const auto idle = device_.empty_by(deadline, {outs_stream_, ins_stream_});
+  if (idle.ok() && *idle) return;
+  lost_.store(true);
+  if (!idle.ok()) return;
+  log(LogLevel::kWarning, "GPU ", device_.index(), " has not come to work that was queued before "
+      "an error (", why.message(), "); its memory is kept, as the GPU may still use it");
+  static_cast<void>(new std::pair(shared_from_this(), std::move(owner)));
 }
 
 Status Relay::check() {

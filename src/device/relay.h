@@ -20,7 +20,7 @@
 
 namespace herring::device {
 
-class Relay {
+class Relay : public std::enable_shared_from_this<Relay> {
  public:
   // A piece that goes out waits for all pieces before it in the list. A sum waits only for the sums
   // before it.
@@ -41,7 +41,8 @@ class Relay {
   // Queues all pieces. Must run on a thread that may call the driver, when nothing is under way.
   // The device begins when the producers have made the array. `moved` is called on the watcher's
   // thread after each piece, and when everything is through. A kDevice error carries the driver's
-  // message; then nothing touches the array any more.
+  // message; then nothing touches the array any more, or the relay is lost. If the device has not
+  // come to what was queued, `moved` and the relay are kept forever, as the copier's memory is.
   Status queue(const std::vector<Stream>& producers, Kernel kernel, double divisor,
                const std::vector<Piece>& pieces, const Watcher::Then& moved);
 
@@ -75,6 +76,9 @@ class Relay {
   Status queue_pieces(const std::vector<Stream>& producers, Kernel kernel,
                       const std::vector<Piece>& pieces);
   void tell_commands(double divisor);
+  // Waits until nothing that was queued is under way, but not beyond the deadline. Otherwise the
+  // relay is lost, and keeps `owner` and itself forever if the device may still come to it.
+  void give_up(Nanos deadline, const Status& why, Watcher::Then owner);
 
   Device& device_;
   Watcher& watcher_;

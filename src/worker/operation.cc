@@ -127,7 +127,7 @@ Status Operation::queue_back(const std::vector<device::Stream>& streams) {
   taken->continue_from(*this);
   device::Copier& copier = *call_.copier;
   for (const device::Stream stream : streams) HERRING_RETURN_IF_ERROR(copier.follow(stream));
-  HERRING_RETURN_IF_ERROR(copier.back(device_copies()));
+  HERRING_RETURN_IF_ERROR(copier.back(device_copies(), shared_from_this()));
   // The callback keeps the staging memory until the device is done with it.
   HERRING_RETURN_IF_ERROR(
       copier.when_back([self = shared_from_this(), taken](const Status& status) {
@@ -151,7 +151,7 @@ Status Operation::return_to(std::vector<Place> places, const std::vector<device:
   if (queued.ok()) queued = queue_return(returned, streams, std::move(then));
   if (!queued.ok()) {
     returned->flag.set(returned->value);  // no stream waits for it any more
-    if (copier()->await_idle(monotonic_now() + device::Copier::kPatience)) {
+    if (copier()->await_idle(monotonic_now() + device::Copier::kPatienceAfterError)) {
       end_return();
       copier()->flags().give_back(returned->flag);
     } else {

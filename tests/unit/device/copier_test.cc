@@ -47,6 +47,9 @@ class CopierTest : public ::testing::Test {
     memory.push_back(*gpu(0).allocate(count * sizeof(float)));
     return memory.back();
   }
+  void standin_fill_for(Address device, Nanos time) {
+    STANDIN(standin_fill)(handle_of(user), device, 1000, 1, static_cast<uint32_t>(time / 1000));
+  }
   void TearDown() override {
     STANDIN(standin_fail)(nullptr, 0, 0, false);
     copier.reset();
@@ -214,6 +217,28 @@ TEST_F(CopierTest, AFailureAtEachCall) {
   }
   EXPECT_GT(failures, 20);
   EXPECT_LT(failures, 60);
+}
+
+// What the device may still use lives as long as the process.
+TEST_F(CopierTest, AFailureBehindAKernelThatDoesNotEndIsNotWaitedFor) {
+  const Address device = floats_on_device(1000);
+  const Pages host(4000);
+  for (const char* const function : {"cuStreamWriteValue32", "cuMemcpyHtoDAsync"}) {
+    standin_fill_for(device, 4 * kSecond);
+    if (function[2] == 'M') ASSERT_TRUE(copier->follow(user).ok());
+    const auto owner = std::make_shared<int>();
+    STANDIN(standin_fail)(function, function[2] == 'M' ? 2 : 1, 719, false);
+    const Nanos start = monotonic_now();
+    const std::vector<Copy> copies(2, {device, host.data(), 4000});
+    const Status status = function[2] == 'M'
+                              ? copier->back(copies, owner)
+                              : copier->out({user}, copies, [owner](const Status&) {});
+    EXPECT_EQ(status.code(), Code::kDevice);
+    EXPECT_GE(monotonic_now() - start, Copier::kPatienceAfterError);
+    EXPECT_LT(monotonic_now() - start, 3 * kSecond);
+    EXPECT_EQ(owner.use_count(), 2);
+    STANDIN(standin_synchronize)(0);
+  }
 }
 
 TEST_F(CopierTest, ADeviceThatIsLostIsNoticed) {

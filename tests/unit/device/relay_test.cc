@@ -177,6 +177,23 @@ TEST_F(RelayTest, WhicheverCallFailsNothingIsTouchedAndTheNextIsServed) {
   EXPECT_LT(failures, 60);
 }
 
+TEST_F(RelayTest, AFailureBehindAKernelThatDoesNotEndIsNotWaitedFor) {
+  fill(1, 4'000'000);
+  STANDIN(standin_fail)("cuLaunchKernel", 2, 719, false);
+  const Nanos start = monotonic_now();
+  EXPECT_EQ(queue().code(), Code::kDevice);
+  EXPECT_GE(monotonic_now() - start, Copier::kPatienceAfterError);
+  EXPECT_LT(monotonic_now() - start, 3 * kSecond);
+  EXPECT_TRUE(relay->through());
+  EXPECT_TRUE(relay->is_lost());
+  EXPECT_EQ(relay.use_count(), 2) << "what the device may still use lives as long as the process";
+  int idle = 0;
+  relay->while_idle([&] { ++idle; });
+  EXPECT_EQ(idle, 0) << "the device could wait for its streams";
+  STANDIN(standin_synchronize)(0);
+  EXPECT_EQ(on_device(), std::vector<float>(4, 1));
+}
+
 TEST_F(RelayTest, ADeviceThatIsLostIsToldOf) {
   ASSERT_TRUE(queue().ok());
   EXPECT_TRUE(relay->check().ok());
