@@ -97,10 +97,6 @@ inline void note_caller() {
 // the time-out error. If the future needs a device, `check_device` notices that the device is lost.
 void wait(worker::Future& future, double seconds, const std::string& what,
           const std::function<Status()>& check_device = nullptr);
-inline void wait(worker::Future& future, double seconds, const std::string& what,
-                 device::Copier* copier) {
-  wait(future, seconds, what, [copier] { return copier ? copier->check() : Status(); });
-}
 
 // Returns kInvalidArgument unless an array lies on the device. A copy from memory elsewhere would
 // be an error that leaves the device unusable.

@@ -218,7 +218,8 @@ void register_planned(nb::module_& module) {
       .def("await_back", [](PlanHandle& h, double seconds) {
         DeviceRounds& rounds = h.on_device();
         const auto back = take(without_gil([&] { return rounds.when_back(); }));
-        wait(*back, seconds, "the copy of the averages to the GPU", rounds.copier().get());
+        wait(*back, seconds, "the copy of the averages to the GPU",
+             [&rounds] { return rounds.check(); });
       }, "seconds"_a = 0.0)
       .def("begin", [](PlanHandle& h, bool active) {
         note_caller();
@@ -237,10 +238,11 @@ void register_planned(nb::module_& module) {
       })
       .def("wait", [](PlanHandle& h, double seconds,
                       const std::vector<device::Stream>& streams) {
-        device::Copier* const copier = h.rounds ? h.rounds->copier().get() : nullptr;
-        const auto round = take(h.rounds ? h.rounds->waiting() : h.on_host->waiting());
-        check_not_capturing(*round, copier, streams);
-        wait(*round, seconds, "the round", copier);
+        if (!h.rounds) return wait(*take(h.on_host->waiting()), seconds, "the round");
+        DeviceRounds& rounds = *h.rounds;
+        const auto round = take(rounds.waiting());
+        check_not_capturing(*round, rounds.copier().get(), streams);
+        wait(*round, seconds, "the round", [&rounds] { return rounds.check(); });
       }, "seconds"_a = 0.0, "streams"_a = std::vector<device::Stream>())
       .def("arena", &arena, "index"_a)
       .def_prop_ro("arenas", [](const PlanHandle& h) {

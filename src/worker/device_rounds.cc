@@ -60,8 +60,8 @@ DeviceRounds::~DeviceRounds() { static_cast<void>(end()); }
 bool DeviceRounds::end() {
   if (std::exchange(ended_, true)) return true;
   const std::shared_ptr<Future> round = planned_ ? planned_->round() : nullptr;
-  const auto wait_for_round = [&round] {
-    while (round && !round->done() && round->loop().here()) {
+  const auto wait_for_round = [&round, this] {
+    while (round && !round->done() && round->loop().here() && copier_->check().ok()) {
       static_cast<void>(round->wait_for(100 * kMillisecond));
     }
   };

@@ -63,6 +63,8 @@ class DeviceRounds {
   Status join(device::Stream stream);
   // Returns a future that is done when the averages of a complete round are on the device.
   Result<std::shared_ptr<Future>> when_back();
+  // Returns an error that the device is in, without waiting; the job then ends with it.
+  Status check() { return failed(copier_->check()); }
   // Returns the future of the running round, as Planned::waiting() does. Gradients that are being
   // copied out count as ready.
   Result<std::shared_ptr<Future>> waiting();

@@ -125,6 +125,8 @@ void NamedOperations::refuse(const std::shared_ptr<Group>& group, wire::Collecti
   }));
 }
 
+void NamedOperations::end_job(const Status& why) { engine_.abort(why); }
+
 bool NamedOperations::has_ended(const Owner& owner) const {
   return engine_.membership().has_ended(owner.server) || !handovers_.owners().has(owner.server);
 }

@@ -42,6 +42,9 @@ class NamedOperations {
   void refuse(const std::shared_ptr<Group>& group, wire::Collective what, const std::string& name,
               const std::string& why);
 
+  // Ends the job with this error on all ranks.
+  void end_job(const Status& why);
+
   // Handles a frame of type kGo, kReply or kOpError.
   void on_control(uint32_t server, const wire::FrameHeader& header, std::string_view payload);
 

@@ -111,15 +111,25 @@ Status Operation::bring_out(device::Watcher::Then then) {
 }
 
 Status Operation::check_device() {
-  if (sums_ != nullptr) return sums_->check();
-  return on_device() ? copier()->check() : Status();
+  if (sums_ != nullptr) return end_if_lost(sums_->check());
+  return on_device() ? end_if_lost(copier()->check()) : Status();
+}
+
+Status Operation::end_if_lost(const Status& why) {
+  if (why.code() != Code::kDevice || copier()->check().ok()) return why;
+  // The task runs only as long as the loop does, and the owner lives longer.
+  loop_of()->post([this, self = shared_from_this(), why] { owner_.end_job(why); });
+  return why;
 }
 
 Status Operation::take_back(const std::vector<device::Stream>& streams) {
   std::lock_guard lock(taking_back_);
-  if (taken_back_ == nullptr) HERRING_RETURN_IF_ERROR(queue_back(streams));
-  for (const device::Stream stream : streams) HERRING_RETURN_IF_ERROR(copier()->join(stream));
-  return {};
+  const Status taken = [&]() -> Status {
+    if (taken_back_ == nullptr) HERRING_RETURN_IF_ERROR(queue_back(streams));
+    for (const device::Stream stream : streams) HERRING_RETURN_IF_ERROR(copier()->join(stream));
+    return {};
+  }();
+  return end_if_lost(taken);
 }
 
 Status Operation::queue_back(const std::vector<device::Stream>& streams) {
@@ -159,7 +169,7 @@ Status Operation::return_to(std::vector<Place> places, const std::vector<device:
           " may still read the memory of its results, which is kept for ever");
       static_cast<void>(new std::pair(shared_from_this(), returned));
     }
-    return queued;
+    return end_if_lost(queued);
   }
   if (waits) return {};
   const auto fills = [self = shared_from_this(), returned, failed = std::move(failed)] {

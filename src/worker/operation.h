@@ -93,8 +93,8 @@ class Operation : public Future,
   // its error.
   Status return_to(std::vector<Place> places, const std::vector<device::Stream>& streams,
                    std::function<void()> failed, device::Watcher::Then then);
-  // Returns an error of the device, which the operation then fails with. Must run on a thread that
-  // may call the driver.
+  // Returns an error of the device, which the operation then fails with. If the error stays, the
+  // device is lost, and the job ends with it. Must run on a thread that may call the driver.
   Status check_device();
 
  private:
@@ -112,6 +112,8 @@ class Operation : public Future,
   // of this.
   Status bring_out(device::Watcher::Then then);
   Status queue_back(const std::vector<device::Stream>& streams);
+  // Ends the job if the device is lost. Otherwise the others would learn only that a rank has left.
+  Status end_if_lost(const Status& why);
   std::vector<device::Copy> device_copies();
   struct Return;
   Result<std::shared_ptr<Return>> plan_return(const std::vector<Place>& places);

@@ -14,7 +14,7 @@ using namespace standin;
 using namespace std::chrono_literals;
 
 #define BEGIN(name)                                                    \
-  if (const int failed = driver().begin(#name); failed != kOk) return failed
+  if (const int failed = begin_call(#name); failed != kOk) return failed
 #define NEEDS_CONTEXT \
   if (current.empty()) return kInvalidContext
 // For functions that use the context until they return.
@@ -400,7 +400,11 @@ int cuStreamWaitEvent(void* stream, Event* event, unsigned) {
     std::lock_guard lock(event->mutex);
     last = event->last;
   }
-  if (last.valid()) stream_of(stream)->put([last] { last.wait(); });
+  if (!last.valid()) return kOk;
+  stream_of(stream)->put([last, device = stream_of(stream)->device] {
+    while (last.wait_for(1ms) != std::future_status::ready && !is_lost(device)) {
+    }
+  });
   return kOk;
 }
 
@@ -435,9 +439,10 @@ int cuStreamWaitValue32_v2(void* stream, uint64_t address, uint32_t value, unsig
   LOCKS_CONTEXT;
   char* const word = driver().bytes_at(address, 4);
   if (word == nullptr || address % 4 != 0 || flags != 0) return kInvalidValue;
-  stream_of(stream)->put([=] {
+  stream_of(stream)->put([=, device = stream_of(stream)->device] {
     const auto* const at = reinterpret_cast<std::atomic<uint32_t>*>(word);
-    while (static_cast<int32_t>(at->load(std::memory_order_acquire) - value) < 0) {
+    while (static_cast<int32_t>(at->load(std::memory_order_acquire) - value) < 0 &&
+           !is_lost(device)) {
       std::this_thread::sleep_for(20us);
     }
   });

@@ -14,6 +14,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <deque>
 #include <functional>
@@ -29,12 +30,15 @@
 #include <utility>
 #include <vector>
 
+#include "tests/device/lost.h"
+
 namespace standin {
 
 constexpr int kOk = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3,
               kNoSuchDevice = 101, kInvalidImage = 200, kInvalidContext = 201,
               kNoPeerAccess = 217, kInvalidHandle = 400, kCaptureUnsafe = 900,
-              kNotFound = 500, kNotReady = 600, kRegisteredAlready = 712, kNotRegistered = 713;
+              kNotFound = 500, kNotReady = 600, kRegisteredAlready = 712, kNotRegistered = 713,
+              kLaunchFailed = 719;
 constexpr size_t kPage = 4096;
 constexpr size_t kDeviceBytes = size_t{4} << 30;
 
@@ -99,7 +103,7 @@ class Stream {
       if (const uint32_t most = jitter.load(); most > 0) {
         std::this_thread::sleep_for(std::chrono::microseconds(random() % most));
       }
-      item();
+      if (!is_lost(device)) item();
       lock.lock();
       items_.pop_front();  // removed only now: idle means done
       if (items_.empty()) changed_.notify_all();
@@ -160,6 +164,8 @@ class Driver {
   uint64_t fails_in = 0;
   int failure = 0;
   bool sticky = false, stuck = false, always = false;
+  int loses = -1;  // the device that is lost at the call that fails; -1: none
+  bool says_failure = false;
   const char* failed = "";  // the function that failed first
 
   // The driver is never destroyed, because streams may run to the end of the process.
@@ -172,7 +178,11 @@ class Driver {
     const uint32_t count = number_of("STANDIN_DEVICES", 2);
     contexts.assign(count, nullptr);
     used.assign(count, 0);
-    if (const char* text = std::getenv("STANDIN_FAIL")) {  // function:n:result[:sticky or always]
+    // On one rank or on all: function:n:result[:sticky or always], or function:n:device:lost.
+    const uint32_t rank = number_of("HERRING_RANK", 0);
+    const char* const text = std::getenv("STANDIN_FAIL");
+    if (text != nullptr && number_of("STANDIN_FAIL_RANK", rank) == rank) {
+      says_failure = true;
       std::vector<std::string> parts(1);
       for (const char* c = text; *c != '\0'; ++c) {
         if (*c == ':') parts.emplace_back();
@@ -181,13 +191,13 @@ class Driver {
       parts.resize(4);
       fails = parts[0] == "*" ? "" : parts[0];
       fails_in = std::strtoull(parts[1].c_str(), nullptr, 10);
-      failure = std::atoi(parts[2].c_str());
       sticky = parts[3] == "sticky";
       always = parts[3] == "always";  // each call of the function from the n-th on
+      (parts[3] == "lost" ? loses : failure) = std::atoi(parts[2].c_str());
     }
   }
 
-  // Counts a call and returns whether it fails on purpose. Every function calls this first.
+  // Counts a call and returns whether it fails on purpose.
   int begin(const char* function) {
     std::lock_guard lock(mutex);
     ++calls[function];
@@ -196,6 +206,15 @@ class Driver {
     if (fails_in == 0 || (!fails.empty() && fails != function)) return kOk;
     if (--fails_in > 0) return kOk;
     failed = function;
+    if (says_failure) {
+      const auto now = std::chrono::steady_clock::now().time_since_epoch();
+      std::fprintf(stderr, "stand-in: %s fails at %.3f s\n", function,
+                   std::chrono::duration<double>(now).count());
+    }
+    if (loses >= 0) {
+      lost_devices.fetch_or(1u << loses);
+      return kOk;
+    }
     stuck = sticky;
     if (always) fails_in = 1;
     return failure;
@@ -254,6 +273,21 @@ class AllIdle {
  private:
   std::vector<std::unique_lock<std::mutex>> held_;
 };
+
+// Counts a call, and returns whether it fails, on purpose or because its device is lost. Every
+// function calls this first.
+inline int begin_call(const std::string& function) {
+  const int failed = driver().begin(function.c_str());
+  if (current.empty() || !is_lost(current.back()->device)) return failed;
+  // Only the thread is concerned, not the device.
+  static const auto* const others = new std::set<std::string>{
+      "cuCtxPushCurrent", "cuCtxPopCurrent", "cuThreadExchangeStreamCaptureMode"};
+  if (others->contains(function)) return failed;
+  // What the streams have begun has ended when somebody hears of the loss.
+  std::lock_guard held(current.back()->mutex);
+  current.back()->wait_idle();
+  return kLaunchFailed;
+}
 
 inline Stream* stream_of(void* handle) {
   const auto number = reinterpret_cast<uintptr_t>(handle);

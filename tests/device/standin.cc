@@ -21,8 +21,8 @@ void put(Stream* stream, std::function<void()> item) {
 
 void run_kernel(void* handle, uint64_t at, size_t count, uint32_t microseconds,
                 std::function<void(float*)> kernel) {
-  put(stream_of(handle), [=] {
-    std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
+  put(stream_of(handle), [=, device = stream_of(handle)->device] {
+    if (!rest(device, std::chrono::microseconds(microseconds))) return;
     auto* const floats = reinterpret_cast<float*>(driver().bytes_at(at, count * sizeof(float)));
     if (floats == nullptr) std::abort();  // an illegal address
     kernel(floats);
@@ -58,6 +58,19 @@ void standin_fail(const char* function, uint64_t n, int result, bool sticky) {
   driver().sticky = sticky;
   driver().always = false;
   driver().stuck = false;
+  driver().loses = -1;
+}
+void standin_lose(uint64_t n, int device) {
+  if (n == 0) {
+    if (device < 0) lost_devices.store(0);
+    else lost_devices.fetch_or(1u << device);
+    return;
+  }
+  std::lock_guard lock(driver().mutex);
+  driver().fails = "";
+  driver().fails_in = n;
+  driver().stuck = false;
+  driver().loses = device;
 }
 const char* standin_failed() {
   std::lock_guard lock(driver().mutex);

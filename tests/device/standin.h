@@ -19,7 +19,11 @@ void standin_jitter(uint32_t microseconds);
 // Makes the n-th call from now on of a function (of any function if null) fail with this result. If
 // `sticky`, every later call fails as well. With n = 0, nothing fails any more.
 void standin_fail(const char* function, uint64_t n, int result, bool sticky);
-// Returns the function that standin_fail() made fail, or an empty text.
+// Loses a device at the n-th call from now on: its streams stop where they are, and all later calls
+// for it fail with CUDA_ERROR_LAUNCH_FAILED. With n = 0 it is lost now; -1 then brings all back.
+void standin_lose(uint64_t n, int device);
+// Returns the function that standin_fail() made fail, or at which standin_lose() lost a device, or
+// an empty text.
 const char* standin_failed();
 // Begins or ends the capture of a stream. Returns whether nothing has broken a capture since the
 // last call.

@@ -96,6 +96,7 @@ class Driver:
             ("disown", None, (u64,)),
             ("free", None, (ctypes.c_int, u64)),
             ("jitter", None, (u32,)),
+            ("lose", None, (u64, ctypes.c_int)),
             ("order", None, (pointer, pointer)),
             ("peek", None, (pointer, u64, size)),
             ("poke", None, (u64, pointer, size)),

@@ -18,8 +18,9 @@ StreamHandle stream_of(Stream stream) { return reinterpret_cast<StreamHandle>(st
 EventHandle event_of(Event event) { return reinterpret_cast<EventHandle>(event); }
 
 // Returns the driver's error if a call fails.
-#define HERRING_CUDA(call, ...) \
-  HERRING_RETURN_IF_ERROR(driver_.check(driver_.call(__VA_ARGS__), symbol_of_##call, who_))
+#define HERRING_CUDA_OF(who, call, ...) \
+  HERRING_RETURN_IF_ERROR(driver_.check(driver_.call(__VA_ARGS__), symbol_of_##call, who))
+#define HERRING_CUDA(call, ...) HERRING_CUDA_OF(who_, call, __VA_ARGS__)
 
 // The name of each function's symbol by member, for messages.
 #define HERRING_NAME(member, symbol, version, arguments) \
@@ -43,6 +44,7 @@ class CudaDevice : public Device {
     return context_ != nullptr;
   }
   DeviceNumber number() const { return number_; }
+  const std::string& who() const { return who_; }
 
   int index() const override { return index_; }
   const Properties& properties() const override { return properties_; }
@@ -347,8 +349,8 @@ class CudaPlatform : public Platform {
     int attributes[] = {kMemoryType, kIsManaged, kDeviceOrdinal};
     void* values[] = {&type, &managed, &ordinal};
     // For an address that the driver does not know, the call succeeds and leaves zeros.
-    HERRING_RETURN_IF_ERROR(on_a_device([&]() -> Status {
-      HERRING_CUDA(pointer_attributes, std::size(attributes), attributes, values, address);
+    HERRING_RETURN_IF_ERROR(on_a_device([&](const std::string& who) -> Status {
+      HERRING_CUDA_OF(who, pointer_attributes, std::size(attributes), attributes, values, address);
       return {};
     }));
     if (type == 0) return Pointer{};
@@ -366,8 +368,8 @@ class CudaPlatform : public Platform {
   }
 
   Status register_host(void* memory, size_t bytes) override {
-    return on_a_device([&]() -> Status {
-      HERRING_CUDA(register_host, memory, bytes, kRegisterPortable | kRegisterMapped);
+    return on_a_device([&](const std::string& who) -> Status {
+      HERRING_CUDA_OF(who, register_host, memory, bytes, kRegisterPortable | kRegisterMapped);
       return {};
     });
   }
@@ -386,8 +388,8 @@ class CudaPlatform : public Platform {
     });
   }
   Status unregister_host(void* memory) override {
-    return on_a_device([&]() -> Status {
-      HERRING_CUDA(unregister_host, memory);
+    return on_a_device([&](const std::string& who) -> Status {
+      HERRING_CUDA_OF(who, unregister_host, memory);
       return {};
     });
   }
@@ -397,10 +399,14 @@ class CudaPlatform : public Platform {
   // used if there is one, because the first context of a process takes memory and time.
   template <typename Call>
   Status on_a_device(Call&& call) {
+    CudaDevice* chosen = devices_.front().get();
     for (const auto& device : devices_) {
-      if (device->has_context()) return device->within(call);
+      if (device->has_context()) {
+        chosen = device.get();
+        break;
+      }
     }
-    return devices_.front()->within(call);
+    return chosen->within([&] { return call(chosen->who()); });
   }
 
   const Driver driver_;
@@ -410,6 +416,7 @@ class CudaPlatform : public Platform {
 };
 
 #undef HERRING_CUDA
+#undef HERRING_CUDA_OF
 
 }  // namespace
 

@@ -264,6 +264,35 @@ TEST_F(CopierTest, WhoExpectsSomethingOfALostDeviceIsTold) {
   EXPECT_EQ(out.get_future().get().code(), Code::kDevice);
 }
 
+// As if the GPU had fallen off the bus, while one direction waits for a kernel and the other one
+// for another rank. It takes nothing that is queued any more.
+TEST_F(CopierTest, ADeviceThatIsGoneEndsAllWaits) {
+  const Address device = floats_on_device(1000);
+  const Pages host(4000);
+  std::fill_n(host.floats(), 1000, 3.0f);
+  standin_fill_for(device, 20 * kSecond);
+  const Flag flag = *flags.take();
+  std::promise<Status> out, back;
+  ASSERT_TRUE(copier->back_when(flag, flag.word->load() + 1, {{device, host.data(), 4000}}).ok());
+  ASSERT_TRUE(copier->when_back([&](const Status& status) { back.set_value(status); }).ok());
+  ASSERT_TRUE(copier->out({user}, {{device, host.data(), 4000}}, [&](const Status& status) {
+                      out.set_value(status);
+                    }).ok());
+  EXPECT_TRUE(copier->check().ok());
+  STANDIN(standin_lose)(0, 0);
+  const Nanos start = monotonic_now();
+  EXPECT_EQ(copier->check().code(), Code::kDevice);
+  EXPECT_EQ(out.get_future().get().code(), Code::kDevice);
+  EXPECT_EQ(back.get_future().get().code(), Code::kDevice);
+  EXPECT_EQ(copier->out({user}, {{device, host.data(), 4000}}, [](const Status&) {}).code(),
+            Code::kDevice);
+  EXPECT_EQ(copier->drain(monotonic_now() + Copier::kPatience).code(), Code::kDevice);
+  copier.reset();
+  EXPECT_LT(monotonic_now() - start, kSecond);
+  EXPECT_EQ(host.floats()[0], 3.0f);
+  STANDIN(standin_lose)(0, -1);
+}
+
 TEST_F(CopierTest, NothingIsUnmappedWhileAStreamWaits) {
   const Flag flag = *flags.take();
   const uint32_t first = flag.word->load();

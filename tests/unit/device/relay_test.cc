@@ -194,6 +194,21 @@ TEST_F(RelayTest, AFailureBehindAKernelThatDoesNotEndIsNotWaitedFor) {
   EXPECT_EQ(on_device(), std::vector<float>(4, 1));
 }
 
+TEST_F(RelayTest, ADeviceThatIsGoneEndsAllWaits) {
+  fill(1, 20'000'000);
+  ASSERT_TRUE(queue().ok());
+  EXPECT_TRUE(relay->check().ok());
+  STANDIN(standin_lose)(0, 0);
+  const Nanos start = monotonic_now();
+  EXPECT_EQ(relay->check().code(), Code::kDevice);
+  EXPECT_EQ(lost.code(), Code::kDevice);
+  EXPECT_TRUE(relay->through());
+  EXPECT_TRUE(relay->is_lost());
+  EXPECT_EQ(queue().code(), Code::kDevice);
+  EXPECT_LT(monotonic_now() - start, kSecond);
+  STANDIN(standin_lose)(0, -1);
+}
+
 TEST_F(RelayTest, ADeviceThatIsLostIsToldOf) {
   ASSERT_TRUE(queue().ok());
   EXPECT_TRUE(relay->check().ok());
