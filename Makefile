@@ -48,6 +48,8 @@ TURNS ?= 20
 SEED ?= 1
 # For `make soak-gpus`: the number of jobs; FIRST is the first seed.
 RUNS ?= 1000
+# For `make sweep-gpus`: how far calls are apart that fail. ONLY: some of the jobs.
+STRIDE ?= 1
 # For `make soak-adapters`: how often the tests run.
 TIMES ?= 20
 # For `make faults`: the number of cases (0: all). For this and for `make observe-cases`: a text that
@@ -76,7 +78,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 PACKAGE := $(shell find python/herring lab/python -name '*.py' 2>/dev/null)
 CORE := $(shell find src bindings lab/src lab/bindings -type f 2>/dev/null) CMakeLists.txt lab/CMakeLists.txt pyproject.toml
 
-.PHONY: help run build docs test test-core test-docs test-install test-examples test-python test-frameworks test-clusters test-gpu bench-gpu lint hooks sanitize soak soak-adapters soak-gpus faults connections observe-cases hostile credit-suite fuzz wheel check-aarch64 clean distclean
+.PHONY: help run build docs test test-core test-docs test-install test-examples test-python test-frameworks test-clusters test-gpu bench-gpu lint hooks sanitize soak soak-adapters soak-gpus sweep-gpus faults connections observe-cases hostile credit-suite fuzz wheel check-aarch64 clean distclean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -184,6 +186,9 @@ soak-adapters: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/examples $(FRAMEWORKS:%=
 
 soak-gpus: $(STAMPS)/build $(STAMPS)/test build/tests/device/libcuda.so.1 ## run jobs on simulated GPUs, with random delays: RUNS=1000 FIRST=1
 	@$(BIN)/python tests/device/soak.py --runs $(RUNS) --first $(FIRST)
+
+sweep-gpus: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/torch build/tests/device/libcuda.so.1 ## let each call of the driver fail on simulated GPUs: FIRST=1 STRIDE=1 ONLY=
+	@$(BIN)/python tests/device/sweep.py --first $(FIRST) --stride $(STRIDE) --only '$(ONLY)'
 
 faults: $(STAMPS)/build build/tests/fault_injection.so ## run jobs in which one system call fails: CASES=0 ONLY= PARALLEL=
 	@$(BIN)/python tests/faults/cases.py build/tests/fault_injection.so --sample $(CASES) \

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +68,20 @@ def test_a_driver_that_fails_ends_in_an_error_on_all_ranks(calls: str, sticky: b
             assert without or (f"rank {rank}: " in said and "Error: " in said), (nth, said)
         if "rank 0: DeviceError: GPU 0: cu" in said:
             assert "CUDA_ERROR_LAUNCH_FAILED" in said
+
+
+def test_the_sweep_ends_when_no_call_fails_any_more() -> None:
+    sweep = [sys.executable, "tests/device/sweep.py", "--only", "allreduces", "--modes", "lost"]
+    job = subprocess.run(
+        [*sweep, "--first", "40", "--stride", "5000"],
+        capture_output=True,
+        text=True,
+        timeout=140,
+        check=False,
+        cwd=Path(__file__).resolve().parents[2],
+    )
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert "allreduces, lost: 1 calls have failed" in job.stdout
 
 
 @pytest.mark.parametrize("moment", ["made", "begun", "some out", "all out", "waiting"])
