@@ -127,6 +127,38 @@ def test_stock_ddp_goes_on_when_a_member_dies(tmp_path: Path) -> None:
         processes.require_well()
 
 
+# PyTorch's file of tests lists its own backends only.
+OWN_TESTS = """
+from test_c10d_fault_tolerance import _make_fault_tolerance_test_class
+
+HerringFaultToleranceTest = _make_fault_tolerance_test_class("herring", "cpu")
+HerringFaultToleranceTest.__module__ = __name__  # where its processes look for it
+"""
+
+
+@needs_front
+@pytest.mark.timeout(620)
+def test_torchs_own_tests_of_reconfigure(tmp_path: Path) -> None:
+    """They are in PyTorch's repository, not in its package."""
+    folder = Path(os.environ.get("PYTORCH_SOURCES", "/nowhere"), "test/distributed")
+    if not (folder / "test_c10d_fault_tolerance.py").exists():
+        pytest.skip("needs PYTORCH_SOURCES, a copy of PyTorch's repository at torch's version")
+    pytest.importorskip("expecttest", reason="PyTorch's tests need expecttest")
+    (tmp_path / "own_tests.py").write_text(OWN_TESTS)
+    paths = [str(tmp_path), str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, "-m", "unittest", "-v", "own_tests.HerringFaultToleranceTest"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-8000:]
+
+
 @pytest.mark.timeout(SECONDS + 20)
 def test_torchft_trains_on_when_a_replica_dies_and_comes_again(tmp_path: Path) -> None:
     pytest.importorskip("torchft", reason="torchft is not installed here")
