@@ -34,8 +34,8 @@ struct EngineOptions {
   // Called on any thread, and must not block: the engine or one of its operations has failed, for a
   // reason that its flight record may explain.
   std::function<void(const Status& why)> failed = [](const Status&) {};
-  // After this time without an acknowledgement, a server that others may stand in for is reported
-  // as one that cannot be reached. After many times that, any other server ends the job. 0: never.
+  // After twice this time without an acknowledgement, a server that others may stand in for is
+  // reported as unreachable. After many times that, any other server ends the job. 0: never.
   Nanos server_timeout = 0;
   // Says whether this worker can reach a dedicated server, see control::ServerReport; any thread.
   std::function<void(uint32_t server, uint32_t number, bool reachable, const std::string& why)>

@@ -13,6 +13,9 @@ constexpr Nanos kServersInterval = 250 * kMillisecond;
 // Where nobody can stand in for a server, links may be down for as many heartbeat time-outs. By
 // then the system sends again what was not acknowledged only every 10 s or so.
 constexpr Nanos kPatience = 20;
+// Where somebody can, a server is given up after as many. The system doubles its pauses, so an
+// outage that is shorter than the time-out may end in a silence of twice its length.
+constexpr Nanos kPatienceWithFailover = 2;
 // Marks the IDs of definitions of groups that are not part of forming them.
 constexpr uint64_t kDefinition = uint64_t{1} << 63;
 
@@ -150,7 +153,7 @@ void Membership::check_servers(Nanos now) {
   for (const control::ServerInfo& server : cluster_.servers) {
     if (!engine_.links().serving().has(server.index)) continue;
     const Nanos unheard = engine_.links().unheard(server.index);
-    if (unheard <= limit) continue;
+    if (unheard <= kPatienceWithFailover * limit) continue;
     const std::string why = concat("its system has acknowledged nothing for ", in_seconds(unheard));
     if (engine_.options().failover && report(server.index, why)) continue;
     if (unheard <= kPatience * limit) continue;

@@ -123,7 +123,7 @@ std::unique_ptr<Connection> TcpTransport::make_connection(Socket socket, std::st
 }
 
 void prepare(int socket, Traffic traffic) {
-  repeat_soon(socket);
+  if (traffic != Traffic::kControl) repeat_soon(socket);
   switch (traffic) {
     case Traffic::kCredit:
       // Credit keeps fewer bytes outstanding than a path could hold, so BBR takes the path to be
