@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["has_ended", "identity", "parent", "state"]
+__all__ = ["has_ended", "identity", "is_there", "parent", "state"]
 
 # Fields, as proc(5) counts them.
 _STATE = 3
@@ -34,6 +34,12 @@ def identity(pid: int) -> str:
     is 0.
     """
     return f"{pid}-{_field(pid, _START) or 0}"
+
+
+def is_there(process: str) -> bool:
+    """Returns whether the process with this `identity` has not ended."""
+    pid = int(process.partition("-")[0])
+    return not has_ended(pid) and identity(pid) == process
 
 
 def _field(pid: int, number: int) -> str:

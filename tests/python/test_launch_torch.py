@@ -101,7 +101,7 @@ def test_a_reserved_port_is_for_who_asks_for_it() -> None:
 
 @pytest.mark.timeout(300)
 def test_a_restart_by_torchrun_never_meets_the_job_before_it(tmp_path: Path) -> None:
-    """One process of the first start comes late, and is refused."""
+    """One process of the first start comes late, and meets nobody."""
     pytest.importorskip("torch")
     options = ["--standalone", "--nproc-per-node", "3", "--max-restarts", "1"]
     script = program("torchrun_restart", str(tmp_path))

@@ -123,6 +123,8 @@ def test_who_has_a_process_id_again_is_no_worker(tmp_path: Path) -> None:
     assert [(one["server"], one["state"]) for one in job.ask()] == [(0, "serving"), (1, "gone")]
     steps, _ = read_workers(tmp_path)
     assert len({step.process for step in steps}) == 2
+    job._seen = {proc.identity(os.getpid()): "server 0", f"{os.getpid()}-1": "server 1"}
+    assert job.left() == [f"server 0 (process {os.getpid()})"]
 
 
 def test_how_far_a_soak_is(capsys: pytest.CaptureFixture[str]) -> None:

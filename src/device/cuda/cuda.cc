@@ -375,15 +375,15 @@ class CudaPlatform : public Platform {
   }
   Result<void*> allocate_host(size_t bytes) override {
     void* memory = nullptr;
-    HERRING_RETURN_IF_ERROR(on_a_device([&]() -> Status {
-      HERRING_CUDA(allocate_host, &memory, bytes, kRegisterPortable | kRegisterMapped);
+    HERRING_RETURN_IF_ERROR(on_a_device([&](const std::string& who) -> Status {
+      HERRING_CUDA_OF(who, allocate_host, &memory, bytes, kRegisterPortable | kRegisterMapped);
       return {};
     }));
     return memory;
   }
   Status free_host(void* memory) override {
-    return on_a_device([&]() -> Status {
-      HERRING_CUDA(free_host, memory);
+    return on_a_device([&](const std::string& who) -> Status {
+      HERRING_CUDA_OF(who, free_host, memory);
       return {};
     });
   }

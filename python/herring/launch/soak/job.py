@@ -99,7 +99,7 @@ class Job:
         self._folder = folder
         self._faults = faults
         self._servers: list[Mapping[str, Any]] = []
-        self._pids: dict[int, str] = {}  # of all processes that were seen
+        self._seen: dict[str, str] = {}  # all processes, by their `proc.identity`
         self._sample_at = 0.0
         self._written = 0
         self._moved = self.began
@@ -188,7 +188,11 @@ class Job:
 
     def left(self) -> list[str]:
         """Returns the processes that have not ended with the job."""
-        return [f"{who} (process {pid})" for pid, who in self._pids.items() if _is_ours(pid, who)]
+        return [
+            f"{who} (process {process.partition('-')[0]})"
+            for process, who in self._seen.items()
+            if proc.is_there(process)
+        ]
 
     _first = 0.0  # when the first step was seen
 
@@ -223,7 +227,7 @@ class Job:
 
     def _measure(self, now: float) -> None:
         processes = {self._process.pid: "launcher", **self.processes()}
-        self._pids.update(processes)
+        self._seen.update({proc.identity(pid): who for pid, who in processes.items()})
         faults = self._faults
         done, calm = (len(faults.done), faults.calm) if faults is not None else (0, True)
         for pid, who in processes.items():
@@ -259,14 +263,3 @@ def _usage(pid: int) -> tuple[int, int, int]:
     rows = dict(line.partition(":")[::2] for line in text.splitlines())
     memory = sum(int(rows[name].split()[0]) * 1024 for name in ("RssAnon", "RssShmem"))
     return memory, len(os.listdir(f"/proc/{pid}/fd")), int(rows["Threads"])
-
-
-def _is_ours(pid: int, who: str) -> bool:
-    """Returns whether a process still runs Herring; its number may be another process's by now."""
-    try:
-        said = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-    return not proc.has_ended(pid) and (
-        b"soak" in said if who.startswith(("rank", "worker")) else b"herring" in said
-    )

@@ -64,10 +64,6 @@ class _Worker:
         _, slot, pid, start = path.name.split("-")
         return cls(int(slot), int(pid), f"{pid}-{start}", path)
 
-    @property
-    def is_there(self) -> bool:
-        return not proc.has_ended(self.pid) and proc.identity(self.pid) == self.process
-
     def last_step(self) -> list[str]:
         """Returns the words of its last line, if that is one of a step."""
         words = last_words(self.path)
@@ -144,7 +140,9 @@ class ElasticJob(Job):
         """Returns the workers that live."""
         paths = sorted(self._folder.glob("worker-*"))
         workers = [_Worker.of(path) for path in paths if path.name not in self._ended]
-        self._ended.update(worker.path.name for worker in workers if not worker.is_there)
+        self._ended.update(
+            worker.path.name for worker in workers if not proc.is_there(worker.process)
+        )
         return [worker for worker in workers if worker.path.name not in self._ended]
 
 
