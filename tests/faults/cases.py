@@ -44,7 +44,8 @@ CONNECT_TIMEOUT = 3.0
 PATIENCE = 5.0  # seconds after the connect time-out
 MOST_STARVED = 60.0  # seconds without a processor that do not count
 MOST_CPU = 1.2  # seconds; a process takes 0.1 to 0.3 without faults
-LAYOUTS = {"node": 2, "nodes": 2, "served": 3}  # number of processes; two are ranks
+# The number of processes; two are ranks.
+LAYOUTS = {"node": 2, "nodes": 2, "served": 3, "tls": 3, "failover": 4}
 RANKS = 2
 MOST_LINES = 60  # lines shown of a failed process's output
 HEAD = 7  # int32s of a record's head: phase, call, in_phase, nth, error, onwards, failed
@@ -84,6 +85,7 @@ ONCE: dict[str, tuple[str, ...]] = {
     "open": ("EMFILE", "EACCES", "ENOENT"),
     "rename": ("ENOSPC", "EACCES"),
     "new": ("ENOMEM",),
+    "full": ("ENOSPC", "EIO"),  # a write to a file
 }
 ONWARDS = {
     "descriptors": "EMFILE",
@@ -95,6 +97,7 @@ ONWARDS = {
     "pipe2": "EMFILE",
     "open": "EMFILE",
     "vmsplice": "ENOMEM",
+    "full": "ENOSPC",
 }
 
 

@@ -43,6 +43,7 @@ enum Call {
 #undef NAME
   k_new,          // operator new
   k_descriptors,  // any call that makes a descriptor
+  k_full,         // a write to a regular file, as on a disk that is full
   kCalls
 };
 
@@ -50,7 +51,7 @@ constexpr const char* kNames[] = {
 #define NAME(name) #name,
     FOR_EACH_CALL(NAME)
 #undef NAME
-    "new", "descriptors"};
+    "new", "descriptors", "full"};
 static_assert(sizeof(kNames) / sizeof(kNames[0]) == kCalls);
 
 constexpr int kPhases = 8;
@@ -181,7 +182,6 @@ WRAP(ssize_t, recv, (int a, void* b, size_t c, int d), (a, b, c, d))
 WRAP(ssize_t, recvmsg, (int a, msghdr* b, int c), (a, b, c))
 WRAP(int, recvmmsg, (int a, mmsghdr* b, unsigned c, int d, timespec* e), (a, b, c, d, e))
 WRAP(ssize_t, read, (int a, void* b, size_t c), (a, b, c))
-WRAP(ssize_t, write, (int a, const void* b, size_t c), (a, b, c))
 WRAP(int, getsockopt, (int a, int b, int c, void* d, socklen_t* e), (a, b, c, d, e))
 WRAP(int, setsockopt, (int a, int b, int c, const void* d, socklen_t e), (a, b, c, d, e))
 WRAP(int, getsockname, (int a, sockaddr* b, socklen_t* c), (a, b, c))
@@ -193,6 +193,18 @@ WRAP(ssize_t, getrandom, (void* a, size_t b, unsigned c), (a, b, c))
 WRAP(int, pipe2, (int a[2], int b), (a, b))
 WRAP(int, poll, (pollfd* a, nfds_t b, int c), (a, b, c))
 WRAP(int, rename, (const char* a, const char* b), (a, b))
+
+ssize_t write(int fd, const void* data, size_t bytes) {
+  static const auto real = next(&write, "write");
+  void* const caller = __builtin_return_address(0);
+  if (fails(k_write, caller)) return -1;
+  struct stat about;
+  const int before = errno;
+  const bool to_file = ::fstat(fd, &about) == 0 && S_ISREG(about.st_mode);
+  errno = before;
+  if (to_file && fails(k_full, caller)) return -1;
+  return real(fd, data, bytes);
+}
 
 // Only adding a watch needs resources, so changing and ending one never fail.
 int epoll_ctl(int fd, int what, int of, epoll_event* event) noexcept {

@@ -129,8 +129,9 @@ def environment(role: int, size: int, layout: str, port: int, listener: int) -> 
     Args:
         role: the process's rank if it is below `size`; otherwise the process is a server.
         size: number of ranks.
-        layout: "node" (all ranks on one node), "nodes" (one node each), or "served" (one node each,
-            and a dedicated server).
+        layout: "node" (all ranks on one node), "nodes" (one node each), "served" (one node each,
+            and a dedicated server), "tls" (the same, encrypted), or "failover" (one node each, and
+            two dedicated servers that stand in for each other).
         port: port of the rendezvous.
         listener: rank 0's descriptor of the socket that listens at this port.
     """
@@ -138,7 +139,9 @@ def environment(role: int, size: int, layout: str, port: int, listener: int) -> 
         "HERRING_SIZE": str(size),
         "HERRING_RENDEZVOUS": f"127.0.0.1:{port}",
         "HERRING_SECRET": "5a" * 32,
-        "HERRING_SERVERS": "1" if layout == "served" else "0",
+        "HERRING_SERVERS": {"served": "1", "tls": "1", "failover": "2"}.get(layout, "0"),
+        "HERRING_FAILOVER": str(layout == "failover").lower(),
+        "HERRING_TLS": "psk" if layout == "tls" else "off",
         "HERRING_HOST_ID": "one" if layout == "node" else f"host {role}",
         "HERRING_TIMEOUT": "60",
         "HERRING_LOG_LEVEL": "warning",
