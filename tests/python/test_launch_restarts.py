@@ -44,6 +44,7 @@ class Fake:
             lambda _, text: self.said.append(text),
             lambda: any(child.ended and child.code == 0 for child in self.children),
             lambda child: child.joined,
+            self.children.remove,
         )
 
     def _start(self, task: Task) -> None:
@@ -67,6 +68,20 @@ def test_a_server_that_is_killed_gets_a_successor_at_once() -> None:
     ]
     job.restarts.on_time(time.monotonic() + 100)
     assert len(job.started) == 1
+
+
+def test_servers_that_have_died_are_not_remembered_forever() -> None:
+    job = Fake()
+    number, now = 2, time.monotonic()
+    for _ in range(100):
+        assert job.end(number, -signal.SIGKILL)
+        now += 20
+        job.restarts.on_time(now)
+        number = job.started[-1].number
+    assert len(job.started) == 100
+    numbers = [child.task.number for child in job.children]
+    assert numbers == [0, 1, 3, *range(number - 17, number + 1)], "the latest ones stay"
+    assert not job.children.get(number).ended
 
 
 def test_pauses_double_up_to_a_limit() -> None:

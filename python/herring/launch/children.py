@@ -97,6 +97,10 @@ class Children:
         """Adds a process that was started."""
         self._by_number[child.task.number] = child
 
+    def remove(self, child: Child) -> None:
+        """Removes a process that has ended."""
+        del self._by_number[child.task.number]
+
     def get(self, number: int) -> Child | None:
         """Returns the process whose task has this number, or None."""
         return self._by_number.get(number)

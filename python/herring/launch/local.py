@@ -122,7 +122,7 @@ class Launcher:
         self._base: dict[str, str] = {}  # variables of all processes on this machine
         self._restarts = Restarts(
             *(options, {**os.environ, **chosen}, self._children, self._ending),
-            *(self._start_again, self._say, self._has_trained, self._took_part),
+            *(self._start_again, self._say, self._has_trained, self._took_part, self._remove),
         )
 
     def run(self) -> int:
@@ -222,6 +222,12 @@ class Launcher:
             child = Child(task)
             self._children.add(child)
             self._cannot_start(child, error)
+
+    def _remove(self, child: Child) -> None:
+        self._children.remove(child)
+        self._streams.remove(child.task.number)
+        if child.process is not None:
+            self._processes.remove(child.process)
 
     def _cannot_start(self, child: Child, error: CommandError) -> None:
         """Takes a successor that cannot be started for one that has died."""

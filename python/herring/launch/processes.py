@@ -106,6 +106,13 @@ class Processes:
             # The first process may have ended and left others in its group.
             guard.kill_group(process.group, number)
 
+    def remove(self, process: Process) -> None:
+        """Removes a process that has ended, unless others of its group may still run."""
+        if process.ended and not process.group:
+            self._all.remove(process)
+            if self._by_pid.get(process.pid) is process:
+                del self._by_pid[process.pid]
+
     def reap(self) -> list[Process]:
         """Returns the processes that ended since the last call, the likeliest culprit first."""
         ended = []

@@ -24,6 +24,7 @@ LONG_LIFE = 60.0  # a server that has lived for so long is started again at once
 # workers of a failed job end within this time.
 _DOUBT = 2.0
 _LOOK = 0.5  # seconds between two looks for stopped servers
+_REMEMBERED = 16  # servers that have died; one of them may be the cause of a failure
 
 
 class Restarts:
@@ -43,6 +44,7 @@ class Restarts:
         say: Callable[[str, str], None],
         finished: Callable[[], bool],
         took_part: Callable[[Child], bool],
+        remove: Callable[[Child], None],
     ) -> None:
         """Starts nothing yet.
 
@@ -55,6 +57,7 @@ class Restarts:
             say: Tells the user; called with a level and a text.
             finished: Whether the training of an elastic job has ended.
             took_part: Whether a worker was in the last generation of an elastic job.
+            remove: Removes a process that has ended from all that the launcher knows.
         """
         servers = len(options.layout.servers)
         nodes = max(options.nodes, len(options.layout.workers))
@@ -72,6 +75,7 @@ class Restarts:
         self._say = say
         self._finished = finished
         self._took_part = took_part
+        self._remove = remove
         self._next_number = options.workers + servers
         self._due: dict[int, float] = {}  # by number of the process: when to replace it
         self._pauses: dict[str, float] = {}  # by name: after the next death
@@ -145,6 +149,7 @@ class Restarts:
         if now >= self._look_at:
             self._look_at = now + _LOOK
             self._look_for_stopped(now)
+            self._remove_old()
         for number in [number for number, at in self._due.items() if now >= at]:
             del self._due[number]
             child = self._children.get(number)
@@ -174,6 +179,13 @@ class Restarts:
                 self._stopped.pop(child.task.number, None)
             elif now - self._stopped.setdefault(child.task.number, now) > self._patience:
                 self._due.setdefault(child.task.number, now)
+
+    def _remove_old(self) -> None:
+        """Lets a job whose servers die for days not grow."""
+        old = [c for c in self._children if c.is_server and c.replaced and c.ended]
+        for child in old[:-_REMEMBERED]:
+            self._started.pop(child.task.number, None)
+            self._remove(child)
 
     def _replace(self, child: Child, how: str, now: float) -> None:
         child.replaced = True

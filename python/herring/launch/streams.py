@@ -128,6 +128,11 @@ class Streams:
         """Takes output of a process that runs on another host."""
         self._sources[number, kind_].feed(data)
 
+    def remove(self, number: int) -> None:
+        """Removes a process that has ended; what its pipes still hold is read."""
+        for kind_ in (kind.OUTPUT, kind.ERRORS):
+            self._sources.pop((number, kind_), None)
+
     def feed_note(self, host: str, data: bytes) -> None:
         """Takes what ssh or the agent itself prints."""
         if host not in self._notes:

@@ -225,7 +225,9 @@ TEST_F(CopierTest, AFailureBehindAKernelThatDoesNotEndIsNotWaitedFor) {
   const Pages host(4000);
   for (const char* const function : {"cuStreamWriteValue32", "cuMemcpyHtoDAsync"}) {
     standin_fill_for(device, 4 * kSecond);
-    if (function[2] == 'M') ASSERT_TRUE(copier->follow(user).ok());
+    if (function[2] == 'M') {
+      ASSERT_TRUE(copier->follow(user).ok());
+    }
     const auto owner = std::make_shared<int>();
     STANDIN(standin_fail)(function, function[2] == 'M' ? 2 : 1, 719, false);
     const Nanos start = monotonic_now();
