@@ -97,6 +97,12 @@ def test_files_for_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     ]
     said = capsys.readouterr().out
     assert "no record came from rank 2: give torchfrtrace --allow-incomplete-ranks" in said
+    before = (folder / "nccl_trace_rank_0").stat().st_mtime_ns
+    (folder / "nccl_trace_rank_2").touch()
+    assert cli.main(["flight", written(tmp_path, flight), "--torch", str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert f"{folder} has nccl_trace_rank_2, of a rank that has no record here" in said
+    assert (folder / "nccl_trace_rank_0").stat().st_mtime_ns == before
 
 
 def test_a_rank_that_has_dropped_nothing_sets_no_limit_for_the_others() -> None:

@@ -14,6 +14,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from herring.errors import ConfigurationError
 from herring.flight.analysis import Analysis
 from herring.flight.operations import Operation
 from herring.flight.record import Entry, Process, Record
@@ -88,15 +89,20 @@ def write(record: Record, analysis: Analysis, folder: Path) -> list[Path]:
         folder: Where to write; made if it does not exist.
 
     Raises:
+        ConfigurationError: The folder has files of other ranks, which the analyzer would mix with
+            these.
         OSError: The folder cannot be written to.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for rank, dump in sorted(convert(record, analysis).items()):
-        path = folder / f"{PREFIX}{rank}"
+    dumps = {folder / f"{PREFIX}{rank}": d for rank, d in convert(record, analysis).items()}
+    if others := sorted({*folder.glob(f"{PREFIX}*")} - {*dumps}):
+        raise ConfigurationError(
+            f"{folder} has {others[0].name}, of a rank that has no record here. PyTorch's analyzer "
+            "would take it for one of this job: give another folder, or remove it"
+        )
+    for path, dump in dumps.items():
         path.write_bytes(pickle.dumps(dump, protocol=2))
-        written.append(path)
-    return written
+    return sorted(dumps)
 
 
 def _places(analysis: Analysis) -> list[tuple[int, int]]:
