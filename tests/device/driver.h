@@ -276,8 +276,8 @@ class AllIdle {
 
 // Counts a call, and returns whether it fails, on purpose or because its device is lost. Every
 // function calls this first.
-inline int begin_call(const std::string& function) {
-  const int failed = driver().begin(function.c_str());
+inline int begin_call(const char* function) {
+  const int failed = driver().begin(function);
   if (current.empty() || !is_lost(current.back()->device)) return failed;
   // Only the thread is concerned, not the device.
   static const auto* const others = new std::set<std::string>{

@@ -184,7 +184,7 @@ def test_check_tells_of_each_gpu() -> None:
     found = lines(STANDIN_PEERS="1", STANDIN_FAIL="cuMemHostRegister:1:1")
     assert re.fullmatch(
         r"note out [\d.]+ GB/s, in [\d.]+ GB/s, both at once [\d.]+ GB/s, in memory that is not "
-        r"pinned \(CUDA: cuMemHostRegister failed: invalid argument .*\)",
+        r"pinned \(GPU 0: cuMemHostRegister failed: invalid argument .*\)",
         found["GPU 0, copies"],
     ), found["GPU 0, copies"]
     assert found["GPU 1, copies"].endswith(", in pinned memory")
