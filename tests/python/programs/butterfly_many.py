@@ -41,14 +41,15 @@ def calls(thread):
         array.scale(2)
         wanted = 2 * sum(r + step + thread for r in range(size))
         assert (array.get() == wanted).all(), (thread, step, array.get()[:3], wanted)
-    done.append(thread)
+    # The array stays, as its memory would be freed only when no call of another thread waits.
+    done.append((thread, array))
 
 
 done = []
 threads = [threading.Thread(target=calls, args=(n,)) for n in range(3)]
 [one.start() for one in threads]
 [one.join() for one in threads]
-assert sorted(done) == [0, 1, 2]
+assert sorted(thread for thread, _ in done) == [0, 1, 2]
 
 group = herring.new_group(range(size // 2, size))
 if rank >= size // 2:
