@@ -338,14 +338,17 @@ std::vector<plan::Range> DeviceNode::to_copy_out(uint32_t buffer, const plan::Ra
   if (level_ == kHost) return {range};
   std::vector<plan::Range> all;
   if (level_ == kIpc) return all;
-  const plan::Range own = planned_->slice(buffer, own_place());
-  const size_t own_from = plan().buffers[buffer].range.offset + own.offset;
-  const size_t own_to = own_from + own.bytes;
+  const size_t own_from = own_offset(buffer);
+  const size_t own_to = own_from + planned_->slice(buffer, own_place()).bytes;
   for (const auto& [begin, end] : {std::pair{range.offset, std::min(range.end(), own_from)},
                                    std::pair{std::max(range.offset, own_to), range.end()}}) {
     if (begin < end) all.push_back({begin, end - begin});
   }
   return all;
+}
+
+size_t DeviceNode::own_offset(uint32_t buffer) const {
+  return plan().buffers[buffer].range.offset + planned_->slice(buffer, own_place()).offset;
 }
 
 device::Copier::Sum DeviceNode::step_of(uint32_t buffer, bool gift) const {
@@ -370,8 +373,7 @@ device::Copier::Sum DeviceNode::sum_of(uint32_t buffer) const {
   device::Copier::Sum sum = step_of(buffer, false);
   device::Combination& what = sum.launch.what;
   const plan::Buffer& one = plan().buffers[buffer];
-  const plan::Range slice = planned_->slice(buffer, own_place());
-  const size_t offset = one.range.offset + slice.offset;
+  const size_t bytes = planned_->slice(buffer, own_place()).bytes, offset = own_offset(buffer);
   what.number_of_sources = places();
   device::Address scratch = scratch_ + parts_scratch_;
   for (uint32_t place = 0; place < places(); ++place) {
@@ -383,12 +385,12 @@ device::Copier::Sum DeviceNode::sum_of(uint32_t buffer) const {
     }
     if (own || level_ == kIpc) continue;
     what.sources[place] = scratch;
-    sum.in.push_back({scratch, part.memory + offset, slice.bytes});
+    sum.in.push_back({scratch, part.memory + offset, bytes});
     scratch += largest_slice();
   }
   if (level_ == kStaged || !one_node()) {
     const Part& own = parts_[own_place()][one.arena];
-    sum.out.push_back({own.address + offset, own.memory + offset, slice.bytes});
+    sum.out.push_back({own.address + offset, own.memory + offset, bytes});
   }
   if (!one_node()) {
     what.postscale = wire_scale(planned_->group().members(), plan().arenas[one.arena].dtype,
@@ -402,10 +404,9 @@ device::Copier::Sum DeviceNode::gift_of(uint32_t buffer) const {
   device::Copier::Sum gift = step_of(buffer, true);
   device::Combination& what = gift.launch.what;
   const plan::Buffer& one = plan().buffers[buffer];
-  const plan::Range slice = planned_->slice(buffer, own_place());
-  const size_t offset = one.range.offset + slice.offset;
+  const size_t bytes = planned_->slice(buffer, own_place()).bytes, offset = own_offset(buffer);
   const Part& own = parts_[own_place()][one.arena];
-  gift.in.push_back({own.address + offset, own.memory + offset, slice.bytes});
+  gift.in.push_back({own.address + offset, own.memory + offset, bytes});
   what.number_of_sources = 1;
   what.sources[0] = own.address + offset;
   for (uint32_t place = 0; place < places(); ++place) {

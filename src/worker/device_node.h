@@ -87,6 +87,8 @@ class DeviceNode final : public PlannedDevices {
   size_t largest_slice() const;
   device::Copier::Sum sum_of(uint32_t buffer) const;
   device::Copier::Sum gift_of(uint32_t buffer) const;
+  // Returns where this rank's slice of a buffer begins in an arena.
+  size_t own_offset(uint32_t buffer) const;
   // Returns what both have: a kernel for this rank's slice that reads its command.
   device::Copier::Sum step_of(uint32_t buffer, bool gift) const;
   // Returns whether this rank gives the results of its slices to its neighbours' devices.

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
 from gpus import ENVIRONMENT, GPUS, UNPINNED
 from jobs import LAYOUTS, expect_success, program, run_job
-from standin import STANDIN
+from standin import STANDIN, checked
 
 pytestmark = [pytest.mark.timeout(150), STANDIN]
 
@@ -155,17 +151,8 @@ herring.shutdown()
 
 def test_check_tells_of_each_gpu() -> None:
     def lines(*options: str, **environment: str) -> dict[str, str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "herring.launch.cli", "check", "--json", *options],
-            env={**os.environ, **ENVIRONMENT, **environment},
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        found = json.loads(done.stdout)["findings"]
-        return {one["name"]: f"{one['verdict']} {one['value']}" for one in found}
+        found = checked(*options, **environment)
+        return {name: f"{one['verdict']} {one['value']}" for name, one in found.items()}
 
     found = lines("--no-run")
     assert found["GPU driver"] == "ok CUDA 13.0, 2 GPUs"

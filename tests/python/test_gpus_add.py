@@ -183,22 +183,24 @@ herring.shutdown()
     assert "'p': processors add for GPU 0: GPU 0: " in said, said
 
 
-@pytest.mark.parametrize("stage", ["ipc", "staged"])
+# On two nodes, GPUs also give what has come from the network to their neighbours.
+@pytest.mark.parametrize(("stage", "nodes"), [("ipc", 1), ("staged", 1), ("ipc", 2)])
 @pytest.mark.parametrize("moment", ["made", "begun", "some out", "all out"])
 @pytest.mark.parametrize("how", ["dies", "leaves", "closes"])
-def test_who_ends_in_a_round_that_gpus_add_parks_nobody(how: str, moment: str, stage: str) -> None:
-    node_stage = "auto" if stage == "ipc" else stage
+def test_who_ends_in_a_round_that_gpus_add_parks_nobody(
+    how: str, moment: str, stage: str, nodes: int
+) -> None:
     job = run_job(
-        ["-n", "2", "--keep-going"],
+        ["-n", str(2 * nodes), "--nodes", str(nodes), "--keep-going"],
         program("gpu_sums_end"),
         HOW=how,
         MOMENT=moment,
         STAGE=stage,
-        HERRING_NODE_STAGE=node_stage,
+        HERRING_NODE_STAGE="auto" if stage == "ipc" else stage,
         **ENVIRONMENT,
     )
     assert how == "dies" or job.returncode == 0, job.stdout
-    assert "nobody is parked" in job.stdout, job.stdout
+    assert job.stdout.count("nobody is parked") == 2 * nodes - 1, job.stdout
 
 
 def test_a_gpu_that_adds_for_a_group_that_has_lost_a_member_holds_up_nothing() -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,23 +9,9 @@ import pytest
 from gpus import ENVIRONMENT, GPUS
 from herring import _core
 from jobs import expect_success, program, run_job
-from standin import STANDIN
+from standin import STANDIN, checked
 
 pytestmark = [pytest.mark.timeout(150), STANDIN]
-
-
-def checked(**environment: str) -> dict[str, str]:
-    """Returns the findings of `herring check` by name."""
-    done = subprocess.run(
-        [sys.executable, "-m", "herring.launch.cli", "check", "--json", "--no-run"],
-        env={**os.environ, **ENVIRONMENT, **environment},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return {one["name"]: one["value"] for one in json.loads(done.stdout)["findings"]}
 
 
 @pytest.fixture
@@ -45,11 +27,11 @@ def test_one_rank_of_two_whose_machine_has_no_usable_driver(lacking: str) -> Non
 
 
 def test_check_says_what_the_driver_and_the_compiler_lack(old_compiler: dict[str, str]) -> None:
-    assert checked(STANDIN_LACKS="cuStreamWaitValue32")["GPUs"] == (
+    assert checked("--no-run", STANDIN_LACKS="cuStreamWaitValue32")["GPUs"]["value"] == (
         "none (libcuda.so.1 has no cuStreamWaitValue32 of CUDA 11.7; a driver for CUDA 11.7 or "
         "later is needed)"
     )
-    assert checked(**old_compiler)["GPU compiler"] == (
+    assert checked("--no-run", **old_compiler)["GPU compiler"]["value"] == (
         "none (the NVRTC library lacks a function; CUDA 11.2 or later is needed)"
     )
 

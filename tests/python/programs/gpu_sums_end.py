@@ -1,4 +1,4 @@
-"""Ends rank 1 (HOW) at a MOMENT of a round that GPUs add; rank 0 must not hang."""
+"""Ends rank 1 (HOW) at a MOMENT of a round that GPUs add; no other rank must hang."""
 
 import os
 import signal
@@ -50,7 +50,7 @@ try:
     plan.wait()
     assert last == 3, "nothing has failed"  # Everything was out before rank 1 ended.
 except herring.HerringError as error:
-    print(f"rank 0: {type(error).__name__}: {error}")
+    print(f"rank {rank}: {type(error).__name__}: {error}")
 assert time.monotonic() - start < 4, time.monotonic() - start
 # No stream may wait for what never comes, so this ends once all queued work has run.
 arena.scale(2)
