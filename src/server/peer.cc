@@ -314,9 +314,12 @@ void Peer::send(const wire::FrameHeader& header, std::string payload) {
   flow_->send_owned(header, std::move(payload));
 }
 
+// A flow that is closed here says nothing of its end.
 void Peer::drop() {
+  const bool open = !flow_->closed();
   flow_->close({});
   release_all();
+  if (open) server_.peer_closed(*this, {Code::kPeerLost, "its rank is gone"});
 }
 
 void Peer::on_closed(transport::Flow&, const Status& why) {

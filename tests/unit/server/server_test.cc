@@ -440,6 +440,13 @@ TEST_P(ServerTest, WhoDiesBeforeItConnectsIsNotWaitedFor) {
   expect_soon([this] { return server->released(); });
 }
 
+TEST_P(ServerTest, WhoIsLostWhileConnectedIsNotWaitedFor) {
+  const Client first = releases(0), second = releases(1), third = releases(2);
+  const Client lost(*server, 3);
+  server->lost({false, false, 3, "rank 3 is lost", 0, {}});
+  expect_soon([this] { return server->released(); });
+}
+
 TEST_P(ServerTest, WithoutNewsOfRanksWhoDoesNotConnectInTimeIsNotWaitedFor) {
   const Client second = releases(1);
   Client first(*server, 0);
