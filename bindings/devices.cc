@@ -27,7 +27,7 @@ nb::dict describe_devices() {
         "name"_a = properties.name, "bus"_a = properties.bus, "memory"_a = properties.memory,
         "capability"_a = nb::make_tuple(properties.major, properties.minor),
         "numa_node"_a = properties.numa_node, "stream_memory"_a = properties.stream_memory,
-        "peers"_a = peers));
+        "refused"_a = all.check_words(i).message(), "peers"_a = peers));
   }
   const auto compiler = device::cuda::compiler_version();
   return dict_of("driver"_a = all.version(),
@@ -60,6 +60,10 @@ void register_devices(nb::module_& module) {
     const std::string code = take(device::cuda::compile_kernel(major, minor, name));
     return nb::bytes(code.data(), code.size());
   }, "major"_a, "minor"_a, "dtype"_a, "op"_a, "target"_a = "");
+  module.def("compile_words", [](int major, int minor) {
+    const std::string code = take(device::cuda::compile_words(major, minor));
+    return nb::bytes(code.data(), code.size());
+  }, "major"_a, "minor"_a);
   module.def("add_compiler_folder", &device::cuda::add_compiler_folder, "folder"_a);
   module.def("check_memory_of", [](int device, uintptr_t address, size_t bytes) {
     check(check_memory_of(device, reinterpret_cast<const char*>(address), bytes));

@@ -36,8 +36,8 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Mapping[str, str]], bool]]] = (
         "How a process is reached and calls",
         "These are read from the environment only, too. For `HERRING_PORTS`, see\n"
         "[network and security](network.md), and for `HERRING_NOTICE`\n"
-        "[elastic jobs](how-to/elastic.md). The other two choose between methods that give the\n"
-        "same results ([JAX](jax.md), [TensorFlow](tensorflow.md)).",
+        "[elastic jobs](how-to/elastic.md). The others choose between methods that give the\n"
+        "same results ([JAX](jax.md), [TensorFlow](tensorflow.md), [GPUs](gpus.md)).",
         lambda row: row["scope"] == "environment",
     ),
     (

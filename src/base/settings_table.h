@@ -23,6 +23,7 @@ inline constexpr std::string_view kLogLevels[] = {"debug", "info", "warning", "e
 inline constexpr std::string_view kSimdLevels[] = {"auto", "baseline", "avx2", "avx512"};
 inline constexpr std::string_view kNodeStages[] = {"auto", "host", "staged", "ipc"};
 inline constexpr std::string_view kEncryptions[] = {"off", "psk", "certificates"};
+inline constexpr std::string_view kGpuWaits[] = {"auto", "kernels"};
 inline constexpr std::string_view kJaxCalls[] = {"auto", "ffi", "callback"};
 inline constexpr std::string_view kObjects[] = {"pickle", "json", "none"};
 inline constexpr std::string_view kTensorflowCalls[] = {"op", "function"};
@@ -70,6 +71,10 @@ inline constexpr SettingSpec kSpecs[] = {
      "How compiled JAX programs call Herring. ffi: a native handler; callback: a Python callback; "
      "auto: ffi on CPUs, callback on other devices",
      {.choices = kJaxCalls}},
+    {"gpu_waits", kEnum, kEnvironment, "auto",
+     "How streams of GPUs wait for words in host memory. auto: by memory operations on streams, or "
+     "by kernels on GPUs without them; kernels: by kernels on all GPUs",
+     {.choices = kGpuWaits}},
     {"tensorflow_impl", kEnum, kEnvironment, "op",
      "How TensorFlow graphs call Herring. op: a native operation; function: a Python function",
      {.choices = kTensorflowCalls}},

@@ -22,12 +22,7 @@ Status in_pieces(const Copy& copy, const Queue& queue) {
 }  // namespace
 
 Result<std::shared_ptr<Copier>> Copier::create(Flags& flags, Watcher& watcher) {
-  const Device& device = flags.device();
-  if (!device.properties().stream_memory) {
-    return Status(Code::kConfiguration,
-                  concat("GPU ", device.index(), " (", device.properties().name,
-                         ") has no memory operations on streams"));
-  }
+  HERRING_RETURN_IF_ERROR(flags.device().prepare_words());
   // The thread is started before anything is queued, because queued work cannot be taken back.
   watcher.start();
   std::shared_ptr<Copier> copier(new Copier(flags, watcher));

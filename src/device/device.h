@@ -33,7 +33,7 @@ struct Properties {
   int major = 0, minor = 0;    // compute capability
   int multiprocessors = 0;
   int numa_node = -1;          // of the host memory next to the device; -1: unknown
-  bool stream_memory = false;  // streams can write and wait for words in host memory
+  bool stream_memory = false;  // streams write and wait for words in host memory by themselves
 };
 
 enum class Kind { kHost, kPinned, kDevice, kManaged };
@@ -74,14 +74,19 @@ class Device {
   // Returns kInvalidArgument if the stream is being captured for a graph.
   virtual Status check_not_capturing(Stream stream) = 0;
 
+  // Must succeed before the first call of write_word() or wait_word(). If streams have no memory
+  // operations, it loads kernels that do the same, which may wait until the device is idle. So no
+  // stream of the device may wait for a word yet. Returns kConfiguration as check_words() does.
+  virtual Status prepare_words() = 0;
+
   // The following calls queue work in a stream.
   virtual Status record(Event event, Stream stream) = 0;
   virtual Status wait(Stream stream, Event event) = 0;
   virtual Status copy_out(char* to, Address from, size_t bytes, Stream stream) = 0;
   virtual Status copy_in(Address to, const char* from, size_t bytes, Stream stream) = 0;
-  // A word in registered host memory. write_word() writes it after everything queued before, which
-  // is visible with the word. wait_word() waits until `word - value`, as a signed number, is not
-  // negative.
+  // A word in registered host memory; prepare_words() comes first. write_word() writes it after
+  // everything queued before, which is visible with the word. wait_word() waits until
+  // `word - value`, as a signed number, is not negative.
   virtual Status write_word(Address word, uint32_t value, Stream stream) = 0;
   virtual Status wait_word(Address word, uint32_t value, Stream stream) = 0;
 
@@ -132,6 +137,9 @@ class Platform {
   virtual const Properties& properties(int index) const = 0;
   virtual Result<Pointer> query(Address address) = 0;
   virtual bool can_access(int device, int peer) = 0;
+  // Returns kConfiguration with the reason if streams of the device can wait for words in host
+  // memory neither by memory operations nor by kernels.
+  virtual Status check_words(int index) const = 0;
 
   // Registers whole pages of host memory with all devices, so that their copy engines reach the
   // memory.

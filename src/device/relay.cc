@@ -22,6 +22,7 @@ static_assert(offsetof(Command, stop) == 0 && sizeof(Command) <= 64, "a command 
 }  // namespace
 
 Result<std::shared_ptr<Relay>> Relay::create(Flags& flags, Watcher& watcher) {
+  HERRING_RETURN_IF_ERROR(flags.device().prepare_words());
   watcher.start();
   std::shared_ptr<Relay> relay(new Relay(flags, watcher));
   HERRING_RETURN_IF_ERROR(relay->open());

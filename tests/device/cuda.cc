@@ -114,6 +114,7 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
   switch (attribute) {
     case 41: *value = 1; return kOk;               // unified addresses
     case 16: *value = 4; return kOk;               // multiprocessors
+    case 17: *value = has_time_limit; return kOk;  // for kernels
     case 75: *value = 9; return kOk;               // compute capability
     case 76: *value = 0; return kOk;
     case 122: *value = has_stream_memory; return kOk;
@@ -287,9 +288,8 @@ int cuModuleGetFunction(const KernelEntry** function, const KernelEntry* module,
                         const char* name) {
   BEGIN(cuModuleGetFunction);
   LOCKS_CONTEXT;
-  if (std::strcmp(name, "herring_combine") != 0) return kNotFound;
-  *function = module;
-  return kOk;
+  *function = find_kernel(module->image, name);
+  return *function == nullptr ? kNotFound : kOk;
 }
 int cuLaunchKernel(const KernelEntry* kernel, unsigned blocks, unsigned, unsigned,
                    unsigned threads, unsigned, unsigned, unsigned, void* stream, void** arguments,
@@ -299,8 +299,7 @@ int cuLaunchKernel(const KernelEntry* kernel, unsigned blocks, unsigned, unsigne
   if (blocks == 0 || threads == 0 || threads > 1024) return kInvalidValue;
   // Code of a module is loaded when it is first used.
   if (current.back()->launched.insert(kernel).second) current.back()->wait_idle();
-  const auto what = *static_cast<const herring_kernels::Combination*>(arguments[0]);
-  stream_of(stream)->put([=] { run_kernel(*kernel, what); });
+  stream_of(stream)->put(kernel->bind(arguments, stream_of(stream)->device));
   return kOk;
 }
 
@@ -427,6 +426,7 @@ int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
 int cuStreamWriteValue32_v2(void* stream, uint64_t address, uint32_t value, unsigned) {
   BEGIN(cuStreamWriteValue32);
   LOCKS_CONTEXT;
+  if (!has_stream_memory) return kNotSupported;
   char* const word = driver().bytes_at(address, 4);
   if (word == nullptr || address % 4 != 0) return kInvalidValue;
   stream_of(stream)->put([=] {
@@ -437,6 +437,7 @@ int cuStreamWriteValue32_v2(void* stream, uint64_t address, uint32_t value, unsi
 int cuStreamWaitValue32_v2(void* stream, uint64_t address, uint32_t value, unsigned flags) {
   BEGIN(cuStreamWaitValue32);
   LOCKS_CONTEXT;
+  if (!has_stream_memory) return kNotSupported;
   char* const word = driver().bytes_at(address, 4);
   if (word == nullptr || address % 4 != 0 || flags != 0) return kInvalidValue;
   stream_of(stream)->put([=, device = stream_of(stream)->device] {

@@ -38,7 +38,7 @@ constexpr int kOk = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3,
               kNoSuchDevice = 101, kInvalidImage = 200, kInvalidContext = 201,
               kNoPeerAccess = 217, kInvalidHandle = 400, kCaptureUnsafe = 900,
               kNotFound = 500, kNotReady = 600, kRegisteredAlready = 712, kNotRegistered = 713,
-              kLaunchFailed = 719;
+              kLaunchFailed = 719, kNotSupported = 801;
 constexpr size_t kPage = 4096;
 constexpr size_t kDeviceBytes = size_t{4} << 30;
 
@@ -52,7 +52,9 @@ inline uint32_t number_of(const char* variable, uint32_t otherwise) {
 inline std::atomic<uint32_t> jitter{number_of("STANDIN_JITTER", 0)};
 // Whether devices can access each other's memory.
 inline const bool has_peers = number_of("STANDIN_PEERS", 0) != 0;
+// Whether streams have memory operations, and whether kernels may run for a limited time only.
 inline std::atomic<bool> has_stream_memory{number_of("STANDIN_STREAM_MEMORY", 1) != 0};
+inline std::atomic<bool> has_time_limit{false};
 inline std::atomic<uint64_t> bytes_out{0}, bytes_in{0}, bytes_pageable{0};
 
 constexpr int kRelaxedCapture = 2;

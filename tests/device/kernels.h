@@ -1,17 +1,20 @@
-// The kernels of src/device/cuda/kernels.cu, compiled for the host.
+// The kernels of src/device/cuda, compiled for the host.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "device/cuda/kernels.cu"
+#include "device/cuda/words.cu"
 
 namespace standin {
 
 struct KernelEntry {
   std::string image;  // the name that the compiler's stand-in gives
-  size_t element;     // bytes of a source's
-  size_t target;      // bytes of a target's element
-  void (*combine)(const herring_kernels::Combination&, const herring_kernels::Command&);
+  std::string name;   // of the kernel in its module
+  // Returns what a device does for these arguments, which are read at once. Addresses are those of
+  // the device; an illegal address ends the process.
+  std::function<std::function<void()>(void** arguments, int device)> bind;
 };
 
 inline std::string image_of(const std::string& type, const std::string& target,
@@ -19,9 +22,9 @@ inline std::string image_of(const std::string& type, const std::string& target,
   return "stand-in " + type + " " + target + " " + op;
 }
 
-// Returns null if there is no such kernel.
-const KernelEntry* find_kernel(const std::string& image);
-// Runs a kernel like a device, with device addresses. An illegal address ends the process.
-void run_kernel(const KernelEntry& kernel, const herring_kernels::Combination& what);
+inline const std::string kWordsImage = "stand-in words";
+
+// Returns the first kernel of a module, or its kernel with this name; null if there is none.
+const KernelEntry* find_kernel(const std::string& image, const std::string& name = "");
 
 }  // namespace standin

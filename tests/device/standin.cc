@@ -82,6 +82,7 @@ bool standin_capture(void* stream, bool captures) {
   return !captures_broken.exchange(false);
 }
 void standin_stream_memory(bool has) { has_stream_memory.store(has); }
+void standin_time_limit(bool has) { has_time_limit.store(has); }
 
 void standin_fill(void* stream, uint64_t to, size_t count, float value, uint32_t microseconds) {
   run_kernel(stream, to, count, microseconds,

@@ -28,9 +28,10 @@ const char* standin_failed();
 // Begins or ends the capture of a stream. Returns whether nothing has broken a capture since the
 // last call.
 bool standin_capture(void* stream, bool captures);
-// Sets whether devices have memory operations on streams. Must be called before the driver is
-// initialized.
+// Set whether devices have memory operations on streams, and whether their kernels may run for a
+// limited time only. Platforms that are loaded later see this.
 void standin_stream_memory(bool has);
+void standin_time_limit(bool has);
 
 // The following are kernels. Each takes `microseconds`, and then works on floats in device memory.
 void standin_fill(void* stream, uint64_t to, size_t count, float value, uint32_t microseconds);

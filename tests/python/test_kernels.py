@@ -26,8 +26,12 @@ from herring import _core
 _core.add_compiler_folder(sys.argv[1])
 for spec in sys.argv[2:]:
     major, minor, *names = spec.split(",")
-    code = _core.compile_kernel(int(major), int(minor), *names)
-    assert b"herring_combine" in code
+    if names == ["words"]:
+        code = _core.compile_words(int(major), int(minor))
+        assert b"herring_wait" in code and b"herring_write" in code
+    else:
+        code = _core.compile_kernel(int(major), int(minor), *names)
+        assert b"herring_combine" in code
     kind = "machine code" if code.startswith(b"\\x7fELF") else "text"
     fused = kind == "text" and (b"fma." in code or b"mad.f" in code)
     print(spec, kind, len(code), "fused" if fused else "not fused")
@@ -49,12 +53,13 @@ def compiled(*specs: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_every_generation_gets_machine_code_and_newer_ones_text() -> None:
+@pytest.mark.parametrize("kernel", ["float32,average", "words"])
+def test_every_generation_gets_machine_code_and_newer_ones_text(kernel: str) -> None:
     known = ("7,0", "7,5", "8,0", "8,6", "8,9", "9,0", "10,0", "12,0", "12,1")
-    said = compiled(*(f"{one},float32,average" for one in known), "99,0,float32,average")
+    said = compiled(*(f"{one},{kernel}" for one in known), f"99,0,{kernel}")
     assert len(said) == len(known) + 1
     assert all(" machine code " in line for line in said[:-1]), said
-    assert re.fullmatch("99,0,float32,average text [0-9]+ not fused", said[-1])
+    assert re.fullmatch(f"99,0,{kernel} text [0-9]+ not fused", said[-1])
 
 
 def test_all_dtypes_and_operators_compile_without_fused_operations() -> None:

@@ -137,6 +137,12 @@ const char* operator_name(DType dtype, ReduceOp op) {
   return "";
 }
 
+struct Source {
+  const char* text;
+  const char* file;  // as messages name it
+  std::vector<std::string> definitions;
+};
+
 class Compilation {
  public:
   explicit Compilation(const Nvrtc& nvrtc) : nvrtc_(nvrtc) {}
@@ -146,17 +152,14 @@ class Compilation {
   Compilation(const Compilation&) = delete;
   Compilation& operator=(const Compilation&) = delete;
 
-  Outcome compile(const std::string& architecture, const KernelName& name) {
+  Outcome compile(const std::string& architecture, const Source& source) {
     const Outcome created =
-        nvrtc_.create(&program_, kKernels, "herring/kernels.cu", 0, nullptr, nullptr);
+        nvrtc_.create(&program_, source.text, source.file, 0, nullptr, nullptr);
     if (created != 0) return created;
-    const std::string type = concat("-DHERRING_TYPE=", type_name(name.from));
-    const std::string target = concat("-DHERRING_TARGET=", type_name(name.to));
-    const std::string action = concat("-DHERRING_OPERATOR=", operator_name(name.from, name.op));
-    const char* const options[] = {architecture.c_str(), "--std=c++17", "--fmad=false",
-                                   "--ftz=false",        "--prec-div=true", type.c_str(),
-                                   target.c_str(),       action.c_str()};
-    return nvrtc_.compile(program_, static_cast<int>(std::size(options)), options);
+    std::vector<const char*> options = {architecture.c_str(), "--std=c++17", "--fmad=false",
+                                        "--ftz=false", "--prec-div=true"};
+    for (const std::string& definition : source.definitions) options.push_back(definition.c_str());
+    return nvrtc_.compile(program_, static_cast<int>(options.size()), options.data());
   }
   Result<std::string> take(Outcome (*size_of)(Program, size_t*), Outcome (*get)(Program, char*)) {
     size_t bytes = 0;
@@ -183,6 +186,21 @@ class Compilation {
   Program program_ = nullptr;
 };
 
+Result<std::string> compile(int major, int minor, const Source& source) {
+  auto found = nvrtc();
+  if (!found.ok()) return found.status();
+  {
+    Compilation machine(**found);
+    const Outcome outcome = machine.compile(concat("--gpu-architecture=sm_", major, minor), source);
+    if (outcome == 0) return machine.take((*found)->code_size, (*found)->code);
+  }
+  // The compiler does not know this GPU yet.
+  Compilation text(**found);
+  const Outcome outcome = text.compile(kOldestText, source);
+  if (outcome != 0) return text.failed(outcome);
+  return text.take((*found)->text_size, (*found)->text);
+}
+
 }  // namespace
 
 void add_compiler_folder(const std::string& folder) {
@@ -199,18 +217,16 @@ Result<std::string> compiler_version() {
 }
 
 Result<std::string> compile_kernel(int major, int minor, const KernelName& name) {
-  auto found = nvrtc();
-  if (!found.ok()) return found.status();
-  {
-    Compilation machine(**found);
-    const Outcome outcome = machine.compile(concat("--gpu-architecture=sm_", major, minor), name);
-    if (outcome == 0) return machine.take((*found)->code_size, (*found)->code);
-  }
-  // The compiler does not know this GPU yet.
-  Compilation text(**found);
-  const Outcome outcome = text.compile(kOldestText, name);
-  if (outcome != 0) return text.failed(outcome);
-  return text.take((*found)->text_size, (*found)->text);
+  return compile(major, minor,
+                 {kKernels,
+                  "herring/kernels.cu",
+                  {concat("-DHERRING_TYPE=", type_name(name.from)),
+                   concat("-DHERRING_TARGET=", type_name(name.to)),
+                   concat("-DHERRING_OPERATOR=", operator_name(name.from, name.op))}});
+}
+
+Result<std::string> compile_words(int major, int minor) {
+  return compile(major, minor, {kWords, "herring/words.cu", {}});
 }
 
 }  // namespace herring::device::cuda

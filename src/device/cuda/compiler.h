@@ -9,12 +9,17 @@
 
 namespace herring::device::cuda {
 
+// Names of kernels, in kernels.cu and in words.cu.
 inline constexpr const char* kCombine = "herring_combine";
+inline constexpr const char* kWait = "herring_wait";
+inline constexpr const char* kWrite = "herring_write";
 
 // Compiles one kernel of kernels.cu for a GPU of the given compute capability.
 // Returns machine code, or, if the compiler is older than the GPU, text that the driver translates.
 // Returns kConfiguration if there is no compiler, or with the compiler's message.
 Result<std::string> compile_kernel(int major, int minor, const KernelName& name);
+// Compiles both kernels of words.cu in the same way.
+Result<std::string> compile_words(int major, int minor);
 
 // Adds a folder in which the compiler's library is searched. Must be called before the first
 // kernel.

@@ -1,6 +1,7 @@
 #include "device/cuda/cuda.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <iterator>
 #include <map>
@@ -8,6 +9,7 @@
 #include <utility>
 
 #include "base/fork_guard.h"
+#include "base/settings.h"
 #include "device/cuda/compiler.h"
 #include "device/cuda/driver.h"
 
@@ -16,6 +18,18 @@ namespace {
 
 StreamHandle stream_of(Stream stream) { return reinterpret_cast<StreamHandle>(stream); }
 EventHandle event_of(Event event) { return reinterpret_cast<EventHandle>(event); }
+
+// Whether programs have asked for kernels that wait, on all devices.
+bool asks_for_kernels() {
+  const char* const given = std::getenv("HERRING_GPU_WAITS");
+  const auto waits = parse_setting(*find_setting("gpu_waits"), given == nullptr ? "" : given, "");
+  return waits.ok() && waits->text == "kernels";
+}
+
+bool launches_block() {
+  const char* const given = std::getenv("CUDA_LAUNCH_BLOCKING");
+  return given != nullptr && std::strcmp(given, "1") == 0;
+}
 
 // Returns the driver's error if a call fails.
 #define HERRING_CUDA_OF(who, call, ...) \
@@ -92,6 +106,47 @@ class CudaDevice : public Device {
     });
   }
 
+  // Kernels that wait run for as long as other ranks need.
+  Status check_words() const {
+    if (properties_.stream_memory) return {};
+    std::string why;
+    if (has_time_limit_) {
+      why = "the driver ends kernels that run for some seconds, as a display is attached";
+    } else if (launches_block()) {
+      why = "CUDA_LAUNCH_BLOCKING=1 would make their launch wait for other ranks";
+    } else if (const auto compiler = compiler_version(); !compiler.ok()) {
+      why = compiler.status().message();
+    }
+    return why.empty() ? Status() : cannot_wait(why);
+  }
+  Status prepare_words() override {
+    if (properties_.stream_memory) return {};
+    std::lock_guard lock(kernels_mutex_);
+    if (wait_ != nullptr) return {};
+    HERRING_RETURN_IF_ERROR(check_words());
+    const auto code = compile_words(properties_.major, properties_.minor);
+    if (!code.ok()) return cannot_wait(code.status().message());
+    return within([&]() -> Status {
+      Module module = nullptr;  // is never unloaded
+      Function wait = nullptr, write = nullptr;
+      HERRING_CUDA(load_module, &module, code->data());
+      HERRING_CUDA(find_function, &wait, module, kWait);
+      HERRING_CUDA(find_function, &write, module, kWrite);
+      auto stream = make_stream();
+      if (!stream.ok()) return stream.status();
+      // The first launch of a kernel loads its code, and may wait as the loading of a module does.
+      Status launched;
+      for (Function kernel : {wait, write}) {
+        if (launched.ok()) launched = launch_for_word(kernel, 0, 0, *stream);
+      }
+      destroy_stream(*stream);
+      if (!launched.ok()) return launched;
+      write_ = write;
+      wait_ = wait;
+      return {};
+    });
+  }
+
   Status record(Event event, Stream stream) override {
     return within([&]() -> Status {
       HERRING_CUDA(record_event, event_of(event), stream_of(stream));
@@ -117,12 +172,14 @@ class CudaDevice : public Device {
     });
   }
   Status write_word(Address word, uint32_t value, Stream stream) override {
+    if (!properties_.stream_memory) return launch_for_word(write_, word, value, stream);
     return within([&]() -> Status {
       HERRING_CUDA(write_word, stream_of(stream), word, value, kWriteAfterAll);
       return {};
     });
   }
   Status wait_word(Address word, uint32_t value, Stream stream) override {
+    if (!properties_.stream_memory) return launch_for_word(wait_, word, value, stream);
     return within([&]() -> Status {
       HERRING_CUDA(wait_word, stream_of(stream), word, value, kWaitUntilReached);
       return {};
@@ -268,15 +325,32 @@ class CudaDevice : public Device {
   Status together(const std::function<Status()>& calls) override { return within(calls); }
 
  private:
+  Status cannot_wait(const std::string& why) const {
+    return {Code::kConfiguration,
+            concat(who_, " (", properties_.name, ") has no memory operations on streams, and "
+                   "kernels cannot wait instead: ", why)};
+  }
+  Status launch_for_word(Function kernel, DevicePointer word, uint32_t value, Stream stream) {
+    if (kernel == nullptr) return {Code::kInternal, concat(who_, ": prepare_words() comes first")};
+    return within([&]() -> Status {
+      void* arguments[] = {&word, &value};
+      HERRING_CUDA(launch, kernel, 1, 1, 1, 1, 1, 1, 0, stream_of(stream), arguments, nullptr);
+      return {};
+    });
+  }
+
   const Driver& driver_;
   const int index_;
   const std::string who_;
   DeviceNumber number_ = 0;
   Properties properties_;
+  bool has_time_limit_ = false;  // for kernels
   std::mutex mutex_;
   Context context_ = nullptr;  // set once and never released, as frameworks do
   std::mutex kernels_mutex_;
   std::map<KernelName, Kernel> kernels_;  // guarded by kernels_mutex_
+  // Set once by prepare_words(), under kernels_mutex_.
+  Function wait_ = nullptr, write_ = nullptr;
   struct Import {
     DevicePointer base = 0;
     size_t users = 0;
@@ -302,7 +376,9 @@ Status CudaDevice::look() {
   properties_.minor = read(kCapabilityMinor, 0);
   properties_.multiprocessors = std::max(1, read(kMultiprocessors, 1));
   properties_.numa_node = read(kHostNumaNode, -1);
-  properties_.stream_memory = read(kStreamMemory64, 0) != 0 || read(kStreamMemoryFirst, 0) != 0;
+  properties_.stream_memory = !asks_for_kernels() &&
+                              (read(kStreamMemory64, 0) != 0 || read(kStreamMemoryFirst, 0) != 0);
+  has_time_limit_ = read(kKernelTimeLimit, 0) != 0;
   if (read(kUnifiedAddressing, 0) == 0) {
     return {Code::kConfiguration, concat(who_, " (", properties_.name, ") shares no address space "
                                          "with the host")};
@@ -359,6 +435,8 @@ class CudaPlatform : public Platform {
                                                   : Kind::kPinned;
     return Pointer{kind, ordinal};
   }
+
+  Status check_words(int index) const override { return devices_[index]->check_words(); }
 
   bool can_access(int device, int peer) override {
     int can = 0;

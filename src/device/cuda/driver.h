@@ -28,6 +28,7 @@ constexpr Answer kSuccess = 0, kNotReady = 600;
 
 enum Attribute : int {
   kMultiprocessors = 16,
+  kKernelTimeLimit = 17,     // as for a GPU with a display
   kUnifiedAddressing = 41,
   kCapabilityMajor = 75,
   kCapabilityMinor = 76,

@@ -223,7 +223,9 @@ TEST_F(CopierTest, AFailureAtEachCall) {
 TEST_F(CopierTest, AFailureBehindAKernelThatDoesNotEndIsNotWaitedFor) {
   const Address device = floats_on_device(1000);
   const Pages host(4000);
-  for (const char* const function : {"cuStreamWriteValue32", "cuMemcpyHtoDAsync"}) {
+  const char* const writes =
+      gpu(0).properties().stream_memory ? "cuStreamWriteValue32" : "cuLaunchKernel";
+  for (const char* const function : {writes, "cuMemcpyHtoDAsync"}) {
     standin_fill_for(device, 4 * kSecond);
     if (function[2] == 'M') {
       ASSERT_TRUE(copier->follow(user).ok());
@@ -395,6 +397,7 @@ TEST(Flags, ComeFromMemoryOfTheDriverIfOtherMemoryIsRefused) {
     STANDIN(standin_fail)(nullptr, 0, 0, false);
     ASSERT_TRUE(flag.ok()) << flag.status().message();
     const Stream stream = *gpu(0).make_stream();
+    ASSERT_TRUE(gpu(0).prepare_words().ok());
     EXPECT_TRUE(gpu(0).write_word(flag->address, 5, stream).ok());
     EXPECT_TRUE(gpu(0).synchronize(stream).ok());
     EXPECT_TRUE(flag->has(5));

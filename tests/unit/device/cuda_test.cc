@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <thread>
@@ -31,6 +32,7 @@ static_assert(same(cuda::kUnifiedAddressing, CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESS
               same(cuda::kCapabilityMajor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) &&
               same(cuda::kCapabilityMinor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR) &&
               same(cuda::kMultiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) &&
+              same(cuda::kKernelTimeLimit, CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT) &&
               same(cuda::kStreamMemory64, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS));
 static_assert(same(cuda::kMemoryType, CU_POINTER_ATTRIBUTE_MEMORY_TYPE) &&
               same(cuda::kIsManaged, CU_POINTER_ATTRIBUTE_IS_MANAGED) &&
@@ -75,7 +77,6 @@ TEST(Cuda, FindsDevices) {
   EXPECT_EQ(second.bus, "0000:02:00.0");
   EXPECT_EQ(second.major, 9);
   EXPECT_EQ(second.numa_node, 0);
-  EXPECT_TRUE(second.stream_memory);
   const auto third = (*platform)->device(2);
   EXPECT_EQ(third.status().code(), Code::kInvalidArgument);
   EXPECT_EQ(third.status().message(), "there is no GPU 2; this process sees 2, from 0 on");
@@ -120,6 +121,7 @@ TEST(Cuda, TheHostCannotReadDeviceMemory) {
 // Runs `call` while a stream waits for a word, and returns whether it ends only after the word has
 // come, and other calls of the device, too.
 bool holds_up_others(const std::function<Status()>& call) {
+  EXPECT_TRUE(gpu(0).prepare_words().ok());
   Flags flags(**platform(), gpu(0));
   const Flag flag = *flags.take();
   const Stream parked = *gpu(0).make_stream();
@@ -168,6 +170,106 @@ TEST(StandIn, ReleasesMemoryWhenAllStreamsAreIdleAndHoldsUpOtherCalls) {
     gpu(0).free(memory);
     return Status();
   }));
+}
+
+// A platform whose GPUs have no memory operations on streams.
+class WithoutMemoryOperations : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    before_ = gpu(0).properties().stream_memory;
+    STANDIN(standin_stream_memory)(false);
+    auto loaded = cuda::load();
+    ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+    all = std::move(*loaded);
+    one = *all->device(0);
+  }
+  void TearDown() override {
+    STANDIN(standin_stream_memory)(before_);
+    STANDIN(standin_time_limit)(false);
+    STANDIN(standin_fail)(nullptr, 0, 0, false);
+  }
+
+  std::unique_ptr<Platform> all;
+  Device* one = nullptr;
+
+ private:
+  bool before_ = true;
+};
+
+TEST_F(WithoutMemoryOperations, KernelsWaitForWordsAndWriteThem) {
+  EXPECT_FALSE(one->properties().stream_memory);
+  ASSERT_TRUE(one->prepare_words().ok());
+  EXPECT_TRUE(all->check_words(0).ok());
+  const uint64_t operations = STANDIN(standin_calls)("cuStreamWaitValue32") +
+                              STANDIN(standin_calls)("cuStreamWriteValue32");
+  {
+    Flags flags(*all, *one);
+    const Flag come = *flags.take(), gone = *flags.take();
+    const Stream stream = *one->make_stream();
+    uint32_t value = 0xfffffffeu;  // the comparison holds over the end of the numbers
+    come.set(value);
+    gone.set(value);
+    for (int i = 0; i < 4; ++i) {
+      ++value;
+      ASSERT_TRUE(one->wait_word(come.address, value, stream).ok());
+      ASSERT_TRUE(one->write_word(gone.address, value, stream).ok());
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      EXPECT_FALSE(*one->idle(stream));
+      EXPECT_FALSE(gone.has(value));
+      come.set(value + 1);  // more than the value is enough
+      EXPECT_TRUE(*one->empty_by(monotonic_now() + 10 * kSecond, {stream}));
+      EXPECT_EQ(gone.word->load(), value);
+      ++value;
+    }
+    one->destroy_stream(stream);
+  }
+  EXPECT_EQ(STANDIN(standin_calls)("cuStreamWaitValue32") +
+                STANDIN(standin_calls)("cuStreamWriteValue32"), operations);
+}
+
+// Loading may wait until the device is idle, so what loads must not come when a stream waits.
+TEST_F(WithoutMemoryOperations, KernelsAreLoadedAndLaunchedBeforeAnyStreamWaits) {
+  const uint64_t loads = STANDIN(standin_calls)("cuModuleLoadData");
+  EXPECT_FALSE(one->wait_word(0, 1, 0).ok());
+  EXPECT_FALSE(one->write_word(0, 1, 0).ok());
+  EXPECT_EQ(STANDIN(standin_calls)("cuModuleLoadData"), loads);
+  STANDIN(standin_fail)("cuLaunchKernel", 2, 719, false);
+  EXPECT_EQ(one->prepare_words().code(), Code::kDevice);
+  ASSERT_TRUE(one->prepare_words().ok()) << "it can be tried again";
+  ASSERT_TRUE(one->prepare_words().ok());
+  EXPECT_EQ(STANDIN(standin_calls)("cuModuleLoadData"), loads + 2);
+  STANDIN(standin_stream_memory)(true);  // the other stream waits by itself
+  EXPECT_FALSE(holds_up_others([this] {
+    const Stream stream = *one->make_stream();
+    HERRING_RETURN_IF_ERROR(one->wait_word(0, 1, stream));
+    HERRING_RETURN_IF_ERROR(one->write_word(0, 1, stream));
+    one->destroy_stream(stream);
+    return Status();
+  }));
+}
+
+TEST_F(WithoutMemoryOperations, WhatIsMissingIsNamedIfKernelsCannotWait) {
+  ::setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
+  EXPECT_EQ(one->prepare_words().message(),
+            "GPU 0 (stand-in 0) has no memory operations on streams, and kernels cannot wait "
+            "instead: CUDA_LAUNCH_BLOCKING=1 would make their launch wait for other ranks");
+  ::unsetenv("CUDA_LAUNCH_BLOCKING");
+  EXPECT_TRUE(all->check_words(0).ok());
+  STANDIN(standin_time_limit)(true);
+  const auto limited = cuda::load();
+  ASSERT_TRUE(limited.ok());
+  const Status refused = (*limited)->check_words(1);
+  EXPECT_EQ(refused.code(), Code::kConfiguration);
+  EXPECT_NE(refused.message().find("GPU 1 (stand-in 1)"), std::string::npos);
+  EXPECT_NE(refused.message().find("a display is attached"), std::string::npos);
+}
+
+TEST(Cuda, KernelsWaitWhereThatIsAskedFor) {
+  ::setenv("HERRING_GPU_WAITS", "Kernels", 1);
+  const auto asked = cuda::load();
+  ::unsetenv("HERRING_GPU_WAITS");
+  ASSERT_TRUE(asked.ok());
+  EXPECT_FALSE((*asked)->properties(0).stream_memory);
 }
 
 }  // namespace
