@@ -22,6 +22,9 @@ ENVIRONMENT = {
 # The driver refuses to pin memory, as it does if a process may lock too little.
 UNPINNED = {"STANDIN_FAIL": "cuMemHostRegister:1:2:always"}
 
+# Streams have no memory operations, so kernels wait.
+BY_KERNELS = {"STANDIN_STREAM_MEMORY": "0"}
+
 # The same environment for `herring.torch`, which takes CPU tensors for GPU tensors: see `on_gpus`.
 TORCH_ENVIRONMENT = {
     **ENVIRONMENT,

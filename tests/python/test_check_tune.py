@@ -14,7 +14,8 @@ from herring.launch import check, tune
 from herring.launch.tune import Round, judge
 from standin import STANDIN
 
-GPU = {"stream_memory": True}
+GPU = {"refused": ""}
+REFUSED = {"refused": "GPU 1 (old) has no memory operations on streams, and ..."}
 
 
 def check_with(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -82,7 +83,7 @@ def test_without_a_driver_nothing_is_started() -> None:
     ("devices", "torch", "value", "advice"),
     [
         ([], True, "not measured: the driver reports no GPU", "CUDA_VISIBLE_DEVICES"),
-        ([GPU, {"stream_memory": False}], True, "streams on GPU 1", "cannot use arrays on such"),
+        ([GPU, REFUSED], True, "measured: GPU 1 (old) has no", "cannot use arrays on such"),
         ([GPU], False, "not measured: torch is not installed", "pip install"),
     ],
 )

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gpus import ENVIRONMENT, GPUS, UNPINNED
+from gpus import BY_KERNELS, ENVIRONMENT, GPUS, UNPINNED
 from jobs import LAYOUTS, expect_success, program, run_job
 from standin import STANDIN, checked
 
@@ -20,6 +20,13 @@ def test_right_under_jitter(name: str, layout: str, stage: str) -> None:
     if name != "gpu_rounds" and stage == "host":
         pytest.skip("only planned rounds have a choice")
     expect_success(run_job(LAYOUTS[layout], program(name), HERRING_NODE_STAGE=stage, **ENVIRONMENT))
+
+
+@pytest.mark.parametrize(
+    "name", ["gpu_collectives", "gpu_rounds", "gpu_orders", "butterfly_values", "xla_collectives"]
+)
+def test_kernels_wait_where_streams_have_no_memory_operations(name: str) -> None:
+    expect_success(run_job(["-n", "3", "--nodes", "2"], program(name), **BY_KERNELS, **ENVIRONMENT))
 
 
 def test_a_plan_on_a_gpu_may_have_no_gradients() -> None:
@@ -162,8 +169,10 @@ def test_check_tells_of_each_gpu() -> None:
     )
     assert found["peer access"] == "ok none"
     assert "GPU 0, copies" not in found
-    found = lines(STANDIN_STREAM_MEMORY="0")
-    assert found["GPU 0"].startswith("note stand-in 0") and "operations" not in found["GPU 0"]
+    found = lines(**BY_KERNELS)
+    assert re.fullmatch(
+        r"ok stand-in 0, .*, kernels that wait \(no memory operations on streams\)", found["GPU 0"]
+    ), found["GPU 0"]
     assert re.fullmatch(
         r"ok out [\d.]+ GB/s, in [\d.]+ GB/s, both at once [\d.]+ GB/s, in pinned memory",
         found["GPU 1, copies"],

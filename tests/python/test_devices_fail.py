@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpus import ENVIRONMENT
+from gpus import BY_KERNELS, ENVIRONMENT
 from jobs import expect_success, program, run_job
 from standin import STANDIN
 
@@ -92,6 +92,15 @@ def test_who_ends_in_a_round_parks_nobody(how: str, moment: str) -> None:
     assert how == "dies" or job.returncode == 0, job.stdout
     if moment != "waiting":
         assert "nobody is parked" in job.stdout, job.stdout
+
+
+# An abort writes the words for which kernels wait.
+@pytest.mark.parametrize("how", ["dies", "closes"])
+def test_who_ends_in_a_round_leaves_no_kernel_that_waits(how: str) -> None:
+    layout = ["-n", "2", "--nodes", "2", "--keep-going"]
+    environment = {**BY_KERNELS, **ENVIRONMENT}
+    job = run_job(layout, program("gpu_round_ends"), HOW=how, MOMENT="some out", **environment)
+    assert "nobody is parked" in job.stdout, job.stdout
 
 
 def test_a_call_behind_a_kernel_that_does_not_end_is_refused_on_all_ranks() -> None:

@@ -399,7 +399,7 @@ def test_ranks_away_from_the_node_of_the_interface() -> None:
 
 
 def gpus(count: int, rate: float = 50e9, pinned: bool = True) -> dict[str, Any]:
-    device = {"stream_memory": True, "out": rate, "in": 50e9, "both": 80e9, "pinned": pinned}
+    device = {"refused": "", "out": rate, "in": 50e9, "both": 80e9, "pinned": pinned}
     return {"driver": "550", "devices": [dict(device) for _ in range(count)]}
 
 
@@ -418,7 +418,7 @@ def test_gpus() -> None:
     about.hosts[1].facts["gpus"] = gpus(2, pinned=False)
     assert "pin" in only(about).what
     about.hosts[1].facts["gpus"] = gpus(2)
-    about.hosts[1].facts["gpus"]["devices"][0] = {"stream_memory": True, "error": "it is gone"}
+    about.hosts[1].facts["gpus"]["devices"][0] = {"refused": "", "error": "it is gone"}
     assert (only(about).severity, only(about).subject) == ("error", "h1")
 
 

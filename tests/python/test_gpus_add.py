@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpus import ENVIRONMENT, GPUS
+from gpus import BY_KERNELS, ENVIRONMENT, GPUS
 from jobs import expect_success, program, run_job
 from standin import STANDIN
 
@@ -18,6 +18,8 @@ STAGE_LAYOUTS = {
     "asked-for": (["-n", "2"], "staged", {"GPUS": "1", "HERRING_NODE_STAGE": "staged"}),
     "host": (["-n", "2"], "host", {"GPUS": "1", "HERRING_NODE_STAGE": "host"}),
     "two-nodes": (["-n", "4", "--nodes", "2"], "ipc", {"STANDIN_PEERS": "1", "NODES": "2"}),
+    "kernels-wait": (["-n", "3"], "ipc", {"GPUS": "1", **BY_KERNELS}),
+    "kernels-wait-two-nodes": (["-n", "4", "--nodes", "2"], "staged", {"NODES": "2", **BY_KERNELS}),
     "two-nodes-staged": (["-n", "5", "--nodes", "2", "--servers", "1"], "staged", {"NODES": "2"}),
 }
 

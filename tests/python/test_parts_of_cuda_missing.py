@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpus import ENVIRONMENT, GPUS
+from gpus import BY_KERNELS, ENVIRONMENT, GPUS
 from herring import _core
 from jobs import expect_success, program, run_job
 from standin import STANDIN, checked
@@ -26,6 +26,11 @@ def test_one_rank_of_two_whose_machine_has_no_usable_driver(lacking: str) -> Non
     expect_success(run_job(["-n", "2"], program("gpu_lacking"), LACKING=lacking, **ENVIRONMENT))
 
 
+def test_one_rank_of_two_whose_streams_cannot_wait(old_compiler: dict[str, str]) -> None:
+    environment = {**ENVIRONMENT, "OLD": old_compiler["LD_LIBRARY_PATH"]}
+    expect_success(run_job(["-n", "2"], program("gpu_lacking"), LACKING="waits", **environment))
+
+
 def test_check_says_what_the_driver_and_the_compiler_lack(old_compiler: dict[str, str]) -> None:
     assert checked("--no-run", STANDIN_LACKS="cuStreamWaitValue32")["GPUs"]["value"] == (
         "none (libcuda.so.1 has no cuStreamWaitValue32 of CUDA 11.7; a driver for CUDA 11.7 or "
@@ -33,6 +38,13 @@ def test_check_says_what_the_driver_and_the_compiler_lack(old_compiler: dict[str
     )
     assert checked("--no-run", **old_compiler)["GPU compiler"]["value"] == (
         "none (the NVRTC library lacks a function; CUDA 11.2 or later is needed)"
+    )
+    gpu = checked("--no-run", **old_compiler, **BY_KERNELS)["GPU 1"]
+    assert gpu["verdict"] == "note" and gpu["value"].endswith("NUMA node 0")
+    assert gpu["advice"] == (
+        "Herring cannot use arrays on this GPU: GPU 1 (stand-in 1) has no memory operations on "
+        "streams, and kernels cannot wait instead: the NVRTC library lacks a function; CUDA 11.2 "
+        "or later is needed"
     )
 
 

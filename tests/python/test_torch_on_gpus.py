@@ -12,13 +12,15 @@ import backend_cases
 import horovod_cases
 import torch_cases
 from batches import herring_run, outcomes
-from gpus import FOLDER, TORCH_ENVIRONMENT
+from gpus import BY_KERNELS, FOLDER, TORCH_ENVIRONMENT
 from jobs import expect_success, program, run_job
 
 # Version counters of tensors cannot be seen there, and compiling does not depend on the device.
 WRAPPERS = [
     case for case in torch_cases.CASES if "compiled" not in case and case != "modified_in_place"
 ]
+TRAINING = ["equals_one_process", "wire_dtype", "unused_parameters", "no_sync", "grad_views"]
+TRAINING += ["mixed_dtypes", "order_differs", "optimizer_equals_ddp", "gradual_unfreezing"]
 BACKEND = list(backend_cases.CASES)
 HOROVOD = list(horovod_cases.CASES)
 
@@ -33,6 +35,8 @@ def run_all(cases: str) -> dict[str, str]:
         command = [*herring_run("-n", "4", "--nodes", "2", "--servers", "1"), "-m", "horovod_cases"]
         return outcomes(command, HOROVOD, OMP_NUM_THREADS="1", **TORCH_ENVIRONMENT)
     command = [*herring_run("-n", "3", "--nodes", "2"), "-m", "torch_cases"]
+    if cases == "kernels wait":
+        return outcomes(command, TRAINING, **BY_KERNELS, **TORCH_ENVIRONMENT)
     return outcomes(command, WRAPPERS, STANDIN_PEERS="1", **TORCH_ENVIRONMENT)
 
 
@@ -48,6 +52,7 @@ STANDIN = pytest.mark.skipif(
         *(("wrappers", case) for case in WRAPPERS),
         *(("backend", case) for case in BACKEND),
         *(("horovod", case) for case in HOROVOD),
+        *(("kernels wait", case) for case in TRAINING),
     ],
 )
 @pytest.mark.timeout(300)

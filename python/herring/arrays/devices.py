@@ -16,7 +16,14 @@ from typing import Any
 
 from herring import _core
 
-__all__ = ["check_not_capturing", "find_compiler", "return_to", "stream_of", "take_back"]
+__all__ = [
+    "check_not_capturing",
+    "described_gpus",
+    "find_compiler",
+    "return_to",
+    "stream_of",
+    "take_back",
+]
 
 
 @functools.cache
@@ -30,6 +37,19 @@ def find_compiler() -> None:
     for place in (spec and spec.submodule_search_locations) or ():
         for library in sorted(Path(place).glob("*/lib/libnvrtc.so.*")):
             _core.add_compiler_folder(str(library.parent))
+
+
+def described_gpus() -> dict[str, Any]:
+    """Returns the driver, the compiler and the GPUs that this process sees.
+
+    Of each GPU, ``"refused"`` says why Herring cannot use arrays there; "": it can.
+
+    Raises:
+      ConfigurationError: There is no driver, or it sees no GPU.
+    """
+    find_compiler()
+    described: dict[str, Any] = _core.describe_devices()
+    return described
 
 
 def stream_of(array: Any) -> int | None:

@@ -23,7 +23,7 @@ from herring.arrays.arguments import (
     text_of,
 )
 from herring.arrays.calls import called, named
-from herring.arrays.devices import find_compiler, stream_of
+from herring.arrays.devices import stream_of
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.objects import allgather_plain, check_same
 from herring.arrays.runtime import job, require_running
@@ -90,10 +90,7 @@ class PlannedReduction:
             note_bytes = count_of(note_bytes, "note_bytes")
             device = None if device is None else count_of(device, "device", 0, _MOST_DEVICES)
             wire = "" if wire_dtype is None else text_of(wire_dtype, "wire_dtype")
-            casts = False
-            if device is not None:
-                find_compiler()
-                casts = wire != "" and _casts(device, wire, name)
+            casts = device is not None and wire != "" and _casts(device, wire, name)
         self._device = device
         self._arenas: list[Any] = []  # the arenas on the GPU
         # Gradients may lie in different memory on different ranks, but all ranks must agree on how

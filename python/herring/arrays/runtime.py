@@ -18,6 +18,7 @@ from typing import Any, TypedDict
 from herring import _core, logs, stacks
 from herring.arrays.apart import not_waited_for
 from herring.arrays.arguments import shown, text_of
+from herring.arrays.devices import find_compiler
 from herring.arrays.names import forget_names
 from herring.arrays.seconds import Meter, Seconds
 from herring.errors import ConfigurationError, InvalidArgumentError, ShutdownError
@@ -133,6 +134,7 @@ def start(
         given = dict(overrides)
         overrides.update(logs.start(settings))
         stacks.start()
+        find_compiler()  # the first call for an array of a GPU may need it
         worker = who()
         place = {"job": worker.job, "rank": str(worker.rank), "size": str(worker.size)}
         if worker.local_size is None:  # the core counts the workers of each host

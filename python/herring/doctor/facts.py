@@ -208,14 +208,15 @@ def _memory() -> dict[str, int]:
 def _gpus() -> dict[str, Any]:
     """Returns the driver, and name and copy rates of each GPU; empty if there are none."""
     from herring import _core
+    from herring.arrays.devices import described_gpus
 
     try:
-        described = _core.describe_devices()
+        described = described_gpus()
     except HerringError:
         return {}
     devices = []
     for index, each in enumerate(described["devices"]):
-        device = {"name": each["name"], "stream_memory": bool(each["stream_memory"])}
+        device = {"name": each["name"], "refused": str(each["refused"])}
         try:
             rates = _core.measure_copies(index, _COPIED_BYTES)
             device.update({key: rates[key] for key in ("out", "in", "both")})

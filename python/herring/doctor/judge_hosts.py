@@ -288,9 +288,9 @@ def _copies(hosts: Sequence[Host]) -> Iterator[Finding]:
                 "See the system's log (dmesg).",
                 factor=700.0,
             )
-        elif not device["stream_memory"]:
+        elif device["refused"]:
             yield Finding(
-                "warning", host.name, f"GPU {index} has no memory operations on streams.",
+                "warning", host.name, f"{device['refused']}.",
                 "Use processors or other GPUs for the arrays that are averaged.",
                 "Herring cannot use arrays on this GPU.",
             )  # fmt: skip

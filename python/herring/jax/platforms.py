@@ -8,6 +8,7 @@ import os
 import jax
 
 from herring import _core
+from herring.arrays.devices import described_gpus
 from herring.errors import ConfigurationError, HerringError
 from herring.rendezvous.settings import value_of
 
@@ -50,14 +51,11 @@ def _obstacle(backend: str) -> str:
         return f"there is no handler for {device.platform} devices"
     index = device.local_hardware_id or 0
     try:
-        gpu = _core.describe_devices()["devices"][index]
+        return str(described_gpus()["devices"][index]["refused"])
     except HerringError as error:
         return str(error)
     except IndexError:
         return f"the CUDA driver sees no GPU {index}"
-    if not gpu["stream_memory"]:
-        return f"GPU {index} ({gpu['name']}) has no memory operations on streams"
-    return ""
 
 
 @functools.cache

@@ -215,11 +215,9 @@ def _huge_pages() -> Finding:
 def _described() -> tuple[dict[str, Any], str]:
     """Returns the GPUs that this process sees, or the reason why it sees none."""
     try:
-        from herring import _core
-        from herring.arrays.devices import find_compiler
+        from herring.arrays.devices import described_gpus
 
-        find_compiler()
-        return _core.describe_devices(), ""
+        return described_gpus(), ""
     except ImportError:
         return {}, "not known without the extension module"
     except HerringError as error:
@@ -239,11 +237,14 @@ def _devices() -> list[Finding]:
             f"{each['name']}, {_size(each['memory'])}, compute capability {major}.{minor}, at "
             f"{each['bus']}, " + (f"NUMA node {node}" if node >= 0 else "NUMA node not known")
         )
-        if each["stream_memory"]:
-            found.append(Finding(f"GPU {index}", f"{value}, memory operations on streams"))
-        else:
-            advice = "without memory operations on streams, Herring cannot use arrays on this GPU"
+        if each["refused"]:
+            advice = f"Herring cannot use arrays on this GPU: {each['refused']}"
             found.append(Finding(f"GPU {index}", value, "note", advice))
+            continue
+        waits = "memory operations on streams"
+        if not each["stream_memory"]:
+            waits = f"kernels that wait (no {waits})"
+        found.append(Finding(f"GPU {index}", f"{value}, {waits}"))
     if described["compiler"].startswith("none"):
         advice = "pip install nvidia-cuda-nvrtc; without it, processors add instead of GPUs"
         found.append(Finding("GPU compiler", described["compiler"], "note", advice))

@@ -157,11 +157,9 @@ def _missing(described: Mapping[str, Any], why: str) -> Finding | None:
         return Finding(_NAME, f"not measured: no GPU ({why})", "fail", f"--tune {advice}")
     if not described["devices"]:
         return Finding(_NAME, "not measured: the driver reports no GPU", "fail", f"--tune {advice}")
-    unusable = [
-        str(index) for index, one in enumerate(described["devices"]) if not one["stream_memory"]
-    ]
+    unusable = [str(one["refused"]) for one in described["devices"] if one["refused"]]
     if unusable:
-        text = f"not measured: no memory operations on streams on GPU {', '.join(unusable)}"
+        text = f"not measured: {'; '.join(unusable)}"
         advice = "Herring cannot use arrays on such a GPU; CUDA_VISIBLE_DEVICES can exclude it"
         return Finding(_NAME, text, "fail", advice)
     if importlib.util.find_spec("torch") is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from herring import _core
+from herring.arrays.devices import described_gpus
 from herring.errors import HerringError
 from herring.torch.tensors import on_host, warn_once
 
@@ -19,13 +19,11 @@ __all__ = ["Moment", "Streams", "common_gpu", "exported", "gpu_of", "taken"]
 def _takes(index: int) -> bool:
     """Returns whether the core copies from and to a GPU; if not, it warns once."""
     try:
-        device = _core.describe_devices()["devices"][index]
+        why = str(described_gpus()["devices"][index]["refused"])
     except (HerringError, IndexError) as error:
         why = str(error) or f"the driver sees no GPU {index}"
-    else:
-        if device["stream_memory"]:
-            return True
-        why = f"{device['name']} has no memory operations on streams"
+    if not why:
+        return True
     warn_once(
         f"gpu {index}",
         f"herring.torch: tensors of cuda:{index} are copied to host memory and back by torch, "

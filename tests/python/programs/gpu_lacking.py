@@ -1,11 +1,19 @@
-"""Rank 1 lacks CUDA's driver, or a function of it: typed errors on both ranks; the job goes on."""
+"""Rank 1 cannot use its GPU: typed errors on both ranks; the job goes on.
+
+It lacks CUDA's driver, or a function of it, or all means by which streams can wait.
+"""
 
 import os
 import sys
 
-lacking = os.environ["LACKING"]  # "driver", or a function
+lacking = os.environ["LACKING"]  # "driver", "waits", or a function
 if os.environ["HERRING_RANK"] == "1":
-    if lacking != "driver":
+    if lacking == "waits":
+        os.environ["STANDIN_STREAM_MEMORY"] = "0"
+        if compiler := os.environ.pop("OLD", None):  # which only a new process finds
+            os.environ["LD_LIBRARY_PATH"] = compiler
+            os.execv(sys.executable, [sys.executable, *sys.argv])
+    elif lacking != "driver":
         os.environ["STANDIN_LACKS"] = lacking
     elif os.environ.pop("LD_LIBRARY_PATH", None):  # which only a new process forgets
         os.execv(sys.executable, [sys.executable, *sys.argv])
@@ -32,13 +40,16 @@ class Claims:
 herring.init()
 rank = herring.rank()
 text = "no CUDA driver: libcuda.so.1"
-if lacking != "driver":
+if lacking == "waits":
+    text = "kernels cannot wait instead: the NVRTC library lacks a function"
+elif lacking != "driver":
     text = f"has no {lacking} of CUDA 11.7; a driver for CUDA 11.7 or later is needed"
 if rank == 0:
     array, kind = GpuArray(np.ones(1000, np.float32)), herring.InvalidArgumentError
 else:
     array, kind = Claims(), herring.ConfigurationError
-    raises(kind, text, herring._core.describe_devices)
+    if lacking != "waits":
+        raises(kind, text, herring._core.describe_devices)
 for call in (
     lambda: herring.allreduce(array, "sum", name="a"),
     lambda: herring.allreduce(array, "sum", name="b", algorithm="cuda-butterfly"),

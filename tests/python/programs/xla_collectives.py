@@ -43,8 +43,10 @@ for step in range(5):
     small.fill(rank + step)
     call("scaled", [small], [small], op="average", prescale=2.0)
     took = time.monotonic() - begun
-    # Two executions may be under way, unless memory cannot be pinned.
-    assert step > 1 or took < 0.09 or "STANDIN_FAIL" in os.environ, took
+    # Two executions may be under way, unless memory cannot be pinned. Kernels that wait are loaded
+    # in the first step, when the GPU is idle.
+    loads = step == 0 and os.environ.get("STANDIN_STREAM_MEMORY") == "0"
+    assert step > 1 or loads or took < 0.09 or "STANDIN_FAIL" in os.environ, took
     assert (place.get() == 2 * everybody).all(), (step, place.get()[:3], everybody)
     assert (big.get() == everybody).all(), (step, big.get()[:3])
     assert np.allclose(small.get(), 2 * everybody / size), (step, small.get()[:3])
