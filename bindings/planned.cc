@@ -242,7 +242,15 @@ void register_planned(nb::module_& module) {
         DeviceRounds& rounds = *h.rounds;
         const auto round = take(rounds.waiting());
         check_not_capturing(*round, rounds.copier().get(), streams);
-        wait(*round, seconds, "the round", [&rounds] { return rounds.check(); });
+        try {
+          wait(*round, seconds, "the round", [&rounds] { return rounds.check(); });
+        } catch (...) {
+          {
+            GilReleased release;
+            rounds.poison(streams);
+          }
+          throw;
+        }
       }, "seconds"_a = 0.0, "streams"_a = std::vector<device::Stream>())
       .def("arena", &arena, "index"_a)
       .def_prop_ro("arenas", [](const PlanHandle& h) {

@@ -179,6 +179,22 @@ Status Copier::cast_back(const std::vector<Launch>& casts) {
   return device_.together([&] { return launch(casts, back_); });
 }
 
+Status Copier::poison(const std::vector<Stretch>& memory) {
+  constexpr unsigned char kAllBits = 0xff;
+  std::lock_guard lock(mutex_);
+  return device_.together([&]() -> Status {
+    for (const Stream stream : streams()) {
+      if (stream == back_) continue;
+      HERRING_RETURN_IF_ERROR(device_.record(returned_, stream));
+      HERRING_RETURN_IF_ERROR(device_.wait(back_, returned_));
+    }
+    for (const Stretch& one : memory) {
+      HERRING_RETURN_IF_ERROR(device_.fill(one.address, kAllBits, one.bytes, back_));
+    }
+    return {};
+  });
+}
+
 Status Copier::follow(Stream consumer, bool out_too) {
   std::lock_guard lock(mutex_);
   return device_.together([&]() -> Status {

@@ -28,6 +28,12 @@ struct Copy {
   size_t bytes = 0;
 };
 
+// A range of memory on the device.
+struct Stretch {
+  Address address = 0;
+  size_t bytes = 0;
+};
+
 // One launch of a kernel.
 struct Launch {
   Kernel kernel = 0;
@@ -67,6 +73,10 @@ class Copier {
   // Casts when all copies back that are queued now are done; what comes after them comes after the
   // casts as well.
   Status cast_back(const std::vector<Launch>& casts);
+  // Sets all bits of this memory when everything that is queued now is through: copies out, sums
+  // and copies back. Every float is a NaN then, in each format. What comes after the copies back
+  // comes after this as well.
+  Status poison(const std::vector<Stretch>& memory);
   // Calls `then` on the watcher's thread when all copies back that are queued now are done. Until
   // then their host memory must stay.
   Status when_back(Watcher::Then then);

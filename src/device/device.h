@@ -84,6 +84,8 @@ class Device {
   virtual Status wait(Stream stream, Event event) = 0;
   virtual Status copy_out(char* to, Address from, size_t bytes, Stream stream) = 0;
   virtual Status copy_in(Address to, const char* from, size_t bytes, Stream stream) = 0;
+  // Sets every byte to `value`.
+  virtual Status fill(Address to, unsigned char value, size_t bytes, Stream stream) = 0;
   // A word in registered host memory; prepare_words() comes first. write_word() writes it after
   // everything queued before, which is visible with the word. wait_word() waits until
   // `word - value`, as a signed number, is not negative.

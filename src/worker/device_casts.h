@@ -30,6 +30,8 @@ class DeviceCasts {
 
   // Takes the caller's arenas, and allocates those that travel.
   Status place(const plan::Plan& plan, std::vector<device::Address> wide);
+  // Returns the caller's arenas.
+  const std::vector<device::Address>& wide_arenas() const { return wide_; }
   // Returns the arenas that travel. Those of other dtypes are the caller's.
   const std::vector<device::Address>& arenas() const { return narrow_; }
 

@@ -368,6 +368,10 @@ device::Copier::Sum DeviceNode::step_of(uint32_t buffer, bool gift) const {
   return sum;
 }
 
+plan::Range DeviceNode::own_slice(uint32_t buffer) const {
+  return {own_offset(buffer), planned_->slice(buffer, own_place()).bytes};
+}
+
 // The sum overwrites this rank's slice in its own arena.
 device::Copier::Sum DeviceNode::sum_of(uint32_t buffer) const {
   device::Copier::Sum sum = step_of(buffer, false);

@@ -47,6 +47,9 @@ class DeviceNode final : public PlannedDevices {
   Status queue(uint32_t buffer, device::Watcher::Then added, device::Watcher::Then given);
   // Returns the copies that bring a buffer back when it is averaged.
   std::vector<device::Copy> to_copy_back(uint32_t buffer) const;
+  // Returns the part of an arena on this device that no neighbour's device reads or writes in the
+  // running round, because this rank combines it.
+  plan::Range own_slice(uint32_t buffer) const;
   // Advances the flag values for a new round, when the running one is over.
   void count_on();
   // Returns the flags for other uses, once no stream waits for them any more.

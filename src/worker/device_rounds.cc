@@ -163,12 +163,9 @@ Status DeviceRounds::begin_there(device::Stream stream, bool active) {
   // If the round fails, streams that wait for it go on.
   planned_->round()->then(Where::kEngine, [flags = flags_, node = node_,
                                            round = planned_->round()] {
-    if (round->status().ok()) return;
-    node->release();
-    for (size_t i = 0; i < flags->of_buffers.size(); ++i) {
-      flags->of_buffers[i].set(flags->values[i]);
-    }
+    if (!round->status().ok()) release(*flags, *node);
   });
+  poisoned_ = false;
   out_.assign(plan.gradients.size(), !active);
   missing_.assign(plan.buffers.size(), 0);
   if (active) {
@@ -190,6 +187,11 @@ Status DeviceRounds::begin_there(device::Stream stream, bool active) {
   return queue_back();
 }
 
+void DeviceRounds::release(const Flags& flags, DeviceNode& node) {
+  node.release();
+  for (size_t i = 0; i < flags.of_buffers.size(); ++i) flags.of_buffers[i].set(flags.values[i]);
+}
+
 Status DeviceRounds::ready(device::Stream stream, const std::vector<size_t>& indices) {
   return failed(copier_->device().together([&] { return ready_there(stream, indices); }));
 }
@@ -197,6 +199,7 @@ Status DeviceRounds::ready(device::Stream stream, const std::vector<size_t>& ind
 Status DeviceRounds::ready_there(device::Stream stream, const std::vector<size_t>& indices) {
   std::lock_guard lock(mutex_);
   const std::shared_ptr<Future> round = planned_->round();
+  if (poisoned_) return round->status();
   for (const size_t index : indices) {
     if (round != nullptr && index < out_.size() && !out_[index]) continue;
     return {Code::kInvalidArgument,
@@ -313,6 +316,55 @@ Result<std::shared_ptr<Future>> DeviceRounds::when_back() {
   }
   if (!queued.ok()) return failed(queued);
   return back;
+}
+
+std::vector<device::Stretch> DeviceRounds::to_poison() const {
+  std::vector<device::Stretch> all;
+  const auto add = [&all](device::Address arena, const plan::Range& range) {
+    if (range.bytes > 0) all.push_back({arena + range.offset, range.bytes});
+  };
+  const std::vector<device::Address>& callers = casts_ ? casts_->wide_arenas() : arenas_;
+  // A neighbour that does not know of the failure may still complete the round. So its device must
+  // find the gradients that it adds.
+  const auto shared = [&](uint32_t arena) {
+    return node_->level() == DeviceNode::kIpc && callers[arena] == arenas_[arena];
+  };
+  for (uint32_t i = 0; i < callers.size(); ++i) {
+    if (!shared(i)) add(callers[i], {0, plan().arenas[i].bytes});
+  }
+  for (uint32_t i = 0; i < plan().buffers.size(); ++i) {
+    const uint32_t arena = plan().buffers[i].arena;
+    if (shared(arena)) add(callers[arena], node_->own_slice(i));
+  }
+  return all;
+}
+
+void DeviceRounds::poison(const std::vector<device::Stream>& consumers) {
+  const std::shared_ptr<Future> round = planned_->round();
+  if (round == nullptr || !round->done() || round->status().ok()) return;
+  if (!round->loop().here()) return;  // a forked child must not call the driver
+  const Status queued = copier_->device().together([&]() -> Status {
+    std::lock_guard lock(mutex_);
+    if (!std::exchange(poisoned_, true)) {
+      late_.clear();
+      rest_queued_ = true;
+      // The consumers wait for these streams below, and the engine may not have come to this yet.
+      release(*flags_, *node_);
+      HERRING_RETURN_IF_ERROR(copier_->poison(to_poison()));
+    }
+    for (const device::Stream consumer : consumers) {
+      HERRING_RETURN_IF_ERROR(copier_->join(consumer));
+    }
+    return {};
+  });
+  if (queued.ok() && consumers.empty()) {
+    copier_->await_idle(monotonic_now() + device::Copier::kPatienceAfterError);
+  }
+  // The round's own error is more important.
+  if (!queued.ok()) {
+    log(LogLevel::kInfo, "'", planned_->options().name, "': the arenas on GPU ",
+        copier_->device().index(), " are undefined after the failed round: ", queued.message());
+  }
 }
 
 // Queues the copies that were not queued before, and the casts of the averages, once in a round.

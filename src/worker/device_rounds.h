@@ -61,6 +61,12 @@ class DeviceRounds {
   // Makes work that is queued in the stream from now on wait for the averages. Must be called when
   // the round is over. If it has failed, the averages are undefined and its future has the error.
   Status join(device::Stream stream);
+  // Poisons the arenas if the running round has failed; has no effect otherwise. All their floats
+  // become NaNs, so that nobody takes what lies there for averages. If neighbours' devices may read
+  // the arenas, this holds for the parts that they leave alone. Work that is queued in `consumers`
+  // from now on sees that; without consumers, this waits for it, but at most for
+  // Copier::kPatienceAfterError. Until the next begin(), ready() returns the round's error.
+  void poison(const std::vector<device::Stream>& consumers);
   // Returns a future that is done when the averages of a complete round are on the device.
   Result<std::shared_ptr<Future>> when_back();
   // Returns an error that the device is in, without waiting; the job then ends with it.
@@ -87,6 +93,8 @@ class DeviceRounds {
       : copier_(std::move(copier)), casts_(std::move(casts)), flags_(std::move(flags)),
         node_(std::move(node)), alive_(new Alive{{}, this}) {}
   Status take_flags();
+  // The round has failed: streams that wait for it go on. Any thread.
+  static void release(const Flags& flags, DeviceNode& node);
   // These functions make their calls of the driver together.
   Status begin_there(device::Stream stream, bool active);
   Status ready_there(device::Stream stream, const std::vector<size_t>& indices);
@@ -95,6 +103,7 @@ class DeviceRounds {
   // in plan order.
   Status queue_back();
   Status queue_rest();
+  std::vector<device::Stretch> to_poison() const;
   bool is_pinned() const;  // whether all arenas in host memory are
   // Wraps `call` for the watcher, which calls it only if this object still exists.
   template <typename Call>
@@ -140,6 +149,7 @@ class DeviceRounds {
   size_t next_back_ = 0;           // next buffer to queue the copy back for
   std::vector<device::Copy> late_;  // copies back that cannot be queued before the round is over
   bool rest_queued_ = true;        // see queue_rest(); true if there is no round
+  bool poisoned_ = false;          // see poison()
 };
 
 }  // namespace herring::worker

@@ -423,6 +423,14 @@ int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
   bytes_out += bytes;
   return queue_copy(to, there, bytes, driver().is_registered(to, bytes), stream, held);
 }
+int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void* stream) {
+  BEGIN(cuMemsetD8Async);
+  LOCKS_CONTEXT;
+  char* const there = driver().bytes_at(to, bytes);
+  if (there == nullptr) return kInvalidValue;
+  stream_of(stream)->put([=] { std::memset(there, value, bytes); });
+  return kOk;
+}
 int cuStreamWriteValue32_v2(void* stream, uint64_t address, uint32_t value, unsigned) {
   BEGIN(cuStreamWriteValue32);
   LOCKS_CONTEXT;
@@ -497,6 +505,7 @@ int cuGetProcAddress_v2(const char* symbol, void** address, int version, uint64_
       HAS(cuEventRecord, 2000, cuEventRecord),
       HAS(cuMemcpyHtoDAsync, 3020, cuMemcpyHtoDAsync_v2),
       HAS(cuMemcpyDtoHAsync, 3020, cuMemcpyDtoHAsync_v2),
+      HAS(cuMemsetD8Async, 3020, cuMemsetD8Async),
       HAS(cuStreamWriteValue32, 11070, cuStreamWriteValue32_v2),
       HAS(cuStreamWaitValue32, 11070, cuStreamWaitValue32_v2),
 #undef HAS

@@ -45,6 +45,7 @@ _QUEUES_OR_ASKS = (
     b"cuLaunchKernel",
     b"cuMemcpyDtoHAsync",
     b"cuMemcpyHtoDAsync",
+    b"cuMemsetD8Async",
     b"cuPointerGetAttributes",
     b"cuStreamIsCapturing",
     b"cuStreamQuery",

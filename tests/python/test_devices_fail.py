@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpus import BY_KERNELS, ENVIRONMENT
+from gpus import BY_KERNELS, ENVIRONMENT, UNPINNED
 from jobs import expect_success, program, run_job
 from standin import STANDIN
 
@@ -101,6 +101,34 @@ def test_who_ends_in_a_round_leaves_no_kernel_that_waits(how: str) -> None:
     environment = {**BY_KERNELS, **ENVIRONMENT}
     job = run_job(layout, program("gpu_round_ends"), HOW=how, MOMENT="some out", **environment)
     assert "nobody is parked" in job.stdout, job.stdout
+
+
+POISONED = {
+    "host": (["-n", "2"], "host", {"HERRING_NODE_STAGE": "host"}),
+    "staged": (["-n", "3"], "staged", {}),
+    "ipc": (["-n", "3"], "ipc", {"STANDIN_PEERS": "1"}),
+    "two-nodes-ipc": (["-n", "4", "--nodes", "2"], "ipc", {"STANDIN_PEERS": "1"}),
+    "two-nodes-staged": (["-n", "4", "--nodes", "2", "--servers", "1"], "staged", {}),
+    "casts": (["-n", "2"], "ipc", {"STANDIN_PEERS": "1", "WIRE": "bfloat16"}),
+    "unpinned": (["-n", "2"], "host", UNPINNED),
+    "unknown-streams": (["-n", "2"], "staged", {"TELLS": "0"}),
+}
+
+
+@pytest.mark.parametrize("layout", POISONED)
+@pytest.mark.parametrize("how", ["dies", "aborts"])
+def test_nobody_takes_what_a_failed_round_left_for_averages(how: str, layout: str) -> None:
+    options, wanted, environment = POISONED[layout]
+    job = run_job(
+        [*options, "--keep-going"],
+        program("gpu_poisoned"),
+        HOW=how,
+        WANTED=wanted,
+        **environment,
+        **ENVIRONMENT,
+    )
+    survivors = int(options[1]) - (how == "dies")
+    assert job.stdout.count("poisoned\n") == survivors, job.stdout
 
 
 def test_a_call_behind_a_kernel_that_does_not_end_is_refused_on_all_ranks() -> None:

@@ -263,7 +263,9 @@ class PlannedReduction:
         Raises:
           InvalidArgumentError: Gradients or the note are missing; the message lists them. Or a CUDA
             graph is being captured; the round goes on.
-          PeerLostError: A worker or a server died or left; the arenas are undefined.
+          PeerLostError: A worker or a server died or left. The arenas are undefined in host memory
+            and have NaNs on a GPU: everywhere, or in this rank's part if neighbours' GPUs may still
+            read the rest. All later calls raise the same error.
           TimeoutError: The round was not complete in time. After its own deadline the job fails.
         """
         seconds = seconds_of(timeout)

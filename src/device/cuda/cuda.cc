@@ -171,6 +171,12 @@ class CudaDevice : public Device {
       return {};
     });
   }
+  Status fill(Address to, unsigned char value, size_t bytes, Stream stream) override {
+    return within([&]() -> Status {
+      HERRING_CUDA(fill, to, value, bytes, stream_of(stream));
+      return {};
+    });
+  }
   Status write_word(Address word, uint32_t value, Stream stream) override {
     if (!properties_.stream_memory) return launch_for_word(write_, word, value, stream);
     return within([&]() -> Status {

@@ -92,6 +92,7 @@ constexpr int kRelaxedCapture = 2;  // what the thread calls breaks no capture
   X(record_event, "cuEventRecord", 2000, (EventHandle, StreamHandle))                          \
   X(copy_in, "cuMemcpyHtoDAsync", 3020, (DevicePointer, const void*, size_t, StreamHandle))    \
   X(copy_out, "cuMemcpyDtoHAsync", 3020, (void*, DevicePointer, size_t, StreamHandle))         \
+  X(fill, "cuMemsetD8Async", 3020, (DevicePointer, unsigned char, size_t, StreamHandle))       \
   X(load_module, "cuModuleLoadData", 2000, (Module*, const void*))                             \
   X(find_function, "cuModuleGetFunction", 2000, (Function*, Module, const char*))              \
   X(launch, "cuLaunchKernel", 4000,                                                            \

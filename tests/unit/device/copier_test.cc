@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <future>
 #include <thread>
@@ -104,6 +105,38 @@ TEST_F(CopierTest, BackWaitsForItsFlagAndTheConsumerForIt) {
     STANDIN(standin_peek)(found.data(), device, kCount * 4);
     ASSERT_EQ(found, std::vector<float>(kCount, 2.0f * static_cast<float>(round)));
   }
+  copier->flags().give_back(flag);
+}
+
+TEST_F(CopierTest, PoisonComesAfterAllThatIsQueued) {
+  constexpr size_t kCount = 100000;
+  const Jitter jitter(300);
+  const Address goes_out = floats_on_device(kCount), comes_back = floats_on_device(kCount);
+  const Pages out(kCount * 4), back(kCount * 4);
+  const Flag flag = *copier->flags().take();
+  const uint32_t value = flag.word->load() + 1;
+  STANDIN(standin_fill)(handle_of(user), goes_out, kCount, 5, 20000);
+  std::promise<Status> is_out;
+  ASSERT_TRUE(copier->out({user}, {{goes_out, out.data(), kCount * 4}}, [&](const Status& status) {
+                      is_out.set_value(status);
+                    }).ok());
+  ASSERT_TRUE(copier->back_when(flag, value, {{comes_back, back.data(), kCount * 4}}).ok());
+  ASSERT_TRUE(copier->poison({{goes_out, kCount * 4}, {comes_back, 4},
+                              {comes_back + 8, kCount * 4 - 8}}).ok());
+  ASSERT_TRUE(copier->join(user).ok());
+  EXPECT_FALSE(*gpu(0).idle(user));
+  std::fill_n(back.floats(), kCount, 3.0f);
+  flag.set(value);
+  ASSERT_TRUE(gpu(0).synchronize(user).ok());
+  EXPECT_TRUE(is_out.get_future().get().ok());
+  // The copy out does not take the poison with it.
+  for (size_t i = 0; i < kCount; ++i) ASSERT_EQ(out.floats()[i], 5.0f) << i;
+  std::vector<float> found(kCount);
+  STANDIN(standin_peek)(found.data(), goes_out, kCount * 4);
+  for (size_t i = 0; i < kCount; ++i) ASSERT_TRUE(std::isnan(found[i])) << i;
+  STANDIN(standin_peek)(found.data(), comes_back, kCount * 4);
+  for (size_t i = 0; i < kCount; ++i) ASSERT_EQ(std::isnan(found[i]), i != 1) << i;
+  EXPECT_EQ(found[1], 3.0f) << "this one was left out";
   copier->flags().give_back(flag);
 }
 
