@@ -2,26 +2,30 @@
 #include "device/numa.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <string>
+#include <vector>
 
 #include "node/shared_memory.h"
 
 namespace herring::device {
 namespace {
 
-TEST(Numa, ListsOfNodesAreRead) {
-  EXPECT_EQ(parse_nodes("0"), std::vector<int>{0});
-  EXPECT_EQ(parse_nodes("\t0-1"), (std::vector<int>{0, 1}));
-  EXPECT_EQ(parse_nodes("0-2,5,63-64"), (std::vector<int>{0, 1, 2, 5, 63, 64}));
+TEST(Numa, ListsAreRead) {
+  EXPECT_EQ(parse_list("0"), std::vector<int>{0});
+  EXPECT_EQ(parse_list("\t0-1"), (std::vector<int>{0, 1}));
+  EXPECT_EQ(parse_list("0-2,5,63-64"), (std::vector<int>{0, 1, 2, 5, 63, 64}));
   for (const char* wrong : {"", " ", "x", "-1", "0-", "0,", "0,,1", "1-4294967296", "99999"}) {
-    EXPECT_TRUE(parse_nodes(wrong).empty()) << wrong;
+    EXPECT_TRUE(parse_list(wrong).empty()) << wrong;
   }
 }
 
@@ -84,6 +88,109 @@ TEST(Numa, APolicyHoldsForMemoryThatIsSharedToo) {
     ::munmap(memory, bytes);
   }
   ::close(file);
+}
+
+// Whole pages that nobody has touched yet, shared as those of a node's workers are.
+class Fresh {
+ public:
+  Fresh() {
+    const int file = ::memfd_create("numa", MFD_CLOEXEC);
+    EXPECT_EQ(::ftruncate(file, kBytes), 0);
+    data_ = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    EXPECT_NE(data_, MAP_FAILED);
+    ::close(file);
+  }
+  ~Fresh() { ::munmap(data_, kBytes); }
+
+  void* data() const { return data_; }
+  // Returns how many pages have been touched.
+  ptrdiff_t touched() const {
+    std::vector<unsigned char> there(kBytes / static_cast<size_t>(::sysconf(_SC_PAGESIZE)));
+    EXPECT_EQ(::mincore(data_, kBytes, there.data()), 0);
+    return std::ranges::count_if(there, [](unsigned char page) { return (page & 1) != 0; });
+  }
+
+  static constexpr size_t kBytes = size_t{1} << 20;
+
+ private:
+  void* data_ = MAP_FAILED;
+};
+
+int forbidden(const MemoryPolicy&, void*, size_t) { return EPERM; }
+
+// A system with two nodes, of which the second one has the CPUs of `list`.
+class TwoNodes : public testing::Test {
+ protected:
+  TwoNodes() {
+    CPU_ZERO(&before_);
+    EXPECT_EQ(::sched_getaffinity(0, sizeof before_, &before_), 0);
+  }
+  ~TwoNodes() override {
+    cpu_set_t after;
+    CPU_ZERO(&after);
+    EXPECT_EQ(::sched_getaffinity(0, sizeof after, &after), 0);
+    EXPECT_TRUE(CPU_EQUAL(&before_, &after)) << "this thread may have to run elsewhere now";
+    std::filesystem::remove_all(system_.folder);
+  }
+  void second_has(const std::string& list) {
+    std::filesystem::create_directories(system_.folder + "/node1");
+    std::ofstream(system_.folder + "/node1/cpulist") << list << "\n";
+  }
+  // Returns a CPU on which this thread may run.
+  std::string own_cpu() const {
+    int cpu = 0;
+    while (!CPU_ISSET(cpu, &before_)) ++cpu;
+    return std::to_string(cpu);
+  }
+
+  const Fresh memory_;
+  cpu_set_t before_;
+  NodeSystem system_{
+      {0, 1},
+      forbidden,
+      std::filesystem::temp_directory_path() / concat("herring-nodes-", ::getpid())};
+};
+
+TEST_F(TwoNodes, ThePolicyIsEnoughIfTheSystemTakesIt) {
+  system_.bind = [](const MemoryPolicy&, void*, size_t) { return 0; };
+  second_has(own_cpu());
+  EXPECT_EQ(place_near(1, memory_.data(), Fresh::kBytes, system_), Placed::kByPolicy);
+  EXPECT_EQ(memory_.touched(), 0);
+}
+
+TEST_F(TwoNodes, AThreadOfTheNodeTouchesTheMemoryIfPoliciesAreForbidden) {
+  second_has(own_cpu());
+  EXPECT_EQ(place_near(1, memory_.data(), Fresh::kBytes, system_), Placed::kByTouch);
+  EXPECT_EQ(memory_.touched(),
+            static_cast<ptrdiff_t>(Fresh::kBytes) / ::sysconf(_SC_PAGESIZE));
+  EXPECT_TRUE(std::ranges::all_of(
+      static_cast<const char*>(memory_.data()),
+      static_cast<const char*>(memory_.data()) + Fresh::kBytes, [](char c) { return c == 0; }));
+}
+
+TEST_F(TwoNodes, NothingIsTouchedWhereNoThreadMayRun) {
+  for (const char* cpus : {"8191", "", "no list"}) {
+    second_has(cpus);  // the first of them: a CPU that this machine does not have
+    EXPECT_EQ(place_near(1, memory_.data(), Fresh::kBytes, system_), Placed::kAnywhere) << cpus;
+  }
+  std::filesystem::remove_all(system_.folder);  // the system does not tell its nodes
+  EXPECT_EQ(place_near(1, memory_.data(), Fresh::kBytes, system_), Placed::kAnywhere);
+  EXPECT_EQ(memory_.touched(), 0);
+}
+
+TEST_F(TwoNodes, NothingIsAskedWithoutAChoice) {
+  second_has(own_cpu());
+  for (const int node : {-1, 2}) {
+    EXPECT_EQ(place_near(node, memory_.data(), Fresh::kBytes, system_), Placed::kAnywhere);
+  }
+  system_.allowed = {1};
+  EXPECT_EQ(place_near(1, memory_.data(), Fresh::kBytes, system_), Placed::kAnywhere);
+  EXPECT_EQ(memory_.touched(), 0);
+}
+
+TEST(Numa, AThreadThatMayNotRunThereSaysWhy) {
+  EXPECT_EQ(touch_on({}, nullptr, 0), ENODEV);
+  EXPECT_EQ(touch_on({8191}, nullptr, 0), EINVAL);
 }
 
 TEST(Numa, MemoryIsThereWhateverTheNode) {
