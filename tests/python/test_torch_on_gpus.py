@@ -75,6 +75,16 @@ def test_parameters_that_have_left_the_gpu_of_their_plan_are_named() -> None:
     expect_success(run_job(["-n", "2"], program("gpu_moved_parameters"), **TORCH_ENVIRONMENT))
 
 
+@STANDIN
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("views", ["0", "1"])
+def test_a_backward_pass_that_fails_leaves_each_rank_its_own_gradients(views: str) -> None:
+    job = run_job(
+        ["-n", "2", "--keep-going"], program("gpu_own_gradients"), VIEWS=views, **TORCH_ENVIRONMENT
+    )
+    assert "own gradients\n" in job.stdout, job.stdout
+
+
 # All ranks end the rounds of several wrappers in the same order, whichever rank refuses.
 @STANDIN
 @pytest.mark.timeout(100)
