@@ -85,6 +85,15 @@ def test_gpus_add_with_the_bits_of_processors(name: str, stage: str, layout: str
     expect_success(run_job(options, program(name), timeout=150, **environment, **ENVIRONMENT))
 
 
+@pytest.mark.parametrize("stage", ["ipc", "staged", "host"])
+@pytest.mark.parametrize("how", ["dies", "aborts"])
+def test_nobody_takes_what_a_failed_round_left_for_averages(how: str, stage: str) -> None:
+    environment = {"HOW": how, "WANTED": stage, "HERRING_NODE_STAGE": stage, "GPUS": "1"}
+    options = ["-n", "3", "--keep-going"]
+    job = run_job(options, program("gpu_poisoned"), timeout=150, **environment, **ENVIRONMENT)
+    assert job.stdout.count("poisoned\n") == 3 - (how == "dies"), job.stdout
+
+
 def test_check_measures_each_stage() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "herring.launch.cli", "check", "--no-run", "--tune", "--json"],

@@ -16,19 +16,15 @@ plan = herring.PlannedReduction(
     sizes, name="p", op="sum", device=rank % gpus, buffer_bytes=1 << 20, wire_dtype=wire
 )
 tells = os.environ.get("TELLS", "1") == "1"
-arenas = [
-    GpuArray(np.zeros(nbytes // np.dtype(dtype).itemsize, dtype), rank % gpus, tells)
-    for dtype, nbytes in plan.arenas
-]
+counts = {np.dtype(dtype): nbytes // np.dtype(dtype).itemsize for dtype, nbytes in plan.arenas}
+arenas = [GpuArray(np.zeros(n, dtype), rank % gpus, tells) for dtype, n in counts.items()]
 plan.place(arenas)
 buffers = plan.buffers
 
 
 def begin():
     for arena in arenas:
-        arena.fill(rank + 1, 500) if arena.dtype == np.float32 else arena.set(
-            np.full(arena.shape, rank + 1)
-        )
+        arena.store(np.full(counts[arena.dtype], rank + 1, arena.dtype), 500)
     plan.begin()
 
 
