@@ -78,7 +78,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 PACKAGE := $(shell find python/herring lab/python -name '*.py' 2>/dev/null)
 CORE := $(shell find src bindings lab/src lab/bindings -type f 2>/dev/null) CMakeLists.txt lab/CMakeLists.txt pyproject.toml
 
-.PHONY: help run build docs test test-core test-docs test-install test-examples test-python test-frameworks test-clusters test-gpu bench-gpu lint hooks sanitize soak soak-adapters soak-gpus sweep-gpus faults connections observe-cases hostile credit-suite fuzz wheel check-aarch64 clean distclean
+.PHONY: help run build docs test test-core test-docs test-install test-examples test-python test-frameworks test-clusters test-gpu bench-gpu lint hooks sanitize sanitize-gpus soak soak-adapters soak-gpus sweep-gpus faults connections observe-cases hostile credit-suite fuzz wheel check-aarch64 clean distclean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -172,6 +172,19 @@ sanitize: $(STAMPS)/tools $(STAMPS)/test-system ## run the C++ tests under the s
 	  cmake --preset $$kind > /dev/null; \
 	  cmake --build --preset $$kind -- --quiet; \
 	  ctest --preset $$kind; \
+	done
+
+# What waits for GPUs are threads and words in shared memory. The whole suite takes too long to run
+# after each change of them.
+sanitize-gpus: $(STAMPS)/tools $(STAMPS)/test-system ## run the C++ tests of src/device and src/node under the sanitizers, on simulated GPUs
+	@export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1; \
+	for kind in address thread; do \
+	  cmake --preset $$kind > /dev/null; \
+	  cmake --build --preset $$kind --target test_device test_node -- --quiet; \
+	  for module in device node; do \
+	    echo "test_$$module, $$kind sanitizer"; \
+	    LD_LIBRARY_PATH=build-$$kind/tests/device build-$$kind/tests/test_$$module --gtest_brief=1; \
+	  done; \
 	done
 
 soak: $(STAMPS)/tools $(STAMPS)/test-system ## run random programs and check their results: PROGRAMS=10000 FIRST=1 FEATURES=

@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
+#include "device/kept.h"
 #include "job/job.h"
 #include "worker/device_rounds.h"
 
@@ -56,7 +57,7 @@ struct PlanHandle {
       if (rounds) through = rounds->end();
       rounds.reset();
     }
-    if (!through) static_cast<void>(new Memory(memory));  // the GPU may still use it
+    if (!through) device::keep_for_ever(memory);  // the GPU may still use it
     keep_for_a_while(shared && through ? std::move(memory) : Memory());
   }
   PlanHandle(nb::object job) : job(std::move(job)) {}

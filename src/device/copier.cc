@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "device/kept.h"
 
 namespace herring::device {
 namespace {
@@ -92,7 +93,7 @@ Status Copier::give_up(Stream stream, const Status& why, Owner owner) {
   if (idle.ok() && !*idle) {  // a device in an error has no copies under way
     log(LogLevel::kWarning, "GPU ", device_.index(), " has not come to copies that were queued "
         "before an error (", why.message(), "); their memory is kept, as the GPU may still use it");
-    static_cast<void>(new Owner(std::move(owner)));
+    keep_for_ever(std::move(owner));
   }
   return why;
 }

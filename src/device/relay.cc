@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "device/kept.h"
 #include "device/pin.h"
 
 namespace herring::device {
@@ -177,7 +178,7 @@ void Relay::give_up(Nanos deadline, const Status& why, Watcher::Then owner) {
   if (!idle.ok()) return;
   log(LogLevel::kWarning, "GPU ", device_.index(), " has not come to work that was queued before "
       "an error (", why.message(), "); its memory is kept, as the GPU may still use it");
-  static_cast<void>(new std::pair(shared_from_this(), std::move(owner)));
+  keep_for_ever(std::pair(shared_from_this(), std::move(owner)));
 }
 
 Status Relay::check() {

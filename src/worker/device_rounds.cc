@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "device/copiers.h"
+#include "device/kept.h"
 
 namespace herring::worker {
 namespace {
@@ -95,7 +96,7 @@ bool DeviceRounds::end() {
   if (lost.code() == Code::kTimeout) {
     log(LogLevel::kWarning, "'", name, "': ", lost.message(),
         "; the memory of the plan is kept for ever, as the GPU may still use it");
-    static_cast<void>(new auto(std::tuple(copier_, flags_, node_, memory(), std::move(arenas))));
+    device::keep_for_ever(std::tuple(copier_, flags_, node_, memory(), std::move(arenas)));
     return false;
   }
   if (lost.ok()) {

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "device/kept.h"
 #include "worker/named.h"
 
 namespace herring::worker {
@@ -167,7 +168,7 @@ Status Operation::return_to(std::vector<Place> places, const std::vector<device:
     } else {
       log(LogLevel::kWarning, "'", call_.name, "': GPU ", copier()->device().index(),
           " may still read the memory of its results, which is kept for ever");
-      static_cast<void>(new std::pair(shared_from_this(), returned));
+      device::keep_for_ever(std::pair(shared_from_this(), returned));
     }
     return end_if_lost(queued);
   }

@@ -90,8 +90,11 @@ def refuses(call, *arguments: object) -> str:
 
 
 @pytest.mark.parametrize("variable", sorted(ROWS))
-def test_edges_are_the_same_for_all(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edges_are_the_same_for_all(
+    variable: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     row = ROWS[variable]
+    monkeypatch.chdir(tmp_path)  # a value may name a folder, which is made
     for name in ROWS:
         monkeypatch.delenv(name, raising=False)
     good, bad = edges(row)
