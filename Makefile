@@ -78,7 +78,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 PACKAGE := $(shell find python/herring lab/python -name '*.py' 2>/dev/null)
 CORE := $(shell find src bindings lab/src lab/bindings -type f 2>/dev/null) CMakeLists.txt lab/CMakeLists.txt pyproject.toml
 
-.PHONY: help run build docs test test-core test-docs test-install test-examples test-python test-frameworks test-clusters test-gpu bench-gpu lint hooks sanitize sanitize-gpus soak soak-adapters soak-gpus sweep-gpus faults connections observe-cases hostile credit-suite fuzz wheel check-aarch64 clean distclean
+.PHONY: help run build docs test test-core test-docs test-install test-examples test-python test-thorough test-frameworks test-clusters test-gpu bench-gpu lint hooks sanitize sanitize-gpus soak soak-adapters soak-gpus sweep-gpus faults connections observe-cases hostile credit-suite fuzz wheel check-aarch64 clean distclean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -115,8 +115,15 @@ test-docs: docs
 test-install: build/wheel/stamp $(STAMPS)/test
 	@$(BIN)/python -m pytest -q tests/install
 
-test-python: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/examples $(STAMPS)/nvrtc build/tests/fault_injection.so build/tests/device/libcuda.so.1
-	@$(BIN)/python -m pytest -q -n $(PARALLEL) --dist loadfile tests/python lab/tests/python
+PYTHON_TESTS := $(STAMPS)/build $(STAMPS)/test $(STAMPS)/examples $(STAMPS)/nvrtc \
+  build/tests/fault_injection.so build/tests/device/libcuda.so.1
+RUN_PYTHON_TESTS := $(BIN)/python -m pytest -q -n $(PARALLEL) --dist loadfile tests/python lab/tests/python
+
+test-python: $(PYTHON_TESTS)
+	@$(RUN_PYTHON_TESTS) -m "not thorough"
+
+test-thorough: $(PYTHON_TESTS) ## run the Python tests that repeat in further layouts what make test shows
+	@$(RUN_PYTHON_TESTS) -m thorough
 
 # Skips frameworks that have no build for this machine or Python.
 test-examples: $(STAMPS)/build

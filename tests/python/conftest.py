@@ -1,0 +1,68 @@
+"""Marks the tests that repeat in a further layout what others show.
+
+`make test` leaves them out, and `make test-thorough` runs them.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import pytest
+
+# Of each family at least one case stays that crosses the network, and one inside a node where the
+# code differs. "[" and "]" stand for themselves.
+THOROUGH = (
+    "test_algorithms.py::test_every_algorithm[alone]",
+    "test_algorithms.py::test_every_algorithm[colocated-servers]",
+    "test_algorithms.py::test_every_algorithm[two]",
+    "test_bench_on_gpus.py::test_results_on_the_stand_in_*[allreduce-bfloat16]",
+    "test_bench_on_gpus.py::test_results_on_the_stand_in_*[planned-bfloat16]",
+    "test_collectives.py::test_collective[*-alone]",
+    "test_collectives.py::test_collective[*-colocated-servers]",
+    "test_devices.py::test_right_under_jitter[*-alone]",
+    "test_devices.py::test_right_under_jitter[*-colocated-servers]",
+    "test_devices.py::test_right_under_jitter[*-host-dedicated-servers]",
+    "test_devices_fail.py::test_a_call_behind_a_kernel_that_does_not_end_hears_of_the_job[leaves]",
+    "test_devices_fail.py::test_a_driver_that_fails_ends_in_an_error_on_all_ranks[*-once]",
+    "test_devices_fail.py::test_nobody_takes_what_a_failed_round_left_for_averages[aborts-*]",
+    "test_devices_lost.py::test_in_torchs_backend_all_ranks_get_an_error_that_names_it[all_reduce]",
+    "test_devices_lost.py::test_in_torchs_backend_all_ranks_get_an_error_that_names_it[broadcast]",
+    "test_devices_lost.py::test_in_torchs_backend_all_ranks_get_an_error_that_names_it[reduce_*]",
+    "test_encryption.py::test_everything_works[*-colocated]",
+    "test_failover.py::test_calls_in_flight_outlive_servers[several-flows]",
+    "test_failover.py::test_joins_outlive_servers[several-flows]",
+    "test_flush.py::test_ranks_that_make_different_numbers_of_steps_end_alike[colocated]",
+    "test_gpus_add.py::test_gpus_add_with_the_bits_of_processors[asked-for]",
+    "test_gpus_add.py::test_gpus_add_with_the_bits_of_processors[peers]",
+    "test_gpus_add.py::test_gpus_cast_gradients_to_the_wire_dtype[one-gpu]",
+    "test_gpus_add.py::test_who_ends_in_a_round_that_gpus_add_parks_nobody[*-ipc-1]",
+    "test_horovod.py::test_case[one-node-*]",
+    "test_interrupts.py::test_an_uncaught_ctrl_c_ends_the_process_soon[*-colocated-servers]",
+    "test_interrupts.py::test_ctrl_c_comes_out_of_a_wait[*-one-node]",
+    "test_leaving.py::test_uneven_data_in_training_names_who_ran_out_of_it[batch-norm]",
+    "test_leaving.py::test_who_leaves_after_rank_0_is_missed_at_once[*-named]",
+    "test_teardown.py::test_leaving_with_operations_in_flight[direct-*]",
+    "test_torch.py::test_case[dedicated-servers-*]",
+    "test_torch_backend.py::test_case[torchrun-*]",
+    "test_torch_backend.py::test_death_in_stock_ddp[hook]",
+    "test_torch_backend.py::test_script_begins_its_own_group[()]",
+    "test_torch_groups.py::test_case[*-one-node]",
+    "test_torch_loops.py::test_loop[two-nodes-*]",
+)
+
+
+def _matches(item: pytest.Item, pattern: str) -> bool:
+    literal = pattern.replace("[", "[[]")
+    return fnmatchcase(f"{item.path.name}::{item.name}", literal)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Raises UsageError for an entry of `THOROUGH` that no test of its file has."""
+    collected = {item.path.name for item in items}
+    for pattern in THOROUGH:
+        marked = [item for item in items if _matches(item, pattern)]
+        for item in marked:
+            item.add_marker(pytest.mark.thorough)
+        whole = not any("::" in argument for argument in config.args)
+        if whole and not marked and pattern.partition("::")[0] in collected:
+            raise pytest.UsageError(f"THOROUGH in {__file__}: no test is called {pattern}")
