@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
@@ -29,6 +31,17 @@ class Elsewhere {
   // Says that the input of the first `ins` pieces that are not copies to the image has arrived
   // there, so they may be done.
   virtual void arrived(uint32_t ins) = 0;
+  // Two ranks of one node may read each other's memory there, without images in host memory. They
+  // exchange cards, which say what each has and can reach. The card of a rank without an Elsewhere
+  // is empty.
+  virtual std::string card_for(uint32_t /*peer*/) { return {}; }
+  // Which of the messages that are exchanged with that rank take this way. Both ranks find the
+  // same. outs() then means that bytes are where the other rank reads them. arrived() means that
+  // the other rank has them there.
+  struct Shown {
+    bool sends = false, receives = false;
+  };
+  virtual Result<Shown> meet(uint32_t /*peer*/, std::string_view /*card*/) { return Shown{}; }
   // `call` is called whenever a result of the functions above may have changed. An empty function
   // ends that.
   virtual void on_progress(std::function<void()> call) = 0;

@@ -13,8 +13,17 @@ constexpr size_t kBacklog = 64 << 10;
 // Limit of early grants. A run has a few grants on its way at a time, and nobody has this many
 // runs.
 constexpr size_t kMaxEarly = 1 << 16;
+// Limit of a card's bytes.
+constexpr size_t kMostCard = 1024;
+static_assert(kMostCard <= kFrameBytes);
 // How long the rendezvous may take to report who has died.
 constexpr Nanos kGrace = kSecond;
+
+// Returns whether a frame says something of a message, and has none of its bytes.
+bool is_small(wire::FrameType type) {
+  return type == wire::FrameType::kGrant || type == wire::FrameType::kCard ||
+         type == wire::FrameType::kShown || type == wire::FrameType::kRead;
+}
 
 }  // namespace
 
@@ -51,6 +60,20 @@ class Executor::Active : public Run::Wire {
     owner_.peers_[rank_of(to)].on_the_way.push_back({key_, step, bytes});
     ++on_the_way;
     owner_.mesh_.flow(rank_of(to))->send(head, &piece, 1, 1);
+  }
+
+  void card(uint32_t to, std::string text) override {
+    owner_.mesh_.flow(rank_of(to))->send_owned(header(wire::FrameType::kCard, 0, 0),
+                                               std::move(text));
+  }
+  void shown(uint32_t to, uint32_t message, uint32_t frames) override {
+    owner_.mesh_.flow(rank_of(to))->send(header(wire::FrameType::kShown, message, frames), nullptr,
+                                         0, 0);
+  }
+  void read(uint32_t to, uint32_t message) override {
+    if (transport::Flow* const flow = owner_.mesh_.flow(rank_of(to))) {
+      flow->send(header(wire::FrameType::kRead, message, 0), nullptr, 0, 0);
+    }
   }
 
   ~Active() override {
@@ -172,7 +195,11 @@ void Executor::begin(Active& active) {
   for (const uint32_t peer : active.run.peers()) mesh_.want(active.rank_of(peer));
   if (auto early = early_.extract(key); !early.empty()) {
     early_count_ -= early.mapped().size();
-    for (const auto& [who, frames] : early.mapped()) {
+    for (const auto& [rank, card] : early.mapped().cards) {
+      const Status status = active.run.on_card(active.index_of(rank), card);
+      if (!status.ok()) return on_failure_(status);
+    }
+    for (const auto& [who, frames] : early.mapped().grants) {
       const Status status =
           active.run.on_grant(active.index_of(who.first), who.second, frames);
       if (!status.ok()) return on_failure_(status);
@@ -273,7 +300,14 @@ void Executor::check_deadlines(Nanos now) {
 Status Executor::on_header(transport::Flow& flow, const wire::FrameHeader& header,
                            transport::Destinations& out) {
   const auto from = static_cast<uint32_t>(flow.user_index);
-  if (header.type == wire::FrameType::kGrant && header.payload == 0) return {};
+  const bool is_card = header.type == wire::FrameType::kCard;
+  if (is_card ? header.payload <= kMostCard : is_small(header.type) && header.payload == 0) {
+    if (header.payload == 0) return {};
+    Peer& peer = peers_[from];
+    if (!peer.scratch) peer.scratch = std::make_unique<char[]>(kFrameBytes);
+    out.add(peer.scratch.get(), header.payload);
+    return {};
+  }
   if (header.type != wire::FrameType::kBlock || header.payload == 0) {
     return breach("unexpected ", wire::name_of(header.type), " frame of ", header.payload,
                   " bytes from rank ", from);
@@ -317,8 +351,8 @@ void Executor::on_payload(transport::Flow& flow, const wire::FrameHeader& header
 
 Status Executor::on_frame(transport::Flow& flow, const wire::FrameHeader& header) {
   const auto from = static_cast<uint32_t>(flow.user_index);
-  if (header.type == wire::FrameType::kGrant) return on_grant(from, header);
   Peer& peer = peers_[from];
+  if (is_small(header.type)) return on_small(from, header, {peer.scratch.get(), header.payload});
   if (Active* const active = std::exchange(peer.arriving, nullptr)) {
     --active->arriving;
     if (goes_on_(header.group)) {
@@ -329,28 +363,48 @@ Status Executor::on_frame(transport::Flow& flow, const wire::FrameHeader& header
   return {};
 }
 
-Status Executor::on_grant(uint32_t from, const wire::FrameHeader& header) {
+Status Executor::on_small(uint32_t from, const wire::FrameHeader& header, std::string_view card) {
+  using Type = wire::FrameType;
   const Key key{header.group, header.stream, header.round};
   if (!goes_on_(header.group)) return {};
   const auto found = active_.find(key);
-  if (found == active_.end() || !found->second->begun) {
-    uint32_t& frames = early_[key][{from, header.buffer}];
-    if (frames == 0 && ++early_count_ > kMaxEarly) {
-      return breach("rank ", from, " sent too many grants for unknown tasks");
-    }
-    frames = std::max(frames, header.first_segment);
-    return {};
+  if (found == active_.end() || !found->second->begun) return come_early(from, header, card);
+  Active& active = *found->second;
+  const uint32_t index = active.index_of(from);
+  if (index == active.run.task().ranks.size()) {
+    return breach("rank ", from, " sent a ", wire::name_of(header.type), " frame of ",
+                  active.describe(), ", but has no part in it");
   }
-  const uint32_t index = found->second->index_of(from);
-  if (index == found->second->run.task().ranks.size()) {
-    return breach("rank ", from, " grants frames of ", found->second->describe(),
-                  ", but has no part in it");
-  }
-  HERRING_RETURN_IF_ERROR(
-      found->second->run.on_grant(index, header.buffer, header.first_segment));
-  found->second->run.advance();
+  Run& run = active.run;
+  const uint32_t message = header.buffer, frames = header.first_segment;
+  HERRING_RETURN_IF_ERROR(header.type == Type::kGrant   ? run.on_grant(index, message, frames)
+                          : header.type == Type::kCard  ? run.on_card(index, card)
+                          : header.type == Type::kShown ? run.on_shown(index, message, frames)
+                                                        : run.on_read(index, message));
+  if (header.type != Type::kGrant) moved_ = loop_.now();
+  run.advance();
   settle(key);
   return {};
+}
+
+Status Executor::come_early(uint32_t from, const wire::FrameHeader& header,
+                            std::string_view card) {
+  const bool is_card = header.type == wire::FrameType::kCard;
+  if (!is_card && header.type != wire::FrameType::kGrant) {
+    return breach("rank ", from, " sent a ", wire::name_of(header.type),
+                  " frame that no task waits for");
+  }
+  Early& early = early_[{header.group, header.stream, header.round}];
+  const size_t before = early.size();
+  if (is_card) {
+    early.cards[from] = card;
+  } else {
+    uint32_t& frames = early.grants[{from, header.buffer}];
+    frames = std::max(frames, header.first_segment);
+  }
+  early_count_ += early.size() - before;
+  if (early_count_ <= kMaxEarly) return {};
+  return breach("rank ", from, " sent too many grants and cards for unknown tasks");
 }
 
 void Executor::on_sent(transport::Flow& flow, uint64_t) {

@@ -89,7 +89,8 @@ class Executor : private transport::FlowHandler {
   void settle_called_off();
   void forget_all();
   void let_go(uint32_t rank);
-  Status on_grant(uint32_t from, const wire::FrameHeader& header);
+  Status on_small(uint32_t from, const wire::FrameHeader& header, std::string_view card);
+  Status come_early(uint32_t from, const wire::FrameHeader& header, std::string_view card);
   void lost(uint32_t rank, const Status& why);
 
   Status on_header(transport::Flow&, const wire::FrameHeader&, transport::Destinations&) override;
@@ -109,8 +110,13 @@ class Executor : private transport::FlowHandler {
   Mesh mesh_;
   std::map<Key, std::unique_ptr<Active>> active_;
   std::map<uint32_t, Peer> peers_;
-  // Grants that came before their task started: frames, by task, and by sender and message.
-  std::map<Key, std::map<std::pair<uint32_t, uint32_t>, uint32_t>> early_;
+  // What came before its task started: grants (frames by sender and message), and cards by sender.
+  struct Early {
+    std::map<std::pair<uint32_t, uint32_t>, uint32_t> grants;
+    std::map<uint32_t, std::string> cards;
+    size_t size() const { return grants.size() + cards.size(); }
+  };
+  std::map<Key, Early> early_;
   size_t early_count_ = 0;
   Nanos moved_ = 0;  // when bytes were last sent or received
 };

@@ -72,7 +72,8 @@ Piece::What what_of(Combine combine) {
 
 }  // namespace
 
-std::vector<Piece> cut(const Schedule& schedule, size_t bytes, bool scales) {
+std::vector<Piece> cut(const Schedule& schedule, size_t bytes, bool scales,
+                       const std::vector<bool>& near) {
   std::vector<Piece> ins;
   std::vector<std::pair<size_t, Piece>> outs;  // with the number of `ins` that must come first
   if (scales && bytes > 0) ins.push_back({Piece::What::kScale, 0, {0, bytes}});
@@ -80,21 +81,23 @@ std::vector<Piece> cut(const Schedule& schedule, size_t bytes, bool scales) {
   size_t before = 0;
   for (uint32_t i = 0; i < schedule.size(); ++i) {
     const Step& step = schedule[i];
-    for (const Range& missing : current.missing(step.send)) {
-      for (const Range& part : parts_of(missing)) {
+    const bool is_near = !near.empty() && near[i];
+    const std::vector<Range> missing =
+        is_near ? std::vector<Range>{step.send} : current.missing(step.send);
+    for (const Range& range : missing) {
+      for (const Range& part : parts_of(range)) {
         for (size_t k = before; k < ins.size(); ++k) {
-          const bool changes = ins[k].what != Piece::What::kCopy;
-          if (changes && overlap(ins[k].range, part)) before = k + 1;
+          if (overlap(ins[k].range, part)) before = k + 1;
         }
         outs.push_back({before, {Piece::What::kOut, i, part}});
       }
-      if (missing.bytes > 0) current.add(missing);
+      if (range.bytes > 0 && !is_near) current.add(range);
     }
     for (const Range& part : parts_of(step.receive)) {
       ins.push_back({what_of(step.combine), i, part});
     }
     if (step.receive.bytes == 0) continue;
-    if (step.combine == Combine::kCopy) {
+    if (step.combine == Combine::kCopy && !is_near) {
       current.add(step.receive);
     } else {
       current.remove(step.receive);

@@ -31,6 +31,10 @@ struct Piece {
 //
 // The other pieces need not wait for copies to the image. A result replaces a contribution only
 // after the contribution was sent, because the result contains it.
-std::vector<Piece> cut(const Schedule& schedule, size_t bytes, bool scales);
+//
+// The data of a step that is in `near` may not go through the image. So all of what it sends is
+// copied again, and what it receives is not in the image.
+std::vector<Piece> cut(const Schedule& schedule, size_t bytes, bool scales,
+                       const std::vector<bool>& near = {});
 
 }  // namespace herring::collective

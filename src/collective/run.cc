@@ -50,6 +50,9 @@ Run::Run(Task task, uint32_t rank, uint32_t size, Wire& wire)
       lanes_[from].receives.push_back(i);
     }
   }
+  for (const uint32_t peer : task_.near) {
+    if (const auto lane = lanes_.find(peer); lane != lanes_.end()) lane->second.meets = true;
+  }
   if (!task_.elsewhere) return;
   for (const Piece& piece : task_.elsewhere->pieces()) {
     if (piece.what != Piece::What::kOut) {
@@ -97,7 +100,8 @@ void Run::look_elsewhere() {
   for (; pieces_.is_in < is_in; ++pieces_.is_in) {
     const Piece& piece = pieces_.ins[pieces_.is_in];
     const bool adds = piece.what == Piece::What::kReduce || piece.what == Piece::What::kFinish;
-    if (adds) progress_[piece.step].combined += piece.range.bytes;
+    const bool copies = piece.what == Piece::What::kCopy && is_shown(schedule_[piece.step]);
+    if (adds || copies) progress_[piece.step].combined += piece.range.bytes;
   }
   const uint32_t arrived = pieces_.arrived;
   for (; pieces_.arrived < pieces_.ins.size(); ++pieces_.arrived) {
@@ -109,8 +113,34 @@ void Run::look_elsewhere() {
   if (pieces_.arrived > arrived) task_.elsewhere->arrived(pieces_.arrived);
 }
 
+// Returns whether this rank reads what it receives in the step where the sender has it.
+bool Run::is_shown(const Step& step) const {
+  return step.from != kNobody && lanes_.at(step.from).shown.receives;
+}
+
+void Run::advance_cards() {
+  for (auto& [peer, lane] : lanes_) {
+    if (!lane.meets || lane.told || !wire_.ready_for_grant(peer)) continue;
+    lane.told = true;
+    wire_.card(peer, task_.elsewhere ? task_.elsewhere->card_for(peer) : std::string());
+  }
+}
+
+// Tells senders that what they show was read, so that they may use its place again.
+void Run::advance_reads() {
+  for (uint32_t i = first_; i < schedule_.size(); ++i) {
+    const Step& step = schedule_[i];
+    Progress& progress = progress_[i];
+    if (!is_shown(step) || progress.told_read || progress.combined < step.receive.bytes) continue;
+    progress.told_read = true;
+    wire_.read(step.from, progress.receive_message);
+  }
+}
+
 void Run::advance() {
+  advance_cards();
   if (task_.elsewhere) look_elsewhere();
+  advance_reads();
   while (first_ < schedule_.size() && progress_[first_].done(schedule_[first_])) ++first_;
   advance_grants();
   advance_sends();
@@ -122,6 +152,7 @@ bool Run::others_are_sending(uint32_t step) const {
   for (uint32_t i = first_; i < step; ++i) {
     const Step& earlier = schedule_[i];
     if (earlier.from == kNobody || earlier.from == schedule_[step].from) continue;
+    if (is_shown(earlier)) continue;
     const Progress& progress = progress_[i];
     const size_t granted = std::min(progress.granted * kFrameBytes, earlier.receive.bytes);
     outstanding += granted - progress.received;
@@ -138,6 +169,7 @@ void Run::advance_grants() {
     const Step& step = schedule_[i];
     Progress& progress = progress_[i];
     if (step.from == kNobody || progress.granted == frames_of(step.receive.bytes)) continue;
+    if (is_shown(step) || lanes_.at(step.from).waits_for_card()) continue;
     const uint32_t frames =
         whole_frames(step.receive, clear_bytes(i, step.receive, true));
     if (frames <= progress.granted || !wire_.ready_for_grant(step.from)) continue;
@@ -156,7 +188,16 @@ void Run::advance_sends() {
     if (step.to == kNobody || progress.queued == all) continue;
     Lane& lane = lanes_[step.to];
     // Messages between two ranks keep their order.
-    if (lane.sends[lane.next_send] != i) continue;
+    if (lane.sends[lane.next_send] != i || lane.waits_for_card()) continue;
+    if (lane.shown.sends) {
+      const uint32_t there = whole_frames(step.send, clear_bytes(i, step.send, false));
+      if (there > progress.queued && wire_.ready_for_grant(step.to)) {
+        progress.queued = there;
+        wire_.shown(step.to, progress.send_message, there);
+      }
+      if (progress.queued == all) ++lane.next_send;
+      continue;
+    }
     const uint32_t ready = std::min(
         progress.granted_to_us, whole_frames(step.send, clear_bytes(i, step.send, false)));
     if (waiting > kSendOverlap) break;
@@ -203,6 +244,7 @@ Status Run::on_block(uint32_t from, uint32_t message, uint32_t frame, size_t byt
   const uint32_t index = lane.receives[message];
   const Step& step = schedule_[index];
   const Progress& progress = progress_[index];
+  if (lane.shown.receives) return refuse("it is read where the sender has it");
   if (frame >= progress.granted) return refuse("it was not granted");
   if (size_t{frame} * kFrameBytes != progress.received) return refuse("it is not the next frame");
   if (bytes != bytes_of_frame(step.receive, frame)) return refuse("the length is wrong");
@@ -253,6 +295,52 @@ void Run::sent(uint32_t step, size_t bytes) {
   advance();
 }
 
+Status Run::on_card(uint32_t from, std::string_view text) {
+  const auto found = lanes_.find(from);
+  if (found == lanes_.end() || !found->second.waits_for_card()) {
+    return breach("rank ", from, " sent a card of '", task_.name, "', which was not expected");
+  }
+  Lane& lane = found->second;
+  lane.met = true;
+  return task_.elsewhere ? task_.elsewhere->meet(from, text).move_to(lane.shown) : Status();
+}
+
+Status Run::on_shown(uint32_t from, uint32_t message, uint32_t frames) {
+  const auto refuse = [&](const char* what) {
+    return breach("rank ", from, " shows ", frames, " frames of message ", message, " of '",
+                  task_.name, "': ", what);
+  };
+  const auto found = lanes_.find(from);
+  if (found == lanes_.end() || !found->second.shown.receives) return refuse("nobody reads them");
+  Lane& lane = found->second;
+  if (message != lane.next_receive || message >= lane.receives.size()) {
+    return refuse("it is not the next message");
+  }
+  const uint32_t index = lane.receives[message];
+  const size_t bytes = schedule_[index].receive.bytes;
+  const uint32_t all = frames_of(bytes);
+  const size_t received = frames >= all ? bytes : frames * kFrameBytes;
+  if (frames > all || received <= progress_[index].received) return refuse("the number is wrong");
+  progress_[index].received = received;
+  if (frames == all) ++lane.next_receive;
+  return {};
+}
+
+Status Run::on_read(uint32_t from, uint32_t message) {
+  const auto found = lanes_.find(from);
+  const bool shows = found != lanes_.end() && found->second.shown.sends &&
+                     message < found->second.sends.size();
+  const uint32_t index = shows ? found->second.sends[message] : 0;
+  const size_t bytes = shows ? schedule_[index].send.bytes : 0;
+  if (!shows || progress_[index].queued < frames_of(bytes) ||
+      progress_[index].sent_bytes == bytes) {
+    return breach("rank ", from, " has read message ", message, " of '", task_.name,
+                  "', which was not shown to it");
+  }
+  progress_[index].sent_bytes = bytes;
+  return {};
+}
+
 std::vector<uint32_t> Run::peers() const {
   std::vector<uint32_t> peers;
   for (const auto& [peer, lane] : lanes_) peers.push_back(peer);
@@ -272,8 +360,10 @@ bool Run::needs(uint32_t peer) const {
 
 bool Run::waits_for_elsewhere() const {
   if (!task_.elsewhere) return false;
-  const bool takes_out = pieces_.is_out < pieces_.outs.size() &&
-                         pieces_.ins_before[pieces_.is_out] <= pieces_.is_in;
+  const bool takes_out =
+      pieces_.is_out < pieces_.outs.size() &&
+      pieces_.ins_before[pieces_.is_out] <= pieces_.is_in &&
+      !lanes_.at(schedule_[pieces_.outs[pieces_.is_out].step].to).waits_for_card();
   return takes_out || pieces_.is_in < pieces_.arrived || first_ == schedule_.size();
 }
 
@@ -283,9 +373,11 @@ std::vector<uint32_t> Run::missing() const {
     if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) ranks.push_back(rank);
   };
   for (uint32_t i = first_; i < window_end(); ++i) {
-    if (progress_[i].received < progress_[i].granted * kFrameBytes &&
-        progress_[i].received < schedule_[i].receive.bytes) {
-      add(schedule_[i].from);
+    const Step& step = schedule_[i];
+    const bool granted = progress_[i].received < progress_[i].granted * kFrameBytes;
+    if ((granted || is_shown(step)) && progress_[i].received < step.receive.bytes) add(step.from);
+    for (const uint32_t peer : {step.from, step.to}) {
+      if (peer != kNobody && lanes_.at(peer).waits_for_card()) add(peer);
     }
   }
   for (uint32_t i = first_; ranks.empty() && i < window_end(); ++i) {

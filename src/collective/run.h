@@ -13,12 +13,17 @@
 // gets no grant while the first has more than kReceiveOverlap left to send. A rank does not send to
 // two others at the same time either. The earlier step would end later, and delay all ranks that
 // wait for it.
+//
+// Ranks of one node whose arrays lie elsewhere may need no frames. They exchange cards before
+// anything else, and find out which messages the receiver reads where they are. The sender then
+// only says how much of a message is there, and the receiver says when it has read the message.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "collective/elsewhere.h"
@@ -48,6 +53,9 @@ struct Task {
   Schedule steps;                   // of this rank; empty: the algorithm's steps
   // If not null, the array lies there and is scaled and summed there; `data` is its image.
   std::shared_ptr<Elsewhere> elsewhere;
+  // Members with which this rank exchanges cards, if the schedule connects it with them. They have
+  // this rank in their lists.
+  std::vector<uint32_t> near;
 };
 
 class Run {
@@ -65,6 +73,11 @@ class Run {
     // Sends a frame. Its bytes stay unchanged until sent(to, step, bytes) is called.
     virtual void block(uint32_t to, uint32_t message, uint32_t frame, const char* data,
                        size_t bytes, uint32_t step) = 0;
+    // For members in Task::near. Used only if `to` is ready for grants.
+    virtual void card(uint32_t /*to*/, std::string /*text*/) {}
+    // Says that the first `frames` frames of a message are where the receiver reads them.
+    virtual void shown(uint32_t /*to*/, uint32_t /*message*/, uint32_t /*frames*/) {}
+    virtual void read(uint32_t /*to*/, uint32_t /*message*/) {}
   };
 
   Run(Task task, uint32_t rank, uint32_t size, Wire& wire);
@@ -85,6 +98,10 @@ class Run {
   // Reports that `have` bytes of that frame have arrived; the last one ends the frame.
   void on_bytes(uint32_t from, const char* scratch, size_t have);
   void sent(uint32_t step, size_t bytes);
+  // The caller then calls advance().
+  Status on_card(uint32_t from, std::string_view text);
+  Status on_shown(uint32_t from, uint32_t message, uint32_t frames);
+  Status on_read(uint32_t from, uint32_t message);
 
   const Task& task() const { return task_; }
   std::vector<uint32_t> peers() const;
@@ -99,7 +116,8 @@ class Run {
   struct Progress {
     uint32_t send_message = 0, receive_message = 0;  // their numbers between the two ranks
     uint32_t granted_to_us = 0, granted = 0;         // frames
-    uint32_t queued = 0;                             // frames handed to the wire
+    uint32_t queued = 0;                             // frames handed to the wire, or shown
+    bool told_read = false;                          // the sender knows that all of it was read
     size_t sent_bytes = 0, received = 0;             // of whole frames only
     size_t combined = 0;                             // part of `received`: summed or in place
     bool done(const Step& step) const {
@@ -112,6 +130,9 @@ class Run {
     size_t next_send = 0, next_receive = 0;  // the first that is not queued, not received whole
     size_t frame_bytes = 0;                  // of the frame that is arriving
     size_t arrived = 0, reduced = 0;         // of frame_bytes
+    bool meets = false, told = false, met = false;  // cards are exchanged; sent; received
+    Elsewhere::Shown shown;
+    bool waits_for_card() const { return meets && !met; }
   };
 
   // The pieces of a task whose array lies elsewhere.
@@ -122,6 +143,9 @@ class Run {
   };
 
   void look_elsewhere();
+  void advance_cards();
+  void advance_reads();
+  bool is_shown(const Step& step) const;
   uint32_t window_end() const;
   size_t clear_bytes(uint32_t step, Range range, bool also_sends) const;
   bool others_are_sending(uint32_t step) const;

@@ -53,7 +53,11 @@ enum class FrameType : uint8_t {
   // Data plane: worker -> server that becomes the owner of series of partial all-reduces: what it
   // knows of one; empty: it has told all (wire/partial.h).
   kSeries,
-  kLast = kSeries,
+  // Worker <-> worker on one node: data that the receiver reads from the sender's GPU.
+  kCard,         // what the sender's GPU has, and what it reaches, in one task
+  kShown,        // how many frames of a message lie in memory that the receiver reads
+  kRead,         // the receiver has read a message
+  kLast = kRead,
 };
 
 const char* name_of(FrameType type);

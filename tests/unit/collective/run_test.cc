@@ -20,12 +20,27 @@ namespace {
 using transport::Destinations;
 
 // A device that does its pieces only when told to. Sums and copies each keep their own order.
+//
+// Devices of near ranks have a second image, which the others read. Which messages are read there
+// depends on the two ranks alone, and differs with the direction.
 class FakeDevice : public Elsewhere {
  public:
-  FakeDevice(const Task& task, uint32_t rank, uint32_t size, std::vector<char> array)
-      : task_(task), size_(size), array_(std::move(array)), image_(array_.size(), 'x') {
-    pieces_ = cut(make_schedule(task.algorithm, rank, size, task.count, size_of(task.dtype)),
-                  array_.size(), task.reduction.prescale != 1.0);
+  FakeDevice(const Task& task, uint32_t rank, uint32_t size, std::vector<char> array,
+             const std::vector<uint32_t>& near = {})
+      : task_(task),
+        rank_(rank),
+        size_(size),
+        schedule_(make_schedule(task.algorithm, rank, size, task.count, size_of(task.dtype))),
+        array_(std::move(array)),
+        image_(array_.size(), 'x'),
+        shown_(array_.size(), 'y') {
+    std::vector<bool> steps;
+    for (const Step& step : schedule_) {
+      const uint32_t peer = step.to != kNobody ? step.to : step.from;
+      steps.push_back(std::count(near.begin(), near.end(), peer) > 0);
+    }
+    near_ = steps;
+    pieces_ = cut(schedule_, array_.size(), task.reduction.prescale != 1.0, steps);
     uint32_t ins = 0;
     for (const Piece& piece : pieces_) {
       const bool out = piece.what == Piece::What::kOut;
@@ -49,19 +64,43 @@ class FakeDevice : public Elsewhere {
   Status failure() const override { return {}; }
   void arrived(uint32_t ins) override { arrived_ = ins; }
   void on_progress(std::function<void()>) override {}
+  std::string card_for(uint32_t) override {
+    FakeDevice* const self = this;
+    return {reinterpret_cast<const char*>(&self), sizeof self};
+  }
+  Result<Shown> meet(uint32_t peer, std::string_view card) override {
+    FakeDevice* other = nullptr;  // of a rank whose array lies on the host
+    if (!card.empty()) std::memcpy(&other, card.data(), sizeof other);
+    met_[peer] = other;
+    return Shown{other != nullptr && is_shown(rank_, peer),
+                 other != nullptr && is_shown(peer, rank_)};
+  }
+  static bool is_shown(uint32_t from, uint32_t to) { return (from * 5 + to * 3) % 4 != 0; }
 
  private:
-  bool can_copy() const { return outs_ < out_pieces_.size() && before_[outs_] <= ins_; }
+  bool can_copy() const {
+    if (outs_ == out_pieces_.size() || before_[outs_] > ins_) return false;
+    const uint32_t step = out_pieces_[outs_].step;
+    return !near_[step] || met_.contains(schedule_[step].to);
+  }
   bool can_add() const { return ins_ < arrived_; }
   void copy() {
-    const Range range = out_pieces_[outs_++].range;
-    std::memcpy(image() + range.offset, array_.data() + range.offset, range.bytes);
-    bytes_out_ += range.bytes;
+    const Piece& piece = out_pieces_[outs_++];
+    const Range range = piece.range;
+    const uint32_t to = schedule_[piece.step].to;
+    const bool shows = near_[piece.step] && met_[to] != nullptr && is_shown(rank_, to);
+    std::memcpy((shows ? shown_ : image_).data() + range.offset, array_.data() + range.offset,
+                range.bytes);
+    if (!shows) bytes_out_ += range.bytes;
   }
   void add() {
     const Piece& piece = in_pieces_[ins_++];
     char* const to = array_.data() + piece.range.offset;
-    const void* const sources[] = {to, image() + piece.range.offset};
+    const uint32_t from = schedule_[piece.step].from;
+    const bool reads = piece.what != Piece::What::kScale && near_[piece.step] &&
+                       met_[from] != nullptr && is_shown(from, rank_);
+    char* const come = reads ? met_[from]->shown_.data() : image();
+    const void* const sources[] = {to, come + piece.range.offset};
     const Reduction& reduction = task_.reduction;
     const bool last = piece.what == Piece::What::kFinish;
     const bool divides = last && reduction.op == ReduceOp::kAverage;
@@ -77,8 +116,11 @@ class FakeDevice : public Elsewhere {
   }
 
   const Task task_;
-  const uint32_t size_;
-  std::vector<char> array_, image_;
+  const uint32_t rank_, size_;
+  const Schedule schedule_;
+  std::vector<char> array_, image_, shown_;
+  std::vector<bool> near_;  // by step
+  std::map<uint32_t, FakeDevice*> met_;
   std::vector<Piece> pieces_, out_pieces_, in_pieces_;
   std::vector<uint32_t> before_;
   uint32_t outs_ = 0, ins_ = 0, arrived_ = 0;
@@ -92,13 +134,15 @@ class Cluster {
   // `elsewhere` has, for each rank, the device that holds its array, or null. `arrays` then points
   // to that rank's image.
   Cluster(const Task& task, std::vector<char*> arrays, unsigned seed,
-          std::vector<std::shared_ptr<FakeDevice>> elsewhere = {})
+          std::vector<std::shared_ptr<FakeDevice>> elsewhere = {},
+          const std::vector<std::vector<uint32_t>>& near = {})
       : lot_(seed), devices_(std::move(elsewhere)) {
     const auto size = static_cast<uint32_t>(arrays.size());
     for (uint32_t rank = 0; rank < size; ++rank) {
       Task own = task;
       own.data = arrays[rank];
       if (!devices_.empty()) own.elsewhere = devices_[rank];
+      if (!near.empty()) own.near = near[rank];
       wires_.push_back(std::make_unique<Port>(*this, rank));
       runs_.push_back(std::make_unique<Run>(own, rank, size, *wires_[rank]));
     }
@@ -145,8 +189,9 @@ class Cluster {
   }
 
  private:
+  enum Kind { kGrant, kBlock, kCard, kShown, kRead };
   struct Letter {
-    bool grant;
+    Kind kind;
     uint32_t message, frame;
     std::string bytes;  // copied when the frame leaves: later changes of the array do not count
     const char* data;
@@ -161,14 +206,23 @@ class Cluster {
     bool ready_for_grant(uint32_t) override { return true; }
     bool ready_for_block(uint32_t to) override {
       return std::count_if(line(to).begin(), line(to).end(),
-                           [](const Letter& letter) { return !letter.grant; }) < 2;
+                           [](const Letter& letter) { return letter.kind == kBlock; }) < 2;
     }
     void grant(uint32_t to, uint32_t message, uint32_t frames) override {
-      line(to).push_back({true, message, frames, {}, nullptr, 0, 0});
+      line(to).push_back({kGrant, message, frames, {}, nullptr, 0, 0});
+    }
+    void card(uint32_t to, std::string text) override {
+      line(to).push_back({kCard, 0, 0, std::move(text), nullptr, 0, 0});
+    }
+    void shown(uint32_t to, uint32_t message, uint32_t frames) override {
+      line(to).push_back({kShown, message, frames, {}, nullptr, 0, 0});
+    }
+    void read(uint32_t to, uint32_t message) override {
+      line(to).push_back({kRead, message, 0, {}, nullptr, 0, 0});
     }
     void block(uint32_t to, uint32_t message, uint32_t frame, const char* data, size_t bytes,
                uint32_t step) override {
-      line(to).push_back({false, message, frame, {}, data, bytes, step});
+      line(to).push_back({kBlock, message, frame, {}, data, bytes, step});
     }
 
    private:
@@ -184,10 +238,14 @@ class Cluster {
     const auto to = static_cast<uint32_t>(index % runs_.size());
     Letter& letter = lines_[index].front();
     Run& run = *runs_[to];
-    if (letter.grant) {
+    if (letter.kind != kBlock) {
       const Letter one = letter;
       lines_[index].pop_front();
-      ASSERT_TRUE(run.on_grant(from, one.message, one.frame).ok());
+      const Status status = one.kind == kGrant   ? run.on_grant(from, one.message, one.frame)
+                            : one.kind == kCard  ? run.on_card(from, one.bytes)
+                            : one.kind == kShown ? run.on_shown(from, one.message, one.frame)
+                                                 : run.on_read(from, one.message);
+      ASSERT_TRUE(status.ok()) << status.message();
       run.advance();
       return;
     }
@@ -309,6 +367,52 @@ TEST(Run, ScalesEachContributionOnceAndTheResultOnce) {
   }
 }
 
+Task task_of(Algorithm algorithm, uint32_t size, uint64_t count) {
+  Task task;
+  task.name = "x";
+  task.algorithm = algorithm;
+  task.count = count;
+  task.reduction = {ReduceOp::kAverage, size % 2 ? 1.0 : 0.7, size % 3 ? 1.0 : 1.3};
+  return task;
+}
+
+// Compares ranks whose arrays lie on devices with ranks on the host alone. `near` lists for each
+// rank those that may read its memory on the device.
+void compare(const Task& task, uint32_t size, const std::vector<std::vector<uint32_t>>& near) {
+  const uint64_t count = task.count;
+  std::mt19937 values(size);
+  std::vector<std::vector<char>> arrays(size, std::vector<char>(count * sizeof(float)));
+  std::vector<std::shared_ptr<FakeDevice>> devices(size);
+  std::vector<std::vector<char>> hosts;
+  std::vector<char*> places, images;
+  for (uint32_t rank = 0; rank < size; ++rank) {
+    for (uint64_t i = 0; i < count; ++i) {
+      const float value = std::ldexp(static_cast<float>(values()), int(values() % 60) - 60);
+      std::memcpy(arrays[rank].data() + i * sizeof(float), &value, sizeof value);
+    }
+    hosts.push_back(arrays[rank]);
+    if (size > 3 && rank == 1) continue;  // its array lies on the host
+    devices[rank] = std::make_shared<FakeDevice>(
+        task, rank, size, arrays[rank], near.empty() ? std::vector<uint32_t>() : near[rank]);
+  }
+  for (uint32_t rank = 0; rank < size; ++rank) {
+    places.push_back(hosts[rank].data());
+    images.push_back(devices[rank] ? devices[rank]->image() : arrays[rank].data());
+  }
+  Cluster reference(task, places, size);
+  ASSERT_TRUE(reference.play());
+  Cluster cluster(task, images, static_cast<unsigned>(size * 1000 + count), devices, near);
+  ASSERT_TRUE(cluster.play());
+  for (uint32_t rank = 0; rank < size; ++rank) {
+    const auto& found = devices[rank] ? devices[rank]->array() : arrays[rank];
+    ASSERT_TRUE(found == hosts[rank]) << rank;
+    const bool power = (size & (size - 1)) == 0;
+    if (near.empty() && devices[rank] && task.algorithm == Algorithm::kButterfly && power) {
+      ASSERT_EQ(devices[rank]->bytes_out(), found.size()) << rank;
+    }
+  }
+}
+
 // The bits must be those of the host alone, whatever arrives first and whichever ranks add on a
 // device. In a butterfly of a power of two of ranks, a device gives each byte once.
 TEST(Run, DevicesAddAsTheHostDoes) {
@@ -318,41 +422,25 @@ TEST(Run, DevicesAddAsTheHostDoes) {
         const bool large = count > 1'000'000;  // several pieces
         if (large && (size > 5 || algorithm != Algorithm::kButterfly)) continue;
         SCOPED_TRACE(concat(wire::name_of(algorithm), ", ", size, " ranks, ", count));
-        Task task;
-        task.name = "x";
-        task.algorithm = algorithm;
-        task.count = count;
-        task.reduction = {ReduceOp::kAverage, size % 2 ? 1.0 : 0.7, size % 3 ? 1.0 : 1.3};
-        std::mt19937 values(size);
-        std::vector<std::vector<char>> arrays(size, std::vector<char>(count * sizeof(float)));
-        std::vector<std::shared_ptr<FakeDevice>> devices(size);
-        std::vector<std::vector<char>> hosts;
-        std::vector<char*> places, images;
-        for (uint32_t rank = 0; rank < size; ++rank) {
-          for (uint64_t i = 0; i < count; ++i) {
-            const float value = std::ldexp(static_cast<float>(values()), int(values() % 60) - 60);
-            std::memcpy(arrays[rank].data() + i * sizeof(float), &value, sizeof value);
-          }
-          hosts.push_back(arrays[rank]);
-          if (size > 3 && rank == 1) continue;  // its array lies on the host
-          devices[rank] = std::make_shared<FakeDevice>(task, rank, size, arrays[rank]);
-        }
-        for (uint32_t rank = 0; rank < size; ++rank) {
-          places.push_back(hosts[rank].data());
-          images.push_back(devices[rank] ? devices[rank]->image() : arrays[rank].data());
-        }
-        Cluster reference(task, places, size);
-        ASSERT_TRUE(reference.play());
-        Cluster cluster(task, images, static_cast<unsigned>(size * 1000 + count), devices);
-        ASSERT_TRUE(cluster.play());
-        for (uint32_t rank = 0; rank < size; ++rank) {
-          const auto& found = devices[rank] ? devices[rank]->array() : arrays[rank];
-          ASSERT_TRUE(found == hosts[rank]) << rank;
-          const bool power = (size & (size - 1)) == 0;
-          if (devices[rank] && algorithm == Algorithm::kButterfly && power) {
-            ASSERT_EQ(devices[rank]->bytes_out(), found.size()) << rank;
+        compare(task_of(algorithm, size, count), size, {});
+      }
+    }
+  }
+}
+
+TEST(Run, DevicesReadWhatNearRanksShow) {
+  for (uint32_t size = 2; size <= 9; ++size) {
+    for (const uint64_t count : {1u, 3u, 1000u, 40'003u, 1'400'001u}) {
+      for (const uint32_t per_node : {2u, 3u, 9u}) {
+        if (count > 1'000'000 && (size > 5 || per_node == 2)) continue;
+        SCOPED_TRACE(concat(size, " ranks, ", count, ", ", per_node, " per node"));
+        std::vector<std::vector<uint32_t>> near(size);
+        for (uint32_t a = 0; a < size; ++a) {
+          for (uint32_t b = 0; b < size; ++b) {
+            if (a != b && a / per_node == b / per_node) near[a].push_back(b);
           }
         }
+        compare(task_of(Algorithm::kButterfly, size, count), size, near);
       }
     }
   }
@@ -405,6 +493,50 @@ TEST(Run, RefusesWhatWasNotAgreed) {
   EXPECT_TRUE(run.needs(0));
   EXPECT_TRUE(run.needs(2));
   EXPECT_FALSE(run.needs(1));
+}
+
+// Says that every message is read where it is.
+class Shows final : public FakeDevice {
+ public:
+  using FakeDevice::FakeDevice;
+  Result<Shown> meet(uint32_t, std::string_view) override { return Shown{true, true}; }
+};
+
+TEST(Run, RefusesWhatIsShownAgainstTheRules) {
+  Task task;
+  task.name = "x";
+  task.algorithm = Algorithm::kButterfly;
+  task.count = 100'000;  // halves of two frames
+  auto device = std::make_shared<Shows>(task, 0, 2, std::vector<char>(400'000),
+                                        std::vector<uint32_t>{1});
+  task.elsewhere = device;
+  task.data = device->image();
+  task.near = {1};
+  Silent wire;
+  collective::Run run(task, 0, 2, wire);
+  run.start();
+  EXPECT_EQ(wire.grants, 0) << "the card of the other rank is missing";
+  EXPECT_EQ(run.missing(), std::vector<uint32_t>{1});
+  EXPECT_FALSE(run.waits_for_elsewhere());
+  EXPECT_FALSE(run.on_shown(1, 0, 1).ok()) << "before the card";
+  EXPECT_FALSE(run.on_card(2, "").ok());
+  EXPECT_TRUE(run.on_card(1, "").ok());
+  EXPECT_FALSE(run.on_card(1, "").ok()) << "twice";
+  run.advance();
+  EXPECT_EQ(wire.grants, 0);
+  EXPECT_TRUE(run.waits_for_elsewhere());
+  EXPECT_FALSE(run.on_shown(2, 0, 1).ok());
+  EXPECT_FALSE(run.on_shown(1, 1, 1).ok()) << "not the next message";
+  EXPECT_FALSE(run.on_shown(1, 0, 3).ok()) << "there are two frames";
+  EXPECT_TRUE(run.on_shown(1, 0, 1).ok());
+  EXPECT_FALSE(run.on_shown(1, 0, 1).ok()) << "twice";
+  EXPECT_FALSE(run.on_shown(1, 0, 0).ok());
+  EXPECT_TRUE(run.on_shown(1, 0, 2).ok());
+  EXPECT_FALSE(run.on_read(1, 0).ok()) << "nothing is shown yet";
+  EXPECT_FALSE(run.on_read(1, 9).ok());
+  EXPECT_FALSE(run.on_read(2, 0).ok());
+  Destinations out;
+  EXPECT_FALSE(run.on_block(1, 1, 0, kFrameBytes, nullptr, out).ok());
 }
 
 }  // namespace
