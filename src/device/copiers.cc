@@ -1,5 +1,6 @@
 #include "device/copiers.h"
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <map>
@@ -20,6 +21,8 @@ namespace {
 // loaded.
 constexpr int kLooks = 10;
 constexpr auto kBetweenLooks = std::chrono::microseconds(200);
+// Of an image that only shows whether neighbours can map it.
+constexpr size_t kSmallImage = 256;
 
 struct OfDevice {
   OfDevice(Platform& platform, Device& device) : flags(platform, device) {}
@@ -62,7 +65,7 @@ class Copiers {
     return made;
   }
 
-  Result<Taken> relay(int index, DType dtype, ReduceOp op) {
+  Result<Taken> relay(int index, DType dtype, ReduceOp op, const Near& near) {
     auto all = platform();
     if (!all.ok()) return all.status();
     std::lock_guard lock(mutex_);
@@ -85,7 +88,9 @@ class Copiers {
     if (relay == nullptr) return Taken{};
     auto kernel = ready(device, *relay, KernelName::of(dtype, op));
     if (!kernel.ok()) return kernel.status();
-    return *kernel == 0 ? Taken{} : Taken{relay, *kernel};
+    if (*kernel == 0) return Taken{};
+    if (!near.owners.empty()) share(device, relay, near);
+    return Taken{relay, *kernel};
   }
 
   Result<Kernel> kernel(Copier& copier, const KernelName& name) {
@@ -133,16 +138,49 @@ class Copiers {
 
   // Returns 0 if the kernel cannot be loaded now.
   Result<Kernel> ready(OfDevice& device, Relay& relay, const KernelName& name) {
-    for (int i = 0; i < kLooks && !device.kernels.contains(name); ++i) {
+    Status loaded;
+    soon_while_nobody_waits([&] { return loaded.ok() && !device.kernels.contains(name); }, kLooks,
+                            [&] { loaded = load(device, relay, name); });
+    if (!loaded.ok()) return loaded;
+    const auto kernel = device.kernels.find(name);
+    return kernel == device.kernels.end() ? Kernel{0} : kernel->second;
+  }
+
+  // Maps the images of near ranks, and gives the relay an image for them. Without that, data goes
+  // through host memory.
+  void share(OfDevice& of, const std::shared_ptr<Relay>& relay, const Near& near) {
+    Device& device = of.flags.device();
+    Neighbours& neighbours = Neighbours::instance();
+    // Another array in flight waits for other ranks for long, but this call can do without.
+    const bool alone = std::none_of(of.relays.begin(), of.relays.end(), [&](const auto& one) {
+      return one != relay && one.use_count() > 1;
+    });
+    const size_t bytes = neighbours.reaches_us(near.owners) ? near.bytes : kSmallImage;
+    soon_while_nobody_waits(
+        [&] {
+          return relay->should_share(bytes) || neighbours.any_to_map(device.index(), near.owners);
+        },
+        alone ? kLooks : 1,
+        [&] {
+          neighbours.map(device, near.owners);
+          if (!relay->should_share(bytes)) return;
+          if (Status shared = relay->share(bytes); !shared.ok()) {
+            log(LogLevel::kInfo, "GPU ", device.index(), " has no memory of ", bytes,
+                " bytes that its neighbours could read: ", shared.message());
+          }
+        });
+  }
+
+  // Runs `call` while it is `wanted`, if no stream of this process waits for other ranks now or
+  // after one of a few looks.
+  void soon_while_nobody_waits(const std::function<bool()>& wanted, int looks,
+                               const std::function<void()>& call) {
+    for (int i = 0; i < looks && wanted(); ++i) {
       // After a stream's last word is visible, the driver needs a moment to report the stream as
       // idle.
       if (i > 0) std::this_thread::sleep_for(kBetweenLooks);
-      Status loaded;
-      while_nobody_waits([&] { loaded = load(device, relay, name); });
-      if (!loaded.ok()) return loaded;
+      while_nobody_waits(call);
     }
-    const auto kernel = device.kernels.find(name);
-    return kernel == device.kernels.end() ? Kernel{0} : kernel->second;
   }
 
   static Status load(OfDevice& device, Relay& relay, const KernelName& name) {
@@ -200,8 +238,8 @@ Result<std::shared_ptr<Copier>> shared_copier(int device) {
 
 Result<std::shared_ptr<Copier>> own_copier(int device) { return Copiers::instance().own(device); }
 
-Result<Taken> take_relay(int device, DType dtype, ReduceOp op) {
-  return Copiers::instance().relay(device, dtype, op);
+Result<Taken> take_relay(int device, DType dtype, ReduceOp op, const Near& near) {
+  return Copiers::instance().relay(device, dtype, op, near);
 }
 
 Result<Kernel> ready_kernel(Copier& copier, const KernelName& name) {

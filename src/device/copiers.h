@@ -3,8 +3,10 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "device/copier.h"
+#include "device/images.h"
 #include "device/relay.h"
 
 namespace herring::device {
@@ -20,12 +22,20 @@ struct Taken {
   std::shared_ptr<Relay> relay;  // null: none is available now
   Kernel kernel = 0;
 };
+// The array's ranks on the same node, whose GPUs may read an image of the relay.
+struct Near {
+  std::vector<Neighbours::Owner> owners;
+  size_t bytes = 0;  // of the array
+};
 // Returns a relay, which the caller drops when the relay is through. The relay is null if
 // kMostRelays are taken, or if the kernel would have to be loaded while streams wait for other
 // ranks: a driver may load nothing before all streams are idle. Returns kConfiguration if there is
 // no compiler for the kernel.
+//
+// If there are near ranks, their images are mapped and the relay gets an image, as soon as no
+// stream waits for other ranks. The image is small until one of these ranks has mapped it.
 inline constexpr size_t kMostRelays = 2;  // per device, whose streams share few queues
-Result<Taken> take_relay(int device, DType dtype, ReduceOp op);
+Result<Taken> take_relay(int device, DType dtype, ReduceOp op, const Near& near = {});
 
 // Returns a loaded kernel. Returns 0 if the kernel would have to be loaded while streams wait for
 // other ranks, or before what the copier has queued is through. What the copier has queued must not

@@ -18,6 +18,14 @@ namespace {
 constexpr uint32_t kMostBlocks = 32;
 constexpr uint64_t kElementsPerBlock = Device::kThreads * 4;
 
+constexpr uint32_t kAllSources = ~0u;
+
+// Kernels that have not begun read it.
+void forbid(const Flag& line) {
+  auto* const command = reinterpret_cast<Command*>(line.word);
+  std::atomic_ref<uint32_t>(command->stop).store(1, std::memory_order_release);
+}
+
 static_assert(offsetof(Command, stop) == 0 && sizeof(Command) <= 64, "a command is a flag's line");
 
 }  // namespace
@@ -34,7 +42,7 @@ Status Relay::open() {
   HERRING_RETURN_IF_ERROR(device_.make_stream().move_to(outs_stream_));
   HERRING_RETURN_IF_ERROR(device_.make_stream().move_to(ins_stream_));
   HERRING_RETURN_IF_ERROR(device_.make_event().move_to(event_));
-  HERRING_RETURN_IF_ERROR(device_.allocate(sizeof(Command)).move_to(command_));
+  HERRING_RETURN_IF_ERROR(device_.allocate(2 * sizeof(Command)).move_to(command_));
   for (Flag* flag : {&outs_, &ins_, &arrived_, &commands_[0], &commands_[1]}) {
     HERRING_RETURN_IF_ERROR(flags_.take().move_to(*flag));
   }
@@ -52,19 +60,36 @@ Relay::~Relay() {
   if (command_ != 0) {
     leave_to_unmap([&device = device_, command = command_](Platform&) { device.free(command); });
   }
-  for (Flag& line : commands_) {
+  std::vector<Flag> words = spare_, commands = {commands_[0], commands_[1]};
+  words.insert(words.end(), {outs_, ins_, arrived_});
+  for (const Way& way : ways_) {
+    words.push_back(way.chosen);
+    commands.insert(commands.end(), {way.to_image, way.to_host, way.in});
+  }
+  for (Flag& line : commands) {
     if (line.word != nullptr) line.word = new (line.word) std::atomic<uint32_t>(0);
   }
-  // A device that is lost may still write to its flags, so nobody else gets them.
-  for (const Flag& flag : {outs_, ins_, arrived_, commands_[0], commands_[1]}) {
+  words.insert(words.end(), commands.begin(), commands.end());
+  // A device that is lost may still write to its flags and its image, so nobody else gets them.
+  for (const Flag& flag : words) {
     if (flag.word != nullptr && !lost_.load()) flags_.give_back(flag);
   }
+  if (lost_.load()) static_cast<void>(image_.release());
 }
 
-void Relay::tell_commands(double divisor) {
-  constexpr uint32_t kAllSources = ~0u;
+void Relay::tell_commands(double divisor, const std::vector<Piece>& pieces) {
   for (size_t i = 0; i < commands_.size(); ++i) {
     new (commands_[i].word) Command{0, kAllSources, i == 0 ? 1.0 : divisor};
+  }
+  for (Way& way : ways_) {
+    way.value = way.chosen.word->load() + 1;
+    for (const Flag& line : {way.to_image, way.to_host, way.in}) {
+      new (line.word) Command{0, kAllSources, 1.0};
+    }
+  }
+  for (const Piece& piece : pieces) {
+    if (piece.way == kOneWay || piece.out || !piece.divides) continue;
+    reinterpret_cast<Command*>(ways_[piece.way].in.word)->divisor = divisor;
   }
 }
 
@@ -78,7 +103,7 @@ Status Relay::queue(const std::vector<Stream>& producers, Kernel kernel, double 
   const auto all_outs = static_cast<uint32_t>(
       std::count_if(pieces.begin(), pieces.end(), [](const Piece& one) { return one.out; }));
   all_ins_ = static_cast<uint32_t>(pieces.size()) - all_outs;
-  tell_commands(divisor);
+  tell_commands(divisor, pieces);
   const Status queued =
       device_.together([&] { return queue_pieces(producers, kernel, pieces); });
   if (!queued.ok()) {
@@ -107,25 +132,16 @@ Status Relay::queue_pieces(const std::vector<Stream>& producers, Kernel kernel,
         HERRING_RETURN_IF_ERROR(device_.record(event_, ins_stream_));
         HERRING_RETURN_IF_ERROR(device_.wait(outs_stream_, event_));
       }
-      const Copy& copy = piece.copy;
-      HERRING_RETURN_IF_ERROR(device_.copy_out(copy.host, copy.device, copy.bytes, outs_stream_));
-      HERRING_RETURN_IF_ERROR(
-          device_.write_word(outs_.address, first_out_ + ++outs, outs_stream_));
+      HERRING_RETURN_IF_ERROR(queue_out(kernel, piece, ++outs));
       continue;
     }
-    Combination sum = piece.sum;
-    sum.command = command_;
-    const Flag& line = commands_[piece.divides ? 1 : 0];
-    const auto blocks = static_cast<uint32_t>(
-        std::clamp<uint64_t>(sum.elements / kElementsPerBlock, 1, kMostBlocks));
     ++ins;
+    const bool one_way = piece.way == kOneWay;
+    const Flag& line = one_way ? commands_[piece.divides ? 1 : 0] : ways_[piece.way].in;
     HERRING_RETURN_IF_ERROR(
         device_.wait_word(arrived_.address, first_arrived_ + ins, ins_stream_));
-    // Blocks that read the same word of host memory would do so one after the other, so the command
-    // is copied to the device first.
-    HERRING_RETURN_IF_ERROR(device_.copy_in(command_, reinterpret_cast<const char*>(line.word),
-                                            sizeof(Command), ins_stream_));
-    HERRING_RETURN_IF_ERROR(device_.combine(kernel, sum, blocks, ins_stream_));
+    HERRING_RETURN_IF_ERROR(
+        queue_kernel(kernel, piece, piece.sum, line, command_, ins_stream_));
     HERRING_RETURN_IF_ERROR(device_.write_word(ins_.address, first_in_ + ins, ins_stream_));
     follows = false;
   }
@@ -133,6 +149,34 @@ Status Relay::queue_pieces(const std::vector<Stream>& producers, Kernel kernel,
   HERRING_RETURN_IF_ERROR(device_.record(event_, outs_stream_));
   HERRING_RETURN_IF_ERROR(device_.wait(ins_stream_, event_));
   return device_.write_word(ins_.address, first_in_ + all_ins_ + 1, ins_stream_);
+}
+
+Status Relay::queue_out(Kernel kernel, const Piece& piece, uint32_t outs) {
+  if (piece.way == kOneWay) {
+    const Copy& copy = piece.copy;
+    HERRING_RETURN_IF_ERROR(device_.copy_out(copy.host, copy.device, copy.bytes, outs_stream_));
+  } else {
+    const Way& way = ways_[piece.way];
+    const Address command = command_ + sizeof(Command);
+    HERRING_RETURN_IF_ERROR(device_.wait_word(way.chosen.address, way.value, outs_stream_));
+    HERRING_RETURN_IF_ERROR(
+        queue_kernel(kernel, piece, piece.sum, way.to_image, command, outs_stream_));
+    HERRING_RETURN_IF_ERROR(
+        queue_kernel(kernel, piece, piece.to_host, way.to_host, command, outs_stream_));
+  }
+  return device_.write_word(outs_.address, first_out_ + outs, outs_stream_);
+}
+
+// Blocks that read the same word of host memory would do so one after the other, so the command is
+// copied to the device first.
+Status Relay::queue_kernel(Kernel kernel, const Piece& piece, Combination what, const Flag& line,
+                           Address command, Stream stream) {
+  const auto few = static_cast<uint32_t>(
+      std::clamp<uint64_t>(what.elements / kElementsPerBlock, 1, kMostBlocks));
+  what.command = command;
+  HERRING_RETURN_IF_ERROR(device_.copy_in(command, reinterpret_cast<const char*>(line.word),
+                                          sizeof(Command), stream));
+  return device_.combine(kernel, what, piece.blocks == 0 ? few : piece.blocks, stream);
 }
 
 bool Relay::through() const {
@@ -148,16 +192,49 @@ void Relay::arrived(uint32_t ins) {
   }
 }
 
+void Relay::choose(uint32_t way, bool stays, uint32_t sources) {
+  const Way& one = ways_[way];
+  reinterpret_cast<Command*>(one.in.word)->active = sources;
+  forbid(stays ? one.to_host : one.to_image);
+  one.chosen.set(one.value);
+}
+
 void Relay::stop() {
-  for (const Flag& line : commands_) {
-    auto* const command = reinterpret_cast<Command*>(line.word);
-    std::atomic_ref<uint32_t>(command->stop).store(1, std::memory_order_release);
+  stopped_.store(true);
+  for (const Flag& line : commands_) forbid(line);
+  for (const Way& way : ways_) {
+    for (const Flag& line : {way.to_image, way.to_host, way.in}) forbid(line);
   }
+  for (const Way& way : ways_) way.chosen.set(way.value);
   arrived(all_ins_);
 }
 
+bool Relay::should_share(size_t bytes) const {
+  return bytes < refused_ && (image() == nullptr || image_->bytes() < bytes);
+}
+
+Status Relay::share(size_t bytes) {
+  while (spare_.size() < 4 * kMostWays - 4 * ways_.size()) {
+    auto flag = flags_.take();
+    if (!flag.ok()) return flag.status();
+    spare_.push_back(*flag);
+  }
+  for (; !spare_.empty(); spare_.resize(spare_.size() - 4)) {
+    const Flag* const four = &spare_[spare_.size() - 4];
+    ways_.push_back({four[0], 0, four[1], four[2], four[3]});
+  }
+  if (stopped_.exchange(false) && image_ != nullptr) {
+    Neighbours::instance().keep_for_a_while(std::move(image_));
+  }
+  auto image = Image::make(device_, bytes);
+  if (!image.ok()) refused_ = bytes;
+  if (!image.ok()) return image.status();
+  image_ = std::move(*image);
+  return {};
+}
+
 Status Relay::try_kernel(Kernel kernel) {
-  tell_commands(1.0);
+  tell_commands(1.0, {});
   Combination nothing;
   nothing.command = commands_[0].address;
   HERRING_RETURN_IF_ERROR(device_.combine(kernel, nothing, 1, ins_stream_));

@@ -157,6 +157,65 @@ TEST_F(RelayTest, StoppedItTouchesNothingAndParksNobody) {
   EXPECT_EQ(on_device()[3], 5);
 }
 
+// The second and the third piece of the array go one of two ways.
+TEST_F(RelayTest, PiecesTakeTheWayThatIsChosen) {
+  const Jitter jitter(300);
+  EXPECT_TRUE(relay->should_share(4 * kBytes));
+  ASSERT_TRUE(relay->share(4 * kBytes).ok());
+  EXPECT_FALSE(relay->should_share(4 * kBytes));
+  const Image& shared = *relay->image();
+  std::vector<float> peek(kCount);
+  const auto queue_ways = [&] {
+    std::vector<Relay::Piece> pieces(2);
+    const Address here = array + kBytes, come = *gpu(0).address_of(image);
+    pieces[0].out = true;
+    pieces[0].way = pieces[1].way = 3;
+    pieces[0].sum.sources[0] = here;
+    pieces[0].sum.number_of_sources = pieces[0].sum.number_of_targets = 1;
+    pieces[0].sum.elements = kCount;
+    pieces[0].to_host = pieces[0].sum;
+    pieces[0].sum.targets[0] = shared.address() + kBytes;
+    pieces[0].to_host.targets[0] = come + kBytes;
+    pieces[1].sum.sources[0] = here;
+    pieces[1].sum.sources[1] = come + 2 * kBytes;
+    pieces[1].sum.sources[2] = array;  // in place of a neighbour's memory
+    pieces[1].sum.targets[0] = array + 2 * kBytes;
+    pieces[1].sum.number_of_sources = 3;
+    pieces[1].sum.number_of_targets = 1;
+    pieces[1].sum.elements = kCount;
+    pieces[1].divides = true;
+    return relay->queue({user}, kernel, 2.0, pieces, [](const Status&) {});
+  };
+  for (const bool stays : {false, true, false}) {
+    put(1, -1);
+    put(2, 5);
+    fill(stays ? 3 : 4);
+    ASSERT_TRUE(queue_ways().ok());
+    std::this_thread::sleep_for(2ms);
+    EXPECT_EQ(relay->outs(), 0u) << "nothing goes out before the choice";
+    relay->choose(3, stays, stays ? 0b101 : 0b011);
+    wait_until([&] { return relay->outs() == 1; });
+    EXPECT_EQ(image[kCount], stays ? -1 : 4);
+    STANDIN(standin_peek)(peek.data(), shared.address() + kBytes, kBytes);
+    if (stays) {
+      EXPECT_EQ(peek, std::vector<float>(kCount, 3));
+    }
+    relay->arrived(1);
+    wait_until([&] { return relay->through(); });
+    EXPECT_EQ(on_device()[2], stays ? 3 : 4.5f);
+  }
+  fill(1);
+  ASSERT_TRUE(queue_ways().ok());
+  relay->stop();
+  wait_until([&] { return relay->through(); });
+  EXPECT_EQ(on_device(), std::vector<float>(4, 1));
+  EXPECT_EQ(relay->image(), nullptr) << "a neighbour may still read it";
+  const uint64_t id = shared.id();
+  EXPECT_TRUE(relay->should_share(kBytes));
+  ASSERT_TRUE(relay->share(kBytes).ok());
+  EXPECT_NE(relay->image()->id(), id);
+}
+
 TEST_F(RelayTest, WhicheverCallFailsNothingIsTouchedAndTheNextIsServed) {
   int failures = 0;
   for (uint64_t n = 1; n <= 60; ++n) {
