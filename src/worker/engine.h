@@ -97,7 +97,8 @@ class Engine {
     transport::FlowCounters workers;  // exchanged with other workers directly
     size_t credit_bytes = 0;
     uint64_t wakeups = 0;
-    uint64_t device_sums = 0;  // all-reduces whose sums a device did
+    // All-reduces whose sums a device did, and those of them for which it read other devices.
+    uint64_t device_sums = 0, neighbour_sums = 0;
     uint64_t retransmits = 0;  // of packets to servers
     // By server: retransmissions of all its flows, and the shortest and the longest of their latest
     // round trips. A time of 0 is unknown.

@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "base/reminders.h"
+#include "device/images.h"
 
 namespace herring::worker {
 namespace {
@@ -200,6 +201,7 @@ void EngineCore::end_all() {
   leaves_ ? executor_->finish() : executor_->clear();
   node_stage_->clear();
   named_.fail_all(status);
+  device::Neighbours::instance().forget(cluster_.incarnation);
   while (!waiting_.empty()) {
     Status told = status;
     waiting_.extract(waiting_.begin()).key()->set(std::move(told));

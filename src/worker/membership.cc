@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "device/images.h"
 #include "wire/messages.h"
 #include "worker/engine_core.h"
 
@@ -167,6 +168,7 @@ void Membership::peer_lost(const control::Loss& loss) {
     engine_.links().server_lost(loss.index);
   } else {
     engine_.executor().rank_lost(loss.index);
+    device::Neighbours::instance().forget(cluster_.incarnation, loss.index);
   }
 }
 

@@ -368,6 +368,7 @@ void Mover::start_schedule(Operation& operation, Key key) {
   task.data = operation.bundles_.front().receive;
   task.reduction = what.reduction;
   task.elsewhere = operation.sums_;
+  task.near = named_.near_members(operation.call_).indices;
   start(operation, std::move(task));
 }
 

@@ -417,6 +417,7 @@ void NamedOperations::finish(Operation& operation, const Status& status) {
   if (keep->sums_) {
     keep->sums_->end(status);
     if (status.ok()) ++device_sums_;
+    if (status.ok() && keep->sums_->reads_neighbours()) ++neighbour_sums_;
   }
   // From here until the result is set, nothing allocates memory.
   operations_.erase(found);
@@ -437,6 +438,10 @@ void NamedOperations::finish(Operation& operation, const Status& status) {
 void NamedOperations::fail(Operation& operation, const Status& why) {
   wire::is<wire::Join>(operation.call_.what) ? joins_.fail(operation, why)
                                              : finish(operation, why);
+}
+
+NearMembers NamedOperations::near_members(const Call& call) const {
+  return worker::near_members(call, engine_.cluster().incarnation, engine_.options().node_stage);
 }
 
 bool NamedOperations::moves(const Group& group) const {

@@ -73,6 +73,10 @@ class NamedOperations {
 
   // Returns the number of completed all-reduces whose sums a device did.
   uint64_t device_sums() const { return device_sums_; }
+  // Returns for how many of them the device has read memory of a neighbour's.
+  uint64_t neighbour_sums() const { return neighbour_sums_; }
+  // Any thread.
+  NearMembers near_members(const Call& call) const;
 
   // For the classes that carry operations out.
   using Operations = std::map<uint64_t, std::shared_ptr<Operation>>;
@@ -127,7 +131,7 @@ class NamedOperations {
   // How often this rank has formed a group with a name and ranks, both in the text.
   std::map<std::string, uint32_t> turns_;
   uint64_t next_id_ = 1;
-  uint64_t device_sums_ = 0;
+  uint64_t device_sums_ = 0, neighbour_sums_ = 0;
 
   Names names_;
 };

@@ -472,6 +472,7 @@ class Stats(WorkerBytes):
       wakeups: Wake-ups of the engine.
       gpu_sums: Completed all-reduces whose sums this worker's GPU computed
         (``algorithm="cuda-butterfly"``).
+      gpu_peer_sums: Those of them for which this GPU read memory of another one of its node.
       late_seconds: How much later than the median rank this rank gives its gradients in a step, on
         average; 0 if it is rarely late. Rank 0 finds it in the latest 128 rounds.
       seconds: Where the time went, since the last call of `stats` and since `init`.
@@ -482,6 +483,7 @@ class Stats(WorkerBytes):
     credit_bytes: int
     wakeups: int
     gpu_sums: int
+    gpu_peer_sums: int
     late_seconds: float
     seconds: Seconds
 
@@ -497,7 +499,8 @@ def stats() -> Stats:
       None). ``workers``: bytes_sent and bytes_received of algorithms that send messages between
       workers. ``credit_bytes``: bytes that a flow may have outstanding now. ``wakeups``: wake-ups
       of the engine. ``gpu_sums``: completed all-reduces whose sums this worker's GPU computed
-      (``algorithm="cuda-butterfly"``). ``late_seconds``: how much later than the median rank this
+      (``algorithm="cuda-butterfly"``). ``gpu_peer_sums``: those of them for which this GPU read
+      memory of another GPU of its node. ``late_seconds``: how much later than the median rank this
       rank gives its gradients in a step; 0 if it is rarely late. ``seconds``: a dictionary with the
       keys ``last`` (since the last call of `stats`) and ``total`` (since `init`). Each has the
       numbers ``rounds`` and ``calls`` that the program began, and seconds. ``seconds`` is the whole
