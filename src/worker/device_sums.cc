@@ -30,11 +30,11 @@ static_assert(kFirstImport + device::Card::kMostReadable <= device::kMostSources
 
 }  // namespace
 
-NearMembers near_members(const Call& call, uint32_t incarnation, const std::string& node_stage) {
+NearMembers near_members(const Call& call, uint32_t incarnation) {
   NearMembers near;
   const auto* what = std::get_if<wire::AllReduce>(&call.what);
-  const bool fits = what != nullptr && what->algorithm == wire::Algorithm::kButterfly &&
-                    !call.list && (node_stage == "auto" || node_stage == "ipc");
+  const bool fits =
+      what != nullptr && what->algorithm == wire::Algorithm::kButterfly && !call.list;
   if (!fits || call.buffers.front().array.bytes() < kLeastNear) return near;
   const control::Group& group = call.group->members();
   const uint32_t own = call.group->index();
@@ -149,7 +149,8 @@ Result<collective::Elsewhere::Shown> DeviceSums::meet(uint32_t peer, std::string
   }
   if (!text.empty()) std::memcpy(&card, text.data(), sizeof card);
   if (!text.empty() && card.magic != kCardMagic) return breach("rank ", peer, " sent no card");
-  if (card.id != 0) device::Neighbours::instance().learn(near_.owner_of(peer).value(), card);
+  const auto owner = near_.owner_of(peer);
+  if (card.id != 0 && owner) device::Neighbours::instance().learn(*owner, card);
   Shown shown;
   const bool shares = shared_ != 0 && imports_.contains(peer);
   const Imports& imports = imports_of(peer);

@@ -23,7 +23,7 @@
 namespace herring::worker {
 
 // The members of a group that are on this rank's node and take part in a call that could keep its
-// data on the node's GPUs. All of them find the same.
+// data on the node's GPUs. All of them find the same, whatever their settings and their GPUs are.
 struct NearMembers {
   std::vector<uint32_t> indices;  // in the group
   std::vector<device::Neighbours::Owner> owners;
@@ -35,13 +35,13 @@ struct NearMembers {
     return owners[static_cast<size_t>(place - indices.begin())];
   }
 };
-// `node_stage`: the setting. It says whether GPUs may read each other's memory.
-NearMembers near_members(const Call& call, uint32_t incarnation, const std::string& node_stage);
+NearMembers near_members(const Call& call, uint32_t incarnation);
 
 class DeviceSums : public collective::Elsewhere,
                    public std::enable_shared_from_this<DeviceSums> {
  public:
-  // Prepares a call with one array on a device. Returns null if the host's processors do the sums;
+  // Prepares a call with one array on a device, whose data may go from GPU to GPU between this rank
+  // and the near members. Returns null if the host's processors do the sums;
   // a lasting reason is logged once. create(), queue() and check() run on a thread that may call
   // the driver.
   static Result<std::shared_ptr<DeviceSums>> create(

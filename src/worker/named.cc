@@ -441,7 +441,12 @@ void NamedOperations::fail(Operation& operation, const Status& why) {
 }
 
 NearMembers NamedOperations::near_members(const Call& call) const {
-  return worker::near_members(call, engine_.cluster().incarnation, engine_.options().node_stage);
+  return worker::near_members(call, engine_.cluster().incarnation);
+}
+
+NearMembers NamedOperations::sharing_members(const Call& call) const {
+  const std::string& stage = engine_.options().node_stage;
+  return stage == "auto" || stage == "ipc" ? near_members(call) : NearMembers();
 }
 
 bool NamedOperations::moves(const Group& group) const {

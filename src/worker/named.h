@@ -75,8 +75,10 @@ class NamedOperations {
   uint64_t device_sums() const { return device_sums_; }
   // Returns for how many of them the device has read memory of a neighbour's.
   uint64_t neighbour_sums() const { return neighbour_sums_; }
-  // Any thread.
+  // The members with which a rank exchanges cards for a call, and those of them with which its GPU
+  // may exchange data. Any thread.
   NearMembers near_members(const Call& call) const;
+  NearMembers sharing_members(const Call& call) const;
 
   // For the classes that carry operations out.
   using Operations = std::map<uint64_t, std::shared_ptr<Operation>>;

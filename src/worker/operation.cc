@@ -67,7 +67,7 @@ Status Operation::prepare() {
   }
   if (call_.device_sums) {
     HERRING_RETURN_IF_ERROR(
-        DeviceSums::create(call_, owner_.near_members(call_), heap_, loop_of()).move_to(sums_));
+        DeviceSums::create(call_, owner_.sharing_members(call_), heap_, loop_of()).move_to(sums_));
   }
   if (sums_ != nullptr) {
     bundles_.push_back({one.array, sums_->image(), sums_->image()});

@@ -80,6 +80,20 @@ herring.shutdown()
     expect_success(run_job(["-n", "4"], GPUS + script, STANDIN_PEERS="1", **ENVIRONMENT))
 
 
+def test_ranks_that_differ_in_their_setting_go_through_host_memory() -> None:
+    script = """
+os.environ["HERRING_NODE_STAGE"] = "auto" if os.environ["RANK"] == "0" else "staged"
+from gpu_job import GpuArray, gpus, rank, size
+for step in range(6):
+    array = GpuArray(np.full(300_000, rank + step, np.float32), rank % gpus)
+    herring.allreduce(array, "sum", algorithm="cuda-butterfly")
+    assert (array.get() == sum(r + step for r in range(size))).all(), step
+assert herring.stats()["gpu_sums"] == 6 and herring.stats()["gpu_peer_sums"] == 0
+herring.shutdown()
+"""
+    expect_success(run_job(["-n", "3"], script, STANDIN_PEERS="1", **ENVIRONMENT))
+
+
 @pytest.mark.parametrize("moment", ["before", "announced", "moving"])
 @pytest.mark.parametrize("how", ["dies", "leaves"])
 @pytest.mark.parametrize("nodes", ["1", "2"])
