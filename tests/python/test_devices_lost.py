@@ -89,3 +89,22 @@ def test_in_torchs_backend_all_ranks_get_an_error_that_names_it(calls: str) -> N
     said = expect_errors("backend_steps", 0, 0, 1, 2, CALLS=calls, **TORCH_ENVIRONMENT)
     if calls != "ddp":  # there, torch's C++ waits, which asks no driver
         expect_nobody_waited(said)
+
+
+@pytest.mark.parametrize(("victim", "stage", "moment"), [(0, "host", 50), (1, "ipc", 20)])
+def test_an_elastic_job_goes_on_without_it(
+    victim: int, stage: str, moment: int, tmp_path: Path
+) -> None:
+    job = run_job(
+        ["--elastic", "-n", "3", "--min-workers", "2"],
+        program("elastic_on_gpus", str(tmp_path / "lost")),
+        VICTIM=str(victim),
+        MOMENT=str(moment),
+        HERRING_NODE_STAGE=stage,
+        STANDIN_PEERS="1",
+        STANDIN_DEVICES="3",
+        **ENVIRONMENT,
+    )
+    said = job.stdout
+    assert f"herring.errors.DeviceError: GPU {victim}: " in said, said
+    assert len(re.findall(r"trained in generation [23]", said)) >= 2, said
