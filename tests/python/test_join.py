@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from herring.arrays import names
 from jobs import LAYOUTS, expect_success, program, run_job, seconds_until_known
 
 pytestmark = pytest.mark.timeout(120)
@@ -24,6 +26,27 @@ def test_a_death_ends_a_join(layout, joined):
         LAYOUTS[layout], program("join_death"), victim=ranks - 1, survivors=ranks - 1, JOINED=joined
     )
     assert seconds < 20, output
+
+
+class Join:
+    ended = False
+
+    def done(self) -> bool:
+        return self.ended
+
+    def wait(self) -> None:
+        assert self.ended
+
+
+def test_ranks_have_joined_until_their_join_has_a_result():
+    join, among = Join(), "ranks of this test"
+    assert names.next_name("x", among) == "x.0"
+    assert names.submit_join(partial(lambda: join), among) is join
+    assert names.has_joined(among) and not names.has_joined("other ranks")
+    join.ended = True
+    assert not names.has_joined(among)
+    assert names.next_name("x", among) == "x#1.0"
+    names.forget_names_among(among)
 
 
 @pytest.mark.parametrize("layout", ["colocated-servers", "uneven-nodes"])

@@ -7,9 +7,9 @@ from contextlib import contextmanager, suppress
 
 from herring.arrays.arguments import name_given
 from herring.arrays.groups import Group, scope_of
-from herring.arrays.names import next_name
+from herring.arrays.names import has_joined, next_name
 from herring.arrays.runtime import job
-from herring.errors import HerringError, PeerLostError, ShutdownError
+from herring.errors import HerringError, InvalidArgumentError, PeerLostError, ShutdownError
 
 __all__ = ["called", "name_of_next", "named", "refuse"]
 
@@ -51,9 +51,15 @@ def refuse(kind: str, name: str, group: Group | None, error: Exception) -> None:
 def name_of_next(kind: str, group: Group | None) -> str:
     """Returns a name for the next operation of a kind in the group (None: among all ranks)."""
     scope_of(group)
-    if group is None:
-        return next_name(kind)
-    return next_name(f"{group.name}.{kind}", group.members().number)
+    among = None if group is None else group.members().number
+    # Names are numbered anew as soon as the join has a result. The core admits calls a moment
+    # before that, and would admit one with an old name, for which no other rank waits.
+    if has_joined(among):
+        where = "" if group is None else f" in group '{group.name}'"
+        raise InvalidArgumentError(
+            f"'{kind}'{where} was called after join(); wait until join() has returned"
+        )
+    return next_name(kind if group is None else f"{group.name}.{kind}", among)
 
 
 def named(name: str | None, kind: str, group: Group | None) -> str:

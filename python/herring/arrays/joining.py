@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from herring.arrays.arguments import Timeout, seconds_of
 from herring.arrays.groups import Group, scope_of
-from herring.arrays.names import number_anew_after
+from herring.arrays.names import submit_join
 from herring.arrays.runtime import job
 
 __all__ = ["join"]
@@ -43,7 +45,8 @@ def join(*, timeout: Timeout = None, group: Group | None = None) -> int:
       TimeoutError: Not all ranks joined in time; the message names the missing ranks.
     """
     members = scope_of(group).handle
-    operation = job().submit(
+    submit = partial(
+        job().submit,
         "join",
         None,
         "herring.join",
@@ -51,6 +54,6 @@ def join(*, timeout: Timeout = None, group: Group | None = None) -> int:
         waits=True,
         group=members,
     )
-    number_anew_after(operation, None if members is None else members.number)
+    operation = submit_join(submit, None if members is None else members.number)
     operation.wait()
     return int(operation.counts[0])

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Hashable
-from itertools import count
+from collections.abc import Callable, Hashable
+from itertools import count, starmap
 
 from herring import _core
 from herring.errors import HerringError
 
-__all__ = ["forget_names", "forget_names_among", "next_name", "number_anew_after"]
+__all__ = ["forget_names", "forget_names_among", "has_joined", "next_name", "submit_join"]
 
 _lock = threading.Lock()
 _counts: dict[Hashable, defaultdict[str, count[int]]] = {}  # by group of callers, then by kind
 _numberings: dict[Hashable, int] = {}  # how often numbering has begun again, by group of callers
-_joins: dict[Hashable, _core.Operation] = {}  # joins under way, by group of callers
+# Joins under way, by group of callers: at most one of each, as a second one is refused.
+_joins: dict[Hashable, list[_core.Operation]] = {}
 
 
 def next_name(kind: str, among: Hashable = None) -> str:
@@ -33,25 +34,41 @@ def next_name(kind: str, among: Hashable = None) -> str:
     return f"{kind}.{number}" if numbering == 0 else f"{kind}#{numbering}.{number}"
 
 
-def number_anew_after(join: _core.Operation, among: Hashable = None) -> None:
-    """Numbers calls from 0 again once a join has ended, because ranks made different calls.
+def submit_join(submit: Callable[[], _core.Operation], among: Hashable = None) -> _core.Operation:
+    """Submits a join; once it has ended, calls are numbered from 0 again, as ranks made others.
 
     The new names differ from the earlier names, whose operations may still be under way.
 
     Args:
-      join: The join under way.
+      submit: Submits the join. It is not a function in Python, but a `functools.partial` of one in
+        C++.
       among: Identifies the ranks that join; None means all ranks.
     """
     with _lock:
         _note_join(among)
-        _joins[among] = join
+        joins = _joins.setdefault(among, [])
+    # No Python runs between the submission and the entry, and so no handler of a signal that raises
+    # an error. This rank has joined even if its program is interrupted here.
+    joins.extend(starmap(submit, ((),)))
+    return joins[-1]
+
+
+def has_joined(among: Hashable) -> bool:
+    """Returns whether this rank has joined, and its join has no result yet.
+
+    Args:
+      among: Identifies the ranks that join; None means all ranks.
+    """
+    with _lock:
+        _note_join(among)
+        return bool(_joins.get(among))
 
 
 def _note_join(among: Hashable) -> None:
-    join = _joins.get(among)
-    if join is None or not join.done():
+    joins = _joins.get(among)
+    if not joins or not joins[0].done():
         return
-    del _joins[among]
+    join = joins.pop(0)
     try:
         join.wait()
     except HerringError:
