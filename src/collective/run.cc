@@ -131,7 +131,8 @@ void Run::advance_reads() {
   for (uint32_t i = first_; i < schedule_.size(); ++i) {
     const Step& step = schedule_[i];
     Progress& progress = progress_[i];
-    if (!is_shown(step) || progress.told_read || progress.combined < step.receive.bytes) continue;
+    if (!is_shown(step) || step.receive.bytes == 0) continue;  // an empty message is not shown
+    if (progress.told_read || progress.combined < step.receive.bytes) continue;
     progress.told_read = true;
     wire_.read(step.from, progress.receive_message);
   }

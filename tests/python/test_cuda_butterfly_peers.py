@@ -134,22 +134,3 @@ def test_where_nothing_comes_of_a_call_its_array_is_untouched() -> None:
     expect_success(
         run_job(["-n", "2"], program("butterfly_untouched"), STANDIN_PEERS="1", **ENVIRONMENT)
     )
-
-
-@pytest.mark.parametrize("sticky", [False, True], ids=["once", "for-ever"])
-def test_a_driver_that_fails_ends_in_an_error_on_all_ranks(sticky: bool) -> None:
-    for nth in (1, 12, 20, 33, 50):
-        job = run_job(
-            ["-n", "2", "--keep-going"],
-            program("butterfly_driver_fails"),
-            NTH=str(nth),
-            STICKY=str(int(sticky)),
-            WARM="5",
-            JITTER="0",
-            STANDIN_PEERS="1",
-            **ENVIRONMENT,
-        )
-        said = expect_success(job)
-        for rank in (0, 1):
-            fine = f"rank {rank}: no error" in said and not sticky
-            assert fine or (f"rank {rank}: " in said and "Error: " in said), (nth, said)

@@ -38,11 +38,18 @@ class Join:
         assert self.ended
 
 
+def refuse() -> Join:
+    raise RuntimeError("refused")
+
+
 def test_ranks_have_joined_until_their_join_has_a_result():
     join, among = Join(), "ranks of this test"
     assert names.next_name("x", among) == "x.0"
     assert names.submit_join(partial(lambda: join), among) is join
     assert names.has_joined(among) and not names.has_joined("other ranks")
+    with pytest.raises(RuntimeError, match="refused"):
+        names.submit_join(partial(refuse), among)
+    assert names.has_joined(among)
     join.ended = True
     assert not names.has_joined(among)
     assert names.next_name("x", among) == "x#1.0"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Hashable
-from itertools import count, starmap
+from itertools import count, starmap, tee
 
 from herring import _core
 from herring.errors import HerringError
@@ -49,8 +49,9 @@ def submit_join(submit: Callable[[], _core.Operation], among: Hashable = None) -
         joins = _joins.setdefault(among, [])
     # No Python runs between the submission and the entry, and so no handler of a signal that raises
     # an error. This rank has joined even if its program is interrupted here.
-    joins.extend(starmap(submit, ((),)))
-    return joins[-1]
+    submitted, result = tee(starmap(submit, ((),)))
+    joins.extend(submitted)
+    return next(result)  # another thread may have removed it from the list already
 
 
 def has_joined(among: Hashable) -> bool:
