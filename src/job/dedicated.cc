@@ -123,6 +123,7 @@ Status serve(const std::string& rendezvous, const std::string& secret, const Set
       },
       [&](const std::string& reason) {
         if (!reason.starts_with(control::kGivenUp)) {
+          server.job_failed(reason);
           return end.set({Code::kPeerLost, concat("the job was aborted: ", reason)});
         }
         set_record_place({});  // no record is written, because the job has not failed

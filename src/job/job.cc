@@ -358,7 +358,8 @@ void Job::stop_connecting() {
 void Job::shutdown(bool failed) {
   if (std::exchange(down_, true)) return;
   stop_connecting();
-  const bool healthy = engine_ && engine_->failure().ok();
+  const Status failure = engine_ ? engine_->failure() : Status();
+  const bool healthy = engine_ && failure.ok();
   if (reporter_) give_back_status_signal();
   reporter_.reset();
   if (engine_ && log_enabled(LogLevel::kInfo)) log_end();
@@ -369,6 +370,7 @@ void Job::shutdown(bool failed) {
     return Status();
   }));
   if (colocated_) {
+    if (!failure.ok()) colocated_->server().job_failed(failure.message());
     colocated_->leave(options_.rank, !healthy ? Colocated::Farewell::kNothing
                                      : failed ? Colocated::Farewell::kShort
                                               : Colocated::Farewell::kFull);

@@ -247,10 +247,17 @@ void Server::check_overdue() {
   if (now >= patient_until_) changes_->check_overdue(unheard());
 }
 
+void Server::job_failed(const std::string& why) {
+  proxies_[0]->loop().post([this, why] {
+    if (failure_.empty()) failure_ = why;
+  });
+}
+
 void Server::rank_left(uint32_t rank) {
   proxies_[0]->loop().post([this, rank] {
     if (!attached_ || groups_->is_gone(rank)) return;
-    changes_->rank_gone(rank, kLeftJob);
+    changes_->rank_gone(
+        rank, failure_.empty() ? kLeftJob : concat(kLeftJob, ", which failed: ", failure_));
     if (changes_->any_series()) end_flows(rank, true);
   });
 }

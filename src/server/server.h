@@ -99,6 +99,9 @@ class Server {
   using MakeFlow = std::function<std::unique_ptr<transport::Flow>(transport::EventLoop&,
                                                                   transport::FlowHandler&)>;
   void connect(uint32_t rank, uint32_t flow, MakeFlow make);
+  // The job has failed, so that ranks leave. Errors about those that leave from now on say why, as
+  // an answer of this server may reach a rank before the news of the failure.
+  void job_failed(const std::string& why);
   // Handles a rank that has left for good: operations that still wait for it fail.
   void rank_left(uint32_t rank);
   // Handles the end of another process. Partial all-reduces go on without a worker that has died;
@@ -171,6 +174,7 @@ class Server {
   };
   std::vector<Waiting> waiting_;  // proxy 0's thread
   bool attached_ = false;         // proxy 0's thread
+  std::string failure_;           // of the job; proxy 0's thread
   // Proxy 0's thread: when it last looked for overdue operations, and until when it does not.
   Nanos watched_ = 0, patient_until_ = 0;
   Status early_failure_;          // why something failed before; proxy 0's thread

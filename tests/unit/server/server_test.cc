@@ -405,6 +405,22 @@ TEST_P(ServerTest, WhoCallsLaterIsToldWhoseServerDied) {
   EXPECT_NE(error.find("rank 1"), std::string::npos) << error;
 }
 
+TEST_P(ServerTest, WhoLeavesAFailedJobIsToldOfWithTheCause) {
+  Client waits(*server, 3);
+  waits.announce(message("b", 1, true), "1234");
+  server->job_failed("rank 2: GPU 0 is lost");
+  server->job_failed("rank 1 has heard of it");
+  server->rank_left(0);
+  Client late(*server, 1);
+  late.announce(message("b", 1, true), "1234");
+  for (const std::string& error : {waits.error(), late.error()}) {
+    EXPECT_NE(error.find("'b' cannot complete: rank 0 "), std::string::npos) << error;
+    EXPECT_NE(error.find("has left the job, which failed: rank 2: GPU 0 is lost"),
+              std::string::npos)
+        << error;
+  }
+}
+
 void ServerTest::expect_names_rank_1(const control::Loss& loss) {
   Client waits(*server, 3);
   waits.announce(message("b", 1, true), "1234");
