@@ -162,7 +162,7 @@ def test_one_that_always_dies_is_given_up_and_the_others_end(tmp_path: Path) -> 
     train(state)
     print("is done:", herring.size())
     """
-    options = ["--elastic", "-n", "3", "--min-workers", "2", "--restarts", "1", "--wait", "3"]
+    options = ["--elastic", "-n", "3", "--min-workers", "2", "--restarts", "1", "--wait", "5"]
     job = run_job(options, script, timeout=60)
     output = expect_success(job)
     assert output.count("is done: 2") == 2, output
