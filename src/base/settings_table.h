@@ -107,7 +107,7 @@ inline constexpr SettingSpec kSpecs[] = {
     {"node_stage", kEnum, kProcess, "auto",
      "Where planned gradients of a node's GPUs are summed. host: on the CPU; staged: on the GPUs, "
      "which copy through host memory; ipc: on the GPUs, which access each other's memory; auto: "
-     "ipc, else staged, else host",
+     "ipc, else staged, else host. With staged and host, cuda-butterfly goes through host memory",
      {.choices = kNodeStages}},
     {"shm", kBool, kProcess, "true",
      "Whether the workers of a node communicate through shared memory"},
