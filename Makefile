@@ -8,6 +8,9 @@ MAKEFLAGS += --no-builtin-rules
 # Where this is set, as in many container images, each of the thousands of processes of the tests
 # would compile all of Herring's modules again.
 unexport PYTHONDONTWRITEBYTECODE
+# Modules are compiled when they are first used. To compile all of PyTorch, TensorFlow and Sphinx, as
+# pip would, takes longer than to install them.
+export PIP_COMPILE := 0
 
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
