@@ -47,6 +47,7 @@ THOROUGH = (
     "test_interrupts.py::test_ctrl_c_comes_out_of_a_wait[*-one-node]",
     "test_leaving.py::test_uneven_data_in_training_names_who_ran_out_of_it[batch-norm]",
     "test_leaving.py::test_who_leaves_after_rank_0_is_missed_at_once[*-named]",
+    "test_node_threads.py::test_the_bits_are_those_of_one_thread[uneven-nodes]",
     "test_teardown.py::test_leaving_with_operations_in_flight[direct-*]",
     "test_torch.py::test_case[dedicated-servers-*]",
     "test_torch_backend.py::test_case[torchrun-*]",

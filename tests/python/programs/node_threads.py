@@ -41,7 +41,8 @@ herring.allreduce(parts[:1000], "sum")
 digest.update(parts[:1000])
 threads = int(os.environ["HERRING_NODE_THREADS"])
 assert herring.local_size() == 1 or helpers() == threads - 1, helpers()
-check_reductions((1_200_007,))
+if threads > 1:
+    check_reductions((1_200_007,))
 print("digest", digest.hexdigest())
 herring.shutdown()
 assert helpers() == 0, "after shutdown()"

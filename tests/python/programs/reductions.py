@@ -13,12 +13,11 @@ FLOATS = ["float32", "float64", "float16"]
 DTYPES = [*FLOATS, "int8", "int16", "int32", "int64", "uint8", "bool"]
 
 
-def combined(stack: Any, op: str) -> Any:
-    """Returns the exact result, rounded as Herring documents."""
-    dtype, wide = stack.dtype, stack.astype(np.float64)
+def combined(wide: Any, dtype: Any, op: str) -> Any:
+    """Returns the exact result of arrays in float64, rounded as Herring documents."""
     if op == "average":
         exact = wide if dtype == np.float64 else wide.sum(0, keepdims=True).astype(np.float32)
-        return (exact.sum(0) / exact.dtype.type(len(stack))).astype(dtype)
+        return (exact.sum(0) / exact.dtype.type(len(wide))).astype(dtype)
     found = {"sum": wide.sum, "min": wide.min, "max": wide.max, "product": wide.prod}[op](0)
     if dtype.kind == "b":
         return found > 0
@@ -33,6 +32,7 @@ def check_reductions(counts: Iterable[int], **options: Any) -> None:
         for dtype in DTYPES:
             stack = np.stack([base + r for r in range(size)])
             stack = (stack % 2 if dtype == "bool" else stack).astype(dtype)
+            wide = stack.astype(np.float64)
             for op in ("sum", "min", "max", "product", "average"):
                 if op == "average" and dtype not in FLOATS:
                     continue
@@ -40,7 +40,7 @@ def check_reductions(counts: Iterable[int], **options: Any) -> None:
                     continue  # each step rounds above 2048
                 array = stack[rank].copy()
                 assert herring.allreduce(array, op, **options) is array
-                assert np.array_equal(array, combined(stack, op)), (
+                assert np.array_equal(array, combined(wide, stack.dtype, op)), (
                     options,
                     dtype,
                     op,
