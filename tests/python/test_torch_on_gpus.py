@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import shlex
+from pathlib import Path
 
 import pytest
 
@@ -61,18 +63,67 @@ def test_case(cases: str, case: str) -> None:
         pytest.fail(text, pytrace=False)
 
 
+# Programs of the same layout share a job: each is a process that every rank forks.
+TWO, APART, THREE = ("-n", "2"), ("-n", "2", "--nodes", "2"), ("-n", "3")
+IN_TURN = {
+    TWO: ["gpu_moved_parameters", "gpu_captured_torch", "gpu_several"],
+    APART: ["gpu_horovod_bytes", "gpu_backend_bytes"],
+    THREE: ["gpu_refused_round", "gpu_backend_bytes"],
+}
+
+
+@functools.cache
+def run_in_turn(layout: tuple[str, ...]) -> dict[str, str]:
+    programs = [shlex.join(program(name)) for name in IN_TURN[layout]]
+    command = [*herring_run(*layout), str(Path(__file__).with_name("in_turn.py"))]
+    settings = {"OMP_NUM_THREADS": "1", "HERRING_TIMEOUT": "20", **TORCH_ENVIRONMENT}
+    found = outcomes(command, programs, **settings)
+    return dict(zip(IN_TURN[layout], (found[one] for one in programs)))
+
+
+def expect_well(layout: tuple[str, ...], name: str) -> None:
+    if text := run_in_turn(layout)[name]:
+        pytest.fail(text, pytrace=False)
+
+
 @STANDIN
-@pytest.mark.timeout(100)
+@pytest.mark.timeout(300)
 def test_horovods_all_reduces_and_broadcasts_leave_tensors_on_the_gpu() -> None:
-    expect_success(
-        run_job(["-n", "2", "--nodes", "2"], program("gpu_horovod_bytes"), **TORCH_ENVIRONMENT)
-    )
+    expect_well(APART, "gpu_horovod_bytes")
 
 
 @STANDIN
-@pytest.mark.timeout(100)
+@pytest.mark.timeout(300)
 def test_parameters_that_have_left_the_gpu_of_their_plan_are_named() -> None:
-    expect_success(run_job(["-n", "2"], program("gpu_moved_parameters"), **TORCH_ENVIRONMENT))
+    expect_well(TWO, "gpu_moved_parameters")
+
+
+# All ranks end the rounds of several wrappers in the same order, whichever rank refuses.
+@STANDIN
+@pytest.mark.timeout(300)
+def test_a_round_that_one_rank_refuses_is_an_error_on_all_ranks() -> None:
+    expect_well(THREE, "gpu_refused_round")
+
+
+@STANDIN
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("layout", [THREE, APART], ids=["one-node", "two-nodes"])
+def test_gathers_and_scatters_of_the_backend_leave_tensors_on_the_gpu(
+    layout: tuple[str, ...],
+) -> None:
+    expect_well(layout, "gpu_backend_bytes")
+
+
+@STANDIN
+@pytest.mark.timeout(300)
+def test_a_work_inside_a_capture_is_refused_before_it_waits() -> None:
+    expect_well(TWO, "gpu_captured_torch")
+
+
+@STANDIN
+@pytest.mark.timeout(300)
+def test_tensors_of_several_gpus_in_one_list_go_by_host_memory() -> None:
+    expect_well(TWO, "gpu_several")
 
 
 @STANDIN
@@ -85,26 +136,6 @@ def test_a_backward_pass_that_fails_leaves_each_rank_its_own_gradients(views: st
     assert "own gradients\n" in job.stdout, job.stdout
 
 
-# All ranks end the rounds of several wrappers in the same order, whichever rank refuses.
-@STANDIN
-@pytest.mark.timeout(100)
-def test_a_round_that_one_rank_refuses_is_an_error_on_all_ranks() -> None:
-    expect_success(
-        run_job(
-            ["-n", "3"], program("gpu_refused_round"), HERRING_TIMEOUT="20", **TORCH_ENVIRONMENT
-        )
-    )
-
-
-@STANDIN
-@pytest.mark.timeout(100)
-def test_gathers_and_scatters_of_the_backend_leave_tensors_on_the_gpu() -> None:
-    expect_success(run_job(["-n", "3"], program("gpu_backend_bytes"), **TORCH_ENVIRONMENT))
-    expect_success(
-        run_job(["-n", "2", "--nodes", "2"], program("gpu_backend_bytes"), **TORCH_ENVIRONMENT)
-    )
-
-
 @STANDIN
 @pytest.mark.timeout(150)
 def test_one_rank_on_a_gpu_among_ranks_on_processors() -> None:
@@ -112,19 +143,3 @@ def test_one_rank_on_a_gpu_among_ranks_on_processors() -> None:
         ["-n", "3", "--nodes", "2"], program("gpu_mixed_torch"), timeout=120, **TORCH_ENVIRONMENT
     )
     expect_success(job)
-
-
-@STANDIN
-@pytest.mark.timeout(100)
-def test_a_work_inside_a_capture_is_refused_before_it_waits() -> None:
-    expect_success(
-        run_job(
-            ["-n", "2"], program("gpu_captured_torch"), HERRING_TIMEOUT="20", **TORCH_ENVIRONMENT
-        )
-    )
-
-
-@STANDIN
-@pytest.mark.timeout(100)
-def test_tensors_of_several_gpus_in_one_list_go_by_host_memory() -> None:
-    expect_success(run_job(["-n", "2"], program("gpu_several"), **TORCH_ENVIRONMENT))
