@@ -112,6 +112,7 @@ def test_a_group_without_the_leaver_goes_on(layout: list[str]) -> None:
             until = time.monotonic() + 2.5
             goes_on = np.ones(1)
             while goes_on.any():
+                time.sleep(0.02)  # leaves the processors to others
                 array = np.full(100_000, herring.rank(), np.float32)
                 assert (herring.allreduce(array, "sum", group=group) == 3).all()
                 goes_on = herring.allreduce(
@@ -144,7 +145,7 @@ def test_a_death_after_rank_0_has_left_ends_waits(layout: list[str]) -> None:
             while herring.allreduce(
                 np.array([time.monotonic() < until], np.int32), "min", group=group
             ).any():
-                pass
+                time.sleep(0.02)  # leaves the processors to others
             if herring.rank() == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             raises(herring.PeerLostError, "rank 1 (", herring.allreduce, array, group=group)
@@ -221,6 +222,7 @@ def test_a_series_keeps_the_server_of_a_rank_that_leaves(layout: list[str]) -> N
         else:
             until = time.monotonic() + (0.5 if rank == 3 else 2)
             while time.monotonic() < until:
+                time.sleep(0.02)  # leaves the processors to others
                 herring.allreduce(np.ones(10_000, np.float32), **call)
             print("went on", flush=True)
     """,
