@@ -72,7 +72,11 @@ def test_servers_and_jobs_inside_of_others_get_none() -> None:
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("backend", ["herring", "gloo"])
-@pytest.mark.parametrize("options", [["-n", "2"], ["-n", "2", "--nodes", "2", "--servers", "1"]])
+@pytest.mark.parametrize(
+    "options",
+    [["-n", "2"], ["-n", "2", "--nodes", "2", "--servers", "1"]],
+    ids=["one-node", "server"],
+)
 def test_a_script_of_torchrun_runs_as_it_is(
     backend: str, options: list[str], tmp_path: Path
 ) -> None:
