@@ -16,7 +16,7 @@ PYTHON ?= python3
 JOBS ?= $(shell nproc)
 TORCH_VERSION := 2.13.0
 # For `make test`: the number of Python test files that run in parallel, several processes each.
-PARALLEL ?= 2
+PARALLEL ?= 3
 # For `make test`: the environments that run examples of frameworks, and their test files.
 EXAMPLES_keras := jax tensorflow keras
 EXAMPLES_mxnet := mxnet
