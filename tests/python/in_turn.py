@@ -16,6 +16,8 @@ import shlex
 import sys
 from pathlib import Path
 
+import torch._dynamo  # noqa: F401  (torch itself loads it for the first optimizer)
+
 import herring.torch
 from forked import fork
 

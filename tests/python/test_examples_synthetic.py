@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 NOUNS = {"resnet50": "images", "bert": "sequences"}
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
+def run(*command: str, seconds: float = 100) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *command],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -30,43 +31,51 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=100,
+        timeout=seconds,
         check=False,
     )
 
 
-def train(launcher: list[str], model: str, average: str, *more: str) -> str:
-    """Trains a small model with two workers; returns the output, which contains the final loss."""
-    options = ["--tiny", "--device", "cpu", "--batch", "4", "--steps", "4", "--warmup", "1"]
-    chosen = ["--model", model, "--average", average]
-    job = run(*launcher, str(EXAMPLE), *chosen, *options, *more)
-    assert job.returncode == 0, job.stdout
-    assert re.search(rf"[1-9][0-9,.]* {NOUNS[model]}/s, [0-9,.]+ per worker", job.stdout)
-    assert "2 workers, 4 " in job.stdout
-    return job.stdout
+# Trains a small model.
+OPTIONS = ["--tiny", "--device", "cpu", "--batch", "4", "--steps", "4", "--warmup", "1"]
+
+
+def trained(said: str, model: str) -> str:
+    """Checks what a job of two workers prints, which contains the final loss, and returns it."""
+    assert re.search(rf"[1-9][0-9,.]* {NOUNS[model]}/s, [0-9,.]+ per worker", said), said
+    assert "2 workers, 4 " in said
+    return said
 
 
 def loss_of(said: str) -> float:
     return float(re.search(r"loss ([0-9.]+)", said)[1])
 
 
+# All ways to average share a job, because importing torch takes most of the time.
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("model", NOUNS)
 def test_herring_and_ddp_train_alike(model: str) -> None:
-    herring = train(HERRING_RUN, model, "herring")
-    ddp = train(HERRING_RUN, model, "ddp")
+    ways = [
+        shlex.join([str(EXAMPLE), "--model", model, "--average", average, *OPTIONS])
+        for average in ("herring", "ddp", "none")
+    ]
+    job = run(*HERRING_RUN, str(Path(__file__).with_name("in_turn.py")), *ways, seconds=220)
+    assert job.returncode == 0, job.stdout
+    parts = job.stdout.split(f"tiny {model}: ")[1:]
+    herring, ddp, alone = (trained(part, model) for part in parts)
     for said, name in ((herring, "herring"), (ddp, "ddp over gloo")):
         assert f", {name}\n" in said
         assert "checked: all workers hold the same parameters" in said
     assert loss_of(herring) == pytest.approx(loss_of(ddp), abs=2e-4)
-    alone = train(HERRING_RUN, model, "none")
     assert "checked" not in alone
     assert loss_of(alone) != pytest.approx(loss_of(herring), abs=2e-4)
 
 
 @pytest.mark.timeout(120)
 def test_it_starts_under_torchrun_and_in_16_bits() -> None:
-    said = train(TORCHRUN, "bert", "herring", "--dtype", "bfloat16")
+    job = run(*TORCHRUN, str(EXAMPLE), "--model", "bert", "--dtype", "bfloat16", *OPTIONS)
+    assert job.returncode == 0, job.stdout
+    said = trained(job.stdout, "bert")
     assert "bfloat16, on cpu" in said
     assert "checked: all workers hold the same parameters" in said
 
