@@ -371,14 +371,15 @@ int cuThreadExchangeStreamCaptureMode(int* mode) {
 int cuEventCreate(Event** event, unsigned) {
   BEGIN(cuEventCreate);
   LOCKS_CONTEXT;
-  *event = new Event;
+  auto made = std::make_unique<Event>();
+  *event = made.get();
+  current.back()->events.emplace(made.get(), std::move(made));
   return kOk;
 }
 int cuEventDestroy_v2(Event* event) {
   BEGIN(cuEventDestroy);
   LOCKS_CONTEXT;
-  delete event;
-  return kOk;
+  return current.back()->events.erase(event) == 0 ? kInvalidHandle : kOk;
 }
 int cuEventRecord(Event* event, void* stream) {
   BEGIN(cuEventRecord);

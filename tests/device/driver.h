@@ -135,6 +135,7 @@ struct Context {
   // Calls that use the context hold this lock. It guards the following.
   std::mutex mutex;
   std::set<Stream*> streams;
+  std::map<const Event*, std::unique_ptr<Event>> events;
   std::set<const void*> launched;  // kernels
 
   // The caller holds the lock, so that nothing new is queued meanwhile.
