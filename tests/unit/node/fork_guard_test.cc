@@ -104,6 +104,11 @@ TEST(GuardedFd, FailureToCreateKeepsErrno) {
 
 // While another thread constantly opens and closes sockets, a child must never see one of them.
 TEST(GuardedFd, NoGapBetweenCreationAndRegistration) {
+  std::vector<bool> ours;  // what is open before the test (a test runner's)
+  for (int fd = 0; fd < 256; ++fd) {
+    struct stat info;
+    ours.push_back(::fstat(fd, &info) == 0);
+  }
   std::atomic<bool> stop{false};
   std::thread opener([&] {
     while (!stop.load(std::memory_order_relaxed)) {
@@ -111,11 +116,6 @@ TEST(GuardedFd, NoGapBetweenCreationAndRegistration) {
           [] { return ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0); });
     }
   });
-  std::vector<bool> ours;  // sockets open before the test (a test runner's)
-  for (int fd = 0; fd < 256; ++fd) {
-    struct stat info;
-    ours.push_back(fd < 3 || (::fstat(fd, &info) == 0 && !S_ISSOCK(info.st_mode)));
-  }
   for (int i = 0; i < 50; ++i) {
     const pid_t pid = ::fork();
     if (pid == 0) {
