@@ -38,7 +38,9 @@ for tells in (True, False):
     power = 1 << (size.bit_length() - 1)
     if before and power == size > 1:
         (out, back, _), (after, returned, pageable) = before, driver.bytes()
-        assert after - out == 6 * 4 * array.size  # Each byte leaves once in each call.
+        # Each byte leaves once in each call, unless a neighbour's GPU reads it there.
+        whole, peers = 6 * 4 * array.size, herring.stats()["gpu_peer_sums"]
+        assert after - out < whole if peers else after - out == whole, (after - out, peers)
         # Kernels read host memory, so only commands of 64 bytes are copied in.
         assert returned - back < 6 * 64 * 200 and pageable == 0
 assert herring.stats()["gpu_sums"] == by_gpu, (herring.stats()["gpu_sums"], by_gpu)
