@@ -364,13 +364,16 @@ void Job::shutdown(bool failed) {
   reporter_.reset();
   if (engine_ && log_enabled(LogLevel::kInfo)) log_end();
   if (engine_) engine_->stop();
-  // Skips the goodbye if there is no memory for it: the end must come in any case.
+  // Skips the farewell if there is no memory for it: the end must come in any case.
+  static_cast<void>(without_exceptions([&] {
+    if (colocated_ && !failure.ok()) colocated_->server().job_failed(failure.message());
+    return Status();
+  }));
   static_cast<void>(without_exceptions([this] {
     if (member_) member_->goodbye();
     return Status();
   }));
   if (colocated_) {
-    if (!failure.ok()) colocated_->server().job_failed(failure.message());
     colocated_->leave(options_.rank, !healthy ? Colocated::Farewell::kNothing
                                      : failed ? Colocated::Farewell::kShort
                                               : Colocated::Farewell::kFull);
