@@ -318,6 +318,7 @@ def main() -> None:
         if arguments.average != "none":
             same = "all workers hold the same parameters"
             print(f"checked: {same}" if identical else f"NOT so: {same}", flush=True)
+    del model  # If DistributedDataParallel outlives its group of Gloo, torch may hang in its end.
     workers.close()
     if arguments.average != "none" and not identical:
         raise SystemExit("synthetic.py: the workers ended with different parameters")

@@ -177,6 +177,12 @@ class Aggregator {
   struct Awaited {
     std::vector<uint32_t> present, missing, behind;
     uint32_t fewest = 0;
+
+    // Whether all have sent the same segments, so that none of them holds up the others here. They
+    // may all wait for another server.
+    bool level() const {
+      return missing.empty() && behind.size() > 1 && behind.size() == present.size();
+    }
   };
   // An operation that has waited longer than its warning or deadline; the text says who is missing.
   // Those who are present are to be told.

@@ -42,6 +42,10 @@ std::string Aggregator::describe(const Operation& op, const Awaited& awaited) co
   };
   if (!awaited.missing.empty()) return list(awaited.missing);
   if (awaited.fewest == op.segments) return "workers to read the results";
+  if (awaited.level()) {
+    return concat("segments that no rank has sent yet; ", awaited.fewest, " of ", op.segments,
+                  " have arrived from each");
+  }
   return concat("segments of ", list(awaited.behind), "; ", awaited.fewest, " of ", op.segments,
                 " have arrived");
 }
@@ -121,6 +125,7 @@ void Aggregator::report(Nanos now, ServerView& view) {
   for (size_t i = 0; i < looked; ++i) {
     const auto& [since, op] = waiting[i];
     Awaited awaited = Aggregator::awaited(*op);
+    if (awaited.level()) continue;
     std::vector<uint32_t>& ranks = awaited.missing.empty() ? awaited.behind : awaited.missing;
     if (ranks.empty()) continue;  // only results are on their way
     view.missing.push_back({concat("'", op->open.name, "'", op->group->members.suffix(),

@@ -180,6 +180,26 @@ TEST_P(AggregatorTest, WaitsWhileBytesMoveAndNamesWhoIsBehind) {
   EXPECT_NE(late[0].text.find("; 1 of 2 have arrived"), std::string::npos) << late[0].text;
 }
 
+// Where they wait for another server, for example.
+TEST_P(AggregatorTest, BlamesNobodyWhereAllHaveSentTheSame) {
+  if (nodes == 1) return;
+  const std::vector<char> data(kSegment);
+  result.assign(2 * kSegment, 0);
+  for (uint32_t rank = 0; rank < nodes; ++rank) {
+    ASSERT_TRUE(aggregator.open({}, open_message(2 * kSegment), rank).ok());
+    ASSERT_TRUE(push(rank, 0, 1, data.data(), kSegment).ok());
+  }
+  const auto late = aggregator.overdue(monotonic_now() + 600 * kMillisecond);
+  ASSERT_EQ(late.size(), 1u);
+  EXPECT_NE(late[0].text.find("segments that no rank has sent yet; 1 of 2 have arrived from each"),
+            std::string::npos)
+      << late[0].text;
+  ServerView view;
+  view.ranks.resize(nodes);
+  aggregator.report(monotonic_now() + 600 * kMillisecond, view);
+  EXPECT_TRUE(view.missing.empty());
+}
+
 // Every segment that was sent is answered once, the other segments are not waited for, and nothing
 // stays behind.
 TEST_P(AggregatorTest, ABrokenGroupIsCalledOff) {
