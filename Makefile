@@ -120,12 +120,14 @@ test-install: build/wheel/stamp $(STAMPS)/test
 
 PYTHON_TESTS := $(STAMPS)/build $(STAMPS)/test $(STAMPS)/examples $(STAMPS)/nvrtc \
   build/tests/fault_injection.so build/tests/device/libcuda.so.1
-RUN_PYTHON_TESTS := $(BIN)/python -m pytest -q -n $(PARALLEL) --dist loadfile tests/python lab/tests/python
+# Without reordering, files begin in the order of tests/python/conftest.py.
+RUN_PYTHON_TESTS := $(BIN)/python -m pytest -q -n $(PARALLEL) --dist loadfile --no-loadscope-reorder \
+  tests/python lab/tests/python
 
 test-python: $(PYTHON_TESTS)
 	@$(RUN_PYTHON_TESTS) -m "not thorough"
 
-test-thorough: $(PYTHON_TESTS) ## run the Python tests that repeat in further layouts what make test shows
+test-thorough: $(PYTHON_TESTS) ## run the Python tests that repeat in further layouts, or at length, what make test shows
 	@$(RUN_PYTHON_TESTS) -m thorough
 
 # Skips frameworks that have no build for this machine or Python.

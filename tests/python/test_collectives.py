@@ -40,28 +40,41 @@ def digests(layout: list[str], **environment: str) -> list[str]:
     return found
 
 
-@pytest.mark.timeout(300)
-def test_float32_bits_do_not_depend_on_layout_or_settings() -> None:
-    expected = digests(["-n", "8", "--nodes", "8", "--servers", "2"])
-    others = {
-        "1 node": (["--nodes", "1"], {}),
-        "2 nodes, baseline SIMD": (["--nodes", "2"], {"HERRING_SIMD": "baseline"}),
-        "4 nodes, small buffers": (
+@pytest.fixture(scope="module")
+def eight_nodes() -> list[str]:
+    """Returns the digests of 8 nodes with 2 servers and default settings."""
+    return digests(["-n", "8", "--nodes", "8", "--servers", "2"])
+
+
+@pytest.mark.parametrize(
+    ("layout", "environment"),
+    [
+        pytest.param(["--nodes", "1"], {}, id="1 node"),
+        pytest.param(["--nodes", "2"], {"HERRING_SIMD": "baseline"}, id="2 nodes, baseline SIMD"),
+        pytest.param(
             ["--nodes", "4", "--servers", "2"],
             {"TEST_BUFFER_BYTES": "65536"},
+            id="4 nodes, small buffers",
         ),
-        "4 proxies, 1 server": (["--nodes", "8", "--servers", "1"], {"HERRING_PROXIES": "4"}),
-        "4 flows, other buffers": (
+        pytest.param(
+            ["--nodes", "8", "--servers", "1"], {"HERRING_PROXIES": "4"}, id="4 proxies, 1 server"
+        ),
+        pytest.param(
             ["--nodes", "8", "--servers", "2"],
             {"HERRING_FLOWS": "4", "TEST_BUFFER_BYTES": "400000"},
+            id="4 flows, other buffers",
         ),
-        "8 servers, larger credit": (
+        pytest.param(
             ["--nodes", "8", "--servers", "8"],
             {"HERRING_CREDIT": "256KiB"},
+            id="8 servers, larger credit",
         ),
-    }
-    for name, (layout, environment) in others.items():
-        assert digests(["-n", "8", *layout], **environment) == expected, name
+    ],
+)
+def test_float32_bits_do_not_depend_on_layout_or_settings(
+    eight_nodes: list[str], layout: list[str], environment: dict[str, str]
+) -> None:
+    assert digests(["-n", "8", *layout], **environment) == eight_nodes
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def run_cases(*options: str) -> None:
 
 
 def test_cases_of_all_kinds() -> None:
-    run_cases("--sample", "120", "--parallel", "4")
+    run_cases("--sample", "40", "--parallel", "4")
 
 
 def test_both_ranks_learn_that_their_connection_has_ended_though_both_live() -> None:

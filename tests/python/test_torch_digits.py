@@ -32,7 +32,7 @@ def digits(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_trains_and_half_the_bytes_give_the_same_accuracy(tmp_path):
     outputs = [tmp_path / name / "deeper" / "summary.json" for name in ("full", "half")]
     trainings = [
-        shlex.join([str(EXAMPLE), "--output", str(output), *more])
+        shlex.join([str(EXAMPLE), "--epochs", "12", "--output", str(output), *more])
         for output, more in zip(outputs, ([], ["--wire-dtype", "bfloat16", "--no-progress"]))
     ]
     job = subprocess.run(

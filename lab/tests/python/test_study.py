@@ -9,6 +9,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -182,23 +183,43 @@ def test_examples_of_the_help_show_a_gain_and_the_default_list() -> None:
     assert cli._cost(options, float(options.size), cli._network(options)).notes == []
 
 
-@pytest.mark.skipif(not ROOT, reason="needs root, iproute2 and util-linux")
-@pytest.mark.timeout(300)
-def test_the_quick_study_runs(tmp_path: pathlib.Path) -> None:
-    pytest.importorskip("torch")
-    # Acts as if no MPI were installed, so MPI is skipped with a line; test_lab_mpi runs it.
-    done = study("--quick", "--out", str(tmp_path), "--peers", "gloo,nccl")
-    assert done.returncode == 0, done.stderr[-2000:]
-    rows = json.loads(next(tmp_path.glob("allreduce-*.json")).read_text())["rows"]
+def check_algorithms(out: pathlib.Path, said: str) -> None:
+    rows = json.loads(next(out.glob("allreduce-*.json")).read_text())["rows"]
     names = {"herring", "ring", "butterfly", "tree", "server", "gloo"}
     if peers.missing("nccl"):
-        assert f"skipped: nccl: {peers.missing('nccl')}" in done.stderr
+        assert f"skipped: nccl: {peers.missing('nccl')}" in said
     else:
         names.add("nccl")
     assert {(row["algorithm"], row["hosts"]) for row in rows} == {
         (name, hosts) for name in names for hosts in (2, 3)
     }
     assert all(row["seconds"] > 0 for row in rows)
-    assert len(json.loads((tmp_path / "ablations.json").read_text())["rows"]) == 18
-    assert len(json.loads((tmp_path / "training.json").read_text())["rows"]) == 6
+
+
+def check_ablations(out: pathlib.Path, said: str) -> None:
+    assert len(json.loads((out / "ablations.json").read_text())["rows"]) == 18
+
+
+def check_training(out: pathlib.Path, said: str) -> None:
+    assert len(json.loads((out / "training.json").read_text())["rows"]) == 6
+
+
+@pytest.mark.skipif(not ROOT, reason="needs root, iproute2 and util-linux")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("what", "check"),
+    [
+        pytest.param(["line-rate", "allreduce", "cost-check"], check_algorithms, id="algorithms"),
+        pytest.param(["ablations"], check_ablations, id="ablations"),
+        pytest.param(["training"], check_training, id="training"),
+    ],
+)
+def test_the_quick_study_runs(
+    tmp_path: pathlib.Path, what: list[str], check: Callable[[pathlib.Path, str], None]
+) -> None:
+    pytest.importorskip("torch")
+    # Acts as if no MPI were installed, so MPI is skipped with a line; test_lab_mpi runs it.
+    done = study(*what, "--quick", "--out", str(tmp_path), "--peers", "gloo,nccl")
+    assert done.returncode == 0, done.stderr[-2000:]
+    check(tmp_path, done.stderr)
     assert "about" in done.stderr
