@@ -201,6 +201,7 @@ THOROUGH = (
     "test_rendezvous_meet.py::test_torch_store[False]",
     "test_study.py::test_the_quick_study_runs[ablations]",
     "test_study.py::test_the_quick_study_runs[training]",
+    "test_study_gpu.py::test_workers_average_and_train[gloo]",
     "test_study_gpu.py::test_workers_measure[ring]",
     "test_study_networks.py::test_training_learns_and_notes_its_course[full]",
     "test_study_partial.py::test_a_hyperplane_is_found_and_replicas_are_equal[full]",

@@ -11,6 +11,14 @@ from gpus import TORCH_ENVIRONMENT
 from herring.errors import ConfigurationError
 from herring_lab.report import markdown, write
 from herring_lab.study.gpu import ALGORITHMS, SIZES, gpu_study, tables_of
+from herring_lab.study.gpu_training import (
+    THRESHOLDS,
+    Machine,
+    averages_table,
+    thresholds_table,
+    throughput_table,
+    training_jobs,
+)
 from herring_lab.study.jobs import run_workers
 from standin import STANDIN
 
@@ -68,3 +76,71 @@ def test_workers_measure(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> Non
         (algorithm, 40_000),
     ]
     assert all(row["seconds"] > 0 for row in rows)
+
+
+def test_what_is_measured_depends_on_the_gpus() -> None:
+    one, four = Machine(1, "stand-in", True), Machine(4, "stand-in", True)
+    assert (one.peer, one.workers) == ("gloo", [2])
+    assert (four.peer, four.workers) == ("nccl", [2, 4])
+    assert Machine(4, "stand-in", False).peer == "gloo"
+    assert any("share one GPU" in note for note in one.notes)
+    assert {job.table for job in training_jobs(one, False)} == {"averages", "steps"}
+    jobs = list(training_jobs(four, False))
+    assert {job.workers for job in jobs if job.table == "averages"} == {2, 4}
+    assert {job.options["library"] for job in jobs} == {"herring", "nccl", "alone"}
+    assert [job.options["threshold"] for job in jobs if job.table == "steps"] == [*THRESHOLDS] * 2
+    assert [job.workers for job in jobs if job.table == "throughput"] == [1, 2, 2, 4, 4]
+    assert len(list(training_jobs(four, True))) < len(jobs)
+
+
+def test_tables_compare_averages_steps_and_throughput() -> None:
+    machine = Machine(2, "stand-in", True)
+    rows = [
+        {"library": library, "workers": 2, "bytes": size, "seconds": 1e-9 * size * factor}
+        for library, factor in (("herring", 1), ("nccl", 2))
+        for size in (100_000_000, 200_000_000)
+    ]
+    averages = averages_table(rows, machine, 7)
+    assert [row["by_herring"] for row in averages.rows] == pytest.approx([1, 1, 2, 2])
+    assert "| NCCL, 2 workers | nccl | 2 | 200 | 400 | 2 |" in markdown(averages)
+    rows = [
+        {"library": library, "workers": 2, "threshold": threshold, "seconds": seconds}
+        for library, times in (("herring", (0.5, 0.4)), ("nccl", (0.6, 0.9)))
+        for threshold, seconds in zip((600_000_000, 25_000_000), times)
+    ]
+    thresholds = thresholds_table(rows, machine, 7)
+    assert [row["by_whole"] for row in thresholds.rows] == pytest.approx([1, 0.8, 1, 1.5])
+    rows = [
+        {"library": library, "workers": workers, "threshold": 1, "seconds": seconds}
+        for library, workers, seconds in (("alone", 1, 0.4), ("herring", 2, 0.5), ("nccl", 2, 0.8))
+    ]
+    throughput = throughput_table(rows, machine, 7)
+    assert [row["efficiency"] for row in throughput.rows] == pytest.approx([1, 0.8, 0.5])
+    assert [row["sequences_per_second"] for row in throughput.rows] == pytest.approx([20, 32, 20])
+
+
+@pytest.mark.parametrize("library", ["herring", "gloo"])
+def test_workers_average_and_train(library: str) -> None:
+    pytest.importorskip("torch")
+    common = {"library": library, "iterations": 2, "device": "cpu"}
+    module = "herring_lab.study.gpu_training"
+    averages = run_workers(f"{module}:averages", 2, sizes=[40_000, 80_000], **common)
+    assert [(row["workers"], row["bytes"]) for row in averages] == [(2, 40_000), (2, 80_000)]
+    (whole,) = run_workers(f"{module}:steps", 2, threshold=0, small=True, **common)
+    (some,) = run_workers(f"{module}:steps", 2, threshold=20_000, small=True, **common)
+    assert whole["threshold"] > some["threshold"] == 20_000
+    assert all(row["seconds"] > 0 for row in (*averages, whole, some))
+
+
+def test_one_worker_trains_alone() -> None:
+    pytest.importorskip("torch")
+    (row,) = run_workers(
+        "herring_lab.study.gpu_training:steps",
+        1,
+        library="alone",
+        threshold=0,
+        iterations=2,
+        device="cpu",
+        small=True,
+    )
+    assert (row["library"], row["workers"]) == ("alone", 1)

@@ -4,6 +4,7 @@ The paper is that on scalable distributed DNN training using TensorFlow and CUDA
 V, figures 4 and 6. Recursive halving and doubling with sums by GPU kernels is compared with the
 same algorithm with sums by the host's processors, and with a ring. The paper has 16 hosts with one
 GPU each. Here workers are processes of one machine that communicate over its loopback interface.
+What Herring's own paper measures on GPUs is in `gpu_training`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from herring.errors import ConfigurationError
 from herring_lab.competitors import MissingLibraryError
 from herring_lab.report import Chart, Table
+from herring_lab.study.gpu_training import Machine, training_jobs, training_tables
 from herring_lab.study.jobs import run_workers
 
 __all__ = ["ALGORITHMS", "SIZES", "gpu_study", "tables_of", "times"]
@@ -34,16 +36,16 @@ _NAMES = {
 
 
 def gpu_study(quick: bool, iterations: int, report: Callable[[int, int, str], None]) -> list[Table]:
-    """Times all algorithms and sizes.
+    """Times all algorithms and sizes, and then averages and steps (`gpu_training`).
 
     Args:
-      quick: whether to only test the setup, with few sizes.
+      quick: whether to only test the setup, with few sizes and a small model.
       iterations: timed iterations per point.
       report: called before each measurement begins, with (done, all, what).
 
     Raises:
       MissingLibraryError: torch is missing.
-      ConfigurationError: a GPU, or a compiler for its kernels is missing.
+      ConfigurationError: a GPU, or a compiler for its kernels is missing, or a job failed.
     """
     try:
         import torch
@@ -52,10 +54,14 @@ def gpu_study(quick: bool, iterations: int, report: Callable[[int, int, str], No
     gpus = torch.cuda.device_count()
     if gpus == 0:
         raise ConfigurationError("herring study gpu needs a GPU, and torch sees none")
-    workers = max(2, 1 << (gpus.bit_length() - 1))
+    name = torch.cuda.get_device_name(0)
+    machine = Machine(gpus, name, torch.distributed.is_nccl_available())
+    jobs = list(training_jobs(machine, quick))
+    workers = machine.workers[-1]
+    first, last = len(ALGORITHMS), len(ALGORITHMS) + len(jobs)
     rows = []
     for number, algorithm in enumerate(ALGORITHMS):
-        report(number, len(ALGORITHMS), f"{algorithm}, {workers} workers")
+        report(number, last, f"{algorithm}, {workers} workers")
         rows += run_workers(
             "herring_lab.study.gpu:times",
             workers,
@@ -64,7 +70,12 @@ def gpu_study(quick: bool, iterations: int, report: Callable[[int, int, str], No
             iterations=iterations,
             device="cuda",
         )
-    return tables_of(rows, workers, gpus, iterations, torch.cuda.get_device_name(0))
+    return [
+        *tables_of(rows, workers, gpus, iterations, name),
+        *training_tables(
+            machine, jobs, iterations, lambda done, what: report(first + done, last, what)
+        ),
+    ]
 
 
 def times(
