@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 
 from herring_lab.emulate import Cluster, ClusterError
+from herring_lab.emulate.namespaces import LOCK_DIRECTORY
 
-__all__ = ["namespaces", "needs_hosts", "why_no_hosts"]
+__all__ = ["namespaces", "namespaces_of", "needs_hosts", "why_no_hosts"]
 
 
 def why_no_hosts(**network: Any) -> str | None:
@@ -39,3 +41,17 @@ def needs_hosts(**network: Any) -> pytest.MarkDecorator:
 def namespaces(identity: str = "") -> set[str]:
     """Returns the names of the network namespaces of one cluster, or of all clusters."""
     return {path.name for path in pathlib.Path("/run/netns").glob(f"herring-{identity}*")}
+
+
+def namespaces_of(process: int) -> set[str]:
+    """Returns the names of the network namespaces of a process's clusters.
+
+    Tests that run at the same time have clusters of their own.
+    """
+    made = set()
+    for descriptor in pathlib.Path(f"/proc/{process}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it may be closed meanwhile
+            target = pathlib.Path(os.readlink(descriptor))
+            if target.parent == LOCK_DIRECTORY:
+                made |= namespaces(target.name)
+    return made

@@ -16,7 +16,7 @@ import time
 
 import pytest
 
-from emulated import namespaces, needs_hosts
+from emulated import namespaces, namespaces_of, needs_hosts
 from herring.errors import ConfigurationError
 from herring.rendezvous.detect import detect
 from herring.units import parse_rate, parse_seconds, parse_share, show_rate
@@ -249,7 +249,6 @@ def test_connections_spread_over_the_paths_of_a_spine() -> None:
 @needs_root
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_nothing(number: int, tmp_path: pathlib.Path) -> None:
-    before = namespaces()
     script = "echo running; exec sleep 600"
     job = subprocess.Popen(
         [*HERRING, "lab", "run", "--no-check", "--", "sh", "-c", script],
@@ -260,16 +259,17 @@ def test_a_signal_leaves_nothing(number: int, tmp_path: pathlib.Path) -> None:
     )
     assert "running" in job.stdout.readline()
     assert any(tmp_path.iterdir())
+    made = namespaces_of(job.pid)
+    assert made
     job.send_signal(number)
     assert job.wait(30) == 128 + number
-    assert namespaces() <= before
+    assert not made & namespaces()
     assert not any(tmp_path.iterdir())
 
 
 @needs_root
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_nothing_of_a_study(number: int, tmp_path: pathlib.Path) -> None:
-    before = namespaces()
     folder = tmp_path / "temporary"
     folder.mkdir()
     study = subprocess.Popen(
@@ -279,12 +279,12 @@ def test_a_signal_leaves_nothing_of_a_study(number: int, tmp_path: pathlib.Path)
         env={**os.environ, "TMPDIR": str(folder)},
     )
     end = time.monotonic() + 60
-    while not namespaces() - before or not any(folder.iterdir()):
+    while not (made := namespaces_of(study.pid)) or not any(folder.iterdir()):
         assert study.poll() is None and time.monotonic() < end
         time.sleep(0.05)
     study.send_signal(number)
     assert study.wait(60) == 128 + number
-    assert namespaces() <= before
+    assert not made & namespaces()
     assert not any(folder.iterdir())
 
 
@@ -325,7 +325,6 @@ with folders.temporary("study") as path:
 def test_what_a_killed_lab_left_is_removed_while_another_goes_on() -> None:
     script = ["sh", "-c", "echo running; exec sleep 600"]
     argv = [*HERRING, "lab", "run", "--no-check", "--", *script]
-    before = namespaces()
     killed, going = (
         subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         for _ in range(2)
@@ -333,18 +332,18 @@ def test_what_a_killed_lab_left_is_removed_while_another_goes_on() -> None:
     try:
         for job in (killed, going):
             assert "running" in job.stdout.readline()
-        both = namespaces() - before
+        lost, kept = namespaces_of(killed.pid), namespaces_of(going.pid)
+        assert lost and kept
         killed.kill()
         killed.wait()
         assert lab("clean").returncode == 0
-        left = namespaces() - before
-        assert left
-        assert len(left) < len(both)
+        assert not lost & namespaces()
+        assert kept <= namespaces()
         assert going.poll() is None
     finally:
         going.terminate()
         going.wait(30)
-    assert namespaces() <= before
+    assert not kept & namespaces()
 
 
 @needs_root
