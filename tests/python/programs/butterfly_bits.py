@@ -38,9 +38,11 @@ for tells in (True, False):
     power = 1 << (size.bit_length() - 1)
     if before and power == size > 1:
         (out, back, _), (after, returned, pageable) = before, driver.bytes()
-        # Each byte leaves once in each call, unless a neighbour's GPU reads it there.
+        # Each byte leaves once in each call, or never, if a neighbour's GPU reads it there. What
+        # came from a neighbour may have to leave for another node.
         whole, peers = 6 * 4 * array.size, herring.stats()["gpu_peer_sums"]
-        assert after - out < whole if peers else after - out == whole, (after - out, peers)
+        left = after - out
+        assert left <= whole if peers else left == whole, (left, peers)
         # Kernels read host memory, so only commands of 64 bytes are copied in.
         assert returned - back < 6 * 64 * 200 and pageable == 0
 assert herring.stats()["gpu_sums"] == by_gpu, (herring.stats()["gpu_sums"], by_gpu)
