@@ -125,7 +125,7 @@ void Aggregator::report(Nanos now, ServerView& view) {
   for (size_t i = 0; i < looked; ++i) {
     const auto& [since, op] = waiting[i];
     Awaited awaited = Aggregator::awaited(*op);
-    if (awaited.level()) continue;
+    if (awaited.level()) continue;  // none of them is late here
     std::vector<uint32_t>& ranks = awaited.missing.empty() ? awaited.behind : awaited.missing;
     if (ranks.empty()) continue;  // only results are on their way
     view.missing.push_back({concat("'", op->open.name, "'", op->group->members.suffix(),

@@ -73,6 +73,7 @@ def test_a_deadline_names_whom_it_waits_for(algorithm: str, nodes: int, pattern:
     for line in told:
         assert re.search(pattern, line), line
         assert re.findall(r"; (rank .*?) is stopped or starved", line) == ["rank 2"], line
+        assert not all(f"rank {rank} (" in line for rank in range(4)), line
 
 
 LEAVING = """

@@ -82,7 +82,9 @@ def test_what_is_measured_depends_on_the_gpus() -> None:
     one, four = Machine(1, "stand-in", True), Machine(4, "stand-in", True)
     assert (one.peer, one.workers) == ("gloo", [2])
     assert (four.peer, four.workers) == ("nccl", [2, 4])
-    assert Machine(4, "stand-in", False).peer == "gloo"
+    without = Machine(4, "stand-in", False)
+    assert without.peer == "gloo"
+    assert any("no NCCL" in note for note in without.notes)
     assert any("share one GPU" in note for note in one.notes)
     assert {job.table for job in training_jobs(one, False)} == {"averages", "steps"}
     jobs = list(training_jobs(four, False))
@@ -128,8 +130,17 @@ def test_workers_average_and_train(library: str) -> None:
     assert [(row["workers"], row["bytes"]) for row in averages] == [(2, 40_000), (2, 80_000)]
     (whole,) = run_workers(f"{module}:steps", 2, threshold=0, small=True, **common)
     (some,) = run_workers(f"{module}:steps", 2, threshold=20_000, small=True, **common)
+    (chosen,) = run_workers(f"{module}:steps", 2, threshold=None, small=True, **common)
     assert whole["threshold"] > some["threshold"] == 20_000
-    assert all(row["seconds"] > 0 for row in (*averages, whole, some))
+    assert chosen["threshold"] is None
+    assert all(row["seconds"] > 0 for row in (*averages, whole, some, chosen))
+
+
+def test_workers_that_do_not_average_are_found() -> None:
+    pytest.importorskip("torch")
+    options = {"threshold": None, "iterations": 1, "device": "cpu", "small": True}
+    with pytest.raises(ConfigurationError, match="ended with different parameters"):
+        run_workers("herring_lab.study.gpu_training:steps", 2, library="alone", **options)
 
 
 def test_one_worker_trains_alone() -> None:

@@ -37,7 +37,6 @@ __all__ = [
 SIZES = (100_000_000, 200_000_000, 400_000_000, 800_000_000, 1_600_000_000)
 #: Bytes that are averaged at once, as in table I; 0 stands for all gradients of the model.
 THRESHOLDS = (0, 200_000_000, 50_000_000, 25_000_000)
-_DEFAULT = 25 << 20  # what DistributedDataParallel averages at once unless told otherwise
 _WARMUP = 3
 _SEQUENCES, _WORDS = 8, 128  # the batch of a worker
 _NAMES = {"herring": "Herring", "nccl": "NCCL", "gloo": "Gloo", "alone": "one worker"}
@@ -69,6 +68,8 @@ class Machine:
                 "both workers share one GPU, its link and its memory, and NCCL takes one worker "
                 "on a GPU, so Gloo stands in its place"
             )
+        elif self.peer == "gloo":
+            notes.append("this build of torch has no NCCL, so Gloo stands in its place")
         return notes
 
 
@@ -143,7 +144,7 @@ def training_jobs(machine: Machine, quick: bool) -> Iterator[Job]:
         return
     for workers, names in [(1, ("alone",)), *((count, libraries) for count in machine.workers)]:
         for library in names:
-            options = {"library": library, "threshold": _DEFAULT, "small": quick}
+            options = {"library": library, "threshold": None, "small": quick}
             yield Job("throughput", "steps", workers, options)
 
 
@@ -202,21 +203,24 @@ def averages(
 
 
 def steps(
-    library: str, threshold: int, iterations: int, device: str, small: bool
+    library: str, threshold: int | None, iterations: int, device: str, small: bool
 ) -> list[dict[str, Any]]:
     """Times steps in a worker that trains a model of BERT-large's size on random words.
 
     Args:
       library: ``herring`` averages by `herring.torch.DistributedDataParallel`; ``nccl`` and
         ``gloo`` by torch's; ``alone`` does not average.
-      threshold: bytes of gradients that are averaged at once; 0: all.
+      threshold: bytes of gradients that are averaged at once; 0: all; None: the library chooses.
       iterations: timed steps.
       device: ``cuda`` or ``cpu``; workers share the GPUs evenly.
       small: whether to train a small model instead.
 
     Returns:
-      One row: ``library``, ``workers``, ``threshold`` (bytes, at most the model's) and
+      One row: ``library``, ``workers``, ``threshold`` (bytes, at most the model's, or None) and
       ``seconds``: the median over the steps of the slowest worker's time.
+
+    Raises:
+      ConfigurationError: the workers ended with different parameters.
     """
     import numpy as np
     import torch
@@ -229,7 +233,7 @@ def steps(
         torch.cuda.set_device(here)
     model = _bert(small).to(here)
     nbytes = sum(part.numel() * part.element_size() for part in model.parameters())
-    at_once = min(threshold or nbytes, nbytes)
+    at_once = None if threshold is None else min(threshold or nbytes, nbytes)
     wrapper, close = _wrapped(model, library, at_once)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     torch.manual_seed(herring.rank())
@@ -248,6 +252,7 @@ def steps(
         if iteration >= 0:
             seconds[iteration] = time.monotonic() - start
     herring.allreduce(seconds, "max")
+    _require_equal(model, library)
     del loss, wrapper  # torch may hang in the end of a group that its wrapper outlives.
     close()
     return [
@@ -260,14 +265,26 @@ def steps(
     ]
 
 
-def _wrapped(model: Any, library: str, at_once: int) -> tuple[Any, Callable[[], None]]:
+def _require_equal(model: Any, library: str) -> None:
+    """Raises ConfigurationError if workers, whose words differ, have other parameters."""
+    import torch
+
+    import herring
+
+    parts = torch.stack([part.detach().double().sum() for part in model.parameters()])
+    if len({tuple(each) for each in herring.allgather_object(parts.tolist())}) > 1:
+        raise ConfigurationError(f"{library}: the workers ended with different parameters")
+
+
+def _wrapped(model: Any, library: str, at_once: int | None) -> tuple[Any, Callable[[], None]]:
     """Returns the model as `library` averages it, and what to call after the wrapper is freed."""
     if library == "alone":
         return model, lambda: None
     if library == "herring":
         import herring.torch
 
-        return herring.torch.DistributedDataParallel(model, buffer_bytes=at_once), lambda: None
+        wrapper = herring.torch.DistributedDataParallel(model, buffer_bytes=at_once or 0)
+        return wrapper, lambda: None
     import torch
     import torch.distributed as dist
 
@@ -276,7 +293,7 @@ def _wrapped(model: Any, library: str, at_once: int) -> tuple[Any, Callable[[], 
     rank, size, method = torch_rendezvous(os.environ)
     dist.init_process_group(library, init_method=method, rank=rank, world_size=size)
     wrapper = torch.nn.parallel.DistributedDataParallel(
-        model, bucket_cap_mb=at_once / (1 << 20), gradient_as_bucket_view=True
+        model, bucket_cap_mb=at_once and at_once / (1 << 20), gradient_as_bucket_view=True
     )
     return wrapper, dist.destroy_process_group
 
@@ -392,7 +409,8 @@ def throughput_table(rows: Sequence[dict[str, Any]], machine: Machine, iteration
     ]
     notes = [
         f"median of {iterations} steps of the slowest worker's time, BERT-large in bfloat16, "
-        f"{_SEQUENCES} sequences of {_WORDS} words per worker; each worker has a GPU",
+        f"{_SEQUENCES} sequences of {_WORDS} words per worker; each worker has a GPU, and each "
+        "library averages at once what it chooses",
         "efficiency: the throughput divided by that of as many workers that average nothing",
         *machine.notes,
     ]
