@@ -9,6 +9,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import warm
+
 HERE = Path(__file__).parent
 
 
@@ -45,7 +47,7 @@ def outcomes(
         with tempfile.TemporaryDirectory() as directory:
             report = Path(directory, "passed")
             report.touch()
-            job = subprocess.run(
+            job = warm.run(
                 [*command, "--report", str(report), *left],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
                 stdin=subprocess.DEVNULL,

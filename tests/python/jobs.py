@@ -11,6 +11,8 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+import warm
+
 LAYOUTS = {
     "alone": ["-n", "1"],
     "one-node": ["-n", "3"],
@@ -56,7 +58,7 @@ def run_job(
     """
     if isinstance(script, str):
         script = ["-c", PREAMBLE + textwrap.dedent(script)]
-    return subprocess.run(
+    return warm.run(
         [
             *(sys.executable, "-m", "herring.launch.cli", "run", *layout),
             *("--timeout", str(timeout), "--grace", str(grace), "--"),
@@ -68,7 +70,6 @@ def run_job(
         stderr=subprocess.STDOUT,
         text=True,
         timeout=timeout + 10,
-        check=False,
     )
 
 

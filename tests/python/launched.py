@@ -10,6 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import warm
+
 HERRING = [sys.executable, "-m", "herring.launch.cli"]
 LIMIT = 60.0
 # What the launcher says of a process of an elastic job that has left after notice.
@@ -18,7 +20,7 @@ LEFT = "has left the job, as it was told to, and is not started again"
 
 def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     """Runs a job to its end and captures its output."""
-    return subprocess.run(
+    return warm.run(
         [*HERRING, "run", *arguments],
         stdin=options.pop("stdin", subprocess.DEVNULL),
         capture_output=True,
@@ -35,7 +37,7 @@ class Job:
     def __init__(
         self, *arguments: str, stdout: int = subprocess.PIPE, env: dict[str, str] | None = None
     ) -> None:
-        self.process = subprocess.Popen(
+        self.process = warm.Popen(
             [*HERRING, "run", *arguments],
             env=env,
             stdin=subprocess.DEVNULL,

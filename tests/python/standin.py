@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from typing import Any
 
 import pytest
 
+import warm
 from gpus import ENVIRONMENT, FOLDER
 from launched import HERRING
 
@@ -20,7 +20,7 @@ STANDIN = pytest.mark.skipif(
 
 def checked(*options: str, **environment: str) -> dict[str, dict[str, Any]]:
     """Returns the findings of `herring check` on the stand-in, by name."""
-    done = subprocess.run(
+    done = warm.run(
         [*HERRING, "check", "--json", *options],
         env={**os.environ, **ENVIRONMENT, **environment},
         capture_output=True,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import warm
 from herring import models
 from jobs import LAYOUTS, expect_success, program, run_job, seconds_until_known
 
@@ -99,7 +99,7 @@ def test_wire_bytes_are_those_of_the_model(tmp_path: Path) -> None:
         command += ["--servers", "1", "--", sys.executable, "-m", "herring.bench", "allreduce"]
         command += ["--sizes", "4M", "--iterations", "2", "--warmup", "1", "--check"]
         command += ["--algorithm", algorithm, "--json", str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = warm.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         (entry,) = json.loads(path.read_text())["results"]
         assert entry["wrong"] == 0

@@ -14,6 +14,8 @@ import types
 import numpy as np
 import pytest
 
+import warm
+
 pattern = pytest.importorskip("herring.bench.pattern")
 
 from herring.bench import cli, measure, report, sizes  # noqa: E402
@@ -444,7 +446,7 @@ def ends_of_bench(tmp_path, path, workers, arguments):
         }
         command = [sys.executable, "-m", "herring.bench", "allreduce", "--json", str(path)]
         processes.append(
-            subprocess.Popen(
+            warm.Popen(
                 [*command, *arguments],
                 env=env,
                 stdout=subprocess.PIPE,

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import warm
+
 torch = pytest.importorskip("torch")
 pytest.importorskip("herring_lab.competitors")
 
@@ -25,7 +27,7 @@ from standin import STANDIN  # noqa: E402
 def run_bench(*arguments: str, workers: int = 2, **environment: str) -> str:
     command = [sys.executable, "-m", "herring.launch.cli", "run", "-n", str(workers)]
     command += ["--nodes", "2", "--", sys.executable, "-m", "herring.bench", *arguments]
-    job = subprocess.run(
+    job = warm.run(
         command,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         stdout=subprocess.PIPE,

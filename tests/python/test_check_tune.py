@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+import warm
 from gpus import ENVIRONMENT, TORCH_ENVIRONMENT
 from herring.launch import check, tune
 from herring.launch.tune import Round, judge
@@ -19,7 +20,7 @@ REFUSED = {"refused": "GPU 1 (old) has no memory operations on streams, and ..."
 
 
 def check_with(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return warm.run(
         [sys.executable, "-m", "herring.launch.cli", "check", "--no-run", "--tune", *options],
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import statuses
+import warm
 from flights import missing_rank
 from herring.command_line import guarded
 from herring.errors import ConfigurationError
@@ -161,7 +162,7 @@ def test_a_reader_that_has_left_gets_no_traceback(command: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        done = subprocess.run(
+        done = warm.run(
             command,
             stdin=subprocess.DEVNULL,
             stdout=writing,
@@ -186,9 +187,7 @@ COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))
 _shtab_herring
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
-    done = subprocess.run(
-        ["bash", "-c", code], capture_output=True, text=True, timeout=LIMIT, check=True
-    )
+    done = warm.run(["bash", "-c", code], capture_output=True, text=True, timeout=LIMIT, check=True)
     return done.stdout.split()
 
 
@@ -267,7 +266,7 @@ SHOWN = [
 @pytest.mark.parametrize("command", SHOWN)
 def test_output_that_cannot_be_written_is_one_line(saved: dict[str, str], command: str) -> None:
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(
+        done = warm.run(
             [*HERRING, *command.format(**saved).split()],
             stdout=full,
             stderr=subprocess.PIPE,
@@ -284,7 +283,7 @@ def test_a_reader_that_has_left_ends_the_command_like_the_signal(
 ) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(
+    done = warm.run(
         [*HERRING, *command.format(**saved).split()],
         stdout=writer,
         stderr=subprocess.PIPE,
@@ -300,7 +299,7 @@ def test_names_that_the_encoding_of_the_output_lacks_are_escaped(
     tmp_path: Path, encoding: str
 ) -> None:
     def shown(*arguments: str) -> str:
-        done = subprocess.run(
+        done = warm.run(
             [*HERRING, *arguments],
             env={**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "60"},
             capture_output=True,

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import warm
 from gpus import ENVIRONMENT, FOLDER
 from herring.errors import ConfigurationError
 from herring.launch.cli import make_parser
@@ -28,7 +29,7 @@ SECRET = "5a" * 32
 
 
 def start(environment: Mapping[str, str], *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return warm.Popen(
         [*DOCTOR, *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         stdin=subprocess.DEVNULL,
@@ -209,7 +210,7 @@ def test_a_process_that_is_killed_meanwhile_is_named(port: int) -> None:
         "facts.gather = lambda address: os.kill(os.getpid(), signal.SIGKILL);"
         "from herring.launch.cli import main; main(['doctor', '--time-limit', '20'])"
     )
-    second = subprocess.Popen(
+    second = warm.Popen(
         [sys.executable, "-c", program],
         env={**os.environ, **by_hand(1, port, size=3)},
         stdout=subprocess.DEVNULL,
@@ -233,7 +234,7 @@ def test_a_doctor_of_another_version_is_named(port: int) -> None:
         "from herring.doctor import agent; agent.VERSION = 7;"
         "from herring.launch.cli import main; import sys; sys.exit(main(['doctor']))"
     )
-    other = subprocess.Popen(
+    other = warm.Popen(
         [sys.executable, "-c", program],
         env={**os.environ, **by_hand(1, port)},
         stdout=subprocess.PIPE,
@@ -251,9 +252,7 @@ def test_the_others_end_if_rank_0_does(port: int) -> None:
         "hub.Hub.examine = lambda self: os.kill(os.getpid(), signal.SIGKILL);"
         "from herring.launch.cli import main; main(['doctor'])"
     )
-    first = subprocess.Popen(
-        [sys.executable, "-c", program], env={**os.environ, **by_hand(0, port)}
-    )
+    first = warm.Popen([sys.executable, "-c", program], env={**os.environ, **by_hand(0, port)})
     [(status, out, error)] = ends(start(by_hand(1, port)))
     assert first.wait(LIMIT) == -signal.SIGKILL
     assert (status, out) == (1, "")

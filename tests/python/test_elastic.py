@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import warm
 from jobs import expect_success, program, run_job
 from launched import HERRING, LEFT, no_ssh
 
@@ -54,7 +55,7 @@ def test_no_step_is_lost_when_workers_die_and_come_back(
 
 def begin(command: list[str]) -> subprocess.Popen[str]:
     """Starts `herring run`, and reads what it and the workers say."""
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return warm.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def test_workers_that_have_notice_leave_between_two_steps(tmp_path: Path) -> None:
@@ -214,7 +215,7 @@ def test_what_the_job_refuses() -> None:
 def test_ctrl_c_ends_it(tmp_path: Path) -> None:
     script = program("elastic_steps", str(tmp_path), "1000000", "2")
     command = [*HERRING, "run", "--elastic", "-n", "2", "--", sys.executable, *script]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as job:
+    with warm.Popen(command, stdout=subprocess.PIPE, text=True) as job:
         assert job.stdout is not None
         assert "generation 1, 2 workers" in job.stdout.readline()
         job.send_signal(signal.SIGINT)
@@ -300,7 +301,7 @@ def test_a_successor_that_cannot_be_started_counts_as_dead(
     worker.write_text("#!/bin/sh\n[ $HERRING_RANK = 0 ] && exec sleep 5\nchmod -x $0\nexit 1\n")
     worker.chmod(0o755)
     options = far if where == "far" else ["--elastic", "-n", "2"]
-    done = subprocess.run(
+    done = warm.run(
         [*HERRING, "run", *options, "--restarts", "2", "--", str(worker)],
         capture_output=True,
         text=True,
@@ -325,7 +326,7 @@ while true; do sleep 0.1; done
     )
     worker.chmod(0o755)
     command = [*HERRING, "run", *far, "--notice", "TERM@20", "--", str(worker)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = warm.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0 and "[1] leaves" in done.stdout, done.stdout + done.stderr
     assert LEFT in done.stderr, done.stderr
 
@@ -334,7 +335,7 @@ def test_copies_of_the_output_go_on_with_successors(tmp_path: Path) -> None:
     died = tmp_path / "died"
     shell = f"echo $HERRING_RANK; [ $HERRING_RANK = 0 ] && exec sleep 4; [ -e {died} ] && exit 0; "
     options = ["--elastic", "-n", "2", "--output-filename", str(tmp_path / "copies")]
-    done = subprocess.run(
+    done = warm.run(
         [*HERRING, "run", *options, "--", "sh", "-c", f"{shell} touch {died}; exit 1"],
         capture_output=True,
         text=True,
@@ -347,9 +348,7 @@ def test_copies_of_the_output_go_on_with_successors(tmp_path: Path) -> None:
 
 def test_rank_0_reads_the_standard_input() -> None:
     command = [*HERRING, "run", "--elastic", "-n", "2", "--", "cat"]
-    job = subprocess.run(
-        command, input="hello", capture_output=True, text=True, timeout=60, check=False
-    )
+    job = warm.run(command, input="hello", capture_output=True, text=True, timeout=60, check=False)
     assert job.stdout == "[0] hello\n", job.stderr
 
 
@@ -509,7 +508,7 @@ class Outside:
         """Returns the process, and the file with what it says."""
         said = self.folder / f"said-{len(self.processes)}"
         with said.open("wb") as file:
-            one = subprocess.Popen(
+            one = warm.Popen(
                 command,
                 env={**self.environment, "HERRING_RANK": str(slot)},
                 stdout=file,
@@ -560,7 +559,7 @@ def test_wrong_options_of_the_lobby() -> None:
         (["--listen", "nowhere"], "--listen"),
         (["--listen", "127.0.0.1:1"], "HERRING_SECRET_FILE"),
     ):
-        job = subprocess.run(
+        job = warm.run(
             [*HERRING, "rendezvous", *options],
             env={k: v for k, v in os.environ.items() if not k.startswith("HERRING_")},
             capture_output=True,

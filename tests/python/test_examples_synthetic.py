@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import warm
+
 torch = pytest.importorskip("torch")
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "synthetic.py"
@@ -24,7 +26,7 @@ NOUNS = {"resnet50": "images", "bert": "sequences"}
 
 
 def run(*command: str, seconds: float = 100) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return warm.run(
         [sys.executable, *command],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import warm
 from jobs import expect_success, program, run_job
 from launched import HERRING
 
@@ -154,7 +155,7 @@ class ByHand:
             process.communicate()
 
     def start(self, words: list[str], **variables: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
+        process = warm.Popen(
             words,
             env={**self.env, **variables},
             stdin=subprocess.DEVNULL,

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+import warm
 from jobs import PREAMBLE, expect_success, program, run_job, seconds_until_known
 
 pytestmark = pytest.mark.timeout(90)
@@ -79,7 +80,7 @@ def test_garbage_on_every_port_harms_nobody() -> None:
 def run_alone(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
     keep = {k: v for k, v in os.environ.items() if not k.startswith("HERRING_")}
-    return subprocess.run(
+    return warm.run(
         [sys.executable, "-c", PREAMBLE + script],
         env={**keep, **environment},
         capture_output=True,
@@ -172,13 +173,13 @@ def test_wrong_secret() -> None:
         "HERRING_CONNECT_TIMEOUT": "8",
     }
     script = [sys.executable, "-c", PREAMBLE + "herring.init()"]
-    first = subprocess.Popen(
+    first = warm.Popen(
         script,
         env={**common, "HERRING_RANK": "0", "HERRING_SECRET": "ab" * 32},
         stderr=subprocess.PIPE,
         text=True,
     )
-    second = subprocess.run(
+    second = warm.run(
         script,
         env={**common, "HERRING_RANK": "1", "HERRING_SECRET": "cd" * 32},
         capture_output=True,
@@ -209,7 +210,7 @@ def test_ctrl_c_ends_the_wait_for_a_job(waits_for: str) -> None:
             script = ["-m", "herring.launch.cli", "server"]
         if waits_for == "the others":  # rank 0 itself listens at this port
             listener.close()
-        process = subprocess.Popen(
+        process = warm.Popen(
             [sys.executable, *script], env=environment, stderr=subprocess.PIPE, text=True
         )
         try:

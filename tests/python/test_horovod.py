@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import warm
+
 pytest.importorskip("torch")
 
 from batches import herring_run, outcomes
@@ -48,7 +50,7 @@ def test_unchanged_script_and_options(tmp_path: Path) -> None:
         *("--horovod", "--start-timeout", "80", "--gloo", "--timeout", "90"),
         *("--output-filename", str(tmp_path), sys.executable, str(example), "--epochs", "2"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=95)
+    done = warm.run(command, capture_output=True, text=True, timeout=95)
     assert done.returncode == 0, done.stdout + done.stderr
     printed = (tmp_path / "rank.0" / "stdout").read_text()
     assert f"[0] {printed}" in done.stdout
@@ -70,7 +72,7 @@ def test_variables_of_horovod() -> None:
         ({"HERRING_AS_HOROVOD": "1"}, ["0 3 0 2 0 2", "1 3 1 2 0 2", "2 3 0 1 1 2"]),
         ({}, [""] * 3),
     ):
-        done = subprocess.run(
+        done = warm.run(
             command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=50
         )
         assert done.returncode == 0, done.stderr
@@ -80,7 +82,7 @@ def test_variables_of_horovod() -> None:
 
 @pytest.mark.timeout(100)
 def test_as_a_module_alone() -> None:
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-m", "herring.horovod", *program("horovod_alone", "-x")],
         capture_output=True,
         text=True,
@@ -101,7 +103,7 @@ def test_as_a_module_alone() -> None:
     ],
 )
 def test_refused_options(options: list[str], words: list[str]) -> None:
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-m", "herring.launch.cli", "run", *options, "true"],
         capture_output=True,
         text=True,

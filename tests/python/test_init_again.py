@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+import warm
+
 pytest.importorskip("herring._core")
 LIMIT = 60
 LAUNCHER = ("RANK", "WORLD_SIZE", "HERRING_RANK", "HERRING_SIZE")
@@ -16,7 +18,7 @@ ALONE = "no launcher has started this process"
 
 def run(code: str, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environ = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
-    return subprocess.run(
+    return warm.run(
         [sys.executable, *options, "-c", code],
         env={**environ, **variables},
         stdin=subprocess.DEVNULL,

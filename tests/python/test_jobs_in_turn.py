@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+import warm
 from jobs import PREAMBLE, expect_success, run_job
 
 LAYOUTS = {
@@ -76,7 +77,7 @@ def run_ranks(script: str, size: int, **environment: dict[int, str] | str) -> li
             elif rank in value:
                 mine[name] = value[rank]
         processes.append(
-            subprocess.Popen(
+            warm.Popen(
                 [sys.executable, "-c", PREAMBLE + script],
                 env={**keep, **mine},
                 stdout=subprocess.PIPE,

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import herring
+import warm
 from herring import _core, logs
 from herring.errors import ConfigurationError
 from herring.launch import check, cli, config
@@ -193,7 +194,7 @@ def test_check_reports_a_failed_trial(
 
 def test_check_tries_an_all_reduce() -> None:
     pytest.importorskip("herring._core")
-    done = subprocess.run(
+    done = warm.run(
         [*HERRING, "check", "--json"], capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -233,7 +234,7 @@ print(*{"hostlist", "psutil", "rich", "shtab", "yaml"} & set(sys.modules))
 
 
 def test_version_and_help() -> None:
-    done = subprocess.run(
+    done = warm.run(
         [*HERRING, "--version"], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0
@@ -245,7 +246,7 @@ def test_version_and_help() -> None:
     header = Path(__file__).parents[2] / "src" / "wire" / "hello.h"
     assert f"kProtocolVersion = {said[2]};" in header.read_text(encoding="utf-8")
     for name in ("run", "server", "config", "check"):
-        done = subprocess.run(
+        done = warm.run(
             [*HERRING, name, "--help"], capture_output=True, text=True, timeout=60, check=False
         )
         assert done.returncode == 0
@@ -253,6 +254,6 @@ def test_version_and_help() -> None:
 
 
 def test_no_command() -> None:
-    done = subprocess.run(HERRING, capture_output=True, text=True, timeout=60, check=False)
+    done = warm.run(HERRING, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "COMMAND" in done.stderr

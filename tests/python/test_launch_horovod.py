@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import warm
 from herring.errors import ConfigurationError
 from herring.launch import cli, horovodrun
 from herring.launch.horovod_settings import read_variables
@@ -123,7 +124,7 @@ def test_they_hold_in_a_job_and_the_timeline_is_written(tmp_path: Path) -> None:
     )
     trace = tmp_path / "trace.json"
     options = ["--horovod", "--timeline-filename", str(trace)]
-    done = subprocess.run(
+    done = warm.run(
         [*HERRING, "run", "-n", "2", *options, "--", sys.executable, "-c", code],
         env={**os.environ, "HOROVOD_FUSION_THRESHOLD": "1048576", "HOROVOD_CYCLE_TIME": "3"},
         stdin=subprocess.DEVNULL,

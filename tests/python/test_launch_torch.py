@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import warm
 from herring.errors import ConfigurationError
 from herring.launch.job import own_environment, passed_environment
 from herring.rendezvous.endpoint import reserve
@@ -109,7 +110,7 @@ def test_a_restart_by_torchrun_never_meets_the_job_before_it(tmp_path: Path) -> 
     pytest.importorskip("torch")
     options = ["--standalone", "--nproc-per-node", "3", "--max-restarts", "1"]
     script = program("torchrun_restart", str(tmp_path))
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-m", "torch.distributed.run", *options, *script],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,

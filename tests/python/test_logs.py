@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+import warm
+
 pytest.importorskip("herring._core")
 HERRING = (sys.executable, "-m", "herring.launch.cli")
 LIMIT = 60
@@ -20,7 +22,7 @@ JOB = "import herring\nherring.init()\nherring.shutdown()\n"
 
 def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environ = {k: v for k, v in os.environ.items() if not k.startswith("HERRING_LOG")}
-    return subprocess.run(
+    return warm.run(
         [sys.executable, "-c", code],
         env={**environ, **ALONE, **variables},
         stdin=subprocess.DEVNULL,
@@ -201,7 +203,7 @@ herring.init()
 herring.PlannedReduction([(100_000, "float32")], name="model", wire_dtype="bfloat16").close()
 herring.shutdown()
 """
-    done = subprocess.run(
+    done = warm.run(
         [*HERRING, "run", *options, "--", sys.executable, "-c", code],
         env={**os.environ, "HERRING_LOG_LEVEL": "info"},
         stdin=subprocess.DEVNULL,

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import warm
 from herring.observe import client
 from jobs import LAYOUTS, expect_success, run_job
 from launched import HERRING, Job
@@ -91,7 +92,7 @@ class Running(Job):
 
 
 def ask(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return warm.run(
         [*HERRING, "status", *arguments],
         env={**os.environ, **variables},
         capture_output=True,
@@ -227,7 +228,7 @@ def test_a_job_with_a_name_that_the_next_one_has_too(runtime: Path) -> None:
             assert f'herring_job_info{{job="resnet",version="{status["herring"]}"' in found
             assert f',id="{status["id"]}"}} 1' in found
     assert len(ids) == 2
-    done = subprocess.run(
+    done = warm.run(
         [*HERRING, "run", "--name", 'a"b', "--", "true"],
         capture_output=True,
         text=True,
@@ -322,7 +323,7 @@ def test_a_job_beyond_loopback_asks_for_its_secret(runtime: Path, tmp_path: Path
         "HERRING_SECRET_FILE": str(secret),
         "HERRING_STATUS": place,
     }
-    job = subprocess.Popen(
+    job = warm.Popen(
         [sys.executable, "-c", STEPS], env={**os.environ, **variables}, stdout=subprocess.PIPE
     )
     try:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import warm
 from jobs import PREAMBLE
 
 pytestmark = pytest.mark.timeout(120)
@@ -42,7 +43,7 @@ class Processes:
 
     def start(self, words: list[str], **environment: str) -> subprocess.Popen[str]:
         keep = {k: v for k, v in os.environ.items() if not k.startswith("HERRING_")}
-        process = subprocess.Popen(
+        process = warm.Popen(
             [sys.executable, *words],
             env={
                 **keep,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import warm
 from herring import _core
 from herring.errors import ConfigurationError
 from herring.launch import cli, config, job
@@ -163,7 +163,7 @@ def test_an_error_names_origin_value_and_limits_but_no_secret() -> None:
 @pytest.mark.parametrize("text", ["BASELINE", " baseline "])
 def test_the_kernels_read_their_setting_as_everybody(text: str) -> None:
     program = "from herring import _core; print(_core.simd_level())"
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-c", program],
         env={**os.environ, "HERRING_SIMD": text},
         capture_output=True,
@@ -242,7 +242,7 @@ def test_init_accepts_what_config_does() -> None:
             elif row["scope"] in OUTSIDE:
                 cases.append((variable, row["name"], {}, text))
                 wanted.append((variable, text, False))
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, *program("settings_init")],
         input=json.dumps(cases),
         capture_output=True,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import warm
 from test_logs import ALONE, LIMIT, run
 
 pytest.importorskip("herring._core")
@@ -285,7 +286,7 @@ except Exception:
     pass
 _interpreters.destroy(one)
 """
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-c", code],
         env={**os.environ, **ALONE},
         stdin=subprocess.DEVNULL,

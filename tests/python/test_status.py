@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import statuses
+import warm
 from herring.launch import cli
 from herring.observe import client, words
 from herring.observe.schema import SCHEMA, StatusError, parse
@@ -333,7 +334,7 @@ def test_numbers_in_words() -> None:
 
 def test_watching_without_a_terminal_repeats_the_text(folder: Path) -> None:
     with StatusServer(statuses.healthy(), folder / "resnet-7.sock") as server:
-        watch = subprocess.Popen(
+        watch = warm.Popen(
             [*STATUS, server.where, "--watch", "10ms"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -356,7 +357,7 @@ def test_watching_without_a_terminal_repeats_no_old_status(folder: Path) -> None
     watch = [*STATUS, str(path), "--watch", "10ms", "--timeout", "200ms"]
     with (
         StatusServer(statuses.healthy(), path),
-        subprocess.Popen(watch, stdout=subprocess.PIPE, text=True) as process,
+        warm.Popen(watch, stdout=subprocess.PIPE, text=True) as process,
     ):
         assert process.stdout is not None
         for line in process.stdout:
@@ -385,7 +386,7 @@ def test_watching_goes_on_with_the_next_generation(folder: Path) -> None:
     with socket.socket(socket.AF_UNIX) as stale:  # of a job that was killed
         stale.bind(str(folder / "el.9-6.sock"))
     with StatusServer(named("el.1"), folder / "el.1-7.sock"):
-        process = subprocess.Popen(watch, stdout=subprocess.PIPE, text=True)
+        process = warm.Popen(watch, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         seen = []
         for line in process.stdout:
@@ -421,7 +422,7 @@ def test_watching_an_address_goes_on_with_the_next_generation() -> None:
 
     with StatusServer(named("el.1")) as first:
         watch = [*STATUS, first.where, "--watch", "10ms"]
-        process = subprocess.Popen(watch, stdout=subprocess.PIPE, text=True)
+        process = warm.Popen(watch, stdout=subprocess.PIPE, text=True)
         until("job 'el.1'")
     until("waiting for the next generation")
     with StatusServer(named("other.2"), port=first.port):

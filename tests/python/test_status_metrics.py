@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 import urllib.request
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 import statuses
+import warm
 from herring import _core
 from herring.errors import ConfigurationError
 from herring.launch import cli
@@ -139,7 +139,7 @@ def test_names_follow_the_rules_of_prometheus() -> None:
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_promtool_has_no_objections() -> None:
     for status in (statuses.healthy(), statuses.late(), statuses.stalled()):
-        done = subprocess.run(
+        done = warm.run(
             ["promtool", "check", "metrics"], input=text_of(status), capture_output=True, text=True
         )
         assert (done.returncode, done.stdout + done.stderr) == (0, "")
@@ -161,7 +161,7 @@ def test_the_command_prints_metrics(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_job_serves_these_metrics() -> None:
     script = "import herring, time; herring.init(); herring.barrier(); time.sleep(60)"
     with short_folder() as runtime:
-        job = subprocess.Popen(
+        job = warm.Popen(
             [
                 *(sys.executable, "-m", "herring.launch.cli", "run", "-n", "2", "--nodes", "2"),
                 *("--", sys.executable, "-c", script),
@@ -335,7 +335,7 @@ for metric in sorted(scope.metrics, key=lambda metric: metric.name):
     (point,) = metric.data.data_points
     print(metric.name, metric.unit, point.attributes["rank"], point.attributes["job"])
 """
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-c", program],
         env={**os.environ, "HERRING_RANK": "0", "HERRING_SIZE": "1", "HERRING_JOB": "alone"},
         capture_output=True,
@@ -377,7 +377,7 @@ herring.allreduce(numpy.ones(10, numpy.float32))
 second = sent()
 print(first, whole, second, herring.stats()["bytes_sent"])
 """
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-c", program],
         env={**os.environ, "HERRING_RANK": "0", "HERRING_SIZE": "1"},
         capture_output=True,
@@ -408,7 +408,7 @@ def test_names_in_opentelemetry_are_different_and_have_units() -> None:
 
 def test_the_pages_about_statuses_and_metrics_are_current() -> None:
     tool = ROOT / "tools" / "make_status_docs.py"
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, str(tool), "--check"], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
@@ -427,7 +427,5 @@ def test_promtool_accepts_the_examples_of_the_page(tmp_path: Path) -> None:
         token.touch()
         text = re.sub(r"(?<=credentials_file: )\S+", str(token), text)
         file.write_text(text, encoding="utf-8")
-        done = subprocess.run(
-            ["promtool", "check", kind, str(file)], capture_output=True, text=True
-        )
+        done = warm.run(["promtool", "check", kind, str(file)], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import warm
+
 pytest.importorskip("torch")
 
 from backend_cases import CASES
@@ -103,7 +105,7 @@ def test_script_in_a_group(tmp_path: Path, status: int) -> None:
     """`python -m herring.torch` sets torchrun's variables under every launcher."""
     path = tmp_path / "script.py"
     path.write_text(textwrap.dedent(SCRIPT))
-    job = subprocess.run(
+    job = warm.run(
         [*herring_run("-n", "2", "--nodes", "2"), "-m", "herring.torch", str(path), "--lr", "1"],
         env={**os.environ, "STATUS": str(status)},
         stdout=subprocess.PIPE,
@@ -119,7 +121,7 @@ def test_script_in_a_group(tmp_path: Path, status: int) -> None:
 @pytest.mark.timeout(100)
 def test_script_begins_its_own_group(tmp_path: Path, arguments: str) -> None:
     """Under `python -m herring.torch`, a script that begins a group gets the existing group."""
-    job = subprocess.run(
+    job = warm.run(
         [*herring_run("-n", "2"), "-m", "herring.torch", *program("backend_own_group")],
         env={**os.environ, "ARGUMENTS": arguments, "FOLDER": str(tmp_path)},
         stdout=subprocess.PIPE,
@@ -148,7 +150,7 @@ def test_group_beside_gloo(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(60)
 def test_script_is_missing() -> None:
-    job = subprocess.run(
+    job = warm.run(
         [sys.executable, "-m", "herring.torch"], stderr=subprocess.PIPE, text=True, timeout=50
     )
     assert job.returncode == 2 and "usage: python -m herring.torch" in job.stderr
@@ -164,7 +166,7 @@ def test_entry_point_loads_nothing() -> None:
 @pytest.mark.timeout(100)
 def test_example() -> None:
     example = Path(__file__).resolve().parents[2] / "examples" / "ddp_backend.py"
-    job = subprocess.run(
+    job = warm.run(
         [*TORCHRUN[:-1], "2", str(example)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import warm
+
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
@@ -17,7 +19,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.py"
 
 
 def digits(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return warm.run(
         [sys.executable, str(EXAMPLE), *arguments],
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -35,7 +37,7 @@ def test_trains_and_half_the_bytes_give_the_same_accuracy(tmp_path):
         shlex.join([str(EXAMPLE), "--epochs", "12", "--output", str(output), *more])
         for output, more in zip(outputs, ([], ["--wire-dtype", "bfloat16", "--no-progress"]))
     ]
-    job = subprocess.run(
+    job = warm.run(
         [
             *(sys.executable, "-m", "herring.launch.cli", "run", "--timeout", "300"),
             *("-n", "4", "--nodes", "2", "--servers", "2", "--"),

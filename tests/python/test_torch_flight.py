@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import warm
 from flights import Flight, examples, missing_rank
 from herring.flight import torch_format
 from herring.flight.analysis import analyse
@@ -106,8 +107,8 @@ def test_the_command_of_torch_reads_the_files(tmp_path: Path) -> None:
     path.write_text(json.dumps(missing_rank().document()), encoding="utf-8")
     folder = tmp_path / "traces"
     command = [sys.executable, "-m", "herring.launch.cli", "flight", str(path)]
-    subprocess.run([*command, "--torch", str(folder)], check=True, capture_output=True)
-    done = subprocess.run(
+    warm.run([*command, "--torch", str(folder)], check=True, capture_output=True)
+    done = warm.run(
         [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(folder)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import warm
+
 torch = pytest.importorskip("torch")
 
 SURVIVORS = (0, 2)
@@ -69,7 +71,7 @@ def worker(directory: Path) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_survivors_hear_of_it_at_once(layout: str, tmp_path: Path) -> None:
-    job = subprocess.run(
+    job = warm.run(
         [
             *(sys.executable, "-m", "herring.launch.cli", "run", *LAYOUTS[layout]),
             *("--keep-going", "--timeout", "90", "--grace", "1", "--"),

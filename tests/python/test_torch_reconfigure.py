@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import warm
+
 pytest.importorskip("torch")
 
 import torch.distributed as dist
@@ -48,7 +50,7 @@ class Members:
         """Starts a process with a place of its own."""
         self.outputs[place] = self._folder / f"output-{place}"
         with self.outputs[place].open("a") as output:
-            self.running[place] = subprocess.Popen(
+            self.running[place] = warm.Popen(
                 [sys.executable, *self._program],
                 env=self._environment
                 | {"PLACE": str(place)}
@@ -146,7 +148,7 @@ def test_torchs_own_tests_of_reconfigure(tmp_path: Path) -> None:
     pytest.importorskip("expecttest", reason="PyTorch's tests need expecttest")
     (tmp_path / "own_tests.py").write_text(OWN_TESTS)
     paths = [str(tmp_path), str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-m", "unittest", "-v", "own_tests.HerringFaultToleranceTest"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,

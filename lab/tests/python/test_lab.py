@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+import warm
 from emulated import namespaces, needs_hosts
 from herring_lab.emulate import cluster
 
@@ -70,7 +71,7 @@ def test_a_killed_run_is_removed_by_the_next_but_a_living_one_is_not():
         "job = hosts.popen(0, ['sleep', '600']);"
         "print(hosts.id, job.process.pid, flush=True); sys.stdin.read()"
     )
-    run = subprocess.Popen(
+    run = warm.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:

@@ -16,6 +16,7 @@ import time
 
 import pytest
 
+import warm
 from emulated import namespaces, namespaces_of, needs_hosts
 from herring.errors import ConfigurationError
 from herring.rendezvous.detect import detect
@@ -35,7 +36,7 @@ needs_root = needs_hosts(rate_bits=1e8)
 
 
 def lab(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return warm.run(
         [*HERRING, "lab", *arguments], capture_output=True, text=True, timeout=60, **options
     )
 
@@ -140,7 +141,7 @@ def test_a_wrong_value_is_named_with_its_option(arguments: list[str], text: str)
 )
 def test_without_capabilities_the_lab_says_what_to_do(dropped: str, names: str) -> None:
     without = ["setpriv", f"--bounding-set={dropped}", f"--inh-caps={dropped}"]
-    done = subprocess.run(
+    done = warm.run(
         [*without, *HERRING, "lab", "run", "--", "true"],
         capture_output=True,
         text=True,
@@ -250,7 +251,7 @@ def test_connections_spread_over_the_paths_of_a_spine() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_nothing(number: int, tmp_path: pathlib.Path) -> None:
     script = "echo running; exec sleep 600"
-    job = subprocess.Popen(
+    job = warm.Popen(
         [*HERRING, "lab", "run", "--no-check", "--", "sh", "-c", script],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -272,7 +273,7 @@ def test_a_signal_leaves_nothing(number: int, tmp_path: pathlib.Path) -> None:
 def test_a_signal_leaves_nothing_of_a_study(number: int, tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "temporary"
     folder.mkdir()
-    study = subprocess.Popen(
+    study = warm.Popen(
         [*HERRING, "study", "allreduce", "--peers", "openmpi:ring", "--out", str(tmp_path / "out")],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -301,9 +302,7 @@ with folders.temporary("study") as path:
 """
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     killed, going = (
-        subprocess.Popen(
-            [sys.executable, "-c", program], stdout=subprocess.PIPE, env=env, text=True
-        )
+        warm.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=env, text=True)
         for _ in range(2)
     )
     try:
@@ -326,7 +325,7 @@ def test_what_a_killed_lab_left_is_removed_while_another_goes_on() -> None:
     script = ["sh", "-c", "echo running; exec sleep 600"]
     argv = [*HERRING, "lab", "run", "--no-check", "--", *script]
     killed, going = (
-        subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        warm.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         for _ in range(2)
     )
     try:
@@ -352,7 +351,7 @@ def test_a_terminal_shows_the_time_and_keeps_the_commands_lines(merged: bool) ->
     script = "echo before; sleep 1.3; echo after"
     own, theirs = pty.openpty()
     options = ["--workers", "1", "--no-check", "--timeout", "50"]
-    job = subprocess.Popen(
+    job = warm.Popen(
         [*HERRING, "lab", "run", *options, "--", "sh", "-c", script],
         stdout=theirs if merged else subprocess.PIPE,
         stderr=theirs,

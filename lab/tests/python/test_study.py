@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import pytest
 
+import warm
 from herring import models
 from herring.errors import ConfigurationError
 from herring_lab import competitors as peers
@@ -33,7 +34,7 @@ ROOT = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "nsenter", "setp
 
 
 def study(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return warm.run(
         [sys.executable, "-m", "herring.launch.cli", "study", *arguments],
         capture_output=True,
         text=True,
