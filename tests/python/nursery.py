@@ -16,6 +16,7 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import ctypes
 import faulthandler
 import fcntl
 import gc
@@ -39,8 +40,10 @@ from herring.launch import guard
 # Requests are small, but for environments and short scripts.
 LARGEST_REQUEST = 1 << 20
 # Modules that start processes, for which they get a nursery of their own.
-LAUNCHERS = ("herring.launch.cli", "herring.horovod", "herring.torch", "torch.distributed.run")
+LAUNCHERS = ("herring.launch.cli", "torch.distributed.run")
 MOST_DESCRIPTORS = 64
+_PR_SET_NAME = 15
+_libc = ctypes.CDLL(None)
 
 
 def serve(requests: socket.socket) -> None:
@@ -149,9 +152,9 @@ def _prepare(request: dict[str, Any], given: array.array[int]) -> None:
     before = os.environ.get("PYTHONPATH", "")
     os.environ.clear()
     os.environ.update(request["environment"])
-    added = os.environ.get("PYTHONPATH", "").removesuffix(before)
-    sys.path[:0] = paths = [path for path in added.split(os.pathsep) if path]
-    if any(os.path.exists(os.path.join(path, "sitecustomize.py")) for path in paths):
+    paths = os.environ.get("PYTHONPATH", "")
+    sys.path[:0] = filter(None, paths.removesuffix(before).split(os.pathsep))
+    if any(os.path.exists(f"{path}/sitecustomize.py") for path in paths.split(os.pathsep)):
         sys.modules.pop("sitecustomize", None)
         importlib.import_module("sitecustomize")  # as an interpreter does when it starts
     sys.orig_argv = request["command"]
@@ -192,6 +195,9 @@ def fork_nursery() -> socket.socket:
 
 
 def _set_main(name: str, arguments: list[str], folder: str) -> types.ModuleType:
+    """Makes a new `__main__`; `ps` shows the first argument, as "server", or the program's name."""
+    shown = arguments[0] if name == "-c" and arguments else os.path.basename(name)
+    _libc.prctl(_PR_SET_NAME, shown.encode()[:15], 0, 0, 0)
     sys.argv, sys.path[:0] = [name, *arguments], [folder]
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=sys.modules["builtins"], __spec__=None)
@@ -212,6 +218,9 @@ def _run(program: Callable[[], object]) -> None:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
+        error.with_traceback(trace)
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+        sys.last_exc = error  # type: ignore[attr-defined]  # since Python 3.12
         sys.excepthook(type(error), error, trace)
         _exit(1, interrupted=isinstance(error, KeyboardInterrupt))
     _exit(0)
@@ -265,6 +274,8 @@ def main() -> None:
     del sys.path[0]  # the folder of this file
     for module in sys.argv[2:]:
         importlib.import_module(module)
+    for module in LAUNCHERS:
+        sys.modules.pop(module, None)  # runpy warns of a program that is imported already
     gc.collect()
     gc.freeze()  # nothing that was imported is looked at again, and copied, in forked processes
     threads = os.listdir("/proc/self/task")

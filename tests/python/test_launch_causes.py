@@ -17,6 +17,7 @@ from herring.launch.hosts import THIS_MACHINE
 from herring.launch.job import Task
 from herring.launch.tracebacks import Tracebacks
 from herring.rendezvous.joined import Joined, tell
+from jobs import PROGRAMS
 from launched import run
 
 TRACEBACK = (
@@ -314,18 +315,14 @@ import herring, numpy, os, signal, sys
 herring.init()
 herring.barrier()
 if herring.rank() == 0:
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                job, server = os.environ["HERRING_JOB"].encode(), b"HERRING_RANK="
-                if job in (text := file.read()) and server not in text:
-                    os.kill(int(pid), signal.SIGKILL)
-        except OSError:
-            pass
+    sys.path.append(sys.argv[1])
+    from support import server_process
+    os.kill(server_process(), signal.SIGKILL)
 for step in range(1000000):
     herring.allreduce(numpy.ones(1000, numpy.float32), name="x")
 """
-    done = run("-n", "2", "--nodes", "2", "--servers", "1", *python(code))
+    options = ["-n", "2", "--nodes", "2", "--servers", "1"]
+    done = run(*options, *python(code), str(PROGRAMS))
     assert done.returncode == 128 + signal.SIGKILL, done.stderr
     assert re.search(
         r"the cause: server 0 \(process \d+\) failed first, at \S+: it was killed by SIGKILL",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import warm
 from herring.launch.commands import module_command
 from herring.launch.hosts import Host
 from herring.launch.job import SshOptions
@@ -49,7 +50,7 @@ pytestmark = pytest.mark.timeout(100)
 
 
 @pytest.fixture
-def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The file where the program in place of ssh notes whom it was asked for."""
     program = tmp_path / "ssh"
     program.write_text(SSH)
@@ -60,7 +61,8 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LOG", str(log))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.delenv("PWD", raising=False)
-    return log
+    with warm.real_processes():  # agents' ranks are real, and so are all others
+        yield log
 
 
 @pytest.fixture

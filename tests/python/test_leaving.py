@@ -360,13 +360,12 @@ def test_a_deadline_is_kept_although_no_server_can() -> None:
         run_job(
             ["-n", "2", "--nodes", "2", "--servers", "2"],
             """
-        import subprocess
+        from support import server_processes
         herring.init(timeout=1)
         herring.barrier()
         if herring.rank() == 0:
-            for pid in subprocess.run(["pgrep", "-P", str(os.getppid()), "-f", "[s]erver --stay"],
-                                      capture_output=True, text=True).stdout.split():
-                os.kill(int(pid), signal.SIGSTOP)
+            for pid in server_processes():
+                os.kill(pid, signal.SIGSTOP)
         raises(herring.TimeoutError, "'stuck'", herring.allreduce, np.zeros(300_000), name="stuck")
         print("ended", flush=True)
     """,

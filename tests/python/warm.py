@@ -27,13 +27,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from herring.launch import guard
 
-__all__ = ["Popen", "run", "start_from"]
+__all__ = ["STACKS", "Popen", "real_processes", "run", "start_from"]
 
 HERE = Path(__file__).parent
 STACKS = signal.SIGRTMAX  # lets forked processes write the stacks of their threads
@@ -54,6 +54,7 @@ _EARLY = re.compile(
     "LD_.*|PYTHON(?!UNBUFFERED|DONTWRITEBYTECODE|PATH$).*|LC_.*|LANG|MALLOC_.*|TORCH_.*"
 )
 
+_real = False
 _nursery_of_launcher: socket.socket | None = None
 _nurseries: dict[Any, socket.socket] = {}
 
@@ -112,6 +113,17 @@ class Popen(Real):
         super().__del__(*arguments, **named)
         if self._status_from is not None:
             os.close(self._status_from)
+
+
+@contextlib.contextmanager
+def real_processes() -> Iterator[None]:
+    """Starts interpreters instead of forks until the end of a `with` block."""
+    global _real
+    before, _real = _real, True
+    try:
+        yield
+    finally:
+        _real = before
 
 
 def run(
@@ -205,7 +217,8 @@ def _request(given: Mapping[str, Any]) -> dict[str, Any] | None:
     environment = dict(os.environ if given["env"] is None else given["env"])
     guarded = given["preexec_fn"] is not None and _nursery_of_launcher is not None
     real = (
-        given["shell"]
+        _real
+        or given["shell"]
         or command[0] != sys.executable
         or not words
         or (words[0].startswith("-") and words[0] not in ("-c", "-m"))

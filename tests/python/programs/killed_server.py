@@ -2,22 +2,19 @@
 
 import os
 import signal
-import subprocess
 
 import numpy as np
 
 import herring
+from support import server_processes
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 herring.init()
 array = np.zeros(1_000_000, np.float32)
 herring.allreduce(array, name="warm")
 if herring.rank() == 0:
-    servers = subprocess.run(
-        ["pgrep", "-P", str(os.getppid()), "-f", "[s]erver --stay"], capture_output=True, text=True
-    ).stdout.split()
-    assert len(servers) == 1, servers
-    os.kill(int(servers[0]), signal.SIGKILL)
+    (server,) = server_processes()
+    os.kill(server, signal.SIGKILL)
 try:
     while True:
         herring.allreduce(array)

@@ -26,19 +26,29 @@ def raises(
         raise AssertionError(f"no {kind} for {text}")
 
 
-def server_process() -> int:
-    """Returns the process of a dedicated server of this job, which `herring run` has started."""
-    for name in filter(str.isdigit, os.listdir("/proc")):
+def server_processes() -> list[int]:
+    """Returns the dedicated servers of this rank's job, the first server first.
+
+    A forked server (nursery.py) is known by its name and its parent, the launcher. /proc tells the
+    command line and the job of others.
+    """
+    job = f"HERRING_JOB={os.environ['HERRING_JOB']}".encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            with open(f"/proc/{name}/cmdline", "rb") as file:
-                words = file.read().split(b"\0")
-            with open(f"/proc/{name}/environ", "rb") as file:
-                same = f"HERRING_JOB={os.environ['HERRING_JOB']}".encode() in file.read()
+            name, rest = (process / "stat").read_text().rsplit(")", 1)
+            forked = name.endswith("(server") and int(rest.split()[1]) == os.getppid()
+            started = b"server" in (process / "cmdline").read_bytes().split(b"\0")
+            if forked or (started and job in (process / "environ").read_bytes()):
+                found.append(int(process.name))
         except OSError:
             continue
-        if same and b"server" in words:
-            return int(name)
-    raise AssertionError("no server found")
+    return sorted(found)
+
+
+def server_process() -> int:
+    """Returns the process of the job's first dedicated server."""
+    return server_processes()[0]
 
 
 def die_once(marker: Path, leave_child: bool = False, number: int = signal.SIGKILL) -> None:
