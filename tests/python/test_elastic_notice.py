@@ -33,7 +33,10 @@ NOTICE = """
         global attempts
         while state.step < 30:
             attempts += 1
-            if slot == 1 and attempts == 10:
+            if slot == 1 and attempts == 10:  # all processes of the job run by now
+                server = server_process()
+                stat = open(f"/proc/{{server}}/stat").read()
+                parent = int(stat.rpartition(")")[2].split()[1])
                 os.kill({process}, signal.SIGTERM)
             time.sleep(0.01)
             herring.allreduce(np.ones(1000))
@@ -41,8 +44,6 @@ NOTICE = """
             state.step += 1
             state.commit()
 
-    server = server_process()
-    parent = int(open(f"/proc/{{server}}/stat").read().rpartition(")")[2].split()[1])
     train(state)
     print("is done:", herring.size(), herring.elastic.generation(), attempts)
 """
