@@ -412,6 +412,8 @@ class Launcher:
         there = [c for c in self._children.running() if c.connection is connection]
         others = [c for c in self._children.running(workers_only=True) if c not in there]
         left = bool(others) or self._restarts.pending
+        if not there and not left:
+            return  # the host has done its part: an agent with notice ends with its last process
         goes_on = self._options.elastic is not None and left and not self._ending.begun
         if goes_on:
             self._say("warning", f"{error}; the job goes on without this host")
