@@ -176,10 +176,10 @@ def become() -> NoReturn:
         _run(lambda: runpy._run_module_as_main(words[1]))  # type: ignore[attr-defined]
     else:
         main = _set_main(words[0], words[1:], os.path.dirname(os.path.realpath(words[0])))
-        main.__file__ = words[0]
-        with io.open_code(words[0]) as file:
+        main.__file__ = path = os.path.abspath(words[0])
+        with io.open_code(path) as file:
             text = file.read()
-        _run(lambda: exec(compile(text, words[0], "exec"), vars(main)))
+        _run(lambda: exec(compile(text, path, "exec"), vars(main)))
     sys.exit()
 
 
@@ -188,6 +188,7 @@ def fork_nursery() -> socket.socket:
     ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
     if os.fork() == 0:
         ours.close()
+        faulthandler.unregister(warm.STACKS)
         serve(theirs)
         become()
     theirs.close()
@@ -251,6 +252,7 @@ def _open_streams() -> None:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         mode = "w" if number else "r"
         file: Any = io.FileIO(number, mode, closefd=False)
+        file.name = f"<{name}>"
         tty = file.isatty()
         if not number:
             file = io.BufferedReader(file)
@@ -259,7 +261,7 @@ def _open_streams() -> None:
         stream = io.TextIOWrapper(
             file,
             encoding="utf-8",
-            errors="backslashreplace" if name == "stderr" else "strict",
+            errors=getattr(sys, name).errors,
             line_buffering=tty or name == "stderr",
             write_through=direct and bool(number),
         )

@@ -33,7 +33,7 @@ from typing import Any
 
 from herring.launch import guard
 
-__all__ = ["STACKS", "Popen", "real_processes", "run", "start_from"]
+__all__ = ["STACKS", "Popen", "real_processes", "run", "start_from", "tell_stacks"]
 
 HERE = Path(__file__).parent
 STACKS = signal.SIGRTMAX  # lets forked processes write the stacks of their threads
@@ -144,7 +144,7 @@ def run(
         try:
             out, err = process.communicate(input, timeout=timeout)
         except subprocess.TimeoutExpired:
-            _tell_stacks(process)
+            tell_stacks(process)
             raise
         except BaseException:
             process.kill()
@@ -155,7 +155,7 @@ def run(
     return done
 
 
-def _tell_stacks(process: subprocess.Popen[Any]) -> None:
+def tell_stacks(process: subprocess.Popen[Any]) -> None:
     """Prints what a command has written, and the stacks of all its processes; ends the command.
 
     Forked processes write their stacks to their standard error when they get `STACKS`.
