@@ -14,6 +14,15 @@ for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(_number, _default)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips tests that need emulated hosts where none can be created."""
+    for mark in item.iter_markers("needs_hosts"):
+        from emulated import why_no_hosts
+
+        if reason := why_no_hosts(**mark.kwargs):
+            pytest.skip(reason)
+
+
 @pytest.fixture
 def runtime_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of the test's own, for sockets and flight records of its jobs."""

@@ -246,20 +246,19 @@ LONG = (
 )
 
 
-def _matches(item: pytest.Item, pattern: str) -> bool:
-    literal = pattern.replace("[", "[[]")
-    return fnmatchcase(f"{item.path.name}::{item.name}", literal)
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Raises UsageError for an entry of `THOROUGH` that no test of its file has."""
     place = {name: index for index, name in enumerate(LONG)}
     items.sort(key=lambda item: place.get(item.path.name, len(LONG)))
-    collected = {item.path.name for item in items}
+    collected: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        collected.setdefault(item.path.name, []).append(item)
+    whole = not any("::" in argument for argument in config.args)
     for pattern in THOROUGH:
-        marked = [item for item in items if _matches(item, pattern)]
+        file, _, name = pattern.partition("::")
+        literal = name.replace("[", "[[]")
+        marked = [item for item in collected.get(file, ()) if fnmatchcase(item.name, literal)]
         for item in marked:
             item.add_marker(pytest.mark.thorough)
-        whole = not any("::" in argument for argument in config.args)
-        if whole and not marked and pattern.partition("::")[0] in collected:
+        if whole and not marked and file in collected:
             raise pytest.UsageError(f"THOROUGH in {__file__}: no test is called {pattern}")

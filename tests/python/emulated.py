@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pathlib
 import shutil
@@ -16,8 +17,12 @@ from herring_lab.emulate.namespaces import LOCK_DIRECTORY
 __all__ = ["namespaces", "namespaces_of", "needs_hosts", "why_no_hosts"]
 
 
+@functools.cache
 def why_no_hosts(**network: Any) -> str | None:
-    """Returns why this machine cannot create emulated hosts, or None if it can."""
+    """Returns why this machine cannot create emulated hosts, or None if it can.
+
+    It creates one to find out, which takes a second.
+    """
     if os.geteuid() != 0:
         return "needs root"
     for tool in ("ip", "tc", "nsenter", "setpriv"):
@@ -33,9 +38,8 @@ def why_no_hosts(**network: Any) -> str | None:
 
 
 def needs_hosts(**network: Any) -> pytest.MarkDecorator:
-    """Skips a test on machines that cannot create emulated hosts."""
-    reason = why_no_hosts(**network)
-    return pytest.mark.skipif(reason is not None, reason=str(reason))
+    """Skips a test on machines that cannot create emulated hosts; see conftest.py of the root."""
+    return pytest.mark.needs_hosts(**network)
 
 
 def namespaces(identity: str = "") -> set[str]:

@@ -11,16 +11,14 @@ from typing import Any
 import pytest
 
 from doctored import doctor, names_of, serious
-from emulated import needs_hosts, why_no_hosts
+from emulated import needs_hosts
 from herring_lab.emulate import Cluster
 
 pytestmark = [needs_hosts(rate_bits=1e8), pytest.mark.timeout(120)]
 
 RATE = 100e6
 PORTS = "30000-30010"
-needs_strict_links = pytest.mark.skipif(
-    why_no_hosts(rate_bits=1e8, strict=True, kernel=False) is not None, reason="needs strict links"
-)
+needs_strict_links = needs_hosts(rate_bits=1e8, strict=True, kernel=False)
 CLOCK = """
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shlex
 import subprocess
@@ -13,7 +14,8 @@ import pytest
 import warm
 
 pytest.importorskip("torch")
-pytest.importorskip("sklearn")
+if importlib.util.find_spec("sklearn") is None:  # to import it takes long
+    pytest.skip("needs scikit-learn", allow_module_level=True)
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.py"
 
