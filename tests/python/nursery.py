@@ -260,7 +260,7 @@ def _open_streams() -> None:
             file = io.BufferedWriter(file)
         stream = io.TextIOWrapper(
             file,
-            encoding="utf-8",
+            encoding=getattr(sys, name).encoding,
             errors=getattr(sys, name).errors,
             line_buffering=tty or name == "stderr",
             write_through=direct and bool(number),

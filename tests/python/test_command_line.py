@@ -299,7 +299,7 @@ def test_names_that_the_encoding_of_the_output_lacks_are_escaped(
     tmp_path: Path, encoding: str
 ) -> None:
     def shown(*arguments: str) -> str:
-        done = warm.run(
+        done = subprocess.run(
             [*HERRING, *arguments],
             env={**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "60"},
             capture_output=True,
