@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-import warm
 from forked import fork, reap
 from herring import _core
 from herring.errors import ConfigurationError, TimeoutError
@@ -149,7 +148,7 @@ def start(environ: dict[str, str], shells: int = 0) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", textwrap.dedent(MEET)]
     for _ in range(shells):
         command = ["sh", "-c", '"$@"; exit $?', "sh", *command]
-    return warm.Popen(
+    return subprocess.Popen(
         command,
         env={**os.environ, **environ},
         stdin=subprocess.PIPE,
@@ -442,9 +441,9 @@ def test_real_launchers(runtime: dict[str, str], command: list[str]) -> None:
         "torch.distributed.run" in command and not importlib.util.find_spec("torch")
     ):
         pytest.skip(f"{command[0]} is not installed")
-    if command[0] == "srun" and warm.run(["sinfo"], capture_output=True).returncode:
+    if command[0] == "srun" and subprocess.run(["sinfo"], capture_output=True).returncode:
         pytest.skip("there is no Slurm cluster here")
-    done = warm.run(
+    done = subprocess.run(
         [*command, sys.executable, "-c", textwrap.dedent(REAL)],
         env={**os.environ, **runtime},
         capture_output=True,
