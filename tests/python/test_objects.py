@@ -177,6 +177,7 @@ class Odd:
     pass
 group["odd"] = Odd()
 raises(herring.InvalidArgumentError, "Odd", herring.torch.broadcast_optimizer_state, optimizer)
+herring.barrier()  # rank 0 refuses before rank 1 calls, which must hear of that and not of an end
 print("done")
     """,
             HERRING_OBJECTS="none",
