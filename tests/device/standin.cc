@@ -3,6 +3,8 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <future>
@@ -99,6 +101,13 @@ void standin_store(void* stream, uint64_t to, const void* from, size_t bytes,
 void standin_scale(void* stream, uint64_t at, size_t count, float factor, uint32_t microseconds) {
   run_kernel(stream, at, count, microseconds, [=](float* floats) {
     for (size_t i = 0; i < count; ++i) floats[i] *= factor;
+  });
+}
+void standin_hold(void* stream, const std::atomic<uint32_t>* word) {
+  put(stream_of(stream), [word, device = stream_of(stream)->device] {
+    while (word->load(std::memory_order_acquire) == 0) {
+      if (!rest(device, std::chrono::microseconds(100))) return;
+    }
   });
 }
 void standin_peek(void* to, uint64_t from, size_t bytes) {

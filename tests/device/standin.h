@@ -2,6 +2,7 @@
 // in libcuda.so.1 by name.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -39,6 +40,8 @@ void standin_fill(void* stream, uint64_t to, size_t count, float value, uint32_t
 void standin_store(void* stream, uint64_t to, const void* from, size_t bytes,
                    uint32_t microseconds);
 void standin_scale(void* stream, uint64_t at, size_t count, float factor, uint32_t microseconds);
+// Queues a kernel that runs until the host's word is not 0.
+void standin_hold(void* stream, const std::atomic<uint32_t>* word);
 // Copies at once, without waiting for anything.
 void standin_peek(void* to, uint64_t from, size_t bytes);
 void standin_poke(uint64_t to, const void* from, size_t bytes);
