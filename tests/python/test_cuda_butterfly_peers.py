@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gpus import ENVIRONMENT, GPUS
@@ -9,6 +11,9 @@ from jobs import expect_success, program, run_job
 from standin import STANDIN
 
 pytestmark = [pytest.mark.timeout(150), STANDIN]
+
+# All time-outs are longer than a job may take, so none of them ends a wait.
+LONG = {"HERRING_HEARTBEAT_TIMEOUT": "600", "HERRING_TIMEOUT": "600"}
 
 NODES = ["--nodes", "2"]
 PEERS = {"STANDIN_PEERS": "1", "PEERS": "1"}
@@ -97,7 +102,9 @@ herring.shutdown()
 @pytest.mark.parametrize("moment", ["before", "announced", "moving"])
 @pytest.mark.parametrize("how", ["dies", "leaves"])
 @pytest.mark.parametrize("nodes", ["1", "2"])
-def test_who_ends_in_the_middle_parks_nobody(how: str, moment: str, nodes: str) -> None:
+def test_who_ends_in_the_middle_parks_nobody(
+    how: str, moment: str, nodes: str, tmp_path: Path
+) -> None:
     layout = ["-n", "4", "--nodes", nodes, "--keep-going"]
     job = run_job(
         layout,
@@ -106,31 +113,30 @@ def test_who_ends_in_the_middle_parks_nobody(how: str, moment: str, nodes: str) 
         MOMENT=moment,
         WARM="5",
         STANDIN_PEERS="1",
+        FOLDER=str(tmp_path),
+        **LONG,
         **ENVIRONMENT,
     )
     assert how == "dies" or job.returncode == 0, job.stdout
     assert job.stdout.count("nobody is parked") == 3, job.stdout
 
 
-def test_a_group_whose_member_dies_parks_nobody_and_others_go_on() -> None:
+def test_a_group_whose_member_dies_parks_nobody_and_others_go_on(tmp_path: Path) -> None:
     layout = ["-n", "3", "--keep-going"]
-    job = run_job(layout, program("butterfly_group_death"), WARM="5", **ENVIRONMENT)
+    settings = {"FOLDER": str(tmp_path), **LONG, **ENVIRONMENT}
+    job = run_job(layout, program("butterfly_group_death"), WARM="5", **settings)
     assert job.stdout.count("done without it") == 2, job.stdout
 
 
 @pytest.mark.parametrize("late", ["rank", "gpu"])
-def test_a_deadline_parks_nobody(late: str) -> None:
-    settings = {"HERRING_HEARTBEAT_TIMEOUT": "100", "STANDIN_PEERS": "1", **ENVIRONMENT}
-    layout = ["-n", "2"]
-    job = run_job(
-        layout, program("butterfly_deadlines"), timeout=14, LATE=late, WARM="5", **settings
-    )
+def test_a_deadline_parks_nobody(late: str, tmp_path: Path) -> None:
+    settings = {"FOLDER": str(tmp_path), "STANDIN_PEERS": "1", **LONG, **ENVIRONMENT}
+    job = run_job(["-n", "2"], program("butterfly_deadlines"), LATE=late, WARM="5", **settings)
     missing = "rank 1 (" if late == "rank" else "the GPU of this rank"
     assert f" s for {missing}" in job.stdout, job.stdout
     assert "nobody is parked" in job.stdout, job.stdout
 
 
-def test_where_nothing_comes_of_a_call_its_array_is_untouched() -> None:
-    expect_success(
-        run_job(["-n", "2"], program("butterfly_untouched"), STANDIN_PEERS="1", **ENVIRONMENT)
-    )
+def test_where_nothing_comes_of_a_call_its_array_is_untouched(tmp_path: Path) -> None:
+    settings = {"FOLDER": str(tmp_path), "STANDIN_PEERS": "1", **ENVIRONMENT}
+    expect_success(run_job(["-n", "2"], program("butterfly_untouched"), **settings))

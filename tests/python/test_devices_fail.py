@@ -15,8 +15,11 @@ from standin import STANDIN
 
 pytestmark = [pytest.mark.timeout(150), STANDIN]
 
+# All time-outs are longer than a job may take, so none of them ends a wait.
+LONG = {"HERRING_HEARTBEAT_TIMEOUT": "600", "HERRING_TIMEOUT": "600"}
 
-# The kernel runs for 15 seconds, which stands for a kernel that never ends.
+
+# The kernel does not end before the plan is closed.
 def test_a_plan_whose_gpu_hangs_is_closed_and_its_memory_stays() -> None:
     job = run_job(["-n", "1"], program("gpu_hangs"), HERRING_TIMEOUT="2", JITTER="0", **ENVIRONMENT)
     assert "closed" in job.stdout, job.stdout
@@ -34,6 +37,7 @@ def run_failing(calls: str, nth: int, sticky: bool) -> str:
         STICKY=str(int(sticky)),
         JITTER="0",
         HERRING_LOG_LEVEL="info",
+        **LONG,
         **ENVIRONMENT,
     )
     return expect_success(job)
@@ -86,9 +90,10 @@ def test_the_sweep_ends_when_no_call_fails_any_more() -> None:
 
 @pytest.mark.parametrize("moment", ["made", "begun", "some out", "all out", "waiting"])
 @pytest.mark.parametrize("how", ["dies", "leaves", "closes"])
-def test_who_ends_in_a_round_parks_nobody(how: str, moment: str) -> None:
+def test_who_ends_in_a_round_parks_nobody(how: str, moment: str, tmp_path: Path) -> None:
     layout = ["-n", "2", "--nodes", "2", "--keep-going"]
-    job = run_job(layout, program("gpu_round_ends"), HOW=how, MOMENT=moment, **ENVIRONMENT)
+    settings = {"FOLDER": str(tmp_path), **LONG, **ENVIRONMENT}
+    job = run_job(layout, program("gpu_round_ends"), HOW=how, MOMENT=moment, **settings)
     assert how == "dies" or job.returncode == 0, job.stdout
     if moment != "waiting":
         assert "nobody is parked" in job.stdout, job.stdout
@@ -96,9 +101,9 @@ def test_who_ends_in_a_round_parks_nobody(how: str, moment: str) -> None:
 
 # An abort writes the words for which kernels wait.
 @pytest.mark.parametrize("how", ["dies", "closes"])
-def test_who_ends_in_a_round_leaves_no_kernel_that_waits(how: str) -> None:
+def test_who_ends_in_a_round_leaves_no_kernel_that_waits(how: str, tmp_path: Path) -> None:
     layout = ["-n", "2", "--nodes", "2", "--keep-going"]
-    environment = {**BY_KERNELS, **ENVIRONMENT}
+    environment = {"FOLDER": str(tmp_path), **LONG, **BY_KERNELS, **ENVIRONMENT}
     job = run_job(layout, program("gpu_round_ends"), HOW=how, MOMENT="some out", **environment)
     assert "nobody is parked" in job.stdout, job.stdout
 
@@ -131,35 +136,34 @@ def test_nobody_takes_what_a_failed_round_left_for_averages(how: str, layout: st
     assert job.stdout.count("poisoned\n") == survivors, job.stdout
 
 
-def test_a_call_behind_a_kernel_that_does_not_end_is_refused_on_all_ranks() -> None:
-    said = expect_success(
-        run_job(
-            ["-n", "3"],
-            program("gpu_behind_kernel"),
-            HERRING_WARN_AFTER="0.5",
-            JITTER="0",
-            **ENVIRONMENT,
-        )
-    )
-    assert "'x': GPU 0 has not reached the call after 0.5" in said, said  # a warning on rank 0
+def test_a_call_behind_a_kernel_that_does_not_end_is_refused_on_all_ranks(tmp_path: Path) -> None:
+    settings = {"FOLDER": str(tmp_path), "JITTER": "0", "HERRING_WARN_AFTER": "0.5", **ENVIRONMENT}
+    said = expect_success(run_job(["-n", "3"], program("gpu_behind_kernel"), **settings))
+    # Rank 0 warns before its deadline of 2 s.
+    assert re.search(r"warning: .*'x': GPU 0 has not reached the call after [\d.]+ s", said), said
     assert re.search(r"rank 0 waits in allreduce 'x', which GPU 0 has not reached", said), said
 
 
 @pytest.mark.parametrize("how", ["dies", "aborts", "leaves"])
-def test_a_call_behind_a_kernel_that_does_not_end_hears_of_the_job(how: str) -> None:
+def test_a_call_behind_a_kernel_that_does_not_end_hears_of_the_job(
+    how: str, tmp_path: Path
+) -> None:
     job = run_job(
         ["-n", "3", "--keep-going"],
         program("gpu_behind_endless_kernel"),
         HOW=how,
         JITTER="0",
+        FOLDER=str(tmp_path),
+        **LONG,
         **ENVIRONMENT,
     )
     assert "rank 0 has ended" in job.stdout, job.stdout
     assert "GPU 0 has not come to copies of calls that have ended" in job.stdout, job.stdout
 
 
-def test_a_deadline_and_then_the_next_call() -> None:
-    expect_success(run_job(["-n", "2"], program("gpu_deadlines"), **ENVIRONMENT))
+def test_a_deadline_and_then_the_next_call(tmp_path: Path) -> None:
+    settings = {"FOLDER": str(tmp_path), **ENVIRONMENT}
+    expect_success(run_job(["-n", "2"], program("gpu_deadlines"), **settings))
 
 
 @pytest.mark.usefixtures("runtime_folder")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gpus import BY_KERNELS, ENVIRONMENT, GPUS
@@ -9,6 +11,9 @@ from jobs import expect_success, program, run_job
 from standin import STANDIN
 
 pytestmark = [pytest.mark.timeout(150), STANDIN]
+
+# All time-outs are longer than a job may take, so none of them ends a wait.
+LONG = {"HERRING_HEARTBEAT_TIMEOUT": "600", "HERRING_TIMEOUT": "600"}
 
 STAGE_LAYOUTS = {
     "one-gpu": (["-n", "3"], "ipc", {"GPUS": "1"}),
@@ -190,7 +195,7 @@ herring.shutdown()
 @pytest.mark.parametrize("moment", ["made", "begun", "some out", "all out"])
 @pytest.mark.parametrize("how", ["dies", "leaves", "closes"])
 def test_who_ends_in_a_round_that_gpus_add_parks_nobody(
-    how: str, moment: str, stage: str, nodes: int
+    how: str, moment: str, stage: str, nodes: int, tmp_path: Path
 ) -> None:
     job = run_job(
         ["-n", str(2 * nodes), "--nodes", str(nodes), "--keep-going"],
@@ -199,16 +204,19 @@ def test_who_ends_in_a_round_that_gpus_add_parks_nobody(
         MOMENT=moment,
         STAGE=stage,
         HERRING_NODE_STAGE="auto" if stage == "ipc" else stage,
+        FOLDER=str(tmp_path),
+        **LONG,
         **ENVIRONMENT,
     )
     assert how == "dies" or job.returncode == 0, job.stdout
     assert job.stdout.count("nobody is parked") == 2 * nodes - 1, job.stdout
 
 
-def test_a_gpu_that_adds_for_a_group_that_has_lost_a_member_holds_up_nothing() -> None:
-    job = run_job(
-        ["-n", "3", "--keep-going"], program("gpu_sums_lost_member"), JITTER="0", **ENVIRONMENT
-    )
+def test_a_gpu_that_adds_for_a_group_that_has_lost_a_member_holds_up_nothing(
+    tmp_path: Path,
+) -> None:
+    settings = {"FOLDER": str(tmp_path), "JITTER": "0", **LONG, **ENVIRONMENT}
+    job = run_job(["-n", "3", "--keep-going"], program("gpu_sums_lost_member"), **settings)
     assert job.stdout.count("the pair goes on") == 2, job.stdout
 
 

@@ -5,6 +5,8 @@ The tests do not need JAX, because they make XLA's calls themselves (`xla_progra
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gpus import ENVIRONMENT, UNPINNED
@@ -12,6 +14,9 @@ from jobs import LAYOUTS, expect_success, program, run_job
 from standin import STANDIN
 
 pytestmark = [pytest.mark.timeout(150), STANDIN]
+
+# All time-outs are longer than a job may take, so none of them ends a wait.
+LONG = {"HERRING_HEARTBEAT_TIMEOUT": "600", "HERRING_TIMEOUT": "600"}
 
 # The first lines of a short script whose programs run on GPUs; they join the job.
 PROGRAMS = """
@@ -47,29 +52,16 @@ herring.shutdown()
 
 
 def test_a_host_runs_ahead_of_its_gpu_by_two_executions_of_a_call() -> None:
-    script = """
-mine = array(np.zeros(1_000_000, np.float32))
-program = Program(mine)
-start = time.monotonic()
-for step in range(6):
-    mine.fill(rank + step, 100_000)
-    assert program.start("k", [mine], [mine]) is None
-    assert program.finish("k", [mine]) is None
-    ahead = step + 1 - int((time.monotonic() - start) / 0.1)
-    assert ahead <= 3, ahead
-assert time.monotonic() - start > 0.3
-assert (mine.get() == sum(r + 5 for r in range(size))).all()
-herring.shutdown()
-"""
-    expect_success(run_job(["-n", "2"], PROGRAMS + script, JITTER="0", **ENVIRONMENT))
+    expect_success(run_job(["-n", "2"], program("xla_ahead"), JITTER="0", **ENVIRONMENT))
 
 
 # The program has already ended when the failure is known, so the next call reports it.
 @pytest.mark.parametrize("how", ["dies", "disagrees", "is late"])
-def test_what_fails_behind_a_program_is_nan_and_told_by_the_next_call(how: str) -> None:
-    job = run_job(
-        ["-n", "2", "--keep-going"], program("xla_failures"), HOW=how, JITTER="0", **ENVIRONMENT
-    )
+def test_what_fails_behind_a_program_is_nan_and_told_by_the_next_call(
+    how: str, tmp_path: Path
+) -> None:
+    settings = {"FOLDER": str(tmp_path), "JITTER": "0", **LONG, **ENVIRONMENT}
+    job = run_job(["-n", "2", "--keep-going"], program("xla_failures"), HOW=how, **settings)
     assert job.stdout.count("told:") == (1 if how == "dies" else 2), job.stdout
     if "are undefined" in job.stdout:
         assert "'k': the results on GPU" in job.stdout
@@ -77,11 +69,9 @@ def test_what_fails_behind_a_program_is_nan_and_told_by_the_next_call(how: str) 
 
 # There the call itself reports the failure, as the host waits for results.
 @pytest.mark.parametrize("how", ["dies", "is late"])
-def test_what_fails_is_told_where_no_memory_can_be_pinned(how: str) -> None:
-    environment = {**UNPINNED, **ENVIRONMENT}
-    job = run_job(
-        ["-n", "2", "--keep-going"], program("xla_failures"), HOW=how, JITTER="0", **environment
-    )
+def test_what_fails_is_told_where_no_memory_can_be_pinned(how: str, tmp_path: Path) -> None:
+    settings = {"FOLDER": str(tmp_path), "JITTER": "0", **UNPINNED, **LONG, **ENVIRONMENT}
+    job = run_job(["-n", "2", "--keep-going"], program("xla_failures"), HOW=how, **settings)
     assert job.stdout.count("told:") == (1 if how == "dies" else 2), job.stdout
 
 
@@ -89,11 +79,11 @@ def test_what_fails_is_told_where_no_memory_can_be_pinned(how: str) -> None:
     "function", ["cuStreamWaitEvent", "cuMemcpyDtoHAsync", "cuStreamWaitValue32"]
 )
 def test_a_driver_that_refuses_a_call_is_an_error_of_the_program(function: str) -> None:
-    job = run_job(
-        ["-n", "2"], program("xla_driver_fails"), FUNCTION=function, JITTER="0", **ENVIRONMENT
-    )
+    settings = {"FUNCTION": function, "JITTER": "0", **LONG, **ENVIRONMENT}
+    job = run_job(["-n", "2"], program("xla_driver_fails"), **settings)
     assert expect_success(job).count("all right") == 2
 
 
-def test_a_program_inside_a_capture_or_off_the_gpu_is_refused_for_all() -> None:
-    expect_success(run_job(["-n", "2"], program("xla_refused"), JITTER="0", **ENVIRONMENT))
+def test_a_program_inside_a_capture_or_off_the_gpu_is_refused_for_all(tmp_path: Path) -> None:
+    settings = {"FOLDER": str(tmp_path), "JITTER": "0", **ENVIRONMENT}
+    expect_success(run_job(["-n", "2"], program("xla_refused"), **settings))

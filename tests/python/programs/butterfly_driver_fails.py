@@ -1,7 +1,9 @@
-"""Lets the driver call number NTH of rank 0 fail; every rank prints its error."""
+"""Lets the driver call number NTH of rank 0 fail; every rank prints its error.
+
+All time-outs are longer than the job may take.
+"""
 
 import os
-import time
 
 import numpy as np
 
@@ -12,7 +14,7 @@ first = GpuArray(np.ones(1_000_000, np.float32))
 for _ in range(int(os.environ["WARM"])):
     herring.allreduce(first, "sum", algorithm="cuda-butterfly")
 herring.barrier()
-before, start = driver.calls(None), time.monotonic()
+before = driver.calls(None)
 if rank == 0:
     driver.fail(None, int(os.environ["NTH"]), 719, os.environ["STICKY"] == "1")
 try:
@@ -21,7 +23,6 @@ try:
     print(f"rank {rank}: no error")
 except herring.HerringError as error:
     print(f"rank {rank}: {type(error).__name__}: {error}")
-assert time.monotonic() - start < 3, "an error came late"
 driver.fail(None, 0, 0, False)
 driver.synchronize(0)  # No stream may wait for what never comes.
 if rank == 0:

@@ -1,14 +1,17 @@
-"""Kills rank 2 during a call of its group; another group goes on."""
+"""Kills rank 2 during a call of its group; another group goes on.
+
+All time-outs are longer than the job may take, so only news of rank 2 ends what rank 1 waits for.
+"""
 
 import os
 import signal
-import time
 
 import numpy as np
 
 import herring
+from gate import Gate
 from gpu_job import GpuArray, driver, rank
-from support import raises
+from support import raises, tell_when_waiting, told
 
 groups = [herring.new_group([1, 2]), herring.new_group([0, 1])]
 array = GpuArray(np.ones(6_000_000, np.float32), 0)
@@ -17,12 +20,12 @@ for group in groups:
         herring.allreduce(array, "sum", group=group, algorithm="cuda-butterfly")  # loads the kernel
 herring.barrier()
 if rank == 2:
-    array.fill(1, 300_000)
+    Gate().hold(array)  # The kernel never ends.
     herring.allreduce_async(array, "sum", name="x", group=groups[0], algorithm="cuda-butterfly")
-    time.sleep(0.2)
+    told("waits")
     os.kill(os.getpid(), signal.SIGKILL)
 if rank == 1:
-    start = time.monotonic()
+    tell_when_waiting("waits", "waits in allreduce 'x'")
     raises(
         herring.PeerLostError,
         "rank 2",
@@ -33,7 +36,6 @@ if rank == 1:
         group=groups[0],
         algorithm="cuda-butterfly",
     )
-    assert time.monotonic() - start < 4
     driver.synchronize(0)  # No stream may wait for what never comes.
 before = herring.stats()
 for step in range(6):

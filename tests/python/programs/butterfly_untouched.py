@@ -6,13 +6,13 @@ import numpy as np
 
 import herring
 from gpu_job import GpuArray, driver, rank, size
-from support import raises
+from support import raises, tell, told
 
 array = GpuArray(np.full(500_000, 7, np.float32))
 
 
 def untouched():
-    time.sleep(0.05)
+    time.sleep(0.05)  # If something still writes, it may show by then.
     return (array.get() == 7).all()
 
 
@@ -28,11 +28,12 @@ for scale in (1.0, 0.5):
             herring.allreduce,
             array,
             name="late",
-            timeout=1,
+            timeout=0.5,
             **options,
         )
+        tell(f"late {scale}")
     else:
-        time.sleep(1.5)
+        told(f"late {scale}")
         raises(herring.TimeoutError, "'late'", herring.allreduce, array, name="late", **options)
     assert untouched()
     # One rank refuses a call, then all do.

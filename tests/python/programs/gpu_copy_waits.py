@@ -1,4 +1,8 @@
-"""Times calls that wait on the host for short copies."""
+"""Times calls that wait on the host for short copies.
+
+On a busy machine any call may take long. But calls that wait for the engine's timer take long each
+time, so it is enough that some calls in a row do not.
+"""
 
 import time
 
@@ -26,10 +30,13 @@ for call in (
 ):
     call()
     herring.barrier()
-    start = time.monotonic()
-    for _ in range(20):
-        call()
-    took = time.monotonic() - start
-    assert took < 20 * 0.025, took  # The engine's timer goes off every 50 ms.
+    slow = True
+    while slow:
+        start = time.monotonic()
+        for _ in range(10):
+            call()
+        took = time.monotonic() - start
+        # The engine's timer goes off every 50 ms.
+        slow = bool(herring.allreduce(np.array([took > 10 * 0.025], np.int32), "max")[0])
 herring.barrier()
 herring.shutdown()

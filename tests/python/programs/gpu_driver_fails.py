@@ -1,10 +1,9 @@
 """Lets the driver call number NTH of rank 0 fail; every rank prints its error.
 
-Without an error, its results are right.
+Without an error, its results are right. All time-outs are longer than the job may take.
 """
 
 import os
-import time
 
 import numpy as np
 
@@ -45,7 +44,7 @@ def rounds(wire_dtype=None):
 
 
 herring.barrier()
-before, start = driver.calls(None), time.monotonic()
+before = driver.calls(None)
 if rank == 0:
     driver.fail(None, int(os.environ["NTH"]), 719, os.environ["STICKY"] == "1")
 try:
@@ -56,6 +55,5 @@ try:
     print(f"rank {rank}: no error")
 except herring.HerringError as error:
     print(f"rank {rank}: {type(error).__name__}: {error}")
-assert time.monotonic() - start < 2, "an error came late"
 if rank == 0:
     print("failed call:", driver.failed().decode())

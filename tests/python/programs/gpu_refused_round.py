@@ -1,7 +1,5 @@
 """Lets rank 1 refuse a round; all ranks get the error, and the next step is right."""
 
-import time
-
 import torch
 
 import herring.torch
@@ -28,12 +26,10 @@ there = layout._devices[layout.names.index("1.weight")]
 if rank == 1:
     # This pretends that the parameter came from another GPU, because there is only one device here.
     layout._devices[layout.names.index("1.weight")] = torch.device("cuda", 1)
-begun = time.monotonic()
 why = "parameter '1.weight' was on cuda:1 when 'm' was made and is on cpu now; move the model"
 raises(
     herring.InvalidArgumentError, why if rank == 1 else "m round 3: rank 1 refused it: " + why, step
 )
-assert time.monotonic() - begun < 5
 assert all(p.grad is None for p in model.parameters())
 layout._devices[layout.names.index("1.weight")] = there
 step()

@@ -1,13 +1,16 @@
-"""Ends rank 1 (HOW) at a MOMENT of a round; rank 0 must not hang."""
+"""Ends rank 1 (HOW) at a MOMENT of a round; rank 0 must not hang.
+
+All time-outs are longer than the job may take, so only news of rank 1 ends what rank 0 waits for.
+"""
 
 import os
 import signal
-import time
 
 import numpy as np
 
 import herring
 from gpu_job import GpuArray, driver, rank
+from support import tell, told
 
 plan = herring.PlannedReduction(
     [(300_000, "float32")] * 4, name="p", op="sum", device=0, buffer_bytes=1 << 20
@@ -45,13 +48,13 @@ if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     elif how == "closes":
         plan.close()
-        time.sleep(0.3)
+        if last > 0:  # Closed inside the round, which alone must end it for the other rank.
+            told("over")
     herring.shutdown()
     os._exit(0)
 if last == 4:
     herring.shutdown()
     os._exit(0)
-start = time.monotonic()
 try:
     for _ in step():
         pass
@@ -59,7 +62,7 @@ try:
     assert last == 3, "nothing has failed"  # Everything was out before rank 1 ended.
 except herring.HerringError as error:
     print(f"rank 0: {type(error).__name__}: {error}")
-assert time.monotonic() - start < 4, time.monotonic() - start
+tell("over")
 # No stream may wait for what never comes, so this ends once all queued work has run.
 arena.scale(2)
 arena.get()

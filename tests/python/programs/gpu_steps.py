@@ -1,20 +1,20 @@
-"""Steps on GPUs, in which the driver may fail; every rank prints its error and its seconds.
+"""Steps on GPUs, in which the driver may fail; every rank prints its error.
 
 If MOMENT is a number, rank 0 loses its GPU at this driver call of a step; with 0 it loses the GPU
-while it waits for another rank, which is late.
+while it waits for the last rank, which does not come before the others know of the loss.
 """
 
 import os
 import threading
-import time
 
 import numpy as np
 
 import herring
 from gpu_job import GpuArray, driver, gpus, rank, size
+from support import tell, told, until, waits
 
 calls, moment = os.environ["CALLS"], os.environ.get("MOMENT")
-LAST, LATE = 4, 3.0  # a step after GPUs have begun to add, and seconds
+LAST = 4  # a step after GPUs have begun to add
 device, plan = rank % gpus, None
 arrays = [GpuArray(np.zeros(300_000, np.float32), device) for _ in range(2)]
 
@@ -31,18 +31,25 @@ def make_plan() -> herring.PlannedReduction:
     return made
 
 
+def lose_in_wait() -> None:
+    until(waits)
+    driver.lose(0, 0)
+
+
 def take_step(step: int) -> None:
     late = moment == "0" and step == LAST and rank == size - 1
     if calls in ("rounds", "casts"):
         plan.begin()
         arrays[0].fill(rank + step)
         plan.ready_all([0, 1])
-        time.sleep(LATE if late else 0)
+        if late:
+            told("knows 0", "knows 1")
         plan.ready_all([2])
         plan.wait()
         made = arrays[:1]
     else:
-        time.sleep(LATE if late else 0)
+        if late:
+            told("knows 0", "knows 1")
         for one in arrays:
             one.fill(rank + step)
         made = arrays if calls == "lists" else arrays[:1]
@@ -57,7 +64,7 @@ def take_step(step: int) -> None:
     assert all((one.get() == expected).all() for one in made), (step, made[0].get()[:4])
 
 
-step, begun = 0, time.monotonic()
+step = 0
 try:
     if calls in ("rounds", "casts"):
         plan = make_plan()
@@ -66,17 +73,16 @@ try:
             stage = os.environ.get("HERRING_NODE_STAGE")
             assert None in (plan, stage) or plan.node_stage in ("host", stage), plan.node_stage
             herring.barrier()
-            begun = time.monotonic()
             if rank == 0 and moment == "0":
-                threading.Timer(LATE / 10, lambda: driver.lose(0, 0)).start()
+                threading.Thread(target=lose_in_wait).start()
             elif rank == 0:
                 driver.lose(int(moment), 0)
         take_step(step)
     print(f"rank {rank}: no error")
 except herring.HerringError as error:
-    print(f"rank {rank}: {type(error).__name__} in step {step}: {error}")
-print(f"rank {rank}: knows after {time.monotonic() - begun:.2f} s", flush=True)
+    print(f"rank {rank}: {type(error).__name__} in step {step}: {error}", flush=True)
+if moment == "0":
+    tell(f"knows {rank}")
 if plan is not None:
     plan.close()
 herring.shutdown()
-print(f"rank {rank}: ends after {time.monotonic() - begun:.2f} s")

@@ -1,13 +1,16 @@
-"""Ends rank 1 (HOW) at a MOMENT of a round that GPUs add; no other rank must hang."""
+"""Ends rank 1 (HOW) at a MOMENT of a round that GPUs add; no other rank must hang.
+
+All time-outs are longer than the job may take, so only news of rank 1 ends what others wait for.
+"""
 
 import os
 import signal
-import time
 
 import numpy as np
 
 import herring
-from gpu_job import GpuArray, driver, rank
+from gpu_job import GpuArray, driver, rank, size
+from support import tell, told
 
 plan = herring.PlannedReduction(
     [(300_000, "float32")] * 4, name="p", op="sum", device=0, buffer_bytes=1 << 20
@@ -31,7 +34,6 @@ for _ in range(2):  # GPUs add from the third round on.
         pass
     plan.wait()
 herring.barrier()
-start = time.monotonic()
 reached = step()
 if rank == 1:
     for _ in range(last):
@@ -40,7 +42,8 @@ if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     elif how == "closes":
         plan.close()
-        time.sleep(0.3)
+        if last > 0:  # Closed inside the round, which alone must end it for the other ranks.
+            told(*(f"over {other}" for other in range(size) if other != 1))
     herring.shutdown()
     os._exit(0)
 try:
@@ -51,11 +54,10 @@ try:
     assert last == 3, "nothing has failed"  # Everything was out before rank 1 ended.
 except herring.HerringError as error:
     print(f"rank {rank}: {type(error).__name__}: {error}")
-assert time.monotonic() - start < 4, time.monotonic() - start
+tell(f"over {rank}")
 # No stream may wait for what never comes, so this ends once all queued work has run.
 arena.scale(2)
 arena.get()
 driver.synchronize(0)
 plan.close()
-assert time.monotonic() - start < 5, time.monotonic() - start
 print("nobody is parked")

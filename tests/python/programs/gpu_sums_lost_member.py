@@ -1,6 +1,7 @@
 """Kills a member of a group while a slow GPU adds for it; another group goes on.
 
-Operations of the group end once every neighbour has said that it no longer works on them.
+Operations of the group end once every neighbour has said that it no longer works on them. All
+time-outs are longer than the job may take.
 """
 
 import os
@@ -11,6 +12,7 @@ import numpy as np
 
 import herring
 from gpu_job import GpuArray, driver, rank
+from support import tell, told
 
 everybody = herring.new_group([0, 1, 2], name="everybody")
 pair = herring.new_group([0, 1], name="pair")
@@ -25,15 +27,17 @@ for _ in range(2):
     plan.ready(0)
     plan.wait()
 herring.barrier()
-start = time.monotonic()
 plan.begin()
 if rank == 1:
-    time.sleep(0.3)
+    told("slow")
 plan.ready(0)
 if rank == 0:
     time.sleep(0.1)
     driver.jitter(1_000_000)  # From here on this GPU adds slowly.
-time.sleep(max(0, start + 0.5 - time.monotonic()))
+    tell("slow")
+elif rank == 1:
+    tell("ready")
+told("ready")
 handle = herring.allreduce_async(big, name="big", group=everybody)
 if rank == 2:
     time.sleep(0.03)
@@ -43,7 +47,6 @@ for wait in (plan.wait, plan.close, handle.wait):
         wait()
     except herring.PeerLostError as error:
         print(f"rank {rank}: {error}")
-assert time.monotonic() - start < 10
 driver.jitter(0)
 herring.allreduce(np.ones(3, np.float32), group=pair)
 print("the pair goes on")

@@ -1,11 +1,12 @@
 """Calls from a program inside a capture, and with memory off the GPU; all ranks refuse it."""
 
 import ctypes
-import time
 
 import numpy as np
 
 import herring
+from herring import _core
+from support import stay_until_all_know
 from xla_job import Program, array, driver, rank
 
 mine = array(np.zeros(1000, np.float32))
@@ -17,7 +18,7 @@ if rank == 0:
     assert code == 3 and "captured for a CUDA graph" in text, text
     driver.capture(ctypes.c_void_p(mine.stream), False)
 mine.get()
-time.sleep(0.3)
+_core.jax.settle(600)  # until the host knows how the call has ended
 if not code:
     code, text = program.start("l", [mine], [mine])
 assert code == 3 and "captured for a CUDA graph" in text, text
@@ -25,4 +26,5 @@ program.token.address, there = np.zeros(8).ctypes.data, program.token.address
 code, text = program.start("m", [mine], [mine])
 assert code == 3 and "does not lie in the memory of a GPU" in text, text
 program.token.address = there
+stay_until_all_know(rank, [0, 1])
 herring.shutdown()
