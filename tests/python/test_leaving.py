@@ -95,65 +95,77 @@ THREE = {
 }
 
 
-@pytest.mark.parametrize("layout", THREE.values(), ids=THREE)
-def test_a_group_without_the_leaver_goes_on(layout: list[str]) -> None:
-    # Rank 0 hosts the rendezvous, and in some layouts a server that the group uses. It is gone for
-    # longer than the rendezvous waits.
-    output = expect_success(
-        run_job(
-            layout,
-            """
+# Rank 0 hosts the rendezvous. In these layouts it also hosts a server that the others use. Then its
+# process stays for them, so that only time can pass; otherwise the rendezvous ends soon.
+STAYS = ("one-node", "colocated-servers")
+FROM_RANK_0 = """
+        from support import has_rendezvous, until
         herring.init()
+        host = np.array([os.getpid() if herring.rank() == 0 else 0])
+        herring.allreduce(host, "sum")
+        since = time.monotonic()
+        def rank_0_has_left():
+            if os.environ["STAYS"] == "yes":
+                return time.monotonic() > since + 2.5
+            return not has_rendezvous(host[0])
+"""
+
+
+def run_from_rank_0(layouts: dict[str, list[str]], layout: str, script: str, *more: str) -> str:
+    """Runs a script after `FROM_RANK_0` and returns its output."""
+    stays = "yes" if layout in STAYS else "no"
+    options = [*layouts[layout], *more]
+    return run_job(options, FROM_RANK_0 + script, HERRING_TIMEOUT="600", STAYS=stays).stdout
+
+
+@pytest.mark.parametrize("layout", THREE)
+def test_a_group_without_the_leaver_goes_on(layout: str) -> None:
+    output = run_from_rank_0(
+        THREE,
+        layout,
+        """
         group = herring.new_group([1, 2])
         herring.barrier()
         if herring.rank() == 0:
             herring.shutdown()
         else:
-            until = time.monotonic() + 2.5
-            goes_on = np.ones(1)
-            while goes_on.any():
+            calls_since = 0
+            while calls_since < 5:
                 time.sleep(0.02)  # leaves the processors to others
                 array = np.full(100_000, herring.rank(), np.float32)
                 assert (herring.allreduce(array, "sum", group=group) == 3).all()
-                goes_on = herring.allreduce(
-                    np.array([time.monotonic() < until], np.int32), "min", group=group
-                )
+                left = np.array([rank_0_has_left()], np.int32)
+                calls_since += int(herring.allreduce(left, "min", group=group)[0])
             print("went on", flush=True)
     """,
-            HERRING_TIMEOUT="600",
-        )
     )
     assert output.count("went on") == 2
     assert "what all ranks did last" not in output, output
 
 
-@pytest.mark.parametrize("layout", THREE.values(), ids=THREE)
-def test_a_death_after_rank_0_has_left_ends_waits(layout: list[str]) -> None:
+@pytest.mark.parametrize("layout", THREE)
+def test_a_death_after_rank_0_has_left_ends_waits(layout: str) -> None:
     # Nobody hosts the rendezvous any more, so only connections tell of the death.
-    job = run_job(
-        [*layout, "--keep-going"],
+    output = run_from_rank_0(
+        THREE,
+        layout,
         """
-        herring.init()
         group = herring.new_group([1, 2])
-        host = np.array([os.getpid() if herring.rank() == 0 else 0])
-        herring.allreduce(host, "sum")
+        herring.barrier()
         if herring.rank() == 0:
             herring.shutdown()
         else:
             array = np.ones(1, np.float32)
-            until = time.monotonic() + 2
-            while herring.allreduce(
-                np.array([time.monotonic() < until], np.int32), "min", group=group
-            ).any():
-                time.sleep(0.02)  # leaves the processors to others
+            until(rank_0_has_left)
+            herring.barrier(group=group)
             if herring.rank() == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             raises(herring.PeerLostError, "rank 1 (", herring.allreduce, array, group=group)
             print("told", flush=True)
     """,
-        HERRING_TIMEOUT="600",
+        "--keep-going",
     )
-    assert job.stdout.count("told") == 1, job.stdout
+    assert output.count("told") == 1, output
 
 
 FOUR = {
@@ -165,15 +177,12 @@ FOUR = {
 
 
 @pytest.mark.parametrize("planned", [False, True], ids=["named", "planned"])
-@pytest.mark.parametrize("layout", FOUR.values(), ids=FOUR)
-def test_who_leaves_after_rank_0_is_missed_at_once(layout: list[str], planned: bool) -> None:
-    # In most layouts the rendezvous has gone by then; on one node, the server in rank 0's process
-    # stays for the group.
-    output = expect_success(
-        run_job(
-            layout,
-            f"""
-        herring.init()
+@pytest.mark.parametrize("layout", FOUR)
+def test_who_leaves_after_rank_0_is_missed_at_once(layout: str, planned: bool) -> None:
+    output = run_from_rank_0(
+        FOUR,
+        layout,
+        f"""
         group, others = herring.new_group([1, 2, 3]), herring.new_group([1, 2])
         if herring.rank() != 0:
             plan = herring.PlannedReduction([(100_000, "float32")], name="plan", group=group)
@@ -185,7 +194,7 @@ def test_who_leaves_after_rank_0_is_missed_at_once(layout: list[str], planned: b
         if herring.rank() == 0:
             herring.shutdown()
         else:
-            time.sleep(2)
+            until(rank_0_has_left)
             herring.barrier(group=group)
             if herring.rank() == 3:
                 herring.shutdown()
@@ -197,10 +206,8 @@ def test_who_leaves_after_rank_0_is_missed_at_once(layout: list[str], planned: b
                 herring.barrier(group=others)
                 print("told", flush=True)
     """,
-            HERRING_TIMEOUT="600",
-        )
     )
-    assert output.count("told") == 2
+    assert output.count("told") == 2, output
     assert "waits in shutdown()" not in output, output
 
 
@@ -233,24 +240,32 @@ def test_a_series_keeps_the_server_of_a_rank_that_leaves(layout: list[str]) -> N
 
 
 @pytest.mark.parametrize("layout", [THREE["one-node"], THREE["three-nodes"]], ids=["one", "three"])
-def test_a_message_on_its_way_keeps_the_server_of_a_rank_that_leaves(layout: list[str]) -> None:
+def test_a_message_on_its_way_keeps_the_server_of_a_rank_that_leaves(
+    layout: list[str], tmp_path: Path
+) -> None:
     expect_success(
         run_job(
             layout,
             """
+        from support import is_leaving, tell, tell_when, told
         herring.init()
         rank, array = herring.rank(), np.full(10, herring.rank())
         herring.barrier()
         if rank == 1:
-            herring.send(array, to=2)
+            sent = herring.send_async(array, to=2)
+            tell("sent")
+            sent.wait()
         elif rank == 2:
+            told("leaves")
             time.sleep(1.5)
             herring.receive(array, source=1)
             assert (array == 1).all()
         else:
-            time.sleep(0.3)
+            told("sent")
+            tell_when(is_leaving, "leaves")
             herring.shutdown()
     """,
+            FOLDER=str(tmp_path),
         )
     )
 
@@ -261,13 +276,13 @@ def test_servers_stay_while_others_compute_longer_than_calls_may_wait() -> None:
             THREE["dedicated-servers"],
             """
         herring.init(timeout=1)
-        group = herring.new_group([1, 2])
-        herring.barrier()
+        group = herring.new_group([1, 2], timeout=60)
+        herring.barrier(timeout=60)
         if herring.rank() == 0:
             herring.shutdown()
         else:
             time.sleep(4)
-            assert herring.allreduce(np.ones(1), "sum", group=group) == 2
+            assert herring.allreduce(np.ones(1), "sum", group=group, timeout=60) == 2
     """,
         )
     )
@@ -307,9 +322,9 @@ def test_ctrl_c_ends_the_wait_of_a_rank_that_leaves() -> None:
             THREE["one-node"],
             USE
             + """
-        import threading
+        from support import interrupt_when, is_leaving
         if herring.rank() == 0:
-            threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
+            interrupt_when(is_leaving)
             raises(KeyboardInterrupt, "", herring.shutdown)
         else:
             use()
@@ -362,7 +377,7 @@ def test_a_deadline_is_kept_although_no_server_can() -> None:
             """
         from support import server_processes
         herring.init(timeout=1)
-        herring.barrier()
+        herring.barrier(timeout=60)
         if herring.rank() == 0:
             for pid in server_processes():
                 os.kill(pid, signal.SIGSTOP)
@@ -402,40 +417,47 @@ def test_a_server_that_stood_still_accuses_nobody(tmp_path: Path) -> None:
         run_job(
             ["-n", "2", "--nodes", "2", "--servers", "2"],
             """
-        from support import server_process
+        from support import server_process, tell, told
         herring.init()
         plan = herring.PlannedReduction([(100_000, "float32")], name="model")
         for step in range(6):
             plan.begin()
             if step == 3 and herring.rank() == 1:
-                open(os.environ["READY"], "w").close()
+                tell("has round 2")
+                told("stopped")
             if step == 3 and herring.rank() == 0:
-                while not os.path.exists(os.environ["READY"]):
-                    time.sleep(0.001)  # rank 1 has the result of round 2
+                told("has round 2")
                 server = server_process()
                 os.kill(server, signal.SIGSTOP)
                 if os.fork() == 0:
+                    tell("stopped")
+                    told("ready 0", "ready 1")
                     time.sleep(2.5)
                     os.kill(server, signal.SIGCONT)
                     os._exit(0)
             plan.ready(0)
+            if step == 3:
+                tell(f"ready {herring.rank()}")
             plan.wait()
         print("is done", flush=True)
     """,
             HERRING_WARN_AFTER="1",
-            READY=str(tmp_path / "ready"),
+            FOLDER=str(tmp_path),
         )
     )
     assert output.count("is done") == 2
-    assert "'model'" not in output, output  # as in "'model' (round 3, buffer 0) has waited"
+    assert "'model' (round 3" not in output, (
+        output
+    )  # as in "'model' (round 3, buffer 0) has waited"
 
 
-def test_a_planned_round_ends_although_a_series_of_partial_ones_goes_on() -> None:
+def test_a_planned_round_ends_although_a_series_of_partial_ones_goes_on(tmp_path: Path) -> None:
     output = expect_success(
         run_job(
             ["-n", "3"],
             program("leaving_planned"),
             HERRING_TIMEOUT="600",
+            FOLDER=str(tmp_path),
         )
     )
     assert output.count("told") == 2
@@ -444,11 +466,8 @@ def test_a_planned_round_ends_although_a_series_of_partial_ones_goes_on() -> Non
 def test_a_neighbour_that_fails_is_noticed_although_the_rendezvous_has_ended() -> None:
     layout = ["-n", "4", "--nodes", "2", "--keep-going"]
     output = run_job(layout, program("leaving_then_failure"), HERRING_TIMEOUT="600").stdout
-    assert re.search(
-        r"rank 2 hears after [2-6]\.\d s: lost the connection to rank 3 .*, which has "
-        "failed or died",
-        output,
-    ), output
+    told = r"rank 2 hears: lost the connection to rank 3 .*, which has failed or died"
+    assert re.search(told, output), output
 
 
 def test_a_series_that_lost_a_server_ends_nothing_after_its_time_out() -> None:
@@ -492,12 +511,15 @@ def test_what_was_sent_arrives_although_the_sender_leaves_while_it_is_written_to
 
 @pytest.mark.parametrize("call", ["barrier", "join"])
 @pytest.mark.parametrize("layout", [["-n", "3"], ["-n", "3", "--nodes", "3", "--servers", "1"]])
-def test_messages_between_others_need_nobody_who_has_left(layout: list[str], call: str) -> None:
+def test_messages_between_others_need_nobody_who_has_left(
+    layout: list[str], call: str, tmp_path: Path
+) -> None:
     output = expect_success(
         run_job(
             layout,
             program("leaving_messages", call),
             HERRING_TIMEOUT="600",
+            FOLDER=str(tmp_path),
         )
     )
     assert output.count("exchanged") == 2

@@ -1,12 +1,10 @@
 """Rank 2 leaves during a planned round, in a job that has a series of partial rounds."""
 
-import time
-
 import numpy as np
 
 import herring
 from herring.partial import PartialReduction
-from support import raises
+from support import raises, tell_when_waiting, told
 
 herring.init()
 rank = herring.rank()
@@ -17,7 +15,8 @@ herring.barrier()
 if rank < 2:
     plan.begin()
     plan.ready(0)
+    tell_when_waiting(f"waits {rank}")
     raises(herring.PeerLostError, "rank 2 (", plan.wait)
     print("told", flush=True)
 else:
-    time.sleep(0.3)  # by then, the others are most likely in the round
+    told("waits 0", "waits 1")
