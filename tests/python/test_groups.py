@@ -47,6 +47,7 @@ def test_a_death_fails_the_groups_it_was_in_and_no_others(
     layout: list[str], begins: bool, count: int
 ) -> None:
     script = program("groups_death", str(count), *(["begins"] if begins else []))
-    done = run_job([*layout, "--keep-going"], script)
+    long = {"HERRING_TIMEOUT": "600", "HERRING_HEARTBEAT_TIMEOUT": "600"}
+    done = run_job([*layout, "--keep-going"], script, **long)
     assert done.stdout.count("went on") == 3, done.stdout
     assert "AssertionError" not in done.stdout, done.stdout

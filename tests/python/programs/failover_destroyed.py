@@ -1,7 +1,6 @@
 """Both servers are replaced after a member has destroyed a group that others still use."""
 
 import signal
-import time
 
 import numpy as np
 
@@ -21,13 +20,11 @@ for server in (0, 1):
         replace(server, signal.SIGKILL)
     herring.barrier()
 if rank > 0:
-    since = time.monotonic()
     for name in "bcde":  # whichever server they belong to
         try:
             herring.allreduce(np.ones(100, np.float32), "sum", name=name, group=group)
             raise AssertionError("rank 0 took part")
         except herring.PeerLostError as error:
             assert "has destroyed the group" in str(error), error
-    assert time.monotonic() - since < 20
 herring.barrier()
 print("told", flush=True)

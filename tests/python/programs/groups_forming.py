@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 
 import numpy as np
 
@@ -16,12 +15,10 @@ herring.barrier()
 for number in range(1000):
     if r == victim and number == 20:
         os.kill(os.getpid(), signal.SIGKILL)
-    start = time.monotonic()
     try:
         herring.new_group(range(n), name=f"g{number}")
     except herring.PeerLostError as error:
         assert f"rank {victim} (" in str(error), error
-        assert time.monotonic() - start < 20, error
         break
 assert 19 <= number < 999, number  # 19: complete on the victim, not yet here
 array = np.full(100_000, 1.0, np.float32)

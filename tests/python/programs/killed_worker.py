@@ -1,12 +1,15 @@
-"""A rank kills itself during traffic; the others print when they learn of its death."""
+"""A rank kills itself during traffic; the others say that they learn of its death.
+
+All time-outs are longer than the job may take, so only news of the death ends what they wait for.
+"""
 
 import os
 import signal
-import time
 
 import numpy as np
 
 import herring
+from support import stay_until_all_know
 
 herring.init()
 rank, victim = herring.rank(), int(os.environ["VICTIM"])
@@ -16,16 +19,15 @@ if rank == victim:
     herring.barrier()  # its server dies too, so all need their results by now
     handle = herring.allreduce_async(large, name="last")
     os.kill(os.getpid(), signal.SIGKILL)
-start = time.monotonic()
 try:
     herring.barrier()
     while True:
         herring.allreduce(large, "sum")
 except herring.PeerLostError as error:
-    took = time.monotonic() - start
     assert f"rank {victim}" in str(error), error
-    print(f"survivor {rank} learned in {took:.2f} s", flush=True)
+    print(f"survivor {rank} has learned of it", flush=True)
 try:
     herring.barrier()
 except herring.PeerLostError:
     print(f"still failed {rank}", flush=True)
+stay_until_all_know(rank, {*range(herring.size())} - {victim})

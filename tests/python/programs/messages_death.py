@@ -17,7 +17,7 @@ count = 5_000_000
 herring.barrier()
 if r == n - 1:
     held = herring.send_async(np.ones(count, np.float32), 0)
-    time.sleep(0.3)
+    time.sleep(0.1)
     os.kill(os.getpid(), signal.SIGKILL)
 if r == 0:
     raises(herring.PeerLostError, f"rank {n - 1} (", herring.receive, np.ones(3), n - 1, 9)

@@ -6,7 +6,6 @@ without it, a new process takes the place, and all go on together.
 
 import os
 import signal
-import time
 
 import torch
 
@@ -61,10 +60,7 @@ for turn, (victim, moment) in enumerate(DEATHS):
             if victim == RANK:
                 die()
             store.get(f"dead/{turn}")
-            began = time.monotonic()
             raises(herring.TimeoutError, "may be dead", reconfigure, group, 10 + turn, handles, 1.0)
-            # The time-out bounds the call, with much room for a busy machine.
-            assert time.monotonic() - began < 30
         reconfigure(group, 20 + turn, exchange(group, f"{turn} without", rest))
         require_sum(group, rest)
     # The test has started a new process for the place.

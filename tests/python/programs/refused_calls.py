@@ -1,7 +1,5 @@
 """Checks that a call that one rank refuses fails on all ranks, and that the next call works."""
 
-import time
-
 import numpy as np
 
 import herring
@@ -9,7 +7,7 @@ from support import raises
 
 herring.init()
 rank, size = herring.rank(), herring.size()
-bad, start = herring.InvalidArgumentError, time.monotonic()
+bad = herring.InvalidArgumentError
 ok = np.ones(4, np.float32)
 text = "not supported" if rank == 1 else "refused by rank 1 ("
 raises(bad, text, herring.allreduce, np.zeros(4, np.complex64) if rank == 1 else ok.copy())
@@ -106,4 +104,3 @@ if rank == 0:
     first.wait()
 assert herring.allreduce(ok.copy(), "sum", name="twice")[0] == size
 assert herring.allreduce(ok.copy(), "sum")[0] == size
-assert time.monotonic() - start < 30, "somebody was told at the deadline"

@@ -4,20 +4,16 @@ Rank 1 calls only when rank 0 says so. The arguments are the operation, the numb
 the expected first element of the result.
 """
 
-import os
-import signal
 import sys
-import threading
-import time
 
 import numpy as np
 
 import herring
+from support import interrupt_when, tell, told, waits
 
 herring.init()
 array = np.ones(int(sys.argv[2]), np.float32)
 herring.barrier()
-said = os.environ["SAID"]
 
 call = {
     "barrier": herring.barrier,
@@ -26,18 +22,14 @@ call = {
 }[sys.argv[1]]
 
 if herring.rank() == 0:
-    # The signal arrives after the main thread has waited for a while.
-    threading.Timer(0.5, signal.raise_signal, [signal.SIGINT]).start()
-    start = time.monotonic()
+    interrupt_when(waits)
     try:
         call()
     except KeyboardInterrupt:
         print("interrupted", flush=True)
-    assert time.monotonic() - start < 20
-    open(said, "w").close()
+    tell("interrupted")
 else:
-    while not os.path.exists(said):
-        time.sleep(0.01)
+    told("interrupted")
     call()
 herring.allreduce(np.zeros(3), name="after")  # the job continues
 assert array.flat[0] == int(sys.argv[3]), array.flat[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import time
 
 import torch
 from torch import nn
@@ -92,7 +91,7 @@ def strangers_are_refused():
     if herring.rank() != 1:
         herring.barrier()
         return
-    start, x, f = time.monotonic(), torch.ones(4), herring.functional
+    x, f = torch.ones(4), herring.functional
     sgd = torch.optim.SGD(mlp().parameters(), lr=0.1)
     for call in (
         lambda: herring.allreduce(x, group=some),
@@ -119,7 +118,6 @@ def strangers_are_refused():
             call()
     with raises(herring.InvalidArgumentError, "herring.Group"):
         herring.allreduce(x, group=[0, 1])
-    assert time.monotonic() - start < 5
     herring.barrier()
 
 
