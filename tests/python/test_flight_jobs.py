@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,24 +19,27 @@ from herring.flight.torch_format import convert
 from jobs import LAYOUTS, expect_success, run_job
 from launched import Job
 
-# Prints when an error came, with its text, and stays until its record should be there.
+# Prints the text of an error. All ranks stay until rank 0 has found the record that it names.
 FAIL = """
+from support import is_stopped, tell, told, until
+
 def failing(call, *arguments, **options):
     try:
         call(*arguments, **options)
     except herring.HerringError as error:
-        failed = time.time()
         text = str(error)
     else:
         sys.exit("the call did not fail")
     place = text.rpartition("what all ranks did last is in ")[2]
-    end = time.monotonic() + 5
-    while herring.rank() == 0 and not found(place) and time.monotonic() < end:
-        time.sleep(0.01)
-    print(f"FAILED after {time.time() - failed:.2f}: {text}", flush=True)
+    print(f"FAILED: {text}", flush=True)
+    if herring.rank() == 0 and os.environ.get("RECORDS", "yes") == "yes":
+        until(lambda: os.path.exists(place.partition(":")[2]))
+    if herring.rank() == 0:
+        tell("recorded")
+    stay()
 
-def found(place):
-    return os.path.exists(place.partition(":")[2])
+def stay():
+    told("recorded")
 
 herring.init()
 rank = herring.rank()
@@ -53,8 +57,9 @@ def flight_of(output: str) -> tuple[Record, str]:
 
 
 def failed(script: str, layout: str = "colocated-servers", **environment: str) -> str:
-    job = run_job(LAYOUTS[layout], FAIL + script, grace=5, **environment)
-    assert "FAILED after" in job.stdout, job.stdout
+    with tempfile.TemporaryDirectory() as told:
+        job = run_job(LAYOUTS[layout], FAIL + script, grace=30, FOLDER=told, **environment)
+    assert "FAILED: " in job.stdout, job.stdout
     return job.stdout
 
 
@@ -74,18 +79,16 @@ def test_a_call_that_times_out(layout: str, folder: Path) -> None:
     out = failed(
         """
 if rank == 1:
-    time.sleep(4)
+    stay()
 else:
-    failing(herring.allreduce, np.ones(4), name="loss")
+    failing(herring.allreduce, np.ones(4), name="loss", timeout=1)
 """,
         layout,
-        HERRING_TIMEOUT="1",
     )
     record, verdict = flight_of(out)
     assert "loss" in record.why and re.search(r"rank 1\b.*never called allreduce 'loss'", verdict)
     assert stat.S_IMODE(the_file(folder).stat().st_mode) == 0o600
     assert set(record.ranks) == {0, 1, 2}
-    assert float(re.search(r"\[0\].*FAILED after ([\d.]+)", out)[1]) < 1.5
     assert f"'herring flight {the_file(folder)}' says who waited for whom" in out
 
 
@@ -98,17 +101,16 @@ for step in range(60):
         (herring.send if rank == 0 else herring.receive)(np.ones(4), 1 - rank)
     herring.allreduce(np.ones(4 + step), name="loss")
 if rank == 1:
-    time.sleep(4)
+    stay()
 else:
-    failing(herring.allreduce, np.ones(64), name="loss")
+    failing(herring.allreduce, np.ones(64), name="loss", timeout=1)
 """,
-        HERRING_TIMEOUT="1",
     )
     record, verdict = flight_of(out)
     assert re.search(r"rank 1\b.*never called allreduce 'loss' \(call 61\), for which", verdict)
     analysis = analyse(record)
     assert analysis.last_common and analysis.last_common.title == "allreduce 'loss' (call 60)"
-    assert 0.9 < longest_wait(record, analysis.operations[-1]) < 3
+    assert longest_wait(record, analysis.operations[-1]) > 0.9
 
 
 def test_a_group_that_is_not_formed(folder: Path) -> None:
@@ -116,11 +118,10 @@ def test_a_group_that_is_not_formed(folder: Path) -> None:
     out = failed(
         """
 if rank == 0:
-    failing(herring.new_group, [0, 1], name="tp")
+    failing(herring.new_group, [0, 1], name="tp", timeout=1)
 else:
-    time.sleep(4)
+    stay()
 """,
-        HERRING_TIMEOUT="1",
     )
     record, verdict = flight_of(out)
     assert re.search(r"^rank 1\b.* never called form_group 'tp' \(ranks 0-1\), for which", verdict)
@@ -132,13 +133,13 @@ def test_a_call_of_a_group_that_times_out(folder: Path) -> None:
         """
 if rank != 2:
     # The group has just been made, so no report has told of it.
-    pair = herring.new_group([0, 1], name="pair", timeout=20)
+    pair = herring.new_group([0, 1], name="pair", timeout=60)
     if rank == 1:
-        time.sleep(4)
+        stay()
     else:
         failing(herring.allreduce, np.ones(4), name="loss", group=pair, timeout=0.2)
 else:
-    time.sleep(4)
+    stay()
 """,
     )
     record, verdict = flight_of(out)
@@ -161,12 +162,12 @@ for n in range(3):
     plan.begin()
     plan.ready(0)
     if rank == 1 and n == 2:
-        time.sleep(4)
+        stay()
         break
     plan.ready(1)
     plan.wait() if n < 2 else failing(plan.wait)
 """,
-        HERRING_TIMEOUT="1",
+        HERRING_TIMEOUT="3",
     )
     record, verdict = flight_of(out)
     assert "rank 1" in verdict and "'net' round 2" in verdict, verdict
@@ -181,12 +182,10 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher ends all when one 
 pids = herring.allgather(np.array([os.getpid()]), name="first")
 if rank == 1:
     os.kill(os.getpid(), int(os.environ["NUMBER"]))
-failing(herring.allreduce, np.ones(4), name="second")
-time.sleep(0.5)
+failing(herring.allreduce, np.ones(4), name="second", timeout=2.5)
 if rank == 0:
     os.kill(int(pids[1]), signal.SIGKILL)
 """,
-        HERRING_TIMEOUT="2.5",
         NUMBER=number,
     )
     record, verdict = flight_of(out)
@@ -199,7 +198,6 @@ MISMATCH = """
 
 raises(herring.MismatchError, "'x'", herring.allreduce, np.ones(4 + rank), name="x")
 herring.barrier()
-time.sleep(1.5)
 """
 
 
@@ -262,9 +260,8 @@ herring.init()
 herring.allreduce(np.ones(3), name="x")
 place = herring.write_flight_record("a look")
 assert bool(place) == (herring.rank() == 0)
-end = time.monotonic() + 5
-while place and not os.path.exists(place) and time.monotonic() < end:
-    time.sleep(0.01)
+from support import until
+until(lambda: not place or os.path.exists(place))
 herring.barrier()
 """,
         )
@@ -281,7 +278,7 @@ def test_a_record_is_not_lost_if_rank_0_ends_at_once(folder: Path) -> None:
         """
 herring.init()
 if herring.rank() == 1:
-    time.sleep(2)
+    signal.pause()  # until the launcher ends it
 else:
     herring.allreduce(np.ones(4), name="loss", timeout=0.5)
 """,
@@ -294,16 +291,21 @@ else:
 @pytest.mark.parametrize("value", ["off", "/proc/nowhere", "missing/below"])
 def test_folders(value: str, tmp_path: Path) -> None:
     folder = str(tmp_path / value) if value == "missing/below" else value
-    script = FAIL.replace("and not found(place)", "and False") + (
-        "if rank == 1:\n    time.sleep(2)\n"
-        "else:\n    failing(herring.allreduce, np.ones(4), name='loss', timeout=0.5)\n"
-        "    time.sleep(1)"
+    records = "yes" if value == "missing/below" else "no"
+    output = failed(
+        """
+if rank == 1:
+    stay()
+else:
+    failing(herring.allreduce, np.ones(4), name='loss', timeout=0.5)
+""",
+        "one-node",
+        HERRING_FLIGHT_FOLDER=folder,
+        RECORDS=records,
     )
-    job = run_job(LAYOUTS["one-node"], script, HERRING_FLIGHT_FOLDER=folder)
-    assert "FAILED after" in job.stdout
-    assert ("what all ranks did last" in job.stdout) == (value == "missing/below"), job.stdout
+    assert ("what all ranks did last" in output) == (value == "missing/below"), output
     warned = "there will be no flight record, and the job goes on: HERRING_FLIGHT_FOLDER=/proc"
-    assert (warned in job.stdout) == (value == "/proc/nowhere"), job.stdout
+    assert (warned in output) == (value == "/proc/nowhere"), output
     if value == "missing/below":
         assert len(list((tmp_path / value).iterdir())) == 1
 
@@ -312,12 +314,17 @@ def test_folders(value: str, tmp_path: Path) -> None:
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
     # Every file in this folder is /dev/full.
     script = """
+from support import until
 herring.init()
+name = f"{os.environ['HERRING_JOB']}-{os.getpid()}.flight.json"
+part = os.path.join(os.environ["HERRING_FLIGHT_FOLDER"], name + ".part")
+if herring.rank() == 0:
+    os.symlink("/dev/full", part)
 place = herring.write_flight_record()
 if place:
-    os.symlink("/dev/full", place + ".part")
-    time.sleep(2)
-    assert not os.path.lexists(place + ".part") and not os.path.exists(place)
+    assert os.path.basename(place) == name, place
+    until(lambda: not os.path.lexists(part))
+    assert not os.path.exists(place)
 herring.barrier()
 """
     job = run_job(LAYOUTS["one-node"], script, HERRING_FLIGHT_FOLDER=str(tmp_path))
@@ -334,7 +341,12 @@ def test_the_default_folder_keeps_twenty_records(
     for number in range(30):
         (folder / f"old-{number}.flight.json").touch()
         os.utime(folder / f"old-{number}.flight.json", (1e9 + number, 1e9 + number))
-    script = "herring.init(); herring.write_flight_record(); time.sleep(1.5)"
+    script = """
+from support import until
+herring.init()
+place = herring.write_flight_record()
+until(lambda: os.path.exists(place))
+"""
     expect_success(run_job(LAYOUTS["alone"], script))
     kept = [path.name for path in folder.iterdir()]
     assert len(kept) == 20 and "old-29.flight.json" in kept and "old-10.flight.json" not in kept

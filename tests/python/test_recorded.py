@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import textwrap
 
 import pytest
@@ -12,7 +13,9 @@ from jobs import LAYOUTS, expect_success, run_job
 TOOLS = """
 from herring.arrays.runtime import job
 from herring.planned import PlannedReduction
+from support import tell, tell_when_waiting, told, until, waits
 
+begun = time.monotonic()
 MOMENTS = ("called", "ready", "reduced", "pushed", "summed", "done")
 
 def entries(kind, name):
@@ -20,7 +23,7 @@ def entries(kind, name):
     for one in found:
         times = [one[moment] for moment in MOMENTS if one[moment] is not None]
         assert times == sorted(times), one
-        assert all(0 < time.monotonic() - at < 300 for at in times), one
+        assert all(begun < at < time.monotonic() for at in times), one
     return found
 
 def entry(kind, name):
@@ -35,7 +38,8 @@ rank, size = herring.rank(), herring.size()
 def ran(layout: str, script: str, **environment: str) -> str:
     """Runs the script with `TOOLS` on every rank, and returns the output."""
     script = TOOLS + textwrap.dedent(script)
-    return expect_success(run_job(LAYOUTS[layout], script, **environment))
+    with tempfile.TemporaryDirectory() as folder:
+        return expect_success(run_job(LAYOUTS[layout], script, FOLDER=folder, **environment))
 
 
 ROUNDS = """
@@ -43,9 +47,12 @@ plan = PlannedReduction([(60_000, "float32")] * 4, name="net", buffer_bytes=1 <<
 for n in range(3):
     plan.begin()
     if rank == 0:
-        time.sleep(0.2)
+        told(*(f"waits {other} {n}" for other in range(1, size)))
+        time.sleep(0.1)
     for i in range(4):
         plan.ready(i)
+    if rank > 0:  # for rank 0
+        tell_when_waiting(f"waits {rank} {n}")
     plan.wait()
 
 rounds = entries("round", "net")
@@ -63,13 +70,12 @@ for one in rounds:
         assert (b["pushed"] is None) == (os.environ["PUSHES"] == "no"), b
         assert (b["reduced"] is None) == (os.environ["REDUCES"] == "no"), b
     if rank == 0:
-        assert one["ready"] - one["called"] > 0.15 and one["waited"] < one["done"] - one["called"]
+        assert one["ready"] - one["called"] > 0.1, one
     else:  # it waits for the rank that sleeps
-        assert one["ready"] - one["called"] < one["done"] - one["ready"], one
-        assert 0.1 < one["waited"] < one["done"] - one["called"] + 0.05, one
+        assert one["done"] - one["ready"] > 0.1 and one["waited"] > 0, one
 seen = job().activity()
 assert seen["where"] == "" and seen["rounds"] == 3 and seen["in_flight"] == 0, seen
-assert abs(seen["waited"] - sum(one["waited"] for one in job().recorded())) < 0.02, seen
+assert abs(seen["waited"] - sum(one["waited"] for one in job().recorded())) < 1e-6, seen
 """
 
 
@@ -110,7 +116,7 @@ assert [one["name"].split()[0] for one in calls[len(names) :]] == kinds, calls
 names = [one["name"] for one in calls]
 for name in names:
     one = entry("call", name)
-    assert one["outcome"] == "ok" and one["waited"] <= one["done"] - one["called"] + 0.05, one
+    assert one["outcome"] == "ok", one
     assert None not in (one["called"], one["ready"], one["done"]), one
     assert (one["bytes"] > 0) == (name != "barrier 'here'"), one
 assert entry("call", "allreduce 'large'")["bytes"] == 1 << 20
@@ -192,7 +198,7 @@ def test_every_kind_of_end_is_told_apart() -> None:
             raises(herring.TimeoutError, "alone",
                    lambda: herring.barrier(name="alone", timeout=0.3))
             one = entry("call", "barrier 'alone'")
-            assert one["outcome"] == "timeout" and 0.2 < one["waited"] < 30, one
+            assert one["outcome"] == "timeout" and one["waited"] > 0, one
         herring.barrier(name="after")
         x = np.ones(4 + rank % 2, np.float32)
         raises(herring.MismatchError, "'odd'", lambda: herring.allreduce(x, name="odd"))
@@ -222,7 +228,8 @@ def test_waits_of_several_threads_and_in_slices_count_once() -> None:
         herring.barrier(name="together")
         before = job().activity()["waited"]
         if rank == 0:
-            time.sleep(1.0)
+            told(*(f"seen {other}" for other in range(1, size)))
+            time.sleep(0.1)
             herring.allreduce(np.ones(1), name="late")
         else:
             call = herring.allreduce_async(np.ones(1), name="late")
@@ -230,17 +237,16 @@ def test_waits_of_several_threads_and_in_slices_count_once() -> None:
             threads = [threading.Thread(target=call.wait) for _ in range(3)]
             for one in threads:
                 one.start()
-            time.sleep(0.5)
-            seen = job().activity()
-            assert seen["where"] == "waits in allreduce 'late'", seen
-            assert abs(seen["since"] - start) < 0.3, (seen, start)
+            until(lambda: waits("waits in allreduce 'late'"))
+            assert start < job().activity()["since"] < time.monotonic()
+            tell(f"seen {rank}")
             for one in threads:
                 one.join()
             took = time.monotonic() - start
             waited = job().activity()["waited"] - before
-            assert 0.6 < waited <= took, (waited, took)
+            assert 0 < waited <= took, (waited, took)
             late = entry("call", "allreduce 'late'")
-            assert abs(late["waited"] - waited) < 0.01, (late, waited)
+            assert abs(late["waited"] - waited) < 1e-6, (late, waited)
             assert job().activity()["where"] == ""
         """,
     )

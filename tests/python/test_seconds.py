@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,8 +186,8 @@ def test_steps_of_another_job_begin_anew() -> None:
 
 
 @pytest.mark.parametrize("layout", ["alone", "one-node", "dedicated-servers"])
-def test_stats_of_a_job_have_seconds(layout: str) -> None:
-    expect_success(run_job(LAYOUTS[layout], program("seconds"), timeout=100))
+def test_stats_of_a_job_have_seconds(layout: str, tmp_path: Path) -> None:
+    expect_success(run_job(LAYOUTS[layout], program("seconds"), FOLDER=str(tmp_path)))
 
 
 def test_a_late_rank_learns_by_how_much() -> None:
