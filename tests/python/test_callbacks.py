@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from jobs import LAYOUTS, expect_success, program, run_job
@@ -22,10 +24,9 @@ def test_what_callbacks_see_and_raise() -> None:
     assert "SystemExit: asked to end by rank 0" in output, output
 
 
-def test_shutdown_calls_what_is_pending() -> None:
-    expect_success(
-        run_job(["-n", "2", "--nodes", "2", "--servers", "1"], program("callbacks_pending"))
-    )
+def test_shutdown_calls_what_is_pending(tmp_path: Path) -> None:
+    layout = ["-n", "2", "--nodes", "2", "--servers", "1"]
+    expect_success(run_job(layout, program("callbacks_pending"), FOLDER=str(tmp_path)))
 
 
 def test_a_callback_may_shut_down() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import re
 import types
+from pathlib import Path
 
 import pytest
 
@@ -93,13 +94,8 @@ def test_a_killed_worker_is_reported_and_no_longer_waited_for(elements: int) -> 
     assert len(told) == 3, job.stdout[-6000:]
 
 
-def test_a_slow_worker_is_waited_for_only_when_its_gradient_gets_too_old() -> None:
-    expect_success(
-        run_job(
-            ["-n", "3"],
-            program("partial_slow"),
-        )
-    )
+def test_a_slow_worker_is_waited_for_only_when_its_gradient_gets_too_old(tmp_path: Path) -> None:
+    expect_success(run_job(["-n", "3"], program("partial_slow"), FOLDER=str(tmp_path)))
 
 
 def test_bad_input_is_named() -> None:

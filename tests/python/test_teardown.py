@@ -82,7 +82,7 @@ job = herring.arrays.runtime._job
 class SlowJob:
     def shutdown(self, failed):
         begun.set()
-        time.sleep(1)
+        time.sleep(0.15)
         job.shutdown(failed)
         print("has left", flush=True)
 

