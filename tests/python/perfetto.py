@@ -119,7 +119,7 @@ class Perfetto:
         while not self.evaluate("Boolean(window.app && app.trace)"):
             if time.monotonic() > deadline:
                 raise TimeoutError("Perfetto has not opened the trace")
-            time.sleep(0.2)
+            time.sleep(0.1)
 
     def __enter__(self) -> Perfetto:
         return self

@@ -6,7 +6,6 @@ import contextlib
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -182,9 +181,7 @@ def test_a_race_ends_with_its_other_end() -> None:
     with one, socket.create_connection(one.getsockname()) as caller:
         other, _ = one.accept()
         discard(other)
-        start = time.monotonic()
-        assert race(caller, 5.0).rate == 0
-        assert time.monotonic() - start < 4.0
+        assert race(caller, 600.0).rate == 0
 
 
 def test_an_end_that_does_not_send_only_receives() -> None:

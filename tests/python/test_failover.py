@@ -6,7 +6,6 @@ import os
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 import warm
 from jobs import expect_success, program, run_job
 from launched import HERRING
+from ports import held, port_of
 
 pytestmark = pytest.mark.timeout(180)
 TWO_SERVERS = ["-n", "3", "--nodes", "2", "--servers", "2"]
@@ -131,8 +131,8 @@ class ByHand:
     """Processes of a job without a launcher; they end with the block."""
 
     def __init__(self, **variables: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
+        self.holder = held()
+        port = port_of(self.holder)
         own = {name: value for name, value in os.environ.items() if "HERRING" not in name}
         self.env = {
             **own,
@@ -153,6 +153,7 @@ class ByHand:
         for process in self.processes:
             process.kill()
             process.communicate()
+        self.holder.close()
 
     def start(self, words: list[str], **variables: str) -> subprocess.Popen[str]:
         process = warm.Popen(

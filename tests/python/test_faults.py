@@ -8,11 +8,13 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 import warm
-from jobs import PREAMBLE, expect_success, program, run_job, seconds_until_known
+from jobs import PREAMBLE, expect_success, program, run_job
+from ports import held, port_of
 
 pytestmark = pytest.mark.timeout(90)
 SERVED = ["-n", "3", "--nodes", "3", "--servers", "1"]
@@ -50,14 +52,18 @@ def test_shutdown_while_others_wait() -> None:
     ids=["one-node", "dedicated", "colocated"],
 )
 @pytest.mark.parametrize("victim", [0, 2])
-def test_everybody_learns_of_a_killed_worker(layout: list[str], victim: int) -> None:
-    # Herring promises 2 s; the test gets a second chance because the machine may be busy.
-    for _attempt in range(2):
-        slowest, output = seconds_until_known(layout, program("killed_worker"), victim, survivors=2)
-        assert output.count("still failed") == 2, output[-4000:]
-        if slowest < 2:
-            return
-    raise AssertionError(f"learned after {slowest} s")
+def test_everybody_learns_of_a_killed_worker(
+    layout: list[str], victim: int, tmp_path: Path
+) -> None:
+    output = run_job(
+        [*layout, "--keep-going"],
+        program("killed_worker"),
+        VICTIM=str(victim),
+        FOLDER=str(tmp_path),
+        HERRING_TIMEOUT="600",
+        HERRING_HEARTBEAT_TIMEOUT="600",
+    ).stdout
+    assert output.count("has learned of it") == output.count("still failed") == 2, output[-4000:]
 
 
 def test_everybody_learns_of_a_killed_server() -> None:
@@ -149,10 +155,9 @@ def test_wrong_environment(environment: dict[str, str], error: str, text: str) -
 
     with (
         socket.create_server(("127.0.0.1", 0)) as busy,
-        socket.create_server(("127.0.0.1", 0)) as s,
+        held() as holder,
     ):
-        port, free = busy.getsockname()[1], s.getsockname()[1]
-        s.close()
+        port, free = busy.getsockname()[1], port_of(holder)
         environment = {k: v.format(port=port, free=free) for k, v in environment.items()}
         ended = run_alone("herring.init()", **environment)
     assert ended.returncode == 1
@@ -163,13 +168,12 @@ def test_wrong_environment(environment: dict[str, str], error: str, text: str) -
 
 
 def test_wrong_secret() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
     keep = {k: v for k, v in os.environ.items() if not k.startswith("HERRING_")}
+    holder = held()
     common = {
         **keep,
         "HERRING_SIZE": "2",
-        "HERRING_RENDEZVOUS": f"127.0.0.1:{port}",
+        "HERRING_RENDEZVOUS": f"127.0.0.1:{port_of(holder)}",
         "HERRING_CONNECT_TIMEOUT": "8",
     }
     script = [sys.executable, "-c", PREAMBLE + "herring.init()"]
@@ -189,14 +193,15 @@ def test_wrong_secret() -> None:
     )
     assert "AuthenticationError" in second.stderr.splitlines()[-1], second.stderr
     _, errors = first.communicate(timeout=60)
+    holder.close()
     assert "TimeoutError" in errors and "rank 1" in errors.replace("ranks 1", "rank 1"), errors
 
 
 @pytest.mark.parametrize("waits_for", ["the others", "the rendezvous", "a server's peers"])
 def test_ctrl_c_ends_the_wait_for_a_job(waits_for: str) -> None:
     keep = {k: v for k, v in os.environ.items() if not k.startswith("HERRING_")}
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    with held() as listener:
+        port = port_of(listener)
         environment = {
             **keep,
             "HERRING_SIZE": "2",
@@ -208,14 +213,14 @@ def test_ctrl_c_ends_the_wait_for_a_job(waits_for: str) -> None:
         script = ["-c", PREAMBLE + "herring.init()"]
         if waits_for == "a server's peers":
             script = ["-m", "herring.launch.cli", "server"]
-        if waits_for == "the others":  # rank 0 itself listens at this port
-            listener.close()
+        if waits_for != "the others":  # otherwise rank 0 itself listens at this port
+            listener.listen()
         process = warm.Popen(
             [sys.executable, *script], env=environment, stderr=subprocess.PIPE, text=True
         )
         try:
             if waits_for == "the others":
-                end = time.monotonic() + 30
+                end = time.monotonic() + 60
                 while True:
                     try:
                         socket.create_connection(("127.0.0.1", port), 30).close()
@@ -224,10 +229,10 @@ def test_ctrl_c_ends_the_wait_for_a_job(waits_for: str) -> None:
                         assert time.monotonic() < end
                         time.sleep(0.05)
             else:
-                listener.settimeout(30)
+                listener.settimeout(60)
                 _connection, _ = listener.accept()  # and never answers
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=20)
+            _, errors = process.communicate(timeout=60)
         finally:
             process.kill()
     if waits_for == "a server's peers":

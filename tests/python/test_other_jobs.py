@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import pytest
 
 import warm
 from jobs import PREAMBLE
+from ports import held, port_of
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -37,8 +37,8 @@ class Processes:
     """Starts processes of jobs by hand, at one rendezvous."""
 
     def __init__(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
+        self._holder = held()
+        self.port = port_of(self._holder)
         self._all: list[subprocess.Popen[str]] = []
 
     def start(self, words: list[str], **environment: str) -> subprocess.Popen[str]:
@@ -70,6 +70,7 @@ class Processes:
         return self.start(["-m", "herring.launch.cli", "server", *options], **environment)
 
     def end(self) -> None:
+        self._holder.close()
         for process in self._all:
             process.kill()
             process.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import resource
@@ -50,6 +51,19 @@ def gate() -> Iterator[tuple[Gate, int]]:
     opened = Gate(listener, ("job#0", "job"), CONTENT, encode, decode)
     yield opened, port
     opened.close()
+
+
+class Once(Wait):
+    """A wait that has time enough for one attempt, and for no other."""
+
+    def goes_on(self, what: str) -> bool:
+        del what
+        return False
+
+
+def refused(port: int, key: str) -> None:
+    """Asks once, and expects no answer."""
+    ask("127.0.0.1", port, key, Once("rank 1 of 2", 60, 60), encode, decode)
 
 
 def request(port: int, key: str, seconds: float = 30.0) -> dict[str, str]:
@@ -129,12 +143,14 @@ def test_who_says_nothing_keeps_nobody_out(
 
 
 def test_without_descriptors_the_gate_neither_spins_nor_ends(gate: tuple[Gate, int]) -> None:
-    turns = 0
+    turns: list[float] = []
+    third = threading.Event()
     admit = gate[0]._admit
 
     def counted(selector: selectors.BaseSelector) -> None:
-        nonlocal turns
-        turns += 1
+        turns.append(time.monotonic())
+        if len(turns) == 3:
+            third.set()
         admit(selector)
 
     gate[0]._admit = counted  # type: ignore[method-assign]
@@ -147,8 +163,9 @@ def test_without_descriptors_the_gate_neither_spins_nor_ends(gate: tuple[Gate, i
             while True:
                 filling.append(os.dup(0))
         waiting.connect(("127.0.0.1", gate[1]))
-        time.sleep(0.5)
-        assert 0 < turns < 50, "the gate's thread was woken again and again"
+        assert third.wait(60)
+        pauses = [later - earlier for earlier, later in itertools.pairwise(turns)]
+        assert min(pauses) > 0.09, "the gate's thread was woken again and again"
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for each in filling:
@@ -175,7 +192,7 @@ def test_an_echo_is_no_answer() -> None:
         port = listener.getsockname()[1]
         try:
             with pytest.raises(TimeoutError, match="has no answer for this job"):
-                request(port, "job", 0.2)
+                refused(port, "job")
         finally:
             over.set()
             socket.create_connection(("127.0.0.1", port), 30).close()
@@ -186,12 +203,12 @@ def test_a_closed_gate(gate: tuple[Gate, int]) -> None:
     gate[0].close()
     gate[0].close()
     with pytest.raises(TimeoutError, match=r"rank 1 of 2 .* answer at 127\.0\.0\.1:\d+ \(Conn"):
-        request(gate[1], "job", 0.2)
+        refused(gate[1], "job")
 
 
 def test_another_job_is_not_answered(gate: tuple[Gate, int]) -> None:
     with pytest.raises(TimeoutError, match="has no answer for this job"):
-        request(gate[1], "other", 0.2)
+        refused(gate[1], "other")
 
 
 def test_a_false_rank_0_is_not_believed() -> None:
@@ -207,7 +224,7 @@ def test_a_false_rank_0_is_not_believed() -> None:
         opened = Gate(listener, ("job",), CONTENT, false, decode)
         try:
             with pytest.raises(TimeoutError, match=reason):
-                request(port, "job", 0.2)
+                refused(port, "job")
         finally:
             opened.close()
 
@@ -228,7 +245,7 @@ def test_a_forked_child_does_not_keep_the_gate(gate: tuple[Gate, int]) -> None:
         assert request(gate[1], "job")["secret"] == CONTENT["secret"]
         gate[0].close()
         with pytest.raises(TimeoutError):
-            request(gate[1], "job", 0.1)
+            refused(gate[1], "job")
     finally:
         here.close()
         assert reap(child) == 0

@@ -23,6 +23,7 @@ from herring.errors import ConfigurationError, TimeoutError
 from herring.rendezvous import network, publication
 from herring.rendezvous.detect import detect, detect_server
 from herring.rendezvous.meet import Meeting, meet, meet_as_server, read_secret_file
+from ports import held, port_of
 
 TIMEOUT = 60.0
 
@@ -34,11 +35,8 @@ def runtime(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def free_port() -> Iterator[int]:
-    # Bound but not listening, with SO_REUSEADDR: nobody else gets it, rank 0 may listen on it.
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", 0))
-        yield holder.getsockname()[1]
+    with held() as holder:
+        yield port_of(holder)
 
 
 def by_hand(port: int, rank: int, host: str = "127.0.0.1") -> dict[str, str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,16 +18,15 @@ from herring.rendezvous import slurm
 from herring.rendezvous.endpoint import bind, bind_any
 from herring.rendezvous.publication import Wait, in_seconds
 from jobs import expect_success, program, run_job
+from ports import held, port_of
 
 SECRET = "ab" * 32
 
 
 @pytest.fixture
 def free_port() -> Iterator[int]:
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", 0))
-        yield holder.getsockname()[1]
+    with held() as holder:
+        yield port_of(holder)
 
 
 def clean() -> dict[str, str]:
@@ -221,11 +220,12 @@ def test_ranks_in_different_calls_are_told_early_who_waits_where(layout: list[st
     assert re.search(r"1 error .*did not call it; rank 0 waits in allreduce '", job.stdout)
 
 
-def test_a_thread_that_comes_late_completes_what_seemed_stuck() -> None:
+def test_a_thread_that_comes_late_completes_what_seemed_stuck(tmp_path: Path) -> None:
     job = run_job(
         ["-n", "2", "--nodes", "2"],
         program("late_thread"),
         HERRING_WARN_AFTER="1",
+        FOLDER=str(tmp_path),
     )
     expect_success(job)
     assert "rank 1 waits in barrier 'b'" in job.stdout
@@ -234,11 +234,18 @@ def test_a_thread_that_comes_late_completes_what_seemed_stuck() -> None:
 
 @contextlib.contextmanager
 def ports(count: int) -> Iterator[range]:
-    """Yields a range of ports that is probably free: other processes may take some meanwhile."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        first = min(probe.getsockname()[1], 65536 - count)
-    yield range(first, first + count)
+    """Yields a range of ports that nobody else gets meanwhile."""
+    while True:
+        with contextlib.ExitStack() as stack:
+            first = port_of(stack.enter_context(held()))
+            chosen = range(first, first + count)
+            try:
+                for port in chosen[1:]:
+                    stack.enter_context(held(port=port))
+            except (OSError, OverflowError):
+                continue  # Somebody has one of them.
+            yield chosen
+            return
 
 
 @pytest.mark.parametrize("servers", ["0", "2"])

@@ -12,6 +12,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -283,11 +284,13 @@ def test_grafana_s_types_take_the_dashboard(capsys: pytest.CaptureFixture[str]) 
     assert [*queries(kept["panels"])] == [*queries(model["panels"])]
 
 
-def test_opentelemetry_reads_a_job() -> None:
+def test_opentelemetry_reads_a_job(monkeypatch: Any) -> None:
     pytest.importorskip("opentelemetry.sdk.metrics")
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
+    now = 1000.0
+    monkeypatch.setattr(otel, "time", SimpleNamespace(monotonic=lambda: now))
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     with StatusServer(statuses.late()) as server:
@@ -307,7 +310,7 @@ def test_opentelemetry_reads_a_job() -> None:
         assert points == {(frozenset(each.items()), v) for each, v in samples(metric, status)}
     assert found["herring.rank.sent_bytes"].unit == "By"
     assert found["herring.rank.sent_bytes"].data.is_monotonic
-    time.sleep(0.6)  # until that status is no longer fresh
+    now += 0.6  # That status is no longer fresh.
     later = reader.get_metrics_data()
     assert not later or not any(
         metric.data.data_points
@@ -328,8 +331,8 @@ from herring.observe import otel
 reader = InMemoryMetricReader()
 otel.instrument(meter_provider=MeterProvider([reader]))
 assert not reader.get_metrics_data()
+otel._FRESH_SECONDS = 0.0
 herring.init()
-import time; time.sleep(0.6)
 scope = reader.get_metrics_data().resource_metrics[0].scope_metrics[0]
 for metric in sorted(scope.metrics, key=lambda metric: metric.name):
     (point,) = metric.data.data_points
@@ -353,13 +356,13 @@ for metric in sorted(scope.metrics, key=lambda metric: metric.name):
 def test_opentelemetry_s_counters_go_on_in_the_next_job() -> None:
     pytest.importorskip("opentelemetry.sdk.metrics")
     program = """
-import herring, numpy, time
+import herring, numpy
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from herring.observe import otel
 reader = InMemoryMetricReader()
+otel._FRESH_SECONDS = 0.0
 def sent():
-    time.sleep(0.6)  # until the status is no longer fresh
     scope = reader.get_metrics_data().resource_metrics[0].scope_metrics[0]
     (found,) = [m for m in scope.metrics if m.name == "herring.rank.sent_bytes"]
     (point,) = found.data.data_points
