@@ -101,7 +101,7 @@ def test_servers_of_a_host_with_notice_serve_until_its_workers_leave(
     assert "starting another" not in output and "Error" not in output, output
 
 
-@pytest.mark.parametrize("notice", ["", "TERM@5"])
+@pytest.mark.parametrize("notice", ["", "TERM@60"])
 def test_an_agent_ends_servers_after_the_workers_that_finish_a_step(notice: str) -> None:
     """In a job that is not elastic, too, with and without a notice."""
     script = """
@@ -116,13 +116,13 @@ def test_an_agent_ends_servers_after_the_workers_that_finish_a_step(notice: str)
     while not herring.allreduce(np.array([float(told)]), op="max")[0]:
         if herring.rank() == 1 and not told:
             os.kill(os.getppid(), signal.SIGTERM)
-            time.sleep(0.2)
+            time.sleep(0.1)
     for _ in range(50):
         herring.allreduce(np.ones(100))
         time.sleep(0.01)
     print("has finished the step", flush=True)
     """
     options = ["-H", "localhost:1,far:1", "--servers", "2"]
-    output = run_job(options, script, grace=3, HERRING_NOTICE=notice).stdout
+    output = run_job(options, script, grace=60, HERRING_NOTICE=notice).stdout
     assert output.count("has finished the step") == 2, output
     assert "PeerLostError" not in output, output

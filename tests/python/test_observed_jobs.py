@@ -20,6 +20,7 @@ import warm
 from herring.observe import client
 from jobs import LAYOUTS, expect_success, run_job
 from launched import HERRING, Job
+from ports import held, port_of
 
 HOST = socket.gethostname()
 # Every rank of a job says when it begins, and goes on until its input ends or a signal comes.
@@ -31,16 +32,15 @@ herring.init()
 rank = herring.rank()
 herring.barrier()
 print(f"begun rank={rank} pid={os.getpid()} place", flush=True)
-end = time.monotonic() + float(os.environ.get("SECONDS_TO_RUN", "30"))
-n = 0
-while time.monotonic() < end:
+goes_on, n = True, 0
+while goes_on:
     if rank == int(os.environ.get("LATE", "-1")):
         time.sleep(0.04)
     time.sleep(0.01)
     herring.allreduce(np.ones(1000), name="x")
     n += 1
-    if herring.allreduce(np.array([time.monotonic() < end]), op="min", name="go")[0] == 0:
-        break
+    enough = os.path.exists(os.environ.get("ENOUGH", ""))
+    goes_on = herring.allreduce(np.array([not enough]), op="min", name="go")[0]
 """
 
 
@@ -108,8 +108,8 @@ def status_of(*arguments: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def until(true: Callable[[], Any], seconds: float = 20) -> Any:
-    end = time.monotonic() + seconds
+def until(true: Callable[[], Any]) -> Any:
+    end = time.monotonic() + 100
     while not (found := true()) and time.monotonic() < end:
         time.sleep(0.1)
     assert found
@@ -196,7 +196,8 @@ while rank == 0: time.sleep(0.1)
 
 def test_the_place_in_the_program_of_a_rank_for_which_others_wait(runtime: Path) -> None:
     script = STEPS.replace(
-        "n += 1", "n += 1\n    def dawdle(): time.sleep(25)\n    if rank == 1 and n == 20: dawdle()"
+        "n += 1",
+        "n += 1\n    def dawdle(): time.sleep(99)\n    if rank == 1 and n == 20: dawdle()",
     )
     with Running(script=script) as job:
         slow = until(lambda: [one for one in status_of(job.where)["ranks"] if one["stack"]])
@@ -302,11 +303,6 @@ def own_address() -> str:
         return probe.getsockname()[0]
 
 
-def free_port() -> int:
-    with socket.create_server(("", 0)) as probe:
-        return probe.getsockname()[1]
-
-
 def test_a_job_beyond_loopback_asks_for_its_secret(runtime: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef" * 4 + "\n")
@@ -314,12 +310,13 @@ def test_a_job_beyond_loopback_asks_for_its_secret(runtime: Path, tmp_path: Path
     wrong = tmp_path / "wrong"
     wrong.write_text("fedcba9876543210" * 4 + "\n")
     wrong.chmod(0o600)
-    place = f"{own_address()}:{free_port()}"
+    holders = [held(own_address()), held()]
+    place = f"{own_address()}:{port_of(holders[0])}"
     # Jobs of 'herring run' have secrets of their own, which nobody else knows.
     variables = {
         "HERRING_RANK": "0",
         "HERRING_SIZE": "1",
-        "HERRING_RENDEZVOUS": f"127.0.0.1:{free_port()}",
+        "HERRING_RENDEZVOUS": f"127.0.0.1:{port_of(holders[1])}",
         "HERRING_SECRET_FILE": str(secret),
         "HERRING_STATUS": place,
     }
@@ -344,6 +341,8 @@ def test_a_job_beyond_loopback_asks_for_its_secret(runtime: Path, tmp_path: Path
     finally:
         job.kill()
         job.wait()
+        for holder in holders:
+            holder.close()
 
 
 def test_a_job_of_herring_run_beyond_loopback_is_asked_with_the_file(
@@ -353,8 +352,9 @@ def test_a_job_of_herring_run_beyond_loopback_is_asked_with_the_file(
     for path, text in ((secret, "0123456789abcdef"), (wrong, "fedcba9876543210")):
         path.write_text(text * 4 + "\n")
         path.chmod(0o600)
-    place = f"{own_address()}:{free_port()}"
-    with Running(2, HERRING_STATUS=place, HERRING_SECRET_FILE=str(secret)):
+    holder = held(own_address())
+    place = f"{own_address()}:{port_of(holder)}"
+    with holder, Running(2, HERRING_STATUS=place, HERRING_SECRET_FILE=str(secret)):
         done = ask(place, "--json", HERRING_SECRET_FILE=str(secret))
         assert done.returncode == 0 and json.loads(done.stdout)["size"] == 2, done.stderr
         done = ask(place, HERRING_SECRET_FILE=str(wrong))
@@ -412,12 +412,10 @@ rank = dist.get_rank()
 described = dist.new_group([0, 1], group_desc="mesh_tp")
 plain = dist.new_group([0, 1])
 print(f"begun rank={rank} pid={os.getpid()} place", flush=True)
-end = time.monotonic() + 30
 go = torch.ones(1)
 while go.item():
     dist.all_reduce(torch.ones(4), group=described)
     dist.all_reduce(torch.ones(4), group=plain)
-    go.fill_(time.monotonic() < end)
     dist.all_reduce(go, dist.ReduceOp.MIN)
     time.sleep(0.01)
 """
@@ -443,14 +441,16 @@ def metrics(place: str, token: str) -> str:
         return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
 
 
-def test_a_forked_child_does_not_keep_the_socket(runtime: Path) -> None:
+def test_a_forked_child_does_not_keep_the_socket(runtime: Path, tmp_path: Path) -> None:
     script = STEPS.replace(
         'print(f"begun',
         'if rank == 0 and os.fork() == 0:\n    time.sleep(60)\n    os._exit(0)\nprint(f"begun',
     )
-    with Running(2, "--grace", "0.2", script=script, SECONDS_TO_RUN="3") as job:
+    enough = tmp_path / "enough"
+    with Running(2, "--grace", "0.2", script=script, ENOUGH=str(enough)) as job:
         (place,) = sockets(runtime)
         assert ask(job.where, "--json").returncode == 0
+        enough.touch()
         until(lambda: not place.exists())
 
 
@@ -475,7 +475,8 @@ if os.environ["WHEN"] == "after":
     signal.signal(signal.SIGUSR1, lambda *_: came.append(1))
 herring.barrier()
 os.kill(os.getpid(), signal.SIGUSR1)
-time.sleep(0.6)
+while not came:
+    time.sleep(0.01)
 assert came == [1]
 herring.shutdown()
 os.kill(os.getpid(), signal.SIGUSR1)
