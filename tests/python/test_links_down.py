@@ -33,6 +33,5 @@ def test_a_link_goes_down(
             status = run(hosts, plan)
             cutting.kill()
     output = "\n".join(capfd.readouterr())
-    found = re.findall(r"lost (\d) ([\d.]+)", output)
-    assert status == 0 and sorted(rank for rank, _ in found) == ["0", "1", "2"], output
-    assert all(float(seconds) < 20 for _, seconds in found), output
+    # Deadlines are far beyond the time-out of the job.
+    assert status == 0 and sorted(re.findall(r"lost (\d) ", output)) == ["0", "1", "2"], output
