@@ -48,10 +48,14 @@ class CopierTest : public ::testing::Test {
     memory.push_back(*gpu(0).allocate(count * sizeof(float)));
     return memory.back();
   }
-  void standin_fill_for(Address device, Nanos time) {
-    STANDIN(standin_fill)(handle_of(user), device, 1000, 1, static_cast<uint32_t>(time / 1000));
+  // Lets the user's stream wait in a kernel until let_go().
+  void hold() {
+    ends.store(0);
+    STANDIN(standin_hold)(handle_of(user), &ends);
   }
+  void let_go() { ends.store(1); }
   void TearDown() override {
+    let_go();
     STANDIN(standin_fail)(nullptr, 0, 0, false);
     copier.reset();
     gpu(0).destroy_stream(user);
@@ -63,6 +67,7 @@ class CopierTest : public ::testing::Test {
   std::shared_ptr<Copier> copier;
   Stream user = 0;
   std::vector<Address> memory;
+  std::atomic<uint32_t> ends{0};
 };
 
 TEST_F(CopierTest, OutComesAfterTheProducerAndIsHeardOf) {
@@ -259,7 +264,7 @@ TEST_F(CopierTest, AFailureBehindAKernelThatDoesNotEndIsNotWaitedFor) {
   const char* const writes =
       gpu(0).properties().stream_memory ? "cuStreamWriteValue32" : "cuLaunchKernel";
   for (const char* const function : {writes, "cuMemcpyHtoDAsync"}) {
-    standin_fill_for(device, 4 * kSecond);
+    hold();
     if (function[2] == 'M') {
       ASSERT_TRUE(copier->follow(user).ok());
     }
@@ -272,8 +277,8 @@ TEST_F(CopierTest, AFailureBehindAKernelThatDoesNotEndIsNotWaitedFor) {
                               : copier->out({user}, copies, [owner](const Status&) {});
     EXPECT_EQ(status.code(), Code::kDevice);
     EXPECT_GE(monotonic_now() - start, Copier::kPatienceAfterError);
-    EXPECT_LT(monotonic_now() - start, 3 * kSecond);
     EXPECT_EQ(owner.use_count(), 2);
+    let_go();
     STANDIN(standin_synchronize)(0);
   }
 }
@@ -307,7 +312,7 @@ TEST_F(CopierTest, ADeviceThatIsGoneEndsAllWaits) {
   const Address device = floats_on_device(1000);
   const Pages host(4000);
   std::fill_n(host.floats(), 1000, 3.0f);
-  standin_fill_for(device, 20 * kSecond);
+  hold();
   const Flag flag = *flags.take();
   std::promise<Status> out, back;
   ASSERT_TRUE(copier->back_when(flag, flag.word->load() + 1, {{device, host.data(), 4000}}).ok());
@@ -317,7 +322,6 @@ TEST_F(CopierTest, ADeviceThatIsGoneEndsAllWaits) {
                     }).ok());
   EXPECT_TRUE(copier->check().ok());
   STANDIN(standin_lose)(0, 0);
-  const Nanos start = monotonic_now();
   EXPECT_EQ(copier->check().code(), Code::kDevice);
   EXPECT_EQ(out.get_future().get().code(), Code::kDevice);
   EXPECT_EQ(back.get_future().get().code(), Code::kDevice);
@@ -325,7 +329,6 @@ TEST_F(CopierTest, ADeviceThatIsGoneEndsAllWaits) {
             Code::kDevice);
   EXPECT_EQ(copier->drain(monotonic_now() + Copier::kPatience).code(), Code::kDevice);
   copier.reset();
-  EXPECT_LT(monotonic_now() - start, kSecond);
   EXPECT_EQ(host.floats()[0], 3.0f);
   STANDIN(standin_lose)(0, -1);
 }
@@ -361,7 +364,6 @@ TEST_F(CopierTest, OneThatHangsIsLeftToItsDriver) {
   copier.reset();
   const Nanos waited = monotonic_now() - start;
   EXPECT_GE(waited, Copier::kPatience);
-  EXPECT_LT(waited, Copier::kPatience + 2 * kSecond);
   EXPECT_EQ(STANDIN(standin_calls)("cuStreamDestroy"), destroyed);
   flag.set(first + 1);  // the device goes on and still makes its copy
   STANDIN(standin_synchronize)(0);
@@ -407,8 +409,10 @@ TEST(Watcher, LooksRarelyWhileNothingComes) {
   const Flag flag{&word, 0};
   std::promise<Status> told;
   watcher.expect(flag, 1, [&](const Status& status) { told.set_value(status); });
+  const Nanos start = monotonic_now();
   std::this_thread::sleep_for(100ms);
-  EXPECT_LE(watcher.looks(), 300u);
+  const uint64_t looks = watcher.looks();
+  EXPECT_LE(looks, static_cast<uint64_t>((monotonic_now() - start) / kMillisecond) * 3);
   watcher.give_up(flag, {Code::kDevice, "gone"});
   EXPECT_EQ(told.get_future().get().message(), "gone");
 }

@@ -41,6 +41,7 @@ class RelayTest : public ::testing::Test {
     user = user_stream(0);
   }
   void TearDown() override {
+    ends.store(1);
     STANDIN(standin_fail)(nullptr, 0, 0, false);
     relay->stop();
     EXPECT_TRUE((*platform())->unregister_host(image).ok());
@@ -81,6 +82,8 @@ class RelayTest : public ::testing::Test {
   void fill(float value, uint32_t microseconds = 0) {
     STANDIN(standin_fill)(handle_of(user), array, 4 * kCount, value, microseconds);
   }
+  // Lets the user's stream wait in a kernel until `ends` is 1.
+  void hold() { STANDIN(standin_hold)(handle_of(user), &ends); }
   std::vector<float> on_device() {
     std::vector<float> all(4 * kCount), found;
     STANDIN(standin_peek)(all.data(), array, 4 * kBytes);
@@ -100,6 +103,7 @@ class RelayTest : public ::testing::Test {
   Address array = 0;
   float* image = nullptr;
   Stream user = 0;
+  std::atomic<uint32_t> ends{0};
   std::atomic<int> moved{0};
   Status lost;
   Watcher watcher;  // destroyed first, because it may still call into the members above
@@ -237,34 +241,34 @@ TEST_F(RelayTest, WhicheverCallFailsNothingIsTouchedAndTheNextIsServed) {
 }
 
 TEST_F(RelayTest, AFailureBehindAKernelThatDoesNotEndIsNotWaitedFor) {
-  fill(1, 4'000'000);
+  hold();
+  fill(1);
   STANDIN(standin_fail)("cuLaunchKernel", 2, 719, false);
   const Nanos start = monotonic_now();
   EXPECT_EQ(queue().code(), Code::kDevice);
   EXPECT_GE(monotonic_now() - start, Copier::kPatienceAfterError);
-  EXPECT_LT(monotonic_now() - start, 3 * kSecond);
   EXPECT_TRUE(relay->through());
   EXPECT_TRUE(relay->is_lost());
   EXPECT_EQ(relay.use_count(), 2) << "what the device may still use lives as long as the process";
   int idle = 0;
   relay->while_idle([&] { ++idle; });
   EXPECT_EQ(idle, 0) << "the device could wait for its streams";
+  ends.store(1);
   STANDIN(standin_synchronize)(0);
   EXPECT_EQ(on_device(), std::vector<float>(4, 1));
 }
 
 TEST_F(RelayTest, ADeviceThatIsGoneEndsAllWaits) {
-  fill(1, 20'000'000);
+  hold();
+  fill(1);
   ASSERT_TRUE(queue().ok());
   EXPECT_TRUE(relay->check().ok());
   STANDIN(standin_lose)(0, 0);
-  const Nanos start = monotonic_now();
   EXPECT_EQ(relay->check().code(), Code::kDevice);
   EXPECT_EQ(lost.code(), Code::kDevice);
   EXPECT_TRUE(relay->through());
   EXPECT_TRUE(relay->is_lost());
   EXPECT_EQ(queue().code(), Code::kDevice);
-  EXPECT_LT(monotonic_now() - start, kSecond);
   STANDIN(standin_lose)(0, -1);
 }
 

@@ -228,7 +228,8 @@ TEST_F(NodeStageTest, DevicesThatHangAreWaitedForOnce) {
   EXPECT_EQ(adder->started, 2 * kBuffers);
   const Nanos start = monotonic_now();
   ranks[0].stage->clear();
-  EXPECT_LT(monotonic_now() - start, 2 * kSecond);
+  // Not once for each buffer, however busy the machine is.
+  EXPECT_LT(monotonic_now() - start, kBuffers / 2 * kSecond);
   EXPECT_EQ(adder->stopped, kBuffers);
 }
 

@@ -2,6 +2,7 @@
 // large job stays short.
 #include <gtest/gtest.h>
 #include <malloc.h>
+#include <time.h>
 
 #include "observe/monitor.h"
 #include "observe/recorder.h"
@@ -104,15 +105,22 @@ TEST(Growth, ProcessesThatAreGoneKeepLittle) {
   EXPECT_LT(used() - before, kept / 5);
 }
 
+// Returns how long this thread has had a processor, which others on the machine do not change.
+Nanos processor_time() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return now.tv_sec * kSecond + now.tv_nsec;
+}
+
 // In a job of 1000 ranks, nothing on the thread of the rendezvous may hold heartbeats up.
 TEST(Growth, ALargeJobIsLookedAtQuickly) {
   constexpr uint32_t kRanks = 1000, kServers = 125;
   Monitor monitor(large_roster(kRanks, kServers), {}, 0);
   std::vector<Worker> workers(kRanks);
   const auto time = [](const char* what, const auto& call) {
-    const Nanos begin = monotonic_now();
+    const Nanos begin = processor_time();
     call();
-    const Nanos took = monotonic_now() - begin;
+    const Nanos took = processor_time() - begin;
     std::printf("%s: %.1f ms\n", what, static_cast<double>(took) * 1e-6);
     return took;
   };
@@ -127,7 +135,7 @@ TEST(Growth, ALargeJobIsLookedAtQuickly) {
       all.back().resources.major_faults = static_cast<uint64_t>(second) * rank;
       all.back().resources.run_delay = second * kSecond / 2;
     }
-    const Nanos begin = monotonic_now();
+    const Nanos begin = processor_time();
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
       monitor.heard({false, rank}, now, now);
       monitor.report({false, rank}, std::move(all[rank]), now);
@@ -141,7 +149,7 @@ TEST(Growth, ALargeJobIsLookedAtQuickly) {
       monitor.heard({true, server}, now, now);
       monitor.report({true, server}, std::move(report), now);
     }
-    reports += monotonic_now() - begin;
+    reports += processor_time() - begin;
     ticks += time("tick", [&] { monitor.tick(now); });
   }
   std::printf("reports of a second: %.1f ms\n", static_cast<double>(reports) * 1e-6 / kSeconds);
