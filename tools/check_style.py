@@ -1,8 +1,9 @@
-"""Checks rules that no linter knows: width of C++ lines, length of files, order of modules.
+"""Checks rules that no linter knows: width of C++ lines, length of files, order of modules, sleeps.
 
 A module uses only itself and modules above it in the lists below, in Python as in C++. Every import
 counts, in a function and for type checkers too. Files of one module do not import each other in a
-circle. The trainer's package names the device of every tensor that it makes.
+circle. The trainer's package names the device of every tensor that it makes. No test depends on how
+fast the machine is: it waits for events, and limits only end what hangs.
 
 Usage: python tools/check_style.py (in the root of the repository). Lists every breach and ends with
 status 1 if there is one.
@@ -212,6 +213,43 @@ def placeless(path: Path) -> list[str]:
     ]
 
 
+TESTS = (Path("tests/python"), Path("tests/frameworks"), Path("lab/tests"))
+# A sleep of 60 s or more stands for something that never comes, and is ended from outside.
+SLEEP = re.compile(r"\btime\.sleep\((\d+(?:\.\d*)?)\)")
+SHORTEST, LONGEST = 0.2, 60
+LIMIT = re.compile(r"\b(?:monotonic|perf_counter|time)\(\) - [\w.\[\]\"']+ <")
+# How many breaches a file may have: what must go on for longer than some time-out. May only shrink.
+SLEEPERS = {
+    "lab/tests/python/test_lab_strict.py": 1,
+    "tests/python/test_elastic.py": 1,
+    "tests/python/test_jobs_in_turn.py": 1,
+    "tests/python/test_leaving.py": 4,
+    "tests/python/test_links_flap.py": 1,
+}
+
+
+def clocks(paths: list[Path]) -> list[str]:
+    """Returns where tests sleep for a while, or demand that something takes less than some time.
+
+    The lines are those of the files, because most programs of the tests are texts in them.
+    """
+    found = []
+    for path in paths:
+        lines = path.read_text(encoding="utf-8").split("\n")
+        here = [
+            f"{path}:{number}: depends on how fast the machine is; wait for an event"
+            for number, line in enumerate(lines, 1)
+            if LIMIT.search(line)
+            or any(SHORTEST <= float(seconds) < LONGEST for seconds in SLEEP.findall(line))
+        ]
+        allowed = SLEEPERS.get(path.as_posix(), 0)
+        if len(here) > allowed:
+            found += here
+        elif len(here) < allowed:
+            found.append(f"{path}: SLEEPERS in {__file__} allows {allowed}, but has {len(here)}")
+    return found
+
+
 def core_arrows(paths: list[Path]) -> list[str]:
     """Returns includes of modules further down in the core and the laboratory, and loose files."""
     order = CORE_MODULES.search(Path("CMakeLists.txt").read_text(encoding="utf-8"))
@@ -242,6 +280,7 @@ def main() -> int:
     found += python_arrows(sources)
     trainers = (path for path in sources if PACKAGES[0] in path.parents)
     found += [breach for path in trainers for breach in placeless(path)]
+    found += clocks([path for path in sources if {*TESTS} & {*path.parents}])
     found += core_arrows([p for p in paths if {CORE, LAB} & {*p.parents} and p.suffix != ".py"])
     print("\n".join(found) if found else f"style: {len(paths)} files are fine")
     return int(bool(found))

@@ -126,3 +126,18 @@ def test_tensors_on_the_default_device_are_found(house: Path) -> None:
     assert check_style.placeless(file) == [
         "python/herring/torch/x.py:2: torch.empty makes a tensor, so it needs device="
     ]
+
+
+def test_sleeps_and_limits_of_tests_are_found(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [f"time.sleep({seconds})" for seconds in (0.1, 0.2, 3, 60)]
+    lines += [f"assert time.monotonic() - start {sign} 5" for sign in "<>"]
+    file = _write("tests/python/test_x.py", "\n".join(lines) + "\n")
+    wrong = [
+        f"tests/python/test_x.py:{number}: depends on how fast the machine is; wait for an event"
+        for number in (2, 3, 5)
+    ]
+    assert check_style.clocks([file]) == wrong
+    monkeypatch.setitem(check_style.SLEEPERS, "tests/python/test_x.py", 3)
+    assert check_style.clocks([file]) == []
+    monkeypatch.setitem(check_style.SLEEPERS, "tests/python/test_x.py", 4)
+    assert "allows 4, but has 3" in check_style.clocks([file])[0]
