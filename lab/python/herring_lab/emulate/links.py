@@ -55,7 +55,7 @@ class StrictLinks:
         if program is None:
             raise ClusterError(
                 "strict links need the program herring_lab_switch, which is built and installed "
-                "with the package: install it again ('make build')"
+                "with the package: install it again ('make lab')"
             )
         self._spaces = list(spaces)
         self._overrun = 0
