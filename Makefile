@@ -49,6 +49,11 @@ BREAKS ?= 3000
 CONNECTIONS ?= 10000
 TURNS ?= 20
 SEED ?= 1
+# For `make breakages`: the number of places, half of them in each tree; SEED chooses them. ONLY: parts
+# of PATH:LINE. For this and for `make coverage`: test files instead of all, or of those that concern
+# a place.
+COUNT ?= 60
+TESTS ?=
 # For `make soak-gpus`: the number of jobs; FIRST is the first seed.
 RUNS ?= 1000
 # For `make sweep-gpus`: how far calls are apart that fail. ONLY: some of the jobs.
@@ -91,7 +96,7 @@ LAB_SOURCES := $(shell find lab/src lab/bindings -type f 2>/dev/null)
 CORE := $(SOURCES) CMakeLists.txt pyproject.toml
 LAB := $(LAB_SOURCES) lab/CMakeLists.txt lab/pyproject.toml
 
-.PHONY: help run build lab docs test test-core test-docs test-install test-examples test-python test-thorough test-frameworks test-clusters test-gpu bench-gpu lint hooks sanitize sanitize-gpus soak soak-adapters soak-gpus sweep-gpus faults connections observe-cases hostile credit-suite fuzz wheel check-aarch64 clean distclean
+.PHONY: help run build lab docs test test-core test-docs test-install test-examples test-python test-thorough test-frameworks test-clusters test-gpu bench-gpu lint hooks coverage breakages sanitize sanitize-gpus soak soak-adapters soak-gpus sweep-gpus faults connections observe-cases hostile credit-suite fuzz wheel check-aarch64 clean distclean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -193,6 +198,26 @@ lint: $(STAMPS)/lint ## check style with ruff and the rules of this house, and t
 hooks: $(STAMPS)/lint ## run the checks of make lint on what is committed, before every commit (git hook)
 	@$(PIP) pre-commit
 	@$(BIN)/pre-commit install
+
+# Tests that fail do not end it: the tables are those of what has run.
+coverage: $(PYTHON_TESTS) $(STAMPS)/coverage ## print line and branch coverage: src by C++ tests, python/herring by TESTS=
+	@cmake --preset coverage > /dev/null
+	@cmake --build --preset coverage -- --quiet
+	@find build-coverage -name '*.gcda' -delete
+	@ctest --preset coverage > build-coverage/ctest.log || grep 'tests passed' build-coverage/ctest.log
+	@$(BIN)/gcovr --object-directory build-coverage --filter src/ --exclude-throw-branches \
+	  --exclude-unreachable-branches --json-summary build-coverage/summary.json build-coverage
+	@rm -rf build/coverage
+	@mkdir -p build/coverage
+	@$(BIN)/python -m coverage run -m pytest -q -n $(PARALLEL) --dist loadfile -m "not thorough" \
+	  $(or $(TESTS),tests/python) || true
+	@$(BIN)/python -m coverage combine -q
+	@$(BIN)/python -m coverage json -q -o build/coverage/summary.json
+	@$(BIN)/python tools/print_coverage.py build-coverage/summary.json build/coverage/summary.json
+
+breakages: $(PYTHON_TESTS) ## break the product in some places, and list which test notices: SEED=1 COUNT=60 ONLY= TESTS=
+	@$(BIN)/python tools/break_it.py --seed $(SEED) --count $(COUNT) --only '$(ONLY)' \
+	  --tests '$(TESTS)'
 
 sanitize: $(STAMPS)/tools $(STAMPS)/test-system ## run the C++ tests under the sanitizers
 	@for kind in address thread; do \
@@ -356,6 +381,11 @@ $(STAMPS)/docs: $(STAMPS)/tools
 $(STAMPS)/nvrtc: $(STAMPS)/tools
 	@echo "installing CUDA's run-time compiler into .venv/nvrtc"
 	@$(PIP) --target .venv/nvrtc --upgrade nvidia-cuda-nvrtc-cu12==12.9.86
+	@touch $@
+
+$(STAMPS)/coverage: $(STAMPS)/tools
+	@echo "installing what measures coverage into .venv"
+	@$(PIP) 'coverage>=7.10' gcovr
 	@touch $@
 
 $(STAMPS)/wheel: $(STAMPS)/system
