@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import ctypes
 import dataclasses
+import fcntl
 import json
 import os
 import resource
@@ -354,9 +355,15 @@ def run_tree(tree: str, count: int, options: argparse.Namespace, temporary: Path
     print(f"{tree}: {len(firsts)} breakages; the copy took {took:.0f} CPU seconds", flush=True)
     recorded = FOLDER / f"{Path(tree).name}-seconds.json"
     seconds = json.loads(recorded.read_text()) if recorded.is_file() else {}
-    outcomes = []
+    result = FOLDER / f"{Path(tree).name}-seed-{options.seed}.json"
+    before = json.loads(result.read_text()) if options.resume and result.is_file() else []
+    known = {Place(**one.pop("place")): one for one in before}
+    outcomes: list[Outcome] = []
     for number, place, others in firsts:
         while True:
+            if place in known:
+                outcome = Outcome(place, **known[place])
+                break
             try:
                 outcome = examine(copy, place, tests, options.cpu, seconds)
                 break
@@ -366,7 +373,6 @@ def run_tree(tree: str, count: int, options: argparse.Namespace, temporary: Path
         show(number, outcome)
         recorded.write_text(json.dumps(seconds, indent=1, sort_keys=True))
         everything = [dataclasses.asdict(one) for one in outcomes]
-        result = FOLDER / f"{Path(tree).name}-seed-{options.seed}.json"
         result.write_text(json.dumps(everything, indent=1))
     return outcomes
 
@@ -396,7 +402,15 @@ def main() -> int:
     parser.add_argument(
         "--cpu", type=float, default=120, help="CPU seconds after which no further file begins"
     )
+    parser.add_argument("--resume", action="store_true", help="keep what the last run has found")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # and so are the tests
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    lock = (FOLDER / "lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(f"another run works in {FOLDER}")
     ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, 1, 0, 0, 0)
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="break") as temporary:

@@ -322,9 +322,11 @@ def test_a_rank_with_another_size() -> None:
     assert "ranks 0, 1 and 3 gave 4.096 kB and rank 2 gave 4 B" in finding.text
 
 
-def test_of_two_sizes_neither_is_right() -> None:
-    flight = Flight(size=2)
-    flight.call("allreduce.0", 3.0, ended=False, outcome="mismatch", but={1: {"size": 4}})
+@pytest.mark.parametrize("size", [2, 4])
+def test_of_two_sizes_neither_is_right(size: int) -> None:
+    flight = Flight(size=size)
+    others = {rank: {"size": 4} for rank in range(size // 2, size)}
+    flight.call("allreduce.0", 3.0, ended=False, outcome="mismatch", but=others)
     finding = first(flight)
     assert (finding.kind, finding.ranks) == ("mismatch", ())
     assert finding.text.endswith("the record cannot tell which is right")

@@ -109,6 +109,15 @@ def test_a_meter_counts_every_entry_once() -> None:
     assert found["total"]["missed"] == 0
 
 
+def test_a_meter_asks_for_no_more_if_the_oldest_entry_is_the_first_new_one() -> None:
+    job = Job()
+    meter = Meter(job)
+    job.add(calls(1, 64))
+    job.asked.clear()
+    assert meter.read()["last"]["calls"] == 64
+    assert job.asked == [64]
+
+
 def test_a_meter_counts_what_ends_later() -> None:
     job = Job()
     meter = Meter(job)

@@ -61,6 +61,24 @@ def test_the_only_job_is_shown(folder: Path, capsys: pytest.CaptureFixture[str])
     assert out.endswith("No rank or server stands out.\n")
 
 
+def test_as_many_lines_as_fit_are_not_cut() -> None:
+    found = [line for i in range(17) for line in (("", f"rank {i}"), ("stack", "train.py"))]
+    assert words._cut(found[:-2], "--all shows them") == found[:-2]
+    assert words._cut(found, "--all shows them") == [
+        *found[:-2],
+        ("", "... and 1 more: --all shows them"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [("aab", "ranks 0-2 (a, b)"), ("abc", "ranks 0-2 (a, b, c)"), ("abcd", "ranks 0-3 (4 hosts)")],
+)
+def test_up_to_three_hosts_of_ranks_are_named(hosts: str, expected: str) -> None:
+    ranks = [{"rank": i, "host": host, "pid": 1} for i, host in enumerate(hosts)]
+    assert words._who(ranks) == expected
+
+
 def test_several_jobs_are_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with (
         StatusServer(statuses.healthy(job="bert"), folder / "bert-8.sock"),

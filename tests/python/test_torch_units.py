@@ -7,6 +7,7 @@ import datetime
 import threading
 import types
 import warnings
+from collections.abc import Callable
 
 import hypothesis
 import hypothesis.strategies as st
@@ -15,9 +16,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from herring.arrays import agreement  # noqa: E402
-from herring.errors import InvalidArgumentError  # noqa: E402
+from herring.errors import InvalidArgumentError, ShutdownError  # noqa: E402
 from herring.torch import ddp, layout, passes, state, tensors  # noqa: E402
-from herring.torch.backend import messages, works  # noqa: E402
+from herring.torch.backend import hooks, messages, reconfiguring, works  # noqa: E402
 
 DTYPES = [
     torch.float32,
@@ -279,6 +280,58 @@ def test_a_message_to_oneself_follows_what_its_other_end_had_queued(monkeypatch)
     received = own.receive(target, 0, 7, limit)
     assert happened[1:] == ["waits"]
     assert sent.wait() and received.wait() and target.tolist() == [1.0, 1.0]
+
+
+class Contended(threading.Condition):
+    """A lock that another thread holds first: `other` happens before this thread gets it."""
+
+    def __init__(self, other: Callable[[], object]) -> None:
+        super().__init__()
+        self._other: Callable[[], object] | None = other
+
+    def __enter__(self) -> bool:
+        entered = super().__enter__()
+        other, self._other = self._other, None
+        if other is not None:
+            other()
+        return entered
+
+
+def test_no_work_begins_a_step_in_a_group_that_another_thread_is_ending() -> None:
+    owner = works.Owner()
+    owner._changed = Contended(lambda: owner.end("it was destroyed", 1.0))
+    with pytest.raises(ShutdownError, match="it was destroyed"):
+        with owner.step():
+            pass
+
+
+def test_of_two_threads_only_one_sets_the_completion_hook() -> None:
+    own = hooks.Hooks()
+    first: list[object] = []
+    own._changed = Contended(lambda: own.on_completion(first.append))
+    with pytest.raises(InvalidArgumentError, match="has a completion hook already"):
+        own.on_completion(print)
+    assert own._completion == first.append
+
+
+def test_a_message_to_oneself_finds_what_another_thread_has_just_begun() -> None:
+    own = messages.Messages(works.Owner(), None, [0], 0)
+    limit = datetime.timedelta(seconds=9)
+    target = torch.zeros(2)
+    own._lock = Contended(lambda: own.receive(target, 0, 7, limit))
+    assert own.send(torch.ones(2), 0, 7, limit).wait()
+    assert target.tolist() == [1.0, 1.0]
+
+
+def test_threads_that_ask_at_once_get_the_same_handle() -> None:
+    group = types.SimpleNamespace(_store=object(), _process="process", _turn=0, _seat=None)
+    ask = reconfiguring.ReconfigurableProcessGroup.get_reconfigure_handle
+    others = []
+    group._lock = Contended(lambda: others.append(ask(group)))
+    try:
+        assert [ask(group)] == others
+    finally:
+        group._seat.close()
 
 
 def test_a_model_on_several_devices_is_warned_of() -> None:
