@@ -2,24 +2,21 @@
 
 Usage: python tools/break_it.py [--seed 1] [--count 60] [--only WORDS] [--tests FILES] [--cpu 60]
 
-Half of the places are in python/herring and half in src (breakable.py finds and draws them). Each
-is broken in a copy of the checkout below build/breakages, which has uncommitted changes, too. The
-copy is built again as far as needed. Tests that concern the place (concerned.py) run one file after
-the other until one notices: it fails twice with the breakage, and passes without it. A test that
-hangs notices, too. The copies stay for the next run, and `make clean` removes them.
+Half of the places are in python/herring and half in src (breakable.py finds and draws them). All
+commands run in a layer over the checkout (overlayfs in a namespace of mounts), in which one file is
+broken. The checkout itself stays as it is; leave it alone meanwhile. What is compiled again lies in
+the layer, too. Tests that concern the place (concerned.py) run one file after the other until one
+notices: it fails twice with the breakage, and passes without it. A test that hangs notices, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import dataclasses
-import fcntl
 import json
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -35,22 +32,17 @@ from concerned import Step, cc_steps, gtest, pytest_of, python_steps
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "breakages"
+PACKAGES = sysconfig.get_path("purelib")
 # Tests hang if they use less than a CPU second in so many seconds, or that many CPU seconds in all.
 STANDSTILL = 100.0
 MOST_CPU_SECONDS = 400.0
-_ADOPT_ORPHANS = 36  # prctl's PR_SET_CHILD_SUBREAPER
-# Each file compiles alone: most breakages are in one of them, and modules are large. Names for
-# debuggers and the last fifth of speed cost a third of the time to compile.
-FLAGS = ("-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -DNDEBUG")
-ALONE = """
-function(compile_files_alone)
-  set_target_properties(herring_core PROPERTIES UNITY_BUILD OFF)
-endfunction()
-cmake_language(DEFER DIRECTORY ${CMAKE_SOURCE_DIR} CALL compile_files_alone)
-"""
-
-
 HANGS = "hangs"
+# The shell is process 1 of a namespace: it reaps what a test leaves behind, which ends with it.
+_MOUNT = (
+    'mount -t overlay overlay -o "lowerdir=$1,upperdir=$2,workdir=$3" "$1" '
+    '&& cd "$1" && shift 3 && "$@"; exit $?'
+)
+_ENTER = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
 class NotCompiled(Exception):
@@ -71,153 +63,37 @@ class Outcome:
     once: list[str] = dataclasses.field(default_factory=list)  # failed, but not a second time
 
 
-class Copy:
-    """A copy of the checkout, in which one place at a time is broken."""
+class Layer:
+    """The checkout as commands see it: with another text of one file, and what they have made."""
 
-    def __init__(self, tree: str, temporary: Path) -> None:
-        self.root = FOLDER / Path(tree).name
-        self.native = tree == "src"
-        self.python = self.root / ".venv" / "bin" / "python"
-        self.failing: dict[str, set[str]] = {}  # by step: tests that fail without a breakage
-        self.used = 0.0  # CPU seconds of tests
-        self._temporary = temporary
-        self._mirror()
+    def __init__(self, folder: Path, path: str = "", text: str = "") -> None:
+        """Creates a layer in an empty folder that is not in the checkout."""
+        self._upper, self._work, self._temporary = (folder / name for name in ("up", "work", "tmp"))
+        for one in (self._upper, self._work, self._temporary):
+            one.mkdir(parents=True)
+        if path:
+            (self._upper / path).parent.mkdir(parents=True)
+            (self._upper / path).write_text(text, encoding="utf-8")
 
-    def build(self) -> None:
-        """Builds what tests of the copy need."""
-        self._make_environment()
-        if self.native:
-            self._configure()
-
-    def _mirror(self) -> None:
-        """Copies what is tracked or not ignored, and leaves alone what has not changed."""
-        listed = subprocess.run(
-            ["git", "ls-files", "-zco", "--exclude-standard"],
-            cwd=ROOT,
-            capture_output=True,
-            check=True,
-            text=True,
-        )
-        names = {name for name in listed.stdout.split("\0") if (ROOT / name).is_file()} - {""}
-        for name in names:
-            to = self.root / name
-            to.parent.mkdir(parents=True, exist_ok=True)
-            if not to.is_file() or to.read_bytes() != (ROOT / name).read_bytes():
-                shutil.copy(ROOT / name, to)
-                self._forget_compiled(to)
-        for top in {Path(name).parts[0] for name in names}:
-            for path in (self.root / top).rglob("*"):
-                made = path.is_symlink() or "__pycache__" in path.parts
-                if path.is_file() and not made and str(path.relative_to(self.root)) not in names:
-                    path.unlink()
-
-    def _make_environment(self) -> None:
-        """Makes a .venv whose packages are those of ROOT, but for Herring's own.
-
-        The line of a .pth file adds a folder without what its own .pth files say. So the editable
-        packages of ROOT are not found, and Python imports the copy.
-        """
-        own = Path(sysconfig.get_path("purelib"))
-        if not self.python.exists():
-            command = [sys.executable, "-m", "venv", "--without-pip", str(self.root / ".venv")]
-            subprocess.run(command, check=True)
-        packages = self.root / ".venv" / own.relative_to(ROOT / ".venv")
-        lines = [self.root / "python", self.root / "lab" / "python", own]
-        (packages / "breakages.pth").write_text("".join(f"{line}\n" for line in lines))
-        script = (ROOT / ".venv" / "bin" / "herring").read_text().partition("\n")[2]
-        command = self.python.parent / "herring"
-        command.write_text(f"#!{self.python}\n{script}")
-        command.chmod(0o755)
-        self._link(ROOT / ".venv" / "nvrtc", self.root / ".venv" / "nvrtc")
-        for name, folder in (("herring", "python"), ("herring_lab", "lab/python")):
-            for path in (own / name).rglob("*"):
-                if path.is_file() and path.suffix not in (".py", ".pyc") and not self.native:
-                    self._link(path, self.root / folder / path.relative_to(own))
-        if not self.native:
-            (self.root / "build" / "tests").mkdir(parents=True, exist_ok=True)
-            for name in ("tests/device", "tests/fault_injection.so"):
-                self._link(ROOT / "build" / name, self.root / "build" / name)
-
-    def _configure(self) -> None:
-        (self.root / "build").mkdir(exist_ok=True)
-        alone = self.root / "build" / "alone.cmake"
-        alone.write_text(ALONE)
-        launcher = shutil.which("ccache")
-        options = [*FLAGS, f"-DCMAKE_PROJECT_herring_INCLUDE={alone}"]
-        options += [f"-DCMAKE_CXX_COMPILER_LAUNCHER={launcher}"] if launcher else []
-        options += [f"-DPython_EXECUTABLE={sys.executable}", "-DHERRING_BUILD_TESTS=ON"]
-        options += ["-DHERRING_BUILD_PYTHON=ON", "-DHERRING_BUILD_LAB=ON"]
-        self._check(["cmake", "-S", ".", "-B", "build", "-G", "Ninja", *options])
-        suffix = sysconfig.get_config_var("EXT_SUFFIX")
-        self._link(
-            self.root / "build/bindings" / f"_core{suffix}",
-            self.root / "python/herring" / f"_core{suffix}",
-        )
-        for name in (f"_simulate{suffix}", "herring_lab_switch"):
-            self._link(self.root / "build/lab" / name, self.root / "lab/python/herring_lab" / name)
-
-    @staticmethod
-    def _link(to: Path, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_symlink():
-            path.unlink()
-        path.symlink_to(to)
-
-    def _check(self, command: list[str]) -> None:
-        status, output = self._run(command, hangs=False)
-        if status != 0:
-            raise NotCompiled(output[-3000:])
-
-    def _build(self, *targets: str) -> None:
-        if self.native and targets:
-            self._check(["cmake", "--build", "build", "--target", *targets, "--", "--quiet"])
-
-    @staticmethod
-    def _forget_compiled(path: Path) -> None:
-        """Python compares seconds and sizes only, and both may be those of another breakage."""
-        for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
-            compiled.unlink()
-
-    def _write(self, path: str, text: str) -> None:
-        (self.root / path).write_text(text, encoding="utf-8")
-        self._forget_compiled(self.root / path)
-
-    @contextlib.contextmanager
-    def holding(self, path: str, text: str) -> Iterator[None]:
-        """Gives a file another text as long as the context lasts."""
-        before = (self.root / path).read_text(encoding="utf-8")
-        self._write(path, text)
-        try:
-            yield
-        finally:
-            self._write(path, before)
-
-    def passes(self, step: Step, only: str = "") -> tuple[bool, str]:
-        """Runs a step or one of its tests. Returns whether all pass, and which one does not."""
-        self._build(*step.targets)
-        command = step.command(self.python, only, self.failing.get(step.name, ()))
-        began = cpu_seconds()
-        status, output = self._run(command)
-        self.used += cpu_seconds() - began
-        if status == 0 or (step.kind == "pytest" and status == 5):  # 5: there is no test to run
-            return True, ""
-        return False, HANGS if status is None else step.failed(output)
-
-    def _run(self, command: list[str], hangs: bool = True) -> tuple[int | None, str]:
+    def run(
+        self, command: list[str], hangs: bool = True, **environment: str
+    ) -> tuple[int | None, str]:
         """Returns the exit status, or None if the command hangs (if it may), and the output."""
-        folders = [self.python.parent, ROOT / ".venv" / "bin", os.environ["PATH"]]
-        path = os.pathsep.join(map(str, folders))
         keep = {name: value for name, value in os.environ.items() if "HERRING" not in name}
-        keep.pop("PYTHONPATH", None)
-        environment = {**keep, "PATH": path, "TMPDIR": str(self._temporary)}
-        environment["XDG_RUNTIME_DIR"] = str(self._temporary)
-        if command[0].startswith("build/"):
-            environment["LD_LIBRARY_PATH"] = str(self.root / "build/tests/device")
+        variables = {
+            **keep,
+            **environment,
+            "PATH": f"{ROOT}/.venv/bin{os.pathsep}{os.environ['PATH']}",
+            "TMPDIR": str(self._temporary),
+            "XDG_RUNTIME_DIR": str(self._temporary),
+        }
+        enter = [*_ENTER, *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
+        mount = ["sh", "-c", _MOUNT, "sh", str(ROOT), str(self._upper), str(self._work)]
         with tempfile.TemporaryFile("w+", errors="replace") as output:
             process = subprocess.Popen(
-                command,
-                cwd=self.root,
-                env=environment,
+                [*enter, *mount, *command],
+                cwd="/",
+                env=variables,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -226,24 +102,28 @@ class Copy:
             try:
                 status = _wait(process) if hangs else process.wait()
             finally:
-                self._kill_descendants()
+                process.kill()
+                process.wait()
             output.seek(0)
-            text = output.read()
-        for path_left in self._temporary.iterdir():
-            if path_left.is_dir() and not path_left.is_symlink():
-                shutil.rmtree(path_left, ignore_errors=True)
-            else:
-                path_left.unlink(missing_ok=True)
-        return status, text
+            return status, output.read()
 
-    @staticmethod
-    def _kill_descendants() -> None:
-        """Kills what the command has started, also what it has left behind."""
-        left = psutil.Process().children(recursive=True)
-        for one in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.send_signal(signal.SIGKILL)
-        psutil.wait_procs(left, timeout=10)
+    def passes(self, step: Step, only: str, without: set[str]) -> tuple[bool, str]:
+        """Builds and runs a step or one of its tests.
+
+        Returns:
+          Whether all pass, and the name of the one that does not, or `HANGS`.
+
+        Raises:
+          NotCompiled: It cannot be built.
+        """
+        for command in step.preparation(PACKAGES):
+            status, output = self.run(command, hangs=False)
+            if status != 0:
+                raise NotCompiled(output[-3000:])
+        status, output = self.run(step.command(only, without), **step.environment)
+        if status == 0 or (step.kind == "pytest" and status == 5):  # 5: there is no test to run
+            return True, ""
+        return False, HANGS if status is None else step.failed(output)
 
 
 def cpu_seconds() -> float:
@@ -275,105 +155,115 @@ def _wait(process: subprocess.Popen[str]) -> int | None:
             return None
 
 
-def steps_of(place: Place, copy: Copy, tests: list[str], seconds: dict[str, float]) -> list[Step]:
-    """Returns what runs for a place: `tests` if there are any."""
-    if tests:
-        return [
-            pytest_of(test, copy.native) if test.endswith(".py") else gtest(copy.root, test[5:])
-            for test in tests
-        ]
-    return (
-        cc_steps(copy.root, place.path)
-        if copy.native
-        else python_steps(copy.root, place.path, seconds)
-    )
+class Examination:
+    """Breaks one place after the other of a tree.
 
+    Attributes:
+        seconds: The CPU seconds of each file of tests that no breakage ended early.
+    """
 
-def examine(
-    copy: Copy, place: Place, tests: list[str], cpu: float, seconds: dict[str, float]
-) -> Outcome:
-    """Breaks a place. Runs what concerns it until a test notices, or tests use `cpu` seconds."""
-    text = (copy.root / place.path).read_text(encoding="utf-8")
-    broken = place.broken(text)
-    outcome = Outcome(place, *place.difference(text))
-    if not copy.native:
-        try:
-            compile(broken, place.path, "exec")
-        except SyntaxError as error:
-            raise NotCompiled(str(error)) from None
-    copy.used = 0.0
-    with copy.holding(place.path, broken):
-        for step in steps_of(place, copy, tests, seconds):
-            if copy.used > cpu:
-                outcome.left_out.append(step.name)
-                continue
-            outcome.ran.append(step.name)
-            before = copy.used
-            outcome.noticed = _noticed(copy, (place.path, text), step, outcome)
-            if outcome.noticed:
-                break
-            seconds[step.name] = round(copy.used - before, 1)
-    outcome.seconds = round(copy.used, 1)
-    return outcome
+    def __init__(self, tests: list[str], cpu: float, temporary: Path) -> None:
+        """Creates it.
 
+        Args:
+            tests: What runs for each place; empty means what concerns the place.
+            cpu: The CPU seconds after which no further file begins.
+            temporary: A folder for layers.
+        """
+        self.seconds: dict[str, float] = {}
+        self._tests, self._cpu, self._temporary = tests, cpu, temporary
+        self._failing: dict[str, set[str]] = {}  # by step: tests that fail without a breakage
 
-def _noticed(copy: Copy, whole: tuple[str, str], step: Step, outcome: Outcome) -> str:
-    """Returns the test of a step that notices a breakage, or "". `whole`: the file without it."""
-    while True:
-        passed, name = copy.passes(step)
-        if passed:
-            return ""
-        hung, name = name == HANGS, name.removeprefix(HANGS)
-        if not hung and copy.passes(step, name)[0]:
-            outcome.once.append(name or step.name)
-            return ""
-        with copy.holding(*whole):
-            fine = copy.passes(step, name)[0]
-        if fine:
-            return name or f"{step.name} ({HANGS if hung else 'ends'})"
-        print(f"    without the breakage, too: {name or step.name}", flush=True)
-        if not name:
-            return ""
-        copy.failing.setdefault(step.name, set()).add(name)
+    def examine(self, place: Place) -> Outcome:
+        """Breaks a place, and runs what concerns it until a test notices.
+
+        Raises:
+          NotCompiled: The breakage does not compile.
+        """
+        text = (ROOT / place.path).read_text(encoding="utf-8")
+        outcome = Outcome(place, *place.difference(text))
+        if place.path.endswith(".py"):
+            try:
+                compile(place.broken(text), place.path, "exec")
+            except SyntaxError as error:
+                raise NotCompiled(str(error)) from None
+        with self._layer(place.path, place.broken(text)) as layer:
+            for step in self._steps(place):
+                if outcome.seconds > self._cpu:
+                    outcome.left_out.append(step.name)
+                    continue
+                began = cpu_seconds()
+                outcome.ran.append(step.name)
+                outcome.noticed = self._noticed(layer, step, outcome)
+                took = cpu_seconds() - began
+                outcome.seconds = round(outcome.seconds + took, 1)
+                if outcome.noticed:
+                    break
+                self.seconds[step.name] = round(took, 1)
+        return outcome
+
+    @contextlib.contextmanager
+    def _layer(self, path: str = "", text: str = "") -> Iterator[Layer]:
+        with tempfile.TemporaryDirectory(dir=self._temporary) as folder:
+            yield Layer(Path(folder), path, text)
+
+    def _steps(self, place: Place) -> list[Step]:
+        native = not place.path.endswith(".py")
+        if self._tests:
+            return [
+                pytest_of(test, native) if test.endswith(".py") else gtest(ROOT, test[5:])
+                for test in self._tests
+            ]
+        return (
+            cc_steps(ROOT, place.path) if native else python_steps(ROOT, place.path, self.seconds)
+        )
+
+    def _noticed(self, layer: Layer, step: Step, outcome: Outcome) -> str:
+        """Returns the test of a step that notices what is broken in a layer, or ""."""
+        without = self._failing.setdefault(step.name, set())
+        while True:
+            passed, name = layer.passes(step, "", without)
+            if passed:
+                return ""
+            hung, name = name == HANGS, name.removeprefix(HANGS)
+            if not hung and layer.passes(step, name, without)[0]:
+                outcome.once.append(name or step.name)
+                return ""
+            with self._layer() as whole:
+                if whole.passes(step, name, without)[0]:
+                    return name or f"{step.name} ({HANGS if hung else 'ends'})"
+            print(f"    without the breakage, too: {name or step.name}", flush=True)
+            if not name:
+                return ""
+            without.add(name)
 
 
 def run_tree(tree: str, count: int, options: argparse.Namespace, temporary: Path) -> list[Outcome]:
     """Breaks `count` places of a tree, or those of them that have a word of ``--only``."""
-    only, tests = options.only.split(), options.tests.split()
-    copy = Copy(tree, temporary)
-    drawn = enumerate(choose(copy.root, tree, options.seed, count), 1)
-    firsts = [(number, next(places), places) for number, places in drawn]
-    if only:
-        firsts = [
-            one for one in firsts if any(word in f"{one[1].path}:{one[1].line}" for word in only)
-        ]
-    if not firsts:
-        return []
-    began = cpu_seconds()
-    copy.build()
-    took = cpu_seconds() - began
-    print(f"{tree}: {len(firsts)} breakages; the copy took {took:.0f} CPU seconds", flush=True)
-    recorded = FOLDER / f"{Path(tree).name}-seconds.json"
-    seconds = json.loads(recorded.read_text()) if recorded.is_file() else {}
-    result = FOLDER / f"{Path(tree).name}-seed-{options.seed}.json"
-    before = json.loads(result.read_text()) if options.resume and result.is_file() else []
-    known = {Place(**one.pop("place")): one for one in before}
+    only = options.only.split()
+    examination = Examination(options.tests.split(), options.cpu, temporary)
+    recorded, result = (
+        FOLDER / f"{Path(tree).name}-{name}.json" for name in ("seconds", f"seed-{options.seed}")
+    )
+    if recorded.is_file():
+        examination.seconds = json.loads(recorded.read_text())
+    before = json.loads(result.read_text()) if result.is_file() else []
+    found = {(place := Place(**one["place"])): Outcome(**{**one, "place": place}) for one in before}
     outcomes: list[Outcome] = []
-    for number, place, others in firsts:
-        while True:
-            if place in known:
-                outcome = Outcome(place, **known[place])
-                break
+    for number, places in enumerate(choose(ROOT, tree, options.seed, count), 1):
+        place = next(places)
+        if only and not any(word in f"{place.path}:{place.line}" for word in only):
+            continue
+        while not (options.resume and place in found):
             try:
-                outcome = examine(copy, place, tests, options.cpu, seconds)
+                found[place] = examination.examine(place)
                 break
             except NotCompiled:
-                place = next(others)
-        outcomes.append(outcome)
-        show(number, outcome)
-        recorded.write_text(json.dumps(seconds, indent=1, sort_keys=True))
-        everything = [dataclasses.asdict(one) for one in outcomes]
-        result.write_text(json.dumps(everything, indent=1))
+                place = next(places)
+        outcomes.append(found[place])
+        show(number, found[place])
+        recorded.write_text(json.dumps(examination.seconds, indent=1, sort_keys=True))
+        result.write_text(json.dumps([*map(dataclasses.asdict, found.values())], indent=1))
     return outcomes
 
 
@@ -406,19 +296,17 @@ def main() -> int:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # and so are the tests
     FOLDER.mkdir(parents=True, exist_ok=True)
-    lock = (FOLDER / "lock").open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        sys.exit(f"another run works in {FOLDER}")
-    ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, 1, 0, 0, 0)
     outcomes = []
-    with tempfile.TemporaryDirectory(prefix="break") as temporary:
+    with tempfile.TemporaryDirectory(prefix="break") as folder:
+        temporary = Path(folder)
+        status, output = Layer(temporary / "trial").run(["true"])
+        if status != 0:
+            sys.exit(f"a layer over {ROOT} needs overlayfs and namespaces: {output.strip()}")
         for tree, count in (
             ("python/herring", options.count // 2),
             ("src", options.count - options.count // 2),
         ):
-            outcomes += run_tree(tree, count, options, Path(temporary))
+            outcomes += run_tree(tree, count, options, temporary)
     unseen = [one for one in outcomes if not one.noticed]
     print(f"noticed: {len(outcomes) - len(unseen)} of {len(outcomes)}")
     for one in unseen:

@@ -61,18 +61,33 @@ class Step:
     name: str
     targets: tuple[str, ...] = ()
 
-    def command(self, python: Path, only: str = "", without: Iterable[str] = ()) -> list[str]:
+    def preparation(self, packages: str) -> list[list[str]]:
+        """Returns the commands that build it, and install the core in a folder of packages."""
+        if not self.targets:
+            return []
+        commands = [["cmake", "--build", "build", "--target", *self.targets, "--", "--quiet"]]
+        if self.kind == "pytest":
+            install = ["cmake", "--install", "build", "--prefix", packages, "--component"]
+            commands += [[*install, "python"], [*install, "lab"]]
+        return commands
+
+    def command(self, only: str = "", without: Iterable[str] = ()) -> list[str]:
         """Returns the command for all of its tests, for one, or for all `without` some."""
         if self.kind == "pytest":
             options = [f"--deselect={test}" for test in without]
             options += ["-x", "-q", "--no-header", "--tb=line", "-p", "no:cacheprovider"]
-            return [str(python), "-m", "pytest", *options, "-m", "not thorough", only or self.name]
+            return ["python", "-m", "pytest", *options, "-m", "not thorough", only or self.name]
         if self.kind == "gtest":
             chosen = only or f"-{':'.join(without)}"
             return [self.name, "--gtest_brief=1", "--gtest_fail_fast", f"--gtest_filter={chosen}"]
         skipped = ["-E", f"^({'|'.join(without)})$"] if without else []
         chosen = ["-R", f"^{only}$" if only else self.name]
         return ["ctest", "--test-dir", "build", "--stop-on-failure", *chosen, *skipped]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that tests/CMakeLists.txt gives to C++ tests: where the stand-in is."""
+        return {"LD_LIBRARY_PATH": "build/tests/device"} if self.kind == "gtest" else {}
 
     def failed(self, output: str) -> str:
         """Returns the name of the test that failed; "": the output has none."""
@@ -88,7 +103,8 @@ def gtest(root: Path, module: str) -> Step:
 
 def pytest_of(path: str, native: bool) -> Step:
     """Returns the step that runs a file of Python tests."""
-    return Step("pytest", path, ("_core", "_simulate", "herring_lab_switch") if native else ())
+    modules = ("_core", "herring_tensorflow", "_simulate", "herring_lab_switch")
+    return Step("pytest", path, modules if native else ())
 
 
 def cc_steps(root: Path, path: str) -> list[Step]:
@@ -132,10 +148,10 @@ def python_steps(root: Path, path: str, seconds: dict[str, float]) -> list[Step]
         for test, mentioned in words.items()
     }
     best = sorted((test for test in worth if worth[test]), key=lambda test: -worth[test])
-    best = best[:MOST_FILES]
+    # A file ends with the first test that notices, so it matters less how long all of it takes.
+    order = {test: _cost(root, test, seconds) ** 0.5 / worth[test] ** 2 for test in best}
     return [
-        pytest_of(test, False)
-        for test in sorted(best, key=lambda test: _cost(root, test, seconds) / worth[test])
+        pytest_of(test, False) for test in sorted(best[:MOST_FILES], key=lambda test: order[test])
     ]
 
 
