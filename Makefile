@@ -216,6 +216,8 @@ coverage: $(PYTHON_TESTS) $(STAMPS)/coverage ## print line and branch coverage: 
 	@$(BIN)/python tools/print_coverage.py build-coverage/summary.json build/coverage/summary.json
 
 breakages: $(PYTHON_TESTS) ## break the product in some places, and list which test notices: SEED=1 COUNT=60 ONLY= TESTS=
+	@cmake --preset default > /dev/null
+	@cmake --build --preset default -- --quiet
 	@$(BIN)/python tools/break_it.py --seed $(SEED) --count $(COUNT) --only '$(ONLY)' \
 	  --tests '$(TESTS)'
 
