@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
+import types
 from collections.abc import Iterator
+from pathlib import Path
 
+import psutil
 import pytest
 
+from herring.launch import remote
 from herring.launch.frames import GREETING, Frame, Inbox, kind
 from launched import LIMIT, gone
 
@@ -72,6 +78,50 @@ def test_the_end_of_its_input_ends_its_processes(agent: Agent, script: str) -> N
     agent.process.stdin = None
     assert agent.process.wait(LIMIT) == 0
     assert gone([frame.integer()])
+
+
+LAST_WORDS = """
+import fcntl, os, sys
+fcntl.fcntl(1, fcntl.F_SETPIPE_SZ, 1 << 20)  # room for more than the agent reads at once
+open(sys.argv[1]).read()
+os.write(1, bytes(250_000))
+"""
+
+
+def test_what_a_process_has_printed_comes_before_its_end(agent: Agent, tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    agent.job(command=[sys.executable, "-c", LAST_WORDS, str(fifo)])
+    assert agent.frame().kind == kind.READY
+    task = {"name": "rank 5", "worker": True, "listener": False, "environment": {}}
+    agent.send(kind.START, 5, task)
+    process = psutil.Process(agent.frame().integer())
+    go = fifo.open("w")  # waits until the process reads
+    agent.process.send_signal(signal.SIGSTOP)
+    go.close()
+    while process.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    agent.process.send_signal(signal.SIGCONT)
+    printed = 0
+    while (frame := agent.frame()).kind != kind.ENDED:
+        printed += len(frame.payload) if frame.kind == kind.OUTPUT else 0
+    assert (frame.number, frame.integer(), printed) == (5, 0, 250_000)
+
+
+def test_output_is_forwarded_if_there_is_any() -> None:
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    stream = os.fdopen(read, "rb", buffering=0)
+    pipe = remote._Pipe(stream, kind.OUTPUT, 3)
+    sent: list[tuple[object, ...]] = []
+    outbox = types.SimpleNamespace(send=lambda *frame: sent.append(frame))
+    only = types.SimpleNamespace(_outbox=outbox, _waiting=True, _pipes={stream: pipe})
+    assert not remote.Agent._forward(only, pipe), "there is nothing to read"
+    os.write(write, b"words")
+    assert remote.Agent._forward(only, pipe)
+    os.close(write)
+    assert not remote.Agent._forward(only, pipe), "that was the end"
+    assert sent == [(kind.OUTPUT, 3, b"words")] and not only._pipes and stream.closed
 
 
 def test_rank_0_inherits_the_listening_socket(agent: Agent) -> None:

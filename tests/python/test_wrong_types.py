@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
+from herring.arrays.collectives import shape_of
+from herring.errors import InvalidArgumentError
 from jobs import expect_success, program, run_job
 
 
@@ -27,6 +30,14 @@ def test_wrong_types_are_refused_in_words(
 @pytest.mark.timeout(100)
 def test_usual_mistakes_say_what_to_do() -> None:
     assert "in words" in expect_success(run_job(["-n", "1"], program("usual_mistakes"), 80))
+
+
+@pytest.mark.parametrize("value", [[[1], [2, 3]], types.SimpleNamespace(shape=None)])
+def test_what_has_no_shape_is_not_an_array(value: object) -> None:
+    with pytest.raises(
+        InvalidArgumentError, match=f"expected an array, got {type(value).__name__}"
+    ):
+        shape_of(value)
 
 
 @pytest.mark.timeout(60)
