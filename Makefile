@@ -15,7 +15,10 @@ export PIP_COMPILE := 0
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
 TORCH_VERSION := 2.13.0
-# For `make test`: the number of Python test files that run in parallel, several processes each.
+# For `make test`: the number of Python test files that run in parallel. Most of them wait most of the
+# time for processes of theirs.
+LANES ?= 5
+# For `make test-frameworks`, `soak-adapters` and `faults`: how many suites or jobs run in parallel.
 PARALLEL ?= 3
 # For `make test`: the environments that run examples of frameworks, and their test files.
 EXAMPLES_keras := jax tensorflow keras
@@ -58,7 +61,7 @@ TESTS ?=
 RUNS ?= 1000
 # For `make sweep-gpus`: how far calls are apart that fail. ONLY: some of the jobs.
 STRIDE ?= 1
-# For `make soak-adapters`: how often the tests run.
+# For `make soak-adapters` and `make certain`: how often the tests run.
 TIMES ?= 20
 # For `make faults`: the number of cases (0: all). For this and for `make observe-cases`: a text that
 # the names of cases must contain.
@@ -96,7 +99,7 @@ LAB_SOURCES := $(shell find lab/src lab/bindings -type f 2>/dev/null)
 CORE := $(SOURCES) CMakeLists.txt pyproject.toml
 LAB := $(LAB_SOURCES) lab/CMakeLists.txt lab/pyproject.toml
 
-.PHONY: help run build lab docs test test-core test-docs test-install test-examples test-python test-thorough test-frameworks test-clusters test-gpu bench-gpu lint hooks coverage breakages sanitize sanitize-gpus soak soak-adapters soak-gpus sweep-gpus faults connections observe-cases hostile credit-suite fuzz wheel check-aarch64 clean distclean
+.PHONY: help run build lab docs test test-core test-docs test-install test-examples test-python test-thorough test-frameworks test-clusters test-gpu bench-gpu lint hooks certain coverage breakages sanitize sanitize-gpus soak soak-adapters soak-gpus sweep-gpus faults connections observe-cases hostile credit-suite fuzz wheel check-aarch64 clean distclean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -137,12 +140,16 @@ test-install: build/wheel/stamp $(STAMPS)/test
 
 PYTHON_TESTS := $(STAMPS)/lab $(STAMPS)/test $(STAMPS)/examples $(STAMPS)/nvrtc \
   build/tests/fault_injection.so build/tests/device/libcuda.so.1
-# Without reordering, files begin in the order of tests/python/conftest.py.
-RUN_PYTHON_TESTS := $(BIN)/python -m pytest -q -n $(PARALLEL) --dist loadfile --no-loadscope-reorder \
-  tests/python lab/tests/python
+# Without reordering, files begin in the order of tests/python/conftest.py. A part runs in one process,
+# which begins sooner.
+PYTEST := -n $(LANES) --dist loadfile --no-loadscope-reorder tests/python lab/tests/python
+RUN_PYTHON_TESTS := $(BIN)/python -m pytest -q $(PYTEST) $(if $(ONLY),-n 0 -k '$(ONLY)')
 
-test-python: $(PYTHON_TESTS)
+test-python: $(PYTHON_TESTS) ## run the Python tests, or those whose names contain a text: ONLY=
 	@$(RUN_PYTHON_TESTS) -m "not thorough"
+
+certain: $(PYTHON_TESTS) ## run the Python tests repeatedly beside two compilers, and list what failed ever: TIMES=20 ONLY=
+	@$(BIN)/python tools/certain.py $(TIMES) $(PYTEST) -m "not thorough" $(if $(ONLY),-k '$(ONLY)')
 
 test-thorough: $(PYTHON_TESTS) build/wheel/stamp ## run the Python tests that repeat in further layouts, or at length, what make test shows
 	@status=0; \

@@ -26,7 +26,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -163,7 +162,8 @@ def tell_stacks(process: subprocess.Popen[Any]) -> None:
     for each in _descendants(process.pid):
         if _catches(each, STACKS):
             os.kill(each, STACKS)
-    time.sleep(0.5)  # for stacks to be written; nothing depends on it
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=0.5)  # for the stacks to come
     process.terminate()
     try:
         out, err = process.communicate(timeout=10)
