@@ -24,12 +24,20 @@ using Kernel = void (*)(const void* const* sources, void* out, size_t count,
 
 inline constexpr size_t kMaxFanIn = 8;
 
+// The kernels for 1 to `fan_in` sources.
+struct Row {
+  const Kernel* kernels;
+  size_t fan_in;
+};
+
 struct KernelTable {
   const char* name;
-  // Returns the kernels for 1..kMaxFanIn sources, or null if there is no fused kernel. There is
-  // always one for integers, and for out == accumulator_of(in) with a scaling up to kSources. The
-  // row may apply more factors than asked for.
-  const Kernel* (*row)(DType in, DType out, ReduceOp op, Scaled scaled);
+  // Returns a row with a fan-in of 0 if there is no fused kernel. There is always one for integers,
+  // and for out == accumulator_of(in) with a scaling up to kSources. The row may apply more factors
+  // than asked for. The fan-in of such rows depends only on the types and the operator: kMaxFanIn
+  // for sums of numbers, and 2 for all that is rare, which combines more sources by pairs. (Kernels
+  // for 3 to 8 sources of every operator and type took a third more time to compile.)
+  Row (*row)(DType in, DType out, ReduceOp op, Scaled scaled);
   // Divides, scales and rounds one array from float32 or float64 to any float type.
   Kernel (*finish)(DType accumulator, DType out);
 };

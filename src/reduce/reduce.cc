@@ -120,6 +120,7 @@ struct Steps {
   const Kernel* middle;  // accumulators -> accumulator
   const Kernel* last;    // accumulators -> out; if null, middle and then finish run instead
   Kernel finish;         // accumulator -> out, with divisor and postscale
+  size_t fan_in;         // of leaf, middle and last
   Scaling leaf_scaling;
   Scaling last_scaling;
   size_t in_size;
@@ -128,10 +129,11 @@ struct Steps {
 
 const char* at(const void* base, size_t offset) { return static_cast<const char*>(base) + offset; }
 
-// Returns the largest power of kTreeGroup below n: the size of each branch of the top node.
-size_t branch_size(size_t n) {
-  size_t size = kTreeGroup;
-  while (size <= (n - 1) / kTreeGroup) size *= kTreeGroup;
+// Returns the largest power of the fan-in below n: the size of each branch of the top node. As
+// every fan-in is a power of two, all of them make the same tree.
+size_t branch_size(size_t n, size_t fan_in) {
+  size_t size = fan_in;
+  while (size * fan_in < n) size *= fan_in;
   return size;
 }
 
@@ -141,7 +143,7 @@ void combine_subtree(const void* const* sources, size_t n, size_t first, size_t 
 // Fills one accumulator block per branch; returns the number of branches.
 size_t combine_branches(const void* const* sources, size_t n, size_t first, size_t count,
                         Block* blocks, const void** results, const Steps& steps) {
-  const size_t branch = branch_size(n);
+  const size_t branch = branch_size(n, steps.fan_in);
   size_t used = 0;
   for (size_t i = 0; i < n; i += branch, ++used) {
     combine_subtree(sources + i, n - i < branch ? n - i : branch, first, count, &blocks[used],
@@ -151,11 +153,12 @@ size_t combine_branches(const void* const* sources, size_t n, size_t first, size
   return used;
 }
 
-// Combines elements [first, first + count) of n sources into one block. Recursion is log8(n) deep.
+// Combines elements [first, first + count) of n sources into one block. Recursion is as deep as a
+// tree of this fan-in.
 void combine_subtree(const void* const* sources, size_t n, size_t first, size_t count, void* out,
                      const Steps& steps) {
   const void* results[kTreeGroup];
-  if (n <= kTreeGroup) {
+  if (n <= steps.fan_in) {
     for (size_t i = 0; i < n; ++i) results[i] = at(sources[i], first * steps.in_size);
     steps.leaf[n - 1](results, out, count, steps.leaf_scaling);
     return;
@@ -170,11 +173,13 @@ void combine_in_blocks(const void* const* sources, size_t n, void* out, size_t c
   const DType accumulator = accumulator_of(stage.in);
   const Scaling leaf_scaling = {stage.prescale, 1.0, 1.0};
   const Scaling last_scaling = {1.0, stage.divisor, stage.postscale};
+  const Row leaf = kernels.row(stage.in, accumulator, stage.op, scaled_by(leaf_scaling));
   const Steps steps = {
-      kernels.row(stage.in, accumulator, stage.op, scaled_by(leaf_scaling)),
-      kernels.row(accumulator, accumulator, stage.op, Scaled::kNot),
-      kernels.row(accumulator, stage.out, stage.op, scaled_by(last_scaling)),
+      leaf.kernels,
+      kernels.row(accumulator, accumulator, stage.op, Scaled::kNot).kernels,
+      kernels.row(accumulator, stage.out, stage.op, scaled_by(last_scaling)).kernels,
       is_float(stage.in) ? kernels.finish(accumulator, stage.out) : nullptr,
+      leaf.fan_in,
       leaf_scaling,
       last_scaling,
       size_of(stage.in),
@@ -187,7 +192,7 @@ void combine_in_blocks(const void* const* sources, size_t n, void* out, size_t c
   for (size_t first = 0; first < count; first += per_block) {
     const size_t here = count - first < per_block ? count - first : per_block;
     char* const to = static_cast<char*>(out) + first * steps.out_size;
-    if (n > kTreeGroup) {
+    if (n > steps.fan_in) {
       const size_t used = combine_branches(sources, n, first, here, blocks, results, steps);
       if (steps.last != nullptr) {
         steps.last[used - 1](results, to, here, steps.last_scaling);
@@ -222,8 +227,8 @@ void combine(const void* const* sources, size_t n, void* out, size_t count, cons
   const KernelTable& kernels = active();
   if (n <= kTreeGroup) {
     const Scaling scaling = {stage.prescale, stage.divisor, stage.postscale};
-    const Kernel* row = kernels.row(stage.in, stage.out, stage.op, scaled_by(scaling));
-    if (row != nullptr) return row[n - 1](sources, out, count, scaling);
+    const Row row = kernels.row(stage.in, stage.out, stage.op, scaled_by(scaling));
+    if (n <= row.fan_in) return row.kernels[n - 1](sources, out, count, scaling);
   }
   combine_in_blocks(sources, n, out, count, stage, kernels);
 }
