@@ -61,6 +61,10 @@ void set_log_identity(const std::string& who) {
 
 bool log_enabled(LogLevel level) { return static_cast<int>(level) >= g_level.load(); }
 
+void log_parts(LogLevel level, Parts parts) {
+  if (log_enabled(level)) log_line(level, concat_parts(parts));
+}
+
 void log_line(LogLevel level, const std::string& text) {
   LogLine line{wall_clock_now(), level, {}, text};
   std::vector<LogLine> now;  // what goes to stderr

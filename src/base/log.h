@@ -29,10 +29,11 @@ void set_log_level(const std::string& name);  // "debug", "info", "warning", "er
 void set_log_identity(const std::string& who);
 bool log_enabled(LogLevel level);
 void log_line(LogLevel level, const std::string& text);
+[[gnu::cold]] void log_parts(LogLevel level, Parts parts);
 
-template <typename... Parts>
-void log(LogLevel level, const Parts&... parts) {
-  if (log_enabled(level)) log_line(level, concat(parts...));
+template <typename... Each>
+void log(LogLevel level, const Each&... parts) {
+  log_parts(level, {Part(parts)...});
 }
 
 // "2026-01-31 13:05:59.123 [herring rank 3] warning: text" and a line end, in local time.

@@ -2,6 +2,8 @@
 // edge, where bindings/ turns a Code into the matching subclass of HerringError.
 #pragma once
 
+#include <bit>
+#include <cstdint>
 #include <exception>
 #include <initializer_list>
 #include <optional>
@@ -29,34 +31,51 @@ inline constexpr Code kLastCode = Code::kDevice;
 
 const char* code_name(Code code);
 
+// One word: null if all is well, else a record of what failed, which never changes and which copies
+// share. So what thousands of callers do with a Status in passing is to compare it with null.
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  Status(Code code, std::string message) : code_(code), message_(std::move(message)) {}
+  [[gnu::cold]] Status(Code code, std::string message);
+  Status(const Status& other) noexcept : failure_(other.failure_) {
+    if (!ok()) share();
+  }
+  Status(Status&& other) noexcept : failure_(std::exchange(other.failure_, nullptr)) {}
+  Status& operator=(Status other) noexcept {
+    std::swap(failure_, other.failure_);
+    return *this;
+  }
+  ~Status() {
+    if (!ok()) release();
+  }
 
-  bool ok() const { return code_ == Code::kOk; }
-  Code code() const { return code_; }
-  const std::string& message() const { return message_; }
+  bool ok() const { return failure_ == nullptr; }
+  Code code() const { return ok() ? Code::kOk : failure_code(); }
+  const std::string& message() const;  // empty if ok
   // Returns whether something is broken, which other processes may not know of. An invalid request
   // by the caller is not a fault, nor is a peer that has ended or is late.
-  bool is_fault() const {
-    return code_ == Code::kInternal || code_ == Code::kProtocol || code_ == Code::kDevice;
-  }
+  bool is_fault() const;
   // Returns "timeout: ...", for logs.
   std::string to_string() const;
 
  private:
-  Code code_ = Code::kOk;
-  std::string message_;
+  struct Failure;
+
+  [[gnu::cold]] Code failure_code() const;
+  [[gnu::cold]] void share() const noexcept;
+  [[gnu::cold]] void release() noexcept;
+
+  Failure* failure_ = nullptr;
 };
 
+// A value, or the reason why there is none.
 template <typename T>
 class [[nodiscard]] Result {
  public:
   Result(T value) : value_(std::move(value)) {}             // NOLINT: implicit on purpose
   Result(Status status) : status_(std::move(status)) {}     // NOLINT: implicit on purpose
 
-  bool ok() const { return status_.ok(); }
+  bool ok() const { return value_.has_value(); }
   const Status& status() const { return status_; }
   T& value() & { return *value_; }
   const T& value() const& { return *value_; }
@@ -104,56 +123,60 @@ auto or_tell(Fail&& fail, Call&& call) -> decltype(call()) {
 }
 
 // One part of a message: text, a character or a number (floating-point numbers have 6 digits, as in
-// streams). A Part of text refers to that text and must not outlive it.
+// streams). A Part of text refers to that text and must not outlive it. It is two words, so that a
+// caller has little to do.
 class Part {
  public:
-  Part(std::string_view text) : text_(text) {}    // NOLINT: these are implicit on purpose
-  Part(const std::string& text) : text_(text) {}  // NOLINT
-  Part(const char* text) : text_(text) {}         // NOLINT
-  Part(char character);                           // NOLINT
-  Part(int number);                               // NOLINT
-  Part(unsigned number);                          // NOLINT
-  Part(long number);                              // NOLINT
-  Part(unsigned long number);                     // NOLINT
-  Part(long long number);                         // NOLINT
-  Part(unsigned long long number);                // NOLINT
-  Part(double number);                            // NOLINT
-  Part(const Part&) = delete;
-  Part& operator=(const Part&) = delete;
+  // These are implicit on purpose.
+  Part(std::string_view text) : text_(text.data()), word_(text.size()) {}     // NOLINT
+  Part(const std::string& text) : text_(text.data()), word_(text.size()) {}   // NOLINT
+  Part(const char* text) : Part(std::string_view(text)) {}                    // NOLINT
+  Part(char character) : text_(kCharacter), word_(static_cast<unsigned char>(character)) {}
+  Part(int number) : Part(static_cast<long long>(number)) {}                  // NOLINT
+  Part(long number) : Part(static_cast<long long>(number)) {}                 // NOLINT
+  Part(long long number) : text_(kSigned), word_(static_cast<uint64_t>(number)) {}
+  Part(unsigned number) : text_(kUnsigned), word_(number) {}                  // NOLINT
+  Part(unsigned long number) : text_(kUnsigned), word_(number) {}             // NOLINT
+  Part(unsigned long long number) : text_(kUnsigned), word_(number) {}        // NOLINT
+  Part(double number) : text_(kReal), word_(std::bit_cast<uint64_t>(number)) {}  // NOLINT
 
-  std::string_view text() const { return text_; }
+  // Returns the text, or writes it to `digits`.
+  std::string_view text(char (&digits)[24]) const;
 
  private:
-  char digits_[24];
-  std::string_view text_;
+  // Their addresses stand for text that is yet to be made.
+  static const char kCharacter[1], kSigned[1], kUnsigned[1], kReal[1];
+
+  const char* text_;
+  uint64_t word_;  // the length of the text, or the character or number
 };
 
-std::string concat_parts(std::initializer_list<Part> parts);
+// What the templates below call: their instances, of which there are hundreds, should be short.
+using Parts = std::initializer_list<Part>;
+[[gnu::cold]] std::string concat_parts(Parts parts);
+[[gnu::cold]] Status breach_of(Parts what);
+[[gnu::cold]] Status defect_of(Parts what);
 
 // Builds a message from parts. GCC 12 has no <format>, and a stream in each of hundreds of calls
 // took a tenth of the build time.
-template <typename... Parts>
-std::string concat(const Parts&... parts) {
+template <typename... Each>
+std::string concat(const Each&... parts) {
   return concat_parts({Part(parts)...});
 }
 
 // Returns a number with its noun: "1 worker", "2 workers".
-inline std::string counted(uint64_t number, std::string_view noun) {
-  return concat(number, ' ', noun, number == 1 ? "" : "s");
-}
+std::string counted(uint64_t number, std::string_view noun);
 
 // Returns the error for a peer that sent what no correct peer sends. The message says what to do.
-template <typename... Parts>
-Status breach(const Parts&... what) {
-  return {Code::kProtocol,
-          concat(what..., "; no correct process sends that: install the same build of Herring "
-                          "everywhere, and if the error remains, report it as a bug")};
+template <typename... Each>
+Status breach(const Each&... what) {
+  return breach_of({Part(what)...});
 }
 
 // Returns the error for a broken invariant of this process. The message says what to do.
-template <typename... Parts>
-Status defect(const Parts&... what) {
-  return {Code::kInternal, concat(what..., "; this is a bug in Herring, please report it")};
+template <typename... Each>
+Status defect(const Each&... what) {
+  return defect_of({Part(what)...});
 }
 
 }  // namespace herring
