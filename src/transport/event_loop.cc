@@ -1,6 +1,7 @@
 #include "transport/event_loop.h"
 
 #include <algorithm>
+#include <condition_variable>
 
 namespace herring::transport {
 
@@ -13,6 +14,35 @@ bool EventLoop::post(Task task) {
   }
   wake();
   return true;
+}
+
+void EventLoop::run_and_wait(const Task& call) {
+  if (in_loop_thread()) return call();
+  if (!has_thread()) return;
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;  // guarded by mutex, as is what `call` threw
+  std::exception_ptr thrown;
+  const auto end = [&](std::exception_ptr exception) {
+    // Notifies inside the lock, because all of this ends when the caller has the lock again.
+    std::lock_guard lock(mutex);
+    thrown = std::move(exception);
+    done = true;
+    changed.notify_one();
+  };
+  const bool asked = post([&] {
+    try {
+      call();
+    } catch (const std::exception&) {
+      end(std::current_exception());
+      throw;
+    }
+    end(nullptr);
+  });
+  if (!asked) return;
+  std::unique_lock lock(mutex);
+  changed.wait(lock, [&] { return done; });
+  if (thrown) std::rethrow_exception(thrown);
 }
 
 bool EventLoop::queue(Task task) {

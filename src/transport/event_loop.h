@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
-#include <future>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -59,20 +58,9 @@ class EventLoop {
   // and the loop.
   template <typename Call>
   auto ask(const Call& call) -> std::optional<decltype(call())> {
-    if (in_loop_thread()) return call();
-    if (!has_thread()) return std::nullopt;
-    std::promise<decltype(call())> answer;
-    auto result = answer.get_future();
-    const bool asked = post([&] {
-      try {
-        answer.set_value(call());
-      } catch (const std::exception&) {
-        answer.set_exception(std::current_exception());
-        throw;
-      }
-    });
-    if (!asked) return std::nullopt;
-    return result.get();
+    std::optional<decltype(call())> answer;
+    run_and_wait([&] { answer.emplace(call()); });
+    return answer;
   }
   // Like post(), for a caller that is about to call drive(): does not wake the loop. A caller that
   // then does not drive must call wake_for_tasks(); otherwise the task waits for the next event.
@@ -140,6 +128,9 @@ class EventLoop {
   uint64_t wakeups_ = 0;
 
  private:
+  // Runs `call` for ask(), or does nothing if nobody can.
+  void run_and_wait(const Task& call);
+
   std::map<std::pair<Nanos, TimerId>, Task> timers_;
   std::map<TimerId, Nanos> timer_times_;
   TimerId next_timer_ = 1;

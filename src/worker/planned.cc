@@ -1,7 +1,6 @@
 #include "worker/planned.h"
 
 #include <algorithm>
-#include <future>
 
 #include "base/fork_guard.h"
 #include "base/hash.h"
