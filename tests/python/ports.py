@@ -5,19 +5,15 @@ from __future__ import annotations
 import socket
 
 
-def held(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
-    """Returns a socket that holds this port, or any free one, until it is closed.
+def held(host: str = "127.0.0.1") -> socket.socket:
+    """Returns a socket that holds a port until it is closed.
 
     It is bound with SO_REUSEADDR but does not listen, so the system gives the port to nobody else,
     and who asks for this very port may listen on it.
     """
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        holder.bind((host, port))
-    except BaseException:
-        holder.close()
-        raise
+    holder.bind((host, 0))
     return holder
 
 

@@ -234,18 +234,10 @@ def test_a_thread_that_comes_late_completes_what_seemed_stuck(tmp_path: Path) ->
 
 @contextlib.contextmanager
 def ports(count: int) -> Iterator[range]:
-    """Yields a range of ports that nobody else gets meanwhile."""
-    while True:
-        with contextlib.ExitStack() as stack:
-            first = port_of(stack.enter_context(held()))
-            chosen = range(first, first + count)
-            try:
-                for port in chosen[1:]:
-                    stack.enter_context(held(port=port))
-            except (OSError, OverflowError):
-                continue  # Somebody has one of them.
-            yield chosen
-            return
+    """Yields a range of ports that are probably free: jobs pass over those that somebody takes."""
+    with held() as probe:
+        first = min(port_of(probe), 65536 - count)
+    yield range(first, first + count)
 
 
 @pytest.mark.parametrize("servers", ["0", "2"])
