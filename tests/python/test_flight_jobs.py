@@ -171,7 +171,8 @@ for n in range(3):
     )
     record, verdict = flight_of(out)
     assert "rank 1" in verdict and "'net' round 2" in verdict, verdict
-    assert record.ranks[1].stack == "" or "<string>" in record.ranks[1].stack
+    places = ("<string>", "support.py")  # where the program waits, in a call of its own
+    assert not (stack := record.ranks[1].stack) or any(place in stack for place in places)
 
 
 @pytest.mark.parametrize(("number", "said"), [("9", "lost"), ("19", "stopped")])

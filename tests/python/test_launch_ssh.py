@@ -289,13 +289,13 @@ def test_what_a_shell_reads_stays_one_word(monkeypatch: pytest.MonkeyPatch) -> N
         ("locked", ["locked refuses the login", "ssh-copy-id", "-i FILE", "Permission denied"]),
         ("strange", ["strange is not known to ssh", "'ssh strange'"]),
         ("nowhere", ["nowhere has no address", "Could not resolve"]),
-        ("silent", ["silent has not answered in 2 s (--start-timeout)"]),
+        ("silent", ["silent has not answered in 6 s (--start-timeout)"]),
         ("babbling", ["babbling", "not an agent of herring run"]),
         ("older", ["older: its Herring has another version"]),
     ],
 )
 def test_a_host_that_cannot_be_reached(ssh: Path, host: str, words: list[str]) -> None:
-    done = run("-H", f"localhost:1,a:1,{host}:1", "--start-timeout", "2", "--", "echo", "started")
+    done = run("-H", f"localhost:1,a:1,{host}:1", "--start-timeout", "6", "--", "echo", "started")
     assert done.returncode == 255
     assert not done.stdout  # nobody has begun
     for word in words:

@@ -42,7 +42,7 @@ def test_a_job_survives_faults_with_the_same_bits() -> None:
     assert "herring soak, the twin: " in job.stderr, job.stderr
     assert found["seed"] == 5
     assert found["problems"] == []
-    assert found["survived"] == found["faults"] >= 2
+    assert found["survived"] == found["faults"] >= 1
     assert found["steps"] > 10
     assert 0 < found["recovery_seconds"]["p50"] <= found["recovery_seconds"]["max"]
 
