@@ -1,4 +1,4 @@
-"""make breakages: which places it breaks, and which tests it finds for them."""
+"""make breakages and make coverage: places, tests that concern them, and rooms."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 breakable = pytest.importorskip("breakable")
 concerned = pytest.importorskip("concerned")
+coverage = pytest.importorskip("print_coverage")
 
 PYTHON = '''\
 """Waits at most 3 seconds if x < 3."""
@@ -253,3 +254,25 @@ def test_tests_of_a_cc_file_begin_with_its_own() -> None:
 )
 def test_the_test_that_failed_is_named(kind: str, output: str, name: str) -> None:
     assert concerned.Step(kind, "any").failed(output) == name
+
+
+def test_coverage_is_summed_by_room() -> None:
+    core = {
+        "filename": "src/base/ranks.cc",
+        "line_total": 10,
+        "line_covered": 9,
+        "branch_total": 4,
+        "branch_covered": 1,
+    }
+    other = {**core, "filename": "src/base/log.cc", "branch_total": 0, "branch_covered": 0}
+    found = coverage.rooms(coverage.counted({"files": [core, other]}))
+    assert found == {"src/base": (20, 18, 4, 1), "src in all": (20, 18, 4, 1)}
+    counts = {"num_statements": 8, "covered_lines": 2, "num_branches": 0, "covered_branches": 0}
+    files = {
+        f"python/herring/{name}.py": {"summary": counts} for name in ("units", "lobby/a", "lobby/b")
+    }
+    found = coverage.rooms(coverage.counted({"files": files}))
+    assert found["python/herring"] == (8, 2, 0, 0)
+    assert found["python/herring/lobby"] == (16, 4, 0, 0)
+    assert list(found)[-1] == "python/herring in all"
+    assert coverage.table(found).splitlines()[-1].split()[-5:] == ["24", "25.0", "%", "0", "-"]
