@@ -33,9 +33,8 @@ from concerned import Step, cc_steps, gtest, pytest_of, python_steps
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "breakages"
 PACKAGES = sysconfig.get_path("purelib")
-# Tests hang if they use less than a CPU second in so many seconds, or that many CPU seconds in all.
+# Tests hang if they use less than a CPU second in so many seconds, or too many CPU seconds.
 STANDSTILL = 100.0
-MOST_CPU_SECONDS = 400.0
 HANGS = "hangs"
 # The shell is process 1 of a namespace: it reaps what a test leaves behind, which ends with it.
 _MOUNT = (
@@ -76,9 +75,18 @@ class Layer:
             (self._upper / path).write_text(text, encoding="utf-8")
 
     def run(
-        self, command: list[str], hangs: bool = True, **environment: str
+        self, command: list[str], limit: float | None = None, **environment: str
     ) -> tuple[int | None, str]:
-        """Returns the exit status, or None if the command hangs (if it may), and the output."""
+        """Runs a command.
+
+        Args:
+          command: The command.
+          limit: The CPU seconds after which it hangs; None: it does not hang.
+          environment: Further variables.
+
+        Returns:
+          The exit status, or None if the command hangs, and the output.
+        """
         keep = {name: value for name, value in os.environ.items() if "HERRING" not in name}
         variables = {
             **keep,
@@ -100,7 +108,7 @@ class Layer:
                 start_new_session=True,
             )
             try:
-                status = _wait(process) if hangs else process.wait()
+                status = process.wait() if limit is None else _wait(process, limit)
             finally:
                 process.kill()
                 process.wait()
@@ -117,10 +125,12 @@ class Layer:
           NotCompiled: It cannot be built.
         """
         for command in step.preparation(PACKAGES):
-            status, output = self.run(command, hangs=False)
+            status, output = self.run(command)
             if status != 0:
                 raise NotCompiled(output[-3000:])
-        status, output = self.run(step.command(only, without), **step.environment)
+        status, output = self.run(
+            step.command(only, without), step.most_cpu_seconds, **step.environment
+        )
         if status == 0 or (step.kind == "pytest" and status == 5):  # 5: there is no test to run
             return True, ""
         return False, HANGS if status is None else step.failed(output)
@@ -132,7 +142,7 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _wait(process: subprocess.Popen[str]) -> int | None:
+def _wait(process: subprocess.Popen[str], limit: float) -> int | None:
     """Waits for a command. Returns its exit status, or None if it hangs.
 
     The clock alone cannot tell: beside other work, everything takes several times as long.
@@ -147,7 +157,7 @@ def _wait(process: subprocess.Popen[str]) -> int | None:
                 times = one.cpu_times()
                 running += times.user + times.system + times.children_user + times.children_system
         now = cpu_seconds() - ended + running
-        if now > MOST_CPU_SECONDS:
+        if now > limit:
             return None
         if now >= used + 1:
             used, moment = now, time.monotonic()

@@ -89,6 +89,11 @@ class Step:
         """The variables that tests/CMakeLists.txt gives to C++ tests: where the stand-in is."""
         return {"LD_LIBRARY_PATH": "build/tests/device"} if self.kind == "gtest" else {}
 
+    @property
+    def most_cpu_seconds(self) -> float:
+        """Several times what the largest step of this kind takes."""
+        return {"gtest": 100.0, "ctest": 300.0, "pytest": 400.0}[self.kind]
+
     def failed(self, output: str) -> str:
         """Returns the name of the test that failed; "": the output has none."""
         found = FAILED[self.kind].search(output)
