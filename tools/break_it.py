@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "breakages"
 PACKAGES = sysconfig.get_path("purelib")
 # Tests hang if they use less than a CPU second in so many seconds, or too many CPU seconds.
-STANDSTILL = 100.0
+STANDSTILL = 300.0
 HANGS = "hangs"
 # The shell is process 1 of a namespace: it reaps what a test leaves behind, which ends with it.
 _MOUNT = (
@@ -230,22 +230,24 @@ class Examination:
 
     def _noticed(self, layer: Layer, step: Step, outcome: Outcome) -> str:
         """Returns the test of a step that notices what is broken in a layer, or ""."""
-        without = self._failing.setdefault(step.name, set())
+        failing = self._failing.setdefault(step.name, set())
+        chance: set[str] = set()  # what has failed once, and then passed
         while True:
-            passed, name = layer.passes(step, "", without)
+            passed, name = layer.passes(step, "", failing | chance)
             if passed:
                 return ""
             hung, name = name == HANGS, name.removeprefix(HANGS)
-            if not hung and layer.passes(step, name, without)[0]:
+            if not hung and layer.passes(step, name, failing | chance)[0]:
                 outcome.once.append(name or step.name)
-                return ""
-            with self._layer() as whole:
-                if whole.passes(step, name, without)[0]:
-                    return name or f"{step.name} ({HANGS if hung else 'ends'})"
-            print(f"    without the breakage, too: {name or step.name}", flush=True)
+                chance.add(name)
+            else:
+                with self._layer() as whole:
+                    if whole.passes(step, name, failing | chance)[0]:
+                        return name or f"{step.name} ({HANGS if hung else 'ends'})"
+                print(f"    without the breakage, too: {name or step.name}", flush=True)
+                failing.add(name)
             if not name:
                 return ""
-            without.add(name)
 
 
 def run_tree(tree: str, count: int, options: argparse.Namespace, temporary: Path) -> list[Outcome]:

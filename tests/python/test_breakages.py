@@ -177,10 +177,10 @@ def test_the_places_are_these(path: str, text: str, expected: dict[str, list[Any
 
 
 def test_python_that_is_broken_compiles() -> None:
-    for path in (ROOT / "python/herring/lobby").glob("*.py"):
-        text = path.read_text(encoding="utf-8")
-        for place in breakable.places(path.as_posix(), text):
-            compile(place.broken(text), path.name, "exec")
+    path = ROOT / "python/herring/lobby/notice.py"
+    text = path.read_text(encoding="utf-8")
+    for place in breakable.places(path.as_posix(), text):
+        compile(place.broken(text), path.name, "exec")
 
 
 @pytest.fixture
