@@ -265,6 +265,13 @@ void Changes::data_missing(uint32_t rank) {
   }));
 }
 
+void Changes::server_gone(uint32_t server) {
+  static_cast<void>(change([this, server](Nanos, std::vector<Answer>&) {
+    series_.server_gone(server);
+    return Status();
+  }));
+}
+
 bool Changes::idle() {
   std::lock_guard lock(mutex_);
   return !some_wait_ && coordinator_.idle();

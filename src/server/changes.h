@@ -48,6 +48,8 @@ class Changes {
   void rank_gone(uint32_t rank, const std::string& how);
   // Handles a rank that will send no more data: rounds that wait for its data go on without it.
   void data_missing(uint32_t rank);
+  // No other server stands in for it.
+  void server_gone(uint32_t server);
   // Warns about operations that have waited long, and fails those past their deadline. `by_left`:
   // see Aggregator::stranded().
   void check_overdue(bool by_left);

@@ -370,11 +370,18 @@ void SeriesTable::report(Nanos now, ServerView& view) const {
   for (const auto& [id, series] : series_) {
     const Nanos since = series->owner.waiting_since();
     if (series->failed || since == 0 || now - since <= ServerView::kLeastWait) continue;
+    if (lacks_server(*series)) continue;
     view.missing.push_back({concat("partial all-reduce '", series->options.name, "'",
                                    series->group->members.suffix(), " (round ",
                                    series->owner.round(), ")"),
                             since, missing(*series)});
   }
+}
+
+bool SeriesTable::lacks_server(const Series& series) const {
+  if (gone_servers_.empty()) return false;
+  const control::ShardMap shards = control::shard_map(cluster_, series.group->members);
+  return std::ranges::any_of(gone_servers_, [&](uint32_t server) { return shards.uses(server); });
 }
 
 void SeriesTable::overdue(Nanos now, std::vector<Answer>& out) {
@@ -389,7 +396,7 @@ void SeriesTable::overdue(Nanos now, std::vector<Answer>& out) {
     if (!fatal && (age < options.warn_ms * kMillisecond || told)) continue;
     const std::vector<uint32_t> ranks = missing(*series);
     // All have given what they have. If a server with their sums is lost, they know it themselves.
-    if (ranks.empty()) continue;
+    if (ranks.empty() || lacks_server(*series)) continue;
     series->warned_for = since;
     std::string who;
     for (const uint32_t rank : ranks) {

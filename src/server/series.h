@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,6 +46,9 @@ class SeriesTable {
   Status received(uint32_t rank, std::string_view text, Nanos now, std::vector<Answer>& out);
   // Handles a rank that is dead or has left.
   void lost(uint32_t rank, Nanos now, std::vector<Answer>& out);
+  // No other server stands in for it: members of the series that it sums for know, and give nothing
+  // more.
+  void server_gone(uint32_t server) { gone_servers_.insert(server); }
   // Closes rounds whose grace has ended.
   void tick(Nanos now, std::vector<Answer>& out);
   // Returns when tick() should be called next; 0 means never.
@@ -116,6 +120,7 @@ class SeriesTable {
   std::string describe_rank(const Series& series, uint32_t index) const;
   static std::vector<uint32_t> missing(const Series& series);  // ranks of the job
   bool all_enlisted(const Series& series) const;
+  bool lacks_server(const Series& series) const;
   // Fails only this series, which cannot begin without the lost rank.
   void call_off(uint64_t id, Series& series, uint32_t lost, std::vector<Answer>& out) const;
   void fail(const Status& why, std::vector<Answer>& out) const;
@@ -130,6 +135,7 @@ class SeriesTable {
   std::map<Home, TakeOver> take_overs_;
   std::vector<size_t> told_bytes_;  // by rank in the job: what it has told and is not settled
   std::vector<bool> lost_;  // by rank in the job
+  std::set<uint32_t> gone_servers_;
   uint32_t next_stream_ = 0;
 };
 

@@ -265,7 +265,13 @@ void Server::rank_left(uint32_t rank) {
 // A server in a worker's process dies with it. The worker's own end may be told only when other
 // workers have heard, failed and left.
 void Server::lost(const control::Loss& loss) {
-  if (!loss.serving.empty()) serve({loss.epoch, loss.serving, {}});
+  if (!loss.serving.empty()) {
+    serve({loss.epoch, loss.serving, {}});
+  } else if (loss.is_server) {
+    proxies_[0]->loop().post([this, server = loss.index] {
+      if (attached_) changes_->server_gone(server);
+    });
+  }
   const auto rank = loss.is_server ? cluster_.rank_with(cluster_.servers[loss.index])
                                    : std::optional(loss.index);
   if (loss.left) {

@@ -216,6 +216,22 @@ TEST_F(SeriesTest, ARoundThatLacksNobodyEndsNothing) {
   EXPECT_TRUE(answers.empty());
 }
 
+// Members of such a series know that it has ended, some of them before they contribute again. The job
+// goes on with what does not need the server.
+TEST_F(SeriesTest, ARoundOfASeriesThatHasLostAServerEndsNothing) {
+  enlist(true, 3);
+  join(0, 1, 1, floats({1, 1}));
+  const auto server = static_cast<uint32_t>(cluster.servers.size()) - 1;
+  ASSERT_TRUE(control::shard_map(cluster, groups.world()->members).uses(server));
+  table.server_gone(server);
+  std::vector<Answer> answers;
+  table.overdue(kSecond, answers);
+  EXPECT_TRUE(answers.empty());
+  ServerView view;
+  table.report(kSecond, view);
+  EXPECT_TRUE(view.missing.empty());
+}
+
 TEST_F(SeriesTest, MessagesSayWhatMissingRanksDo) {
   enlist(true, 3);
   join(0, 1, 1, floats({1, 1}));
