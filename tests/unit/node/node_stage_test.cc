@@ -215,7 +215,9 @@ TEST_F(NodeStageTest, AGroupIsCalledOffWhileSeveralThreadsAdd) {
   run_until([&] { return data[0] == nullptr && data[1] == nullptr; });
   for (const Rank& rank : ranks) {
     EXPECT_TRUE(rank.failures.empty());
-    EXPECT_EQ(rank.workers, std::vector<uint32_t>{0});
+    // On a busy machine threads may have added everything before the loop takes its sixth turn.
+    EXPECT_TRUE(rank.workers == std::vector<uint32_t>{0} || rank.workers == std::vector<uint32_t>{2})
+        << rank.workers.front();
     EXPECT_FALSE(rank.stage->busy(0));
   }
 }
