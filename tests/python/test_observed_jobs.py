@@ -32,7 +32,8 @@ herring.init()
 rank = herring.rank()
 herring.barrier()
 print(f"begun rank={rank} pid={os.getpid()} place", flush=True)
-goes_on, n = True, 0
+goes_on = True
+n = 0
 while goes_on:
     if rank == int(os.environ.get("LATE", "-1")):
         time.sleep(0.04)
