@@ -221,7 +221,7 @@ class Examination:
         native = not place.path.endswith(".py")
         if self._tests:
             return [
-                pytest_of(test, native) if test.endswith(".py") else gtest(ROOT, test[5:])
+                pytest_of(test, native) if ".py" in test else gtest(ROOT, test[5:])
                 for test in self._tests
             ]
         return (

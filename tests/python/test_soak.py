@@ -17,6 +17,7 @@ from herring.launch.soak.faults import Fault, Faults
 from herring.launch.soak.job import Layout, Sample
 from herring.launch.soak.judge import Outcome, percentile
 from herring.launch.soak.records import Steps, difference, read, steps_file, worker_file
+from herring.launch.soak.report import lines
 from herring.launch.soak.workers import ElasticJob, Step, WorkersOutcome, read_workers
 from launched import HERRING
 
@@ -172,6 +173,9 @@ def test_a_good_outcome_has_no_problem() -> None:
     assert good.problems() == []
     assert good.recoveries() == [0.5]
     assert good.figures()["throughput_kept"] == 1.0
+    assert "throughput  100.0 % kept: 1.0 of 1.0 steps/s" in lines(good)
+    alone = lines(outcome(twin=[]))
+    assert not any(line.startswith("throughput") for line in alone), "there is nothing to compare"
 
 
 @pytest.mark.parametrize(

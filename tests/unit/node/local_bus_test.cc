@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -438,6 +439,22 @@ TEST(LocalMesh, AListenerThatIsGoneIsALostPeer) {
   const Status status = buses[1]->connect(1, addresses, in_seconds(60));
   EXPECT_EQ(status.code(), Code::kPeerLost);
   EXPECT_NE(status.message().find("local rank 0"), std::string::npos);
+}
+
+TEST(LocalMesh, WithoutDescriptorsItSaysWhatFailed) {
+  std::vector<LocalAddress> addresses;
+  auto buses = listen_all(2, &addresses);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none{0, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const auto another = LocalBus::listen();
+  const Status dialled = buses[1]->connect(1, addresses, in_seconds(60));
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  for (const Status& status : {another.status(), dialled}) {
+    EXPECT_EQ(status.code(), Code::kInternal);
+    EXPECT_EQ(status.message(), "node: socket: Too many open files");
+  }
 }
 
 TEST(LocalMesh, OnesOwnPlaceIsChecked) {

@@ -498,6 +498,7 @@ TEST_F(NumbersOfALostServerTest, AreNotGivenToTheNextGroupOfThatName) {
 }
 
 TEST_F(NumbersOfALostServerTest, MustAgree) {
+  EXPECT_TRUE(fails(0, 1, control::Group::kForming)) << "no group has it";
   EXPECT_TRUE(say(0, 10, 1, 77).empty());
   EXPECT_TRUE(fails(1, 1, 78)) << "another number";
   EXPECT_TRUE(fails(0, 1, 77)) << "twice";
