@@ -216,8 +216,8 @@ TEST_F(SeriesTest, ARoundThatLacksNobodyEndsNothing) {
   EXPECT_TRUE(answers.empty());
 }
 
-// Members of such a series know that it has ended, some of them before they contribute again. The job
-// goes on with what does not need the server.
+// Members of such a series know that it has ended, some of them before they contribute again. The
+// job goes on with what does not need the server.
 TEST_F(SeriesTest, ARoundOfASeriesThatHasLostAServerEndsNothing) {
   enlist(true, 3);
   join(0, 1, 1, floats({1, 1}));
