@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from jobs import expect_success, program, run_job
@@ -22,8 +24,12 @@ def test_a_plan_closed_in_a_round_that_is_ready_finishes_it(layout: list[str]) -
 @pytest.mark.parametrize(
     "layout", [LAYOUTS["direct"], LAYOUTS["one-node"], ["-n", "4", "--nodes", "2"]]
 )
-def test_a_plan_closed_too_early_fails_the_job_everywhere(layout: list[str]) -> None:
-    output = expect_success(run_job(layout, program("closed_too_early"), timeout=90))
+def test_a_plan_closed_too_early_fails_the_job_everywhere(
+    layout: list[str], tmp_path: Path
+) -> None:
+    output = expect_success(
+        run_job(layout, program("closed_too_early"), timeout=90, FOLDER=str(tmp_path))
+    )
     assert output.count("told") == int(layout[1]), output
 
 
