@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -47,8 +47,12 @@ def check_torch_arguments(arguments: dict[str, Any]) -> None:
             )
 
 
-def check_module(module: Any) -> None:
+def check_module(module: Any, ignored: Collection[str] = ()) -> None:
     """Refuses a value that is not a module, and a module without trainable parameters.
+
+    Args:
+      module: The value.
+      ignored: The names of parameters that are not to be averaged.
 
     Raises:
       InvalidArgumentError: The module cannot be used; the message says what to pass.
@@ -58,7 +62,7 @@ def check_module(module: Any) -> None:
             f"DistributedDataParallel: module is {shown(module)}; it must be a torch.nn.Module: "
             "the model itself, not its parameters()"
         )
-    if not any(parameter.requires_grad for parameter in module.parameters()):
+    if not any(p.requires_grad for name, p in module.named_parameters() if name not in ignored):
         raise InvalidArgumentError(
             f"DistributedDataParallel: no parameter of {type(module).__name__} requires a "
             "gradient, so nothing would be averaged; use the module itself, or unfreeze "

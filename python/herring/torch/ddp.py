@@ -24,13 +24,15 @@ from herring.torch.arguments import (
     input_device,
     moved,
 )
+from herring.torch.buffers import Buffers
+from herring.torch.compiled import untraced
 from herring.torch.join import Join
 from herring.torch.membership import Membership
 from herring.torch.partial import InRounds, PartialReducer, wants_rounds
 from herring.torch.passes import accumulates, in_backward
 from herring.torch.reducer import GradientReducer
 from herring.torch.state import broadcast_tensors
-from herring.torch.tensors import FlatBytes, describe
+from herring.torch.tensors import describe, require_writable
 from herring.torch.watch import registrations
 
 
@@ -45,6 +47,9 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
     rank did not use in a step gets the average of the other ranks. A parameter that no rank used
     keeps `.grad` None. Each step may use other parameters. Parameters may be frozen and unfrozen
     between steps, on all ranks alike.
+
+    What the module lists for torch's wrapper as `_ddp_params_and_buffers_to_ignore` is left alone:
+    each rank keeps its own values and its own gradients.
 
     `state_dict()` has the keys of the wrapped module, without a prefix, so that checkpoints fit
     both. `load_state_dict` also takes keys with the prefix "module.". Attributes that the wrapper
@@ -128,7 +133,7 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
           MismatchError: Names, shapes, dtypes or options differ between ranks.
         """
         super().__init__()
-        check_module(module)
+        check_module(module, _ignored(module))
         text_of(sparse, "sparse", ("keep", "densify", "error"))
         check_torch_arguments(others)
         check_process_group(process_group, group)
@@ -149,7 +154,7 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
         }
         self._rest()
         partial = wants_rounds(sync, wire_dtype, buffer_bytes, group)
-        named = list(module.named_parameters())
+        named = self._named_parameters(module)
         if sparse == "error":
             self._refuse_sparse()
         if init_sync:
@@ -157,12 +162,13 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
                 [
                     f"broadcast_buffers={self._broadcast_buffers} sync={sync!r}",
                     *(describe(key, parameter) for key, parameter in named),
-                    *(describe(f"buffer {key}", buffer) for key, buffer in module.named_buffers()),
+                    *self._buffers_of_all.lines(),
                 ],
                 what="entry",
                 name=f"{self.name}.module",
                 group=group,
             )
+            require_writable([*named, *self._buffers_of_all.named()], self.name)
             broadcast_tensors(self._state(), 0, name=f"{self.name}.state", group=group)
         if partial:
             self._partial = PartialReducer(
@@ -170,7 +176,7 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
                 name=self.name,
                 sync=sync,
                 digest_every=digest_every,
-                relist=registrations.watch(module),
+                relist=registrations.watch(module, self._named_parameters),
                 group=group,
             )
         else:
@@ -181,25 +187,25 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
     def _rest(self) -> None:
         """Sets the state of a wrapper that does not take part in anything yet."""
         self._join: Join | None = None
-        self._flat_buffers: FlatBytes | None = None
         self._partial: PartialReducer | None = None
         self._reducer: GradientReducer | None = None
         self._arm = self._make_output_hook()
-        self._buffer_homes = [
-            (owner, key)
-            for owner in self.module.modules()
-            for key, buffer in owner._buffers.items()
-            if buffer is not None
-        ]
+        self._buffers_of_all = Buffers(self.module, _ignored(self.module))
+
+    @staticmethod
+    def _named_parameters(module: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+        ignored = _ignored(module)
+        return [(name, p) for name, p in module.named_parameters() if name not in ignored]
 
     def _make_reducer(self) -> None:
         module = self.module
         self._reducer = GradientReducer(
-            list(module.named_parameters()),
+            self._named_parameters(module),
             name=self.name,
             sparse_parameters=[child.weight for _, child in _sparse_modules(module)],
-            relist=registrations.watch(module),
+            relist=registrations.watch(module, self._named_parameters),
             group=self._group(),
+            missing="forward",
             **self._options,
         )
 
@@ -213,7 +219,7 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
             self._after_forward(output)
         return output
 
-    @torch._disable_dynamo  # exchanges data, so torch.compile must not trace it
+    @untraced
     def _before_forward(self) -> None:
         stepping = torch.is_grad_enabled() and not in_backward()  # not a checkpoint's second run
         if self._partial is not None:
@@ -226,8 +232,9 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
                 root = self._join.active_ranks(active=True)[0]
             if self.training:
                 self._sync_buffers(root)
+            self._reducer.expect()
 
-    @torch._disable_dynamo
+    @untraced
     def _after_forward(self, output: Any) -> None:
         for tensor in _tensors(output):
             # A leaf would keep its hooks for ever. A tensor that is returned again has the hook.
@@ -289,7 +296,7 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
         info = None
         for info in self._partial.flush():
             yield info
-        if self._broadcast_buffers and self._buffer_homes and not (info and info.lost):
+        if self._broadcast_buffers and not (info and info.lost):
             self._sync_buffers(0)
 
     def join(self) -> Join:
@@ -334,7 +341,7 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
                 "with a partial sync copy or save ddp.module, or its state_dict(), not the wrapper"
             )
         state = self.__dict__.copy()
-        for key in ("_join", "_flat_buffers", "_partial", "_reducer", "_arm", "_buffer_homes"):
+        for key in ("_join", "_partial", "_reducer", "_arm", "_buffers_of_all"):
             del state[key]
         state["name"] = f"{self.name.removesuffix('.copy')}.copy"
         return state
@@ -349,38 +356,25 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
         return self._membership.group()
 
     def _state(self) -> list[torch.Tensor]:
-        tensors = [parameter.detach() for parameter in self.module.parameters()]
-        return tensors + self._buffer_tensors()
-
-    def _buffer_tensors(self) -> list[torch.Tensor]:
-        seen: dict[int, torch.Tensor] = {}
-        for owner, key in self._buffer_homes:
-            buffer = owner._buffers[key]
-            seen.setdefault(id(buffer), buffer)
-        return list(seen.values())
+        tensors = [parameter.detach() for _, parameter in self._named_parameters(self.module)]
+        return tensors + [buffer for _, buffer in self._buffers_of_all.named()]
 
     def _sync_buffers(self, root: int) -> None:
-        if not self._broadcast_buffers or not self._buffer_homes:
-            return
-        buffers = self._buffer_tensors()
-        if self._flat_buffers is None:
-            self._flat_buffers = FlatBytes(buffers)
-        # As in torch, autograd is not told. BatchNorm saves its statistics without using them, so a
-        # second forward pass before backward() must not raise an error.
-        unseen = [buffer.data for buffer in buffers]
-        broadcast_tensors(
-            unseen,
-            root,
-            name=f"{self.name}.buffers",
-            flat=self._flat_buffers,
-            group=self._group(),
-        )
+        if self._broadcast_buffers:
+            self._buffers_of_all.broadcast(root, name=f"{self.name}.buffers", group=self._group())
 
     def _shadow(self, root: int) -> None:
         """Takes part in one step of the other ranks, on a rank that has left `join`."""
         if self.training:
             self._sync_buffers(root)
         self._reducer.shadow()
+
+    def _get_steps(self) -> int:
+        return 0 if self._reducer is None else self._reducer.steps
+
+    def _set_steps(self, steps: int) -> None:
+        if self._reducer is not None:
+            self._reducer.set_steps(steps)
 
     def _recover(self) -> None:
         self._reducer.abandon(stacklevel=8)  # points past Module.__call__
@@ -409,6 +403,11 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
                 return
             self._make_reducer()
         self._reducer.arm_from_output()
+
+
+def _ignored(module: torch.nn.Module) -> frozenset[str]:
+    """Returns the names of what each rank keeps for itself, by torch's convention."""
+    return frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
 
 
 def _sparse_modules(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:

@@ -33,6 +33,12 @@ class JoinableModel(Protocol):
     def _state(self) -> list[torch.Tensor]:
         """Returns parameters and buffers."""
 
+    def _get_steps(self) -> int:
+        """Returns how many steps optimizers have made with the model."""
+
+    def _set_steps(self, steps: int) -> None:
+        """Handles that the model has the parameters of a rank that has made so many steps."""
+
 
 class Join:
     """The context of `DistributedDataParallel.join`, for ranks with different numbers of batches.
@@ -85,6 +91,7 @@ class Join:
         while active := self.active_ranks(active=False):
             ddp._shadow(active[0])
         name, group = f"{ddp.name}.join", ddp._group()
-        steps = allgather_plain(self.steps, name=f"{name}.steps", group=group)
-        self.last = steps.index(max(steps))
+        told = allgather_plain((self.steps, ddp._get_steps()), name=f"{name}.steps", group=group)
+        self.last = max(range(len(told)), key=lambda place: told[place][0])
+        ddp._set_steps(told[self.last][1])
         broadcast_tensors(ddp._state(), self.last, name=f"{name}.state", group=group)

@@ -16,8 +16,11 @@ from herring.torch.tensors import check_not_capturing, dense_strides, dtype_name
 # A round's note (the bytes that travel with its gradients) has one byte per parameter, which says
 # whether the rank used it. Behind these bytes come flags. "again": a gradient has grown after it
 # was sent. "changed": the rank has parameters to average that the plan lacks. "failed": its
-# backward pass failed.
-FLAGS = ("again", "changed", "failed")
+# backward pass failed. "without": the rank takes part without a backward pass through the model.
+# The bytes of the number of steps, and of its complement, come last. At each place the ranks' notes
+# together have the largest byte of any rank, which shows whether the numbers differ.
+FLAGS = ("again", "changed", "failed", "without")
+STEP_BYTES = 4
 
 # Gradients are copied to their places in batches of at least this many bytes (or a fusion buffer).
 # One call then copies many small gradients while each is still in the processor's cache.
@@ -91,7 +94,7 @@ class Layout:
             wire_dtype=options.wire_dtype,
             buffer_bytes=options.buffer_bytes,
             group=options.group,
-            note_bytes=len(parameters) + len(FLAGS),
+            note_bytes=len(parameters) + len(FLAGS) + 2 * STEP_BYTES,
             device=self.gpu,
         )
         arenas = self._arenas(order)

@@ -148,6 +148,7 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
             ),
             relist=relist,
             group=group,
+            missing="step",
         )
 
     def _relist(self) -> list[tuple[str, torch.nn.Parameter]] | None:
@@ -197,7 +198,8 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
 
         def averaged() -> Any:
             loss = None if closure is None else _evaluated(closure)
-            self.synchronize()
+            with work_range("synchronize", self.name):
+                self._end_round("step")
             self._rounds_at_step = self._reducer.rounds
             return loss
 
@@ -236,7 +238,7 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
         with work_range("synchronize", self.name):
             self._end_round()
 
-    def _end_round(self) -> None:
+    def _end_round(self, without: str = "pass") -> None:
         if self._reducer.round_open:
             self._reducer.abandon()
             raise HerringError(
@@ -244,7 +246,7 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
                 "all ranks, and gradients were cleared"
             )
         if self._reducer.rounds == self._rounds_at_step and self._reducer.enabled:
-            self._reducer.finish_step()
+            self._reducer.finish_step(without=without)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears gradients. If a backward pass raised, gives up its step on all ranks as well."""

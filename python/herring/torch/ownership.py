@@ -34,10 +34,14 @@ class Pausable:
         """Lets go of its parameters after its job has ended; no other rank takes part."""
         raise NotImplementedError
 
+    def _pauses(self) -> None:
+        """Notes that a block without averaging begins."""
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Lets gradients of backward passes inside the block accumulate locally."""
         before, self.enabled = self.enabled, False
+        self._pauses()
         try:
             yield
         finally:

@@ -14,13 +14,14 @@ from herring.arrays.agreement import job_ranks, ranks_text, require_agreement
 from herring.arrays.arguments import count_of, text_of
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.objects import allgather_plain
-from herring.errors import HerringError, InvalidArgumentError
+from herring.errors import HerringError, InvalidArgumentError, MismatchError
 from herring.torch.layout import Layout, Options
 from herring.torch.ownership import Pausable, claim, collect, release
 from herring.torch.passes import EndsWithPass, accumulates
 from herring.torch.ranges import work_range
-from herring.torch.round import Round
+from herring.torch.round import STEPS_INSIDE, Round
 from herring.torch.sparse import average_sparse
+from herring.torch.steps import Stepped
 from herring.torch.tensors import describe, wire_dtype_name
 
 # Returns the present list of named parameters if it may have changed since the last call.
@@ -114,7 +115,7 @@ class Listing(Pausable):
         return any(p.requires_grad for p in self._frozen)
 
 
-class GradientReducer(Listing, EndsWithPass):
+class GradientReducer(Listing, EndsWithPass, Stepped):
     """Averages the gradients of a list of parameters over all ranks, round by round.
 
     A hook on each parameter notices that its gradient is ready. Gradients are copied in batches to
@@ -135,6 +136,9 @@ class GradientReducer(Listing, EndsWithPass):
     also says in its note that it has more parameters to average than the plan, because some are no
     longer frozen. All ranks then make a new plan and repeat the round.
 
+    All gradients of a round belong to the same step of the optimizer (`steps.py`): a rank without
+    gradients contributes zeros, and if ranks have made different numbers of steps, all raise.
+
     Attributes:
       name: The reducer's name.
       rounds: The number of rounds finished.
@@ -154,6 +158,7 @@ class GradientReducer(Listing, EndsWithPass):
         sparse_parameters: Collection[torch.nn.Parameter] = (),
         relist: Relist | None = None,
         group: Group | None = None,
+        missing: str | None = None,
     ) -> None:
         """Checks the parameters, compares them across ranks and plans (collective).
 
@@ -173,6 +178,7 @@ class GradientReducer(Listing, EndsWithPass):
             named parameters if the list may have changed since the last call, else None.
           group: The group whose gradients are averaged; None means all workers. "Ranks" and "all"
             mean the group's ranks.
+          missing: What shows that this rank has no gradients in a step (`Stepped`).
 
         Raises:
           InvalidArgumentError: A dtype cannot be averaged, an option is unknown, or another reducer
@@ -195,6 +201,7 @@ class GradientReducer(Listing, EndsWithPass):
         self._layout: Layout | None = None  # None: all parameters are frozen
         self._round: Round | None = None  # the round that a backward pass has begun
         self._set_up(name)
+        Stepped.__init__(self, missing)
 
     def _set_up(self, name: str) -> None:
         """Plans for the parameters that are listed now and drops the old plan (collective)."""
@@ -217,10 +224,14 @@ class GradientReducer(Listing, EndsWithPass):
         myself = weakref.ref(self)  # the garbage collector does not see the engine's hooks
 
         def hook(_parameter: torch.Tensor) -> None:
-            if (reducer := myself()) is not None and reducer.enabled:
-                if reducer._round is None:
-                    reducer.arm()
-                reducer._round.produced(index)
+            if (reducer := myself()) is None:
+                return
+            if not reducer.enabled:
+                reducer._passes_by()
+                return
+            if reducer._round is None:
+                reducer.arm()
+            reducer._round.produced(index)
 
         return parameter.register_post_accumulate_grad_hook(hook)
 
@@ -237,6 +248,7 @@ class GradientReducer(Listing, EndsWithPass):
             if self.round_open or not self.enabled or not self._has_plan():
                 return
             torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
+            self._begins_in_pass()
             self._begin()
             self._enter_pass()
 
@@ -256,13 +268,31 @@ class GradientReducer(Listing, EndsWithPass):
             )
         return self._layout is not None
 
-    def _begin(self) -> None:
+    def _begin(self, without: str = "") -> None:
         refusal = None
         try:
             self._layout.prepare()
         except InvalidArgumentError as error:
             refusal = error  # raised at the end of the round, where the other ranks hear of it
-        self._round = Round(self._layout, active=True, refusal=refusal)
+        self._round = Round(
+            self._layout, active=True, steps=self.steps, without=without, refusal=refusal
+        )
+
+    def refuse_step(self) -> None:
+        """Fails the round of the running pass, because an optimizer is about to step inside it.
+
+        Raises:
+          InvalidArgumentError: Always, unless the pass is in `no_sync`.
+        """
+        if self.enabled:
+            self.arm()
+            self._round.refuse(
+                InvalidArgumentError(
+                    f"{self.name}: an optimizer makes a step inside the backward pass. "
+                    + STEPS_INSIDE
+                )
+            )
+            self.abandon()
 
     # -- at the end of the backward pass --------------------------------------------------------
 
@@ -274,13 +304,17 @@ class GradientReducer(Listing, EndsWithPass):
                 if reducer.round_open:
                     reducer._finish()
 
-    def finish_step(self) -> None:
+    def finish_step(self, *, without: str = "pass") -> None:
         """Ends the round for a rank on which no hook has run since the last one (collective).
 
         The other ranks wait for this rank at the end of their backward pass.
+
+        Args:
+          without: "step" if the optimizer is making its step. The other ranks may then have
+            changed their gradients already, so `even_out` follows on all ranks.
         """
         if not self.round_open and self._has_plan():
-            self._begin()
+            self._begin(without)
             self._finish()
 
     @property
@@ -306,16 +340,23 @@ class GradientReducer(Listing, EndsWithPass):
                 "all ranks, and gradients were cleared",
                 stacklevel=stacklevel + 1,
             )
+        refusal = None
         for reducer in self._together():
             if reducer.round_open:
                 reducer._round.failing = True
-                reducer._finish()
+                try:
+                    reducer._finish()
+                except InvalidArgumentError as error:
+                    refusal = refusal or error
+        if refusal is not None:
+            raise refusal
 
     def shadow(self) -> None:
         """Takes part in a round without contributing, for a rank that has no more data."""
         if self._layout is not None:
-            self._round = Round(self._layout, active=False)
+            self._round = Round(self._layout, active=False, steps=self.steps)
             self._finish()
+            self.even_out(active=False)
 
     def _finish(self) -> None:
         with work_range("round", self.name):
@@ -335,13 +376,16 @@ class GradientReducer(Listing, EndsWithPass):
         if self.given_up:
             self._raise_failure(ended)
             return
+        if "steps" in flags:
+            self._raise_steps(ended)
+            return
         produced = [] if layout.final else ended.learn_order()
         if "changed" in flags:
             produced = []
             self._generation += 1
             self._set_up(f"{self.name}.{self._generation}")
-        if flags:  # repeats the round with whole gradients
-            unused, _ = Round(self._layout, ended.active).finish()
+        if flags - {"without"}:  # repeats the round with whole gradients
+            unused, _ = Round(self._layout, ended.active, steps=self.steps).finish()
         layout = self._layout
         averages = {}
         if sparse := sorted(layout.sparse):
@@ -356,6 +400,39 @@ class GradientReducer(Listing, EndsWithPass):
             layout.show(unused, averages)
         if not layout.final:
             self._finalize(produced)
+        told = None
+        if "without" in flags:
+            mine = (ended.without, self._names_of_pass()) if ended.active else None
+            told = allgather_plain(mine, name=f"{self.name}.without", group=self._options.group)
+        used = [index for index in range(len(layout.parameters)) if index not in unused]
+        self._round_ended(told, used, ended.without)
+
+    def _scope(self) -> Group | None:
+        return self._options.group
+
+    def _sparse(self) -> set[int]:
+        return set() if self._layout is None else self._layout.sparse
+
+    def _raise_steps(self, ended: Round) -> None:
+        group = self._options.group
+        mine = ended.steps if ended.active else None
+        told = allgather_plain(mine, name=f"{self.name}.steps", group=group)
+        for parameter in self.parameters:
+            parameter.grad = None
+        if not ended.active:
+            return
+        holders: dict[int, list[int]] = {}
+        for rank, steps in zip(job_ranks(range(len(told)), group), told):
+            if steps is not None:
+                holders.setdefault(steps, []).append(rank)
+        counts = "; ".join(
+            f"{ranks_text(ranks)}: {steps}" for steps, ranks in sorted(holders.items())
+        )
+        raise MismatchError(
+            f"{self.name} round {self.rounds}: ranks have made different numbers of steps of the "
+            f"optimizer ({counts}), so their gradients belong to different steps. They were "
+            "cleared on all ranks. Make the same steps on every rank, each after a backward pass"
+        )
 
     def _raise_failure(self, ended: Round) -> None:
         group = self._options.group
@@ -417,6 +494,7 @@ class GradientReducer(Listing, EndsWithPass):
         release(layout.parameters, self)
         layout.close()
         self._layout = None
+        self._mine = set()
 
     def retire(self) -> None:
         """Removes the hooks after the job has ended; no other rank takes part."""

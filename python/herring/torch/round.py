@@ -9,10 +9,14 @@ import torch
 
 from herring.errors import HerringError, InvalidArgumentError
 from herring.torch.devices import Streams
-from herring.torch.layout import FLAGS, Layout
+from herring.torch.layout import FLAGS, STEP_BYTES, Layout
 from herring.torch.ownership import runs_last
 from herring.torch.tensors import warn_once
 
+STEPS_INSIDE = (
+    "An optimizer that makes its step inside the backward pass would use this rank's gradients; "
+    "make the step after backward()"
+)
 # The states of a parameter's gradient in a round.
 _MISSING, _PRODUCED, _SENT, _SENT_ZEROS = range(4)
 _USED = bytes(state == _SENT for state in range(256))  # a table for bytes.translate
@@ -24,15 +28,29 @@ class Round:
     Attributes:
       layout: The layout of the gradients.
       active: Whether this rank contributes.
+      steps: The number of the optimizer's steps on this rank.
+      without: Empty if a backward pass has begun the round. Else why this rank takes part: "pass",
+        a backward pass reached no parameter, or "step", the optimizer makes its step.
       failing: Whether this rank's backward pass has raised, or this rank refuses the round.
       refusal: Why this rank cannot take part; None if it can. None of its gradients are sent then.
     """
 
-    def __init__(self, layout: Layout, active: bool, refusal: HerringError | None = None) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        active: bool,
+        *,
+        steps: int,
+        without: str = "",
+        refusal: HerringError | None = None,
+    ) -> None:
         self.layout = layout
         self.active = active
-        self.failing = refusal is not None
-        self.refusal = refusal
+        self.steps, self.without = steps, without
+        self.failing, self.refusal = False, None
+        if refusal is not None:
+            self.refuse(refusal)
+        self._seen: set[int] = set()  # gradients that autograd has produced
         self._again: set[int] = set()  # gradients that have grown after they were sent
         self._state = bytearray(len(layout.parameters))
         for index in layout.deferred | layout.sparse:
@@ -42,13 +60,35 @@ class Round:
         self._streams = Streams()  # the GPU's streams in which gradients are made
         self._repeated: list[int] = []  # gradients accumulated again before the layout is final
         self._lock = threading.Lock()  # gradients on several devices arrive on several threads
+        self._versions = [p._version for p in layout.parameters]
         layout.plan.begin(active=active)
+
+    def refuse(self, refusal: HerringError) -> None:
+        """Lets the round fail on all ranks, which raise the error of the first rank."""
+        self.failing = True
+        self.refusal = self.refusal or refusal
+
+    def _check_untouched(self) -> None:
+        """Refuses the round if a gradient or a parameter was taken before it was averaged."""
+        layout = self.layout
+        for index, parameter in enumerate(layout.parameters):
+            taken = index in self._seen and parameter.grad is None
+            if taken or parameter._version != self._versions[index]:
+                what = "its gradient was removed" if taken else "it was changed"
+                self.refuse(
+                    InvalidArgumentError(
+                        f"{layout.options.name}: {what} inside the backward pass, before it was "
+                        f"averaged: parameter {layout.names[index]!r}. {STEPS_INSIDE}"
+                    )
+                )
+                return
 
     def produced(self, index: int) -> None:
         """Handles that autograd has added to the gradient of parameter `index`."""
         state, layout = self._state, self.layout
         if self.refusal is not None:
             return
+        self._seen.add(index)
         if state[index] == _MISSING:
             state[index] = _PRODUCED
             self._waiting.append(index)
@@ -122,25 +162,34 @@ class Round:
           changed: Whether this rank has parameters that the plan lacks.
 
         Returns:
-          The parameters that no rank has used, and the flags (of `FLAGS`) that some rank has set.
+          The parameters that no rank has used, and the flags (of `FLAGS`) that some rank has set;
+          also "steps" if ranks have made different numbers of steps.
         """
         layout, state = self.layout, self._state
         if self.active:
+            if not self.failing:
+                self._check_untouched()
             rest = [index for index in layout.order if state[index] < _SENT]
             if not self.failing:
                 self._place(rest, last=True)
                 for index in layout.sparse:
                     used = layout.parameters[index].grad is not None
                     state[index] = _SENT if used else _SENT_ZEROS
-            flags = (bool(self._again), changed, self.failing)
-            layout.plan.note(state.translate(_USED) + bytes(flags))
+            flags = bytes((bool(self._again), changed, self.failing, bool(self.without)))
+            steps = (self.steps % 256**STEP_BYTES).to_bytes(STEP_BYTES, "little")
+            others = bytes(255 - byte for byte in steps)
+            layout.plan.note(state.translate(_USED) + flags + steps + others)
             layout.ready(rest)
         layout.plan.wait()
         layout.deferred |= self._again
         notes = layout.plan.notes
-        used = notes[: len(state)]
+        used, rest = notes[: len(state)], notes[len(state) :]
         unused = {index for index, by_some in enumerate(used) if not by_some}
-        return unused, {flag for flag, told in zip(FLAGS, notes[len(state) :]) if told}
+        found = {flag for flag, told in zip(FLAGS, rest) if told}
+        steps, others = rest[len(FLAGS) : -STEP_BYTES], rest[-STEP_BYTES:]
+        if any(largest + other != 255 for largest, other in zip(steps, others)):
+            found.add("steps")
+        return unused, found
 
     def learn_order(self) -> list[int]:
         """Returns the order in which gradients became whole, for the final layout.

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-import herring
 from herring.arrays.agreement import require_agreement
 from herring.arrays.arguments import name_given, shown
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.objects import broadcast_plain, may_pickle, pickled
+from herring.arrays.operations import Handle, submit
 from herring.errors import InvalidArgumentError
-from herring.torch.tensors import FlatBytes, describe, dtype_name
+from herring.torch.tensors import FlatBytes, describe, dtype_name, require_writable
 
 
 class _TensorPlace:
@@ -59,6 +59,7 @@ def broadcast_tensors(
     name: str,
     flat: FlatBytes | None = None,
     group: Group | None = None,
+    agreement: str = "",
 ) -> None:
     """Overwrites tensors with those of rank `root`, with few operations (collective).
 
@@ -68,6 +69,10 @@ def broadcast_tensors(
       name: The prefix of the operations' names.
       flat: A packing that was made for these tensors earlier, which saves allocating one.
       group: The group that takes part; None means all ranks.
+      agreement: What all ranks must give alike besides numbers of bytes, in words.
+
+    Raises:
+      MismatchError: Ranks gave different numbers of bytes or different texts.
     """
     scope = scope_of(group)
     if not tensors or scope.size == 1:
@@ -77,7 +82,10 @@ def broadcast_tensors(
     if is_root:
         flat.pack(tensors)
     for index, block in enumerate(flat.blocks):
-        herring.broadcast(block, root, name=f"{name}.{index}", group=group)
+        operation = submit(
+            "broadcast", block, f"{name}.{index}", None, group, root=root, agreement=agreement
+        )
+        Handle(operation, block).wait()
     if not is_root:
         flat.unpack(tensors)
 
@@ -99,7 +107,8 @@ def broadcast_parameters(
       group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Raises:
-      InvalidArgumentError: `parameters` is something else.
+      InvalidArgumentError: `parameters` is something else, or a tensor cannot be overwritten (it is
+        expanded, sparse, on the device "meta", or not initialized).
       MismatchError: Names, shapes or dtypes differ between ranks.
       PeerLostError: A worker or a server died or left.
       TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
@@ -107,11 +116,12 @@ def broadcast_parameters(
     name = name_given(name) or "parameters"
     named = _named_tensors(parameters)
     require_agreement(
-        (describe(key, tensor.detach()) for key, tensor in named),
+        (describe(key, tensor, values=True) for key, tensor in named),
         what="tensor",
         name=name,
         group=group,
     )
+    require_writable(named, "broadcast_parameters")
     broadcast_tensors([tensor.detach() for _, tensor in named], root, name=name, group=group)
 
 
@@ -172,7 +182,7 @@ def broadcast_optimizer_state(
         [
             f"type {type(inner).__name__}",
             *(
-                describe(f"group {g} parameter {i}", parameter.detach())
+                describe(f"group {g} parameter {i}", parameter, values=True)
                 for g, group in enumerate(inner.param_groups)
                 for i, parameter in enumerate(group["params"])
             ),

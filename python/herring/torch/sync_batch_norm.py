@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 from herring.arrays.groups import Group, scope_of
 from herring.errors import InvalidArgumentError
 from herring.torch import functional
+from herring.torch.compiled import untraced
 from herring.torch.membership import Membership
 
 __all__ = ["SyncBatchNorm"]
@@ -119,11 +120,11 @@ class SyncBatchNorm(_BatchNorm):
             found = found + self.bias.view(shape)
         return found.to(input.dtype)
 
-    @torch._disable_dynamo
+    @untraced
     def _size(self) -> int:
         return scope_of(self._group()).size
 
-    @torch._disable_dynamo  # exchanges data, so torch.compile must not trace it
+    @untraced
     def _gathered(self, row: torch.Tensor) -> torch.Tensor:
         return functional.allgather(row, group=self._group())
 
@@ -138,10 +139,11 @@ class SyncBatchNorm(_BatchNorm):
         row = torch.cat([mean, squares, mean.new_tensor([float(mine)])]).view(1, -1)
         means, sums, counts = self._gathered(row).split([channels, channels, 1], dim=1)
         counts = counts.detach()
-        total = counts.sum().clamp(min=1.0)
+        count = counts.sum()
+        total = count.clamp(min=1.0)
         overall = (means * counts).sum(0) / total
         spread = sums.sum(0) + (counts * (means - overall).square()).sum(0)
-        return overall, spread / total, total
+        return overall, spread / total, count
 
     def _track(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
         self.num_batches_tracked.add_(1)
@@ -150,5 +152,6 @@ class SyncBatchNorm(_BatchNorm):
             momentum = (1.0 / self.num_batches_tracked).to(mean.dtype)
         with torch.no_grad():
             unbiased = variance * (count / (count - 1).clamp(min=1.0))
+            momentum = momentum * (count > 0)  # Empty batches on all ranks change no statistics.
             for tracked, new in ((self.running_mean, mean), (self.running_var, unbiased)):
                 tracked.add_(((new - tracked) * momentum).to(tracked.dtype))

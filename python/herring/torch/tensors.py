@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 
 import torch
+from torch.nn.parameter import UninitializedTensorMixin
 
 from herring.arrays.arguments import shown
 from herring.errors import InvalidArgumentError
@@ -135,13 +136,45 @@ def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
     return torch.empty_like(tensor, device="meta", memory_format=torch.preserve_format).stride()
 
 
-def describe(name: str, tensor: torch.Tensor) -> str:
-    """Returns one line with all properties of a tensor that must be equal on all ranks."""
+def obstacle(tensor: torch.Tensor) -> str:
+    """Returns why a tensor cannot be overwritten with that of another rank; empty if it can."""
+    if isinstance(tensor, UninitializedTensorMixin):
+        return "is not initialized; run a forward pass first"
+    if tensor.layout != torch.strided or tensor.is_nested:
+        return f"is not dense ({tensor.layout})"
+    if tensor.device.type == "meta":
+        return "is on the device 'meta' and has no values"
+    if any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride())):
+        return "is expanded, so its elements share memory; clone() it"
+    return ""
+
+
+def require_writable(named: Iterable[tuple[str, torch.Tensor]], operation: str) -> None:
+    """Refuses tensors that cannot be overwritten, after ranks have agreed on their descriptions.
+
+    Raises:
+      InvalidArgumentError: A tensor has an `obstacle`.
+    """
+    for name, tensor in named:
+        if reason := obstacle(tensor):
+            raise InvalidArgumentError(f"{operation}: {name!r} {reason}")
+
+
+def describe(name: str, tensor: torch.Tensor, *, values: bool = False) -> str:
+    """Returns one line with all properties of a tensor that must be equal on all ranks.
+
+    Args:
+      name: The tensor's name.
+      tensor: The tensor.
+      values: Whether only its values matter, and not whether it is a frozen parameter.
+    """
+    if reason := obstacle(tensor):
+        return f"{name} {reason}"
     line = f"{name} {dtype_name(tensor.dtype)} {list(tensor.shape)}"
     strides = dense_strides(tensor)
     if strides != torch.empty(tensor.shape, device="meta").stride():
         line += f" strides {list(strides)}"
-    if isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad:
+    if not values and isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad:
         line += " frozen"
     return line
 
@@ -180,7 +213,8 @@ class FlatBytes:
     def unpack(self, tensors: Sequence[torch.Tensor]) -> None:
         """Copies the blocks back into `tensors`, in place."""
         check_not_capturing(tensors, "copying from host memory")
-        with torch.no_grad():
-            for place, tensor in zip(self._places, tensors):
-                if place[2]:
+        for place, tensor in zip(self._places, tensors):
+            if place[2]:
+                # A tensor made under inference_mode can be changed there only.
+                with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
                     tensor.copy_(self._view(place, tensor))

@@ -5,6 +5,7 @@ Every case runs on all ranks of a job and raises if it fails. `test_torch.py` st
 """
 
 from . import (
+    buffers,
     collectives,
     grids,
     groups,
@@ -15,6 +16,7 @@ from . import (
     profiles,
     programs,
     steps,
+    without_gradients,
     wrapper,
 )
 from .support import CASES, GROUP_CASES
@@ -22,6 +24,7 @@ from .support import CASES, GROUP_CASES
 __all__ = [
     "CASES",
     "GROUP_CASES",
+    "buffers",
     "collectives",
     "grids",
     "groups",
@@ -32,5 +35,6 @@ __all__ = [
     "profiles",
     "programs",
     "steps",
+    "without_gradients",
     "wrapper",
 ]

@@ -336,3 +336,68 @@ def compiled():
             F.cross_entropy(reference(inputs), labels).backward()
             for p, q in zip(model.parameters(), reference.parameters()):
                 close(p.grad, q.grad, 1e-5)
+
+
+@case
+def compiled_steps():
+    """Whole steps and backward passes are compiled, in all the ways that torch has."""
+    dynamo = torch._dynamo
+
+    def train(wrap: str, how: str) -> None:
+        model = mlp()
+        optimizer, call, closing = torch.optim.SGD(model.parameters(), lr=0.1), model, None
+        if wrap == "ddp":
+            closing = call = herring.DistributedDataParallel(model)
+        else:
+            closing = optimizer = herring.DistributedOptimizer(optimizer)
+
+        def run(inputs, labels):
+            optimizer.zero_grad()
+            F.cross_entropy(call(inputs), labels).backward()
+            optimizer.step()
+
+        if how != "compiled backward":
+            run = torch.compile(run, backend="aot_eager")
+        for step in range(3):
+            if how == "step":
+                run(*mine(step))
+            elif how == "step with compiled autograd":
+                with dynamo.config.patch(compiled_autograd=True):
+                    run(*mine(step))
+            else:
+                with dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+                    run(*mine(step))
+        closing.close()
+        for p, q in zip(model.parameters(), expected.parameters()):
+            close(p, q, 1e-5)
+
+    expected = mlp()
+    optimizer = torch.optim.SGD(expected.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        inputs, labels = everyones_batch(step)
+        F.cross_entropy(expected(inputs), labels).backward()
+        optimizer.step()
+    for wrap, how in (
+        ("ddp", "step"),
+        ("ddp", "step with compiled autograd"),
+        ("ddp", "compiled backward"),
+        ("optimizer", "step"),
+    ):
+        dynamo.reset()
+        train(wrap, how)
+
+
+@case
+def compiled_as_one_graph():
+    """The module can be one graph. The wrapper cannot, and torch's error says what to do."""
+    inputs, labels = mine(0)
+    whole = torch.compile(mlp(), backend="aot_eager", fullgraph=True)
+    ddp = herring.DistributedDataParallel(whole)
+    F.cross_entropy(ddp(inputs), labels).backward()
+    same_everywhere([p.grad for p in whole.parameters()])
+    ddp.close()
+    ddp = herring.DistributedDataParallel(mlp())
+    with raises(torch._dynamo.exc.Unsupported, "compile the module and then wrap it"):
+        torch.compile(ddp, backend="aot_eager", fullgraph=True)(inputs)
+    ddp.close()

@@ -134,6 +134,19 @@ def sync_batch_norm_uneven():
 
 
 @case
+def sync_batch_norm_without_samples():
+    """Empty batches on all ranks change the statistics as an empty batch changes BatchNorm's."""
+    for shape in ((0, 3), (0, 3, 4)):
+        ours, single = herring.SyncBatchNorm(3), nn.BatchNorm1d(3)
+        for norm in (ours, single):
+            norm.running_mean.fill_(5.0)
+            norm.running_var.fill_(2.0)
+            assert norm(torch.zeros(shape)).shape == shape
+        for one, other in zip(ours.buffers(), single.buffers()):
+            assert torch.equal(one, other), (one, other)
+
+
+@case
 def sync_batch_norm_of_a_group():
     """In a group of one rank, SyncBatchNorm equals BatchNorm."""
     alone = herring.new_group([herring.rank()])

@@ -1,0 +1,60 @@
+"""Keeps torch.compile, and compiled autograd, out of what exchanges data."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import ParamSpec, TypeVar
+
+from herring.torch.tensors import warn_once
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+_REASON = (
+    "herring exchanges data here. For fullgraph=True compile the module and then wrap it: "
+    "DistributedDataParallel(torch.compile(module, fullgraph=True))"
+)
+
+
+def untraced(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Returns the function, which torch.compile does not trace, nor what it calls.
+
+    torch.compile is not imported for that. A program that does not compile is spared its import.
+    """
+    function._torchdynamo_disable = True
+    function._torchdynamo_disable_msg = _REASON
+
+    disabled: Callable[Arguments, Result] | None = None
+
+    @functools.wraps(function)
+    def whole(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+        nonlocal disabled
+        if disabled is None:
+            if "torch._dynamo" not in sys.modules:
+                return function(*arguments, **options)
+            disabled = sys.modules["torch._dynamo"].disable(function, reason=_REASON)
+        return disabled(*arguments, **options)
+
+    return whole
+
+
+@contextlib.contextmanager
+def uncompiled() -> Iterator[None]:
+    """Runs a backward pass as it is, where compiled autograd would replace it.
+
+    Compiled autograd traces a pass once, with the hooks that average, and then runs the trace.
+    """
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    if compiled is None or not compiled.compiled_autograd_enabled:
+        yield
+        return
+    warn_once(
+        "compiled autograd",
+        "herring.torch: a backward pass whose gradients are averaged is not compiled by compiled "
+        "autograd; set torch._dynamo.config.compiled_autograd = False",
+    )
+    with compiled._disable():
+        yield

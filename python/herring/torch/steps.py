@@ -1,0 +1,302 @@
+"""Keeps together the gradients of one step, also if a rank has none in it.
+
+A rank whose loss depends on no parameter (a batch without targets, for instance) begins no round in
+its backward pass, while the other ranks wait for it in theirs. Its next gradients would be averaged
+with those of the others' present step. Two things prevent that:
+
+- The rank takes part with zeros, as soon as it is known that its step has no gradients. That is
+  after a backward pass that reached no parameter at all, or else when the optimizer makes its step.
+- Each rank counts the optimizer's steps and tells the number in every round's note. If the numbers
+  differ, all ranks raise an error.
+
+PyTorch has hooks for the steps of all optimizers. It has none for a backward pass that reaches no
+parameter, so `torch.autograd.backward` is replaced by a function that calls it.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from herring.arrays import runtime
+from herring.arrays.groups import Group, scope_of
+from herring.torch.compiled import uncompiled, untraced
+from herring.torch.passes import in_backward
+from herring.torch.sparse import average_sparse
+from herring.torch.state import broadcast_tensors
+
+_live: weakref.WeakSet[Stepped] = weakref.WeakSet()
+_lock = threading.Lock()
+_passes = 0  # Backward passes of this process that have reached a reducer's parameter.
+
+
+class Stepped:
+    """A reducer that knows when optimizers make steps with its parameters.
+
+    Attributes:
+      steps: The number of steps. What optimizers do between two rounds counts as one step, and
+        steps after passes in `no_sync` do not count.
+      missing: What shows that this rank has no gradients in a step. "forward": a forward pass was
+        not followed by a round. "step": the optimizer's wrapper sees to it, and only a backward
+        pass without any parameter is of interest here. None: nothing, and steps do not count.
+    """
+
+    # What the reducer has.
+    name: str
+    rounds: int
+    enabled: bool
+    claimed_in: Any
+    round_open: bool
+    parameters: Sequence[torch.nn.Parameter]
+    _mine: set[int]
+    _turn: tuple[Any, ...]
+
+    def __init__(self, missing: str | None) -> None:
+        self.missing = missing
+        self.steps = 0
+        self._moved = False  # Whether an optimizer has made a step since the last round.
+        self._uncovered = False  # Whether a forward pass has not been followed by a round.
+        self._direct = False  # Whether rounds come without forward passes of the wrapper.
+        self._paused = False  # Whether there was a `no_sync` block since the last round.
+        self._expected = True  # False after a round to which no rank's backward pass has led.
+        self._rounds_before = 0  # The number of rounds at the optimizer's last step.
+        self._lender: int | None = None
+        self._lent: list[int] = []
+        with _lock:
+            _install()
+            _live.add(self)
+
+    # -- what the reducer tells -------------------------------------------------------------------
+
+    def expect(self) -> None:
+        """Notes a forward pass whose gradients are to be averaged."""
+        self._uncovered = self.enabled
+
+    def _begins_in_pass(self) -> None:
+        global _passes
+        _passes += 1
+        self._direct |= not self._uncovered
+
+    def _passes_by(self) -> None:
+        """Notes a backward pass whose gradients stay on this rank."""
+        global _passes
+        _passes += 1
+        self._uncovered = False
+
+    def _pauses(self) -> None:
+        self._paused = True
+
+    def _round_ended(
+        self, told: list[tuple[str, list[str]] | None] | None, used: list[int], without: str
+    ) -> None:
+        """Notes the end of a round.
+
+        Args:
+          told: None if backward passes have led all ranks to the round. Else what each rank has
+            said: why it took part without one, or an empty text, and the reducers of its pass.
+            None for ranks without data.
+          used: The parameters that now have a gradient.
+          without: What this rank has said.
+        """
+        self._moved = self._uncovered = self._paused = False
+        self._lender, self._lent, self._expected = None, used, True
+        if told is None:
+            return
+        reasons = {place: said[0] for place, said in enumerate(told) if said is not None}
+        self._expected = not all(reasons.values())
+        if "step" in reasons.values():
+            self._lender = next((place for place, why in reasons.items() if why != "step"), None)
+        if without:
+            # The others' pass goes through these models too; rounds end in the order of turns.
+            names = {name for said in told if said is not None for name in said[1]}
+            others = [one for one in list(_live) if one.name in names and one._turn > self._turn]
+            if others:
+                min(others, key=lambda one: one._turn).finish_step(without=without)
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def _takes_part(self) -> bool:
+        return bool(self.parameters) and runtime.is_running(self.claimed_in)
+
+    def awaits_pass(self) -> bool:
+        """Returns whether a backward pass without any parameter was this rank's part of a round."""
+        if not (self.enabled and self._takes_part()) or self.round_open:
+            return False
+        return self.missing == "step" or (
+            self.missing == "forward" and (self._uncovered or self._direct)
+        )
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Ends a round that only this rank has not begun, before an optimizer makes a step."""
+        if self.round_open or self.missing is None:
+            return
+        no_round = self.rounds == self._rounds_before and not self._paused
+        if (
+            self.missing == "forward"
+            and self.enabled
+            and self._expected
+            and (self._uncovered or (self._direct and no_round))
+        ):
+            self.finish_step(without="step")
+        self.even_out()
+        self._rounds_before = self.rounds
+        if self._moved or self._paused:
+            return
+        self._moved = any(
+            p.grad is not None
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if id(p) in self._mine
+        )
+        self.steps += self._moved
+
+    def set_steps(self, steps: int) -> None:
+        """Handles that the parameters are those of a rank that has made so many steps."""
+        self.steps, self._moved = steps, True
+
+    def even_out(self, *, active: bool = True) -> None:
+        """Gives all ranks the gradients of one rank, after a round that some joined late.
+
+        This is collective after such a round, and nothing otherwise. The others may have clipped or
+        scaled their gradients since their backward pass, but a rank that has joined in the
+        optimizer's step could not.
+
+        Args:
+          active: Whether this rank has gradients; a rank without data only takes part.
+        """
+        lender, self._lender = self._lender, None
+        if lender is None:
+            return
+        group, name = self._scope(), f"{self.name}.lent"
+        dense = [self.parameters[index] for index in self._lent if index not in self._sparse()]
+        own = [p.grad if active else None for p in dense]
+        gradients = [torch.empty_like(p) if one is None else one for p, one in zip(dense, own)]
+        broadcast_tensors([one.detach() for one in gradients], lender, name=name, group=group)
+        for p, gradient in zip(dense, gradients if active else ()):
+            p.grad = gradient
+        if rows := [self.parameters[index] for index in sorted(self._sparse())]:
+            lends = active and scope_of(group).rank == lender
+            found = average_sparse(rows, active=lends, name=f"{name}.rows", group=group)
+            for p, gradient in zip(rows, found if active else ()):
+                p.grad = gradient
+
+    def _scope(self) -> Group | None:
+        """Returns the group whose gradients are averaged."""
+        raise NotImplementedError
+
+    def _sparse(self) -> set[int]:
+        """Returns the indices of the parameters whose gradients are exchanged by rows."""
+        raise NotImplementedError
+
+    def finish_step(self, *, without: str = "pass") -> None:
+        """Takes part in a round that this rank's backward pass has not begun (collective)."""
+        raise NotImplementedError
+
+    def refuse_step(self) -> None:
+        """Refuses the round of the running pass, because an optimizer has made a step inside it."""
+        raise NotImplementedError
+
+
+def _owners(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Returns the reducers that average parameters of the optimizer, in the order of all ranks."""
+    if not _live:
+        return []
+    ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    found = [one for one in list(_live) if not one._mine.isdisjoint(ids) and one._takes_part()]
+    return sorted(found, key=lambda one: one._turn)
+
+
+def _before_step(
+    optimizer: torch.optim.Optimizer, arguments: Any, options: Any
+) -> tuple[Any, Any] | None:
+    owners = _owners(optimizer)
+    if not owners:
+        return None
+    if in_backward():
+        for one in owners:
+            one.refuse_step()
+        return None
+    closure = options.get("closure") or (arguments[1] if len(arguments) > 1 else None)
+
+    def ready() -> None:
+        for one in owners:
+            one.before_step(optimizer)
+
+    if closure is None:
+        ready()
+        return None
+    averaged = _followed_by(closure, ready)
+    if "closure" in options:
+        return arguments, {**options, "closure": averaged}
+    return (arguments[0], averaged, *arguments[2:]), options
+
+
+def _followed_by(closure: Callable[[], Any], then: Callable[[], None]) -> Callable[[], Any]:
+    @functools.wraps(closure)
+    def both() -> Any:
+        result = closure()
+        then()
+        return result
+
+    return both
+
+
+def _after_pass(roots: Iterable[torch.Tensor]) -> None:
+    """Handles that a backward pass has reached no reducer."""
+    waiting = []
+    for one in list(_live):
+        if not one.enabled:
+            one._uncovered = False  # The pass belongs to `no_sync`.
+        elif one.awaits_pass():
+            waiting.append(one)
+    # If several models wait, the optimizer's step shows whose turn it was.
+    if len(waiting) == 1 and not _reaches_parameter(roots):
+        waiting[0].finish_step()
+
+
+def _reaches_parameter(roots: Iterable[torch.Tensor]) -> bool:
+    """Returns whether the tensors depend on any parameter, also on one that is not averaged."""
+    seen = set()
+    stack = [root.grad_fn for root in roots]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        if isinstance(getattr(node, "variable", None), torch.nn.Parameter):
+            return True
+        seen.add(node)
+        stack.extend(successor for successor, _ in node.next_functions)
+    return any(isinstance(root, torch.nn.Parameter) for root in roots)
+
+
+@functools.cache
+def _install() -> None:
+    """Makes optimizers and backward passes known here, from the first reducer on."""
+    register_optimizer_step_pre_hook(_before_step)
+    original = torch.autograd.backward
+
+    @untraced
+    def followed(tensors: Any, *arguments: Any, **options: Any) -> None:
+        before = _passes
+        with uncompiled():
+            original(tensors, *arguments, **options)
+        partly = len(arguments) > 4 or options.get("inputs") is not None
+        if _passes == before and not partly and not in_backward():
+            roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+            if all(isinstance(root, torch.Tensor) for root in roots):  # No edges of the graph.
+                _after_pass(roots)
+
+    @functools.wraps(original)
+    def backward(tensors: Any, *arguments: Any, **options: Any) -> None:
+        if _live:
+            followed(tensors, *arguments, **options)
+        else:
+            original(tensors, *arguments, **options)
+
+    torch.autograd.backward = backward

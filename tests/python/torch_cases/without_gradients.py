@@ -1,0 +1,296 @@
+"""Cases in which a rank has no gradients in a step, or an optimizer makes its step too early."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
+
+import herring.torch as herring
+
+from .support import batch, case, close, mine, mlp, raises, same_everywhere
+
+STEPS = 5
+
+
+def lacks(step: int, rank: int) -> bool:
+    """Returns whether the rank's batch of this step has no target."""
+    return (step + rank) % 3 == 0 and rank > 0
+
+
+def zero_loss() -> torch.Tensor:
+    return torch.zeros(3, requires_grad=True).sum()
+
+
+def reference(model: nn.Module, optimizer: torch.optim.Optimizer, clip: bool = False) -> nn.Module:
+    """Trains a model of its own on the batches of all ranks; who lacks a target adds zeros."""
+    size = herring.size()
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for rank in range(size):
+            if not lacks(step, rank):
+                inputs, labels = batch(step, rank)
+                (F.cross_entropy(model(inputs), labels) / size).backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+    return model
+
+
+def compare(model: nn.Module, expected: nn.Module) -> None:
+    same_everywhere(model.parameters())
+    for p, q in zip(model.parameters(), expected.parameters()):
+        close(p, q, 1e-5)
+
+
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+
+
+@case
+def batches_without_targets():
+    """Backward passes that reach no parameter, or none at all, whatever is done before the step."""
+    rank = herring.rank()
+    for wrap in ("ddp", "module of ddp", "optimizer"):
+        for how in ("backward", "no backward", "backward and clipping", "no backward but clipping"):
+            model, expected = mlp(), mlp()
+            clip = "clipping" in how
+            reference(expected, momentum(expected), clip)
+            optimizer, call, closing = momentum(model), model, None
+            if wrap == "optimizer":
+                closing = optimizer = herring.DistributedOptimizer(optimizer)
+            else:
+                closing = herring.DistributedDataParallel(model)
+                call = closing if wrap == "ddp" else model
+            for step in range(STEPS):
+                optimizer.zero_grad()
+                inputs, labels = mine(step)
+                output = call(inputs)
+                if not lacks(step, rank):
+                    F.cross_entropy(output, labels).backward()
+                elif "no backward" not in how or (wrap == "module of ddp" and step < 3):
+                    zero_loss().backward()
+                del output
+                if clip:
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                optimizer.step()
+            compare(model, expected)
+            closing.close()
+
+
+@case
+def batches_without_targets_amp():
+    rank = herring.rank()
+    model, expected = mlp(), mlp()
+    reference(expected, momentum(expected))
+    ddp, optimizer = herring.DistributedDataParallel(model), momentum(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        inputs, labels = mine(step)
+        output = ddp(inputs)
+        loss = zero_loss() if lacks(step, rank) else F.cross_entropy(output, labels)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    compare(model, expected)
+    ddp.close()
+
+
+@case
+def batches_without_targets_accumulated():
+    """The last of several batches, whose pass averages, or one of those before has no target."""
+    rank, size = herring.rank(), herring.size()
+    for missing in (1, 3):
+        model, expected = mlp(), mlp()
+        ddp, optimizer, other = (
+            herring.DistributedDataParallel(model),
+            momentum(model),
+            momentum(expected),
+        )
+        for step in range(3):
+            optimizer.zero_grad()
+            other.zero_grad()
+            for part in range(4):
+                number = 4 * step + part
+                with ddp.no_sync() if part < 3 else contextlib.nullcontext():
+                    inputs, labels = mine(number)
+                    output = ddp(inputs)
+                    absent = part == missing and rank == 1
+                    (zero_loss() if absent else F.cross_entropy(output, labels)).backward()
+                for r in range(size):
+                    if not (part == missing and r == 1):
+                        inputs, labels = batch(number, r)
+                        (F.cross_entropy(expected(inputs), labels) / size).backward()
+            optimizer.step()
+            other.step()
+        compare(model, expected)
+        ddp.close()
+
+
+@case
+def batches_without_targets_of_several_models():
+    """Two models with an optimizer each are trained in turn; one forward pass serves both."""
+    rank = herring.rank()
+    torch.manual_seed(3)
+    makes, judges = nn.Linear(4, 6), nn.Linear(6, 1)
+    wrapped = [herring.DistributedDataParallel(one) for one in (makes, judges)]
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (makes, judges)]
+    for step in range(4):
+        torch.manual_seed(100 * step + rank)
+        made = wrapped[0](torch.randn(5, 4))
+        optimizers[1].zero_grad()
+        judged = wrapped[1](made.detach())
+        (zero_loss() if lacks(step, rank) else judged.square().mean()).backward()
+        optimizers[1].step()
+        optimizers[0].zero_grad()
+        judged = wrapped[1](made) if step % 2 else judges(made)
+        (zero_loss() if lacks(step + 1, rank) else judged.sum()).backward()
+        optimizers[0].step()
+        assert [one._reducer.steps for one in wrapped] == [step + 1] * 2
+    same_everywhere([*makes.parameters(), *judges.parameters()])
+    for one in wrapped:
+        one.close()
+
+
+@case
+def batches_without_targets_and_buffers():
+    """Buffers follow rank 0, checkpoints run again, closures may be evaluated several times."""
+    rank = herring.rank()
+    torch.manual_seed(0)
+    body, head = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8)), nn.Linear(8, 4)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = body, head
+
+        def forward(self, x):
+            return self.head(checkpoint(self.body, x, use_reentrant=False))
+
+    model = Model()
+    ddp = herring.DistributedDataParallel(model)
+    for make in (
+        lambda: torch.optim.Adam(model.parameters(), lr=0.01),
+        lambda: torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=3),
+    ):
+        optimizer = make()
+        for step in range(4):
+            evaluations = 0
+
+            def closure(step=step, optimizer=optimizer):
+                nonlocal evaluations
+                evaluations += 1
+                optimizer.zero_grad()
+                inputs, labels = mine(step)
+                output = ddp(inputs)
+                absent = lacks(step + evaluations, rank)
+                loss = zero_loss() if absent else F.cross_entropy(output, labels)
+                if evaluations < 2 or not absent:
+                    loss.backward()
+                return torch.ones(())  # LBFGS decides by it, alike on all ranks.
+
+            optimizer.step(closure)
+    same_everywhere(model.parameters())
+    ddp.close()
+
+
+@case
+def steps_of_some_ranks_only():
+    """Gradients of different steps are never averaged."""
+    rank, size = herring.rank(), herring.size()
+    for wrap in ("ddp", "optimizer"):
+        model = mlp()
+        optimizer, call, closing = momentum(model), model, None
+        if wrap == "optimizer":
+            closing = optimizer = herring.DistributedOptimizer(optimizer)
+        else:
+            closing = call = herring.DistributedDataParallel(model)
+        for step in range(3):
+            optimizer.zero_grad()
+            inputs, labels = mine(step)
+            F.cross_entropy(call(inputs), labels).backward()
+            if rank < size - 1 or step < 2:
+                optimizer.step()
+        with raises(herring.MismatchError, f"rank {size - 1}: 2", "different numbers of steps"):
+            F.cross_entropy(call(inputs), labels).backward()
+        assert all(p.grad is None for p in model.parameters())
+        closing.close()
+
+
+def _step_of(optimizers):
+    def hook(parameter):
+        optimizers[parameter].step()
+        parameter.grad = None
+
+    return hook
+
+
+def _moves(parameter):
+    with torch.no_grad():
+        parameter.sub_(0.1 * parameter.grad)
+
+
+def _frees(parameter):
+    parameter.grad = None
+
+
+@case
+def steps_inside_the_backward_pass():
+    """All ranks raise, although only the last rank's hooks are there; then training goes on."""
+    rank, size = herring.rank(), herring.size()
+    for wrap in ("ddp", "optimizer"):
+        for hook in ("step", _moves, _frees):
+            for step_of_culprit in (0, 2):  # with the provisional and with the final plan
+                model = mlp()
+                each = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+                optimizer, call, closing = momentum(model), model, None
+                if wrap == "optimizer":
+                    closing = optimizer = herring.DistributedOptimizer(optimizer)
+                else:
+                    closing = call = herring.DistributedDataParallel(model)
+                for step in range(3):
+                    handles = []
+                    if step == step_of_culprit and rank == size - 1:
+                        handles = [
+                            p.register_post_accumulate_grad_hook(
+                                _step_of(each) if hook == "step" else hook
+                            )
+                            for p in model.parameters()
+                        ]
+                    inputs, labels = mine(step)
+                    optimizer.zero_grad()
+                    refused = (
+                        raises(herring.InvalidArgumentError, "inside the backward pass")
+                        if step == step_of_culprit
+                        else contextlib.nullcontext()
+                    )
+                    with refused:
+                        F.cross_entropy(call(inputs), labels).backward()
+                    for handle in handles:
+                        handle.remove()
+                    if step != step_of_culprit:
+                        optimizer.step()
+                closing.close()
+
+
+@case
+def steps_inside_the_backward_pass_by_torch():
+    """torch applies an optimizer inside the backward pass; inside `no_sync` that is local."""
+    from torch.distributed.optim import _apply_optimizer_in_backward
+
+    model = mlp()
+    before = [p.detach().clone() for p in model.parameters()]
+    _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
+    ddp = herring.DistributedDataParallel(model)
+    inputs, labels = mine(0)
+    with raises(herring.InvalidArgumentError, "inside the backward pass", "after backward()"):
+        F.cross_entropy(ddp(inputs), labels).backward()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
+    with ddp.no_sync():
+        F.cross_entropy(ddp(inputs), labels).backward()
+    assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters()))
+    ddp.close()
