@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import datetime
+import inspect
 import threading
 import types
 import warnings
@@ -17,7 +19,7 @@ torch = pytest.importorskip("torch")
 
 from herring.arrays import agreement  # noqa: E402
 from herring.errors import InvalidArgumentError, ShutdownError  # noqa: E402
-from herring.torch import ddp, layout, passes, state, tensors  # noqa: E402
+from herring.torch import arguments, ddp, layout, passes, state, tensors  # noqa: E402
 from herring.torch.backend import hooks, messages, reconfiguring, works  # noqa: E402
 
 DTYPES = [
@@ -365,3 +367,39 @@ def test_no_copy_to_host_memory_inside_a_capture(operation, monkeypatch):
 
 def test_only_the_streams_of_gpus_are_asked_whether_they_are_captured():
     assert not tensors.is_capturing(torch.ones(1))
+
+
+# What torch's wrapper reads from a model or its tensors, and what becomes of it here.
+READ_FROM_MODELS = {
+    "_ddp_params_and_buffers_to_ignore": "honoured",
+    "_ddp_ignored": "the same, on tensors, for mixed_precision, which is refused",
+    "_in_backward_optimizers": "refused when such an optimizer makes its step",
+    "_mp_param": "of mixed_precision, which is refused",
+    "_former_parameters": "of replicas of DataParallel, which have no parameters",
+    "buffer_hook": "of the wrapper itself",
+}
+
+
+def test_what_torchs_wrapper_reads_from_a_model_is_known() -> None:
+    """A newer torch that reads more fails here, so that it is honoured or refused."""
+    from torch.nn.parallel import distributed
+
+    tree = ast.parse(inspect.getsource(distributed))
+    found = {
+        call.args[1].value
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Name)
+        and call.func.id in ("hasattr", "getattr")
+        and isinstance(call.args[1], ast.Constant)
+    }
+    assert found <= set(READ_FROM_MODELS), found - set(READ_FROM_MODELS)
+
+
+def test_each_argument_of_torchs_wrapper_is_taken_or_refused() -> None:
+    torchs = set(inspect.signature(torch.nn.parallel.DistributedDataParallel.__init__).parameters)
+    ours = set(inspect.signature(ddp.DistributedDataParallel.__init__).parameters)
+    assert torchs - ours <= set(arguments._REFUSED) | arguments._IGNORED
+    # What torch's does by other means, a hook of the model or of the wrapper, is refused in words.
+    with pytest.raises(InvalidArgumentError, match="mixed_precision"):
+        arguments.check_torch_arguments({"mixed_precision": object()})

@@ -45,9 +45,9 @@ class EndsWithPass:
             found = {self, *(one for one in _open if one._pass == self._pass)}
         return sorted(found, key=lambda one: one._turn)
 
-    def _names_of_pass(self) -> list[str]:
-        """Returns the names of this object, and of those that are still to be ended after it."""
-        return [one._turn[-1] for one in self._together()]
+    def _rest_of_pass(self) -> list[str]:
+        """Returns the turns of this object, and of those that are to be ended after it, as text."""
+        return [str(one._turn) for one in self._together()]
 
 
 def in_backward() -> bool:

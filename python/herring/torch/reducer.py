@@ -402,7 +402,7 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
             self._finalize(produced)
         told = None
         if "without" in flags:
-            mine = (ended.without, self._names_of_pass()) if ended.active else None
+            mine = (ended.without, self._rest_of_pass()) if ended.active else None
             told = allgather_plain(mine, name=f"{self.name}.without", group=self._options.group)
         used = [index for index in range(len(layout.parameters)) if index not in unused]
         self._round_ended(told, used, ended.without)

@@ -99,7 +99,7 @@ class Stepped:
 
         Args:
           told: None if backward passes have led all ranks to the round. Else what each rank has
-            said: why it took part without one, or an empty text, and the reducers of its pass.
+            said: why it took part without one, or an empty text, and what else its pass ends.
             None for ranks without data.
           used: The parameters that now have a gradient.
           without: What this rank has said.
@@ -114,8 +114,10 @@ class Stepped:
             self._lender = next((place for place, why in reasons.items() if why != "step"), None)
         if without:
             # The others' pass goes through these models too; rounds end in the order of turns.
-            names = {name for said in told if said is not None for name in said[1]}
-            others = [one for one in list(_live) if one.name in names and one._turn > self._turn]
+            turns = {turn for said in told if said is not None for turn in said[1]}
+            others = [
+                one for one in list(_live) if str(one._turn) in turns and one._turn > self._turn
+            ]
             if others:
                 min(others, key=lambda one: one._turn).finish_step(without=without)
 
