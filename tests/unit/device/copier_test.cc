@@ -257,6 +257,36 @@ TEST_F(CopierTest, AFailureAtEachCall) {
   EXPECT_LT(failures, 60);
 }
 
+TEST_F(CopierTest, AFailureOfASumAtEachCall) {
+  constexpr size_t kCount = 1000;
+  const Address device = floats_on_device(kCount);
+  const Pages host(kCount * 4);
+  const Copy copy{device, host.data(), kCount * 4};
+  Launch launch;
+  launch.kernel = *gpu(0).kernel(KernelName::of(DType::kFloat32, ReduceOp::kSum));
+  launch.what.sources[0] = launch.what.targets[0] = device;
+  launch.what.number_of_sources = launch.what.number_of_targets = 1;
+  launch.what.elements = kCount;
+  std::string told;
+  for (uint64_t n = 1; n <= 60; ++n) {
+    auto other = Copier::create(flags, watcher);
+    ASSERT_TRUE(other.ok());
+    const Flag flag = *flags.take();
+    STANDIN(standin_fail)(nullptr, n, 719, false);
+    const Status status = (*other)->combine_when(flag, flag.word->load(), {{copy}, {copy}, launch},
+                                                 [](const Status&) {});
+    STANDIN(standin_fail)(nullptr, 0, 0, false);
+    told += status.ok() ? '.' : 'F';
+    EXPECT_TRUE((*other)->await_idle(monotonic_now() + 20 * kSecond));
+    other->reset();
+    flags.give_back(flag);
+  }
+  // A failure that nobody hears of would be a hole among those that are told.
+  EXPECT_EQ(told.find('.'), told.rfind('F') + 1) << told;
+  EXPECT_GT(told.find('.'), 5u) << told;
+  EXPECT_LT(told.find('.'), 60u) << told;
+}
+
 // What the device may still use lives as long as the process.
 TEST_F(CopierTest, AFailureBehindAKernelThatDoesNotEndIsNotWaitedFor) {
   const Address device = floats_on_device(1000);
