@@ -26,7 +26,7 @@ class FileWriter {
   FileWriter& operator=(const FileWriter&) = delete;
 
   // Queues text. Returns false, and drops the text, if more than kMostQueued bytes wait already,
-  // after finish(), or if the file cannot be written.
+  // after finish(), or if the file cannot be written. Any thread.
   bool write(std::string text);
   // Waits until what is queued is written and the file is closed, so that another writer may have
   // it, but not longer than kPatience. Returns whether it is.

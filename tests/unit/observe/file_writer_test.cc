@@ -9,6 +9,9 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <sstream>
+#include <thread>
+#include <vector>
 
 namespace herring::observe {
 namespace {
@@ -89,6 +92,31 @@ TEST_F(FileWriterTest, TellsOnceThatTheDiskIsFull) {
   EXPECT_FALSE((*writer)->write("more"));
   EXPECT_TRUE((*writer)->finish());
   EXPECT_EQ(told, 1);
+}
+
+TEST_F(FileWriterTest, KeepsTheTextsOfThreadsThatWriteAtOnce) {
+  constexpr int kThreads = 4, kTexts = 10'000;
+  const std::string path = folder + "/file";
+  auto writer = FileWriter::open(path, nothing);
+  ASSERT_TRUE(writer.ok());
+  std::atomic<int> refused = 0;
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&, thread] {
+      for (int i = 0; i < kTexts; ++i) refused += !(*writer)->write(concat(thread, " ", i, "\n"));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(refused, 0);
+  const Nanos deadline = monotonic_now() + 60 * kSecond;  // a busy disk takes more than kPatience
+  while (!(*writer)->finish()) ASSERT_LT(monotonic_now(), deadline);
+  std::vector<int> next(kThreads);
+  std::istringstream lines(read(path));
+  for (int thread = 0, number = 0; lines >> thread >> number;) {
+    ASSERT_LT(static_cast<size_t>(thread), next.size());
+    ASSERT_EQ(number, next[thread]++);
+  }
+  EXPECT_EQ(next, std::vector<int>(kThreads, kTexts));
 }
 
 TEST_F(FileWriterTest, OneFileHasOneWriter) {
