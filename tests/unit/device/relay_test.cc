@@ -1,9 +1,12 @@
 #include "device/relay.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <fstream>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -159,6 +162,40 @@ TEST_F(RelayTest, StoppedItTouchesNothingAndParksNobody) {
   relay->arrived(3);
   wait_until([&] { return relay->through(); });
   EXPECT_EQ(on_device()[3], 5);
+}
+
+// Returns whether a thread of this process sleeps.
+bool sleeps(pid_t thread) {
+  std::ifstream file(concat("/proc/self/task/", thread, "/stat"));
+  std::string number, name, state;
+  file >> number >> name >> state;
+  return state == "S";
+}
+
+TEST_F(RelayTest, NothingIsQueuedWhileACallNeedsItIdle) {
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    std::atomic<pid_t> thread{0};
+    std::atomic<bool> is_queued{false};
+    std::thread other;
+    bool called = false;
+    wait_until([&] {
+      relay->while_idle([&] {
+        called = true;
+        other = std::thread([&] {
+          thread = ::gettid();
+          EXPECT_TRUE(queue().ok());
+          is_queued = true;
+        });
+        // It waits for the relay, or it does not.
+        wait_until([&] { return is_queued.load() || (thread != 0 && sleeps(thread)); });
+        EXPECT_FALSE(is_queued.load());
+      });
+      return called;
+    });
+    other.join();
+    relay->stop();
+    wait_until([&] { return relay->through(); });
+  }
 }
 
 // The second and the third piece of the array go one of two ways.
