@@ -3,9 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <random>
+#include <thread>
+#include <utility>
 
 #include "fixture.h"
 
@@ -21,7 +25,11 @@ class AggregatorTest : public testing::TestWithParam<uint32_t> {
         groups(cluster),
         aggregator(cluster, groups, kSegment, 100,
                    [this](Slot& slot, std::span<const uint32_t> contributors) {
-          std::memcpy(result.data() + slot.segment * kSegment, slot.result, slot.bytes);
+          if (on_result) {
+            on_result(slot);
+          } else {
+            std::memcpy(result.data() + slot.segment * kSegment, slot.result, slot.bytes);
+          }
           ++delivered;
           called_off += slot.called_off;
           given_workers = slot.given_workers;
@@ -74,7 +82,8 @@ class AggregatorTest : public testing::TestWithParam<uint32_t> {
   control::Cluster cluster;
   GroupTable groups;
   std::vector<char> result;
-  uint32_t delivered = 0, called_off = 0, given_workers = 0;
+  std::function<void(const Slot&)> on_result;  // instead of keeping it in `result`
+  std::atomic<uint32_t> delivered{0}, called_off{0}, given_workers{0};
   observe::Recorder recorder{0};
   Aggregator aggregator;
 };
@@ -113,6 +122,42 @@ TEST_P(AggregatorTest, AnyOrderOfArrivalGivesTheSameBits) {
     EXPECT_EQ(std::memcmp(result.data(), expected.data(), bytes), 0);
     EXPECT_TRUE(aggregator.idle());
   }
+}
+
+// Proxies push and sum at the same time, in several rounds at once.
+TEST_P(AggregatorTest, ThreadsShareTheTable) {
+  constexpr uint32_t kThreads = 4, kRounds = 90, kSegments = 6;
+  const auto of = [](uint32_t round, uint32_t segment) {
+    return static_cast<float>(round * kSegments + segment);
+  };
+  std::atomic<uint32_t> wrong{0};
+  on_result = [&](const Slot& slot) {
+    const auto* const values = reinterpret_cast<const float*>(slot.result);
+    const float sum = static_cast<float>(nodes) * of(slot.op->key.round, slot.segment);
+    wrong += std::count(values, values + kSegment / 4, sum) != kSegment / 4;
+  };
+  std::vector<std::thread> threads;
+  for (uint32_t thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&, thread] {
+      for (uint32_t round = 0; round < kRounds; ++round) {
+        const Key key{.round = round};
+        for (uint32_t rank = thread; rank < nodes; rank += kThreads) {
+          wire::Open open = open_message(kSegments * kSegment);
+          open.reduction.op = ReduceOp::kSum;
+          ASSERT_TRUE(aggregator.open(key, std::move(open), rank).ok());
+          for (uint32_t segment = 0; segment < kSegments; ++segment) {
+            const std::vector<float> own(kSegment / 4, of(round, segment));
+            ASSERT_TRUE(push(rank, segment, 1, reinterpret_cast<const char*>(own.data()), kSegment,
+                             0, key).ok());
+          }
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(delivered, kRounds * kSegments);
+  EXPECT_EQ(wrong, 0u);
+  EXPECT_TRUE(aggregator.idle());
 }
 
 TEST_P(AggregatorTest, ThoseWithNothingToAddAreNoPartOfTheAverage) {
