@@ -1,0 +1,82 @@
+// Planned operations of a job of one rank, which other threads use at the same time.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "device/copiers.h"
+#include "job/job.h"
+#include "tests/unit/device/standin_driver.h"
+#include "worker/device_rounds.h"
+
+namespace herring::job {
+namespace {
+
+class PlansTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto settings = Settings::load({}, [](const char*) -> const char* { return nullptr; });
+    ASSERT_TRUE(settings.ok());
+    auto listener = transport::tcp::listen_on({"127.0.0.1", 0}, 4);
+    ASSERT_TRUE(listener.ok());
+    JobOptions options;
+    options.rendezvous = transport::tcp::local_address(listener->get())->to_string();
+    options.rendezvous_fd = listener->release().release();
+    options.host_id = "host";
+    options.secret = "secret";
+    options.settings = *settings;
+    auto started = Job::start(std::move(options));
+    ASSERT_TRUE(started.ok()) << started.status().message();
+    job = std::move(*started);
+  }
+  void TearDown() override { job->shutdown(); }
+
+  static worker::PlannedOptions named(std::string name) {
+    worker::PlannedOptions options;
+    options.name = std::move(name);
+    return options;
+  }
+
+  std::unique_ptr<Job> job;
+};
+
+// What a device reports of a round may come when the program begins the next one. Rounds without
+// gradients are over at once.
+TEST_F(PlansTest, DevicesReportWhileRoundsBegin) {
+  auto plan = worker::Planned::create(job->engine(), {}, named("empty"));
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  ASSERT_TRUE((*plan)->begin(true).ok());
+  std::atomic<bool> over{false};
+  std::thread device([&] {
+    while (!over) {
+      (*plan)->added(0);
+      (*plan)->given(0);
+    }
+  });
+  for (int round = 0; round < 100'000; ++round) EXPECT_TRUE((*plan)->begin(true).ok());
+  over = true;
+  device.join();
+  EXPECT_EQ((*plan)->rounds(), 100'001u);
+}
+
+// A plan needs a flag for each buffer. So many take memory that must be pinned.
+TEST_F(PlansTest, APlanWithoutFlagsForItsBuffersIsRefused) {
+  const std::vector<plan::Gradient> gradients(200, {1 << 14, DType::kFloat32});
+  worker::PlannedOptions options = named("large");
+  options.buffer_bytes = 1 << 16;
+  auto copier = device::own_copier(0);
+  ASSERT_TRUE(copier.ok()) << copier.status().message();
+  STANDIN(standin_fail)("cuMemHostRegister", 1, 2, true);
+  const auto refused = worker::DeviceRounds::create(job->engine(), gradients, std::move(options),
+                                                    *copier, nullptr);
+  STANDIN(standin_fail)(nullptr, 0, 0, false);
+  EXPECT_EQ(refused.status().code(), Code::kDevice) << refused.status().message();
+  EXPECT_NE(refused.status().message().find("the words through which GPUs and processors meet"),
+            std::string::npos) << refused.status().message();
+}
+
+}  // namespace
+}  // namespace herring::job
