@@ -59,6 +59,7 @@ class Job : MovingJob {
     EXPECT_TRUE(done) << running_ << " lanes are not done, seed " << seed_;
     for (size_t i = 0; i < cores_.size(); ++i) {
       EXPECT_TRUE(cores_[i]->failure().ok()) << cores_[i]->failure().message();
+      EXPECT_EQ(cores_[i]->world()->joins(), plan_.joins) << "rank " << i;
     }
     end_ = simulation_.now();
     check_kept();
