@@ -29,6 +29,7 @@ from pathlib import Path
 import psutil
 from breakable import Place, choose
 from concerned import Step, cc_steps, gtest, pytest_of, python_steps
+from unseen import UNSEEN
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "breakages"
@@ -60,6 +61,11 @@ class Outcome:
     ran: list[str] = dataclasses.field(default_factory=list)
     left_out: list[str] = dataclasses.field(default_factory=list)  # there was no time for them
     once: list[str] = dataclasses.field(default_factory=list)  # failed, but not a second time
+
+    @property
+    def why_unseen(self) -> str:
+        """Why no test can see it; "": one can."""
+        return UNSEEN.get((self.place.path, self.was, self.now), "")
 
 
 class Layer:
@@ -183,6 +189,7 @@ class Examination:
         self.seconds: dict[str, float] = {}
         self._tests, self._cpu, self._temporary = tests, cpu, temporary
         self._failing: dict[str, set[str]] = {}  # by step: tests that fail without a breakage
+        self._built = {"default"}  # presets; `make breakages` has built this one
 
     def examine(self, place: Place) -> Outcome:
         """Breaks a place, and runs what concerns it until a test notices.
@@ -192,6 +199,8 @@ class Examination:
         """
         text = (ROOT / place.path).read_text(encoding="utf-8")
         outcome = Outcome(place, *place.difference(text))
+        if outcome.why_unseen:
+            return outcome
         if place.path.endswith(".py"):
             try:
                 compile(place.broken(text), place.path, "exec")
@@ -202,6 +211,7 @@ class Examination:
                 if outcome.seconds > self._cpu:
                     outcome.left_out.append(step.name)
                     continue
+                self._build_core(step.preset)
                 began = cpu_seconds()
                 outcome.ran.append(step.name)
                 outcome.noticed = self._noticed(layer, step, outcome)
@@ -211,6 +221,15 @@ class Examination:
                     break
                 self.seconds[step.name] = round(took, 1)
         return outcome
+
+    def _build_core(self, preset: str) -> None:
+        """Builds the core in the checkout, so that layers compile only what is broken."""
+        if preset in self._built:
+            return
+        self._built.add(preset)
+        build = ["cmake", "--build", "--preset", preset, "--target", "herring_core", "--"]
+        for command in (["cmake", "--preset", preset], [*build, "--quiet"]):
+            subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
 
     @contextlib.contextmanager
     def _layer(self, path: str = "", text: str = "") -> Iterator[Layer]:
@@ -224,9 +243,9 @@ class Examination:
                 pytest_of(test, native) if ".py" in test else gtest(ROOT, test[5:])
                 for test in self._tests
             ]
-        return (
-            cc_steps(ROOT, place.path) if native else python_steps(ROOT, place.path, self.seconds)
-        )
+        if native:
+            return cc_steps(ROOT, place.path, races=place.kind == "lock not taken")
+        return python_steps(ROOT, place.path, self.seconds)
 
     def _noticed(self, layer: Layer, step: Step, outcome: Outcome) -> str:
         """Returns the test of a step that notices what is broken in a layer, or ""."""
@@ -283,9 +302,11 @@ def show(number: int, outcome: Outcome) -> None:
     """Prints a row of the table: where, what, who noticed, after how many seconds."""
     place = outcome.place
     seen = f"noticed by {outcome.noticed}" if outcome.noticed else "NOT NOTICED"
+    if outcome.why_unseen:
+        seen = f"cannot be seen: {outcome.why_unseen}"
     print(f"{number:3} {place.path}:{place.line}  {place.kind}  {outcome.seconds:.0f} s  {seen}")
     print(f"    - {outcome.was}\n    + {outcome.now}")
-    if not outcome.noticed:
+    if outcome.ran and not outcome.noticed:
         print(f"    ran: {' '.join(Path(name).name for name in outcome.ran)}")
     if outcome.left_out:
         print(f"    no time for: {' '.join(Path(name).name for name in outcome.left_out)}")
@@ -319,9 +340,11 @@ def main() -> int:
             ("src", options.count - options.count // 2),
         ):
             outcomes += run_tree(tree, count, options, temporary)
-    unseen = [one for one in outcomes if not one.noticed]
-    print(f"noticed: {len(outcomes) - len(unseen)} of {len(outcomes)}")
-    for one in unseen:
+    missed = [one for one in outcomes if not one.noticed and not one.why_unseen]
+    cannot = sum(bool(one.why_unseen) for one in outcomes)
+    noticed = len(outcomes) - len(missed) - cannot
+    print(f"noticed: {noticed} of {len(outcomes)}; {cannot} cannot be seen (tools/unseen.py)")
+    for one in missed:
         print(f"  nobody noticed {one.place.path}:{one.place.line}  + {one.now}")
     return 0
 

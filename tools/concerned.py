@@ -7,7 +7,8 @@ much is reached through them only. Words that both paths share count too. No run
 this, and it follows the tests as they are.
 
 For C++, the tests of the module come first, then those of modules above it, random programs, broken
-connections, and jobs from Python.
+connections, and jobs from Python. A lock that is missing seldom makes a test fail, so the tests of
+the module run under ThreadSanitizer then, too.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ JOBS = {
     "job": "failover observed_jobs teardown init_again",
 }
 EVERY_JOB = "collectives groups join faults"
+# Where CMake's presets build.
+FOLDERS = {"default": "build", "thread": "build-thread"}
 FAILED = {
     "pytest": re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE),
     "gtest": re.compile(r"^\[  FAILED  \] ([\w/.]+)", re.MULTILINE),
@@ -55,17 +58,20 @@ class Step:
         kind: pytest, gtest or ctest.
         name: A file of tests, an executable, or a pattern of ctest's names.
         targets: What ninja has to build for it.
+        preset: Of CMake, with which it is built.
     """
 
     kind: str
     name: str
     targets: tuple[str, ...] = ()
+    preset: str = "default"
 
     def preparation(self, packages: str) -> list[list[str]]:
         """Returns the commands that build it, and install the core in a folder of packages."""
         if not self.targets:
             return []
-        commands = [["cmake", "--build", "build", "--target", *self.targets, "--", "--quiet"]]
+        build = ["cmake", "--build", "--preset", self.preset, "--target", *self.targets]
+        commands = [[*build, "--", "--quiet"]]
         if self.kind == "pytest":
             install = ["cmake", "--install", "build", "--prefix", packages, "--component"]
             commands += [[*install, "python"], [*install, "lab"]]
@@ -86,13 +92,17 @@ class Step:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that tests/CMakeLists.txt gives to C++ tests: where the stand-in is."""
-        return {"LD_LIBRARY_PATH": "build/tests/device"} if self.kind == "gtest" else {}
+        """The variables that CMake gives to C++ tests: where the stand-in is, how races end."""
+        if self.kind != "gtest":
+            return {}
+        folder = f"{FOLDERS[self.preset]}/tests/device"
+        return {"LD_LIBRARY_PATH": folder, "TSAN_OPTIONS": "halt_on_error=1"}
 
     @property
     def most_cpu_seconds(self) -> float:
         """Several times what the largest step of this kind takes."""
-        return {"gtest": 100.0, "ctest": 300.0, "pytest": 400.0}[self.kind]
+        most = {"gtest": 100.0, "ctest": 300.0, "pytest": 400.0}[self.kind]
+        return most if self.preset == "default" else 10 * most
 
     def failed(self, output: str) -> str:
         """Returns the name of the test that failed; "": the output has none."""
@@ -100,10 +110,11 @@ class Step:
         return found[1] if found else ""
 
 
-def gtest(root: Path, module: str) -> Step:
+def gtest(root: Path, module: str, preset: str = "default") -> Step:
     """Returns the step that runs the C++ tests of a module."""
-    where = "build/lab/tests/unit" if (root / "lab/tests/unit" / module).is_dir() else "build/tests"
-    return Step("gtest", f"{where}/test_{module}", (f"test_{module}",))
+    where = "lab/tests/unit" if (root / "lab/tests/unit" / module).is_dir() else "tests"
+    name = f"{FOLDERS[preset]}/{where}/test_{module}"
+    return Step("gtest", name, (f"test_{module}",), preset)
 
 
 def pytest_of(path: str, native: bool) -> Step:
@@ -112,14 +123,22 @@ def pytest_of(path: str, native: bool) -> Step:
     return Step("pytest", path, modules if native else ())
 
 
-def cc_steps(root: Path, path: str) -> list[Step]:
-    """Returns the steps for a C++ file, the nearest first."""
+def cc_steps(root: Path, path: str, races: bool = False) -> list[Step]:
+    """Returns the steps for a C++ file, the nearest first.
+
+    Args:
+        root: The root of the repository.
+        path: The file, relative to the root.
+        races: Whether the module's tests also run under ThreadSanitizer, before those of others.
+    """
     listed = re.search(r"foreach\(module ([\w\s]+)\)", (root / "CMakeLists.txt").read_text())
     modules = listed[1].split() if listed else []
     module = Path(path).parts[1]
     above = [*modules[modules.index(module) + 1 :], "virtual", "simulate"]
     used = [one for one in above if _includes(root, one, module)]
     steps = [gtest(root, one) for one in (module, *used) if _has_tests(root, one)]
+    if races:
+        steps[1:1] = [gtest(root, module, "thread")] if _has_tests(root, module) else []
     steps.append(Step("gtest", "build/tests/test_multiproc", ("test_multiproc",)))
     steps.append(Step("ctest", "^random_", ("random_programs",)))
     steps.append(Step("ctest", "_connections$", ("broken_connections",)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 breakable = pytest.importorskip("breakable")
 concerned = pytest.importorskip("concerned")
 coverage = pytest.importorskip("print_coverage")
+unseen = pytest.importorskip("unseen")
 
 PYTHON = '''\
 """Waits at most 3 seconds if x < 3."""
@@ -235,6 +237,23 @@ def test_tests_of_a_cc_file_begin_with_its_own() -> None:
     assert {"gtest", "ctest", "pytest"} == {step.kind for step in steps}
     for step in steps:
         assert step.kind != "pytest" or (ROOT / step.name).is_file()
+
+
+def test_a_missing_lock_is_looked_for_by_thread_sanitizer() -> None:
+    plain, races, *_ = concerned.cc_steps(ROOT, "src/server/forming.cc", races=True)
+    assert (plain.name, plain.preset) == ("build/tests/test_server", "default")
+    assert (races.name, races.preset) == ("build-thread/tests/test_server", "thread")
+    presets = json.loads((ROOT / "CMakePresets.json").read_text(encoding="utf-8"))
+    folders = {one["name"]: one["binaryDir"] for one in presets["configurePresets"]}
+    for step in (plain, races):
+        assert folders[step.preset] == f"${{sourceDir}}/{step.name.partition('/')[0]}"
+
+
+@pytest.mark.parametrize(("path", "was", "now"), unseen.UNSEEN)
+def test_what_cannot_be_seen_is_still_there(path: str, was: str, now: str) -> None:
+    text = (ROOT / path).read_text(encoding="utf-8")
+    edits = [place.difference(text) for place in breakable.places(path, text)]
+    assert (was, now) in edits
 
 
 @pytest.mark.parametrize(
