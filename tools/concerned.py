@@ -8,7 +8,7 @@ this, and it follows the tests as they are.
 
 For C++, the tests of the module come first, then those of modules above it, random programs, broken
 connections, and jobs from Python. A lock that is missing seldom makes a test fail, so the tests of
-the module run under ThreadSanitizer then, too.
+modules run under ThreadSanitizer then, too.
 """
 
 from __future__ import annotations
@@ -129,16 +129,18 @@ def cc_steps(root: Path, path: str, races: bool = False) -> list[Step]:
     Args:
         root: The root of the repository.
         path: The file, relative to the root.
-        races: Whether the module's tests also run under ThreadSanitizer, before those of others.
+        races: Whether these tests also run under ThreadSanitizer. Those of the laboratory do not:
+            all of a job in virtual time runs in one thread.
     """
     listed = re.search(r"foreach\(module ([\w\s]+)\)", (root / "CMakeLists.txt").read_text())
     modules = listed[1].split() if listed else []
     module = Path(path).parts[1]
     above = [*modules[modules.index(module) + 1 :], "virtual", "simulate"]
     used = [one for one in above if _includes(root, one, module)]
-    steps = [gtest(root, one) for one in (module, *used) if _has_tests(root, one)]
-    if races:
-        steps[1:1] = [gtest(root, module, "thread")] if _has_tests(root, module) else []
+    steps = []
+    for one in (module, *used):
+        presets = ("default", "thread") if races and one in modules else ("default",)
+        steps += [gtest(root, one, preset) for preset in presets if _has_tests(root, one)]
     steps.append(Step("gtest", "build/tests/test_multiproc", ("test_multiproc",)))
     steps.append(Step("ctest", "^random_", ("random_programs",)))
     steps.append(Step("ctest", "_connections$", ("broken_connections",)))

@@ -240,13 +240,16 @@ def test_tests_of_a_cc_file_begin_with_its_own() -> None:
 
 
 def test_a_missing_lock_is_looked_for_by_thread_sanitizer() -> None:
-    plain, races, *_ = concerned.cc_steps(ROOT, "src/server/forming.cc", races=True)
+    plain, races, *others = concerned.cc_steps(ROOT, "src/server/forming.cc", races=True)
     assert (plain.name, plain.preset) == ("build/tests/test_server", "default")
     assert (races.name, races.preset) == ("build-thread/tests/test_server", "thread")
     presets = json.loads((ROOT / "CMakePresets.json").read_text(encoding="utf-8"))
     folders = {one["name"]: one["binaryDir"] for one in presets["configurePresets"]}
     for step in (plain, races):
         assert folders[step.preset] == f"${{sourceDir}}/{step.name.partition('/')[0]}"
+    names = [step.name for step in others]
+    assert "build-thread/tests/test_job" in names
+    assert "build-thread/lab/tests/unit/test_simulate" not in names
 
 
 @pytest.mark.parametrize(("path", "was", "now"), unseen.UNSEEN)
