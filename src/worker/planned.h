@@ -98,7 +98,7 @@ class Planned {
   // given its result to all ranks of the node. Any thread.
   void added(uint32_t buffer);
   void given(uint32_t buffer);
-  // Returns how many rounds have begun.
+  // Returns how many rounds have begun. Any thread.
   uint32_t rounds() const;
   // Returns the cards of the node's ranks from a finished round, sorted by local index. Empty if
   // this rank is alone on its node.

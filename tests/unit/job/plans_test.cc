@@ -51,9 +51,12 @@ TEST_F(PlansTest, DevicesReportWhileRoundsBegin) {
   ASSERT_TRUE((*plan)->begin(true).ok());
   std::atomic<bool> over{false};
   std::thread device([&] {
-    while (!over) {
+    for (uint32_t before = 0; !over;) {
       (*plan)->added(0);
       (*plan)->given(0);
+      const uint32_t begun = (*plan)->rounds();
+      EXPECT_LE(before, begun);
+      before = begun;
     }
   });
   for (int round = 0; round < 100'000; ++round) EXPECT_TRUE((*plan)->begin(true).ok());
