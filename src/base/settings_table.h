@@ -127,8 +127,8 @@ inline constexpr SettingSpec kSpecs[] = {
      "them", {0.1, kWeek}},
     {"status", kString, kProcess, "local",
      "Where rank 0 answers herring status. local: on a socket in the user's runtime folder; "
-     "HOST:PORT: at that address, which beyond the loopback interface asks for the job's token; "
-     "off: nowhere", {1, 300}},
+     "HOST:PORT: at that address besides, which beyond the loopback interface asks for the job's "
+     "token; off: nowhere", {1, 300}},
     {"label", kName, kProcess, "",
      "What status and metrics call the job, on rank 0; later jobs may have the same. Empty: job",
      {1, 64}, "--name NAME"},

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "base/interrupt.h"
 #include "base/log.h"
@@ -277,20 +278,23 @@ class Rendezvous::Impl final : public Channel::Owner {
       }
       return std::string();
     };
-    auto service = [&]() -> Result<std::unique_ptr<StatusService>> {
-      if (options_.status == "local") {
-        return StatusService::listen_locally(loop_, options_.job, answer);
-      }
-      auto address = transport::parse_address(options_.status, "HERRING_STATUS");
-      if (!address.ok()) return address.status();
-      return StatusService::listen_at(loop_, *address, options_.credentials.secret, answer);
-    }();
+    // Whoever is logged in on this machine finds the job by the socket, whatever else is served.
+    serve_status("", StatusService::listen_locally(loop_, options_.job, answer));
+    if (options_.status == "local") return;
+    const auto address = transport::parse_address(options_.status, "HERRING_STATUS");
+    serve_status(concat(" at ", options_.status),
+                 address.ok() ? StatusService::listen_at(loop_, *address,
+                                                         options_.credentials.secret, answer)
+                              : address.status());
+  }
+
+  void serve_status(const std::string& where, Result<std::unique_ptr<StatusService>> service) {
     if (!service.ok()) {
-      return log(LogLevel::kWarning, "herring status cannot ask this job, which goes on: ",
-                 service.status().message());
+      return log(LogLevel::kWarning, "herring status cannot ask this job", where,
+                 ", which goes on: ", service.status().message());
     }
-    status_ = std::move(*service);
-    log(LogLevel::kInfo, "answers herring status at ", status_->place());
+    log(LogLevel::kInfo, "answers herring status at ", (*service)->place());
+    statuses_.push_back(std::move(*service));
   }
 
   void on_goodbye(Peer& peer) {
@@ -403,7 +407,7 @@ class Rendezvous::Impl final : public Channel::Owner {
 
   void begin_stop() {
     stopping_ = true;
-    status_.reset();
+    statuses_.clear();
     if (watch_ && watch_->collects()) {
       // Members that fail for the same reason are about to tell what they did.
       records_until_ = loop_.now() + kRecording;
@@ -449,7 +453,7 @@ class Rendezvous::Impl final : public Channel::Owner {
   Gathering gathering_;
   std::optional<RunningJob> job_;  // set once the gathering is complete
   std::optional<Watch> watch_;     // as job_, unless the job is not observed
-  std::unique_ptr<StatusService> status_;
+  std::vector<std::unique_ptr<StatusService>> statuses_;
 
   std::mutex mutex_;
   std::condition_variable flag_set_;

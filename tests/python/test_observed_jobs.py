@@ -286,7 +286,18 @@ def test_a_taken_port_ends_no_job(runtime: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = f"127.0.0.1:{taken.getsockname()[1]}"
         out = expect_success(run_job(LAYOUTS["one-node"], "herring.init()", HERRING_STATUS=place))
-    assert "herring status cannot ask this job, which goes on: " in out and place in out
+    assert f"herring status cannot ask this job at {place}, which goes on: " in out
+
+
+def test_a_job_with_an_address_is_found_on_its_machine(runtime: Path) -> None:
+    with held() as holder:
+        place = f"127.0.0.1:{port_of(holder)}"
+        with Running(2, HERRING_STATUS=place) as job:
+            assert [path.name for path in sockets(runtime)] == [Path(job.where).name]
+            assert status_of()["size"] == status_of(place)["size"] == 2
+            found = Path(job.where).stem.rpartition("-")[0]
+            assert status_of("--job", found)["ranks"][0]["pid"] == job.pids[0]
+    assert not sockets(runtime)
 
 
 @pytest.mark.parametrize("value", ["here", "host:", "127.0.0.1:99999", ":9400", ""])
@@ -326,7 +337,7 @@ def test_a_job_beyond_loopback_asks_for_its_secret(runtime: Path, tmp_path: Path
     )
     try:
         assert job.stdout.readline().startswith(b"begun ")
-        assert not sockets(runtime)
+        assert len(sockets(runtime)) == 1  # for its user, who need prove nothing
         done = ask(place, "--json", HERRING_SECRET_FILE=str(secret))
         assert done.returncode == 0 and json.loads(done.stdout)["size"] == 1, done.stderr
         done = ask(place, HERRING_SECRET_FILE=str(wrong))
