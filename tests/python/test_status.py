@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pty
@@ -582,24 +581,6 @@ def test_a_dumb_terminal_gets_text(folder: Path) -> None:
         os.kill(terminal.process, signal.SIGINT)
         assert terminal.status() == 0
         assert "\x1b[?1049h" not in terminal.text
-
-
-def test_a_view_fits_its_terminal() -> None:
-    from rich.console import Console
-
-    from herring.observe.live import view
-
-    status = parse(json.dumps(statuses.healthy(200)), "the test")
-    for height in (24, 40):
-        console = Console(width=90, height=height, record=True, file=io.StringIO())
-        console.print(view(status, [0.1, 0.2, 0.1], console))
-        shown = console.export_text()
-        assert len(shown.splitlines()) <= height, shown
-        assert "ranks more" in shown and "▁█▁" in shown
-    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    plain = Console(file=file, width=50, record=True)
-    plain.print(view(status, [0.1, 0.2], plain))
-    assert plain.export_text().isascii()
 
 
 def test_an_error_of_a_status_is_an_error_of_herring() -> None:

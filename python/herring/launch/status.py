@@ -259,17 +259,19 @@ def _ended(text: str) -> str:
 def _show(status: Mapping[str, Any], all_of_it: bool = False) -> None:
     """Prints a status as text."""
     from rich.console import Console
+    from rich.text import Text
 
-    from herring.observe.live import tables, text_of
+    from herring.observe.tables import sheets, text_of
 
     console = Console(soft_wrap=True, highlight=False)
     for line in words.lines(status, all_of_it):
         console.print(text_of(line))
-    if all_of_it:
-        wide = console if console.is_terminal else Console(width=_WIDE, highlight=False)
-        for table in tables(status, wide.options.ascii_only):
-            console.print()
-            wide.print(table)
+    wide = console if console.is_terminal else Console(width=_WIDE, highlight=False)
+    for sheet in sheets(status) if all_of_it else ():
+        console.print()
+        wide.print(sheet.fitted(wide.width, wide.options.ascii_only))
+        if missing := sheet.left_out(wide.width):
+            console.print(Text(f"A wider terminal also shows {', '.join(missing)}.", "dim"))
 
 
 def _watch(place: Endpoint, every: float, timeout: float) -> None:

@@ -1,4 +1,4 @@
-"""A status on a terminal: tables of all ranks and servers, and a view that follows the job."""
+"""A view on a terminal that follows a job."""
 
 from __future__ import annotations
 
@@ -16,23 +16,14 @@ from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from herring.observe import words
 from herring.observe.schema import StatusError
+from herring.observe.tables import STYLES, table_of_ranks, text_of
 
-__all__ = ["STYLES", "follow", "tables", "text_of", "view"]
+__all__ = ["follow", "view"]
 
-STYLES = {
-    "": "",
-    "bold": "bold",
-    "good": "green",
-    "warn": "yellow",
-    "bad": "bold red",
-    "stack": "dim",
-    "dim": "dim",
-}
 _PARTS = (
     ("compute", "compute"),
     ("node stage", "node_stage"),
@@ -44,25 +35,11 @@ _PARTS = (
 _LEVELS = "▁▂▃▄▅▆▇█"
 _PLAIN_LEVELS = "_.-=+*%#"
 _BAR = 30
+_BESIDE_BAR = len("wait for ranks " + " 100 %  100 ms")
 _HISTORY = 60
 _MOST_NOTES = 6
 _NEXT_SECONDS = 10.0  # within which the next generation of an elastic job must begin
 _RETRY = 0.25  # seconds between two looks for it
-
-
-def text_of(line: words.Line) -> Text:
-    """Returns a line with its colours."""
-    return Text(line[1], style=STYLES[line[0]])
-
-
-def tables(status: Mapping[str, Any], ascii_only: bool = False) -> list[Table]:
-    """Returns the tables of all ranks, all servers and all groups."""
-    found = [_ranks(sorted(status["ranks"], key=_number), counters=True)]
-    if status["servers"]:
-        found.append(_servers(status["servers"]))
-    if status["groups"]:
-        found.append(_groups(status["groups"]))
-    return [_cropped(table, ascii_only) for table in found]
 
 
 def view(
@@ -87,14 +64,14 @@ def view(
         line = Text("step time      ", style="bold")
         line.append(_sparkline(history, ascii_only), style="cyan")
         found.append(line)
-    found += _split(status["steps"], ascii_only)
+    found += _split(status["steps"], min(_BAR, max(console.width - _BESIDE_BAR, 1)), ascii_only)
     found += [text_of(line) for line in words.notes(status, with_ranks=False)[:_MOST_NOTES]]
     found.append(Text())
     used = sum(len(console.render_lines(each)) for each in found)
     used += 3  # the head of the table, a line for what is cut, and the last line
     ranks = words.ranks_in_order(status)
     fitting = max(console.height - used, 1)
-    found.append(_cropped(_ranks(ranks[:fitting], counters=False), ascii_only))
+    found.append(table_of_ranks(ranks[:fitting]).fitted(console.width, ascii_only))
     if len(ranks) > fitting:
         found.append(Text(f"and {len(ranks) - fitting} ranks more", style="dim"))
     last = Text("q ends this view; the job goes on", style="dim")
@@ -307,8 +284,8 @@ def _sparkline(values: Sequence[float], ascii_only: bool) -> str:
     return "".join(levels[round((value - low) * scale)] for value in values)
 
 
-def _split(steps: Mapping[str, Any], ascii_only: bool) -> list[Text]:
-    """Returns a bar for each part of a step, as a share of the median step."""
+def _split(steps: Mapping[str, Any], width: int, ascii_only: bool) -> list[Text]:
+    """Returns a bar of some width for each part of a step, as a share of the median step."""
     whole = steps["seconds"]["median"]
     found = []
     for name, field in _PARTS:
@@ -316,100 +293,10 @@ def _split(steps: Mapping[str, Any], ascii_only: bool) -> list[Text]:
         if not whole or seconds is None:
             continue
         part = seconds / whole
-        full = min(round(part * _BAR), _BAR)
+        full = min(round(part * width), width)
         line = Text(f"{name:15}")
         line.append(("#" if ascii_only else "█") * full, style="magenta" if full else "")
-        line.append(("." if ascii_only else "░") * (_BAR - full), style="dim")
+        line.append(("." if ascii_only else "░") * (width - full), style="dim")
         line.append(f" {words.share(part):>5}  {words.duration(seconds)}")
         found.append(line)
     return found
-
-
-def _ranks(ranks: Sequence[Mapping[str, Any]], counters: bool) -> Table:
-    heads = ["rank", "host", "state", "for", "late", "steps", "score", "cause"]
-    if counters:
-        heads += ["rounds", "calls", "in flight", "sent", "received", "retransmits", "round trip"]
-        heads += ["memory"]
-    table = _table(heads, left={"host", "state", "cause", "where"}, last="where")
-    for rank in ranks:
-        late = rank["late"]
-        cells = [
-            _text(rank["rank"]),
-            _text(rank["host"]),
-            _text(rank["state"]),
-            _seconds(rank["for"]),
-            _seconds(late["median"]),
-            words.share(late["share"]),
-            "" if rank["score"] is None else f"{rank['score']:.2f}",
-            _text(rank["cause"]),
-        ]
-        if counters:
-            cells += [_text(rank[name]) for name in ("rounds", "calls", "in_flight")]
-            cells += [words.size(rank["bytes_sent"]), words.size(rank["bytes_received"])]
-            cells += [_text(rank["retransmits"]), _seconds(rank["rtt"])]
-            cells.append(words.size(rank["memory"]))
-        where = "; ".join(filter(None, (rank["where"], rank["stack"])))
-        table.add_row(*map(Text, [*cells, where]), style=_style(rank))
-    return table
-
-
-def _servers(servers: Sequence[Mapping[str, Any]]) -> Table:
-    heads = ["server", "kind", "host", "state", "weight", "in flight", "sent", "received"]
-    table = _table(
-        [*heads, "retransmits", "round trip", "memory"],
-        left={"kind", "host", "state", "cause"},
-        last="cause",
-    )
-    for server in servers:
-        cells = [_text(server[name]) for name in ("server", "kind", "host", "state")]
-        cells.append("" if server["weight"] is None else f"{server['weight']:.3g}")
-        cells.append(_text(server["in_flight"]))
-        cells += [words.size(server["bytes_sent"]), words.size(server["bytes_received"])]
-        cells += [_text(server["retransmits"]), _seconds(server["rtt"])]
-        cells += [words.size(server["memory"]), _text(server["cause"])]
-        table.add_row(*map(Text, cells), style=_style(server))
-    return table
-
-
-def _groups(groups: Sequence[Mapping[str, Any]]) -> Table:
-    heads = ["group", "name", "size", "rounds", "calls", "in flight", "nothing ended for"]
-    table = _table([*heads, "absent"], left={"name", "absent", "ranks"}, last="ranks")
-    for group in groups:
-        cells = [_text(group[name]) for name in ("group", "name", "size", "rounds", "calls")]
-        cells += [_text(group["in_flight"]), _seconds(group["for"]) if group["in_flight"] else ""]
-        cells += [words.listed(group["absent"]), words.listed(group["ranks"])]
-        table.add_row(*map(Text, cells), style=STYLES["warn"] if group["outlier"] else "")
-    return table
-
-
-def _table(heads: Sequence[str], left: set[str], last: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in heads:
-        table.add_column(head, justify="left" if head in left else "right", no_wrap=True)
-    table.add_column(last, no_wrap=True, overflow="ellipsis")
-    return table
-
-
-def _cropped(table: Table, ascii_only: bool) -> Table:
-    """Cuts off what is too long for its column without an ellipsis, which ASCII lacks."""
-    for column in table.columns if ascii_only else ():
-        column.overflow = "crop"
-    return table
-
-
-def _style(item: Mapping[str, Any]) -> str:
-    if words.abnormal(item):
-        return STYLES["bad"]
-    return STYLES["warn"] if item["outlier"] or item.get("chronic") else ""
-
-
-def _number(rank: Mapping[str, Any]) -> int:
-    return -1 if rank["rank"] is None else int(rank["rank"])
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else str(value)
-
-
-def _seconds(value: float | None) -> str:
-    return "" if value is None else words.duration(value)
