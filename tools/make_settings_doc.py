@@ -45,9 +45,11 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Mapping[str, str]], bool]]] = (
         "`HERRING_TIMEOUT` is the default timeout; operations and `wait()` accept a timeout of\n"
         "their own. Rank 0's value sets the interval of the heartbeats. Before a wait times out,\n"
         "a warning names the missing ranks. At the start, every process says after 5 s whom it\n"
-        "waits for, and again after pauses of 10, 20, 40 s ... If ranks wait for each other in\n"
-        "different calls for 5 s, they are told who waits where. `HERRING_WARN_AFTER` can shorten\n"
-        "the 5 s, but not lengthen them.",
+        "waits for, and again after pauses of 10, 20, 40 s ... While the others may still import\n"
+        "their libraries, these lines have the level `info`: for as long as the process itself\n"
+        "took to start, and at most 30 s. If ranks wait for each other in different calls for\n"
+        "5 s, they are told who waits where. `HERRING_WARN_AFTER` can shorten the 5 s, but not\n"
+        "lengthen them.",
         lambda row: row["type"] == "seconds",
     ),
     (

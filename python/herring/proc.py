@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
-__all__ = ["has_ended", "identity", "is_there", "parent", "state"]
+__all__ = ["age", "has_ended", "identity", "is_there", "parent", "state"]
 
 # Fields, as proc(5) counts them.
 _STATE = 3
@@ -40,6 +42,13 @@ def is_there(process: str) -> bool:
     """Returns whether the process with this `identity` has not ended."""
     pid = int(process.partition("-")[0])
     return not has_ended(pid) and identity(pid) == process
+
+
+def age() -> float:
+    """Returns for how many seconds this process has been running; 0 if Linux does not tell."""
+    start = _field(os.getpid(), _START)
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return max(now - int(start) / os.sysconf("SC_CLK_TCK"), 0.0) if start else 0.0
 
 
 def _field(pid: int, number: int) -> str:

@@ -13,6 +13,14 @@ namespace herring {
 // less than this if all processes are running.
 inline constexpr Nanos kFirstReminder = 5 * kSecond;
 inline Nanos first_reminder(Nanos warn_after) { return std::min(warn_after, kFirstReminder); }
+// Who waits has started a while ago, and whom it waits for starts for as long: Python imports its
+// libraries. So long, but for no longer than this, reminders are information and not warnings.
+// `age`: how old the process was when its wait began.
+inline constexpr Nanos kLongStart = 30 * kSecond;
+inline Nanos usual_start(Nanos age, Nanos warn_after) {
+  return std::clamp(age, first_reminder(warn_after),
+                    std::max(first_reminder(warn_after), std::min(warn_after, kLongStart)));
+}
 
 class Reminders {
  public:

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/process_age.h"
 #include "control/messages.h"
 
 namespace herring::control {
@@ -30,6 +31,7 @@ Gathering::Gathering(transport::EventLoop& loop, const Peers& peers,
       started_(loop.now()),
       deadline_(started_ + options.connect_timeout),
       reminders_(started_, first_reminder(options.warn_after), started_),
+      usual_start_(usual_start(process_age(), options.warn_after)),
       roster_(options.size, options.dedicated_servers) {}
 
 void Gathering::start() {
@@ -170,9 +172,14 @@ void Gathering::warn() {
   if (!is_waiting()) return;
   const Nanos now = loop_.now();
   if (reminders_.due(now)) {
-    broadcast(peers_, FrameType::kWarning,
-              concat("has waited ", in_seconds(now - started_), " at the rendezvous ",
-                     address_.to_string(), " for ", describe_missing(), refusals_.text()));
+    const std::string text = concat("has waited ", in_seconds(now - started_),
+                                    " at the rendezvous ", address_.to_string(), " for ",
+                                    describe_missing(), refusals_.text());
+    if (now - started_ < usual_start_ && refusals_.text().empty()) {
+      log(LogLevel::kInfo, text);
+    } else {
+      broadcast(peers_, FrameType::kWarning, text);
+    }
   }
   loop_.call_at(reminders_.next(), [this] { warn(); });
 }

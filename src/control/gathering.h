@@ -85,6 +85,7 @@ class Gathering {
   const Nanos started_;
   Nanos deadline_;
   Reminders reminders_;  // for telling those who wait who is missing
+  const Nanos usual_start_;  // until then the missing ones are probably about to come
   transport::EventLoop::TimerId deadline_timer_ = 0;
 
   State state_ = State::kGathering;

@@ -542,7 +542,7 @@ void Member::decline(Options options, wire::Role role, uint32_t rank, const Stat
 
 Result<std::string> Member::find_own_address(const Options& options) {
   Reminders reminders = reminders_of(options);
-  auto probe = reach(options, monotonic_now() + options.connect_timeout, reminders,
+  auto probe = reach(options, monotonic_now() + options.connect_timeout, reminders, false,
                      [&](Nanos until) {
                        return transport::tcp::connect_to(options.rendezvous, "", until);
                      });

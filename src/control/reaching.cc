@@ -33,9 +33,10 @@ Result<transport::tcp::Socket> connect(const Member::Options& options, wire::Rol
   wire::Hello hello;
   hello.role = role;
   hello.rank = rank;
-  auto fd = reach(options, deadline, reminders, [&](Nanos until) {
+  bool listens = false;
+  auto fd = reach(options, deadline, reminders, listens, [&](Nanos until) {
     return transport::tcp::connect_and_prove(options.rendezvous, options.source, hello,
-                                             options.credentials, until);
+                                             options.credentials, until, &listens);
   });
   return fd.ok() ? std::move(fd) : cannot_join(options, fd.status());
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/log.h"
+#include "base/process_age.h"
 #include "base/reminders.h"
 #include "control/member.h"
 
@@ -10,13 +11,18 @@ namespace herring::control {
 Reminders reminders_of(const Member::Options& options);
 
 // Tries to reach the rendezvous until the deadline, and logs meanwhile that it waits.
+// `listens`: whether somebody accepted the last connection. Then rank 0's process is there, and its
+// program has not come to init() yet.
 template <typename Attempt>
 auto reach(const Member::Options& options, Nanos deadline, Reminders& reminders,
-           const Attempt& attempt) {
+           const bool& listens, const Attempt& attempt) {
+  const Nanos usual = usual_start(process_age() - (monotonic_now() - reminders.since()),
+                                  options.warn_after);
   return attempt_with_reminders(
-      deadline, reminders, attempt, [&options](const Status& why, Nanos waited) {
-        log(LogLevel::kWarning, "has waited ", in_seconds(waited),
-            " for rank 0 at the rendezvous ", options.rendezvous.to_string(), ": ", why.message());
+      deadline, reminders, attempt, [&](const Status& why, Nanos waited) {
+        log(waited < (listens ? options.warn_after : usual) ? LogLevel::kInfo : LogLevel::kWarning,
+            "has waited ", in_seconds(waited), " for rank 0 at the rendezvous ",
+            options.rendezvous.to_string(), ": ", why.message());
       });
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -161,7 +162,7 @@ def test_reminders_of_waits_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(_core, "log_warning", said.append)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    wait = Wait("rank 1 of 2", 60.0)
+    wait = Wait("rank 1 of 2", 60.0, start=0.0)
     assert wait.quiet() == 5.0
     while wait.goes_on("start"):
         now[0] += 0.5
@@ -169,10 +170,55 @@ def test_reminders_of_waits_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
         f"rank 1 of 2 has waited {seconds} s for rank 0 to start" for seconds in (5, 15, 35)
     ]
     said.clear()
-    later = Wait("this server", 60.0, before=60.0)
+    later = Wait("this server", 60.0, before=60.0, start=0.0)
     while later.goes_on("start"):
         now[0] += 0.5
     assert [line.split()[4] for line in said] == ["75"]
+
+
+def test_reminders_are_information_for_as_long_as_a_start_may_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from herring import _core, proc
+
+    said: list[tuple[str, str]] = []
+    now = [100.0]
+    for level in ("info", "warning"):
+        monkeypatch.setattr(
+            _core, f"log_{level}", lambda text, level=level: said.append((level, text.split()[3]))
+        )
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    for age, expected in ((1.0, 5), (12.0, 15), (3600.0, 35)):
+        monkeypatch.setattr(proc, "age", lambda age=age: age)
+        said.clear()
+        wait = Wait("server", 60.0)
+        while wait.goes_on("start"):
+            now[0] += 0.5
+        warned = [level for level, _ in said].index("warning")
+        assert said[warned] == ("warning", f"{expected}"), said
+        levels = [level for level, _ in said]
+        assert levels == ["info"] * warned + ["warning"] * (len(said) - warned), said
+    said.clear()
+    early = Wait("server", 1.0, first_reminder=0.5)  # HERRING_WARN_AFTER=0.5
+    while early.goes_on("start"):
+        now[0] += 0.1
+    assert [level for level, _ in said] == ["warning"]
+
+
+@pytest.mark.parametrize("level", ["warning", "info"])
+def test_a_rank_zero_that_still_imports_is_no_warning(level: str) -> None:
+    # As in jobs of 'herring run': the launcher holds the port until rank 0 comes to init().
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        output = run(
+            SERVER,
+            HERRING_RENDEZVOUS=f"127.0.0.1:{holder.getsockname()[1]}",
+            HERRING_CONNECT_TIMEOUT="7",
+            HERRING_LOG_LEVEL=level,
+        )
+    assert says(output) == [], output
+    assert "accepts connections but did not complete the hello" in output
+    told = re.findall(r"info: has waited (5|6)(?:\.\d)? s for rank 0 at the rendezvous", output)
+    assert len(told) == (level == "info"), output
 
 
 def test_durations_in_messages() -> None:

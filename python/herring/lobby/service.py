@@ -18,7 +18,7 @@ from herring.lobby import versions
 from herring.lobby.generations import Formed, Generations, Member, Rules, TooFew
 from herring.rendezvous.channel import LOBBY, Channel, Listener
 from herring.rendezvous.network import with_port
-from herring.rendezvous.publication import FIRST_REMINDER, in_seconds
+from herring.rendezvous.publication import FIRST_REMINDER, LONG_START, in_seconds
 from herring.units import counted
 
 __all__ = ["Lobby", "keep_alive"]
@@ -61,6 +61,7 @@ class Lobby:
         self._closed = False
         self._failed = ""
         self._ends = False
+        self._opened = time.monotonic()
         self._reminders: tuple[float, float] | None = None  # since when it waits; the next one
         self._changed = threading.Condition()
         self._listener = Listener(
@@ -239,7 +240,10 @@ class Lobby:
         if now >= due:
             waited = in_seconds(now - since)
             text = f"the elastic job has waited {waited} for {self._generations.awaited()}"
-            self._say("warning", text)
+            # At first the others may take as long to start as the first one has taken.
+            first = self._generations.number == 0
+            usual = min(since - self._opened, LONG_START) if first else 0.0
+            self._say("info" if now - since < usual else "warning", text)
             due = now + (now - since)  # pauses double
             self._reminders = (since, due)
         return due

@@ -200,7 +200,9 @@ def meet_as_server(
     """
     environ = os.environ if environ is None else environ
     place = server.rendezvous
-    wait = publication.Wait("this server", timeout, first_reminder, waited)
+    # A launcher has started rank 0 together with this server, which imports less than rank 0.
+    launched = publication.LONG_START if place.kind in ("file", "munge") else None
+    wait = publication.Wait("this server", timeout, first_reminder, waited, launched)
     secret = _given_secret(server.secret_file, server.secret)
     if place.kind == "file":
         key = _note_key(place, f"{server.job}-{server.source}", server.rank_variable)

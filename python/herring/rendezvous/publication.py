@@ -31,6 +31,9 @@ __all__ = ["Publication", "Wait", "directory", "in_seconds", "launcher_key", "wa
 # The first reminder of the waits at a job's start, unless HERRING_WARN_AFTER is shorter; the same
 # value as in src/base/reminders.h.
 FIRST_REMINDER = 5.0
+# The longest that reminders are information and not warnings, because the others import their
+# libraries as this process has done; the same value as in src/base/reminders.h.
+LONG_START = 30.0
 
 _SHARED = Path("/tmp")
 _POLL_SECONDS = 0.02
@@ -153,14 +156,21 @@ class Wait:
         timeout: Seconds that the wait may take.
         first_reminder: Seconds after which the first reminder is logged.
         before: Seconds of an earlier wait, whose reminders have been logged.
+        start: How long rank 0 may usually take to start, in seconds. Until then, reminders are
+            information; None means as long as this process has taken.
     """
 
     who: str
     timeout: float
     first_reminder: float = FIRST_REMINDER
     before: float = 0.0
+    start: float | None = None
 
     def __post_init__(self) -> None:
+        if self.first_reminder < FIRST_REMINDER:  # HERRING_WARN_AFTER wants early warnings
+            self._usual = 0.0
+        else:
+            self._usual = min(proc.age() if self.start is None else self.start, LONG_START)
         self._start = time.monotonic()
         self._pause = max(self.first_reminder, 0.001)
         self._next = self._pause
@@ -173,9 +183,8 @@ class Wait:
             from herring import _core  # the launcher does not need the core
 
             self._pass(self.before + waited)
-            _core.log_warning(
-                f"{self.who} has waited {in_seconds(self.before + waited)} for rank 0 to {what}"
-            )
+            log = _core.log_info if self.before + waited < self._usual else _core.log_warning
+            log(f"{self.who} has waited {in_seconds(self.before + waited)} for rank 0 to {what}")
         return waited < self.timeout
 
     def left(self) -> float:

@@ -292,10 +292,11 @@ void Connector::finish(Result<Socket> result) {
 
 Result<Socket> connect_and_prove(const Address& address, const std::string& source,
                                  const wire::Hello& hello, const Credentials& credentials,
-                                 Nanos deadline) {
+                                 Nanos deadline, bool* listens) {
   const std::string name = address.to_string();
   for (;;) {
     auto fd = connect_to(address, source, deadline);
+    if (listens != nullptr) *listens = fd.ok();
     if (!fd.ok()) return fd.status();
     auto proven = prove(std::move(*fd), name, hello, credentials, deadline);
     if (proven.ok() || !again(proven.status(), deadline)) return proven;

@@ -64,9 +64,10 @@ inline constexpr Nanos kPause = 50 * kMillisecond;  // before another attempt
 // listener ends or is too busy.
 
 // Connects and proves the secret both ways. `address` may be a name; the listener may start later.
+// `listens`, if not null, becomes whether somebody accepted the last connection.
 Result<Socket> connect_and_prove(const Address& address, const std::string& source,
                                  const wire::Hello& hello, const Credentials& credentials,
-                                 Nanos deadline);
+                                 Nanos deadline, bool* listens = nullptr);
 
 struct Wanted {
   Address address;  // literal; a process already listens there

@@ -42,6 +42,14 @@ TEST(Reminders, WhatWasSaidBeforeIsNotRepeated) {
   EXPECT_EQ(reminders.next(), 35 * kSecond);
 }
 
+TEST(Reminders, OthersMayTakeAsLongToStartAsWhoWaitsHasTaken) {
+  EXPECT_EQ(usual_start(kSecond, 60 * kSecond), 5 * kSecond);
+  EXPECT_EQ(usual_start(20 * kSecond, 60 * kSecond), 20 * kSecond);
+  EXPECT_EQ(usual_start(3600 * kSecond, 60 * kSecond), 30 * kSecond);
+  EXPECT_EQ(usual_start(20 * kSecond, 10 * kSecond), 10 * kSecond);
+  EXPECT_EQ(usual_start(20 * kSecond, kSecond), kSecond);
+}
+
 TEST(Reminders, TheFirstComesWithinFiveSeconds) {
   EXPECT_EQ(first_reminder(60 * kSecond), 5 * kSecond);
   EXPECT_EQ(first_reminder(kSecond), kSecond);
