@@ -27,8 +27,11 @@ using transport::kForWriting;
 constexpr size_t kMostRequest = 8192;
 // How long a client may take, and how long one that says nothing is waited for.
 constexpr Nanos kPatience = 5 * kSecond, kSilence = kSecond;
-// The least time of a client that has not shown that it may ask, if others want its place.
-constexpr Nanos kFair = 100 * kMillisecond;
+// The least time of a client that has not shown that it may ask, if others want its place; and the
+// same if the last clients from its host have all failed to show it.
+constexpr Nanos kFair = 100 * kMillisecond, kHurried = 10 * kMillisecond;
+// How many clients the system keeps waiting for a place.
+constexpr int kBacklog = 1024;
 
 Status system_error(const std::string& what) {
   return {Code::kConfiguration, concat(what, ": ", std::strerror(errno))};
@@ -140,21 +143,29 @@ Result<std::string> runtime_folder() {
 // One connection: reads a question, answers it, and waits until the client has closed.
 class StatusService::Client : private transport::DescriptorHandler {
  public:
-  Client(StatusService& service, GuardedFd fd)
-      : service_(service), loop_(service.loop_), fd_(std::move(fd)) {
+  // `host`: where the client runs; empty for a local socket.
+  Client(StatusService& service, GuardedFd fd, std::string host)
+      : service_(service), loop_(service.loop_), fd_(std::move(fd)), host_(std::move(host)) {
     loop_.add(fd_.get(), kForReading, this);
     timer_ = loop_.call_after(kSilence, [this] { be_patient(); });
   }
   ~Client() override { end(); }
 
   // Returns until when the client keeps its place although others want one.
-  Nanos kept_until() const { return serves() ? since_ + kSilence + kPatience : since_ + kFair; }
+  Nanos kept_until() const {
+    if (serves()) return since_ + kSilence + kPatience;
+    return since_ + (service_.suspects_.suspect(host_, since_) ? kHurried : kFair);
+  }
   // Returns whether an answer is on its way to a client that may have it.
   bool serves() const { return allowed_ && sent_ < out_.size(); }
+
+  // Reads what may have come while the thread was busy.
+  void hear() { on_ready(kForReading); }
 
   // No callback follows. The service may then be destroyed before the client.
   void end() {
     if (std::exchange(ended_, true)) return;
+    allowed_ ? service_.suspects_.proved(host_) : service_.suspects_.failed(host_, monotonic_now());
     loop_.cancel(timer_);
     loop_.remove(fd_.get());
   }
@@ -302,6 +313,7 @@ class StatusService::Client : private transport::DescriptorHandler {
   StatusService& service_;
   transport::DescriptorLoop& loop_;
   const GuardedFd fd_;
+  const std::string host_;
   transport::EventLoop::TimerId timer_ = 0;
   std::string request_, question_, out_;
   wire::Nonce nonce_{};
@@ -327,7 +339,7 @@ Result<std::unique_ptr<StatusService>> StatusService::listen_locally(
   unlink(early.c_str());
   if (!listener.valid() ||
       ::bind(listener.get(), reinterpret_cast<sockaddr*>(&*address), sizeof *address) != 0 ||
-      ::listen(listener.get(), kMostClients) != 0 || rename(early.c_str(), path.c_str()) != 0) {
+      ::listen(listener.get(), kBacklog) != 0 || rename(early.c_str(), path.c_str()) != 0) {
     const Status why = system_error(concat("cannot listen on ", path));
     unlink(early.c_str());
     return why;
@@ -339,7 +351,7 @@ Result<std::unique_ptr<StatusService>> StatusService::listen_locally(
 Result<std::unique_ptr<StatusService>> StatusService::listen_at(
     transport::DescriptorLoop& loop, const transport::Address& address, std::string secret,
     Answer answer) {
-  auto listener = transport::tcp::listen_on(address, 16);
+  auto listener = transport::tcp::listen_on(address, kBacklog);
   if (!listener.ok()) return listener.status();
   auto local = transport::tcp::local_address(listener->get());
   if (!local.ok()) return local.status();
@@ -359,42 +371,66 @@ StatusService::StatusService(transport::DescriptorLoop& loop, GuardedFd listener
 StatusService::~StatusService() {
   clients_.clear();
   loop_.cancel(pause_);
-  loop_.remove(listener_.get());
+  if (pause_ == 0) loop_.remove(listener_.get());
   if (!path_.empty()) unlink(path_.c_str());
 }
 
 void StatusService::on_ready(uint32_t) {
-  GuardedFd fd = GuardedFd::open([this] {
-    return accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-  });
-  if (!fd.valid()) {
-    if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return;
-    // The process has no descriptor left. The waiting client would wake the loop again and again.
-    loop_.remove(listener_.get());
-    pause_ = loop_.call_after(kSilence, [this] {
-      loop_.add(listener_.get(), kForReading, this);
+  while (make_room()) {
+    GuardedFd fd = GuardedFd::open([this] {
+      return accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     });
-    return;
+    if (!fd.valid()) {
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      // The process has no descriptor left.
+      if (errno != EAGAIN) pause(kSilence);
+      return;
+    }
+    // The job goes on if the system cannot watch one more connection.
+    static_cast<void>(without_exceptions([&] {
+      std::string host;
+      if (path_.empty()) {
+        const auto peer = transport::tcp::peer_address(fd.get());
+        if (!peer.ok()) return peer.status();  // it is gone
+        host = peer->host;
+      }
+      const int number = fd.get();
+      clients_.emplace(number, std::make_unique<Client>(*this, std::move(fd), std::move(host)));
+      return Status();
+    }));
   }
-  if (!make_room()) return;  // it is closed; the client may come again
-  // The job goes on if the system cannot watch one more connection.
-  static_cast<void>(without_exceptions([&] {
-    const int number = fd.get();
-    clients_.emplace(number, std::make_unique<Client>(*this, std::move(fd)));
-    return Status();
-  }));
 }
 
 // Strangers who say nothing, or prove nothing, keep nobody out: the oldest one gives up its place.
+// Who comes while all have time left waits in the system's queue.
 bool StatusService::make_room() {
-  if (clients_.size() < kMostClients) return true;
-  const auto soonest = std::min_element(
-      clients_.begin(), clients_.end(), [](const auto& one, const auto& other) {
-        return one.second->kept_until() < other.second->kept_until();
-      });
-  if (soonest->second->kept_until() > monotonic_now()) return false;
-  forget(soonest->first);
+  while (clients_.size() >= kMostClients) {
+    const auto soonest = std::min_element(
+        clients_.begin(), clients_.end(), [](const auto& one, const auto& other) {
+          return one.second->kept_until() < other.second->kept_until();
+        });
+    const auto [fd, client] = std::pair(soonest->first, soonest->second.get());
+    const Nanos until = client->kept_until(), left = until - monotonic_now();
+    if (left > 0) {
+      pause(left);
+      return false;
+    }
+    client->hear();
+    if (clients_.count(fd) != 0 && client->kept_until() <= until) forget(fd);
+  }
   return true;
+}
+
+// Stops watching the listener: a client that waits there would wake the loop again and again.
+void StatusService::pause(Nanos time) {
+  loop_.remove(listener_.get());
+  pause_ = loop_.call_after(time, [this] { resume(); });
+}
+
+void StatusService::resume() {
+  if (pause_ == 0) return;
+  loop_.cancel(std::exchange(pause_, 0));
+  loop_.add(listener_.get(), kForReading, this);
 }
 
 void StatusService::forget(int fd) {
@@ -403,6 +439,7 @@ void StatusService::forget(int fd) {
   if (found.empty()) return;
   found.mapped()->end();
   loop_.post([gone = std::shared_ptr<Client>(std::move(found.mapped()))] {});
+  if (clients_.size() + 1 == kMostClients) resume();
 }
 
 }  // namespace herring::control

@@ -20,6 +20,7 @@
 #include "base/fork_guard.h"
 #include "transport/address.h"
 #include "transport/descriptor_loop.h"
+#include "transport/tcp/suspects.h"
 
 namespace herring::control {
 
@@ -51,9 +52,13 @@ class StatusService : private transport::DescriptorHandler {
                 std::string path, std::string secret, Answer answer);
   void on_ready(uint32_t) override;
   bool make_room();
+  void pause(Nanos time);
+  void resume();
   void forget(int fd);
 
   static constexpr size_t kMostClients = 64;
+  // How many clients of a host must fail in a row before its clients get less time.
+  static constexpr uint32_t kFailures = 64;
 
   transport::DescriptorLoop& loop_;
   GuardedFd listener_;
@@ -61,7 +66,8 @@ class StatusService : private transport::DescriptorHandler {
   const std::string path_;    // of the socket to remove, or empty
   const std::string secret_;  // empty: nobody must prove anything
   const Answer answer_;
-  transport::EventLoop::TimerId pause_ = 0;  // without accepting
+  transport::tcp::Suspects suspects_{kFailures};
+  transport::EventLoop::TimerId pause_ = 0;  // set while there is no place or no descriptor
   std::map<int, std::unique_ptr<Client>> clients_;
 };
 

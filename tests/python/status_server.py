@@ -35,6 +35,7 @@ class StatusServer:
       answers: Answers to other commands than ``json``, ``metrics`` and GET requests.
       silent: Whether requests are read and never answered.
       port: A port of 127.0.0.1 instead of any.
+      dropped: How many connections are closed without an answer first.
     """
 
     def __init__(
@@ -45,8 +46,10 @@ class StatusServer:
         answers: Mapping[str, str] | None = None,
         silent: bool = False,
         port: int = 0,
+        dropped: int = 0,
     ) -> None:
         self.status = status
+        self._dropped = dropped
         self.asked: list[str] = []
         self._secret, self._answers, self._silent = secret, answers or {}, silent
         self._path = path
@@ -92,6 +95,10 @@ class StatusServer:
             except OSError:
                 return
             connection.settimeout(10)
+            if self._dropped > 0:
+                self._dropped -= 1
+                connection.close()
+                continue
             with contextlib.suppress(OSError):
                 self._answer(connection)
             if self._silent:

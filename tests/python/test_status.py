@@ -235,8 +235,16 @@ def test_a_job_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_job_that_ends_meanwhile(capsys: pytest.CaptureFixture[str]) -> None:
     with StatusServer(statuses.healthy(), answers={"json": ""}) as server:
-        status, _, err = run(capsys, server.where)
+        status, _, err = run(capsys, server.where, "--timeout", "300ms")
     assert status == 1 and "the job is about to end" in err
+
+
+def test_a_client_that_loses_its_place_to_strangers_asks_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with StatusServer(statuses.healthy(), dropped=3) as server:
+        status, out, err = run(capsys, server.where, "--timeout", "60s")
+    assert status == 0 and "resnet" in out, err
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may connect to every socket")

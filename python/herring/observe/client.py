@@ -40,6 +40,7 @@ __all__ = [
 
 _MOST_BYTES = 1 << 28  # a status of 100,000 ranks has 80 MB
 _MOST_WORDS = 1000  # characters of an error
+_PAUSE = 0.05  # seconds before a job at an address is asked again
 _CHALLENGE = re.compile(rb"prove ([0-9a-f]{64})\n")
 _CHALLENGE_BYTES = len("prove ") + 64 + 1
 _GENERATION = re.compile(r"(?P<job>.+)\.(?P<number>[0-9]{1,9})")
@@ -207,7 +208,7 @@ def ask(where: Endpoint, command: str, timeout: float) -> str:
             if where.path.stat().st_size > _MOST_BYTES:
                 raise StatusError(f"{name} is too large for a saved status")
             return _text(where.path.read_bytes(), name)
-        answer = _exchange(where, command, time.monotonic() + timeout)
+        answer = _answer(where, command, time.monotonic() + timeout)
     except TimeoutError:
         raise StatusError(
             f"{name} has not answered in {timeout:g} s: the process of rank 0 may be stopped, or "
@@ -252,6 +253,23 @@ def token() -> str:
         StatusError: The environment names no secret.
     """
     return hmac.digest(_secret("--token"), b"herring status", "sha256").hex()
+
+
+def _answer(where: Endpoint, command: str, deadline: float) -> bytes:
+    """Returns the answer; asks again if a job at an address ends the connection without one.
+
+    Where strangers crowd in, a client that is slow to prove itself can lose its place.
+    """
+    while True:
+        try:
+            if (answer := _exchange(where, command, deadline)) or where.path is not None:
+                return answer
+        except (ConnectionResetError, BrokenPipeError):
+            if where.path is not None:
+                raise
+        if time.monotonic() + _PAUSE > deadline:
+            return b""
+        time.sleep(_PAUSE)
 
 
 def _exchange(where: Endpoint, command: str, deadline: float) -> bytes:

@@ -407,6 +407,54 @@ TEST(StatusService, BeyondLoopbackTheSecretMustBeKnown) {
   EXPECT_EQ(service.answered, 1);
 }
 
+// Strangers who say nothing, and connect again as soon as they are dropped.
+class Strangers {
+ public:
+  Strangers(const transport::Address& address, const std::string& source, size_t count)
+      : thread_([=, this] {
+          std::vector<UniqueFd> all(count);
+          while (!over_) {
+            for (UniqueFd& one : all) {
+              char byte;
+              if (one.get() >= 0 && recv(one.get(), &byte, 1, MSG_DONTWAIT | MSG_PEEK) < 0 &&
+                  errno == EAGAIN) {
+                continue;
+              }
+              auto fd = transport::tcp::begin_connecting(address, source);
+              one = fd.ok() ? fd->release() : UniqueFd();
+              ++came_;
+            }
+          }
+        }) {}
+  ~Strangers() {
+    over_ = true;
+    thread_.join();
+  }
+  size_t came() const { return came_; }
+
+ private:
+  std::atomic<bool> over_{false};
+  std::atomic<size_t> came_{0};
+  std::thread thread_;
+};
+
+TEST(StatusService, WhileStrangersCrowdInMembersAreAnswered) {
+  Service service({"0.0.0.0", 0}, kSecret);
+  const transport::Address address{"127.0.0.1", service.address().port};
+  constexpr size_t kStrangers = 500;  // the system keeps all of them in its queue
+  const Strangers strangers(address, "127.0.0.2", kStrangers);
+  while (strangers.came() < 2 * kStrangers) std::this_thread::yield();
+  const std::string token = wire::status_token(kSecret);
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_TRUE(Client(address)
+                    .say("GET /metrics HTTP/1.1\r\nAuthorization: Bearer " + token + "\r\n\r\n")
+                    .hear()
+                    .starts_with("HTTP/1.1 200 OK\r\n"))
+        << i;
+  }
+  EXPECT_EQ(service.answered, 10);
+}
+
 TEST(StatusService, HttpBeyondLoopbackNeedsTheToken) {
   Service service({"0.0.0.0", 0}, kSecret);
   const transport::Address address{"127.0.0.1", service.address().port};
