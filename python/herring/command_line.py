@@ -28,6 +28,22 @@ _REWORDED = (
 )
 
 
+# What options are called elsewhere. The first one that a command has is meant.
+_PROCESSES = ("-n", "--workers", "--hosts", "--nodes")
+_MEANT = {
+    **dict.fromkeys(
+        ("--workers", "--ranks", "--np", "-np", "--nproc", "--num-proc", "--processes", "--size"),
+        _PROCESSES,
+    ),
+    **dict.fromkeys(("--nproc-per-node", "--nproc_per_node"), _PROCESSES),
+    **dict.fromkeys(("--hosts", "--nodes", "--nnodes"), ("--hosts", "--nodes", "-n")),
+    **dict.fromkeys(("--bandwidth", "--speed", "--bw"), ("--rate",)),
+    **dict.fromkeys(("--latency", "--delay"), ("--rtt",)),
+    **dict.fromkeys(("--output", "--folder", "-o"), ("--out", "--output-filename")),
+    **dict.fromkeys(("--timeout", "--deadline"), ("--time-limit", "--start-timeout", "--timeout")),
+}
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors say what is allowed, and whose options are never abbreviated.
 
@@ -80,11 +96,12 @@ class Parser(argparse.ArgumentParser):
         if option is None:
             return f"{left[0]!r} is one argument too many"
         name = option.partition("=")[0]
+        # Options that are taken for the sake of other programs' users have no help.
         known = [
             each
             for action in self._actions
-            if action.help != argparse.SUPPRESS
             for each in action.option_strings
+            if action.help != argparse.SUPPRESS or name.startswith(f"{each}-")
         ]
         return f"there is no option {name}{suggestion(name, known)}"
 
@@ -129,8 +146,19 @@ class Parser(argparse.ArgumentParser):
 
 
 def suggestion(word: str, known: Sequence[str]) -> str:
-    """Returns ``; did you mean 'that'?``, or an empty string if nothing resembles `word`."""
-    like = difflib.get_close_matches(word, known, 1)
+    """Returns ``; did you mean 'that'?``, or an empty string if nothing resembles `word`.
+
+    A word with the same meaning comes first (``--workers``: ``--hosts``), then one that begins with
+    `word` or with which `word` begins, then one that is spelt alike.
+    """
+    like = [each for each in _MEANT.get(word, ()) if each in known]
+    like += sorted((each for each in known if each.startswith(word)), key=len)
+    like += sorted(
+        (each for each in known if word.startswith(f"{each}-") and each.strip("-")),
+        key=len,
+        reverse=True,
+    )
+    like += difflib.get_close_matches(word, known, 1)
     return f"; did you mean {like[0]!r}?" if like else ""
 
 

@@ -70,6 +70,10 @@ def test_errors_are_in_one_style(
         ("lab run --qeue 3ms -- true", "lab run", "--qeue", "--queue"),
         ("study --rat 1gbit", "study", "--rat", "--rate"),
         ("kubernetes --nam x --image y -- true", "kubernetes", "--nam", "--name"),
+        ("study over-hosts --workers 2", "study", "--workers", "--hosts"),
+        ("simulate --latency 1ms", "simulate", "--latency", "--rtt"),
+        ("doctor --tim 3", "doctor", "--tim", "--time-limit"),
+        ("run --tcp-flag -- true", "run", "--tcp-flag", "--tcp"),
     ],
 )
 def test_options_that_are_not_there(
@@ -85,7 +89,7 @@ def test_options_that_are_not_there(
         ("rum -n 2 -- true", ["'rum' is not a command", "kubernetes", "did you mean 'run'?"]),
         ("lab chek", ["herring lab: 'chek' is not a command", "did you mean 'check'?"]),
         ("simulate --dtype float31", ["'float31'", "--dtype", "bfloat16", "'float32'?"]),
-        ("completion fish", ["'fish' is not allowed for SHELL", "bash, zsh"]),
+        ("completion csh", ["'csh' is not allowed for SHELL", "bash, fish, zsh"]),
         ("run --timeout soon -- true", ["--timeout 'soon' is not a time", "5m"]),
     ],
 )
@@ -95,6 +99,12 @@ def test_what_is_allowed_is_said(
     first, *_ = said(capsys, *arguments.split())
     for word in words:
         assert word in first
+
+
+def test_settings_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "HERRING_TIEMOUT"]) == 2
+    said = capsys.readouterr().err
+    assert "contains HERRING_TIEMOUT; did you mean 'timeout'? 'herring config' lists all" in said
 
 
 @pytest.mark.parametrize(
@@ -218,7 +228,15 @@ def test_zsh_has_a_script_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("#compdef herring\n")
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_fish_has_a_script_too(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
+    assert cli.main(["completion", "fish"]) == 0
+    script = capsys.readouterr().out
+    assert re.search(r"complete -c herring -n '\S+ run' -l servers ", script)
+    assert re.search(r"complete -c herring -n '\S+ status' .*-l watch ", script), script
+
+
+@pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])
 def test_completion_without_the_laboratory_has_the_other_commands(
     shell: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

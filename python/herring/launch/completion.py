@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from herring.command_line import Parser
+from herring.errors import ConfigurationError
 from herring.launch.cli import make_parser
 from herring.parts import import_optional, missing_part
 
@@ -18,9 +19,13 @@ bash, for this user, from the next shell on:
 zsh, into a folder that is in $fpath before compinit runs:
   herring completion zsh > ~/.zfunc/_herring
 
+fish, for this user:
+  herring completion fish > ~/.config/fish/completions/herring.fish
+
 Repeat the command after an update of Herring.
 """
 
+_SHELLS = ("bash", "fish", "zsh")
 _FILES = {"FILE", "PATHS", "WHERE"}
 _FOLDERS = {"FOLDER", "DIR"}
 
@@ -28,16 +33,20 @@ _FOLDERS = {"FOLDER", "DIR"}
 def add_options(command: argparse.ArgumentParser) -> None:
     """Adds the options of `herring completion`."""
     command.usage = "herring completion SHELL"
-    command.add_argument("shell", choices=("bash", "zsh"), metavar="SHELL", help="bash or zsh")
+    command.add_argument("shell", choices=_SHELLS, metavar="SHELL", help="bash, fish or zsh")
 
 
 def handle(options: argparse.Namespace) -> int:
     """Prints the script; returns the exit status.
 
     Raises:
-        ConfigurationError: shtab is not installed.
+        ConfigurationError: shtab is not installed, or is too old for the shell.
     """
     shtab = import_optional("shtab", "shtab", "writes the script", "completion")
+    if options.shell not in shtab.SUPPORTED_SHELLS:
+        raise ConfigurationError(
+            f"shtab {shtab.__version__} does not know {options.shell}: pip install -U shtab"
+        )
     parser = make_parser()
     _fill(parser, shtab.FILE, shtab.DIRECTORY)
     print(shtab.complete(parser, options.shell))

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from herring.command_line import suggestion
 from herring.errors import ConfigurationError
 
 __all__ = ["add_options", "handle", "settings_rows"]
@@ -41,8 +42,11 @@ def settings_rows(names: Sequence[str] = ()) -> list[dict[str, Any]]:
     if wanted:
         rows = [row for row in rows if any(part in row["name"] for part in wanted)]
         if not rows:
+            known = [row["name"] for row in _core.settings()]
+            meant = next(filter(None, (suggestion(part, known) for part in wanted)), "")
             raise ConfigurationError(
-                f"no setting's name contains {' or '.join(names)}: 'herring config' lists all"
+                f"no setting's name contains {' or '.join(names)}{meant or ':'} 'herring config' "
+                "lists all"
             )
     return rows
 
