@@ -28,6 +28,10 @@ with_planned: type[herring.PlannedReduction] = herring.PlannedReduction
 partial = herring.allreduce(array, sync=herring.Quorum(2))
 herring.rank(3)  # call-arg
 herring.allreduce(array, op=1)  # arg-type
+herring.allreduce(array, op="avg")  # arg-type
+array.nothing()  # attr-defined
+herring.grouped_allreduce([array], "sum")[0].nothing()  # attr-defined
+herring.broadcast(array).nothing()  # attr-defined
 herring.allreduce(array, opp="sum")  # call-arg
 handle.wait(timeout=[3])  # arg-type
 handle.wait(timeout="3s")

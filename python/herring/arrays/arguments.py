@@ -9,12 +9,13 @@ from __future__ import annotations
 import datetime
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from herring import _core
 from herring.errors import ConfigurationError, InvalidArgumentError
 
 __all__ = [
+    "Array",
     "Operator",
     "Timeout",
     "boolean_of",
@@ -30,15 +31,24 @@ __all__ = [
     "text_of",
 ]
 
-#: The name of an operator: "average", "sum", "min", "max" or "product".
-Operator: TypeAlias = str
+#: The name of an operator.
+Operator: TypeAlias = Literal["average", "sum", "min", "max", "product"]
+
+#: The type of an array that a collective changes in place and returns.
+Array = TypeVar("Array")
 
 #: A time limit that `seconds_of` takes.
 Timeout: TypeAlias = float | str | datetime.timedelta | None
 
 _LONGEST_NAME = 512  # bytes of UTF-8
 # Maps torch's operators to Herring's; torch's other operators have no counterpart here.
-_OF_TORCH = {"SUM": "sum", "AVG": "average", "MIN": "min", "MAX": "max", "PRODUCT": "product"}
+_OF_TORCH: dict[str, Operator] = {
+    "SUM": "sum",
+    "AVG": "average",
+    "MIN": "min",
+    "MAX": "max",
+    "PRODUCT": "product",
+}
 _OPERATORS = tuple(_OF_TORCH.values())
 
 
@@ -74,7 +84,7 @@ def seconds_of(timeout: Timeout, what: str = "timeout") -> float:
     )
 
 
-def operator_of(op: Any) -> str:
+def operator_of(op: Any) -> Operator:
     """Returns the name of an operator.
 
     Args:

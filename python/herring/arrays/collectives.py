@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from herring import _core
-from herring.arrays.arguments import Operator, Timeout, count_of, shown
+from herring.arrays.arguments import Array, Operator, Timeout, count_of, shown
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.operations import Handle, submit
 from herring.arrays.runtime import job
@@ -52,13 +52,13 @@ _NUMPY = {
 
 
 def broadcast(
-    array: Any,
+    array: Array,
     root: int = 0,
     *,
     name: str | None = None,
     timeout: Timeout = None,
     group: Group | None = None,
-) -> Any:
+) -> Array:
     """Copies `array` of rank `root` into `array` of every rank, in place.
 
     Args:
@@ -79,7 +79,8 @@ def broadcast(
       TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     operation = submit("broadcast", array, name, timeout, group, root=root)
-    return Handle(operation, array).wait()
+    Handle(operation, array).wait()
+    return array
 
 
 def collect(

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from herring import _core
-from herring.arrays.arguments import Operator, Timeout
+from herring.arrays.arguments import Array, Operator, Timeout
 from herring.arrays.calls import called, named
 from herring.arrays.groups import Group
 from herring.arrays.operations import Handle, submit
@@ -68,7 +68,7 @@ def results_of(operation: _core.Operation) -> list[np.ndarray]:
 
 
 def grouped_allreduce(
-    arrays: Sequence[Any],
+    arrays: Sequence[Array],
     op: Operator = "average",
     *,
     name: str | None = None,
@@ -76,7 +76,7 @@ def grouped_allreduce(
     postscale: float = 1.0,
     timeout: Timeout = None,
     group: Group | None = None,
-) -> list[Any]:
+) -> list[Array]:
     """Reduces each array of a list over all ranks, in place: all arrays or none.
 
     Args:
@@ -209,13 +209,13 @@ def grouped_allgather(
 
 
 def grouped_broadcast(
-    arrays: Sequence[Any],
+    arrays: Sequence[Array],
     root: int = 0,
     *,
     name: str | None = None,
     timeout: Timeout = None,
     group: Group | None = None,
-) -> list[Any]:
+) -> list[Array]:
     """Copies each array of the root's list into that of every rank, in place: all or none.
 
     Args:

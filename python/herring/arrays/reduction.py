@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from herring.arrays.arguments import Operator, Timeout
+from herring.arrays.arguments import Array, Operator, Timeout
 from herring.arrays.groups import Group
 from herring.arrays.operations import Handle, note_write, submit
 from herring.arrays.partial import Quorum, Replay, allreduce_in_rounds
@@ -14,7 +14,7 @@ __all__ = ["allreduce", "allreduce_async"]
 
 
 def allreduce(
-    array: Any,
+    array: Array,
     op: Operator = "average",
     *,
     name: str | None = None,
@@ -24,7 +24,7 @@ def allreduce(
     algorithm: str = "herring",
     sync: str | Quorum | Replay | None = None,
     group: Group | None = None,
-) -> Any:
+) -> Array:
     """Reduces `array` over all ranks, element by element and in place.
 
     Sums of 16-bit floats are taken in float32, other sums in the array's own dtype. The additions
@@ -77,7 +77,8 @@ def allreduce(
             note_write(array)
             return array
     scales = {"prescale": prescale, "postscale": postscale}
-    return _start(array, op, name, timeout, group, algorithm=algorithm, **scales).wait()
+    _start(array, op, name, timeout, group, algorithm=algorithm, **scales).wait()
+    return array
 
 
 def allreduce_async(
