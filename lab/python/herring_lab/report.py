@@ -21,6 +21,7 @@ __all__ = [
     "markdown",
     "output_folder",
     "read",
+    "tick",
     "write",
 ]
 
@@ -303,6 +304,15 @@ def _alike(table: Table, chart: Chart, column: str) -> bool:
     return all(len(there) == 1 for there in values.values())
 
 
+def tick(x: float, axis: str) -> str:
+    """Returns the label of a place on an axis: ``4 MiB`` for sizes in bytes, else ``1,000,000``."""
+    if axis.endswith("(bytes)"):
+        for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+            if x >= factor and x % factor == 0:
+                return f"{x // factor:g} {unit}"
+    return f"{x:,.0f}" if float(x).is_integer() else f"{x:g}"
+
+
 def _scale(axes: Any, chart: Chart, xs: list[float]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
@@ -316,7 +326,7 @@ def _scale(axes: Any, chart: Chart, xs: list[float]) -> None:
         places = places[:: -(-len(places) // _FEW)]
     if (whole or chart.x_scale != "linear") and len(places) <= _FEW:
         axes.set_xticks(places)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: tick(x, chart.x_name)))
         axes.xaxis.set_minor_locator(NullLocator())
     elif whole and chart.x_scale == "linear":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -17,7 +17,7 @@ import warm
 from herring import models
 from herring.errors import ConfigurationError
 from herring_lab import competitors as peers
-from herring_lab.report import Chart, Table, markdown, read, write
+from herring_lab.report import Chart, Table, markdown, read, tick, write
 from herring_lab.study import cli, experiments, training
 from herring_lab.study.bench import Network, Point
 from herring_lab.study.experiments import (
@@ -45,14 +45,27 @@ def study(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_line_is_found_again() -> None:
     points = [(size, 20e-6 + size * 40e-9) for size in (0, 1000, 10**6, 10**7)]
-    alpha, beta = fit_line(points)
+    alpha, beta, burst = fit_line(points)
     assert alpha == pytest.approx(20e-6)
     assert beta == pytest.approx(40e-9)
+    assert burst == pytest.approx(0, abs=1)
 
 
 def test_messages_within_the_burst_do_not_bend_the_line() -> None:
-    points = [(1, 20e-6), (60_000, 21e-6), (10**6, 20e-6 + 0.04), (10**7, 20e-6 + 0.4)]
-    assert fit_line(points, burst=64e3)[1] == pytest.approx(40e-9)
+    points = [(1, 20e-6), (60_000, 21e-6)]
+    points += [(size, 20e-6 + 40e-9 * (size - 65_000)) for size in (262_144, 10**6, 10**7)]
+    alpha, beta, burst = fit_line(points, short=256e3)
+    assert (alpha, beta, burst) == pytest.approx((20e-6, 40e-9, 65_000))
+    # A link is never found to be faster than itself, not even with a single long message.
+    assert fit_line(points[:3], short=256e3)[1] == pytest.approx(40e-9 * 197_144 / 262_144)
+    late = [(1, 20e-6), (10**6, 0.05), (10**7, 0.41)]  # long messages begin later
+    assert fit_line(late, short=256e3)[2] == 0.0
+
+
+def test_sizes_on_an_axis_have_units() -> None:
+    sizes = [tick(x, "size (bytes)") for x in (1, 256, 4096, 4194304, 1 << 31, 1500000)]
+    assert sizes == ["1", "256", "4 KiB", "4 MiB", "2 GiB", "1,500,000"]
+    assert [tick(x, "hosts (number)") for x in (2, 0.5, 4194304)] == ["2", "0.5", "4,194,304"]
 
 
 def test_servers_are_bought_by_time_and_paid_per_hour() -> None:

@@ -67,6 +67,7 @@ from herring_lab.emulate.paths import Between, Paths
 from herring_lab.emulate.strict import LateLinksError, LinkReport, Path
 
 __all__ = [
+    "BURST_BYTES",
     "LOCK_DIRECTORY",
     "MTU",
     "Cluster",
@@ -79,7 +80,8 @@ __all__ = [
 ]
 
 MTU = 9000
-BURST = "64kb"
+BURST_BYTES = 1 << 16
+BURST = f"{BURST_BYTES}b"  # tc's b are bytes
 
 
 class Cluster:

@@ -12,7 +12,7 @@ from typing import Any
 
 from herring.units import counted
 from herring_lab.emulate import folders
-from herring_lab.emulate.cluster import Cluster, ClusterError
+from herring_lab.emulate.cluster import BURST_BYTES, Cluster, ClusterError
 from herring_lab.emulate.mpi import MPIS
 from herring_lab.emulate.runner import Plan, run
 
@@ -25,6 +25,7 @@ _NCCL = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1
 _PING_PONG = """
 import socket, sys, time
 own, peer, sizes = sys.argv[1], sys.argv[2], [int(size) for size in sys.argv[3].split(",")]
+refill = float(sys.argv[4])
 def whole(connection, view):
     while view:
         view = view[connection.recv_into(view):]
@@ -37,6 +38,8 @@ connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 for size in sizes:
     data, times = bytearray(size), []
     for turn in range(4 if size >= 1 << 20 else 12):
+        if peer:
+            time.sleep(refill)  # each message meets token buckets that are full
         start = time.monotonic()
         if peer:
             connection.sendall(data); whole(connection, memoryview(data))
@@ -178,11 +181,12 @@ def ping_pong(network: Network, sizes: Sequence[int]) -> list[tuple[int, float]]
     """Returns (bytes, seconds one way) for messages between two hosts over one TCP connection."""
     with network.cluster(2) as cluster:
         listing = ",".join(map(str, sizes))
+        refill = str(min(2 * BURST_BYTES / network.bandwidth, 1.0))
         base = [sys.executable, "-S", "-c", _PING_PONG]
         pipe = {"stdout": subprocess.PIPE, "text": True}
-        job = cluster.popen(1, [*base, cluster.address(1), "", listing], **pipe)
+        job = cluster.popen(1, [*base, cluster.address(1), "", listing, refill], **pipe)
         if job.process.stdout.readline() != "ready\n":
             raise ClusterError("the other side of the ping-pong did not start")
-        output = cluster.run(0, [*base, cluster.address(0), cluster.address(1), listing])
+        output = cluster.run(0, [*base, cluster.address(0), cluster.address(1), listing, refill])
         job.process.wait(30)
     return [(int(size), float(time)) for size, time in map(str.split, output.splitlines())]

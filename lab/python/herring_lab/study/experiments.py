@@ -22,7 +22,8 @@ __all__ = [
     "fit_line",
 ]
 
-_BURST = 256e3
+# Messages up to this size do not show the rate of a link of the laboratory.
+_SHORT = 256e3
 _ALGORITHMS = ("herring", "ring", "butterfly", "tree", "server")
 #: Libraries that Herring is compared with, with their own choice or a given algorithm.
 DEFAULT_PEERS = (
@@ -90,21 +91,36 @@ class Scale:
     server_price: float = 4.9
 
 
-def fit_line(points: Sequence[tuple[float, float]], burst: float = 0.0) -> tuple[float, float]:
-    """Fits time = alpha + beta * bytes to pairs of (bytes, seconds).
+def fit_line(
+    points: Sequence[tuple[float, float]], short: float = 0.0
+) -> tuple[float, float, float]:
+    """Fits time = alpha + beta * max(bytes - burst, 0) to pairs of (bytes, seconds).
 
     Args:
-      points: the pairs; at least one must be above `burst`.
-      burst: bytes that a token bucket lets through at once; shorter messages do not show the rate.
+      points: the pairs; at least one must be above `short`.
+      short: messages of up to so many bytes do not show the rate.
 
     Returns:
-      alpha in seconds, which is the time of the shortest message, and beta in seconds per byte,
-      which minimizes the squares of the relative errors over the messages above the burst.
+      alpha in seconds, which is the time of the shortest message; beta in seconds per byte; and the
+      burst, which are the bytes that a token bucket lets through at once. beta and the burst
+      minimize the squares of the relative errors over the messages above `short`.
     """
     alpha = min(points)[1]
-    above = [(size, seconds) for size, seconds in points if size > burst]
-    upper = sum(size / seconds * (seconds - alpha) / seconds for size, seconds in above)
-    return alpha, upper / sum((size / seconds) ** 2 for size, seconds in above)
+    # Each of these sums is a coefficient of the normal equations for start + beta * bytes.
+    above = [(1 / seconds, size / seconds) for size, seconds in points if size > short]
+    ones, mixed, squares = (
+        sum(a * a for a, _ in above),
+        sum(a * b for a, b in above),
+        sum(b * b for _, b in above),
+    )
+    ends, sizes = sum(a for a, _ in above), sum(b for _, b in above)
+    spread = ones * squares - mixed * mixed
+    if len(above) > 1 and spread > 0:
+        beta = (ones * sizes - mixed * ends) / spread
+        start = (ends - beta * mixed) / ones
+        if start <= alpha and beta > 0:
+            return alpha, beta, (alpha - start) / beta
+    return alpha, (sizes - alpha * mixed) / squares, 0.0
 
 
 def line_rate(scale: Scale) -> Table:
@@ -112,21 +128,21 @@ def line_rate(scale: Scale) -> Table:
     sizes = [1, *(4**i for i in range(4, 13))]
     scale.report(0, 1, "ping-pong between two hosts")
     found = ping_pong(scale.network, sizes)
-    alpha, beta = fit_line(found, _BURST)
+    alpha, beta, burst = fit_line(found, _SHORT)
     rows = [
         {
             "bytes": size,
             "seconds": seconds,
-            "model_seconds": alpha + beta * size,
+            "model_seconds": alpha + beta * max(size - burst, 0),
             "bytes_per_second": size / seconds,
         }
         for size, seconds in found
     ]
     notes = [
         f"fitted: alpha {alpha * 1e6:.1f} us, 1/beta {1e-6 / beta:.2f} MB/s, of a link of "
-        f"{scale.network.bandwidth / 1e6:.2f} MB/s",
+        f"{scale.network.bandwidth / 1e6:.2f} MB/s, and a burst of {burst / 1e3:.0f} kB",
         "short messages pass the token buckets at once (each has a burst of 64 kB), so their times "
-        "show the latency; times of messages above 256 kB show the rate",
+        "show the latency; the rate and the burst are fitted to messages of 256 KiB and more",
     ]
     chart = Chart(
         "bytes",
@@ -135,7 +151,7 @@ def line_rate(scale: Scale) -> Table:
         "time, one way (s)",
         x_scale="log",
         y_scale="log",
-        names={"seconds": "measured", "model_seconds": "alpha + beta x size"},
+        names={"seconds": "measured", "model_seconds": "alpha + beta x (size - burst)"},
     )
     return Table("line-rate", "One message between two hosts", rows, chart, notes)
 
