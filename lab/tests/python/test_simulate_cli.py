@@ -17,6 +17,7 @@ from herring_lab.simulate import network as networks
 from herring_lab.simulate.answer import Job, Prices, answer, best_servers, peer_step
 from herring_lab.simulate.catalogue import even_gradients, gradients
 from herring_lab.simulate.network import PEERS, Costs, Herring, Network
+from herring_lab.simulate.show import answer_text
 from herring_lab.study import paper_tables
 
 pytestmark = pytest.mark.timeout(60)
@@ -150,6 +151,20 @@ def test_peers_choose_what_suits_them(name: str) -> None:
     assert 0.45 < step <= 0.45 + whole + inside + 1e-9
     late = peer_step(name, LARGE, dataclasses.replace(network, late=1e-3), 1.01)
     assert late == pytest.approx(step + 6e-3)
+
+
+def test_without_servers_herring_is_as_fast_as_a_ring_with_equal_buffers() -> None:
+    job = Job("resnet", tuple(gradients("resnet-50")), 0.2, 2 / 3)
+    network = Network(4, 1, 0, rate=10e9, server_rate=10e9)
+    best = best_servers(job, network, None, quiet)
+    alone = best.tried[0]
+    assert alone.network.servers == 0
+    assert best.peers["ring"] == pytest.approx(alone.timeline.seconds, rel=0.01)
+    # The buffers of other libraries are larger, and a step waits for the whole last one.
+    assert best.usual_ring > 1.05 * best.peers["ring"]
+    text = answer_text(best, alone, None)
+    assert re.search(r"^best servers +0 .*; \d+ would give .*, less than 1 % better$", text, re.M)
+    assert re.search(r"^ring +\S+ ms .*; 221\.\d ms in buffers of 25 MiB or more$", text, re.M)
 
 
 # -- the command ----------------------------------------------------------------------------------

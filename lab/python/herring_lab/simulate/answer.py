@@ -22,7 +22,7 @@ from herring_lab.simulate.timeline import (
 
 __all__ = ["Answer", "Best", "Job", "Prices", "answer", "best_servers", "peer_step", "peer_steps"]
 
-# Buffer sizes from which the classic all-reduces choose: the defaults of torch's
+# Buffer sizes that libraries with classic all-reduces use: the defaults of torch's
 # DistributedDataParallel and of Horovod, and all gradients at once after the backward pass.
 _PEER_BUFFERS = (25 * 2**20, 64 * 2**20, float("inf"))
 _HIDDEN = 0.005  # part of a step: less exposed time than this counts as hidden
@@ -149,6 +149,7 @@ class Best:
         smaller differences are noise.
       by_cost: the answer with the cheapest step; None without prices.
       peers: seconds of a step with each of `PEERS`, from models.
+      usual_ring: the same for the ring in the buffers that libraries use by default.
       shallow, deep: the answer for the given number of servers, if switch ports held an eighth of
         the buffer, or eight times as much, because the buffer is seldom known. None for a single
         node, which has no port.
@@ -158,6 +159,7 @@ class Best:
     by_time: Answer
     by_cost: Answer | None
     peers: dict[str, float]
+    usual_ring: float
     shallow: Answer | None = None
     deep: Answer | None = None
 
@@ -212,7 +214,9 @@ def _binding(job: Job, timeline: Timeline, herring: Herring | None, network: Net
     return herring.bound
 
 
-def peer_step(name: str, job: Job, network: Network, headers: float) -> float:
+def peer_step(
+    name: str, job: Job, network: Network, headers: float, small: float = float("inf")
+) -> float:
     """Models how long a step takes with one of `PEERS` and the buffers that suit it best.
 
     Args:
@@ -220,6 +224,7 @@ def peer_step(name: str, job: Job, network: Network, headers: float) -> float:
       job: the job that runs.
       network: the network; its servers do not count.
       headers: bytes on the wire divided by bytes of gradients.
+      small: bytes of smaller buffers that it may use besides its usual ones, such as Herring's.
 
     Returns:
       Seconds.
@@ -234,14 +239,19 @@ def peer_step(name: str, job: Job, network: Network, headers: float) -> float:
         play(
             fuse_evenly(job.gradients, itemsize, size, job.step, job.backward), stages, job.step
         ).seconds
-        for size in _PEER_BUFFERS
+        for size in (*_PEER_BUFFERS, small)
     )
 
 
 def peer_steps(found: Answer) -> dict[str, float]:
-    """Returns the seconds of a step with each of `PEERS` on the network of an answer."""
+    """Returns the seconds of a step with each of `PEERS` on the network of an answer.
+
+    They may use buffers as small as Herring's, so that algorithms are compared and not the sizes of
+    buffers.
+    """
     headers = found.herring.headers if found.herring else 1.0
-    return {name: peer_step(name, found.job, found.network, headers) for name in PEERS}
+    small = found.buffers[0].size
+    return {name: peer_step(name, found.job, found.network, headers, small) for name in PEERS}
 
 
 def best_servers(
@@ -277,8 +287,11 @@ def best_servers(
         less = max(network.buffer / _BUFFERS, network.mtu)
         shallow = answer(job, dataclasses.replace(network, buffer=less))
         deep = answer(job, dataclasses.replace(network, buffer=network.buffer * _BUFFERS))
-    peers = peer_steps(next(each for each in tried if each.network.servers == network.servers))
-    return Best(tuple(tried), _fewest(tried), _cheapest(tried, prices), peers, shallow, deep)
+    own = next(each for each in tried if each.network.servers == network.servers)
+    headers = own.herring.headers if own.herring else 1.0
+    usual_ring = peer_step("ring", job, network, headers)
+    best = _fewest(tried), _cheapest(tried, prices), peer_steps(own), usual_ring
+    return Best(tuple(tried), *best, shallow, deep)
 
 
 def _fewest(tried: Sequence[Answer]) -> Answer:
