@@ -6,8 +6,14 @@ import dataclasses
 import json
 import os
 import pathlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table as Grid
+from rich.text import Text
 
 from herring.errors import ConfigurationError
 from herring.provenance import write_results, writing
@@ -21,6 +27,7 @@ __all__ = [
     "markdown",
     "output_folder",
     "read",
+    "show",
     "tick",
     "write",
 ]
@@ -115,6 +122,33 @@ def markdown(table: Table) -> str:
     lines += ["| " + " | ".join(_show(row[name]) for name in names) + " |" for row in table.rows]
     lines += ["", *(f"- {note}" for note in table.notes)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def show(tables: Sequence[Table]) -> None:
+    """Prints tables: as tables on a terminal, and as Markdown elsewhere."""
+    if sys.stdout.isatty():
+        console = Console(highlight=False)
+        for table in tables:
+            console.print(_on_terminal(table))
+    else:
+        print("\n".join(map(markdown, tables)))
+
+
+def _on_terminal(table: Table) -> RenderableType:
+    """Returns the title, the rows and the notes for a terminal."""
+    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, first in table.rows[0].items():
+        grid.add_column(
+            Text(name.replace("_", " ")),
+            justify="right" if isinstance(first, int | float) else "left",
+            overflow="fold",
+        )
+    for row in table.rows:
+        grid.add_row(*(Text(_show(value)) for value in row.values()))
+    notes = Grid.grid(padding=(0, 1))
+    for note in table.notes:
+        notes.add_row("-", Text(note))
+    return Group(Text(table.title, style="bold"), grid, notes, Text())
 
 
 def write(table: Table, folder: pathlib.Path, options: Any = None) -> list[pathlib.Path]:

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import warm
 from herring import models
 from herring.errors import ConfigurationError
 from herring_lab import competitors as peers
-from herring_lab.report import Chart, Table, markdown, read, tick, write
+from herring_lab.report import Chart, Table, markdown, read, show, tick, write
 from herring_lab.study import cli, experiments, training
 from herring_lab.study.bench import Network, Point
 from herring_lab.study.experiments import (
@@ -79,6 +80,24 @@ def test_servers_are_bought_by_time_and_paid_per_hour() -> None:
     hidden = costs(8, 1e6, 1e9, 0.5, 10.0, 1.0)
     assert hidden.rows[-1]["faster_by"] == 1
     assert "gain nothing" in hidden.notes[0]
+
+
+def test_a_terminal_gets_tables_and_a_file_markdown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"kind": "a [b]", "model_seconds": 0.5}, {"kind": "c", "model_seconds": None}]
+    table = Table("name", "A title", rows, None, ["a note"])
+    show([table])
+    assert capsys.readouterr().out == markdown(table) + "\n"
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    show([table])
+    text = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    shown = [line.split() for line in text.splitlines() if line.strip()]
+    assert shown[:2] == [["A", "title"], ["kind", "model", "seconds"]], text
+    assert shown[3:] == [["a", "[b]", "0.5"], ["c", "-"], ["-", "a", "note"]], text
+    assert "|" not in text and "##" not in text
 
 
 def test_files(tmp_path: pathlib.Path) -> None:

@@ -12,7 +12,7 @@ from herring.errors import ConfigurationError
 from herring.progress import Progress
 from herring.provenance import provenance
 from herring.units import parse_option, parse_rate, parse_seconds, parse_share, parse_size
-from herring_lab.report import markdown, output_folder, write
+from herring_lab.report import output_folder, show, write
 from herring_lab.simulate import catalogue
 from herring_lab.simulate.answer import Job, Prices, best_servers
 from herring_lab.simulate.bert import FORWARD_PART
@@ -60,10 +60,10 @@ def handle(options: argparse.Namespace) -> int:
         made = document(answers, prices, None if sweep else best, lines)
         print(json.dumps({**made, "provenance": provenance(options)}, indent=1))
     elif sweep:
-        print(markdown(found))
+        show([found])
     else:
         print(answer_text(best, answers[0], prices))
-        print(markdown(found))
+        show([found])
     if folder is not None:
         files = write(found, folder, options)
         if not options.json:

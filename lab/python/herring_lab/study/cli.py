@@ -18,7 +18,7 @@ from herring_lab.competitors import ALGORITHMS, PEERS, MissingLibraryError, miss
 from herring_lab.emulate.cluster import ClusterError, signals_unwind
 from herring_lab.emulate.limits import require_queue, require_rate
 from herring_lab.emulate.options import add_queue
-from herring_lab.report import Table, draw, markdown, output_folder, read, write
+from herring_lab.report import Table, draw, output_folder, read, show, write
 from herring_lab.study.bench import Network
 from herring_lab.study.comparisons import COMPARISONS
 from herring_lab.study.experiments import (
@@ -252,7 +252,7 @@ def _measure(options: argparse.Namespace) -> int:
                 dataclasses.replace(table, notes=[_QUICK_NOTE, *table.notes]) for table in tables
             ]
         files = ", ".join(str(path) for table in tables for path in write(table, folder, options))
-        print("\n".join(map(markdown, tables)))
+        show(tables)
         print(f"{name}: {show_time(time.monotonic() - start)}; {files}\n", flush=True)
     if len(unmeasured) == len(names):
         raise ConfigurationError(f"nothing was measured: {'; '.join(unmeasured)}")

@@ -198,7 +198,7 @@ def cost_check(scale: Scale) -> Table:
     rows: list[dict[str, Any]] = []
     for index, model in enumerate(table.rows):
         k = model["servers"]
-        scale.report(index, len(table.rows), f"{nodes} workers, {k} dedicated servers")
+        scale.report(index, len(table.rows), f"{nodes} workers, {counted(k, 'dedicated server')}")
         seconds = measure(network, Point(nodes, k, size), scale.iterations)["p50_seconds"]
         none = rows[0]["seconds"] if rows else seconds
         price = 1 + k * scale.server_price / (nodes * scale.node_price)
