@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 
 import pytest
 
@@ -62,6 +64,13 @@ def test_a_rank_dies() -> None:
         TF_CPP_MIN_LOG_LEVEL="3",
     )
     assert seconds < 10, output
+
+
+@pytest.mark.timeout(150)
+def test_every_error_can_be_pickled_and_copied() -> None:
+    code = jobs().program("errors_travel")
+    done = subprocess.run([sys.executable, *code], capture_output=True, text=True, timeout=145)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.timeout(90)

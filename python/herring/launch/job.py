@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from herring.errors import ConfigurationError
 from herring.launch.commands import module_command
@@ -229,6 +230,14 @@ class CommandError(ConfigurationError):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By default, pickle calls the constructor with `args` alone, which lacks the status.
+        return _unpickled, (type(self), *self.args), vars(self)
+
+
+def _unpickled(kind: type[CommandError], message: str) -> CommandError:
+    return kind.__new__(kind, message)  # Pickle sets the attributes afterwards.
 
 
 def resolve_command(command: Sequence[str]) -> list[str]:

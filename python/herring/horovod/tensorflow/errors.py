@@ -27,7 +27,7 @@ def _combined(ours: type, theirs: type) -> Any:
     names = {
         "__doc__": ours.__doc__,
         "__init__": init,
-        "__reduce__": lambda self: (_error, (ours, theirs, self.message)),
+        "__reduce__": lambda self: (_error, (ours, theirs, self.message), vars(self)),
     }
     known = _classes.get((ours, theirs))
     if known is None:
