@@ -38,6 +38,7 @@ PYTHON_MODULES = (
     "herring.stacks",
     "herring.version",
     "herring.parts",
+    "herring.pickling",
     "herring.provenance",
     "herring.proc",
     "herring.progress",

@@ -6,15 +6,14 @@ Whoever unpickles bytes runs the code that they name, so with pickle every rank 
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
-import pickle
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from herring import pickling
 from herring.arrays import plain
 from herring.arrays.arguments import Timeout, rank_of
 from herring.arrays.calls import called, named
@@ -33,18 +32,6 @@ class _Form(NamedTuple):
 
     pack: Callable[[Any], bytes]
     unpack: Callable[[bytes], Any]
-
-
-def pickled(obj: Any) -> bytes:
-    """Returns an object as pickle, or as cloudpickle if pickle cannot take it."""
-    try:
-        return pickle.dumps(obj)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        if importlib.util.find_spec("cloudpickle") is None:
-            raise
-    import cloudpickle
-
-    return bytes(cloudpickle.dumps(obj))
 
 
 def _refuse_json(kind: str, place: str, what: str) -> None:
@@ -102,7 +89,7 @@ def _form(kind: str) -> _Form:
     """
     mode = job().objects
     if mode == "pickle":
-        return _Form(pickled, pickle.loads)
+        return _Form(pickling.dumps, pickling.loads)
     if mode == "none":
         raise ConfigurationError(
             f"{kind}: HERRING_OBJECTS=none lets programs send no objects; send arrays with "

@@ -337,7 +337,18 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
         return f"DistributedOptimizer({self.inner!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        raise InvalidArgumentError("save optimizer.state_dict(), not the wrapper")
+        raise no_copies()
+
+
+def no_copies() -> InvalidArgumentError:
+    """Returns the error of a wrapped optimizer that is pickled or copied.
+
+    What comes out would not average gradients.
+    """
+    return InvalidArgumentError(
+        "a DistributedOptimizer cannot be pickled or copied; save or copy optimizer.state_dict(), "
+        "not the wrapper"
+    )
 
 
 def _evaluated(closure: Callable[[], Any]) -> Any:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from herring import pickling
 from herring.arrays.agreement import require_agreement
 from herring.arrays.arguments import name_given, shown
 from herring.arrays.groups import Group, scope_of
-from herring.arrays.objects import broadcast_plain, may_pickle, pickled
+from herring.arrays.objects import broadcast_plain, may_pickle
 from herring.arrays.operations import Handle, submit
 from herring.errors import InvalidArgumentError
 from herring.torch.tensors import FlatBytes, describe, dtype_name, require_writable
@@ -26,6 +26,14 @@ class _TensorPlace:
         self.on_host = on_host
 
 
+class _Whole:
+    """Holds a tensor that is sent as an object, because it consists of other tensors."""
+
+    def __init__(self, tensor: torch.Tensor, on_host: bool) -> None:
+        self.tensor = tensor
+        self.on_host = on_host
+
+
 def _describe_part(part: Any) -> tuple[str, Any]:
     """Describes a part of an optimizer's state that is not plain data.
 
@@ -34,13 +42,16 @@ def _describe_part(part: Any) -> tuple[str, Any]:
     """
     if isinstance(part, _TensorPlace):
         return "tensor", [dtype_name(part.dtype), part.shape, part.on_host]
+    kind = type(part.tensor if isinstance(part, _Whole) else part)
     if not may_pickle():
         raise InvalidArgumentError(
-            f"broadcast_optimizer_state: the optimizer's state has a {type(part).__module__}."
-            f"{type(part).__qualname__}, which would be pickled; HERRING_OBJECTS allows tensors, "
+            f"broadcast_optimizer_state: the optimizer's state has a {kind.__module__}."
+            f"{kind.__qualname__}, which would be pickled; HERRING_OBJECTS allows tensors, "
             "None, bool, int, float, complex, str, bytes, and list, tuple and dict of these"
         )
-    return "object", pickled(part)
+    if isinstance(part, _Whole):
+        return "whole", [pickling.dumps(part.tensor), part.on_host]
+    return "object", pickling.dumps(part)
 
 
 def _restore_part(word: str, data: Any) -> Any:
@@ -48,7 +59,9 @@ def _restore_part(word: str, data: Any) -> Any:
         dtype, shape, on_host = data
         return _TensorPlace(getattr(torch, dtype), shape, on_host)
     if word == "object" and may_pickle():
-        return pickle.loads(data)
+        return pickling.loads(data)
+    if word == "whole" and may_pickle():
+        return _Whole(pickling.loads(data[0]), data[1])
     raise ValueError(f"{word!r} is not allowed")
 
 
@@ -155,7 +168,7 @@ def broadcast_optimizer_state(
     dtypes that they have on `root`. Tensors that are not on a CPU there go to the device of their
     parameter. The dictionaries of parameter groups are kept, so a learning-rate schedule that holds
     them goes on. Values that are neither tensors nor plain Python data are pickled, unless
-    ``HERRING_OBJECTS`` forbids it.
+    ``HERRING_OBJECTS`` forbids it. So are tensors that consist of others, as in 8-bit optimizers.
 
     Args:
       optimizer: A torch optimizer or a `DistributedOptimizer`, over the same parameters on every
@@ -230,6 +243,9 @@ def broadcast_optimizer_state(
 
 def _lift(value: Any, tensors: list[torch.Tensor]) -> Any:
     """Replaces tensors in nested containers by places, and collects the tensors in order."""
+    if hasattr(value, "__tensor_flatten__"):  # such as the quantized states of 8-bit optimizers
+        on_host = value.device.type == "cpu"
+        return _Whole(value.detach() if on_host else value.detach().cpu(), on_host)
     if isinstance(value, torch.Tensor):
         dense = value.detach().to_dense() if value.layout != torch.strided else value.detach()
         tensors.append(dense.resolve_conj().resolve_neg())
@@ -243,6 +259,8 @@ def _lift(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 def _lower(value: Any, tensors: list[torch.Tensor], device: Any) -> Any:
     """Does the inverse of `_lift`: puts an empty tensor in each place and collects it in order."""
+    if isinstance(value, _Whole):
+        return value.tensor if value.on_host else value.tensor.to(device)
     if isinstance(value, _TensorPlace):
         device = "cpu" if value.on_host else device
         tensors.append(torch.empty(value.shape, dtype=value.dtype, device=device))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import warnings
 
 import torch
 from torch import nn
 
+import herring
 import herring.horovod.torch as hvd
 
 from .support import case, close, loss_of, mlp, raises, same
@@ -232,6 +235,30 @@ def optimizer_state():
     moment = wrapped.state[weight]["moment"]
     assert moment.dtype == torch.float32 and (moment == torch.tensor(0.001)).all()
     assert wrapped.backward_passes_per_step == 1 and wrapped.op == hvd.Average
+
+
+@case
+def optimizers_refuse_to_be_copied():
+    for op in (hvd.Average, hvd.Adasum):
+        if op == hvd.Adasum and hvd.size() & (hvd.size() - 1):
+            continue
+        model = mlp()
+        optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters()), op=op)
+        for way in (pickle.dumps, copy.copy, copy.deepcopy):
+            raises(
+                herring.InvalidArgumentError, "save or copy optimizer.state_dict()", way, optimizer
+            )
+        loss_of(model, 0, hvd.rank()).backward()
+        optimizer.step()
+        copy.deepcopy(optimizer.state_dict())
+
+
+@case
+def objects_with_tensors_of_eight_bits():
+    eighths = torch.arange(8, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    for sent in (hvd.broadcast_object({"all": eighths}), *hvd.allgather_object({"all": eighths})):
+        assert sent["all"].dtype == torch.float8_e4m3fn
+        assert sent["all"].view(torch.uint8).tolist() == list(range(8))
 
 
 @case

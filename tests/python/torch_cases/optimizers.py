@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import importlib.util
+import pickle
+
 import torch
 from torch.nn import functional as F  # noqa: N812
 
@@ -138,3 +142,82 @@ def broadcast_state():
     with raises(herring.MismatchError, "type"):
         other = torch.optim.Adam if rank else torch.optim.SGD
         herring.broadcast_optimizer_state(other(mlp().parameters(), lr=0.1))
+
+
+class Halved(torch.Tensor):
+    """A tensor that holds others, as quantized states of optimizers do: the values over two."""
+
+    @staticmethod
+    def __new__(cls, halves):
+        return torch.Tensor._make_wrapper_subclass(cls, halves.shape, dtype=halves.dtype)
+
+    def __init__(self, halves):
+        self.halves = halves
+
+    def __tensor_flatten__(self):
+        return ["halves"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, meta, size, stride):
+        return cls(inner["halves"])
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, arguments=(), options=None):
+        if function is torch.ops.aten.detach.default:
+            return cls(arguments[0].halves)
+        raise NotImplementedError(f"{function}")
+
+
+# Plain pickle cannot read back tensors of these.
+UNUSUAL = [
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.complex32,
+    *(getattr(torch, name) for name in ("uint16", "uint32", "uint64") if hasattr(torch, name)),
+]
+
+
+@case
+def objects_and_states_of_unusual_tensors():
+    rank, size = herring.rank(), herring.size()
+    for dtype in UNUSUAL:
+        block = torch.arange(16, dtype=torch.uint8).view(dtype)
+        mine = {"block": block, "end": block[1:], "of": torch.nn.Parameter(block, False), "r": rank}
+        for sent in (herring.broadcast_object(mine, size - 1), herring.allgather_object(mine)[-1]):
+            assert sent["r"] == size - 1 and type(sent["of"]) is torch.nn.Parameter
+            assert sent["block"].dtype == dtype and sent["of"].dtype == dtype
+            assert sent["block"].view(torch.uint8).tolist() == list(range(16))
+            # Tensors that share memory still do.
+            sent["block"].view(torch.uint8).zero_()
+            assert not sent["end"].view(torch.uint8).any()
+    if importlib.util.find_spec("cloudpickle"):  # It takes over for what pickle refuses.
+        floats = torch.arange(4, dtype=torch.uint8).view(torch.float8_e4m3fn)
+        sent, function = herring.broadcast_object((floats, lambda: rank))
+        assert sent.view(torch.uint8).tolist() == [0, 1, 2, 3] and function() == 0
+
+    weight = torch.nn.Parameter(torch.ones(8))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    if rank == size - 1:
+        optimizer.state[weight] = {
+            "eighths": torch.arange(8, dtype=torch.uint8).view(torch.float8_e4m3fn),
+            "halves": Halved(torch.full((8,), 3.0)),
+            "both": [torch.arange(4, dtype=torch.int16).view(UNUSUAL[-1]), torch.float8_e5m2],
+        }
+    herring.broadcast_optimizer_state(optimizer, size - 1)
+    state = optimizer.state[weight]
+    assert state["eighths"].dtype == torch.float8_e4m3fn
+    assert state["eighths"].view(torch.uint8).tolist() == list(range(8))
+    assert type(state["halves"]) is Halved and state["halves"].halves.tolist() == [3.0] * 8
+    assert state["both"][0].view(torch.int16).tolist() == [0, 1, 2, 3]
+    assert state["both"][1] is torch.float8_e5m2
+
+
+@case
+def optimizers_refuse_to_be_copied():
+    model = mlp()
+    optimizer = herring.DistributedOptimizer(torch.optim.Adam(model.parameters()))
+    for way in (pickle.dumps, copy.copy, copy.deepcopy):
+        with raises(herring.InvalidArgumentError, "save or copy optimizer.state_dict()"):
+            way(optimizer)
+    train(model, optimizer, mine, 1)
+    copy.deepcopy(optimizer.state_dict())

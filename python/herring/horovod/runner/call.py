@@ -5,26 +5,20 @@ Usage: python -m herring.horovod.runner.call FOLDER
 
 from __future__ import annotations
 
-import pickle
 import sys
 from pathlib import Path
 
+from herring import pickling
 from herring.horovod.runner.common.util.env import get_env_rank_and_size
 
 
 def main() -> None:
     """Reads the function and its arguments from the folder, and writes the result to the folder."""
     folder = Path(sys.argv[1])
-    func, args, kwargs = pickle.loads((folder / "call").read_bytes())
+    func, args, kwargs = pickling.loads((folder / "call").read_bytes())
     result = func(*args, **kwargs)
     rank, _ = get_env_rank_and_size()
-    try:
-        data = pickle.dumps(result)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        import cloudpickle
-
-        data = cloudpickle.dumps(result)
-    (folder / str(rank)).write_bytes(data)
+    (folder / str(rank)).write_bytes(pickling.dumps(result))
 
 
 if __name__ == "__main__":

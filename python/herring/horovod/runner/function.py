@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from herring import pickling
 from herring.errors import HerringError, InvalidArgumentError
 from herring.horovod.common.exceptions import NotSupportedError
 
@@ -131,22 +132,20 @@ def run(
                 "says why"
             )
         return [
-            pickle.loads(Path(folder, str(rank)).read_bytes()) for rank in range(np or num_proc)
+            pickling.loads(Path(folder, str(rank)).read_bytes()) for rank in range(np or num_proc)
         ]
 
 
 def _pickled(func: Any, call: Any) -> bytes:
     try:
         if importlib.util.find_spec("cloudpickle") is not None:
-            import cloudpickle
-
-            return bytes(cloudpickle.dumps(call))
+            return pickling.dumps_by_value(call)
         if getattr(func, "__module__", None) == "__main__":
             raise InvalidArgumentError(
                 f"horovod.run: {func!r} is defined in the script itself; install cloudpickle, or "
                 "move the function into a module that the processes of the job can import"
             )
-        return pickle.dumps(call)
+        return pickling.dumps(call)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise InvalidArgumentError(
             f"horovod.run: {func!r} or one of its arguments cannot be pickled: {error}"

@@ -27,6 +27,7 @@ from herring.horovod.common.starter import Reduction
 from herring.horovod.torch.compression import Compression
 from herring.horovod.torch.gradients import Named, PlannedGradients, TensorGradients
 from herring.horovod.torch.starts import Starter
+from herring.torch.optimizer import no_copies
 from herring.torch.ownership import retire_ended
 
 __all__ = ["DistributedOptimizer"]
@@ -206,6 +207,9 @@ class _Distributed(torch.optim.Optimizer):
         self.backward_passes_per_step = passes
         if self._gradients is not None:
             self._gradients.set_passes(passes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise no_copies()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a parameter group to the optimizer (collective)."""
