@@ -131,7 +131,7 @@ class Fields {
   }
   Reduction reduction() {
     return {take(parse_reduce_op(get<std::string>("op", "sum"))), get("prescale", 1.0),
-            get("postscale", 1.0)};
+            get("postscale", 1.0), get<uint32_t>("divisor", 0)};
   }
   void check_all_used() const {
     if (used_ == given_.size()) return;

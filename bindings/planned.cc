@@ -76,7 +76,7 @@ PlanHandle make_plan(nb::object job_object,
                      const std::vector<std::pair<int64_t, std::string>>& gradients,
                      const std::string& name, const std::string& op, const std::string& wire_dtype,
                      size_t buffer_bytes, size_t note_bytes, uint32_t stream, nb::handle group,
-                     std::optional<int> device, bool on_devices, bool casts) {
+                     std::optional<int> device, bool on_devices, bool casts, bool divide_by_all) {
   job::Job& job = nb::cast<job::Job&>(job_object);
   worker::PlannedOptions options;
   options.group = group_of(group);
@@ -96,6 +96,7 @@ PlanHandle make_plan(nb::object job_object,
   options.buffer_bytes = buffer_bytes;
   options.note_bytes = note_bytes;
   options.on_devices = on_devices;
+  options.divide_by_all = divide_by_all;
   keep_for_a_while({});
   PlanHandle handle(job_object);
   if (!device) {
@@ -199,7 +200,8 @@ void register_planned(nb::module_& module) {
   nb::class_<PlanHandle>(module, "Planned")
       .def_static("create", &make_plan, "job"_a, "gradients"_a, "name"_a, "op"_a, "wire_dtype"_a,
                   "buffer_bytes"_a, "note_bytes"_a, "stream"_a, "group"_a = nb::none(),
-                  "device"_a = nb::none(), "on_devices"_a = false, "casts"_a = false)
+                  "device"_a = nb::none(), "on_devices"_a = false, "casts"_a = false,
+                  "divide_by_all"_a = false)
       .def("place", &place, "arenas"_a)
       .def("out_stream", [](PlanHandle& h) { return h.on_device().copier()->out_stream(); })
       .def("begin_on", [](PlanHandle& h, device::Stream stream, bool active) {

@@ -44,8 +44,13 @@ DType accumulator_of(DType dtype) {
   return dtype == DType::kFloat16 || dtype == DType::kBFloat16 ? DType::kFloat32 : dtype;
 }
 
+double divisor_of(const Reduction& reduction, uint64_t contributors) {
+  if (reduction.op != ReduceOp::kAverage) return 1.0;
+  return static_cast<double>(reduction.divisor != 0 ? reduction.divisor : contributors);
+}
+
 Status check_reducible(DType dtype, const Reduction& reduction) {
-  const auto [op, prescale, postscale] = reduction;
+  const auto [op, prescale, postscale, divisor] = reduction;
   if (is_float(dtype)) return {};
   if (op == ReduceOp::kAverage) {
     return {Code::kInvalidArgument,

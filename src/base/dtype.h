@@ -40,8 +40,12 @@ DType accumulator_of(DType dtype);
 struct Reduction {
   ReduceOp op = ReduceOp::kSum;
   double prescale = 1.0, postscale = 1.0;
+  uint32_t divisor = 0;  // of averages; 0: the number of ranks that have contributed
   bool operator==(const Reduction&) const = default;
 };
+
+// Returns the number by which a sum of so many ranks' values is divided.
+double divisor_of(const Reduction& reduction, uint64_t contributors);
 
 // Returns kInvalidArgument for reductions without a meaning: averaging or scaling integers or bool.
 Status check_reducible(DType dtype, const Reduction& reduction);

@@ -285,7 +285,7 @@ void Run::reduce_piece(const Step& step, size_t offset, const char* from, size_t
   char* const to = task_.data + step.receive.offset + offset;
   const void* const sources[] = {to, from};
   const bool last = step.combine == Combine::kFinish;
-  const double divisor = last && task_.reduction.op == ReduceOp::kAverage ? size_ : 1.0;
+  const double divisor = last ? divisor_of(task_.reduction, size_) : 1.0;
   reduce::combine(sources, 2, to, bytes / size_of(task_.dtype),
                   {task_.dtype, task_.dtype, task_.reduction.op, 1.0, divisor,
                    last ? task_.reduction.postscale : 1.0});

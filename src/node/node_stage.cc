@@ -188,9 +188,10 @@ void NodeStage::all_posted(NodeWork& work) {
   if (Status begun = work.begin(); !begun.ok()) return on_failure_(begun);
   if (Status told = tell_posted(work); !told.ok()) return on_failure_(told);
   if (work.task.adder && work.slice.bytes > 0) {
-    const bool divides = work.last_stage() && work.task.reduction.op == ReduceOp::kAverage;
+    const uint32_t workers = std::max(1u, work.workers);
     work.adding = true;
-    return work.task.adder->start(work.active(), divides ? std::max(1u, work.workers) : 1.0);
+    return work.task.adder->start(
+        work.active(), work.last_stage() ? divisor_of(work.task.reduction, workers) : 1.0);
   }
   ready_.push(work.task.key);
   schedule_work();

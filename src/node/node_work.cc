@@ -117,7 +117,7 @@ void NodeWork::work_on(size_t begin, size_t bytes) const {
 
 reduce::Stage NodeWork::stage() const {
   const bool last = last_stage();
-  const double divisor = task.reduction.op == ReduceOp::kAverage ? std::max(1u, workers) : 1.0;
+  const double divisor = divisor_of(task.reduction, std::max(1u, workers));
   return {task.dtype,
           last ? task.dtype : task.wire,
           task.reduction.op,
@@ -172,8 +172,7 @@ void NodeWork::share(size_t element, size_t elements) const {
 }
 
 void NodeWork::take(size_t begin, size_t bytes) const {
-  const double divisor = task.reduction.op == ReduceOp::kAverage ? std::max(1u, workers) : 1.0;
-  const reduce::Stage stage = reduce::whole(task.dtype, task.reduction, divisor);
+  const reduce::Stage stage = reduce::whole(task.dtype, task.reduction, std::max(1u, workers));
   const size_t item = size_of(task.dtype), end = begin + bytes;
   size_t first = 0;  // of the piece
   for (const NodePiece& piece : task.pieces) {
@@ -202,6 +201,7 @@ wire::Open NodeWork::open() const {
   wire::Open open;
   open.dtype = task.wire;
   open.reduction.op = task.reduction.op;
+  open.reduction.divisor = task.reduction.divisor;
   open.participants = wire::Participants::kNodes;
   open.workers = workers;
   open.reduction.postscale = task.reduction.postscale / scale();

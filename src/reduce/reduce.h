@@ -25,9 +25,15 @@ struct Stage {
   double postscale = 1.0;  // multiplies the quotient
 };
 
-// Returns the stage that goes from sources to results in one step, all in one dtype.
-inline Stage whole(DType dtype, const Reduction& reduction, double divisor = 1.0) {
-  return {dtype, dtype, reduction.op, reduction.prescale, divisor, reduction.postscale};
+// Returns the stage that goes from the values of so many ranks to results in one step, all in one
+// dtype.
+inline Stage whole(DType dtype, const Reduction& reduction, uint64_t contributors = 1) {
+  return {dtype,
+          dtype,
+          reduction.op,
+          reduction.prescale,
+          divisor_of(reduction, contributors),
+          reduction.postscale};
 }
 
 // Computes out[i] = round(combine(sources[0][i], ...) / divisor * postscale) in accumulator_of(in);

@@ -466,9 +466,7 @@ void Aggregator::finish(Slot& slot) {
   } else {
     slot.result = static_cast<char*>(const_cast<void*>(sources[0]));
   }
-  const double divisor =
-      open.reduction.op == ReduceOp::kAverage ? static_cast<double>(slot.op->workers) : 1.0;
-  reduce::Stage stage = reduce::whole(open.dtype, open.reduction, divisor);
+  reduce::Stage stage = reduce::whole(open.dtype, open.reduction, slot.op->workers);
   if (!single) {
     stage.in = accumulator_of(open.dtype);
     stage.prescale = 1.0;

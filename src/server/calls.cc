@@ -56,6 +56,7 @@ std::string describe(const Announce& a) {
     text += concat(", op ", name_of(reduction->op));
     if (reduction->prescale != 1.0) text += concat(", prescale ", reduction->prescale);
     if (reduction->postscale != 1.0) text += concat(", postscale ", reduction->postscale);
+    if (reduction->divisor != 0) text += concat(", divided by ", reduction->divisor);
   }
   const auto* allreduce = std::get_if<wire::AllReduce>(&a.what);
   if (allreduce != nullptr && allreduce->algorithm != wire::Algorithm::kHerring) {
@@ -220,12 +221,10 @@ std::string reduced(const Announces& calls, const Reduction& reduction) {
   for (const Announce* call : calls) {
     if (call != nullptr) sources.push_back(call->payload.data());
   }
-  const double divisor =
-      reduction.op == ReduceOp::kAverage ? static_cast<double>(sources.size()) : 1.0;
   std::string result(first_of(calls).payload.size(), '\0');
   size_t at = 0;
   for (const wire::Array& array : first_of(calls).arrays) {
-    const reduce::Stage stage = reduce::whole(array.dtype, reduction, divisor);
+    const reduce::Stage stage = reduce::whole(array.dtype, reduction, sources.size());
     if (array.bytes() == 0) continue;
     reduce::combine(sources.data(), sources.size(), result.data() + at, array.elements(), stage);
     for (const void*& source : sources) source = static_cast<const char*>(source) + array.bytes();

@@ -42,7 +42,7 @@ void put_field(ByteWriter& out, Algorithm value) { out.put(value); }
 void put_field(ByteWriter& out, uint32_t value) { out.put(value); }
 void put_field(ByteWriter& out, uint64_t value) { out.put(value); }
 void put_field(ByteWriter& out, const Reduction& value) {
-  out.put(value.op).put(value.prescale).put(value.postscale);
+  out.put(value.op).put(value.prescale).put(value.postscale).put(value.divisor);
 }
 template <typename Number>
 void put_field(ByteWriter& out, const std::vector<Number>& value) {
@@ -61,7 +61,7 @@ bool get_field(ByteReader& in, Number& value) {
 }
 bool get_field(ByteReader& in, Reduction& value) {
   return get_enum(in, value.op, kNumReduceOps) && get_field(in, value.prescale) &&
-         get_field(in, value.postscale);
+         get_field(in, value.postscale) && get_field(in, value.divisor);
 }
 template <typename Number>
 bool get_field(ByteReader& in, std::vector<Number>& value) {

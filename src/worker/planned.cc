@@ -161,6 +161,7 @@ void Planned::Work::add_part(char* data, size_t bytes, DType dtype, ReduceOp op,
   task.wire = staging == nullptr ? dtype : options.wire;
   task.staging = staging;
   task.reduction.op = op;
+  if (options.divide_by_all) task.reduction.divisor = static_cast<uint32_t>(members().size());
   if (members().nodes() == 1 || (data == note && bytes <= plan.segment_bytes)) {
     const auto heaviest = std::max_element(weights.begin(), weights.end()) - weights.begin();
     task.shards = {{static_cast<uint32_t>(heaviest), 0, wire_bytes}};  // in one piece
@@ -242,8 +243,8 @@ uint64_t Planned::signature() const {
   Fnv1a hash;
   const PlannedOptions& options = work_->options;
   for (uint64_t value : {plan().hash, uint64_t{work_->stream}, static_cast<uint64_t>(options.op),
-                         static_cast<uint64_t>(options.narrow), static_cast<uint64_t>(options.wire),
-                         uint64_t{options.note_bytes}}) {
+                         uint64_t{options.divide_by_all}, static_cast<uint64_t>(options.narrow),
+                         static_cast<uint64_t>(options.wire), uint64_t{options.note_bytes}}) {
     hash.add(value);
   }
   return hash.value();

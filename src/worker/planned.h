@@ -46,6 +46,7 @@ struct PlannedOptions {
   std::string name;
   std::shared_ptr<Group> group;         // null means all ranks
   ReduceOp op = ReduceOp::kAverage;
+  bool divide_by_all = false;           // averages divide by all members, not by the contributors
   bool narrow = false;                  // float32 arenas travel as `wire`
   DType wire = DType::kFloat32;
   size_t buffer_bytes = 0;              // 0: chosen from model and cluster

@@ -146,6 +146,9 @@ def test_joins(rank, size):
     trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.05})
     data = list(batches(rank, size))
     train(net, trainer, data[: 1 + rank], None)
+    if rank == size - 1 > 0:
+        average = hvd.allreduce(mx.nd.ones(4))
+        assert np.allclose(average.asnumpy(), 1 / size)
     assert hvd.join() == size - 1
     hvd.broadcast_parameters(net.collect_params(), root_rank=size - 1)
     train(net, trainer, data, None)

@@ -192,6 +192,8 @@ def test_joins(rank, size):
         there = [r for r in range(size) if i < 1 + r]
         count = hvd.allreduce(tf.ones([1]), op=hvd.Sum)
         assert count.numpy() == len(there)
+        average = hvd.allreduce(tf.ones([300_000]))
+        assert np.allclose(average, len(there) / size)
     assert hvd.join() == size - 1
     hvd.broadcast_variables(v, size - 1)
     for i in range(size):
@@ -202,7 +204,7 @@ def test_joins(rank, size):
                 loss = loss_of(w, data(r, size)[1])
             total = [a + b for a, b in zip(total, tape.gradient(loss, w))]
         for one, gradient in zip(w, total):
-            one.assign_sub(0.05 * gradient / len(there))
+            one.assign_sub(0.05 * gradient / size)
     assert close(v, w)
     step(mine)
     assert same_everywhere(v)

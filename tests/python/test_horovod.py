@@ -120,6 +120,13 @@ def test_death() -> None:
     assert job.stdout.count("survived") == 2, job.stdout[-4000:]
 
 
+@pytest.mark.timeout(100)
+def test_averages_of_those_that_are_left() -> None:
+    """With joined_as_zeros=False; all ranks must say so."""
+    job = run_job(["-n", "3", "--nodes", "2"], program("horovod_joined_left"), 80)
+    assert job.returncode == 0, job.stdout[-4000:]
+
+
 @pytest.mark.parametrize(
     ("package", "modules"),
     [

@@ -166,6 +166,7 @@ class GradientRounds:
         buffer_bytes: int = 0,
         group: Group | None = None,
         order: Sequence[int] = (),
+        divide_by_all: bool = False,
     ) -> None:
         """Compares the lists of all ranks and makes the plan (collective).
 
@@ -178,6 +179,8 @@ class GradientRounds:
           buffer_bytes: The size of a fusion buffer; 0 lets the plan choose.
           group: The group that takes part; None means all ranks.
           order: Indices into `sources` in the order in which this rank produces the gradients.
+          divide_by_all: Whether averages divide by the number of all ranks, also in rounds to which
+            some do not contribute.
 
         Raises:
           InvalidArgumentError: An operator or dtype cannot be used for gradients.
@@ -206,6 +209,7 @@ class GradientRounds:
             buffer_bytes=buffer_bytes,
             group=group,
             note_bytes=self._scope.size,
+            divide_by_all=divide_by_all,
         )
         arenas = [self._plan.arena(i) for i in range(len(self._plan.arenas))]
         self._places = {
@@ -336,6 +340,8 @@ class Averager:
       wire_dtype: "float16" or "bfloat16", in which float32 gradients travel between nodes.
       buffer_bytes: The size of a fusion buffer; 0 lets the plan choose.
       group: The group that takes part; None means all ranks.
+      divide_by_all: Whether averages divide by the number of all ranks, also in rounds to which
+        some do not contribute.
 
     Raises:
       InvalidArgumentError: `op` is something else.
@@ -355,6 +361,7 @@ class Averager:
         wire_dtype: str | None,
         buffer_bytes: int,
         group: Group | None,
+        divide_by_all: bool = False,
         numbered: bool = False,
     ) -> None:
         check_operator(op)
@@ -371,6 +378,7 @@ class Averager:
             "wire_dtype": wire_dtype,
             "buffer_bytes": buffer_bytes,
             "group": group,
+            "divide_by_all": divide_by_all,
         }
         self._rounds: dict[Hashable, Any] = {}
 

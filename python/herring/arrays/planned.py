@@ -58,6 +58,8 @@ class PlannedReduction:
         differ between ranks. After `place`, Herring copies gradients out of the GPU's arenas when
         they are ready, and copies averages back, in streams of its own. Within a round only `wait`
         blocks, until the other ranks are done.
+      divide_by_all: Whether averages divide by the number of all ranks, also in rounds that some
+        begin with ``active=False``. By default averages divide by the number of active ranks.
 
     Raises:
       InvalidArgumentError: A dtype or size is not supported.
@@ -75,6 +77,7 @@ class PlannedReduction:
         group: Group | None = None,
         note_bytes: int = 0,
         device: int | None = None,
+        divide_by_all: bool = False,
     ) -> None:
         name = named(name, "planned", group)
         self._job = job()
@@ -90,6 +93,7 @@ class PlannedReduction:
             note_bytes = count_of(note_bytes, "note_bytes")
             device = None if device is None else count_of(device, "device", 0, _MOST_DEVICES)
             wire = "" if wire_dtype is None else text_of(wire_dtype, "wire_dtype")
+            divide_by_all = boolean_of(divide_by_all, "divide_by_all")
             casts = device is not None and wire != "" and _casts(device, wire, name)
         self._device = device
         self._arenas: list[Any] = []  # the arenas on the GPU
@@ -110,11 +114,13 @@ class PlannedReduction:
                 device,
                 any(on_device for on_device, _ in places),
                 all(casts for _, casts in places),
+                divide_by_all,
             )
         bytes_by_dtype = ", ".join(f"{n} bytes of {dtype}" for dtype, n in self._planned.arenas)
         check_same(
             f"planned operation '{name}'",
-            f"{counted(len(listed), 'gradient')}, {bytes_by_dtype}, op {op}, wire "
+            f"{counted(len(listed), 'gradient')}, {bytes_by_dtype}, op {op}"
+            f"{' divided by all ranks' if divide_by_all else ''}, wire "
             f"dtype {wire_dtype}, notes of {note_bytes} bytes, plan {self._planned.signature:016x}",
             name=f"{name}.plan",
             group=group,

@@ -54,6 +54,7 @@ class TensorAverager(Averager):
         buffer_bytes: int = 0,
         sparse: str = "densify",
         group: Group | None = None,
+        divide_by_all: bool = False,
         numbered: bool = False,
     ) -> None:
         """Creates an averager; plans are made at the first call.
@@ -66,6 +67,8 @@ class TensorAverager(Averager):
           sparse: "densify" converts tf.IndexedSlices to dense tensors; "gather" concatenates the
             slices of all ranks.
           group: the `herring.Group` that takes part; None: all ranks.
+          divide_by_all: whether averages divide by the number of all ranks, also in rounds to which
+            some do not contribute.
           numbered: whether `name` is the same for several averagers, which get numbers.
 
         Raises:
@@ -80,6 +83,7 @@ class TensorAverager(Averager):
             wire_dtype=wire_dtype,
             buffer_bytes=buffer_bytes,
             group=group,
+            divide_by_all=divide_by_all,
             numbered=numbered,
         )
         self._sparse = sparse

@@ -38,6 +38,7 @@ class Options(NamedTuple):
     sparse: str
     views: bool
     group: Group | None
+    divide_by_all: bool
 
 
 class Layout:
@@ -96,6 +97,7 @@ class Layout:
             group=options.group,
             note_bytes=len(parameters) + len(FLAGS) + 2 * STEP_BYTES,
             device=self.gpu,
+            divide_by_all=options.divide_by_all,
         )
         arenas = self._arenas(order)
         self._entries = {index: entry for entry, index in enumerate(order)}  # places in the plan

@@ -159,6 +159,7 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
         relist: Relist | None = None,
         group: Group | None = None,
         missing: str | None = None,
+        divide_by_all: bool = False,
     ) -> None:
         """Checks the parameters, compares them across ranks and plans (collective).
 
@@ -179,6 +180,8 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
           group: The group whose gradients are averaged; None means all workers. "Ranks" and "all"
             mean the group's ranks.
           missing: What shows that this rank has no gradients in a step (`Stepped`).
+          divide_by_all: Whether averages divide by the number of all ranks, also in rounds to which
+            some do not contribute.
 
         Raises:
           InvalidArgumentError: A dtype cannot be averaged, an option is unknown, or another reducer
@@ -195,7 +198,7 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
         self.contributors = 0
         wire = wire_dtype_name(wire_dtype)
         wire = None if wire == "float32" else wire  # float32 means unchanged
-        self._options = Options(name, wire, buffer_bytes, sparse, views, group)
+        self._options = Options(name, wire, buffer_bytes, sparse, views, group, divide_by_all)
         self._generation = 0
         self._lock = threading.RLock()  # gradients on several devices arrive on several threads
         self._layout: Layout | None = None  # None: all parameters are frozen
@@ -394,6 +397,7 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
                 active=ended.active,
                 name=f"{self.name}.sparse",
                 group=self._options.group,
+                divide_by_all=self._options.divide_by_all,
             )
             averages = dict(zip(sparse, found))
         if ended.active:

@@ -20,14 +20,16 @@ def average_sparse(
     active: bool,
     name: str,
     group: Group | None = None,
+    divide_by_all: bool = False,
 ) -> list[torch.Tensor | None]:
     """Returns the averages of the gradients of `parameters` over all ranks (collective).
 
     Args:
       parameters: Parameters of shape [rows, ...], whose `.grad` may be sparse, dense or None.
-      active: False means that this rank has no more data; averages are over the other ranks.
+      active: False means that this rank has no more data, and contributes nothing.
       name: The prefix of the operations' names.
       group: The group that takes part; None means all ranks.
+      divide_by_all: Whether averages divide by the number of all ranks, not of the active ones.
 
     Returns:
       One entry per parameter: a coalesced sparse tensor with one sparse dimension and the rows that
@@ -36,7 +38,7 @@ def average_sparse(
     gradients = [parameter.grad if active else None for parameter in parameters]
     kinds = [_kind(gradient) if active else _ABSENT for gradient in gradients]
     everyone = herring.allgather(np.array([kinds], np.int32), name=f"{name}.kinds", group=group)
-    contributors = int((everyone[:, 0] != _ABSENT).sum())
+    divisor = len(everyone) if divide_by_all else int((everyone[:, 0] != _ABSENT).sum())
     averages: list[torch.Tensor | None] = []
     for index, (parameter, gradient) in enumerate(zip(parameters, gradients)):
         if (everyone[:, index] <= _NONE).all():
@@ -49,7 +51,7 @@ def average_sparse(
         total = torch.sparse_coo_tensor(
             rows.view(1, -1), values, parameter.shape, check_invariants=False
         ).coalesce()
-        total.values().div_(contributors)
+        total.values().div_(divisor)
         average = total.to_dense() if (everyone[:, index] == _DENSE).any() else total
         averages.append(average.to(parameter.device))
     return averages

@@ -124,16 +124,23 @@ def joins():
         optimizer.step()
         left = sum(step < 1 + r for r in range(size))
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == left
-        assert hvd.allreduce(torch.ones(1)).item() == 1  # averages over the remaining ranks
+        # Averages divide by all ranks, large ones and those of integers and of lists as well.
+        for ones in (torch.ones(1), torch.ones(300_000), torch.ones(2, dtype=torch.float16)):
+            average = hvd.allreduce(ones).float()
+            assert torch.allclose(average, torch.tensor(left / size), atol=1e-3), ones
+        assert hvd.allreduce(torch.tensor([6 * size])).item() == 6 * left
+        first, second = hvd.grouped_allreduce([torch.ones(3), torch.ones(2)], postscale_factor=2.0)
+        assert torch.allclose(first, torch.tensor(2 * left / size)), first
+        assert torch.allclose(second, torch.tensor(2 * left / size)), second
     last = hvd.join()
     assert last == size - 1
     hvd.broadcast_parameters(model.state_dict(), root_rank=last)
     reference = torch.optim.SGD(alone.parameters(), lr=0.1)
     for step in range(size):
         reference.zero_grad()
-        there = [r for r in range(size) if step < 1 + r]
-        for r in there:
-            (loss_of(alone, step, r) / len(there)).backward()
+        for r in range(size):
+            if step < 1 + r:
+                (loss_of(alone, step, r) / size).backward()
         reference.step()
     close(model, alone)
     for step in range(2):

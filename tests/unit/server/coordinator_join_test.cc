@@ -61,6 +61,23 @@ TEST_F(CoordinatorTest, AllReducesGoOnWithoutWhoHasJoined) {
   EXPECT_TRUE(coordinator.idle());
 }
 
+TEST_F(CoordinatorTest, AveragesDivideByTheNumberInTheCall) {
+  Call mean = small(1, floats({1}));
+  mean.message.what = wire::AllReduce{{ReduceOp::kAverage, 1.0, 1.0, 4}};
+  EXPECT_TRUE(say(0, mean).empty());
+  mean.payload = floats({4});
+  EXPECT_TRUE(say(1, mean).empty());
+  auto answers = say(2, join(9));
+  ASSERT_EQ(answers.size(), 2u);
+  EXPECT_EQ(result_in(answers[0]), floats({1.25}));
+  // Ranks that divide by other numbers disagree.
+  EXPECT_TRUE(say(0, mean).empty());
+  mean.message.what = wire::AllReduce{{ReduceOp::kAverage}};
+  answers = say(1, mean);
+  ASSERT_FALSE(answers.empty());
+  EXPECT_NE(answers[0].payload.find("divided by 4"), std::string::npos);
+}
+
 TEST_F(CoordinatorTest, WhoHasCalledMostWasLastWhateverTheOrderOfNews) {
   const auto last_of = [this](std::vector<std::pair<uint32_t, uint64_t>> ranks_and_called) {
     std::vector<Answer> answers;

@@ -10,9 +10,11 @@ from typing import Any
 import herring
 from herring import _core
 from herring.arrays import runtime
+from herring.arrays.objects import check_same
 from herring.elastic import running
 from herring.errors import InvalidArgumentError
 from herring.horovod.common import process_sets as sets
+from herring.horovod.common import rounds
 from herring.horovod.common.exceptions import NotInitializedError, NotSupportedError
 from herring.launch.horovod_settings import TIMELINE, read_variables
 
@@ -43,6 +45,8 @@ __all__ = [
 def init(
     comm: Sequence[int] | None = None,
     process_sets: Sequence[sets.ProcessSet] | str | None = None,
+    *,
+    joined_as_zeros: bool = True,
 ) -> None:
     """Joins the job that the environment describes; a second call does nothing.
 
@@ -52,11 +56,13 @@ def init(
       comm: None, or the list of all ranks. Use process sets for a part of the ranks.
       process_sets: a list of `ProcessSet` objects to register, the same on all ranks. "dynamic" and
         None register none. `add_process_set` works in all cases.
+      joined_as_zeros: whether averages count ranks that have called `join`, with zeros, as in
+        Horovod. False divides by the number of ranks that are left. The same on all ranks.
 
     Raises:
       NotSupportedError: `comm` is an MPI communicator, or does not list all ranks.
       InvalidArgumentError: a process set has invalid ranks, or the same ranks as another one.
-      MismatchError: ranks pass different process sets.
+      MismatchError: ranks pass different process sets, or another `joined_as_zeros`.
       ConfigurationError: the environment or a setting is missing, wrong or contradictory.
       AuthenticationError: the rendezvous does not know this job's secret.
       TimeoutError: some ranks did not come in time; the message lists them.
@@ -73,7 +79,7 @@ def init(
     elif process_sets is not None:
         wanted = list(process_sets)
 
-    enter = functools.partial(_enter, comm, wanted)
+    enter = functools.partial(_enter, comm, wanted, joined_as_zeros)
     if herring.is_initialized():
         enter()
         return
@@ -91,7 +97,9 @@ def init(
             _core.log_warning(line)
 
 
-def _enter(comm: Sequence[int] | None, wanted: Sequence[sets.ProcessSet]) -> None:
+def _enter(
+    comm: Sequence[int] | None, wanted: Sequence[sets.ProcessSet], joined_as_zeros: bool
+) -> None:
     if comm is not None and (
         not isinstance(comm, (list, tuple, range)) or sorted(comm) != list(range(herring.size()))
     ):
@@ -99,6 +107,8 @@ def _enter(comm: Sequence[int] | None, wanted: Sequence[sets.ProcessSet]) -> Non
             f"init(comm={comm!r}): a job has all ranks of its launcher; for a part of them use "
             "init(process_sets=[hvd.ProcessSet([...])]) and process_set="
         )
+    check_same("joined_as_zeros of init()", joined_as_zeros, name="horovod.init.joined")
+    rounds.count_joined(joined_as_zeros)
     sets.set_up(wanted)
 
 

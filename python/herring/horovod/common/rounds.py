@@ -1,4 +1,4 @@
-"""Lets a rank that has called `join` take part in the others' rounds without contributing."""
+"""What `join` means for the other ranks, and how a rank that has joined takes part in rounds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from herring.errors import HerringError
 
-__all__ = ["reducers", "without_this_rank"]
+__all__ = ["count_joined", "joined_as_zeros", "reducers", "without_this_rank"]
 
 _Result = TypeVar("_Result")
 
@@ -25,6 +25,20 @@ class Reducer(Protocol):
 
 
 reducers: weakref.WeakSet[Reducer] = weakref.WeakSet()  # All reducers of this process.
+
+
+_as_zeros = True
+
+
+def count_joined(as_zeros: bool) -> None:
+    """Says what `joined_as_zeros` returns; it must be the same on all ranks."""
+    global _as_zeros
+    _as_zeros = as_zeros
+
+
+def joined_as_zeros() -> bool:
+    """Returns whether averages count ranks that have joined, with zeros, as Horovod's do."""
+    return _as_zeros
 
 
 def _shadow(reducer: Reducer) -> None:

@@ -25,6 +25,7 @@ from herring.horovod.common.operators import (
     scattering_operator,
 )
 from herring.horovod.common.process_sets import ProcessSet, global_process_set, root_in
+from herring.horovod.common.rounds import joined_as_zeros
 from herring.horovod.common.tensors import Tensors
 from herring.split import even_parts
 
@@ -182,6 +183,7 @@ class Starter:
             op=operation,
             prescale=prescale,
             postscale=how.postscale,
+            divisor=call.scope.size if operation == "average" and joined_as_zeros() else 0,
         )
         return hosts
 

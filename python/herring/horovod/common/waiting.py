@@ -28,8 +28,8 @@ def join() -> int:
     """Lets the other ranks continue without this rank, until every rank has called `join`.
 
     All-reduces and optimizer or trainer steps of the other ranks complete without this rank.
-    Averages divide by the number of remaining ranks; Horovod divides by the number of all ranks,
-    with zeros for those that have joined. Any other collective fails meanwhile.
+    Averages divide by the number of all ranks, with zeros for those that have joined, unless
+    ``init(joined_as_zeros=False)`` was called. Any other collective fails meanwhile.
 
     Returns:
       The rank that called `join` last.

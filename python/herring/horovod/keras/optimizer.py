@@ -218,6 +218,7 @@ def _averager(
         "buffer_bytes": 0,
         "sparse": "densify",
         "group": group_of(process_set),
+        "divide_by_all": rounds.joined_as_zeros(),
     }
     return make_host_averager(kind, options, numbered=name is None)
 

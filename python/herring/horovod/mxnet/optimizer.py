@@ -171,6 +171,7 @@ class DistributedTrainer(plain.DistributedTrainer):
             name=name,
             group=group,
         )
+        self._herring_options["divide_by_all"] = rounds.joined_as_zeros()
         if not member:
             self._herring_size = 1
 

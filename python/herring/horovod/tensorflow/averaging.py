@@ -64,6 +64,7 @@ def make_averager(
             wire_dtype="float16" if compression is Compression.fp16 else None,
             sparse="densify" if sparse_as_dense else "gather",
             group=group,
+            divide_by_all=rounds.joined_as_zeros(),
             numbered=numbered,
         )
     name = name_of_next(name, group) if numbered else name

@@ -380,8 +380,8 @@ def join() -> int:
     """Lets the other ranks continue without this rank, until every rank has called `join`.
 
     All-reduces, tapes and `DistributedOptimizer` steps of the other ranks complete without this
-    rank. Averages divide by the number of remaining ranks; Horovod divides by the number of all
-    ranks, with zeros for those that have joined. Any other collective fails meanwhile. Do not call
+    rank. Averages divide by the number of all ranks, with zeros for those that have joined, unless
+    ``init(joined_as_zeros=False)`` was called. Any other collective fails meanwhile. Do not call
     `join` in a tf.function.
 
     Returns:

@@ -133,6 +133,7 @@ class PlannedGradients:
             sparse_parameters=sparse,
             relist=relist,
             group=group_of(process_set),
+            divide_by_all=rounds.joined_as_zeros(),
         )
         self._rounds = self._reducer.rounds  # Its value when the last backward pass began.
         self._complete = False

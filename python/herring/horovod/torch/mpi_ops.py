@@ -573,9 +573,9 @@ def join(device: int = -1) -> int:
     """Lets the other ranks continue without this rank, until every rank has called `join`.
 
     All-reduces and `DistributedOptimizer` steps of the other ranks complete without this rank.
-    Averages divide by the number of remaining ranks; Horovod divides by the number of all ranks,
-    with zeros for those that have joined. Any other collective fails meanwhile, with an error that
-    names the ranks that have joined.
+    Averages divide by the number of all ranks, with zeros for those that have joined, unless
+    ``init(joined_as_zeros=False)`` was called. Any other collective fails meanwhile, with an error
+    that names the ranks that have joined.
 
     Args:
       device: ignored.
