@@ -6,6 +6,7 @@ import torch
 
 import herring
 import herring.horovod.torch as hvd
+from herring.horovod.common.handles import _calls as calls
 
 from .support import case, raises
 
@@ -118,7 +119,17 @@ def handles():
     sent = torch.arange(2.0 * hvd.size())
     output, received = hvd.synchronize(hvd.alltoall_async(sent, name="split"))
     assert len(output) == 2 * hvd.size() and received.tolist() == [2] * hvd.size()
-    # A rank that reuses a name in flight gets an error, and other ranks do not learn of it.
+    # A name is in use until the program knows of the end of its operation, not until that end. So
+    # all ranks refuse the second call, whenever the first is complete.
+    handle = hvd.allreduce_async(torch.ones(3), name="known")
+    calls[handle].wait()  # does not take the result
+    raises(ValueError, "'known' is in flight", hvd.allreduce_async, torch.ones(3), name="known")
+    assert hvd.poll(handle)
+    other = hvd.allreduce_async(torch.ones(3), name="known")
+    assert (hvd.synchronize(handle) == 1).all()
+    raises(ValueError, "'known' is in flight", hvd.allreduce_async, torch.ones(3), name="known")
+    assert (hvd.synchronize(other) == 1).all()
+    # The other ranks do not learn of a call that is refused for its name.
     handle = None
     if rank == 0:
         handle = hvd.allreduce_async(torch.ones(3), name="twice")

@@ -77,19 +77,24 @@ class Call:
         self._operation: _core.Operation | None = None
         self._array: Any = None  # The array on a GPU that receives the result.
         self._told = False  # Whether the other ranks know of this rank's call, or of its error.
-        while (other := self._register()) is not None:
+        while (other := self._register(queues)) is not None:
             if not queues:
                 raise InvalidArgumentError(
-                    f"{kind}: an operation named '{name}' is in flight; synchronize it before you "
-                    "use the name again, or give each operation a name of its own"
+                    f"{kind}: an operation named '{name}' is in flight; synchronize it, or poll it "
+                    "until it is complete, before you use the name again, or give each operation a "
+                    "name of its own"
                 )
             other.wait()
 
-    def _register(self) -> Call | None:
-        """Reserves the name, or returns the call in flight that has it."""
+    def _register(self, queues: bool) -> Call | None:
+        """Reserves the name, or returns the call in flight that has it.
+
+        Whether a call is complete depends on time, and so may differ between ranks. What the
+        program has called does not. So a name is in use until the program knows of its end.
+        """
         with _lock:
             other = _in_flight.get(self.key)
-            if other is not None and not other.done():
+            if other is not None and not (queues and other.done()):
                 return other
             _in_flight[self.key] = self
         return None
@@ -207,6 +212,8 @@ forget_job.append(_forget)
 def poll(handle: int) -> bool:
     """Returns whether an operation is complete or has failed, so that `synchronize` would not wait.
 
+    If so, other operations may have its name.
+
     Args:
       handle: a handle that an ``..._async`` function returned.
 
@@ -220,7 +227,10 @@ def poll(handle: int) -> bool:
             f"handle {handle!r} is unknown or was synchronized before; it must be a handle that "
             "an ..._async function returned"
         )
-    return call.done()
+    if not call.done():
+        return False
+    call.forget()
+    return True
 
 
 def synchronize(handle: int) -> Any:
