@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 import warnings
@@ -235,6 +236,74 @@ def optimizer_state():
     moment = wrapped.state[weight]["moment"]
     assert moment.dtype == torch.float32 and (moment == torch.tensor(0.001)).all()
     assert wrapped.backward_passes_per_step == 1 and wrapped.op == hvd.Average
+
+
+@case
+def steps_after_synchronize():
+    """Without skip_synchronize, gradients that the program has changed are averaged again."""
+    rank, size = hvd.rank(), hvd.size()
+    for compression in (hvd.Compression.none, Own):
+        weight = nn.Parameter(torch.zeros(1))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([weight], lr=1.0), compression=compression
+        )
+        for skips in (True, False):
+            optimizer.zero_grad()
+            (weight * rank).sum().backward()
+            optimizer.synchronize()
+            assert weight.grad.item() == (size - 1) / 2
+            weight.grad += 2 * rank
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                with optimizer.skip_synchronize() if skips else contextlib.nullcontext():
+                    optimizer.step()
+            assert weight.grad.item() == (size - 1) / 2 + (2 * rank if skips else size - 1)
+            assert len(caught) == (not skips), caught
+            text = "optimizer.step() called without optimizer.skip_synchronize() context after"
+            assert skips or (text in str(caught[0].message) and caught[0].filename == __file__)
+
+
+@case
+def schedules_made_before_the_wrapper():
+    for op in (hvd.Average, hvd.Adasum):
+        if op == hvd.Adasum and hvd.size() & (hvd.size() - 1):
+            continue
+        model = mlp()
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        schedule = torch.optim.lr_scheduler.StepLR(inner, 1, 0.1)
+        optimizer = hvd.DistributedOptimizer(inner, op=op)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for step in range(2):
+                loss_of(model, step, hvd.rank()).backward()
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+        # Whoever steps the schedule first is still warned.
+        other = torch.optim.SGD(mlp().parameters(), lr=1.0)
+        schedule = torch.optim.lr_scheduler.StepLR(other, 1, 0.1)
+        hvd.DistributedOptimizer(other)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            schedule.step()
+        assert "before `optimizer.step()`" in str(caught[0].message)
+
+
+@case
+def states_without_gradients():
+    """As with Horovod, a broadcast of no state leaves zeros where there was no gradient."""
+    frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+    used, unused = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(4))
+    used.grad = torch.ones(3)
+    parameters = [frozen, used, unused]
+    for optimizer in (
+        torch.optim.Adam(parameters),
+        hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.1, momentum=0.9)),
+    ):
+        unused.grad = None
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        assert frozen.grad is None and used.grad.tolist() == [1] * 3
+        assert hvd.broadcast(unused.grad, root_rank=0).tolist() == [0] * 4
 
 
 @case

@@ -66,7 +66,8 @@ def broadcast_optimizer_state(
 ) -> None:
     """Copies the state and options of an optimizer from one rank to all ranks (collective).
 
-    This works for every torch optimizer, also if only the root has state yet.
+    This works for every torch optimizer, also if only the root has state yet. If the root has none,
+    parameters that require a gradient and have none get zeros, as with Horovod.
 
     Args:
       optimizer: an optimizer of the same parameters on every rank.
@@ -84,3 +85,7 @@ def broadcast_optimizer_state(
     root = root_in(process_set, root_rank)
     with internal_errors():
         state.broadcast_optimizer_state(optimizer, root, name="horovod.optimizer", group=group)
+    if not optimizer.state:
+        for parameter in (p for entries in optimizer.param_groups for p in entries["params"]):
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -53,6 +54,7 @@ class _Distributed(torch.optim.Optimizer):
     _defers: bool  # Whether that waits until elastic training begins.
     _synchronizes: bool
     _synchronized: bool
+    _wrapped: Callable[[], torch.optim.Optimizer | None]  # Schedules keep it alive.
 
     def enter_job(self) -> None:
         """Averages with the ranks of the present job (collective).
@@ -148,6 +150,7 @@ class _Distributed(torch.optim.Optimizer):
         Raises:
           HorovodInternalError: averaging failed.
         """
+        self._tell_schedulers()
         if closure is None:
             if self._synchronizes:
                 self._synchronize_once()
@@ -164,16 +167,23 @@ class _Distributed(torch.optim.Optimizer):
 
         return super().step(averaged)
 
+    def _tell_schedulers(self) -> None:
+        """Tells schedules that were made before this wrapper that a step has been made.
+
+        They look for this mark on the optimizer that they were given, and warn without it.
+        """
+        if (wrapped := self._wrapped()) is not None:
+            wrapped._opt_called = True  # type: ignore[attr-defined]
+
     def _synchronize_once(self) -> None:
         gradients = self._gradients
         if self._synchronized and not (gradients is not None and gradients.pending):
             warnings.warn(
-                "optimizer.step() called without optimizer.skip_synchronize() after "
-                "optimizer.synchronize(): the gradients are not averaged again. Write "
+                "optimizer.step() called without optimizer.skip_synchronize() context after "
+                "optimizer.synchronize(): the gradients are reduced a second time. Write "
                 "'with optimizer.skip_synchronize(): optimizer.step()'",
-                stacklevel=4,
+                stacklevel=3,
             )
-            return
         self.synchronize()
 
     def zero_grad(self, *arguments: Any, **options: Any) -> Any:
@@ -268,6 +278,7 @@ class _DistributedAdasum(_Distributed):
           HorovodInternalError: the updates could not be combined; the parameters have this rank's
             own update only.
         """
+        self._tell_schedulers()
         if self._defers:
             self.enter_job()
         options = self._options
@@ -417,6 +428,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     )
     wrapper._gradients = wrapper._job = None
     wrapper._known = known
+    wrapper._wrapped = weakref.ref(optimizer)
     wrapper._options = _Options(
         op, compression, gradient_predivide_factor, sparse_as_dense, process_set
     )
