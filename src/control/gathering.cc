@@ -63,7 +63,7 @@ Status Gathering::on_register(Peer& peer, std::string_view payload) {
                     concat("rank ", peer.index, " comes too late: this job is running, with ",
                            cluster_.describe_rank(peer.index), "; start another job with another "
                            "HERRING_RENDEZVOUS, or end the running one")},
-             !is_here(peer.index));
+             comes_again(peer));
       return {};
     }
     peer.kind = Peer::Kind::kWorker;
@@ -120,9 +120,12 @@ void Gathering::refuse(Peer& peer, const Status& why, bool again) {
   if (state_ == State::kFailed) check_told();
 }
 
-bool Gathering::is_here(uint32_t rank) const {
-  return std::any_of(peers_.begin(), peers_.end(), [rank](const auto& peer) {
-    return peer->is_member() && peer->kind == Peer::Kind::kWorker && peer->index == rank;
+// Returns whether a worker comes for the next job. The process of a member that comes anew has left,
+// even if that has not been seen here yet.
+bool Gathering::comes_again(const Peer& worker) const {
+  return std::none_of(peers_.begin(), peers_.end(), [&worker](const auto& peer) {
+    return peer->is_member() && peer->kind == Peer::Kind::kWorker && peer->index == worker.index &&
+           (peer->pid != worker.pid || peer->worker.host_id != worker.worker.host_id);
   });
 }
 

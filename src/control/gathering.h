@@ -58,7 +58,7 @@ class Gathering {
   }
   void refuse(Peer& peer, const Status& why, bool again = false);
   Status find_place(const ServerRegistration& server) const;
-  bool is_here(uint32_t rank) const;
+  bool comes_again(const Peer& worker) const;
   uint32_t dedicated_here() const;
   std::vector<RegisteredWorker> workers() const;
   std::string describe(const Peer& peer) const;

@@ -149,6 +149,7 @@ THOROUGH = (
     "test_interrupts.py::test_an_uncaught_ctrl_c_ends_the_process_soon[small-dedicated-server]",
     "test_interrupts.py::test_ctrl_c_comes_out_of_a_wait[*-one-node]",
     "test_jax_on_gpus.py::test_programs_on_gpus_go_on_by_their_stream[colocated-servers]",
+    "test_jobs_in_turn.py::test_all_meet_anew_whatever_was_left_open[*-200]",
     "test_join.py::test_a_death_ends_a_join[dedicated-servers-]",
     "test_join.py::test_a_death_ends_a_join[one-node-yes]",
     "test_join.py::test_all_reduces_go_on_without_those_who_joined[colocated-servers]",

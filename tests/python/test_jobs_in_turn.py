@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import warm
-from jobs import PREAMBLE, expect_success, run_job
+from jobs import PREAMBLE, expect_success, program, run_job
 from ports import held, port_of
 
 LAYOUTS = {
@@ -34,6 +34,13 @@ for turn in range(25):
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_job_after_job_in_the_same_processes(layout: list[str]) -> None:
     expect_success(run_job(layout, IN_TURN))
+
+
+@pytest.mark.parametrize("turns", [12, 200])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.timeout(300)
+def test_all_meet_anew_whatever_was_left_open(layout: list[str], turns: int) -> None:
+    expect_success(run_job(layout, program("left_open", str(turns), "1"), 280))
 
 
 def test_a_rank_that_is_early_for_the_next_job_waits_for_the_last_one_to_end(tmp_path) -> None:

@@ -1,7 +1,11 @@
 // Tests registration end to end: which process gets which description or which error.
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <set>
+#include <string>
 
 #include "control/messages.h"
 #include "job.h"
@@ -286,7 +290,7 @@ TEST(Registration, ALateRankAndASurplusServerAreRefusedAlone) {
   auto worker = job.join(job.worker(0)).get();
   ASSERT_TRUE(worker.ok()) << worker.status().to_string();
   ASSERT_TRUE(server.get().ok());
-  auto late = job.join(job.worker(0)).get();
+  auto late = job.join(job.worker(0, "another host")).get();
   EXPECT_EQ(late.status().code(), Code::kConfiguration);
   EXPECT_TRUE(contains(late.status().message(), "rank 0 comes too late"))
       << late.status().message();
@@ -298,6 +302,38 @@ TEST(Registration, ALateRankAndASurplusServerAreRefusedAlone) {
   colocated.node = 0;
   colocated.port = 7001;
   EXPECT_EQ(job.join(colocated).get().status().code(), Code::kConfiguration);
+}
+
+TEST(Registration, AProcessThatComesAnewBeforeItsEndIsSeenIsToldToComeAgain) {
+  Job job(1);
+  auto worker = job.join(job.worker(0)).get();
+  ASSERT_TRUE(worker.ok()) << worker.status().to_string();
+  const auto answer_to = [&job](int64_t pid) {
+    auto fd = transport::tcp::connect_and_prove(job.options().rendezvous, "", {},
+                                                testing::credentials(),
+                                                monotonic_now() + kPatience);
+    EXPECT_TRUE(fd.ok());
+    testing::send_frame(fd->get(), wire::FrameType::kRegister,
+                        encode(Registration{job.worker(0), pid, kPatience}));
+    const auto receive = [&fd](char* to, size_t bytes) {
+      for (size_t have = 0; have < bytes;) {
+        pollfd waiting{fd->get(), POLLIN, 0};
+        ASSERT_EQ(::poll(&waiting, 1, 30'000), 1);
+        const ssize_t more = ::recv(fd->get(), to + have, bytes - have, 0);
+        ASSERT_GT(more, 0);
+        have += static_cast<size_t>(more);
+      }
+    };
+    wire::FrameHeader header;
+    do {
+      receive(reinterpret_cast<char*>(&header), sizeof(header));
+      std::string payload(header.payload, '\0');
+      receive(payload.data(), payload.size());
+    } while (header.type != wire::FrameType::kAbort && !::testing::Test::HasFatalFailure());
+    return header.flags;
+  };
+  EXPECT_EQ(answer_to(getpid()), kFlagAgain);
+  EXPECT_EQ(answer_to(getpid() + 1), 0);
 }
 
 TEST(Registration, AWrongSecretFailsAtOnceAndIsMentionedToThoseWhoWait) {
