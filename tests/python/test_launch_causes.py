@@ -15,7 +15,7 @@ from herring.launch.causes import find_cause, hint
 from herring.launch.children import Child
 from herring.launch.hosts import THIS_MACHINE
 from herring.launch.job import Task
-from herring.launch.tracebacks import Tracebacks
+from herring.launch.tracebacks import LastWords, Tracebacks
 from herring.rendezvous.joined import Joined, tell
 from jobs import PROGRAMS
 from launched import run
@@ -78,7 +78,7 @@ def python(code: str) -> list[str]:
         (CHAINED, "ZeroDivisionError: division by zero"),
         (OF_TORCH, "ZeroDivisionError: division by zero"),
         (FATAL, "Fatal Python error: Segmentation fault"),
-        (GROUP, "ExceptionGroup: two (2 sub-exceptions)"),
+        (GROUP, "ExceptionGroup: two (2 sub-exceptions): ValueError: 1"),
         (CARETS, "ValueError: vmap got inconsistent sizes"),
         (WITH_LOG_LINES, "ZeroDivisionError: division by zero"),
     ],
@@ -95,9 +95,116 @@ def test_a_traceback_is_held_until_it_is_whole(block: bytes, error: str, size: i
     assert begun.startswith(b"step 1\n")
     assert b"\n" not in begun.removeprefix(b"step 1\n")
     assert begun + found.release() == data
-    assert (found.error, found.ends_with_error, found.due) == (error, True, None)
+    words = found.last_words()
+    assert (words.error, words.ends_with_error, found.due) == (error, True, None)
     assert found.feed(b"more\n") == b"more\n"
-    assert (found.error, found.ends_with_error, found.last_line) == (error, False, "more")
+    words = found.last_words()
+    assert (words.error, words.ends_with_error, words.line) == (error, False, "more")
+
+
+FLIGHT = b"2026-01-31 13:05:59.123 [herring rank 3] warning: what all ranks did last is in x\n"
+WAITS = b"2026-01-31 13:05:50.001 [herring rank 1] warning: 'x' has waited 5 s for rank 0\n"
+UNUSED = (
+    b"[rank1]:[W131 13:05:59.123456789 reducer.cpp:1457] Warning: find_unused_parameters=True was "
+    b"specified in DDP constructor (function operator())\n"
+).replace(b"W131", b"W0131")
+OF_PYTHON = (
+    b"/usr/lib/python3.11/multiprocessing/resource_tracker.py:254: UserWarning: resource_tracker: "
+    b"There appear to be 1 leaked semaphore objects\n  warnings.warn('resource_tracker: %d')\n"
+)
+OF_TENSORFLOW = b"2026-01-31 13:05:59.123456: W tensorflow/core/kernels/x.cc:12] no more data\n"
+OF_LOGGING = b"2026-01-31 13:05:59,123 - train - WARNING - lr is 0\nINFO:root:saved\n"
+BAR = b"100%|##########| 10/10 [00:01<00:00,  9.90it/s]\r\n"
+CHATTER = FLIGHT + UNUSED + OF_PYTHON + OF_TENSORFLOW + OF_LOGGING + BAR + WAITS
+WATCHDOG = b"[rank1]:[E131 13:05:59.123 ProcessGroup.cpp:1] Watchdog saw an error\n".replace(
+    b"E131", b"E0131"
+)
+
+
+def other(what: bytes) -> bytes:
+    return what + TRACEBACK.replace(b"ZeroDivisionError: division by zero", b"KeyError: 'other'")
+
+
+IGNORED = other(b"Exception ignored in: <function X.__del__ at 0x7f>\n")
+AT_EXIT = other(b"Error in atexit._run_exitfuncs:\n")
+IN_LOGGING = other(b"--- Logging error ---\n")
+IN_THREAD = other(b"Exception in thread Thread-1 (feed):\n")
+IN_CHILD = other(b"Process SpawnProcess-1:\n")
+NATIVE = (
+    b"terminate called after throwing an instance of 'std::runtime_error'\n  what():  bad block\n"
+)
+NESTED = (
+    b"  + Exception Group Traceback (most recent call last):\n"
+    b'  |   File "x.py", line 1, in <module>\n'
+    b"  | ExceptionGroup: two (2 sub-exceptions)\n"
+    b"  +-+---------------- 1 ----------------\n"
+    b"    | Traceback (most recent call last):\n"
+    b'    |   File "x.py", line 2, in f\n'
+    b"    | ValueError: 1\n"
+    b"    +---------------- 2 ----------------\n"
+    b"    | KeyError: 2\n"
+    b"    +------------------------------------\n"
+)
+BEFORE = (
+    b"Traceback (most recent call last):\n"
+    b'  File "x.py", line 9, in <module>\n'
+    b"OSError: no file\n"
+    b"\nThe above exception was the direct cause of the following exception:\n\n"
+)
+
+
+@pytest.mark.parametrize("size", [7, 10000])
+@pytest.mark.parametrize(
+    ("text", "error", "at_end", "line"),
+    [
+        (CHATTER + TRACEBACK, "ZeroDivisionError: division by zero", True, ""),
+        (TRACEBACK + CHATTER, "ZeroDivisionError: division by zero", True, ""),
+        (TRACEBACK + WATCHDOG, "ZeroDivisionError: division by zero", True, ...),
+        (TRACEBACK + IGNORED, "ZeroDivisionError: division by zero", True, ""),
+        (TRACEBACK + AT_EXIT, "ZeroDivisionError: division by zero", True, ""),
+        (TRACEBACK + CHATTER + IGNORED, "ZeroDivisionError: division by zero", True, ""),
+        (TRACEBACK + IN_THREAD, "ZeroDivisionError: division by zero", True, ""),
+        (IN_CHILD + TRACEBACK, "ZeroDivisionError: division by zero", True, ""),
+        # A thread's exception counts if there is no other.
+        (IN_THREAD, "KeyError: 'other'", True, ""),
+        (IGNORED + AT_EXIT + IN_LOGGING, "", False, ""),
+        (CHATTER, "", False, ""),
+        # The program says it itself: sys.exit("no data").
+        (b"no data\n" + CHATTER, "", False, "no data"),
+        (CHATTER + b"no data", "", False, "no data"),
+        (FLIGHT.replace(b"warning", b"error"), "", False, "what all ranks did last is in x"),
+        (NATIVE + b"frame #0: f\nframe #1: g\n", "", False, "{native}"),
+        (NATIVE + FATAL, "Fatal Python error: Segmentation fault: {native}", True, "{native}"),
+        (
+            b"x: a.c:1: f: Assertion `n' failed.\nbye\n",
+            "",
+            False,
+            "x: a.c:1: f: Assertion `n' failed.",
+        ),
+        (NESTED, "ExceptionGroup: two (2 sub-exceptions): ValueError: 1", True, ""),
+        (BEFORE + NESTED, "ExceptionGroup: two (2 sub-exceptions): ValueError: 1", True, ""),
+    ],
+)
+def test_the_last_words_are_those_that_say_why(
+    text: bytes, error: str, at_end: bool, line: str, size: int
+) -> None:
+    found = Tracebacks()
+    for start in range(0, len(text), size):
+        found.feed(text[start : start + size])
+    found.release()
+    words = found.last_words()
+    native = "terminate called after throwing an instance of 'std::runtime_error': bad block"
+    assert (words.error, words.ends_with_error) == (error.format(native=native), at_end)
+    assert line is ... or words.line == line.format(native=native)
+
+
+def test_all_exceptions_of_a_chain_and_of_a_group_are_known() -> None:
+    found = Tracebacks()
+    found.feed(BEFORE + NESTED)
+    found.release()
+    group = "ExceptionGroup: two (2 sub-exceptions)"
+    known = {"OSError: no file", group, "ValueError: 1", "KeyError: 2"}
+    assert known <= {*found.last_words().errors}
 
 
 def test_nothing_else_is_held() -> None:
@@ -105,7 +212,7 @@ def test_nothing_else_is_held() -> None:
     for data in (b"a\nb", b"c", b"say: Traceback (most recent call last):\n", b"  x\n", b"\x1b["):
         assert found.feed(data) == data
     assert found.due is None
-    assert found.error == ""
+    assert found.last_words().error == ""
 
 
 def test_one_that_does_not_end_is_shown() -> None:
@@ -160,50 +267,81 @@ def children(*codes: int) -> list[Child]:
     found = []
     for number, code in enumerate(codes):
         task = Task(f"rank {number}", THIS_MACHINE, number, number, {})
-        told = {signal.SIGTERM} if code == -signal.SIGTERM else set()
-        found.append(Child(task, None, None, 100 + number, True, code, 10.0, told))
+        found.append(Child(task, pid=100 + number, ended=True, code=code, ended_at=10.0))
+        if code == -signal.SIGTERM:
+            found[-1].told, found[-1].stopped_at = {signal.SIGTERM}, 9.5
     return found
 
 
+def raised(error: str, at: float, line: str = "", line_at: float = 0.0) -> LastWords:
+    """What a process with a traceback said; `line` came after it."""
+    return LastWords(error, (error,), at, not line, line, line_at or at)
+
+
+def printed(line: str, at: float) -> LastWords:
+    return LastWords(line=line, line_at=at)
+
+
+def cause_of(first: Child, found: list[Child], words: dict[int, LastWords]) -> tuple[Child, str]:
+    return find_cause(first, found, lambda number: words.get(number, LastWords()))
+
+
 IN_RANK = "PeerLostError: server 1 (10.0.0.1:5, in the process of rank 1 (10.0.0.1, pid 9)) is lost"
+LATE = "herring.errors.TimeoutError: 'x' has waited 5 s for rank 1 (127.0.0.1, pid 9)"
 LOST = "herring.errors.PeerLostError: 'x' cannot complete: rank {} (127.0.0.1, pid 9) has left"
+WRAPPED = LastWords("RuntimeError: step 3", ("KeyError", LOST.format(1)), 6.0, True)
 
 
 @pytest.mark.parametrize(
     ("codes", "words", "first", "cause"),
     [
         # The only one.
-        ([0, 1], {1: ("ValueError", 5.0, True)}, 1, 1),
+        ([0, 1], {1: raised("ValueError", 5.0)}, 1, 1),
         # It raised an error first and ended last; the launcher stopped it on its way out.
-        ([1, -15], {0: (LOST.format(1), 6.0, True), 1: ("ValueError", 5.0, True)}, 0, 1),
+        ([1, -15], {0: raised(LOST.format(1), 6.0), 1: raised("ValueError", 5.0)}, 0, 1),
         # Another library's error names nobody.
-        ([1, 1], {0: ("RuntimeError: closed", 6.0, True), 1: ("ValueError", 5.0, False)}, 0, 1),
+        (
+            [1, 1],
+            {0: raised("RuntimeError: closed", 6.0), 1: raised("ValueError", 5.0, "bye", 5.1)},
+            0,
+            1,
+        ),
         # Killed, so without a word.
-        ([1, -9], {0: (LOST.format(1), 6.0, True)}, 0, 1),
+        ([1, -9], {0: raised(LOST.format(1), 6.0)}, 0, 1),
         # The connection to the server in its process was the first to end.
-        ([1, -9], {0: (IN_RANK, 6.0, True)}, 0, 1),
+        ([1, -9], {0: raised(IN_RANK, 6.0)}, 0, 1),
         # A chain.
         (
             [1, 1, -11],
-            {0: (LOST.format(1), 6.0, True), 1: (LOST.format(2), 7.0, True)},
+            {0: raised(LOST.format(1), 6.0), 1: raised(LOST.format(2), 7.0)},
             0,
             2,
         ),
         # Who left in peace has not failed.
-        ([1, 0], {0: (LOST.format(1), 6.0, True)}, 0, 0),
-        # Two that name each other.
-        ([1, 1], {0: (LOST.format(1), 6.0, True), 1: (LOST.format(0), 6.5, True)}, 0, 1),
+        ([1, 0], {0: raised(LOST.format(1), 6.0)}, 0, 0),
+        # Two that name each other: the later error follows from the earlier one.
+        ([1, 1], {0: raised(LOST.format(1), 6.0), 1: raised(LOST.format(0), 6.5)}, 0, 0),
         # One that was stopped and had shown an old traceback before, and has gone on.
-        ([3, -15], {0: ("", 0.0, False), 1: ("ValueError", 1.0, False)}, 0, 0),
+        ([3, -15], {1: raised("ValueError", 1.0, "step 9", 9.0)}, 0, 0),
+        # One that was waited for, and has only printed a warning before it was stopped.
+        ([1, -15], {0: raised(LATE, 6.0), 1: printed("step 1", 1.0)}, 0, 0),
+        # It ended with a status of its own when it was stopped.
+        ([1, 1], {0: raised(LATE, 6.0), 1: printed("step 1", 1.0)}, 0, 0),
+        # It lost the other then, because of the time-out.
+        ([1, 1], {0: raised(LATE, 6.0), 1: raised(LOST.format(0), 6.5)}, 0, 0),
+        # One that failed by itself, without a word, and another one that does not name it.
+        ([1, -15, 3], {0: raised(LATE, 6.0)}, 0, 2),
+        # An error that follows from the loss of another one does not always say so itself.
+        ([1, 1], {0: WRAPPED, 1: raised("ValueError", 9.0)}, 0, 1),
         # Errors that others had only when they were stopped.
-        ([3, 1], {0: ("", 0.0, False), 1: ("Stopped", 99.0, True)}, 0, 0),
+        ([3, 1], {1: raised("Stopped", 99.0)}, 0, 0),
     ],
 )
-def test_the_cause(
-    codes: list[int], words: dict[int, tuple[str, float, bool]], first: int, cause: int
-) -> None:
+def test_the_cause(codes: list[int], words: dict[int, LastWords], first: int, cause: int) -> None:
     found = children(*codes)
-    child, _ = find_cause(found[first], 10.0, found, lambda n: words.get(n, ("", 0.0, False)))
+    if words.get(0, LastWords()).error == LATE and len(codes) == 2:
+        found[1].stopped_at = 7.0
+    child, _ = cause_of(found[first], found, words)
     assert child.task.number == cause
 
 
@@ -214,26 +352,30 @@ VAGUE = "herring.errors.PeerLostError: a server ended its connection without a g
     ("codes", "words", "ends", "first", "cause", "says"),
     [
         # Others fail because of it, and their errors are seen earlier and name nobody.
-        ([1, 1, -9], {0: (VAGUE, 5.0, True), 1: (VAGUE, 5.1, True)}, {}, 0, 2, "it was killed by"),
+        ([1, 1, -9], {0: raised(VAGUE, 5.0), 1: raised(VAGUE, 5.1)}, {}, 0, 2, "it was killed by"),
         # What it said last is not why.
-        ([1, -9], {1: ("step 7", 4.0, False)}, {}, 1, 1, "(signal 9); its last line was: step 7"),
+        ([1, -9], {1: printed("step 7", 4.0)}, {}, 1, 1, "(signal 9); its last line was: step 7"),
+        # Nor is the exception that it had got over.
+        ([1, 3], {1: raised("OSError", 4.0, "step 7", 9.0)}, {}, 1, 1, "showed was: OSError"),
+        # What came after the exception that ended it.
+        ([1, 1], {1: raised("OSError", 4.0, "bye", 4.1)}, {}, 1, 1, ": OSError; its last line was"),
         # A fatal error says enough.
-        ([1, -11], {1: ("Fatal Python error: x", 9.0, True)}, {}, 1, 1, ": Fatal Python error: x"),
+        ([1, -11], {1: raised("Fatal Python error: x", 9.0)}, {}, 1, 1, ": Fatal Python error: x"),
         # Another one failed before, and it crashed only because of that.
-        ([1, -6], {0: ("ValueError: bad", 9.0, True)}, {0: 10.5}, 1, 0, "ValueError: bad"),
+        ([1, -6], {0: raised("ValueError: bad", 9.0)}, {0: 10.5}, 1, 0, "ValueError: bad"),
         # Another one failed before without a word.
         ([3, -6], {}, {0: 9.0}, 0, 0, "it exited with status 3"),
         # Another one was told to end, and ended with a status of its own.
-        ([1, -9], {0: ("epoch 1", 2.0, False)}, {0: 11.0}, 1, 1, "it was killed by SIGKILL"),
+        ([1, -9], {0: printed("epoch 1", 2.0)}, {0: 11.0}, 1, 1, "it was killed by SIGKILL"),
         # Of two, the earlier one.
         ([-9, -9], {}, {1: 9.0}, 0, 1, "it was killed by SIGKILL"),
         # One that the launcher stopped.
-        ([1, -15], {0: (VAGUE, 5.0, True)}, {1: 4.0}, 0, 0, VAGUE),
+        ([1, -15], {0: raised(VAGUE, 5.0)}, {1: 9.8}, 0, 0, VAGUE),
     ],
 )
 def test_a_process_that_nobody_of_us_killed_is_the_cause(
     codes: list[int],
-    words: dict[int, tuple[str, float, bool]],
+    words: dict[int, LastWords],
     ends: dict[int, float],
     first: int,
     cause: int,
@@ -242,7 +384,7 @@ def test_a_process_that_nobody_of_us_killed_is_the_cause(
     found = children(*codes)
     for number, moment in ends.items():
         found[number].ended_at = moment
-    child, text = find_cause(found[first], 10.0, found, lambda n: words.get(n, ("", 0.0, False)))
+    child, text = cause_of(found[first], found, words)
     assert child.task.number == cause
     assert says in text
 
@@ -251,8 +393,8 @@ def test_a_process_that_the_launcher_killed_at_the_end_was_not_killed_before() -
     """It stood still, the others lost it, and SIGTERM did not end it."""
     found = children(1, -9)
     found[1].told = {signal.SIGTERM, signal.SIGKILL}
-    words = {0: (LOST.format(1), 6.0, True)}
-    child, text = find_cause(found[0], 10.0, found, lambda n: words.get(n, ("", 0.0, False)))
+    words = {0: raised(LOST.format(1), 6.0)}
+    child, text = cause_of(found[0], found, words)
     assert child.task.number == 1
     assert text.endswith("it did not answer the others, nor end before the launcher killed it")
 
@@ -274,8 +416,8 @@ def test_a_server_that_the_job_outlived_is_the_cause_only_if_an_error_names_it(
     found[2].spared = True
     for number in (2, 3):  # the server and its successor
         found[number].task = Task("server 1", THIS_MACHINE, None, number, {})
-    words = {0: (error, 9.0, True)}
-    child, _ = find_cause(found[0], 10.0, found, lambda n: words.get(n, ("", 0.0, False)))
+    words = {0: raised(error, 9.0)}
+    child, _ = cause_of(found[0], found, words)
     assert child.task.number == cause
 
 
@@ -297,6 +439,85 @@ herring.allreduce(numpy.ones(1000, numpy.float32), name="x")
         r"at \d\d:\d\d:\d\d: ValueError: no data",
         last,
     ), done.stderr
+
+
+# What a program does on rank 1, while rank 0 averages with it.
+ENDS = {
+    "ignored-at-exit": (
+        "class X:\n    def __del__(self): raise KeyError('in vain')\nkept = X()\n"
+        "raise ValueError('no data')",
+        r"ValueError: no data",
+    ),
+    "warning-after": (
+        "import atexit, warnings\natexit.register(warnings.warn, 'leaked semaphores')\n"
+        "raise ValueError('no data')",
+        r"ValueError: no data",
+    ),
+    "got-over": (
+        "import os, traceback\ntry: 1 / 0\nexcept ZeroDivisionError: traceback.print_exc()\n"
+        "print('going on', file=sys.stderr)\nos._exit(3)",
+        r"it exited with status 3; the last exception that it showed was: ZeroDivisionError: .*",
+    ),
+    "own-words": (
+        "import warnings\nwarnings.warn('lr is 0')\nsys.exit('no data')",
+        r"it exited with status 1; its last line was: no data",
+    ),
+    "thread": (
+        "import os, threading\ndef f():\n    try: raise ValueError('no data')\n"
+        "    finally: threading.Thread(target=os._exit, args=(1,))\n"
+        "thread = threading.Thread(target=f); thread.start(); thread.join()\nos._exit(1)",
+        r"ValueError: no data",
+    ),
+    "group": (
+        "raise BaseExceptionGroup('loaders', [ValueError('no data'), KeyError('x')])",
+        r"ExceptionGroup: loaders \(2 sub-exceptions\): ValueError: no data",
+    ),
+    "abort": (
+        "import faulthandler, os\nfaulthandler.enable()\nos.abort()",
+        r"Fatal Python error: Aborted",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_the_cause_is_what_ended_the_first_rank_that_failed(case: str) -> None:
+    pytest.importorskip("herring._core")
+    code, said = ENDS[case]
+    if case == "group" and sys.version_info < (3, 11):
+        pytest.skip("exception groups came with Python 3.11")
+    program = f"""
+import herring, numpy, sys
+herring.init()
+if herring.rank() == 1:
+    exec({code!r})
+herring.allreduce(numpy.ones(1000, numpy.float32), name="x")
+"""
+    done = run("-n", "2", "--nodes", "2", *python(program))
+    last = done.stderr.splitlines()[-1]
+    pattern = rf".*error: the cause: rank 1 \(process \d+\) failed first, at [\d:]+: {said}"
+    assert re.fullmatch(pattern, last), done.stderr
+
+
+def test_a_rank_that_is_waited_for_is_not_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has printed a warning, computes, and ends with a status of its own when it is stopped."""
+    pytest.importorskip("herring._core")
+    monkeypatch.setenv("HERRING_TIMEOUT", "0.5")
+    program = """
+import herring, numpy, signal, sys, warnings
+herring.init()
+herring.barrier()
+if herring.rank() == 0:
+    warnings.warn("find_unused_parameters=True was specified")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    while True:
+        signal.pause()
+herring.allreduce(numpy.ones(1000, numpy.float32), name="x")
+"""
+    done = run("-n", "2", "--nodes", "2", *python(program))
+    last = done.stderr.splitlines()[-1]
+    assert re.search(r"the cause: rank 1 \(.* failed first, at [\d:]+: .*TimeoutError: ", last), (
+        done.stderr
+    )
 
 
 def test_a_rank_that_is_killed_is_the_cause_and_its_status_counts() -> None:

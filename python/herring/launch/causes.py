@@ -6,98 +6,149 @@ import re
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from herring.launch.children import Child
+from herring.launch.tracebacks import LastWords
 
 __all__ = ["find_cause", "hint"]
 
-# The error of a process that failed because of another one, and the process that it names.
+# Errors of a process that failed because of another one: of Herring, of torch's stores and of other
+# libraries that connect processes.
 _OF_ANOTHER = re.compile(
     r"PeerLost|HorovodInternalError|herring\.errors\.TimeoutError"
+    r"|DistNetworkError|DistStoreError|ncclRemoteError|remote process exited"
     r"|[Cc]onnection (?:closed|reset) by peer"
 )
-_ERROR = re.compile(r"Fatal Python error|[\w.]*(?:Error|Exception)\b")
 # A colocated server has no process of its own: "server 1 (HOST:PORT, in the process of rank 1 (".
 _NAMED = re.compile(r"\b(?:server \d+ \([^()]*, in the process of )?(rank|server) (\d+) \(")
 _NO_HOROVOD = re.compile(r"ModuleNotFoundError: No module named 'horovod(\.|')")
 
-#: Maps the number of a process to its last words, when they began, and whether nothing followed.
-LastWords = Callable[[int], "tuple[str, float, bool]"]
+
+@dataclass(frozen=True)
+class _Failure:
+    """How one process failed.
+
+    Attributes:
+        child: The process.
+        at: When it failed (`time.time`): when its traceback began, or when it ended.
+        by_itself: Whether it did not fail because of another process.
+    """
+
+    child: Child
+    at: float
+    by_itself: bool
 
 
 def find_cause(
-    first: Child, ended_at: float, children: Sequence[Child], last_words: LastWords
+    first: Child, children: Sequence[Child], last_words: Callable[[int], LastWords]
 ) -> tuple[Child, str]:
-    """Finds the process that failed first.
+    """Finds the process that failed first by itself.
 
-    A process that raised an error may take a while to end, and others that fail because of it may
-    end earlier. So the cause is the failed process whose traceback began first. If its error says
-    that it lost another process, and that one failed too, the other one is the cause. A process
-    that ended by a signal that the launcher did not send is the cause if no other failed before.
-    A server without which the job was to go on is the cause only if an error names it.
+    A process that raised an exception may take a while to end, and others that fail because of it
+    may end earlier. So a process failed when its last traceback began, if that ended the process;
+    otherwise when it ended. One that failed because of another, or because the launcher stopped it,
+    did not fail by itself. If none did, the cause is the first one that failed, or the process that
+    its error names, if that one failed, too. A server without which the job was to go on is the
+    cause only if an error names it.
 
     Args:
         first: The process whose failure was noticed first.
-        ended_at: When it was noticed, in the time of `time.time`.
         children: All processes.
-        last_words: Returns what a process said last.
+        last_words: Returns what the process with this number printed last.
 
     Returns:
-        The process, and the end of a sentence: when it failed, and what it said last.
+        The process, and the end of a sentence: when it failed and how, with what it said last.
     """
     words = {child.task.number: last_words(child.task.number) for child in children}
+    judged = (_judge(child, words[child.task.number]) for child in children)
+    failures = {each.child.task.number: each for each in judged if each is not None}
+    by_themselves = [each for each in failures.values() if each.by_itself]
+    if by_themselves:
+        found = min(by_themselves, key=lambda each: (each.at, each.child is not first))
+    else:
+        found = min(failures.values(), key=lambda each: each.at, default=_at_its_end(first))
+        found = _follow(found, failures, children, words)
+    moment = time.strftime("%H:%M:%S", time.localtime(found.at))
+    return found.child, f"at {moment}: {_how(found.child, words[found.child.task.number])}"
 
-    def failed(child: Child) -> bool:
-        _, _, nothing_after = words[child.task.number]
-        if child.spared:
-            return False
-        stopped = child.code in (-signal.SIGTERM, 128 + signal.SIGTERM, -signal.SIGKILL)
-        # A process that the launcher stopped was about to end if it had just shown a traceback.
-        return child is first or (child.code != 0 and (not stopped or nothing_after))
 
-    def order(child: Child) -> tuple[bool, float, bool]:
-        text, at, _ = words[child.task.number]
-        late = not text or (child is not first and at > ended_at)
-        return bool(_OF_ANOTHER.search(text)) or late, at if text else ended_at, child is not first
+def _judge(child: Child, words: LastWords) -> _Failure | None:
+    """Returns how a process failed, or None if it did not, or only because it was stopped."""
+    if not child.code or child.spared:
+        return None
+    if _ended_with_error(child, words):
+        if words.error_at >= child.stopped_at:
+            return None
+        at = words.error_at if words.ends_with_error else max(words.error_at, words.line_at)
+        return _Failure(child, at, not any(map(_OF_ANOTHER.search, words.errors)))
+    if child.ended_at > child.stopped_at:
+        return None
+    # A server may end with a status of its own because its job has failed.
+    return _Failure(child, child.ended_at, not child.is_server or child.code < 0)
 
-    def failed_at(child: Child) -> float:
-        text, at, nothing_after = words[child.task.number]
-        return at if text and (nothing_after or _ERROR.match(text)) else child.ended_at
 
-    def before(child: Child, other: Child) -> bool:
-        """Returns whether the child failed by itself before the other one ended."""
-        by_itself = failed(child) and not _OF_ANOTHER.search(words[child.task.number][0])
-        return child is not other and by_itself and failed_at(child) < other.ended_at
+def _ended_with_error(child: Child, words: LastWords) -> bool:
+    """Returns whether the last exception that a process showed is the one that ended it.
 
-    ends = [child for child in children if child.killed and not child.spared]
-    killed = min(ends, key=lambda child: child.ended_at, default=None)
-    if killed is not None and not any(before(c, killed) for c in children):
-        moment = time.strftime("%H:%M:%S", time.localtime(killed.ended_at))
-        text, _, nothing_after = words[killed.task.number]
-        if not text or not nothing_after:  # a traceback at the end says enough alone
-            how = f"it {killed.how_ended}"
-            text = f"{how}; its last line was: {text}" if text else how
-        return killed, f"at {moment}: {text}"
-    found = min((child for child in children if failed(child)), key=order)
-    seen = {found.task.number}
+    Lines of functions at exit may follow that exception; Python's status then is 1.
+    """
+    stopped = child.ended_at > child.stopped_at
+    return bool(words.error) and (words.ends_with_error or (child.code == 1 and not stopped))
+
+
+def _at_its_end(child: Child) -> _Failure:
+    return _Failure(child, child.ended_at, by_itself=False)
+
+
+def _follow(
+    found: _Failure,
+    failures: dict[int, _Failure],
+    children: Sequence[Child],
+    words: dict[int, LastWords],
+) -> _Failure:
+    """Goes from a process to the one that its error names, and so on."""
+    path = [found]
     while True:
-        text, at, _ = words[found.task.number]
-        named = _NAMED.search(text) if _OF_ANOTHER.search(text) else None
-        name = f"{named.group(1)} {named.group(2)}" if named else ""
-        # A server may have had successors of its name, which end because of the failure.
-        others = [each for each in children if each.task.name == name and each.code]
-        other = max(others, key=lambda each: (each.killed, each.task.number), default=found)
-        if other.task.number in seen:
-            break
-        if other.code == -signal.SIGTERM and not words[other.task.number][0]:
-            break  # the other process left the job, or was stopped
-        found = other
-        seen.add(other.task.number)
-    moment = time.strftime("%H:%M:%S", time.localtime(at if text else ended_at))
-    how = found.how_ended
-    if found.code == -signal.SIGKILL and not found.killed:
-        how = "did not answer the others, nor end before the launcher killed it"
-    return found, f"at {moment}: {text or 'it ' + how}"
+        text = words[path[-1].child.task.number].error
+        names = _NAMED.findall(text) if _OF_ANOTHER.search(text) else []
+        others = (_named(" ".join(name), failures, children) for name in names)
+        other = next((each for each in others if each is not None), None)
+        if other is None:
+            return path[-1]
+        if other in path:  # they name each other: the later error follows from the earlier one
+            return min(path[path.index(other) :], key=lambda each: each.at)
+        path.append(other)
+
+
+def _named(name: str, failures: dict[int, _Failure], children: Sequence[Child]) -> _Failure | None:
+    """Returns how the process with this name failed; None if it left the job or was stopped."""
+    # A server may have had successors of its name, which end because of the failure.
+    others = [child for child in children if child.task.name == name and child.code]
+    other = max(others, key=lambda each: (each.killed, each.task.number), default=None)
+    if other is None:
+        return None
+    if other.task.number in failures:
+        return failures[other.task.number]
+    return _at_its_end(other) if other.spared or _did_not_answer(other) else None
+
+
+def _did_not_answer(child: Child) -> bool:
+    """Returns whether the launcher had to kill a process that SIGTERM did not end."""
+    return child.code == -signal.SIGKILL and not child.killed
+
+
+def _how(child: Child, words: LastWords) -> str:
+    if _did_not_answer(child):
+        return "it did not answer the others, nor end before the launcher killed it"
+    how = f"it {child.how_ended}"
+    # Python exits with 1 after an exception; any other status is the program's own choice.
+    if _ended_with_error(child, words) and child.code <= 1 and child.code != -signal.SIGKILL:
+        more = words.line and not words.ends_with_error
+        return f"{words.error}; its last line was: {words.line}" if more else words.error
+    if words.error:
+        return f"{how}; the last exception that it showed was: {words.error}"
+    return f"{how}; its last line was: {words.line}" if words.line else how
 
 
 def hint(text: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import signal
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -12,6 +14,8 @@ from herring.launch.processes import Process, Processes, how_ended
 from herring.launch.ssh import Connection
 
 __all__ = ["Child", "Children"]
+
+_ENDING = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 @dataclass
@@ -27,6 +31,8 @@ class Child:
         code: Popen's return code after the end.
         ended_at: When the end was noticed (`time.time`).
         told: The signals that the launcher sent before the end.
+        stopped_at: When the first of them came that ends a process (`time.time`); infinite if none
+            did.
         joined: Whether the process has called ``herring.init()``.
         replaced: Whether another process was started in its place, or the job goes on without it.
         spared: Whether the job was to go on when the process ended.
@@ -40,6 +46,7 @@ class Child:
     code: int = 0
     ended_at: float = 0.0
     told: set[int] = field(default_factory=set)
+    stopped_at: float = math.inf
     joined: bool = False
     replaced: bool = False
     spared: bool = False
@@ -126,6 +133,8 @@ class Children:
         """Sends a signal to a process and its group."""
         if not child.ended:
             child.told.add(number)
+            if number in _ENDING:
+                child.stopped_at = min(child.stopped_at, time.time())
         if child.process is not None:
             self._processes.signal(child.process, number)
         elif child.connection is not None:

@@ -115,7 +115,7 @@ class Launcher:
         self._to_say: deque[tuple[str, str]] = deque()  # what other threads have to say
         self._waits = False  # whether the launcher waits for the reader of its output
         self._held = contextlib.ExitStack()  # what is held until the end
-        self._first: tuple[Child, float] | None = None  # that failed, and when (time.time)
+        self._first: Child | None = None  # that failed, as far as the launcher noticed
         listeners = Listeners(self._selector, self._on_frame, self._on_text)
         self._agents = Agents(options, self._processes, listeners)
         self._ending = Ending(options, self._children, self._agents, self._say, self._on_ending)
@@ -484,7 +484,7 @@ class Launcher:
     def _on_failure(self, child: Child) -> None:
         self._ending.decide(_shell_status(child.code))
         if self._first is None:
-            self._first = child, time.time()
+            self._first = child
         text = f"{child.described} {child.how_ended}"
         if self._has_trained():  # what the others do now needs no other worker
             self._say("error", f"{text} after the training")
@@ -523,10 +523,10 @@ class Launcher:
         """Repeats at the end what may have been lost among the output of many processes."""
         ending = self._ending
         if self._first is not None and ending.status != EXIT_TIMEOUT and not ending.signal:
-            first, at = self._first
-            cause, words = find_cause(first, at, [*self._children], self._streams.last_words)
-            said = cause.killed or bool(self._streams.last_words(cause.task.number)[0])
-            if len(self._children) > 1 and (said or cause is not first):
+            cause, words = find_cause(self._first, [*self._children], self._streams.last_words)
+            last = self._streams.last_words(cause.task.number)
+            more = cause.killed or last.error or last.line or cause is not self._first
+            if len(self._children) > 1 and more:
                 self._say("error", f"the cause: {cause.described} failed first, {words}")
             if cause.code != -signal.SIGTERM:
                 ending.status = _shell_status(cause.code)

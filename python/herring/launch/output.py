@@ -149,6 +149,7 @@ class Source:
 
     Attributes:
         tracebacks: Holds tracebacks until they are complete; `release` shows what it holds.
+        live: Whether unfinished lines are shown at once.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class Source:
         self._sink = sink
         self._constant_mark = mark
         self._timed = timed
-        self._live = live
+        self.live = live
         self._copy = copy
         self._pending = b""
         self._line = b""  # live: the present content of the terminal's line
@@ -197,7 +198,7 @@ class Source:
         self._show(self.tracebacks.release())
 
     def _show(self, data: bytes) -> None:
-        if data and self._live:
+        if data and self.live:
             self._feed_live(data)
         elif data:
             self._feed_lines(data)
@@ -207,7 +208,7 @@ class Source:
         self.release()
         self._copy = None
         rest, self._pending = self._pending, b""
-        if self._live:
+        if self.live:
             if rest or self._line:
                 self._sink.write(rest + b"\n", self)
         elif rest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import os
 import selectors
@@ -16,6 +17,7 @@ from herring.launch.frames import kind
 from herring.launch.job import RunOptions, Task
 from herring.launch.output import TIME_COLUMNS, Sink, Source, open_copies, prefix
 from herring.launch.terminal import open_terminal, resize
+from herring.launch.tracebacks import LastWords
 
 __all__ = ["Streams"]
 
@@ -189,26 +191,17 @@ class Streams:
         for source in mine:
             source.release()
 
-    def last_words(self, number: int) -> tuple[str, float, bool]:
-        """Returns what a process printed last.
-
-        Returns:
-            The last line of its last traceback, when the traceback began (`time.time`), and whether
-            nothing came after it. Without a traceback: the last line of its standard error, when
-            the line came, and False.
-        """
-        found = [
-            source.tracebacks
-            for (owner, _), source in self._sources.items()
-            if owner == number and source.tracebacks.error
-        ]
-        if found:
-            last = max(found, key=lambda each: each.error_at)
-            return last.error, last.error_at, last.ends_with_error
-        source = self._sources.get((number, kind.ERRORS))
-        if source is None:
-            return "", 0.0, False
-        return source.tracebacks.last_line, source.tracebacks.last_at, False
+    def last_words(self, number: int) -> LastWords:
+        """Returns what a process printed last."""
+        on_screen = self._sources.get((number, kind.OUTPUT))
+        if on_screen is None:
+            return LastWords()
+        out = on_screen.tracebacks.last_words()
+        err = self._sources[number, kind.ERRORS].tracebacks.last_words()
+        last = max(err, out, key=lambda words: words.error_at)
+        # A process with a terminal writes both streams to it.
+        of_errors = err if err.line_at else out if on_screen.live else err
+        return dataclasses.replace(last, line=of_errors.line, line_at=of_errors.line_at)
 
     def drain_pipes(self, *pipes: object) -> None:
         """Reads the rest of pipes whose writer has ended."""
