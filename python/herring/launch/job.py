@@ -137,6 +137,8 @@ class RunOptions:
         keep_going: Whether the other workers continue after one has failed.
         require_init: Whether ending without having called ``herring.init()`` is a failure.
         start_timeout: Seconds within which all processes must meet, or None for the setting.
+        stdin: The rank that reads the input of the launcher, which may be a terminal; None means
+            rank 0, unless the input is a terminal.
         output: Folder that gets a copy of what each rank prints, or None.
         horovod: Whether ``import horovod`` finds `herring.horovod` in the workers.
         interface: Interface or address that processes on several hosts use, or None.
@@ -156,6 +158,7 @@ class RunOptions:
     keep_going: bool = False
     require_init: bool = False
     start_timeout: float | None = None
+    stdin: int | None = None
     output: Path | None = None
     horovod: bool = False
     interface: str | None = None
@@ -197,6 +200,14 @@ class RunOptions:
             require_range("-p", self.ssh.port, 1, 65535)
         if self.layout.remote:
             self._check_ssh()
+        if self.stdin is not None:
+            require_range("--stdin", self.stdin, 0, self.workers - 1)
+            host = [host for host, count in self.layout.workers for _ in range(count)][self.stdin]
+            if not host.local:
+                raise ConfigurationError(
+                    f"--stdin {self.stdin}: rank {self.stdin} runs on {host.name}, and only a rank "
+                    "on this machine can read the input of this command"
+                )
         if self.elastic is not None and not 1 <= self.elastic.least <= self.workers:
             raise ConfigurationError(
                 f"--min-workers {self.elastic.least} is not valid: allowed is an integer from 1 to "

@@ -44,6 +44,7 @@ from herring.launch.processes import LEFTOVER_SECONDS, Processes, signals_to_loo
 from herring.launch.restarts import Restarts
 from herring.launch.ssh import Connection, Listeners
 from herring.launch.streams import Streams
+from herring.launch.terminal import Keyboard
 from herring.lobby.generations import Rules
 from herring.lobby.notice import EXIT_LEFT
 from herring.lobby.service import Lobby
@@ -148,6 +149,7 @@ class Launcher:
             self._ending.begun = True
             self._sweep(gentle=False)
             self._processes.close()
+            self._streams.give_keyboard_back()
             self._held.close()
             signal.set_wakeup_fd(old_wakeup)
             for number, handler in old_handlers.items():
@@ -257,15 +259,12 @@ class Launcher:
         if task.rank is None:
             place = environment["HERRING_RENDEZVOUS"]
             command = [*self._options.server_command, "--rendezvous", place]
-        elif task.number == 0:  # rank 0, unless it was started again
-            if listener is not None:
-                environment["HERRING_RENDEZVOUS_FD"] = str(listener.fileno())
-                keep = (listener.fileno(),)
-            if not os.isatty(0):
-                # Rank 0 reads a file or a pipe, but not a terminal: a background process group that
-                # reads from a terminal is stopped.
-                stdin = None
-            out, err, terminal = self._streams.open_terminal()
+        elif task.number == 0 and listener is not None:
+            environment["HERRING_RENDEZVOUS_FD"] = str(listener.fileno())
+            keep = (listener.fileno(),)
+        if task.number == (self._options.stdin or 0):  # unless it was started again
+            reads = self._options.stdin is not None
+            stdin, out, err, terminal = self._streams.open_terminal(reads)
         try:
             process = self._processes.start(task.name, command, environment, keep, stdin, out, err)
         finally:
@@ -290,6 +289,8 @@ class Launcher:
                         self._on_signal(number)
             elif isinstance(key.data, Outbox):
                 key.data.flush()
+            elif isinstance(key.data, Keyboard):
+                self._streams.type_on()
             elif isinstance(key.data, Joined):
                 self._children.note_joined(key.data.ranks())
             else:
@@ -323,7 +324,8 @@ class Launcher:
         elif number == signal.SIGTSTP:
             # Ctrl-Z reaches only the launcher; the job must stop and continue with it.
             self._children.signal(signal.SIGSTOP)
-            os.kill(os.getpid(), signal.SIGSTOP)
+            with self._streams.without_keyboard():
+                os.kill(os.getpid(), signal.SIGSTOP)
             self._children.signal(signal.SIGCONT)
         elif number in _PASSED_ON:
             self._children.signal(number, servers=False)
@@ -558,4 +560,4 @@ def _shell_status(code: int) -> int:
 
 def _is_read(key: selectors.SelectorKey) -> bool:
     """Returns whether a key belongs to the output of a process or an ssh."""
-    return key.data is not None and not isinstance(key.data, (Outbox, Joined))
+    return key.data is not None and not isinstance(key.data, (Outbox, Joined, Keyboard))

@@ -49,10 +49,11 @@ what the workers get:
   LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), so that
   scripts for it run unchanged.
   PYTHONUNBUFFERED=1 and OMP_NUM_THREADS (this machine's cores divided by the workers) are set
-  unless you set them. Rank 0 reads this command's input if the input is not a terminal and rank 0
-  runs on this machine. Other hosts get, besides what is set there, the working directory, PATH,
-  LD_LIBRARY_PATH, PYTHONPATH, PYTHONHOME, VIRTUAL_ENV, CONDA_*, PYTHONUNBUFFERED, OMP_NUM_THREADS,
-  HERRING_* and what -x names. The job's secret goes through ssh's input, never into a command line.
+  unless you set them. Rank 0, or that of --stdin, reads this command's input if it runs on this
+  machine. A terminal is read with --stdin only. Other hosts get, besides what is set there, the
+  working directory, PATH, LD_LIBRARY_PATH, PYTHONPATH, PYTHONHOME, VIRTUAL_ENV, CONDA_*,
+  PYTHONUNBUFFERED, OMP_NUM_THREADS, HERRING_* and what -x names. The job's secret goes through
+  ssh's input, never into a command line.
 
 how it ends:
   The exit status is 0 if all workers end with 0. If a worker fails, this command names it, stops
@@ -89,6 +90,13 @@ def add_options(command: argparse.ArgumentParser) -> None:
         help="time between SIGTERM and SIGKILL when the job is stopped (default 10s)",
     )
     add("--no-prefix", action="store_true", help="do not prefix output lines with the rank")
+    add(
+        "--stdin",
+        type=integer,
+        metavar="RANK",
+        help="the rank that reads this command's input, which may be a terminal, as for pdb "
+        "(default: rank 0, but no terminal)",
+    )
     add(
         "--keep-going", action="store_true", help="let the other workers go on after one has failed"
     )
@@ -183,6 +191,7 @@ def handle(options: argparse.Namespace) -> int:
             keep_going=options.keep_going,
             require_init=options.require_init,
             start_timeout=options.connect_timeout,
+            stdin=options.stdin,
             output=options.output_filename,
             horovod=options.as_horovod,
             interface=options.interface,

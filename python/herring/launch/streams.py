@@ -9,14 +9,14 @@ import os
 import selectors
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO
 
 from herring.command_line import log_line
 from herring.launch.frames import kind
 from herring.launch.job import RunOptions, Task
 from herring.launch.output import TIME_COLUMNS, Sink, Source, open_copies, prefix
-from herring.launch.terminal import open_terminal, resize
+from herring.launch.terminal import Keyboard, open_terminal, resize
 from herring.launch.tracebacks import LastWords
 
 __all__ = ["Streams"]
@@ -57,7 +57,8 @@ class Streams:
         if all(terminals) and os.fstat(1).st_rdev == os.fstat(2).st_rdev:
             self.err = self.out  # one screen has one unfinished line
         self._colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        self._terminal = -1  # the launcher's side of rank 0's pseudo-terminal
+        self._terminal = -1  # the launcher's side of a rank's pseudo-terminal
+        self._keyboard: Keyboard | None = None
         self._files: dict[int, tuple[BinaryIO, BinaryIO]] = {}  # by rank: copies of its output
         self._sources: dict[tuple[int, int], Source] = {}  # by process and kind
         self._notes: dict[str, Source] = {}  # what ssh prints, by host
@@ -98,25 +99,61 @@ class Streams:
                     pipe, selectors.EVENT_READ, self._sources[task.number, kind_]
                 )
 
-    def open_terminal(self) -> tuple[int, int, int]:
-        """Opens a pseudo-terminal for rank 0, if the launcher's output is a terminal.
+    def open_terminal(self, reads: bool) -> tuple[int | None, int, int, int]:
+        """Opens a pseudo-terminal for one rank, if the launcher's output or input is a terminal.
+
+        Args:
+            reads: Whether the rank reads from the launcher's terminal.
 
         Returns:
-            Rank 0's standard output and standard error for Popen, and the descriptor to close after
-            the start of rank 0, or -1.
+            The rank's standard input, output and error for Popen, and the descriptor to close after
+            the start of the rank, or -1.
         """
         pipe = subprocess.PIPE
-        if not (self.out.terminal or self.err.terminal):
-            return pipe, pipe, -1
-        self._terminal, inner = open_terminal(*self._screen())
+        # Without `reads` a rank reads a file or a pipe, but not a terminal: a background process
+        # group that reads from a terminal is stopped.
+        stdin = subprocess.DEVNULL if os.isatty(0) else None
+        reads = reads and Keyboard.usable()
+        shows = self.out.terminal or self.err.terminal
+        if not (shows or reads):
+            return stdin, pipe, pipe, -1
+        self._terminal, inner = open_terminal(*self._screen(), reads and shows)
+        if reads:
+            self._keyboard = Keyboard(self._terminal, shows)
+            self._selector.register(0, selectors.EVENT_READ, self._keyboard)
         return (
+            inner if reads else stdin,
             inner if self.out.terminal else pipe,
             inner if self.err.terminal else pipe,
             inner,
         )
 
+    def type_on(self) -> None:
+        """Passes on what was typed for the rank with the terminal."""
+        if self._keyboard is not None and not self._keyboard.pass_on():
+            self._selector.unregister(0)
+
+    @contextlib.contextmanager
+    def without_keyboard(self) -> Iterator[None]:
+        """Leaves the launcher's terminal as it was before, while the launcher is stopped."""
+        if self._keyboard is not None:
+            self._keyboard.give_back()
+        yield
+        if self._keyboard is not None:
+            self._keyboard.take()
+
+    def give_keyboard_back(self) -> None:
+        """Puts the launcher's terminal back as it was; may be repeated."""
+        if self._keyboard is not None:
+            self._keyboard.give_back()
+            self._keyboard = None
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(0)
+
     def connect_terminal(self, task: Task) -> None:
-        """Reads the pseudo-terminal of rank 0; to be called after `connect`."""
+        """Reads the pseudo-terminal of a rank; to be called after `connect`."""
+        if not (self.out.terminal or self.err.terminal):
+            return
         kind_ = kind.OUTPUT if self.out.terminal else kind.ERRORS
         sink = self.out if self.out.terminal else self.err
         copies = self._files.get(task.number, _NO_FILES)
@@ -143,7 +180,7 @@ class Streams:
         self._notes[host].feed(data)
 
     def resize(self) -> None:
-        """Adapts rank 0's pseudo-terminal to the new size of the real one."""
+        """Adapts the pseudo-terminal of a rank to the new size of the real one."""
         if self._terminal >= 0:
             resize(self._terminal, *self._screen())
 
@@ -163,6 +200,7 @@ class Streams:
         self._selector.unregister(key.fileobj)
         key.data.finish()
         if key.fd == self._terminal:
+            self.give_keyboard_back()
             os.close(self._terminal)
             self._terminal = -1
         else:
@@ -246,4 +284,5 @@ class Streams:
     def _screen(self) -> tuple[int, int]:
         """Returns the descriptor of the real terminal, and how many columns prefixes take."""
         taken = TIME_COLUMNS * self._options.prefix_time
-        return (1 if self.out.terminal else 2), taken + (4 if self._options.prefix else 0)
+        screen = 1 if self.out.terminal else 2 if self.err.terminal else 0
+        return screen, taken + (4 if self._options.prefix else 0)
