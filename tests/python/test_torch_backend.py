@@ -178,3 +178,33 @@ def test_example() -> None:
     losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+)", job.stdout)]
     assert job.returncode == 0 and len(losses) == 5, job.stdout
     assert losses[-1] < 0.2 * losses[0], losses
+
+
+def test_whoever_debugs_may_take_longer_than_the_time_out_of_the_group() -> None:
+    """Nothing is typed before the other rank has waited for longer than that."""
+    code = """
+import herring.torch, torch, torch.distributed as dist
+from datetime import timedelta
+dist.init_process_group("herring", timeout=timedelta(seconds=0.2))
+part = dist.new_group([0, 1], timeout=timedelta(seconds=0.2))
+dist.breakpoint(rank=1)
+total = torch.ones(2)
+dist.all_reduce(total, group=part)
+print("sum", total.tolist())
+"""
+    process = warm.Popen(
+        [*herring_run("-n", "2", "--stdin", "1", seconds=100), "-c", code],
+        env={**os.environ, "HERRING_WARN_AFTER": "0.5"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    said = b""
+    for line in process.stdout:
+        said += line
+        if b"has waited" in line and not process.stdin.closed:
+            process.stdin.write(b"c\n")
+            process.stdin.close()
+    assert process.wait() == 0, said
+    assert said.count(b"sum [2.0, 2.0]") == 2
+    assert b"Set timeout is now only supported" not in said

@@ -9,10 +9,12 @@ See docs/torch-distributed.md.
 
 from __future__ import annotations
 
+import functools
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import register_rendezvous_handler
 
 import herring
@@ -83,6 +85,28 @@ def register() -> None:
         register_rendezvous_handler("herring", rendezvous)
     except RuntimeError:
         pass  # the handler is registered already
+    _hear_of_time_outs()
+
+
+def _hear_of_time_outs() -> None:
+    """Lets `torch.distributed.breakpoint` change time-outs.
+
+    Below 2.14, torch changes those of Gloo and NCCL only.
+    """
+    original = getattr(distributed_c10d, "_set_pg_timeout", None)
+    if original is None or hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def set_time_out(timeout: timedelta, group: Any = None) -> None:
+        chosen = distributed_c10d._get_default_group() if group is None else group
+        if isinstance(chosen, HerringProcessGroup):
+            chosen.set_timeout(timeout)
+            if {*chosen._device_map().values()} <= {"herring"}:
+                return  # torch would warn that it knows none of the backends
+        original(timeout, group)
+
+    distributed_c10d._set_pg_timeout = set_time_out
 
 
 if dist.is_available():
