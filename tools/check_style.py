@@ -40,6 +40,7 @@ PYTHON_MODULES = (
     "herring.parts",
     "herring.pickling",
     "herring.provenance",
+    "herring.cgroup",
     "herring.proc",
     "herring.progress",
     "herring.units",

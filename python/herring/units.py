@@ -28,6 +28,7 @@ __all__ = [
     "parse_share",
     "parse_size",
     "show_rate",
+    "show_size",
 ]
 
 _Value = TypeVar("_Value")
@@ -148,3 +149,12 @@ def show_rate(bits: float) -> str:
         if bits >= size:
             return f"{bits / size:.4g} {unit}bit/s"
     return f"{bits:.4g} bit/s"
+
+
+def show_size(value: float) -> str:
+    """Returns a number of bytes as text, e.g. ``1.5 MB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as some
 
 from examined import GIGABIT, healthy, of_host, text_of
-from herring.doctor.facts import cgroup_cores, parse_cores
+from herring.doctor.facts import parse_cores
 from herring.doctor.findings import Finding, listed, ordered, show_duration, show_size
 from herring.doctor.judge import judge, verdict
 from herring.doctor.judge_links import blame, lossy_hosts, offsets
@@ -512,11 +512,5 @@ def test_words() -> None:
     assert [show_size(size) for size in (16384, 1e8)] == ["16.4 kB", "100 MB"]
 
 
-def test_cores_of_control_groups(tmp_path: Any) -> None:
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    assert cgroup_cores(tmp_path, "0::/a/b\n") is None
-    (tmp_path / "a" / "cpu.max").write_text("250000 100000\n")
-    (tmp_path / "a" / "b" / "cpu.max").write_text("max 100000\n")
-    assert cgroup_cores(tmp_path, "0::/a/b\n") == 2.5
-    assert cgroup_cores(tmp_path, "0::/\n") is None
+def test_lists_of_cores() -> None:
     assert parse_cores("0-2,5\n") == [0, 1, 2, 5] and parse_cores("") == []

@@ -15,11 +15,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from herring import cgroup
 from herring.errors import ConfigurationError, HerringError
 from herring.rendezvous.network import interfaces
 from herring.version import version
 
-__all__ = ["cgroup_cores", "gather", "given_settings", "parse_cores"]
+__all__ = ["gather", "given_settings", "parse_cores"]
 
 _PACKAGES = ("torch", "numpy", "jax", "tensorflow")
 _SYSCTLS = {
@@ -103,25 +104,8 @@ def _cores() -> dict[str, Any]:
     return {
         "all": os.cpu_count() or 1,
         "allowed": sorted(os.sched_getaffinity(0)),
-        "quota": cgroup_cores(Path("/sys/fs/cgroup"), _text("/proc/self/cgroup")),
+        "quota": cgroup.cores(),
     }
-
-
-def cgroup_cores(root: Path, membership: str) -> float | None:
-    """Returns the number of cores that the control groups of this process allow, or None.
-
-    Args:
-        root: The folder at which the control groups of version 2 are mounted.
-        membership: The content of ``/proc/self/cgroup``.
-    """
-    path = next((line[3:] for line in membership.splitlines() if line.startswith("0::")), "/")
-    parts = [part for part in path.split("/") if part and part != ".."]
-    found = []
-    for depth in range(len(parts) + 1):
-        words = _text(root.joinpath(*parts[:depth], "cpu.max")).split()
-        if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]):
-            found.append(int(words[0]) / int(words[1]))
-    return min(found, default=None)
 
 
 def _numa() -> dict[str, list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from herring.units import show_rate
+from herring.units import show_rate, show_size
 
 __all__ = [
     "SEVERITIES",
@@ -48,15 +48,6 @@ class Finding:
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
     """Returns findings with the worst severity first, and in it the one that costs most time."""
     return sorted(findings, key=lambda one: (SEVERITIES.index(one.severity), -one.factor))
-
-
-def show_size(value: float) -> str:
-    """Returns a number of bytes as text, e.g. ``1.5 MB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} TB"
 
 
 def show_duration(seconds: float) -> str:

@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from herring import cgroup
 from herring.errors import ConfigurationError, HerringError
 from herring.launch.commands import module_command
 from herring.launch.findings import Finding, last_lines, run_job
@@ -26,7 +27,7 @@ from herring.parts import install_command
 from herring.provenance import provenance
 from herring.rendezvous.network import interfaces, own_address
 from herring.rendezvous.settings import value_of
-from herring.units import counted
+from herring.units import counted, show_size
 from herring.version import version
 
 __all__ = ["Finding", "add_options", "findings", "handle", "trials"]
@@ -172,10 +173,10 @@ def _cpu() -> list[Finding]:
             flags = set(value.split())
     has = " ".join(flag for flag in _FLAGS if flag in flags) or "none that matter here"
     cores = len(os.sched_getaffinity(0))
-    quota = " ".join(_lines("/sys/fs/cgroup/cpu.max")).split()
+    quota = cgroup.cores()
     usable = f"{cores} usable of {os.cpu_count()}"
-    if len(quota) == 2 and quota[0] != "max":
-        usable += f", limited to {int(quota[0]) / int(quota[1]):g} by the control group"
+    if quota is not None:
+        usable += f", limited to {quota:g} by the control group"
     return [Finding("cpu", model), Finding("cpu features", has), Finding("cores", usable)]
 
 
@@ -183,15 +184,15 @@ def _memory() -> list[Finding]:
     import psutil
 
     memory = psutil.virtual_memory()
-    text = f"{_size(memory.available)} available of {_size(memory.total)}"
-    limit = "".join(_lines("/sys/fs/cgroup/memory.max")).strip()
-    if limit.isdigit():
-        text += f", limited to {_size(int(limit))} by the control group"
+    text = f"{show_size(memory.available)} available of {show_size(memory.total)}"
+    limit = cgroup.memory_limit()
+    if limit is not None:
+        text += f", limited to {show_size(limit)} by the control group"
     found = [Finding("memory", text)]
     try:
         shm = os.statvfs("/dev/shm")
         free, total = shm.f_bavail * shm.f_frsize, shm.f_blocks * shm.f_frsize
-        found.append(Finding("/dev/shm", f"{_size(free)} free of {_size(total)}"))
+        found.append(Finding("/dev/shm", f"{show_size(free)} free of {show_size(total)}"))
     except OSError as error:
         found.append(Finding("/dev/shm", str(error.strerror), "note", "data loaders may need it"))
     found.append(_huge_pages())
@@ -234,7 +235,7 @@ def _devices() -> list[Finding]:
         major, minor = each["capability"]
         node = each["numa_node"]
         value = (
-            f"{each['name']}, {_size(each['memory'])}, compute capability {major}.{minor}, at "
+            f"{each['name']}, {show_size(each['memory'])}, compute capability {major}.{minor}, at "
             f"{each['bus']}, " + (f"NUMA node {node}" if node >= 0 else "NUMA node not known")
         )
         if each["refused"]:
@@ -306,7 +307,7 @@ def _network() -> list[Finding]:
     control = "".join(_lines("/proc/sys/net/ipv4/tcp_congestion_control")).strip()
     receive = "".join(_lines("/proc/sys/net/ipv4/tcp_rmem")).split()
     if control and len(receive) == 3:
-        value = f"{control}, receive buffer up to {_size(int(receive[2]))}"
+        value = f"{control}, receive buffer up to {show_size(int(receive[2]))}"
         found.append(Finding("tcp", value))
     return found
 
@@ -339,7 +340,7 @@ def _limits() -> list[Finding]:
                 "nofile of the container"
             )
     found = [Finding("open files", f"{_limit(soft)} (hard {_limit(hard)})", verdict, advice)]
-    soft, hard = (_size(v) if v >= 0 else "unlimited" for v in _memlock())
+    soft, hard = (show_size(v) if v >= 0 else "unlimited" for v in _memlock())
     found.append(Finding("locked memory", f"{soft} (hard {hard})"))
     return found
 
@@ -368,14 +369,6 @@ def _lines(path: str) -> list[str]:
 
 def _limit(value: int) -> str:
     return "unlimited" if value == resource.RLIM_INFINITY else str(value)
-
-
-def _size(value: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.4g} {unit}"
-        value /= 1000
-    return f"{value:.4g} TB"
 
 
 def _print(found: list[Finding]) -> None:
