@@ -33,6 +33,7 @@ class Child:
         told: The signals that the launcher sent before the end.
         stopped_at: When the first of them came that ends a process (`time.time`); infinite if none
             did.
+        shortage: The end of a sentence about how it ended, if memory was short; or empty.
         joined: Whether the process has called ``herring.init()``.
         replaced: Whether another process was started in its place, or the job goes on without it.
         spared: Whether the job was to go on when the process ended.
@@ -47,6 +48,7 @@ class Child:
     ended_at: float = 0.0
     told: set[int] = field(default_factory=set)
     stopped_at: float = math.inf
+    shortage: str = ""
     joined: bool = False
     replaced: bool = False
     spared: bool = False
@@ -65,7 +67,7 @@ class Child:
     @property
     def how_ended(self) -> str:
         """How the process has ended, in words."""
-        return how_ended(self.code) if self.pid else "could not be started"
+        return how_ended(self.code) + self.shortage if self.pid else "could not be started"
 
     @property
     def left_out(self) -> bool:

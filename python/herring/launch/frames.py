@@ -13,6 +13,7 @@ From the agent:
     LISTENING: {"rendezvous", "store_port"}: the address, HOST:PORT, and a port that is kept free
     STARTED: the process id in decimal
     OUTPUT, ERRORS: bytes that the process wrote to standard output or standard error
+    SHORTAGE: the end of a sentence: why the process that ends next was killed
     ENDED: the return code of Popen, in decimal
     JOINED: no payload; the rank with this number has called herring.init()
     FAILED: {"message", "status"}: the agent ends, and with it all of the job on its host;
@@ -50,7 +51,7 @@ class kind:  # noqa: N801
 
     JOB, LISTEN, START, SIGNAL = 1, 2, 3, 4
     READY, LISTENING, STARTED, OUTPUT, ERRORS, ENDED, FAILED, BEAT = 65, 66, 67, 68, 69, 70, 71, 72
-    JOINED = 73
+    JOINED, SHORTAGE = 73, 74
 
 
 class Frame:

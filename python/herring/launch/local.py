@@ -363,6 +363,7 @@ class Launcher:
         for process in self._processes.reap():
             for child in self._children:
                 if child.process is process:
+                    child.shortage = process.shortage
                     child.end(process.code)
                     self._on_end(child)
             connection = self._agents.of(process)
@@ -390,6 +391,8 @@ class Launcher:
             self._streams.feed(frame.number, frame.kind, frame.payload)
         elif frame.kind == kind.STARTED:
             child.pid = frame.integer()
+        elif frame.kind == kind.SHORTAGE:
+            child.shortage = frame.payload.decode(errors="replace")
         elif frame.kind == kind.ENDED and not child.ended:
             child.end(frame.integer())
             self._on_end(child)

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 from herring.launch import guard
 from herring.launch.job import EXIT_NOT_EXECUTABLE, CommandError
+from herring.launch.shortage import Shortage
 
 __all__ = ["LEFTOVER_SECONDS", "Process", "Processes", "how_ended", "signals_to_loop"]
 
 LEFTOVER_SECONDS = 2.0
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the latter from a shell around the program
 
 
 @dataclass
@@ -26,11 +28,15 @@ class Process:
         popen: The process.
         group: The number of its process group; 0 when the group is empty.
         ended: Whether the process has ended; others in its group may still run.
+        killed_here: Whether it was sent SIGKILL by this process.
+        shortage: The end of a sentence about how it ended, if memory was short; or empty.
     """
 
     popen: subprocess.Popen[bytes]
     group: int
     ended: bool = False
+    killed_here: bool = False
+    shortage: str = ""
 
     @property
     def pid(self) -> int:
@@ -52,6 +58,7 @@ class Processes:
         self._guard = guard.Guard()
         self._all: list[Process] = []
         self._by_pid: dict[int, Process] = {}
+        self._shortage = Shortage()
 
     def start(
         self,
@@ -102,6 +109,7 @@ class Processes:
 
     def signal(self, process: Process, number: int) -> None:
         """Signals a process and its group."""
+        process.killed_here |= number == signal.SIGKILL
         if process.group:
             # The first process may have ended and left others in its group.
             guard.kill_group(process.group, number)
@@ -116,8 +124,9 @@ class Processes:
     def reap(self) -> list[Process]:
         """Returns the processes that ended since the last call, the likeliest culprit first."""
         ended = []
+        peaks: dict[int, int] = {}
         while True:
-            # Look first: only Popen may collect its own child.
+            # Look first: what is no process of the job is collected in another way.
             try:
                 info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
@@ -128,15 +137,25 @@ class Processes:
             if process is None:
                 os.waitpid(info.si_pid, 0)  # an adopted orphan, or the guard
                 continue
-            process.popen.wait()
+            _, status, usage = os.wait4(info.si_pid, 0)
+            process.popen.returncode = os.waitstatus_to_exitcode(status)
+            peaks[process.pid] = usage.ru_maxrss * 1024
             process.ended = True
             ended.append(process)
             if not guard.kill_group(process.group, 0):
                 # The group is empty, and the kernel may reuse its number.
                 self._guard.remove(process.group)
                 process.group = 0
+        self._explain(ended, peaks)
         # Deaths that are seen together have no order. A crash is a likelier cause than an exit.
         return sorted(ended, key=lambda process: process.code >= 0)
+
+    def _explain(self, ended: Sequence[Process], peaks: Mapping[int, int]) -> None:
+        """Finds out whether memory was short when these processes ended together."""
+        killed = [each for each in ended if each.code in _KILLED and not each.killed_here]
+        short = bool(ended) and self._shortage.look()
+        for process in killed if short else ():
+            process.shortage = self._shortage.explain(peaks[process.pid])
 
     def end_leftovers(self, number: int, seconds: float) -> None:
         """Signals every remaining process, and waits for up to `seconds`.

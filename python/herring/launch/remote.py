@@ -129,6 +129,8 @@ class Agent:
             for number, each in self._running.items():
                 if each is process:
                     self._report_last(number)
+                    if process.shortage:
+                        self._outbox.send(kind.SHORTAGE, number, process.shortage)
                     self._outbox.send(kind.ENDED, number, process.code)
         if self._servers_stay and not self._left(workers_only=True):
             self._servers_stay = False
