@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from herring.launch import restarts
 from herring.launch.children import Child, Children
 from herring.launch.job import Elastic, Task
 from herring.launch.processes import Processes
@@ -84,17 +85,50 @@ def test_servers_that_have_died_are_not_remembered_forever() -> None:
     assert not job.children.get(number).ended
 
 
-def test_pauses_double_up_to_a_limit() -> None:
+class Clock:
+    """Stands for the module `time` of the launcher."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(restarts, "time", found)
+    return found
+
+
+def pauses(clock: Clock, lives: list[float], code: int = -signal.SIGSEGV) -> list[float]:
+    """Returns how long a server that dies after each of these lives is not there."""
     job = Fake()
     number = 2
-    pauses = []
-    for _ in range(8):
-        assert job.end(number, -signal.SIGSEGV)
-        now = time.monotonic()
-        pause = next(p for p in (0, 0.5, 1, 2, 4, 8, 10, 99) if _is_due(job, now + p))
-        pauses.append(pause)
+    found = []
+    for life in lives:
+        clock.now += life
+        died = clock.now
+        assert job.end(number, code)
+        while not _is_due(job, clock.now):
+            clock.now += 0.25
+        found.append(clock.now - died)
         number = job.started[-1].number
-    assert pauses == [0, 0.5, 1, 2, 4, 8, 10, 10]
+    return found
+
+
+def test_pauses_double_up_to_a_limit(clock: Clock) -> None:
+    assert pauses(clock, [99] + [0] * 7) == [0, 0.5, 1, 2, 4, 8, 10, 10]
+
+
+def test_a_server_that_has_served_is_started_again_at_once(clock: Clock) -> None:
+    assert pauses(clock, [99, *[6] * 10]) == [0] * 11
+    # Also after others that have not.
+    assert pauses(clock, [99, 0, 0, 0, 5, 0]) == [0, 0.5, 1, 2, 0, 0.5]
+
+
+def test_the_time_for_which_a_server_lived_is_part_of_the_pause(clock: Clock) -> None:
+    assert pauses(clock, [99, 0.25, 0.25, 0.25, 3]) == [0, 0.25, 0.75, 1.75, 1]
 
 
 def _is_due(job: Fake, at: float) -> bool:
@@ -147,21 +181,24 @@ def test_the_end_of_a_server_that_was_replaced_is_no_failure() -> None:
     assert not job.started
 
 
-def test_workers_of_an_elastic_job_get_successors_until_they_die_too_soon_too_often() -> None:
+def test_workers_of_an_elastic_job_get_successors_until_they_die_too_soon_too_often(
+    clock: Clock,
+) -> None:
     job = Fake(servers=0, elastic=Elastic(restarts=2))
     number = 1
     for _ in range(2):
         assert job.end(number, 1)
         assert job.restarts.pending
-        job.restarts.on_time(time.monotonic() + 100)
+        clock.now += 1
+        job.restarts.on_time(clock.now)
         number = job.started[-1].number
         assert not job.restarts.pending
     assert job.end(number, 1)  # the job goes on without it
-    job.restarts.on_time(time.monotonic() + 100)
+    job.restarts.on_time(clock.now + 100)
     assert len(job.started) == 2
     assert "is not started again: it died soon after its start 3 times" in job.said[-1]
     assert job.end(0, -signal.SIGKILL)  # the other one has its own count
-    job.restarts.on_time(time.monotonic())
+    job.restarts.on_time(clock.now)
     assert job.started[-1].name == "rank 0"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -15,11 +16,14 @@ from herring.launch.ssh import Connection
 from herring.lobby.notice import EXIT_LEFT
 from herring.rendezvous.settings import value_of
 
-__all__ = ["LONG_LIFE", "Restarts"]
+__all__ = ["HAS_SERVED", "LONG_LIFE", "Restarts"]
 
-_FIRST_PAUSE = 0.5  # after the first restart; later pauses double
+# Seconds between the second start of a process and its third one; later pauses double.
+_FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 10.0
-LONG_LIFE = 60.0  # a server that has lived for so long is started again at once
+LONG_LIFE = 60.0  # a death after so long is not one soon after the start
+# A server starts within about a second, and so has served if it has lived for so long.
+HAS_SERVED = 5.0
 # A server that ends with an error, rather than by a signal, may end because its job has failed. The
 # workers of a failed job end within this time.
 _DOUBT = 2.0
@@ -78,7 +82,7 @@ class Restarts:
         self._remove = remove
         self._next_number = options.workers + servers
         self._due: dict[int, float] = {}  # by number of the process: when to replace it
-        self._pauses: dict[str, float] = {}  # by name: after the next death
+        self._pauses: dict[str, float] = {}  # by name: between the last start and the next one
         self._short_lives: dict[str, int] = {}  # by name: in a row
         self._started: dict[int, float] = {}
         self._stopped: dict[int, float] = {}  # since when a process is stopped
@@ -119,8 +123,10 @@ class Restarts:
             return self._elastic is not None and not child.is_server and not self._took_part(child)
         now = time.monotonic()
         name = child.task.name
-        if now - self._started.get(child.task.number, -LONG_LIFE) >= LONG_LIFE:
+        started = self._started.get(child.task.number, -math.inf)
+        if now - started >= (HAS_SERVED if child.is_server else LONG_LIFE):
             self._pauses[name] = 0.0
+        if now - started >= LONG_LIFE:
             self._short_lives[name] = 0
         self._short_lives[name] += 1
         if self._elastic is not None and self._short_lives[name] > self._elastic.restarts:
@@ -128,7 +134,9 @@ class Restarts:
         pause = self._pauses.get(name, 0.0)
         self._pauses[name] = min(max(2 * pause, _FIRST_PAUSE), _LONGEST_PAUSE)
         in_doubt = child.is_server and child.code > 0
-        self._due[child.task.number] = now + (max(pause, _DOUBT) if in_doubt else pause)
+        # Time in which the process lived is part of the pause.
+        due = max(now, started + pause)
+        self._due[child.task.number] = max(due, now + _DOUBT) if in_doubt else due
         return True
 
     @property

@@ -12,5 +12,5 @@ from herring.launch import restarts
 from herring.launch.cli import main
 
 if __name__ == "__main__":
-    restarts.LONG_LIFE = 0.0
+    restarts.HAS_SERVED = restarts.LONG_LIFE = 0.0
     sys.exit(main(["run", *sys.argv[1:]]))
