@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from herring import proc
@@ -60,6 +64,29 @@ def test_no_step_is_lost_when_workers_die() -> None:
     assert found["problems"] == []
     assert found["faults"] >= 2
     assert found["generations"] > found["faults"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_nothing_remains_of_a_soak_that_is_interrupted(number: int) -> None:
+    job = subprocess.Popen(
+        [*HERRING, "soak", "--minutes", "9", "--seed", "5", "-n", "2", "--model", "50K"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    folder = None
+    deadline = time.monotonic() + 60
+    while folder is None and time.monotonic() < deadline:
+        words = []
+        with contextlib.suppress(psutil.Error):
+            words = [word for one in psutil.Process(job.pid).children() for word in one.cmdline()]
+        folder = next((Path(each).parent for each in words if each.startswith("/tmp/hsoak-")), None)
+    job.send_signal(number)
+    _, said = job.communicate(timeout=60)
+    assert job.returncode in (128 + signal.SIGINT, -signal.SIGINT), said
+    assert folder is not None
+    assert not folder.exists()
+    assert "are in /tmp" not in said
 
 
 TOTALS = [0]

@@ -190,13 +190,19 @@ def _soak_workers(options: argparse.Namespace, layout: Layout, seed: int, faults
 
 @contextlib.contextmanager
 def _folder(whose: str, problems: Callable[[], list[str]]) -> Iterator[Path]:
-    """Makes a folder for jobs, and keeps it if there are problems at the end."""
+    """Makes a folder for jobs, and keeps it if there are problems at the end.
+
+    After Ctrl-C it does not stay: the user has seen enough.
+    """
     folder = Path(tempfile.mkdtemp(prefix="hsoak-", dir="/tmp"))  # short: sockets lie in it
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the job ends, too
     failed = True
     try:
         yield folder
         failed = bool(problems())
+    except KeyboardInterrupt:
+        failed = False
+        raise
     finally:
         if failed:
             print(f"herring soak: the files of {whose} are in {folder}", file=sys.stderr)
