@@ -209,10 +209,12 @@ def build(site: Path) -> None:
         list(pool.map(execute, sorted(STAGED.rglob("*.ipynb"))))
     from herring import __version__
 
-    shutil.rmtree(site, ignore_errors=True)
+    # myst-nb puts a folder of its own beside the site.
+    made = STAGED.parent / "site-made"
+    shutil.rmtree(made, ignore_errors=True)
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-E", "-b", "html"]
     done = subprocess.run(
-        [*command, "-d", str(STAGED.parent / "site-trees"), str(STAGED), str(site)],
+        [*command, "-d", str(STAGED.parent / "site-trees"), str(STAGED), str(made / "html")],
         env={**environment(), "SITE_VERSION": __version__},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -222,7 +224,10 @@ def build(site: Path) -> None:
     if done.returncode:
         print(done.stdout, file=sys.stderr)
         raise SiteError("Sphinx has warned; its messages name files in build/site-source")
-    check(site, names)
+    check(made / "html", names)
+    shutil.rmtree(site, ignore_errors=True)
+    shutil.move(made / "html", site)
+    shutil.rmtree(made)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
