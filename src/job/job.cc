@@ -10,6 +10,7 @@
 #include "base/status_signal.h"
 #include "job/options.h"
 #include "job/process.h"
+#include "node/shared_memory.h"
 #include "transport/tcp/connector.h"
 #include "transport/tcp/transport.h"
 
@@ -123,7 +124,13 @@ Status Job::join() {
   registration.local_size = options_.local_size;
   registration.dedicated_servers = options_.dedicated_servers;
   registration.host_id = options_.host_id;
-  if (!settings.get_bool("shm")) {
+  bool shares = settings.get_bool("shm");
+  if (const Status possible = shares ? SharedRegion::possible() : Status(); !possible.ok()) {
+    shares = false;
+    log(LogLevel::kWarning, "this worker goes without shared memory, which costs speed: ",
+        possible.message());
+  }
+  if (!shares) {
     // Without shared memory every worker is a node of its own.
     registration.host_id += concat("#", options_.rank);
     registration.local_rank = registration.local_size = -1;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <unordered_map>
+#include <vector>
 
 #include "base/fd.h"
 #include "base/status.h"
@@ -13,9 +14,9 @@ namespace herring {
 
 class ImportedRegions {
  public:
-  // Adds a region. Without a descriptor, or if the descriptor cannot be mapped, the region is known
-  // but not usable. Returns false if the region is already known or has no number.
-  bool add(uint32_t region, uint64_t bytes, UniqueFd passed);
+  // Adds a region. Without descriptors, or if they cannot be mapped, the region is known but not
+  // usable. Returns false if the region is already known or has no number.
+  bool add(uint32_t region, uint64_t bytes, std::vector<UniqueFd> passed);
   void remove(uint32_t region) { regions_.erase(region); }
   void clear() { regions_.clear(); }
   // Returns null if the region is unknown, or an error that says why it is not mapped.

@@ -14,22 +14,27 @@
 namespace herring {
 namespace {
 
-// kAnnounce carries the descriptor of `region`, and its size in `bytes`.
+// kAnnounce carries the descriptors of `region`, and its size in `bytes`.
 constexpr uint8_t kAnnounce = kFirstReservedKind;
 constexpr uint8_t kRelease = kFirstReservedKind + 1;
 constexpr uint8_t kGoodbye = kFirstReservedKind + 2;
 
-constexpr size_t kControlBytes = CMSG_SPACE(sizeof(int));
+constexpr size_t kControlBytes = CMSG_SPACE(SharedRegion::kMostFiles * sizeof(int));
 
-// Returns the descriptor that came with a packet, if there is one.
-UniqueFd passed_fd(msghdr* header) {
+// Returns the descriptors that came with a packet; none if the kernel had to drop any.
+std::vector<UniqueFd> passed_fds(msghdr* header) {
+  std::vector<UniqueFd> passed;
   for (cmsghdr* c = CMSG_FIRSTHDR(header); c != nullptr; c = CMSG_NXTHDR(header, c)) {
     if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
-    int fd = -1;
-    std::memcpy(&fd, CMSG_DATA(c), sizeof(fd));  // the buffer has room for one
-    return UniqueFd(fd);
+    const size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(c) + i * sizeof(fd), sizeof(fd));
+      passed.emplace_back(fd);
+    }
   }
-  return UniqueFd();
+  if ((header->msg_flags & MSG_CTRUNC) != 0) passed.clear();
+  return passed;
 }
 
 }  // namespace
@@ -161,7 +166,7 @@ size_t LocalBus::queued() const {
 }
 
 // Sends from the queue until the socket is full. A packet has several messages, or one that passes
-// a descriptor.
+// descriptors.
 Status LocalBus::flush(uint32_t peer) {
   Peer& to = peers_[peer];
   while (!to.queue.empty()) {
@@ -179,9 +184,11 @@ Status LocalBus::flush(uint32_t peer) {
       cmsghdr* c = CMSG_FIRSTHDR(&header);
       c->cmsg_level = SOL_SOCKET;
       c->cmsg_type = SCM_RIGHTS;
-      c->cmsg_len = CMSG_LEN(sizeof(int));
-      const int fd = item.region->fd();
-      std::memcpy(CMSG_DATA(c), &fd, sizeof(fd));
+      const std::vector<int> fds = item.region->fds();
+      const size_t length = fds.size() * sizeof(int);
+      c->cmsg_len = CMSG_LEN(length);
+      header.msg_controllen = CMSG_SPACE(length);
+      std::memcpy(CMSG_DATA(c), fds.data(), length);
       ++count;
       break;
     }
@@ -249,7 +256,7 @@ void LocalBus::on_readable(int fd) {
     std::optional<Status> end;
     for (int i = 0; i < n; ++i) {
       msghdr& header = read_->headers[i].msg_hdr;
-      UniqueFd passed = passed_fd(&header);
+      std::vector<UniqueFd> passed = passed_fds(&header);
       if (end.has_value()) continue;  // the descriptors must still be closed
       const size_t bytes = read_->headers[i].msg_len;
       if (bytes == 0) {
@@ -265,7 +272,7 @@ void LocalBus::on_readable(int fd) {
 }
 
 std::optional<Status> LocalBus::take_packet(uint32_t rank, const char* data, size_t bytes,
-                                            UniqueFd passed) {
+                                            std::vector<UniqueFd> passed) {
   const size_t count = bytes / sizeof(LocalMessage);
   if (bytes % sizeof(LocalMessage) != 0 || count > kMessagesPerPacket) {
     return breach("node: local rank ", rank, " sent a packet of ", bytes, " bytes");
@@ -284,7 +291,7 @@ std::optional<Status> LocalBus::take_packet(uint32_t rank, const char* data, siz
 }
 
 std::optional<Status> LocalBus::take_reserved(uint32_t rank, const LocalMessage& message,
-                                              UniqueFd passed) {
+                                              std::vector<UniqueFd> passed) {
   Peer& peer = peers_[rank];
   switch (message.kind) {
     case kAnnounce:

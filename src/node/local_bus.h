@@ -118,7 +118,7 @@ class LocalBus {
 
   struct Queued {
     LocalMessage message;
-    std::shared_ptr<SharedRegion> region;  // whose descriptor travels along, if any
+    std::shared_ptr<SharedRegion> region;  // whose descriptors travel along, if any
   };
   struct Peer {
     GuardedFd fd;
@@ -139,8 +139,10 @@ class LocalBus {
   void update_interest(Peer& peer);
   void announce(const std::shared_ptr<SharedRegion>& region);
   // These return nullopt to continue reading.
-  std::optional<Status> take_packet(uint32_t rank, const char* data, size_t bytes, UniqueFd passed);
-  std::optional<Status> take_reserved(uint32_t rank, const LocalMessage& message, UniqueFd passed);
+  std::optional<Status> take_packet(uint32_t rank, const char* data, size_t bytes,
+                                    std::vector<UniqueFd> passed);
+  std::optional<Status> take_reserved(uint32_t rank, const LocalMessage& message,
+                                      std::vector<UniqueFd> passed);
   void fail(uint32_t rank, const Status& status);
   Status lost(uint32_t rank) const;
 

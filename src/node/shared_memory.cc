@@ -2,9 +2,11 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -26,11 +28,60 @@ Status system_error(const char* what, size_t bytes) {
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-// Without a descriptor, maps private memory.
-Result<char*> map_pages(int fd, size_t bytes) {
-  const int kind = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
-  void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind, fd, 0);
+size_t page_bytes() { return static_cast<size_t>(::sysconf(_SC_PAGESIZE)); }
+
+// With a smaller limit, the largest region would have less than 4 GB.
+constexpr size_t kLeastFileBytes = size_t{16} << 20;
+
+// Returns how large a file of whole pages may become (ulimit -f). To grow a file beyond that would
+// raise SIGXFSZ, which ends processes other than Python's.
+size_t largest_file() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
+      limit.rlim_cur > SIZE_MAX / 2) {
+    return SIZE_MAX / 2 / page_bytes() * page_bytes();
+  }
+  return limit.rlim_cur / page_bytes() * page_bytes();
+}
+
+// Creates an anonymous file whose size is final. After a failure, errno says why.
+Result<GuardedFd> create_file(size_t bytes) {
+  GuardedFd file = GuardedFd::open(
+      [] { return ::memfd_create("herring", MFD_CLOEXEC | MFD_ALLOW_SEALING); });
+  const int fd = file.get();
+  const char* const refused = fd < 0 ? "memfd_create"
+                              : ::ftruncate(fd, static_cast<off_t>(bytes)) != 0 ? "ftruncate"
+                              : ::fcntl(fd, F_ADD_SEALS, kSeals) != 0           ? "sealing"
+                                                                                : nullptr;
+  if (refused == nullptr) return file;
+  const int why = errno;
+  Status status = system_error(refused, bytes);
+  file.reset();
+  errno = why;
+  return status;
+}
+
+struct File {
+  int fd;
+  size_t bytes;
+};
+
+// Maps files one after the other. Without files, maps private memory.
+Result<char*> map_pages(const std::vector<File>& files, size_t bytes) {
+  // The first file is mapped for the whole length, so that the addresses behind it are reserved.
+  const int kind = files.empty() ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+  const int first = files.empty() ? -1 : files.front().fd;
+  void* const address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind, first, 0);
   if (address == MAP_FAILED) return system_error("mmap", bytes);
+  char* place = static_cast<char*>(address);
+  for (size_t i = 0; i < files.size(); place += files[i++].bytes) {
+    if (i > 0 && ::mmap(place, files[i].bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                        files[i].fd, 0) == MAP_FAILED) {
+      const Status refused = system_error("mmap", files[i].bytes);
+      ::munmap(address, bytes);
+      return refused;
+    }
+  }
   advise_huge_pages(address, bytes);
   return static_cast<char*>(address);
 }
@@ -40,21 +91,29 @@ Result<char*> map_pages(int fd, size_t bytes) {
 Result<std::shared_ptr<SharedRegion>> SharedRegion::create(size_t bytes, Sharing sharing,
                                                            int node) {
   static constinit std::atomic<uint32_t> next_id{1};
-  const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   if (bytes == 0 || bytes > SIZE_MAX / 4) {
     return Status(Code::kInvalidArgument, concat("cannot share a region of ", bytes, " bytes"));
   }
-  bytes = round_up(bytes, page);
+  bytes = round_up(bytes, page_bytes());
   std::shared_ptr<SharedRegion> region(new SharedRegion);
+  std::vector<File> files;
   if (sharing == Sharing::kNode) {
-    region->fd_ = GuardedFd::open(
-        [] { return ::memfd_create("herring", MFD_CLOEXEC | MFD_ALLOW_SEALING); });
-    const int fd = region->fd_.get();
-    if (fd < 0) return system_error("memfd_create", bytes);
-    if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0) return system_error("ftruncate", bytes);
-    if (::fcntl(fd, F_ADD_SEALS, kSeals) != 0) return system_error("sealing", bytes);
+    const size_t most = largest_file();
+    if (most == 0 || (bytes - 1) / most >= kMostFiles) {
+      return Status(Code::kInternal,
+                    concat("shared memory: ", bytes, " bytes need more than ", kMostFiles,
+                           " files of ", most, " bytes, the most that 'ulimit -f' allows: raise "
+                           "it, or go without shared memory (HERRING_SHM=0)"));
+    }
+    for (size_t made = 0; made < bytes; made += files.back().bytes) {
+      const size_t size = std::min(bytes - made, most);
+      auto file = create_file(size);
+      if (!file.ok()) return file.status();
+      files.push_back({file->get(), size});
+      region->files_.push_back(std::move(*file));
+    }
   }
-  Result<char*> address = map_pages(region->fd_.get(), bytes);
+  Result<char*> address = map_pages(files, bytes);
   if (!address.ok()) return address.status();
   device::place_near(node, *address, bytes);
   region->data_ = *address;
@@ -63,19 +122,30 @@ Result<std::shared_ptr<SharedRegion>> SharedRegion::create(size_t bytes, Sharing
   return region;
 }
 
-Result<std::shared_ptr<SharedRegion>> SharedRegion::map(UniqueFd fd, size_t bytes) {
-  struct stat info;
-  if (::fstat(fd.get(), &info) != 0) return system_error("fstat", bytes);
-  // Only memfds support seals (and files on tmpfs, which can be sealed in the same way).
-  const int seals = ::fcntl(fd.get(), F_GET_SEALS);
-  if (!S_ISREG(info.st_mode) || seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-    return breach("shared memory: a peer's descriptor is not a file sealed against shrinking");
+Result<std::shared_ptr<SharedRegion>> SharedRegion::map(std::vector<UniqueFd> passed,
+                                                        size_t bytes) {
+  std::vector<File> files;
+  size_t found = 0;
+  for (const UniqueFd& fd : passed) {
+    struct stat info;
+    if (::fstat(fd.get(), &info) != 0) return system_error("fstat", bytes);
+    // Only memfds support seals (and files on tmpfs, which can be sealed in the same way).
+    const int seals = ::fcntl(fd.get(), F_GET_SEALS);
+    if (!S_ISREG(info.st_mode) || seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
+      return breach("shared memory: a peer's descriptor is not a file sealed against shrinking");
+    }
+    const auto size = static_cast<uint64_t>(info.st_size);
+    if (info.st_size <= 0 || size % page_bytes() != 0 || size > bytes - found) {
+      return breach("shared memory: a file of ", info.st_size, " bytes does not fit into a peer's ",
+                    "region of ", bytes);
+    }
+    files.push_back({fd.get(), size});
+    found += size;
   }
-  if (bytes == 0 || info.st_size < 0 || static_cast<uint64_t>(info.st_size) != bytes) {
-    return breach("shared memory: a peer's region has ", info.st_size, " bytes instead of ",
-                  bytes);
+  if (bytes == 0 || found != bytes) {
+    return breach("shared memory: a peer's region has ", found, " bytes instead of ", bytes);
   }
-  Result<char*> address = map_pages(fd.get(), bytes);
+  Result<char*> address = map_pages(files, bytes);
   if (!address.ok()) return address.status();
   std::shared_ptr<SharedRegion> region(new SharedRegion);
   region->data_ = *address;
@@ -86,6 +156,25 @@ Result<std::shared_ptr<SharedRegion>> SharedRegion::map(UniqueFd fd, size_t byte
 SharedRegion::~SharedRegion() {
   // A device that has registered the memory must release it first.
   if (data_ != nullptr && !pin_.unmap_later(data_, bytes_)) ::munmap(data_, bytes_);
+}
+
+Status SharedRegion::possible() {
+  if (largest_file() < kLeastFileBytes) {
+    return Status(Code::kInternal, concat("a file may have ", largest_file(),
+                                          " bytes only; 'ulimit -f' with at least ",
+                                          kLeastFileBytes >> 10, " allows more"));
+  }
+  const Status status = create_file(page_bytes()).status();
+  // The neighbours of a worker that is short of descriptors or of memory expect it to share memory:
+  // it may be able to later, or fails then.
+  const bool is_short = errno == EMFILE || errno == ENFILE || errno == ENOMEM;
+  return !status.ok() && is_short ? Status() : status;
+}
+
+std::vector<int> SharedRegion::fds() const {
+  std::vector<int> found;
+  for (const GuardedFd& file : files_) found.push_back(file.get());
+  return found;
 }
 
 void SharedRegion::pin() { pin_.set(data_, bytes_); }

@@ -2,6 +2,9 @@
 // They have no name in any file system. So nothing is left behind after a crash, and the size of
 // /dev/shm (64 MB in many containers) does not matter. A worker that is alone on its node gets
 // private memory from the same heap, because the system gives it huge pages more readily.
+//
+// The limit of the size of files (ulimit -f) holds for anonymous files, too. A region that exceeds
+// it consists of several files, which are mapped one after the other.
 #pragma once
 
 #include <cstddef>
@@ -39,14 +42,20 @@ inline constexpr Use Use::kHost = {}, Use::kDevices = {true, -1};
 // touch.
 class SharedRegion {
  public:
+  // One message of a socket passes so many descriptors at most (the kernel allows 253).
+  static constexpr size_t kMostFiles = 250;
+
+  // Returns why this process cannot share memory, if it cannot: the system refuses anonymous files,
+  // or allows such small ones only that the memory of a model would need too many.
+  static Status possible();
   // Creates a region of `bytes` > 0, rounded up to whole pages, if possible on the given NUMA node.
   static Result<std::shared_ptr<SharedRegion>> create(size_t bytes,
                                                       Sharing sharing = Sharing::kNode,
                                                       int node = -1);
-  // Maps a region that a peer created. `fd` must be an anonymous file of exactly `bytes` bytes that
-  // can never shrink. Then nothing that a peer does later can turn an access into SIGBUS. Closes
-  // `fd`.
-  static Result<std::shared_ptr<SharedRegion>> map(UniqueFd fd, size_t bytes);
+  // Maps a region that a peer created. `files` must be anonymous files of whole pages, together of
+  // exactly `bytes` bytes, that can never shrink. Then nothing that a peer does later can turn an
+  // access into SIGBUS. Closes the files.
+  static Result<std::shared_ptr<SharedRegion>> map(std::vector<UniqueFd> files, size_t bytes);
 
   ~SharedRegion();
   SharedRegion(const SharedRegion&) = delete;
@@ -54,9 +63,9 @@ class SharedRegion {
 
   char* data() const { return data_; }
   size_t bytes() const { return bytes_; }
-  // Returns the descriptor to pass to peers; -1 for a peer's or a private region, and in forked
-  // children.
-  int fd() const { return fd_.get(); }
+  // Returns the descriptors to pass to peers, in the order of their addresses. A peer's or a
+  // private region has none; in forked children they are -1.
+  std::vector<int> fds() const;
   // Returns the region's number in this process, from 1 on and never reused; 0 for a peer's region.
   uint32_t id() const { return id_; }
 
@@ -72,7 +81,7 @@ class SharedRegion {
   char* data_ = nullptr;
   size_t bytes_ = 0;
   uint32_t id_ = 0;
-  GuardedFd fd_;
+  std::vector<GuardedFd> files_;
   device::Pin pin_;
 };
 

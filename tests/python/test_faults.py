@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -244,6 +245,48 @@ def test_ctrl_c_ends_the_wait_for_a_job(waits_for: str) -> None:
 def test_who_a_worker_is_comes_from_the_environment() -> None:
     ended = run_alone("herring.init(rank=0)")
     assert "HERRING_RANK" in ended.stderr.splitlines()[-1], ended.stderr
+
+
+# A sandbox refuses memfd_create: a filter that returns EPERM for its number, and allows all else.
+SANDBOX = """
+import ctypes, platform, struct
+number = {"x86_64": 319, "aarch64": 279}[platform.machine()]
+rules = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (6, 0, 0, 0x50001), (6, 0, 0, 0x7FFF0000)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *rule) for rule in rules))
+program = struct.pack("HxxxxxxP", len(rules), ctypes.addressof(code))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+assert libc.prctl(22, 2, program, 0, 0) == 0  # PR_SET_SECCOMP with SECCOMP_MODE_FILTER
+"""
+
+
+@pytest.mark.parametrize(
+    ("limit", "nodes"),
+    [
+        ("resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))", 2),
+        ("resource.setrlimit(resource.RLIMIT_FSIZE, (16 << 20, 16 << 20))", 1),
+        (SANDBOX, 2),
+    ],
+    ids=["tiny-files", "small-files", "sandbox"],
+)
+def test_what_the_system_refuses_to_share_is_got_round(limit: str, nodes: int) -> None:
+    """The limit of the size of files holds for shared memory, too."""
+    job = run_job(
+        ["-n", "2"],
+        "import resource\n"
+        + limit
+        + textwrap.dedent(f"""
+        herring.init()
+        assert herring.num_nodes() == {nodes}, herring.num_nodes()
+        array = np.full(20_000_000, herring.rank(), np.float32)
+        assert (herring.allreduce(array, "sum") == 1).all()
+        own = herring.empty(array.shape, np.float32)
+        own[:] = herring.rank() + 1
+        assert (herring.allreduce(own, "sum") == 3).all()
+    """),
+    )
+    said = expect_success(job)
+    assert said.count("goes without shared memory") == (2 if nodes == 2 else 0), said
 
 
 def test_without_shared_memory_every_worker_is_a_node() -> None:

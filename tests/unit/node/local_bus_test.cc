@@ -163,6 +163,27 @@ TEST(LocalBus, SendRefusesNonsense) {
   EXPECT_EQ(node[0].bus->send(2, numbered(1)).code(), Code::kInternal);
 }
 
+TEST(LocalBus, ARegionMayConsistOfAsManyFilesAsOneMessagePasses) {
+  rlimit before{};
+  ::getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit one_page = {4096, before.rlim_max};
+  ::setrlimit(RLIMIT_FSIZE, &one_page);
+  constexpr size_t kBytes = 4096 * SharedRegion::kMostFiles;
+  auto region = SharedRegion::create(kBytes);
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  ASSERT_TRUE(region.ok()) << region.status().to_string();
+  (*region)->data()[kBytes - 1] = 'z';
+  BusNode node(2);
+  const size_t fds = open_fds();
+  const uint32_t id = node[0].bus->export_region(*region);
+  ASSERT_TRUE(node[0].bus->send(1, numbered(1)).ok());
+  ASSERT_TRUE(node.drive([&] { return node[1].messages.size() == 1; }));
+  auto memory = node[1].bus->peer_memory(0, id, kBytes - 1, 1);
+  ASSERT_TRUE(memory.ok()) << memory.status().to_string();
+  EXPECT_EQ(*memory->get(), 'z');
+  EXPECT_EQ(open_fds(), fds) << "the peer has closed what came";
+}
+
 TEST(LocalBus, RegionsAreSharedAndCheckedAndReleased) {
   BusNode node(2);
   auto region = SharedRegion::create(100000);
@@ -377,15 +398,16 @@ TEST(LocalBus, LyingAnnouncementsAreNotMapped) {
     uint64_t bytes;
     int fd;
   };
-  const Lie lies[] = {{1u << 30, (*region)->fd()}, {0, (*region)->fd()}, {8192, unsealed.get()},
-                      {8192, STDERR_FILENO},       {8192, -1}};
+  const int sealed = (*region)->fds()[0];
+  const Lie lies[] = {{1u << 30, sealed}, {0, sealed}, {8192, unsealed.get()},
+                      {8192, STDERR_FILENO}, {8192, -1}};
   uint32_t id = 100;
   for (const Lie& lie : lies) {
     const LocalMessage m = announcement(++id, lie.bytes);
     send_raw(liar, 0, &m, sizeof(m), lie.fd);
   }
   const LocalMessage honest = announcement(++id, 8192);
-  send_raw(liar, 0, &honest, sizeof(honest), (*region)->fd());
+  send_raw(liar, 0, &honest, sizeof(honest), (*region)->fds()[0]);
   // A descriptor that arrives with an ordinary message is closed.
   const LocalMessage ordinary = numbered(3);
   send_raw(liar, 0, &ordinary, sizeof(ordinary), STDERR_FILENO);
@@ -398,7 +420,7 @@ TEST(LocalBus, LyingAnnouncementsAreNotMapped) {
   EXPECT_TRUE(node[0].bus->peer_memory(1, id, 0, 8192).ok());
   EXPECT_EQ(open_fds(), fds);
   // Announcing the same region twice closes the connection.
-  send_raw(liar, 0, &honest, sizeof(honest), (*region)->fd());
+  send_raw(liar, 0, &honest, sizeof(honest), (*region)->fds()[0]);
   ASSERT_TRUE(node.drive([&] { return node[0].closed.size() == 1; }));
   EXPECT_EQ(open_fds(), fds - 1) << "the connection, and no more";
 }

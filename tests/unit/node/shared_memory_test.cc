@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -30,6 +31,32 @@ std::set<std::string> left_in_shm() {
   return names;
 }
 
+std::vector<UniqueFd> owned(int fd) {
+  std::vector<UniqueFd> files;
+  files.emplace_back(fd);
+  return files;
+}
+
+std::vector<UniqueFd> copies(const std::vector<int>& fds) {
+  std::vector<UniqueFd> files;
+  for (const int fd : fds) files.emplace_back(::dup(fd));
+  return files;
+}
+
+// Sets the limit of the size of files (ulimit -f) for the life of the object.
+class FileLimit {
+ public:
+  explicit FileLimit(rlim_t bytes) {
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit = {bytes, before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FileLimit() { ::setrlimit(RLIMIT_FSIZE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
 TEST(SharedRegion, BothMappingsSeeTheSameBytes) {
   auto made = SharedRegion::create(5000);
   ASSERT_TRUE(made.ok()) << made.status().to_string();
@@ -38,13 +65,13 @@ TEST(SharedRegion, BothMappingsSeeTheSameBytes) {
   EXPECT_GE(mine.bytes(), 5000u);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(mine.data()) % 4096, 0u);
   EXPECT_EQ(mine.data()[4999], 0);
-  auto theirs = SharedRegion::map(UniqueFd(::dup(mine.fd())), mine.bytes());
+  auto theirs = SharedRegion::map(copies({mine.fds()[0]}), mine.bytes());
   ASSERT_TRUE(theirs.ok()) << theirs.status().to_string();
   std::memcpy(mine.data() + 100, "herring", 8);
   EXPECT_STREQ((*theirs)->data() + 100, "herring");
   (*theirs)->data()[100] = 'H';
   EXPECT_EQ(mine.data()[100], 'H');
-  EXPECT_EQ((*theirs)->fd(), -1);
+  EXPECT_TRUE((*theirs)->fds().empty());
   EXPECT_EQ((*theirs)->id(), 0u);
   // The peer's mapping outlives the owner's region.
   made->reset();
@@ -57,47 +84,85 @@ TEST(SharedRegion, SizesThatCannotBeAreRefused) {
   EXPECT_FALSE(SharedRegion::create(SIZE_MAX / 5).ok());
 }
 
+// To grow a file beyond the limit would end this process by SIGXFSZ.
+TEST(SharedRegion, ConsistsOfSeveralFilesWhereTheirSizeIsLimited) {
+  const FileLimit limit(10'000);  // two pages
+  auto made = SharedRegion::create(5 * 4096 - 1);
+  ASSERT_TRUE(made.ok()) << made.status().to_string();
+  SharedRegion& mine = **made;
+  const std::vector<int> fds = mine.fds();
+  ASSERT_EQ(fds.size(), 3u);
+  EXPECT_EQ(mine.bytes(), 5u * 4096);
+  for (size_t at = 0; at < mine.bytes(); ++at) mine.data()[at] = static_cast<char>(at / 1000);
+  auto theirs = SharedRegion::map(copies(fds), mine.bytes());
+  ASSERT_TRUE(theirs.ok()) << theirs.status().to_string();
+  EXPECT_EQ(std::memcmp(mine.data(), (*theirs)->data(), mine.bytes()), 0);
+  (*theirs)->data()[5 * 4096 - 1] = 'H';
+  EXPECT_EQ(mine.data()[5 * 4096 - 1], 'H');
+
+  const Status too_many = SharedRegion::create(8192 * SharedRegion::kMostFiles + 1).status();
+  EXPECT_NE(too_many.message().find("'ulimit -f'"), std::string::npos) << too_many.to_string();
+  EXPECT_TRUE(SharedRegion::create(8192 * SharedRegion::kMostFiles).ok());
+
+  // Files that are too few or too many.
+  const size_t bytes = mine.bytes();
+  EXPECT_FALSE(SharedRegion::map(copies({fds[0], fds[1]}), bytes).ok());
+  EXPECT_FALSE(SharedRegion::map(copies({fds[0], fds[1], fds[2], fds[2]}), bytes).ok());
+  EXPECT_FALSE(SharedRegion::map({}, bytes).ok());
+}
+
+TEST(SharedRegion, IsNotPossibleWhereFilesMustBeTiny) {
+  EXPECT_TRUE(SharedRegion::possible().ok());
+  for (const rlim_t bytes : {rlim_t{0}, rlim_t{1} << 20}) {
+    const FileLimit limit(bytes);
+    const Status refused = SharedRegion::possible();
+    EXPECT_NE(refused.message().find("'ulimit -f'"), std::string::npos) << refused.to_string();
+  }
+  const FileLimit limit(rlim_t{16} << 20);
+  EXPECT_TRUE(SharedRegion::possible().ok());
+}
+
 TEST(SharedRegion, IsSealed) {
   auto made = SharedRegion::create(1 << 20);
   ASSERT_TRUE(made.ok());
-  EXPECT_NE(::ftruncate((*made)->fd(), 4096), 0);
-  EXPECT_NE(::ftruncate((*made)->fd(), 2 << 20), 0);
-  EXPECT_NE(::fcntl((*made)->fd(), F_ADD_SEALS, F_SEAL_WRITE), 0);
+  EXPECT_NE(::ftruncate((*made)->fds()[0], 4096), 0);
+  EXPECT_NE(::ftruncate((*made)->fds()[0], 2 << 20), 0);
+  EXPECT_NE(::fcntl((*made)->fds()[0], F_ADD_SEALS, F_SEAL_WRITE), 0);
 }
 
 TEST(SharedRegion, RefusesWhatCouldRaiseSigbus) {
   auto sealed = SharedRegion::create(8192);
   ASSERT_TRUE(sealed.ok());
-  const int fd = (*sealed)->fd();
+  const int fd = (*sealed)->fds()[0];
   for (size_t lie : {size_t{0}, size_t{4096}, size_t{8191}, size_t{8193}, size_t{1} << 40}) {
-    EXPECT_EQ(SharedRegion::map(UniqueFd(::dup(fd)), lie).status().code(), Code::kProtocol)
+    EXPECT_EQ(SharedRegion::map(copies({fd}), lie).status().code(), Code::kProtocol)
         << lie;
   }
   UniqueFd unsealed(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(::ftruncate(unsealed.get(), 8192), 0);
-  EXPECT_FALSE(SharedRegion::map(UniqueFd(::dup(unsealed.get())), 8192).ok());
+  EXPECT_FALSE(SharedRegion::map(copies({unsealed.get()}), 8192).ok());
   ASSERT_EQ(::fcntl(unsealed.get(), F_ADD_SEALS, F_SEAL_GROW), 0);
-  EXPECT_FALSE(SharedRegion::map(UniqueFd(::dup(unsealed.get())), 8192).ok());
+  EXPECT_FALSE(SharedRegion::map(copies({unsealed.get()}), 8192).ok());
   ASSERT_EQ(::fcntl(unsealed.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
-  EXPECT_TRUE(SharedRegion::map(UniqueFd(::dup(unsealed.get())), 8192).ok());
+  EXPECT_TRUE(SharedRegion::map(copies({unsealed.get()}), 8192).ok());
 
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
-  EXPECT_FALSE(SharedRegion::map(UniqueFd(ends[0]), 4096).ok());
-  EXPECT_FALSE(SharedRegion::map(UniqueFd(ends[1]), 4096).ok());
-  EXPECT_FALSE(SharedRegion::map(UniqueFd(::open("/dev/zero", O_RDWR | O_CLOEXEC)), 4096).ok());
-  EXPECT_FALSE(SharedRegion::map(UniqueFd(::open("/proc/self/exe", O_RDONLY)), 4096).ok());
-  EXPECT_FALSE(SharedRegion::map(UniqueFd(), 4096).ok());
+  EXPECT_FALSE(SharedRegion::map(owned(ends[0]), 4096).ok());
+  EXPECT_FALSE(SharedRegion::map(owned(ends[1]), 4096).ok());
+  EXPECT_FALSE(SharedRegion::map(owned(::open("/dev/zero", O_RDWR | O_CLOEXEC)), 4096).ok());
+  EXPECT_FALSE(SharedRegion::map(owned(::open("/proc/self/exe", O_RDONLY)), 4096).ok());
+  EXPECT_FALSE(SharedRegion::map(owned(-1), 4096).ok());
 }
 
 TEST(SharedRegion, StaysMappedInAForkedChildWithoutItsDescriptor) {
   auto made = SharedRegion::create(4096);
   ASSERT_TRUE(made.ok());
   (*made)->data()[7] = 42;
-  const int number = (*made)->fd();
+  const int number = (*made)->fds()[0];
   const pid_t pid = ::fork();
   if (pid == 0) {
-    const bool good = (*made)->data()[7] == 42 && (*made)->fd() == -1 &&
+    const bool good = (*made)->data()[7] == 42 && (*made)->fds()[0] == -1 &&
                       ::fcntl(number, F_GETFD) < 0;
     ::_exit(good ? 0 : 1);
   }
@@ -111,7 +176,7 @@ TEST(SharedRegion, PrivateOnesHaveNoDescriptorAndAChildsWritesStayInTheChild) {
   auto made = SharedRegion::create(5 << 20, Sharing::kProcess);
   ASSERT_TRUE(made.ok()) << made.status().to_string();
   SharedRegion& region = **made;
-  EXPECT_EQ(region.fd(), -1);
+  EXPECT_TRUE(region.fds().empty());
   EXPECT_EQ(open_fds(), before);
   EXPECT_NE(region.id(), 0u);
   EXPECT_EQ(region.data()[(5 << 20) - 1], 0);
@@ -134,7 +199,7 @@ TEST(SharedHeap, APrivateHeapLocatesAndReusesLikeAnyOther) {
   ASSERT_TRUE(block.ok());
   const auto at = heap.locate(*block, 3 << 20);
   ASSERT_TRUE(at);
-  EXPECT_EQ(heap.region(at->region)->fd(), -1);
+  EXPECT_TRUE(heap.region(at->region)->fds().empty());
   EXPECT_TRUE(heap.free(*block));
   auto again = heap.allocate(3 << 20);
   ASSERT_TRUE(again.ok());
