@@ -51,6 +51,12 @@ def test_without_a_node_stage_a_buffer_is_pushed_when_it_is_ready() -> None:
     assert (found["rounds"], found["calls"], found["compute"]) == (0, 1, 1.5)
 
 
+def test_a_round_that_closed_without_this_rank_was_never_called() -> None:
+    closed = entry(1, "round", done=4.0)
+    assert split([closed, entry(2, "call", called=3.0, done=5.0)])["seconds"] == 2.0
+    assert split([closed])["seconds"] == 0.0
+
+
 def test_what_has_not_ended_does_not_count() -> None:
     nothing = split([])
     assert not any(nothing.values())

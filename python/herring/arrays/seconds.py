@@ -71,8 +71,10 @@ def split(entries: Iterable[dict[str, Any]]) -> Split:
     ended = [entry for entry in entries if entry["outcome"] is not None]
     asked = [entry for entry in ended if entry["kind"] in ("round", "call")]
     parts = [entry for entry in ended if entry["kind"] in ("buffer", "call")]
-    first = min((entry["called"] for entry in asked), default=0.0)
-    last = max((_latest(entry) for entry in asked), default=first)
+    last = max((_latest(entry) for entry in asked), default=0.0)
+    # A partial all-reduce has rounds that closed before this rank had called.
+    called = (entry["called"] for entry in asked if entry["called"] is not None)
+    first = min(called, default=last)
     seconds = last - first
     exposed = min(sum(entry["waited"] for entry in asked), seconds)
     return {
