@@ -36,6 +36,7 @@ nb::dict stats(Job& job) {
                                    "bytes_received"_a = counters.workers.bytes_received);
   return dict_of("bytes_sent"_a = sent, "bytes_received"_a = received, "servers"_a = servers,
                  "workers"_a = workers, "credit_bytes"_a = counters.credit_bytes,
+                 "kept_bytes"_a = counters.kept_bytes,
                  "wakeups"_a = counters.wakeups, "gpu_sums"_a = counters.device_sums,
                  "gpu_peer_sums"_a = counters.neighbour_sums,
                  "late_seconds"_a = to_seconds(job.late()));

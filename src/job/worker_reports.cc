@@ -118,6 +118,7 @@ observe::Report WorkerReports::make(Nanos now, const worker::Activity& activity)
   }
   report.retransmits = counters.retransmits;
   report.credit = counters.credit_bytes;
+  report.kept = counters.kept_bytes;
   for (uint32_t server = 0; server < counters.paths.size(); ++server) {
     const transport::PathInfo& path = counters.paths[server];
     report.paths.push_back({server, path.rtt, path.min_rtt, path.retransmits});

@@ -256,6 +256,9 @@ std::string as_metrics(const Picture& picture) {
   m.ranks("herring_rank_rtt_seconds", "Round-trip time of the rank's flows.", trip);
   m.ranks("herring_rank_credit_bytes", "Bytes that a flow of the rank may have outstanding.",
           count(&Report::credit));
+  m.ranks("herring_rank_kept_bytes",
+          "Bytes that the rank keeps for others, who may lack them when a server dies.",
+          count(&Report::kept));
   const auto memory = [](const auto& one, uint32_t) { return number(one.report.resources.memory); };
   m.ranks("herring_rank_memory_bytes", "Resident memory of the rank's process.", memory);
   m.ranks("herring_rank_major_faults_total", "Pages that were read from disk.",

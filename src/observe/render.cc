@@ -57,6 +57,7 @@ void put_rank(Json& json, const Roster& roster, uint32_t index, const Picture::R
   json.field("score", rank.score).field("chronic", rank.chronic).field("once", rank.once);
   json.field("rounds", report.rounds).field("calls", report.calls);
   json.field("credit", report.credit);
+  json.field("kept", report.kept);
   json.field("cpu", to_seconds(report.resources.cpu)).end_object();
 }
 
@@ -219,7 +220,12 @@ std::string as_text(const Picture& picture, bool all) {
       text += concat(roster.name({is_server, i}), ": ", state_text(one), "; sent ",
                      bytes_text(static_cast<double>(one.report.bytes_sent)), ", received ",
                      bytes_text(static_cast<double>(one.report.bytes_received)), ", memory ",
-                     bytes_text(static_cast<double>(one.report.resources.memory)), "\n");
+                     bytes_text(static_cast<double>(one.report.resources.memory)));
+      if (one.report.kept > 0) {
+        text += concat(", of it kept for others ",
+                       bytes_text(static_cast<double>(one.report.kept)));
+      }
+      text += "\n";
     }
     if (quiet > 0) {
       text += concat(counted(quiet, is_server ? "server" : "rank"), " without anything to tell\n");

@@ -106,6 +106,7 @@ std::string encode(const Report& report) {
   put_text(out, report.stack);
   put_text(out, report.cause);
   out.put(report.rounds).put(report.calls).put(report.in_flight).put(report.credit);
+  out.put(report.kept);
   out.put(report.stride);
   const size_t samples = std::min(report.samples.size(), kMostSamples);
   out.put(static_cast<uint32_t>(samples));
@@ -195,6 +196,7 @@ Result<Report> decode_report(std::string_view payload) {
   report.calls = in.get<uint64_t>();
   report.in_flight = in.get<uint64_t>();
   report.credit = in.get<uint64_t>();
+  report.kept = in.get<uint64_t>();
   report.stride = in.get<uint32_t>();
   for (uint32_t i = get_count(in, kMostSamples, 76, sound); i > 0; --i) {
     report.samples.push_back(get_sample(in));

@@ -75,6 +75,7 @@ struct Report {
   std::string cause;        // what kind of code that is, such as "input"
   uint64_t rounds = 0, calls = 0, in_flight = 0;
   uint64_t credit = 0;      // bytes
+  uint64_t kept = 0;        // bytes kept for others, who may lack them when a server dies
   std::vector<RoundSample> samples;
   uint32_t stride = 1;      // samples are of the rounds whose number is a multiple of this
   std::vector<GroupNews> groups;           // what is new; at most kMostGroupNews of them

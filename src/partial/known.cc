@@ -50,6 +50,12 @@ void Memory::completed() {
   if (!pushes_) forget_settled();
 }
 
+size_t Memory::bytes() const {
+  size_t bytes = bytes_;
+  for (const Said& said : known_.said) bytes += sizeof(Said) + said.payload.size();
+  return bytes;
+}
+
 void Memory::forget_oldest() {
   bytes_ -= known_.heard.front().bytes();
   known_.heard.pop_front();

@@ -106,6 +106,7 @@ class Memory {
   void moves() { ++known_.tickets; }
 
   const Known& known() const { return known_; }
+  size_t bytes() const;
 
  private:
   void forget_oldest();

@@ -21,6 +21,7 @@ Changes::Changes(const control::Cluster& cluster, GroupTable& groups, Aggregator
       several_loops_(several_loops),
       coordinator_(cluster, groups, index, states),
       series_(cluster, groups, index, coordinator_.whereabouts()),
+      settlements_(groups),
       recipients_(cluster.size) {}
 
 void Changes::connected(Peer& peer, bool all) {
@@ -80,6 +81,7 @@ Status Changes::control(const wire::FrameHeader& header, uint32_t rank, std::str
       case wire::FrameType::kReleased:
         recipients_[rank].released = true;
         return Status();
+      case wire::FrameType::kSettled: return settlements_.say(rank, header.group, text);
       default: return series_.received(rank, text, now, out);
     }
   }, rank);
@@ -148,6 +150,7 @@ Status Changes::leave_group(const wire::FrameHeader& header, uint32_t rank, cons
   // A rank that calls off a group goes on with partial all-reduces of the group, so it stays a
   // member.
   if (!called_off) groups_.leave(header.group, rank);
+  settlements_.some_gone();
   series_.settle(loop_.now(), out);
   answer_defined(out);
   return {};
@@ -225,6 +228,7 @@ void Changes::check_overdue(bool by_left) {
     for (const auto& [group, why] : aggregator_.stranded(now, by_left)) {
       call_off(*group, kNobody, why, out);
     }
+    settlements_.settle(out);
     return Status();
   }));
 }
@@ -252,6 +256,7 @@ void Changes::report_overdue(Nanos now, std::vector<Answer>& out) {
 void Changes::rank_gone(uint32_t rank, const std::string& how) {
   static_cast<void>(change([&](Nanos now, std::vector<Answer>& out) {
     coordinator_.rank_gone(rank, how, now, out);
+    settlements_.some_gone();
     answer_defined(out);
     series_.settle(now, out);
     return Status();

@@ -16,6 +16,7 @@
 #include "server/coordinator.h"
 #include "server/group_table.h"
 #include "server/series.h"
+#include "server/settlements.h"
 #include "transport/event_loop.h"
 #include "wire/frame.h"
 
@@ -50,8 +51,8 @@ class Changes {
   void data_missing(uint32_t rank);
   // No other server stands in for it.
   void server_gone(uint32_t server);
-  // Warns about operations that have waited long, and fails those past their deadline. `by_left`:
-  // see Aggregator::stranded().
+  // Warns about operations that have waited long, and fails those past their deadline. Also tells
+  // ranks what none of them lacks any more. `by_left`: see Aggregator::stranded().
   void check_overdue(bool by_left);
 
   // Adds what there is to tell about calls and rounds of partial all-reduces.
@@ -102,6 +103,7 @@ class Changes {
   std::mutex mutex_;  // guards all below; held from a change until its answers are queued
   Coordinator coordinator_;
   SeriesTable series_;
+  Settlements settlements_;
   std::vector<Recipient> recipients_;  // by rank
   uint64_t flows_ended_ = 0;
   bool some_wait_ = false;             // a timer is set for delayed answers

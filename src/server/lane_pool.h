@@ -38,6 +38,7 @@ class LanePool {
   }
   void give(char* lane) { free_.push_back(lane); }
   size_t allocated() const { return slabs_.size() * lanes_per_slab(); }
+  size_t taken() const { return allocated() - free_.size(); }
 
  private:
   static constexpr size_t kPage = 4096;

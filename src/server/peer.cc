@@ -60,6 +60,7 @@ Status Peer::begin_frame(const wire::FrameHeader& header, transport::Destination
     case wire::FrameType::kRound:
     case wire::FrameType::kGroup:
     case wire::FrameType::kLeaveGroup:
+    case wire::FrameType::kSettled:
       if (header.payload > server_.max_announce_payload()) break;
       return take_payload(header, out);
     case wire::FrameType::kHandOver: return take_payload(header, out);

@@ -57,7 +57,10 @@ enum class FrameType : uint8_t {
   kCard,         // what the sender's GPU has, and what it reaches, in one task
   kShown,        // how many frames of a message lie in memory that the receiver reads
   kRead,         // the receiver has read a message
-  kLast = kRead,
+  // Data plane: worker -> server: of what this rank lacks nothing any more; server -> worker: of
+  // what no rank of the group does (wire/settled.h).
+  kSettled,
+  kLast = kSettled,
 };
 
 const char* name_of(FrameType type);

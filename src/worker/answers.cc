@@ -27,6 +27,16 @@ void Answers::keep(wire::KeptAnswer answer) {
   }
 }
 
+void Answers::settle(uint64_t number) {
+  for (Kept* kept : {&results_, &errors_}) {
+    std::erase_if(kept->answers, [&](const wire::KeptAnswer& one) {
+      if (one.number > number) return false;
+      kept->bytes -= one.bytes();
+      return true;
+    });
+  }
+}
+
 void Answers::all_joined(uint64_t number) {
   joined_ = false;
   highest_ = number;

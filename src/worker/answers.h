@@ -22,6 +22,12 @@ class Answers {
   void all_joined(uint64_t number);
 
   wire::Handover tell() const;
+  // Up to which number this rank lacks no answer, now or later. A joined rank gets answers of which
+  // it does not know that it lacks them, so the number stays until all have joined.
+  uint64_t complete() const { return holes_.empty() ? highest_ : *holes_.begin() - 1; }
+  // No rank lacks an answer up to this number.
+  void settle(uint64_t number);
+  size_t bytes() const { return results_.bytes + errors_.bytes; }
 
  private:
   struct Kept {

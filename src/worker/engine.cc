@@ -122,7 +122,7 @@ Engine::Counters Engine::counters() {
   }
   return core.loop_->ask([&core] {
     Counters counters{core.links_->counters(), core.executor_->counters(),
-                      core.links_->credit_bytes(), core.loop_->wakeups(),
+                      core.links_->credit_bytes(), core.keeping_.bytes(), core.loop_->wakeups(),
                       core.named_.device_sums(), core.named_.neighbour_sums()};
     counters.paths = core.links_->paths();
     for (const auto& path : counters.paths) counters.retransmits += path.retransmits;

@@ -96,6 +96,7 @@ class Engine {
     std::vector<transport::FlowCounters> servers;
     transport::FlowCounters workers;  // exchanged with other workers directly
     size_t credit_bytes = 0;
+    size_t kept_bytes = 0;  // for others, who may lack it when a server dies
     uint64_t wakeups = 0;
     // All-reduces whose sums a device did, and those of them for which it read other devices.
     uint64_t device_sums = 0, neighbour_sums = 0;

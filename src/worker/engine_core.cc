@@ -38,7 +38,8 @@ EngineCore::EngineCore(const control::Cluster& cluster, EngineOptions options,
                                          loop_->now())),
       bus_(std::move(bus)),
       membership_(*this, cluster_, options_.rank),
-      named_(*this) {
+      named_(*this),
+      keeping_(*this) {
   program_->on_failure([failed = options_.failed](const Status& why) { failed(why); });
   links_ = std::make_unique<Links>(
       *loop_, options_.links,
@@ -132,6 +133,12 @@ void EngineCore::on_control(uint32_t server, const wire::FrameHeader& header,
   }
   if (header.type == wire::FrameType::kOpError && wire::outlives_members(header.stream)) {
     if (Status status = on_series_error(payload); !status.ok()) {
+      fail_now({status.code(), concat(cluster_.describe_server(server), ": ", status.message())});
+    }
+    return;
+  }
+  if (header.type == wire::FrameType::kSettled) {
+    if (Status status = keeping_.receive(header.group, payload); !status.ok()) {
       fail_now({status.code(), concat(cluster_.describe_server(server), ": ", status.message())});
     }
     return;
@@ -275,6 +282,20 @@ void EngineCore::move_partial(const Group& group, const Owner& owner) {
 void EngineCore::forget_partial(uint32_t group) {
   std::erase_if(ended_series_, [group](const auto& one) { return one->group() == group; });
   std::erase_if(series_begun_, [group](const auto& one) { return one.first.first == group; });
+  keeping_.forget(group);
+}
+
+void EngineCore::forget_series(uint64_t id) {
+  std::erase_if(ended_series_, [id](const auto& one) { return one->id() == id; });
+}
+
+size_t EngineCore::bytes_of_series() const {
+  size_t bytes = 0;
+  for (const auto& ended : ended_series_) bytes += ended->known.bytes();
+  for (const auto& [id, partial] : partials_) {
+    if (partial->memory()) bytes += partial->memory()->known.bytes();
+  }
+  return bytes;
 }
 
 void EngineCore::tell_partial_to(uint32_t server) {
@@ -426,6 +447,7 @@ void EngineCore::tick() {
     membership_.check_servers(now);
     membership_.release_servers();
     tell_whereabouts(now);
+    keeping_.tick(now);
   }
   loop_->call_after(kTick, [this] { tick(); });
 }

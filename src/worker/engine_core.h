@@ -16,6 +16,7 @@
 #include "node/node_stage.h"
 #include "observe/rank_states.h"
 #include "worker/engine.h"
+#include "worker/keeping.h"
 #include "worker/links.h"
 #include "worker/membership.h"
 #include "worker/named.h"
@@ -73,6 +74,7 @@ class EngineCore {
   collective::Executor& executor() { return *executor_; }
   NamedOperations& named() { return named_; }
   Membership& membership() { return membership_; }
+  Keeping& keeping() { return keeping_; }
   // Registers a round of a planned operation. `waiting` fails when the job fails, or when its group
   // is called off and nothing of the round is on its way any more.
   void track(const std::shared_ptr<Future>& waiting, const Group& group) {
@@ -93,6 +95,12 @@ class EngineCore {
   // Tells a server that becomes the owner of names what this rank knows of series with these.
   void move_partial(const Group& group, const Owner& owner);
   void forget_partial(uint32_t group);
+  // The series that have ended here and not everywhere, for all that this rank knows.
+  const std::deque<std::shared_ptr<SeriesMemory>>& ended_series() const { return ended_series_; }
+  // No rank lacks the end of the series.
+  void forget_series(uint64_t id);
+  // Returns how many bytes this rank keeps of partial all-reduces for the next owner.
+  size_t bytes_of_series() const;
   // Returns whether bytes are moving in the group, or a round of it has begun and is not over.
   bool moves(const Group& group) const;
   // Returns whether any of these operations still needs this server.
@@ -136,6 +144,7 @@ class EngineCore {
   std::unique_ptr<LocalBus> bus_;
   Membership membership_;
   NamedOperations named_;
+  Keeping keeping_;
   std::unique_ptr<Links> links_;
   std::unique_ptr<NodeStage> node_stage_;
   std::unique_ptr<collective::Executor> executor_;

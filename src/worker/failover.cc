@@ -16,7 +16,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/streams.h"
 #include "worker/links.h"
 
 namespace herring::worker {
@@ -190,9 +189,7 @@ void Links::serve(const control::ServerSet& set) {
   for (const Key& key : kept()) forget_kept(key);
   for (Link& link : links_) {
     std::erase_if(link.settling, [&](const auto& one) {
-      return std::ranges::none_of(one.second.runs, [&](const Settling::Run& run) {
-        return settles(link, one.first, run);
-      });
+      return nothing_settles(link, one.first, one.second);
     });
   }
   forget_versions();
@@ -215,6 +212,12 @@ bool Links::settles(const Link& link, const StreamId& id, const Settling::Run& r
   const Transfer* const transfer = find(run.key);
   return transfer != nullptr && &links_[transfer->ways[run.run].server] == &link &&
          stream_id(*transfer, run.run) == id;
+}
+
+bool Links::nothing_settles(const Link& link, const StreamId& id, const Settling& settling) {
+  return std::ranges::none_of(settling.runs, [&](const Settling::Run& run) {
+    return settles(link, id, run);
+  });
 }
 
 // The server is dead: nothing on its flows comes back.
@@ -349,106 +352,6 @@ std::string Links::results(Transfer& transfer, uint32_t run, uint32_t first, siz
   return bytes;
 }
 
-// The result of a round is here, so all ranks have those of earlier rounds.
-void Links::settle_rounds_before(const Key& key) {
-  std::vector<Key> settled;
-  for (auto one = kept_.lower_bound({key.stream}); one != kept_.end(); ++one) {
-    if (one->first.stream != key.stream || one->first.round >= key.round) break;
-    if (one->first.group == key.group) settled.push_back(one->first);
-  }
-  for (const Key& one : settled) {
-    release(*kept_[one]);
-    forget_kept(one);
-  }
-}
-
-// Returns the group and the home for which the all-reduces of a stream were announced; nothing for
-// other streams.
-std::optional<Links::Home> Links::home_of_calls(uint32_t group, uint32_t stream) const {
-  const auto servers = static_cast<uint32_t>(links_.size());
-  if (!options_.failover || !is_of_calls(stream, servers)) return std::nullopt;
-  const uint32_t home = herring::home_of(stream, servers);
-  return home < servers ? std::optional(Home{group, home}) : std::nullopt;
-}
-
-void Links::begin_in_reign(const Key& key) {
-  const auto home = home_of_calls(key.group, key.stream);
-  if (home) ++reigns_[*home].in_flight[key.stream];
-}
-
-// After the last transfer of a reign, those of the next one no longer have to wait.
-void Links::end_in_reign(const Key& key) {
-  const auto home = home_of_calls(key.group, key.stream);
-  if (!home) return;
-  auto& in_flight = reigns_[*home].in_flight;
-  const auto found = in_flight.find(key.stream);
-  if (--found->second > 0) return;
-  in_flight.erase(found);
-  if (in_flight.empty()) return;
-  for (uint32_t server = 0; server < links_.size(); ++server) released_.push_back(server);
-}
-
-bool Links::waits_for_earlier_reign(const StreamId& id) const {
-  const auto home = home_of_calls(id.group, id.stream);
-  if (!home) return false;
-  const auto found = reigns_.find(*home);
-  if (found == reigns_.end() || found->second.in_flight.empty()) return false;
-  return found->second.in_flight.begin()->first < id.stream;
-}
-
-// A result of a reign is here, so all ranks have those of earlier reigns.
-void Links::settle_reigns_before(const Key& key) {
-  const auto home = home_of_calls(key.group, key.stream);
-  if (!home || reigns_[*home].settled >= key.stream) return;
-  reigns_[*home].settled = key.stream;
-  const auto is_earlier = [&](const auto& one) {
-    const auto& id = one.first;
-    return id.stream < key.stream && home_of_calls(id.group, id.stream) == home;
-  };
-  std::vector<Key> settled;
-  for (const auto& one : kept_) {
-    if (is_earlier(one)) settled.push_back(one.first);
-  }
-  for (const Key& one : settled) {
-    release(*kept_[one]);
-    forget_kept(one);
-  }
-  for (Link& link : links_) std::erase_if(link.settling, is_earlier);
-}
-
-// The result of a segment is here, so no other worker lacks results that are older than a window.
-void Links::settle(const Transfer& transfer, uint32_t run, uint32_t segment) {
-  if (transfer.lockstep && !kept_.empty()) settle_rounds_before(transfer.key);
-  if (!window_settles(transfer.key.group)) return;
-  if (transfer.key.stream >= kReignStreams) settle_reigns_before(transfer.key);
-  const Way& way = transfer.ways[run];
-  Link& link = links_[way.server];
-  const auto found = link.settling.find(settling_id(transfer, run));
-  if (found == link.settling.end()) return;
-  Settling& settling = found->second;
-  // A run that is pushed again contributes to some of its segments only.
-  const uint64_t place = way.place + (way.again ? 0 : segment - transfer.runs[run].first);
-  settling.answered = std::max(settling.answered, place + 1);
-  const size_t window = size_t{options_.credit_max} + 1;  // what a worker may have outstanding
-  if (settling.answered <= window) return;
-  const uint64_t settled = settling.answered - window;
-  while (!settling.runs.empty()) {
-    const Settling::Run front = settling.runs.front();
-    const bool here = settles(link, found->first, front);
-    if (here) {
-      Transfer* const one = find(front.key);
-      free_chunks(*one, front.run, settled);
-      if (!one->ways[front.run].elsewhere.empty()) break;
-      if (one->ways[front.run].place + one->runs[front.run].count > settled) break;
-      const bool answered = std::ranges::find(one->answered[front.run], false) ==
-                            one->answered[front.run].end();
-      if (!answered) break;
-    }
-    settling.runs.pop_front();
-    if (here) forget_kept(front.key);
-  }
-}
-
 // Frees the chunks of a run of which all places are settled.
 void Links::free_chunks(Transfer& transfer, uint32_t r, uint64_t settled) {
   Way& way = transfer.ways[r];
@@ -520,6 +423,7 @@ void Links::keep(Transfer& transfer) {
   if (!keeps_results(transfer) || transfer.called_off) return release(transfer);
   auto kept = std::make_unique<Transfer>(transfer);
   for (Way& way : transfer.ways) way.chunks.clear();
+  note_over(transfer);
   kept->send = nullptr;
   kept->receive = nullptr;
   kept->owner = nullptr;

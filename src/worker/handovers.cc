@@ -201,6 +201,26 @@ void Handovers::join(const Group& group) {
   for (const uint32_t home : group.shards().owners) answers_[{group.id(), home}].join();
 }
 
+std::vector<Handovers::Complete> Handovers::complete() const {
+  std::vector<Complete> all;
+  for (const auto& [where, answers] : answers_) {
+    const uint64_t number = answers.complete();
+    if (number > 0) all.push_back({where.first, where.second, number});
+  }
+  return all;
+}
+
+void Handovers::settle(const Complete& all) {
+  const auto found = answers_.find({all.group, all.home});
+  if (found != answers_.end()) found->second.settle(all.number);
+}
+
+size_t Handovers::bytes_kept() const {
+  size_t bytes = 0;
+  for (const auto& [where, answers] : answers_) bytes += answers.bytes();
+  return bytes;
+}
+
 void Handovers::refuse(const Group& group, wire::Announce refusal) {
   const Owner owner = owner_of(group, refusal.name);
   if (!engine_.options().failover) return send({group.id(), std::move(refusal)}, owner);

@@ -52,6 +52,15 @@ class Handovers {
   Result<bool> receive(uint32_t server, const wire::FrameHeader& header, std::string_view payload);
   // This rank joins: it gets no answers to some of the others' calls.
   void join(const Group& group);
+  // Up to which number this rank lacks no answer of a home in a group.
+  struct Complete {
+    uint32_t group = 0, home = 0;
+    uint64_t number = 0;
+  };
+  std::vector<Complete> complete() const;
+  // No rank lacks these answers.
+  void settle(const Complete& all);
+  size_t bytes_kept() const;
   // Tells the owner of a name that this rank refuses a call.
   void refuse(const Group& group, wire::Announce refusal);
 

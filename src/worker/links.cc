@@ -84,12 +84,11 @@ void Links::remove_group(uint32_t group) {
     std::erase_if(link.settling, [&](const auto& one) { return one.first.group == group; });
   }
   std::erase_if(reigns_, [&](const auto& one) { return one.first.first == group; });
+  std::erase_if(over_, [&](const auto& one) { return one.first.first == group; });
   pace_of(group).removed = true;
-  for (const Key& key : kept()) {
-    if (key.group != group) continue;
-    release(*kept_[key]);
-    forget_kept(key);
-  }
+  std::vector<Key> all = kept();
+  std::erase_if(all, [group](const Key& key) { return key.group != group; });
+  forget_settled(all);
   end_removal(group);
 }
 
@@ -199,6 +198,7 @@ Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
   }
   if (transfer.segments_left == 0 || transfer.called_off) {
     if (!transfer.called_off) transfer.mark.at(observe::Moment::kPushed, transfer.pushed_at);
+    if (options_.failover && !transfer.called_off && keeps_results(transfer)) note_over(transfer);
     transfer.owner->on_transfer_done(transfer);
     return {};
   }
@@ -470,6 +470,7 @@ void Links::forget_transfers() {
   orders_.clear();
   released_.clear();
   reigns_.clear();
+  over_.clear();
   kept_.clear();
   const auto let_go = std::exchange(transfers_, {});
 }

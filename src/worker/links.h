@@ -20,6 +20,7 @@
 #include "transport/event_loop.h"
 #include "transport/silence.h"
 #include "transport/transport.h"
+#include "wire/settled.h"
 #include "worker/balance.h"
 #include "worker/links_options.h"
 #include "worker/pace.h"
@@ -123,6 +124,19 @@ class Links final : public Pusher, private transport::FlowHandler {
   Nanos answered_at(uint32_t group) { return pace_of(group).whole_answered_at; }
   // Returns the keys of transfers that are over here, but of which other workers may lack results.
   std::vector<Key> kept() const;
+  // A stream in which this rank has pushed up to a transfer (wire::settled_at()), and lacks no
+  // result of that or an earlier one. It never will: it pushes in the order of the keys.
+  struct Over {
+    uint32_t group = 0, stream = 0;
+    uint64_t upto = 0;
+  };
+  // Returns the streams whose results are kept, until they are settled, also if there is nothing of
+  // them to keep here.
+  std::vector<Over> over() const;
+  // No worker lacks any of these results.
+  void settle(const Over& all);
+  // Returns the size of the memory for results that others may lack.
+  size_t bytes_kept() const { return chunks_.taken() * chunk_bytes(options_); }
   // Returns a transfer that is overdue by `margin` while no server has answered anything, or null.
   // Servers watch the deadlines; this is for the case that they cannot.
   const Transfer* overdue(Nanos now, Nanos margin) const;
@@ -294,8 +308,10 @@ class Links final : public Pusher, private transport::FlowHandler {
   void copy_results(Transfer& transfer, uint32_t run, uint32_t first, uint32_t count);
   std::string results(Transfer& transfer, uint32_t run, uint32_t first, size_t count);
   bool settles(const Link& link, const StreamId& id, const Settling::Run& run);
+  bool nothing_settles(const Link& link, const StreamId& id, const Settling& settling);
   void settle(const Transfer& transfer, uint32_t run, uint32_t segment);
   void settle_rounds_before(const Key& key);
+  void forget_settled(const std::vector<Key>& keys);
   std::optional<Home> home_of_calls(uint32_t group, uint32_t stream) const;
   bool waits_for_earlier_reign(const StreamId& id) const;
   void begin_in_reign(const Key& key);
@@ -309,6 +325,7 @@ class Links final : public Pusher, private transport::FlowHandler {
   void on_result_elsewhere(LinkFlow& flow, const wire::FrameHeader& header);
   static bool is_over(const Transfer& transfer);
   void keep(Transfer& transfer);
+  void note_over(const Transfer& transfer);
   void release(Transfer& transfer);
   void release_settled(Way& way);
   void forget_versions();
@@ -338,6 +355,8 @@ class Links final : public Pusher, private transport::FlowHandler {
   server::LanePool chunks_;                // of results that other workers may lack
   // Transfers that are over here, of which other workers may lack results.
   std::map<Key, std::unique_ptr<Transfer>> kept_;
+  // By group and stream, the last transfer that was over here, if its results are kept.
+  std::map<std::pair<uint32_t, uint32_t>, uint64_t> over_;
   Nanos answered_at_ = 0;
   bool stopped_ = false;                   // by stop()
   control::ServerSet serving_;

@@ -78,6 +78,7 @@ Status Links::on_header(transport::Flow& flow, const wire::FrameHeader& header,
     case wire::FrameType::kRound:
     case wire::FrameType::kCommit:
     case wire::FrameType::kLeaveGroup:
+    case wire::FrameType::kSettled:
       link_flow.control.resize(header.payload);
       out.add(link_flow.control.data(), link_flow.control.size());
       return {};

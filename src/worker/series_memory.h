@@ -21,6 +21,7 @@ class SeriesMemory {
 
   uint32_t group() const { return group_; }
   uint32_t home() const { return home_; }  // of the series' name
+  uint64_t id() const { return wire::series_id(enlist_.name, group_, enlist_.number); }
   // Tells the next owner everything.
   void tell(Links& links, const Owner& owner);
 

@@ -75,6 +75,7 @@ def rank_of(number: int) -> dict[str, Any]:
         "retransmits": 12 + number,
         "rtt": 0.00021,
         "credit": 1_048_576,
+        "kept": 0,
         "memory": 6_442_450_944,
         "major_faults": 3,
         "clock_offset": -0.000012 * number,

@@ -127,6 +127,22 @@ def test_partial_all_reduces_outlive_servers(
     assert output.count("is done after") == 3, output
 
 
+@pytest.mark.parametrize(
+    ("workers", "nodes", "flows"),
+    [(3, 3, 1), (3, 2, 1), (4, 2, 2)],
+    ids=["one-on-each-node", "uneven-nodes", "several-flows"],
+)
+def test_what_ranks_keep_for_each_other_ends(
+    place: dict[str, str], workers: int, nodes: int, flows: int, tmp_path: Path
+) -> None:
+    # With as many servers no worker has one, so a rank that stands still stops no server.
+    layout = ["-n", str(workers), "--nodes", str(nodes), "--servers", str(nodes)]
+    variables = {"HERRING_FLOWS": str(flows), "FOLDER": str(tmp_path)}
+    job = run_job(layout, program("failover_memory"), timeout=120, **variables, **place)
+    output = expect_success(job)
+    assert output.count("keeps nothing") == workers, output
+
+
 class ByHand:
     """Processes of a job without a launcher; they end with the block."""
 

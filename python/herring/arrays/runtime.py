@@ -469,6 +469,7 @@ class Stats(WorkerBytes):
       servers: The bytes of each server, as this worker sees them.
       workers: The bytes of algorithms that send messages between workers.
       credit_bytes: The bytes that a flow may have outstanding now.
+      kept_bytes: The bytes kept for others, who may lack them when a server dies.
       wakeups: Wake-ups of the engine.
       gpu_sums: Completed all-reduces whose sums this worker's GPU computed
         (``algorithm="cuda-butterfly"``).
@@ -481,6 +482,7 @@ class Stats(WorkerBytes):
     servers: list[ServerBytes]
     workers: WorkerBytes
     credit_bytes: int
+    kept_bytes: int
     wakeups: int
     gpu_sums: int
     gpu_peer_sums: int
@@ -497,18 +499,19 @@ def stats() -> Stats:
       dedicated, weight, bytes_sent and bytes_received of each server, as this worker sees them,
       with retransmits (segments that TCP has sent again) and rtt (seconds of a round trip, or
       None). ``workers``: bytes_sent and bytes_received of algorithms that send messages between
-      workers. ``credit_bytes``: bytes that a flow may have outstanding now. ``wakeups``: wake-ups
-      of the engine. ``gpu_sums``: completed all-reduces whose sums this worker's GPU computed
-      (``algorithm="cuda-butterfly"``). ``gpu_peer_sums``: those of them for which this GPU read
-      memory of another GPU of its node. ``late_seconds``: how much later than the median rank this
-      rank gives its gradients in a step; 0 if it is rarely late. ``seconds``: a dictionary with the
-      keys ``last`` (since the last call of `stats`) and ``total`` (since `init`). Each has the
-      numbers ``rounds`` and ``calls`` that the program began, and seconds. ``seconds`` is the whole
-      time. It consists of ``exposed``, in which a thread of the program waited for a result, and
-      ``compute``, the rest. ``node_stage``, ``push`` and ``pull`` overlap with both. They say how
-      long at least one buffer was in the node stage, on its way to servers, and awaited from there.
-      They cover what the recorder still knows; ``missed`` counts what it has forgotten (it keeps
-      4,096 rounds, buffers and calls).
+      workers. ``credit_bytes``: bytes that a flow may have outstanding now. ``kept_bytes``: bytes
+      of results that this worker keeps now for others, who may lack them when a server dies (0
+      without ``HERRING_FAILOVER``). ``wakeups``: wake-ups of the engine. ``gpu_sums``: completed
+      all-reduces whose sums this worker's GPU computed (``algorithm="cuda-butterfly"``).
+      ``gpu_peer_sums``: those of them for which this GPU read memory of another GPU of its node.
+      ``late_seconds``: how much later than the median rank this rank gives its gradients in a step;
+      0 if it is rarely late. ``seconds``: a dictionary with the keys ``last`` (since the last call
+      of `stats`) and ``total`` (since `init`). Each has the numbers ``rounds`` and ``calls`` that
+      the program began, and seconds. ``seconds`` is the whole time. It consists of ``exposed``, in
+      which a thread of the program waited for a result, and ``compute``, the rest. ``node_stage``,
+      ``push`` and ``pull`` overlap with both. They say how long at least one buffer was in the node
+      stage, on its way to servers, and awaited from there. They cover what the recorder still
+      knows; ``missed`` counts what it has forgotten (it keeps 4,096 rounds, buffers and calls).
 
     Raises:
       ShutdownError: This process is not in a job.

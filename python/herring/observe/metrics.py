@@ -156,6 +156,12 @@ METRICS: Sequence[Metric] = (
     _of("rank", "retransmits_total", "Segments that TCP has sent again.", "retransmits"),
     _of("rank", "rtt_seconds", "Round-trip time of the rank's flows.", "rtt"),
     _of("rank", "credit_bytes", "Bytes that a flow of the rank may have outstanding.", "credit"),
+    _of(
+        "rank",
+        "kept_bytes",
+        "Bytes that the rank keeps for others, who may lack them when a server dies.",
+        "kept",
+    ),
     _of("rank", "memory_bytes", "Resident memory of the rank's process.", "memory"),
     _of("rank", "major_faults_total", "Pages that were read from disk.", "major_faults"),
     _of("rank", "clock_offset_seconds", "Offset of its clock from that of rank 0.", "clock_offset"),

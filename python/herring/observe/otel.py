@@ -128,6 +128,7 @@ _OWN = (
     "herring_rank_sent_bytes_total",
     "herring_rank_received_bytes_total",
     "herring_rank_credit_bytes",
+    "herring_rank_kept_bytes",
 )
 
 
@@ -159,6 +160,7 @@ class _Counted:
                 "host": socket.gethostname(),
                 **{name: counted[name] + earlier.get(name, 0) for name in _SUMS},
                 "credit": counted["credit_bytes"],
+                "kept": counted["kept_bytes"],
             }
         return {
             "job": value_of(os.environ, "HERRING_LABEL") or value_of(os.environ, "HERRING_JOB"),

@@ -41,6 +41,7 @@ _RANK = {
     "retransmits": int,
     "rtt": _NUMBER,
     "credit": int,
+    "kept": int,
     "memory": int,
     "major_faults": int,
     "clock_offset": _NUMBER,

@@ -125,7 +125,7 @@ def table_of_ranks(ranks: Sequence[Mapping[str, Any]], counters: bool = False) -
     """Returns the table of some ranks: how late they are and where, and also what they counted."""
     counted = [
         *("rounds", "calls", "in flight", "sent", "received", "retransmits", "round trip"),
-        "memory",
+        *("memory", "kept"),
     ]
     sheet = Sheet(
         [
@@ -156,7 +156,7 @@ def table_of_ranks(ranks: Sequence[Mapping[str, Any]], counters: bool = False) -
             cells += [_text(rank[name]) for name in ("rounds", "calls", "in_flight")]
             cells += [words.size(rank["bytes_sent"]), words.size(rank["bytes_received"])]
             cells += [_text(rank["retransmits"]), _seconds(rank["rtt"])]
-            cells.append(words.size(rank["memory"]))
+            cells += [words.size(rank["memory"]), words.size(rank["kept"])]
         where = "; ".join(filter(None, (rank["where"], rank["stack"])))
         sheet.rows.append((_style(rank), [*cells, where]))
     return sheet

@@ -121,6 +121,32 @@ TEST(Answers, KnowWhatIsMissing) {
   EXPECT_EQ(told.kept.size(), 1u) << "others may lack it";
 }
 
+TEST(Answers, AreKeptUntilNobodyLacksThem) {
+  Answers answers;
+  EXPECT_EQ(answers.complete(), 0u);
+  for (const uint64_t number : {1, 2, 5}) {
+    ASSERT_TRUE(answers.receive(number).ok());
+    answers.keep(answer(number, wire::FrameType::kReply));
+  }
+  EXPECT_EQ(answers.complete(), 2u) << "it has yet to make calls that have failed for others";
+  ASSERT_TRUE(answers.receive(3).ok());
+  answers.keep(answer(3, wire::FrameType::kOpError));
+  EXPECT_EQ(answers.complete(), 3u);
+  answers.settle(2);
+  EXPECT_EQ(answers.tell().kept.size(), 2u);
+  EXPECT_EQ(answers.bytes(), answer(5, {}).bytes() + answer(3, {}).bytes());
+  answers.settle(3);
+  EXPECT_EQ(answers.tell().kept.size(), 1u);
+  answers.join();
+  ASSERT_TRUE(answers.receive(6).ok());
+  EXPECT_EQ(answers.complete(), 3u) << "it is not known which ones it needs";
+  answers.all_joined(7);
+  EXPECT_EQ(answers.complete(), 7u);
+  answers.settle(7);
+  EXPECT_EQ(answers.bytes(), 0u);
+  EXPECT_EQ(answers.tell().highest, 7u) << "what it has is known";
+}
+
 TEST(Answers, TheLatestAreKeptWithinBounds) {
   Answers answers;
   answers.keep(answer(1, wire::FrameType::kOpError));

@@ -137,6 +137,94 @@ TEST_F(LinksTest, AResultOfALaterReignSettlesAllEarlierOnes) {
   EXPECT_EQ(kept, std::vector<size_t>(5, 1));
 }
 
+// Nothing follows in the stream of a plan that is closed.
+TEST_F(LinksTest, WhatAllRanksHaveIsNotKept) {
+  failover = true;
+  make({1, 1});
+  servers[0]->answering = servers[1]->answering = true;
+  transfer.lockstep = true;
+  transfer.key.round = 3;
+  size_t kept = 0;
+  loop.post([&] {
+    EXPECT_TRUE(links->over().empty());
+    push();
+    EXPECT_TRUE(links->over().empty()) << "it is on its way";
+  });
+  loop.run();
+  kept = links->bytes_kept();
+  EXPECT_GE(kept, data.size());
+  const std::vector<Links::Over> over = links->over();
+  ASSERT_EQ(over.size(), 1u);
+  EXPECT_EQ(over[0].stream, 7u);
+  EXPECT_EQ(over[0].upto, wire::settled_at(transfer.key));
+  // Another stream, another group, an earlier round.
+  links->settle({0, 8, over[0].upto});
+  links->settle({5, 7, over[0].upto});
+  links->settle({0, 7, over[0].upto - 1});
+  EXPECT_EQ(links->bytes_kept(), kept);
+  EXPECT_EQ(links->over().size(), 1u);
+  links->settle(over[0]);
+  EXPECT_EQ(links->bytes_kept(), 0u);
+  EXPECT_TRUE(links->kept().empty());
+  EXPECT_TRUE(links->over().empty());
+}
+
+// A plan rests, is settled, and goes on. Then a server dies in a round.
+TEST_F(LinksTest, AStreamGoesOnAfterItWasSettled) {
+  failover = true;
+  make({1, 1});
+  servers[0]->answering = servers[1]->answering = true;
+  transfer.lockstep = true;
+  control::ServerSet set = control::ServerSet::all(2);
+  set.lose(1);
+  uint32_t rounds = 0;
+  on_done = [&] {
+    EXPECT_EQ(data, expected);
+    loop.post([&] {
+      if (++rounds == 3) return loop.stop();
+      links->settle(links->over().at(0));
+      EXPECT_EQ(links->bytes_kept(), 0u);
+      ++transfer.key.round;
+      if (rounds == 2) servers[1]->answering = false;
+      push();
+      if (rounds == 2) when_quiet([&] { links->serve(set); }, servers[0]->segments);
+    });
+  };
+  loop.post([&] { push(); });
+  loop.run();
+  EXPECT_EQ(rounds, 3u);
+  links->settle(links->over().at(0));
+  EXPECT_EQ(links->bytes_kept(), 0u);
+}
+
+// A rank may have no share of a small buffer. The others wait until it says that it lacks nothing.
+TEST_F(LinksTest, ARankWithoutAShareHasEverything) {
+  failover = true;
+  make({1, 1});
+  transfer.lockstep = true;
+  transfer.runs.clear();
+  loop.post([&] { push(); });
+  loop.run();
+  ASSERT_EQ(links->over().size(), 1u);
+  EXPECT_EQ(links->over()[0].upto, wire::settled_at(transfer.key));
+  EXPECT_EQ(links->bytes_kept(), 0u);
+}
+
+TEST_F(LinksTest, NothingIsKeptOfAGroupThatIsDestroyed) {
+  failover = true;
+  make({1, 1});
+  servers[0]->answering = servers[1]->answering = true;
+  transfer.lockstep = true;
+  links->add_group(5, {0, 1}, true);
+  transfer.key.group = 5;
+  loop.post([&] { push(); });
+  loop.run();
+  EXPECT_EQ(links->over().size(), 1u);
+  links->remove_group(5);
+  EXPECT_EQ(links->bytes_kept(), 0u);
+  EXPECT_TRUE(links->over().empty());
+}
+
 // The results of a home say nothing about those of another home or group.
 TEST_F(LinksTest, AResultOfALaterReignSettlesNothingOfOtherNames) {
   failover = true;
