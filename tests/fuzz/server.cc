@@ -11,6 +11,7 @@
 #include "tests/fuzz/memory_flow.h"
 #include "wire/handover.h"
 #include "wire/partial.h"
+#include "wire/settled.h"
 #include "transport/tcp/transport.h"
 
 using namespace herring;        // NOLINT: a fuzz target
@@ -247,7 +248,7 @@ class Script {
     const size_t cut = in_.byte() * size_t{16};
     if (one.gone) return;
     if (one.flow->closed()) return reconnect(one);
-    switch (in_.below(22)) {
+    switch (in_.below(23)) {
       case 0:
       case 1:
       case 2:
@@ -313,7 +314,21 @@ class Script {
       }
       case 19: return hand_over(one, cut);
       case 20: return tell(one, cut);
+      case 21: return settle(one, cut);
       default: return leave(one);
+    }
+  }
+
+  // Lets one or all members say of what they lack nothing.
+  void settle(Of& one, size_t cut) {
+    wire::FrameHeader header;
+    header.type = wire::FrameType::kSettled;
+    header.group = in_.below(5);
+    const auto kind = static_cast<wire::Subject::Kind>(in_.below(in_.seldom() ? 4 : 3));
+    const std::vector<wire::Settled> all(in_.below(4), {{kind, in_.below(3)}, in_.below(4)});
+    const bool everybody = in_.flag();
+    for (Of& each : members_) {
+      if (everybody || &each == &one) each.flow->deliver(header, encode(all), cut);
     }
   }
 
