@@ -41,7 +41,7 @@ def run(
     layout: str,
     cases: tuple[str, ...] = (),
     backend: str = "",
-    timeout: float = 400,
+    timeout: float = 1200,
     **environment: str,
 ) -> tuple[list[str], int, str]:
     """Runs cases (all by default) on every rank; returns those that passed, exit status, output."""
@@ -104,7 +104,7 @@ def check_example(
     job = jobs().run_job(
         ["-n", str(nodes), "--nodes", str(nodes)],
         code,
-        timeout=200,
+        timeout=1200,
         TF_CPP_MIN_LOG_LEVEL="3",
         **environment,
     )
@@ -118,13 +118,13 @@ def check_script(name: str, text: str, **environment: str) -> str:
     path = HERE / "scripts" / name
     command = [*(sys.executable, "-m", "herring.launch.cli"), "run", "-np", "2", "--horovod"]
     done = subprocess.run(
-        [*command, "--timeout", "200", "--", sys.executable, str(path)],
+        [*command, "--timeout", "1200", "--", sys.executable, str(path)],
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", **environment},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=220,
+        timeout=1300,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-6000:]
@@ -151,7 +151,7 @@ def without(package: str, module: str) -> str:
         [sys.executable, "-c", code],
         stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
         env={**os.environ},
     )
@@ -159,7 +159,7 @@ def without(package: str, module: str) -> str:
     return done.stderr
 
 
-def example(name: str, *options: str, timeout: float = 200) -> dict[str, Any]:
+def example(name: str, *options: str, timeout: float = 1200) -> dict[str, Any]:
     """Runs a script of examples/; returns the JSON in its last line of output."""
     done = subprocess.run(
         [sys.executable, str(HERE.parents[1] / "examples" / name), *options],

@@ -21,7 +21,7 @@ def fails(kind, text, call, *arguments):
 """
 
 
-def run(layout: list[str], script: str, timeout: float = 120, **environment: str) -> str:
+def run(layout: list[str], script: str, timeout: float = 300, **environment: str) -> str:
     return expect_success(
         run_job(layout, SETUP + script, timeout, JAX_PLATFORMS="cpu", **environment)
     )

@@ -15,23 +15,19 @@ SCRIPT = "accelerate_script.py"
 
 
 @pytest.mark.parametrize("start", STARTS)
-@pytest.mark.timeout(250)
 def test_unchanged(start: str) -> None:
     report = compare(STARTS[start], SCRIPT)
     assert report["kind"].endswith("MULTI_CPU") and report["wrapper"] == "DistributedDataParallel"
 
 
-@pytest.mark.timeout(250)
 def test_mixed_precision() -> None:
     compare(STARTS["torchrun"], SCRIPT, "bf16")
 
 
-@pytest.mark.timeout(250)
 def test_one_line() -> None:
     """The script calls `init_process_group` before `Accelerator()`."""
     compare(TORCHRUN, SCRIPT, BACKEND="herring")
 
 
-@pytest.mark.timeout(130)
 def test_a_rank_dies() -> None:
     check_death(SCRIPT)

@@ -12,7 +12,6 @@ if importlib.util.find_spec("distributed") is None:
 from cases import example
 
 
-@pytest.mark.timeout(220)
 @pytest.mark.parametrize(("workers", "servers"), [(2, 0), (2, 1)])
 def test_digits(workers: int, servers: int) -> None:
     options = ["--workers", str(workers), "--servers", str(servers)]

@@ -20,33 +20,28 @@ BACKENDS = [b for b in ("tensorflow", "jax", "torch") if importlib.util.find_spe
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", listed(SCRIPT))
-@pytest.mark.timeout(1000)
 def test_case(backend: str, case: str) -> None:
     check(SCRIPT, "two-nodes", case, backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.timeout(300)
 def test_unchanged_script(backend: str) -> None:
     check_script(
         "horovod_keras_mnist.py", "weights of all ranks are the same", KERAS_BACKEND=backend
     )
 
 
-@pytest.mark.timeout(300)
 def test_unchanged_script_of_tensorflow() -> None:
     pytest.importorskip("tensorflow")
     text = "weights of all ranks are the same"
     check_script("horovod_keras_mnist.py", text, OF_TENSORFLOW="1", KERAS_BACKEND="tensorflow")
 
 
-@pytest.mark.timeout(150)
 def test_elastic_workers_die_and_come_back(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     job = jobs().run_job(
         ["-n", "2", "--elastic", "--horovod"],
         jobs().program("horovod_keras_elastic", str(tmp_path), folder=HERE / "programs"),
-        timeout=130,
         KERAS_BACKEND="tensorflow",
         TF_CPP_MIN_LOG_LEVEL="3",
     )
@@ -55,6 +50,5 @@ def test_elastic_workers_die_and_come_back(tmp_path: Path) -> None:
     assert "the same as alone" in output, output
 
 
-@pytest.mark.timeout(90)
 def test_without_it() -> None:
     assert install_command("keras") in without("keras", "herring.horovod.keras")

@@ -18,27 +18,22 @@ SCRIPT = "horovod_mxnet_cases.py"
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("case", listed(SCRIPT))
-@pytest.mark.timeout(900)
 def test_case(layout: str, case: str) -> None:
     check(SCRIPT, layout, case)
 
 
-@pytest.mark.timeout(300)
 def test_unchanged_script() -> None:
     check_script("horovod_mxnet_mnist.py", "weights of all ranks are the same")
 
 
-@pytest.mark.timeout(300)
 def test_a_rank_dies() -> None:
-    seconds, output = jobs().seconds_until_known(
+    jobs().expect_known(
         ["-n", "3", "--nodes", "3"],
         jobs().program("horovod_mxnet_death", folder=HERE / "programs"),
         victim=1,
         survivors=2,
     )
-    assert seconds < 10, output
 
 
-@pytest.mark.timeout(90)
 def test_without_it() -> None:
     assert install_command("mxnet") in without("mxnet", "herring.horovod.mxnet")

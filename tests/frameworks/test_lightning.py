@@ -16,26 +16,22 @@ TRAINER, FABRIC = "lightning_script.py", "fabric_script.py"
 
 @pytest.mark.parametrize("script", [TRAINER, FABRIC])
 @pytest.mark.parametrize("start", STARTS)
-@pytest.mark.timeout(250)
 def test_unchanged(start: str, script: str) -> None:
     nodes = {"DEVICES": "1", "NODES": "2"} if start == "two-nodes" else {}
     compare(STARTS[start], script, **nodes)
 
 
 @pytest.mark.parametrize("script", [TRAINER, FABRIC])
-@pytest.mark.timeout(250)
 def test_strategy(script: str) -> None:
     """The script uses `DDPStrategy(process_group_backend="herring")`."""
     compare(TORCHRUN, script, BACKEND="herring")
 
 
 @pytest.mark.parametrize("script", [TRAINER, FABRIC])
-@pytest.mark.timeout(250)
 def test_mixed_precision(script: str) -> None:
     compare(STARTS["torchrun"], script, "bf16-mixed")
 
 
 @pytest.mark.parametrize("script", [TRAINER, FABRIC])
-@pytest.mark.timeout(130)
 def test_a_rank_dies(script: str) -> None:
     check_death(script)

@@ -15,16 +15,13 @@ SCRIPT = "transformers_script.py"
 
 
 @pytest.mark.parametrize("start", STARTS)
-@pytest.mark.timeout(250)
 def test_unchanged(start: str) -> None:
     assert compare(STARTS[start], SCRIPT)["wrapper"] == "DistributedDataParallel"
 
 
-@pytest.mark.timeout(250)
 def test_mixed_precision() -> None:
     compare(STARTS["torchrun"], SCRIPT, "bf16")
 
 
-@pytest.mark.timeout(130)
 def test_a_rank_dies() -> None:
     check_death(SCRIPT)

@@ -51,7 +51,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     venv.create(folder, with_pip=True)
     programs = folder / "bin"
     pip = [str(programs / "python"), "-m", "pip", "-q", "--disable-pip-version-check"]
-    subprocess.run([*pip, "install", str(only("*.whl"))], check=True, timeout=100)
+    subprocess.run([*pip, "install", str(only("*.whl"))], check=True, timeout=600)
     return programs
 
 
@@ -64,7 +64,7 @@ def run(programs: Path, *command: str) -> str:
         cwd=programs.parent,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -194,7 +194,7 @@ def test_a_user_compiles_the_same(unpacked: Path, tmp_path: Path) -> None:
         [cmake, "-G", "Ninja", *options, "-S", str(unpacked), "-B", str(tmp_path)],
         check=True,
         stdout=subprocess.DEVNULL,
-        timeout=100,
+        timeout=600,
     )
     theirs = compilers_commands(tmp_path, unpacked)
     assert len(theirs) > 20
@@ -220,7 +220,6 @@ def test_the_wheel_has_the_package_and_what_is_compiled() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(1800)
 def test_a_wheel_from_the_sdist_in_an_isolated_environment_has_the_same_files(
     sdist: Path, tmp_path: Path
 ) -> None:

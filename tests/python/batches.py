@@ -14,7 +14,7 @@ import warm
 HERE = Path(__file__).parent
 
 
-def herring_run(*options: str, seconds: int = 200) -> list[str]:
+def herring_run(*options: str, seconds: int = 1200) -> list[str]:
     """Returns the beginning of a command that runs Python on every rank of a job."""
     launcher = [sys.executable, "-m", "herring.launch.cli", "run", *options]
     return [*launcher, "--timeout", str(seconds), "--grace", "1", "--", sys.executable]
@@ -25,7 +25,7 @@ def outcomes(
     cases: Sequence[str],
     *,
     name_in: Callable[[str], str] = str.strip,
-    seconds: int = 215,
+    seconds: int = 1300,
     **environment: str,
 ) -> dict[str, str]:
     """Runs the cases, and returns "" for each that passed or the job's output where one failed.
@@ -37,7 +37,7 @@ def outcomes(
         appends a line to the file for each case that has passed.
       cases: the names of the cases.
       name_in: finds the name of a case in a line of the report.
-      seconds: the time limit of a job.
+      seconds: the time limit of a job, which only bounds a hang.
       environment: additional environment variables.
     """
     paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]

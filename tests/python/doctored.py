@@ -14,7 +14,7 @@ from herring_lab.emulate.environment import Meeting, worker_environment, write_s
 
 __all__ = ["LIMIT", "doctor", "names_of", "serious"]
 
-LIMIT = 100.0
+LIMIT = 600.0
 _PORT = 29400
 # Each host has a name and a file of names of its own, as machines have.
 _SCRIPT = """

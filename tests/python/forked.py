@@ -26,7 +26,7 @@ def fork(run: Callable[[], object]) -> int:
         os._exit(status)  # otherwise the child would continue as a second pytest
 
 
-def reap(child: int, seconds: float = 30.0) -> int:
+def reap(child: int, seconds: float = 600.0) -> int:
     """Waits for a child, killing it after `seconds`, and returns its exit status."""
     deadline = time.monotonic() + seconds
     while True:

@@ -25,7 +25,7 @@ def checked(*options: str, **environment: str) -> dict[str, dict[str, Any]]:
         env={**os.environ, **ENVIRONMENT, **environment},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

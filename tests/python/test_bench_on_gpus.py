@@ -33,7 +33,7 @@ def run_bench(*arguments: str, workers: int = 2, **environment: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=100,
+        timeout=600,
         check=False,
     )
     assert job.returncode == 0, job.stdout
@@ -41,7 +41,6 @@ def run_bench(*arguments: str, workers: int = 2, **environment: str) -> str:
 
 
 @STANDIN
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("operation", ["allreduce", "planned", "variables"])
 def test_results_on_the_stand_in_are_right_when_the_clock_stops(operation: str, dtype: str) -> None:
@@ -133,14 +132,12 @@ def require_in_threads(gpus: list[str], folder: Path) -> list[str]:
         return list(pool.map(require, range(len(gpus)), timeout=30))
 
 
-@pytest.mark.timeout(60)
 def test_nccl_refuses_ranks_that_share_a_gpu_on_all_ranks(tmp_path) -> None:
     said = require_in_threads(["GPU-a", "GPU-b", "GPU-a"], tmp_path)
     assert len(set(said)) == 1
     assert said[0].startswith("--peer nccl: ranks 0, 2 would share the GPU GPU-a, and NCCL takes")
 
 
-@pytest.mark.timeout(60)
 def test_nccl_takes_ranks_with_gpus_of_their_own(tmp_path) -> None:
     # The last two ranks have a version of torch that does not report the GPU.
     assert require_in_threads(["GPU-a", "host-2 GPU-a", "", ""], tmp_path) == [""] * 4

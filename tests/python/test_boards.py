@@ -8,12 +8,11 @@ from jobs import expect_success, program, run_job
 
 pytest.importorskip("herring._core")
 pytest.importorskip("torch")
-pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.mark.parametrize("layout", [["-n", "1"], ["-n", "2", "--servers", "1"]])
 def test_a_step_logger_writes_to_boards(layout: list[str]) -> None:
-    expect_success(run_job(layout, program("boards"), timeout=100))
+    expect_success(run_job(layout, program("boards")))
 
 
 def test_a_step_logger_writes_to_tensorboard(tmp_path) -> None:
@@ -34,4 +33,4 @@ def test_a_step_logger_writes_to_tensorboard(tmp_path) -> None:
     assert [one.step for one in scalars] == [2, 4], scalars
     assert all(one.value > 0 for one in scalars), scalars
     """
-    expect_success(run_job(["-n", "1"], script, timeout=100, TEST_FOLDER=str(tmp_path)))
+    expect_success(run_job(["-n", "1"], script, TEST_FOLDER=str(tmp_path)))

@@ -8,12 +8,10 @@ import pytest
 
 from jobs import LAYOUTS, expect_success, program, run_job
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.mark.parametrize("layout", ["alone", "one-node", "colocated-servers", "dedicated-servers"])
 def test_callbacks_are_called(layout: str) -> None:
-    expect_success(run_job(LAYOUTS[layout], program("callbacks"), timeout=100, TEST_LAYOUT=layout))
+    expect_success(run_job(LAYOUTS[layout], program("callbacks"), TEST_LAYOUT=layout))
 
 
 def test_what_callbacks_see_and_raise() -> None:

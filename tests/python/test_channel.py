@@ -16,8 +16,6 @@ from herring.doctor.probes import Peer, Probes
 from herring.errors import AuthenticationError
 from herring.rendezvous.channel import DOCTOR, Channel, ChannelError, Listener, call
 
-pytestmark = pytest.mark.timeout(60)
-
 SECRET = secrets.token_bytes(32)
 HOST = "127.0.0.1"
 HELLO_BYTES = 40

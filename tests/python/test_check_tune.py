@@ -25,13 +25,12 @@ def check_with(*options: str, **environment: str) -> subprocess.CompletedProcess
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=600,
         check=False,
     )
 
 
 @STANDIN
-@pytest.mark.timeout(180)
 def test_each_stage_is_measured_on_the_stand_in() -> None:
     pytest.importorskip("torch")
     environment = {**TORCH_ENVIRONMENT, "STANDIN_JITTER": "0", "STANDIN_DEVICES": "1"}
@@ -57,7 +56,6 @@ def test_each_stage_is_measured_on_the_stand_in() -> None:
 
 
 @STANDIN
-@pytest.mark.timeout(180)
 def test_a_torch_that_sees_no_gpu_is_told_of_once() -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
@@ -69,7 +67,6 @@ def test_a_torch_that_sees_no_gpu_is_told_of_once() -> None:
     assert "Traceback" not in done.stdout and "node_stage staged" not in done.stdout
 
 
-@pytest.mark.timeout(60)
 def test_without_a_driver_nothing_is_started() -> None:
     done = check_with("--json", LD_LIBRARY_PATH="/nowhere")
     report = json.loads(done.stdout)

@@ -8,8 +8,6 @@ import pytest
 
 from jobs import LAYOUTS, expect_success, program, run_job
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
@@ -23,18 +21,18 @@ pytestmark = pytest.mark.timeout(120)
     ids=["reductions", "others", "rooted", "order"],
 )
 def test_collective(layout: str, script: list[str]) -> None:
-    expect_success(run_job(LAYOUTS[layout], script, timeout=100))
+    expect_success(run_job(LAYOUTS[layout], script))
 
 
 @pytest.mark.parametrize("proxies", ["1", "3"])
 def test_what_was_lent_is_not_used_too_early(proxies: str) -> None:
     layout = ["-n", "3", "--nodes", "3", "--servers", "2"]
     settings = {"HERRING_CREDIT": "512KiB", "HERRING_PROXIES": proxies, "HERRING_FLOWS": proxies}
-    expect_success(run_job(layout, program("lent_frames"), timeout=100, **settings))
+    expect_success(run_job(layout, program("lent_frames"), **settings))
 
 
 def digests(layout: list[str], **environment: str) -> list[str]:
-    output = expect_success(run_job(layout, program("digests"), timeout=80, **environment))
+    output = expect_success(run_job(layout, program("digests"), **environment))
     found = sorted(line.split("digest ")[1] for line in output.splitlines() if "digest " in line)
     assert len(found) == 5, output
     return found

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from jobs import expect_success, program, run_job
-
-pytestmark = pytest.mark.timeout(120)
 
 
 def test_ranks_learn_the_credit_of_servers_to_which_rank_0_pushes_nothing() -> None:
     layout = ["-n", "4", "--nodes", "2", "--servers", "2"]
-    output = expect_success(run_job(layout, program("credit_of_all"), timeout=100))
+    output = expect_success(run_job(layout, program("credit_of_all")))
     assert output.count(" bytes after ") == 4, output

@@ -11,7 +11,7 @@ from gpus import ENVIRONMENT, FOLDER, GPUS
 from jobs import LAYOUTS, expect_success, program, run_job
 from standin import STANDIN
 
-pytestmark = [pytest.mark.timeout(150), STANDIN]
+pytestmark = STANDIN
 
 # All time-outs are longer than a job may take, so none of them ends a wait.
 LONG = {"HERRING_HEARTBEAT_TIMEOUT": "600", "HERRING_TIMEOUT": "600"}
@@ -24,7 +24,6 @@ def test_the_bits_of_the_host(size: int) -> None:
             ["-n", str(size)],
             program("butterfly_bits"),
             JITTER="100",
-            timeout=120,
             HERRING_NODE_STAGE="staged",
             **ENVIRONMENT,
         )
@@ -33,7 +32,7 @@ def test_the_bits_of_the_host(size: int) -> None:
 
 @pytest.mark.parametrize("layout", ["one-node", "colocated-servers", "dedicated-servers"])
 def test_many_at_a_time(layout: str) -> None:
-    expect_success(run_job(LAYOUTS[layout], program("butterfly_many"), timeout=120, **ENVIRONMENT))
+    expect_success(run_job(LAYOUTS[layout], program("butterfly_many"), **ENVIRONMENT))
 
 
 def test_bfloat16_and_arrays_that_begin_anywhere() -> None:

@@ -10,7 +10,7 @@ from gpus import ENVIRONMENT, GPUS
 from jobs import expect_success, program, run_job
 from standin import STANDIN
 
-pytestmark = [pytest.mark.timeout(150), STANDIN]
+pytestmark = STANDIN
 
 # All time-outs are longer than a job may take, so none of them ends a wait.
 LONG = {"HERRING_HEARTBEAT_TIMEOUT": "600", "HERRING_TIMEOUT": "600"}
@@ -39,9 +39,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_bits_of_the_host_and_no_copies_where_gpus_reach_each_other(layout: str) -> None:
     options, environment = LAYOUTS[layout]
-    expect_success(
-        run_job(options, program("butterfly_peers"), timeout=120, **environment, **ENVIRONMENT)
-    )
+    expect_success(run_job(options, program("butterfly_peers"), **environment, **ENVIRONMENT))
 
 
 @pytest.mark.parametrize("unread", ["cuIpcGetMemHandle", "cuIpcOpenMemHandle"])
@@ -50,7 +48,6 @@ def test_what_cannot_be_exported_or_mapped_goes_through_host_memory(unread: str)
         run_job(
             ["-n", "3"],
             program("butterfly_peers"),
-            timeout=120,
             STANDIN_FAIL=f"{unread}:1:2:always",
             STANDIN_PEERS="1",
             PEERS="0",
@@ -62,9 +59,7 @@ def test_what_cannot_be_exported_or_mapped_goes_through_host_memory(unread: str)
 @pytest.mark.parametrize("size", ["2", "4"])
 def test_many_at_a_time(size: str) -> None:
     expect_success(
-        run_job(
-            ["-n", size], program("butterfly_many"), timeout=120, STANDIN_PEERS="1", **ENVIRONMENT
-        )
+        run_job(["-n", size], program("butterfly_many"), STANDIN_PEERS="1", **ENVIRONMENT)
     )
 
 

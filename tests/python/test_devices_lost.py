@@ -11,7 +11,7 @@ from gpus import ENVIRONMENT, TORCH_ENVIRONMENT
 from jobs import expect_success, program, run_job
 from standin import STANDIN
 
-pytestmark = [pytest.mark.timeout(300), STANDIN]
+pytestmark = STANDIN
 
 
 def expect_errors(script: str, moment: int, folder: Path, *names: int, **settings: str) -> None:
@@ -30,7 +30,6 @@ def expect_errors(script: str, moment: int, folder: Path, *names: int, **setting
     job = run_job(
         ["-n", "3", "--nodes", "2", "--keep-going"],
         program(script),
-        timeout=200,
         MOMENT=str(moment),
         FOLDER=str(folder),
         STANDIN_PEERS="1",

@@ -22,8 +22,6 @@ from herring.launch.doctor import handle
 from launched import HERRING, LIMIT, run
 from test_launch_ssh import ssh  # noqa: F401  (a fixture)
 
-pytestmark = pytest.mark.timeout(100)
-
 DOCTOR = [*HERRING, "doctor"]
 SECRET = "5a" * 32
 

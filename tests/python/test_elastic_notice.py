@@ -13,7 +13,7 @@ import pytest
 from jobs import PREAMBLE, run_job
 from launched import LEFT, Job, no_ssh
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("runtime_folder")]
+pytestmark = pytest.mark.usefixtures("runtime_folder")
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 
 from jobs import expect_success, run_job
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("runtime_folder")]
+pytestmark = pytest.mark.usefixtures("runtime_folder")
 
 every_setting = pytest.mark.parametrize("objects", ["pickle", "json", "none"])
 
@@ -45,7 +45,7 @@ assert state.tables[7][0].tolist() == [0, 1, 2], state.tables
 state.total[:] = 0  # arrays that have come can be written to
 print("is done")
 """
-    job = run_job(["--elastic", "-n", "2"], script, timeout=90, HERRING_OBJECTS=objects)
+    job = run_job(["--elastic", "-n", "2"], script, HERRING_OBJECTS=objects)
     output = expect_success(job)
     assert output.count("is done") == 2 and "starting another one" in output, output
 
@@ -84,7 +84,7 @@ assert state.epoch == 3 and state.history == [(0, 0.5)] and schedule.gamma == 0.
 herring.barrier()
 print("is done")
 """
-    job = run_job(["-n", "2"], script, timeout=100, HERRING_OBJECTS=objects)
+    job = run_job(["-n", "2"], script, HERRING_OBJECTS=objects)
     assert expect_success(job).count("is done") == 2
 
 

@@ -15,7 +15,6 @@ from jobs import expect_success, program, run_job
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-pytestmark = pytest.mark.timeout(120)
 
 LEFT = "has left the job, as it was told to, and is not started again"
 
@@ -28,7 +27,7 @@ def test_training_is_that_of_its_contributors(tmp_path: Path) -> None:
     """
     script = program("elastic_digits", str(tmp_path), "6", "0 20 SIGKILL", "2 60 SIGTERM")
     options = ["--elastic", "--notice", "SIGTERM", "-n", "3"]
-    output = expect_success(run_job(options, script, timeout=100))
+    output = expect_success(run_job(options, script))
     assert output.count("is done: True") >= 1, output
     assert output.count(LEFT) == 1 and output.count("starting another one") == 1, output
     assert "is done: False" not in output, output
@@ -40,7 +39,7 @@ def test_training_is_that_of_its_contributors(tmp_path: Path) -> None:
 def test_the_example_goes_on() -> None:
     script = program("elastic_digits", "--epochs", "4", "--die", "1", "--at", "20", folder=EXAMPLES)
     options = ["--elastic", "--restarts", "0", "-n", "3"]
-    output = expect_success(run_job(options, script, timeout=100))
+    output = expect_success(run_job(options, script))
     assert "[0] 3 workers go on from step 0" in output
     assert "[0] 2 workers go on from step 21" in output
     assert float(re.search(r"test accuracy ([\d.]+)", output).group(1)) > 0.7

@@ -18,8 +18,6 @@ import pytest
 from herring.launch import check
 from jobs import expect_success, program, run_job
 
-pytestmark = pytest.mark.timeout(180)
-
 KEY = {"HERRING_TLS": "psk"}
 # 2 nodes of 2 workers with colocated servers, the same with dedicated ones, and single workers.
 SOME_LAYOUTS = {
@@ -61,9 +59,7 @@ def by_certificate(folder: Path, member: str = "good", authority: str = "root") 
 
 
 def digests(**environment: str) -> list[str]:
-    output = expect_success(
-        run_job(SOME_LAYOUTS["dedicated"], program("digests"), timeout=100, **environment)
-    )
+    output = expect_success(run_job(SOME_LAYOUTS["dedicated"], program("digests"), **environment))
     return sorted(re.findall("digest .*", output))
 
 
@@ -77,14 +73,14 @@ def test_results_have_the_same_bits(certificates: Path) -> None:
 @pytest.mark.parametrize("layout", SOME_LAYOUTS)
 @pytest.mark.parametrize("script", ["collectives", "algorithms", "groups", "messages"])
 def test_everything_works(layout: str, script: str) -> None:
-    expect_success(run_job(SOME_LAYOUTS[layout], program(script), timeout=150, **KEY))
+    expect_success(run_job(SOME_LAYOUTS[layout], program(script), **KEY))
 
 
 @pytest.mark.parametrize("script", ["lent_frames", "own_orders"])
 def test_several_flows_and_proxies(script: str) -> None:
     settings = {"HERRING_CREDIT": "512KiB", "HERRING_PROXIES": "3", "HERRING_FLOWS": "3"}
     layout = ["-n", "3", "--nodes", "3", "--servers", "2"]
-    expect_success(run_job(layout, program(script), timeout=150, **settings, **KEY))
+    expect_success(run_job(layout, program(script), **settings, **KEY))
 
 
 @pytest.mark.parametrize("victim", [0, 2])
@@ -152,7 +148,7 @@ def test_who_goes_on_learns_who_has_left() -> None:
 
 def test_garbage_on_every_port_harms_nobody() -> None:
     layout = ["-n", "2", "--nodes", "2", "--servers", "1"]
-    expect_success(run_job(layout, program("garbage"), timeout=150, **KEY))
+    expect_success(run_job(layout, program("garbage"), **KEY))
 
 
 def outcomes(*of_rank: dict[str, str]) -> dict[int, str]:

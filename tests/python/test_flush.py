@@ -9,8 +9,6 @@ import pytest
 
 from jobs import expect_success, program, run_job
 
-pytestmark = pytest.mark.timeout(120)
-
 LAYOUTS = {
     "one-node": (["-n", "4"], {}),
     "colocated": (["-n", "4", "--nodes", "4"], {}),

@@ -6,7 +6,6 @@ import pytest
 
 from jobs import LAYOUTS, expect_success, program, run_job
 
-pytestmark = pytest.mark.timeout(120)
 SEVERAL = ["one-node", "colocated-servers", "dedicated-servers", "uneven-nodes"]
 
 

@@ -35,13 +35,11 @@ def run_all(layout: str) -> dict[str, str]:
     ("layout", "case"),
     [("two-nodes", case) for case in CASES] + [("one-node", case) for case in ON_ONE_NODE],
 )
-@pytest.mark.timeout(450)
 def test_case(layout: str, case: str) -> None:
     if text := run_all(layout)[case]:
         pytest.fail(text, pytrace=False)
 
 
-@pytest.mark.timeout(100)
 def test_unchanged_script_and_options(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     example = Path(__file__).resolve().parents[2] / "examples" / "horovod_digits.py"
@@ -50,7 +48,7 @@ def test_unchanged_script_and_options(tmp_path: Path) -> None:
         *("--horovod", "--start-timeout", "80", "--gloo", "--timeout", "90"),
         *("--output-filename", str(tmp_path), sys.executable, str(example), "--epochs", "2"),
     ]
-    done = warm.run(command, capture_output=True, text=True, timeout=95)
+    done = warm.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     printed = (tmp_path / "rank.0" / "stdout").read_text()
     assert f"[0] {printed}" in done.stdout
@@ -59,7 +57,6 @@ def test_unchanged_script_and_options(tmp_path: Path) -> None:
     assert (tmp_path / "rank.1" / "stdout").read_text() == ""
 
 
-@pytest.mark.timeout(60)
 def test_variables_of_horovod() -> None:
     """Scripts may read Horovod's variables before they call init()."""
     script = "echo " + " ".join(
@@ -73,20 +70,19 @@ def test_variables_of_horovod() -> None:
         ({}, [""] * 3),
     ):
         done = warm.run(
-            command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=50
+            command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=600
         )
         assert done.returncode == 0, done.stderr
         lines = sorted(done.stdout.splitlines())
         assert lines == [f"[{rank}] {text}" for rank, text in enumerate(wanted)], lines
 
 
-@pytest.mark.timeout(100)
 def test_as_a_module_alone() -> None:
     done = warm.run(
         [sys.executable, "-m", "herring.horovod", *program("horovod_alone", "-x")],
         capture_output=True,
         text=True,
-        timeout=95,
+        timeout=600,
     )
     assert done.stdout == "total 1.0 ['-x']\n", done.stdout + done.stderr
 
@@ -107,16 +103,15 @@ def test_refused_options(options: list[str], words: list[str]) -> None:
         [sys.executable, "-m", "herring.launch.cli", "run", *options, "true"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert done.returncode == 2
     assert all(word in done.stderr for word in words), done.stderr
 
 
-@pytest.mark.timeout(100)
 def test_death() -> None:
     script = program("horovod_death")
-    job = run_job(["-n", "3", "--keep-going"], script, 80)
+    job = run_job(["-n", "3", "--keep-going"], script)
     assert job.stdout.count("survived") == 2, job.stdout[-4000:]
 
 
@@ -135,12 +130,11 @@ def test_averages_of_those_that_are_left() -> None:
         ("mxnet", ["mxnet", "mxnet.functions"]),
     ],
 )
-@pytest.mark.timeout(100)
 def test_without_other_frameworks(package: str, modules: list[str]) -> None:
     code = program("horovod_without", package, *modules)
-    subprocess.run([sys.executable, *code], check=True, timeout=90)
+    subprocess.run([sys.executable, *code], check=True, timeout=600)
 
 
 def test_import_herring_loads_no_torch() -> None:
     expect = "import sys, herring, herring.horovod; assert not {'torch', 'keras'} & {*sys.modules}"
-    subprocess.run([sys.executable, "-c", expect], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", expect], check=True, timeout=600)

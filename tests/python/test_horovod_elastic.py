@@ -22,12 +22,11 @@ ELASTIC = ["--elastic", "--horovod"]
     ],
     ids=["first-rank-own-compressor", "down-to-one"],
 )
-@pytest.mark.timeout(150)
 def test_workers_die_and_come_back(
     layout: list[str], victim: int, options: list[str], tmp_path: Path
 ) -> None:
     script = program("horovod_elastic", str(victim), str(tmp_path / "died"), *options)
-    output = expect_success(run_job([*layout, *ELASTIC], script, 130))
+    output = expect_success(run_job([*layout, *ELASTIC], script))
     size = int(layout[1])
     ends = re.findall(r"trained: generation (\d+), resets \[(.*)\]", output)
     assert len(ends) == size and len({generation for generation, _ in ends}) == 1, output
@@ -38,40 +37,35 @@ def test_workers_die_and_come_back(
         assert len(sizes) == int(generation) - 1 and sizes[-1] == size, output
 
 
-@pytest.mark.timeout(150)
 def test_several_wrappers_enter_each_generation(tmp_path: Path) -> None:
     script = program("horovod_elastic_several", str(tmp_path / "died"))
-    output = expect_success(run_job(["-n", "2", "--nodes", "2", *ELASTIC], script, 130))
+    output = expect_success(run_job(["-n", "2", "--nodes", "2", *ELASTIC], script))
     assert output.count("trained both") == 2, output
 
 
-@pytest.mark.timeout(100)
 def test_an_error_of_the_program_itself_begins_anew_from_the_last_commit() -> None:
     script = program("horovod_elastic_raises")
-    output = expect_success(run_job(["-n", "2", *ELASTIC], script, 80))
+    output = expect_success(run_job(["-n", "2", *ELASTIC], script))
     assert output.count("went on") == 2, output
     assert "the program itself raised HorovodInternalError: my own" in output
 
 
-@pytest.mark.timeout(100)
 def test_ranks_that_disagree_do_not_begin_anew() -> None:
     script = program("horovod_elastic_raises", "mismatch")
-    job = run_job(["-n", "2", *ELASTIC, "--restarts", "0"], script, 80)
+    job = run_job(["-n", "2", *ELASTIC, "--restarts", "0"], script)
     assert job.returncode == 1, job.stdout
     assert "generation 2" not in job.stdout, job.stdout
     assert "ranks disagree about 'horovod.allreduce.different'" in job.stdout
 
 
-@pytest.mark.timeout(100)
 def test_a_program_without_elastic_run_averages_and_begins_anew(tmp_path: Path) -> None:
     script = program("horovod_elastic_without", str(tmp_path / "died"))
-    output = expect_success(run_job(["-n", "2", *ELASTIC, "--min-np", "2"], script, 80))
+    output = expect_success(run_job(["-n", "2", *ELASTIC, "--min-np", "2"], script))
     assert output.count("averaged") == 2, output
     assert output.count("starting another one in its place") == 2, output
 
 
-@pytest.mark.timeout(100)
 def test_a_worker_that_comes_too_late_does_not_begin_anew_alone(tmp_path: Path) -> None:
     script = program("horovod_elastic_without", str(tmp_path / "died"), "late")
-    output = expect_success(run_job(["-n", "2", *ELASTIC], script, 80))
+    output = expect_success(run_job(["-n", "2", *ELASTIC], script))
     assert output.count("averaged") == 1, output

@@ -23,8 +23,6 @@ from herring.observe import client, words
 from herring.observe.metrics import prometheus
 from herring.observe.schema import StatusError, parse
 
-pytestmark = pytest.mark.timeout(120)
-
 HOSTILE: tuple[Any, ...] = (
     None,
     True,

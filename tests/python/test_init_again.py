@@ -11,7 +11,7 @@ import pytest
 import warm
 
 pytest.importorskip("herring._core")
-LIMIT = 60
+LIMIT = 600
 LAUNCHER = ("RANK", "WORLD_SIZE", "HERRING_RANK", "HERRING_SIZE")
 ALONE = "no launcher has started this process"
 

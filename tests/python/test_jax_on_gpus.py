@@ -13,7 +13,7 @@ from gpus import ENVIRONMENT, UNPINNED
 from jobs import LAYOUTS, expect_success, program, run_job
 from standin import STANDIN
 
-pytestmark = [pytest.mark.timeout(150), STANDIN]
+pytestmark = STANDIN
 
 # All time-outs are longer than a job may take, so none of them ends a wait.
 LONG = {"HERRING_HEARTBEAT_TIMEOUT": "600", "HERRING_TIMEOUT": "600"}

@@ -93,7 +93,7 @@ def run_ranks(script: str, size: int, **environment: dict[int, str] | str) -> li
             )
         )
     try:
-        return [process.communicate(timeout=60)[0] for process in processes]
+        return [process.communicate(timeout=600)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

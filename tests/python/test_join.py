@@ -10,12 +10,10 @@ import pytest
 from herring.arrays import names
 from jobs import LAYOUTS, expect_success, program, run_job
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_all_reduces_go_on_without_those_who_joined(layout):
-    expect_success(run_job(LAYOUTS[layout], program("joins"), timeout=100))
+    expect_success(run_job(LAYOUTS[layout], program("joins")))
 
 
 @pytest.mark.parametrize("joined", ["", "yes"])

@@ -195,7 +195,7 @@ def test_check_reports_a_failed_trial(
 def test_check_tries_an_all_reduce() -> None:
     pytest.importorskip("herring._core")
     done = warm.run(
-        [*HERRING, "check", "--json"], capture_output=True, text=True, timeout=100, check=False
+        [*HERRING, "check", "--json"], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     findings = json.loads(done.stdout)["findings"]
@@ -227,7 +227,7 @@ print(*{"hostlist", "psutil", "rich", "shtab", "yaml"} & set(sys.modules))
         env={**os.environ, **alone},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
@@ -235,7 +235,7 @@ print(*{"hostlist", "psutil", "rich", "shtab", "yaml"} & set(sys.modules))
 
 def test_version_and_help() -> None:
     done = warm.run(
-        [*HERRING, "--version"], capture_output=True, text=True, timeout=60, check=False
+        [*HERRING, "--version"], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0
     said = re.fullmatch(
@@ -247,13 +247,13 @@ def test_version_and_help() -> None:
     assert f"kProtocolVersion = {said[2]};" in header.read_text(encoding="utf-8")
     for name in ("run", "server", "config", "check"):
         done = warm.run(
-            [*HERRING, name, "--help"], capture_output=True, text=True, timeout=60, check=False
+            [*HERRING, name, "--help"], capture_output=True, text=True, timeout=600, check=False
         )
         assert done.returncode == 0
         assert f"herring {name}" in done.stdout
 
 
 def test_no_command() -> None:
-    done = warm.run(HERRING, capture_output=True, text=True, timeout=60, check=False)
+    done = warm.run(HERRING, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 2
     assert "COMMAND" in done.stderr

@@ -200,7 +200,7 @@ def test_a_refused_range_writes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "digits.yaml"
     words = ["--name", "digits", "--image", "trainer", "--ports", "29600", "-o", str(file)]
     command = [sys.executable, "-m", "herring.launch.cli", "kubernetes", *words, "--", "python"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 2 and "contains 29600" in done.stderr, done.stderr
     assert not list(tmp_path.iterdir())
 
@@ -301,7 +301,7 @@ def test_a_server_tells_that_it_is_ready(tmp_path: Path) -> None:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
             server.send_signal(signal.SIGTERM)
-            assert server.wait(60) == 0
+            assert server.wait(600) == 0
         finally:
             server.kill()
             server.wait()

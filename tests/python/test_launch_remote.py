@@ -20,8 +20,6 @@ from herring.launch import remote
 from herring.launch.frames import GREETING, Frame, Inbox, kind
 from launched import LIMIT, gone
 
-pytestmark = pytest.mark.timeout(100)
-
 
 class Agent:
     """An agent on pipes."""

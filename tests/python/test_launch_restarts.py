@@ -251,7 +251,7 @@ raise SystemExit(cli.main())
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "[0] again\n"), done.stdout + done.stderr

@@ -43,7 +43,6 @@ def job() -> Iterator[type[Job]]:
             each.process.stdout.close()
 
 
-@pytest.mark.timeout(60)
 def test_servers_take_no_modules_from_the_current_directory(tmp_path: Path) -> None:
     """Who can write there would get the job's secret."""
     for name in ("argparse", "secrets", "queue", "socket"):

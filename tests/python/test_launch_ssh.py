@@ -46,8 +46,6 @@ setsid -w env -i HOME="$HOME" PATH=/usr/bin:/bin HERRING_HOST_ID=$host THERE=$ho
 # A Python there without Herring.
 BARE = f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n'
 
-pytestmark = pytest.mark.timeout(100)
-
 
 @pytest.fixture
 def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:

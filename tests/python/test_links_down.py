@@ -17,7 +17,6 @@ from jobs import program
 @needs_hosts()
 @pytest.mark.parametrize("switch", [False, True], ids=["its-own", "the-switch's"])
 @pytest.mark.parametrize("host", [0, 2])
-@pytest.mark.timeout(90)
 def test_a_link_goes_down(
     host: int, switch: bool, tmp_path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,8 +24,6 @@ from herring_lab.emulate.environment import (
 )
 from jobs import program
 
-pytestmark = pytest.mark.timeout(180)
-
 WORKERS, SERVERS = 2, 2
 HOSTS = WORKERS + SERVERS
 
@@ -85,7 +83,7 @@ class Job:
         """Lets the workers end, and returns what all processes have printed."""
         (self._folder / "stop").touch()
         for process in self._processes[:WORKERS]:
-            assert process.wait(60) == 0, self.output
+            assert process.wait(600) == 0, self.output
         return self.output
 
 

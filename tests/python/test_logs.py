@@ -13,7 +13,7 @@ import warm
 
 pytest.importorskip("herring._core")
 HERRING = (sys.executable, "-m", "herring.launch.cli")
-LIMIT = 60
+LIMIT = 600
 ALONE = {"HERRING_RANK": "0", "HERRING_SIZE": "1"}
 LINE = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} \[herring( rank \d+| server( \d+)?)?\] \w+: .+"
 JOB = "import herring\nherring.init()\nherring.shutdown()\n"

@@ -6,8 +6,6 @@ import pytest
 
 from jobs import LAYOUTS, expect_success, program, run_job
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.mark.parametrize("layout", ["one-node", "colocated-servers", "dedicated-servers"])
 def test_messages_between_two_ranks(layout: str) -> None:

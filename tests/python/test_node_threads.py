@@ -8,8 +8,6 @@ import pytest
 
 from jobs import LAYOUTS, expect_success, program, run_job
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.mark.parametrize("layout", ["one-node", "dedicated-servers", "uneven-nodes"])
 def test_the_bits_are_those_of_one_thread(layout: str) -> None:

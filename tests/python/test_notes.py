@@ -6,8 +6,6 @@ import pytest
 
 from jobs import LAYOUTS, expect_success, program, run_job
 
-pytestmark = pytest.mark.timeout(150)
-
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(

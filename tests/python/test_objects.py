@@ -13,8 +13,6 @@ from herring.errors import HerringError, InvalidArgumentError
 from jobs import expect_success, run_job
 from test_jobs_in_turn import run_ranks
 
-pytestmark = pytest.mark.timeout(90)
-
 SEND = """
 herring.init()
 rank = herring.rank()

@@ -24,7 +24,6 @@ def test_the_quick_cases_exist() -> None:
 
 
 @pytest.mark.parametrize("case", CHOSEN, ids=[case.name.replace(" ", "-") for case in CHOSEN])
-@pytest.mark.timeout(100)
 def test_the_right_process_is_named(case) -> None:
     result = observe(case)
     # How long that takes depends on what else the machine does.

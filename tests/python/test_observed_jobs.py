@@ -98,7 +98,7 @@ def ask(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
 

@@ -14,8 +14,6 @@ import warm
 from jobs import PREAMBLE
 from ports import held, port_of
 
-pytestmark = pytest.mark.timeout(120)
-
 TRAIN = """
 herring.init()
 step = 0
@@ -50,7 +48,7 @@ class Processes:
                 "HERRING_RENDEZVOUS": f"127.0.0.1:{self.port}",
                 "HERRING_SECRET": SECRET,
                 "HERRING_JOB": "ours",
-                "HERRING_CONNECT_TIMEOUT": "40",
+                "HERRING_CONNECT_TIMEOUT": "600",
                 "OMP_NUM_THREADS": "1",
                 **environment,
             },
@@ -86,7 +84,7 @@ def processes() -> Iterator[Processes]:
 
 
 def said(process: subprocess.Popen[str]) -> str:
-    return process.communicate(timeout=60)[0]
+    return process.communicate(timeout=600)[0]
 
 
 def trains(workers: list[subprocess.Popen[str]]) -> None:
@@ -124,7 +122,7 @@ def test_processes_of_other_jobs_are_told_why_and_the_job_trains_on(
                 processes.rank(JOIN, 1, HERRING_JOB="theirs"),
                 processes.server(HERRING_JOB="theirs"),
             ],
-            "comes too late": [processes.rank(JOIN, 1, HERRING_CONNECT_TIMEOUT="5")],
+            "comes too late": [processes.rank(JOIN, 1, HERRING_CONNECT_TIMEOUT="15")],
             "another one is not needed": [processes.server()],
         }
         for text, told in intruders.items():

@@ -35,7 +35,7 @@ def run_without_lab(program: str) -> subprocess.CompletedProcess[str]:
         env={k: v for k, v in os.environ.items() if not k.startswith("HERRING_")},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
     )
 
 

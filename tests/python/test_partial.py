@@ -12,8 +12,6 @@ import pytest
 from herring.partial import RoundStatistics
 from jobs import expect_success, program, run_job
 
-pytestmark = pytest.mark.timeout(120)
-
 LAYOUTS = {
     "one-node": ["-n", "4"],
     "dedicated": ["-n", "4", "--nodes", "2", "--servers", "2"],

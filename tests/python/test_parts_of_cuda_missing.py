@@ -11,7 +11,7 @@ from herring import _core
 from jobs import expect_success, program, run_job
 from standin import STANDIN, checked
 
-pytestmark = [pytest.mark.timeout(150), STANDIN]
+pytestmark = STANDIN
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def test_the_commit_is_that_of_the_checkout(tmp_path: Path) -> None:
         name = ("-c", "user.name=a", "-c", "user.email=a@example.org")
         command = ["git", "-C", str(tmp_path), *name, *arguments]
         return subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=30
+            command, capture_output=True, text=True, check=True, timeout=600
         ).stdout.strip()
 
     git("init", "-q")
@@ -85,7 +85,7 @@ except ConfigurationError as error:
 def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(path)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", LIMITED, str(path)], capture_output=True, text=True, timeout=600
     )
     assert done.stdout == f"cannot write {path}: File too large\n", done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -96,7 +96,7 @@ def test_what_is_not_a_plain_file_is_written_and_not_replaced(tmp_path: Path) ->
     os.mkfifo(pipe)
     with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True) as reader:
         write_results(pipe, {"a": 1}, {})
-        text, _ = reader.communicate(timeout=60)
+        text, _ = reader.communicate(timeout=600)
     assert json.loads(text)["a"] == 1
     assert pipe.is_fifo()
 
@@ -120,7 +120,7 @@ def test_results_have_it(tmp_path: Path) -> None:
             [sys.executable, "-m", "herring.launch.cli", *command],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
         )
         assert done.returncode == 0, done.stderr
         assert list(json.loads(done.stdout)["provenance"]) == KEYS, command

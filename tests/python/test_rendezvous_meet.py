@@ -446,7 +446,7 @@ def test_real_launchers(runtime: dict[str, str], command: list[str]) -> None:
         env={**os.environ, **runtime},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

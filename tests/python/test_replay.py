@@ -12,8 +12,6 @@ from herring.arrays.partial.replay import Replay, read
 from herring.errors import InvalidArgumentError
 from jobs import expect_success, program, run_job
 
-pytestmark = pytest.mark.timeout(120)
-
 LAYOUTS = {
     "one-node": ["-n", "4"],
     "dedicated": ["-n", "4", "--nodes", "2", "--servers", "2"],

@@ -14,7 +14,6 @@ pytest.importorskip("herring._core")
 from herring.arrays import seconds
 from herring.arrays.seconds import Meter, StepMeter, split
 
-pytestmark = pytest.mark.timeout(120)
 MOMENTS = ("called", "ready", "reduced", "pushed", "summed", "done")
 
 
@@ -207,4 +206,4 @@ def test_stats_of_a_job_have_seconds(layout: str, tmp_path: Path) -> None:
 
 def test_a_late_rank_learns_by_how_much() -> None:
     layout = ["-n", "3", "--servers", "1"]
-    expect_success(run_job(layout, program("late_stats"), timeout=100))
+    expect_success(run_job(layout, program("late_stats")))

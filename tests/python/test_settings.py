@@ -168,7 +168,7 @@ def test_the_kernels_read_their_setting_as_everybody(text: str) -> None:
         env={**os.environ, "HERRING_SIMD": text},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=True,
     )
     assert done.stdout == "baseline\n"
@@ -247,7 +247,7 @@ def test_init_accepts_what_config_does() -> None:
         input=json.dumps(cases),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -28,7 +28,6 @@ from launched import HERRING
 MEMORY = 1_000_000
 
 
-@pytest.mark.timeout(120)
 def test_a_job_survives_faults_with_the_same_bits() -> None:
     """Nodes have different numbers of workers, and workers two connections to each server."""
     words = ["--minutes", "0.1", "--kill-every", "0.6", "-n", "3", "--nodes", "2"]
@@ -38,7 +37,7 @@ def test_a_job_survives_faults_with_the_same_bits() -> None:
         env={**os.environ, "HERRING_FLOWS": "2"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
         check=False,
     )
     assert job.returncode == 0, job.stdout + job.stderr
@@ -52,12 +51,11 @@ def test_a_job_survives_faults_with_the_same_bits() -> None:
     assert 0 < found["recovery_seconds"]["p50"] <= found["recovery_seconds"]["max"]
 
 
-@pytest.mark.timeout(120)
 def test_no_step_is_lost_when_workers_die() -> None:
     words = ["--workers", "--minutes", "0.12", "--kill-every", "1", "-n", "3", "--nodes", "1"]
     words += ["--servers", "0", "--model", "50K", "--seed", "5", "--json"]
     job = subprocess.run(
-        [*HERRING, "soak", *words], capture_output=True, text=True, timeout=100, check=False
+        [*HERRING, "soak", *words], capture_output=True, text=True, timeout=600, check=False
     )
     assert job.returncode == 0, job.stdout + job.stderr
     found = json.loads(job.stdout)

@@ -42,7 +42,7 @@ def run(command: list[str], **environment: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert done.returncode != 0
     return done.stdout
@@ -121,7 +121,7 @@ def test_a_server_that_stays_does_not_begin_again_with_its_reminders(free_port: 
         lines = [server.stderr.readline() for _ in range(3)]
     finally:
         server.terminate()
-        server.wait(30)
+        server.wait(600)
         server.stderr.close()
     waited = [float(re.search(r"has waited ([\d.]+) s", line)[1]) for line in lines]
     # The server waits in several calls of 0.5 s. If each call began again, all would report 0.2 s.
@@ -149,7 +149,7 @@ def test_a_server_between_two_jobs_does_not_complain(free_port: int) -> None:
         text = server.stderr.read()
     finally:
         server.kill()
-        server.wait(30)
+        server.wait(600)
         server.stderr.close()
     assert text.count("the job has ended") >= 2, text
     assert "has waited" not in text.partition("the job has ended")[2], text

@@ -372,7 +372,7 @@ def test_watching_without_a_terminal_repeats_the_text(folder: Path) -> None:
             seen += line.startswith("job 'resnet'")
             if seen == 3:
                 break
-    out, err = watch.communicate(timeout=60)
+    out, err = watch.communicate(timeout=600)
     assert (watch.returncode, err) == (0, "")
     assert re.search(r"^job 'resnet': .* has ended \(.* gone.*\)$", out, re.MULTILINE), out
 
@@ -398,7 +398,7 @@ def test_watching_without_a_terminal_repeats_no_old_status(folder: Path) -> None
                 if sum("has not answered in 0.2 s" in each for each in shown) == 3:
                     break
             process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(600) == 0
     first = next(i for i, line in enumerate(shown) if "has not answered" in line)
     assert all("has not answered" in line for line in shown[first:]), shown
 
@@ -426,7 +426,7 @@ def test_watching_goes_on_with_the_next_generation(folder: Path) -> None:
             if line.startswith("job 'el.3'"):
                 break
         process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=60)
+        rest, _ = process.communicate(timeout=600)
     assert process.returncode == 0
     assert "has ended" not in "".join(seen) + rest
     assert any(line.rstrip().endswith(": the next generation") for line in seen), seen
@@ -457,7 +457,7 @@ def test_watching_an_address_goes_on_with_the_next_generation() -> None:
         second.status = named("el.3")  # it began so soon that nobody missed the one before
         assert any(": the next generation" in line for line in until("job 'el.3'"))
         process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=60)
+        rest, _ = process.communicate(timeout=600)
     assert process.returncode == 0 and "has ended" not in rest
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from jobs import expect_success, program, run_job
 
-pytestmark = pytest.mark.timeout(120)
 LAYOUTS = {
     "direct": ["-n", "2", "--nodes", "2"],
     "one-node": ["-n", "2"],
@@ -18,7 +17,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_a_plan_closed_in_a_round_that_is_ready_finishes_it(layout: list[str]) -> None:
-    expect_success(run_job(layout, program("closed_when_ready"), timeout=90))
+    expect_success(run_job(layout, program("closed_when_ready")))
 
 
 @pytest.mark.parametrize(
@@ -27,9 +26,7 @@ def test_a_plan_closed_in_a_round_that_is_ready_finishes_it(layout: list[str]) -
 def test_a_plan_closed_too_early_fails_the_job_everywhere(
     layout: list[str], tmp_path: Path
 ) -> None:
-    output = expect_success(
-        run_job(layout, program("closed_too_early"), timeout=90, FOLDER=str(tmp_path))
-    )
+    output = expect_success(run_job(layout, program("closed_too_early"), FOLDER=str(tmp_path)))
     assert output.count("told") == int(layout[1]), output
 
 
@@ -37,9 +34,7 @@ def test_a_plan_closed_too_early_fails_the_job_everywhere(
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_leaving_with_operations_in_flight(layout: list[str], how: str) -> None:
     for delay in ("0", "0.002", "0.01"):
-        job = run_job(
-            layout, program("teardown_in_flight"), timeout=60, grace=8, HOW=how, DELAY=delay
-        )
+        job = run_job(layout, program("teardown_in_flight"), grace=8, HOW=how, DELAY=delay)
         assert "SIGSEGV" not in job.stdout and "SIGABRT" not in job.stdout, job.stdout[-4000:]
         assert job.stdout.count("left") == int(layout[1]), job.stdout[-4000:]
 

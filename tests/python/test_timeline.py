@@ -20,8 +20,6 @@ from traces import Trace
 TWO_NODES = ["-n", "4", "--nodes", "2", "--servers", "2"]
 STEPS = 20
 
-pytestmark = pytest.mark.timeout(240)
-
 
 @pytest.fixture(scope="module")
 def timeline(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -36,12 +36,10 @@ def run_all(layout: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("layout", "case"), [(layout, case) for layout in LAYOUTS for case in cases_of(layout)]
 )
-@pytest.mark.timeout(450)
 def test_case(layout: str, case: str) -> None:
     if text := run_all(layout)[case]:
         pytest.fail(text, pytrace=False)
 
 
-@pytest.mark.timeout(150)
 def test_tensors_lie_where_they_belong_whatever_the_default_device() -> None:
     expect_success(run_job(["-n", "2", "--nodes", "2"], program("torch_default_device")))

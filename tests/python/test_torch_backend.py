@@ -24,7 +24,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 STARTS = {
     "torchrun": [*TORCHRUN, "-m", "backend_cases", "--init", "env://"],
     "two-nodes": [
-        *herring_run("-n", "4", "--nodes", "2", seconds=160),
+        *herring_run("-n", "4", "--nodes", "2"),
         *("-m", "backend_cases", "--init", "herring://"),
     ],
 }
@@ -47,26 +47,23 @@ ACROSS_NODES = [
 @functools.cache
 def run_all(layout: str) -> dict[str, str]:
     cases = list(CASES) if layout == "torchrun" else ACROSS_NODES
-    return outcomes(STARTS[layout], cases, seconds=170, OMP_NUM_THREADS="1")
+    return outcomes(STARTS[layout], cases, OMP_NUM_THREADS="1")
 
 
 @pytest.mark.parametrize(
     ("layout", "case"),
     [("torchrun", case) for case in CASES] + [("two-nodes", case) for case in ACROSS_NODES],
 )
-@pytest.mark.timeout(400)
 def test_case(layout: str, case: str) -> None:
     if text := run_all(layout)[case]:
         pytest.fail(text, pytrace=False)
 
 
-@pytest.mark.timeout(100)
 def test_stores_and_deaths(tmp_path: Path) -> None:
-    job = run_job(["-n", "2", "--keep-going"], program("backend_stores"), 80, FOLDER=str(tmp_path))
+    job = run_job(["-n", "2", "--keep-going"], program("backend_stores"), FOLDER=str(tmp_path))
     assert "survived" in job.stdout, job.stdout[-6000:]
 
 
-@pytest.mark.timeout(100)
 def test_who_leaves_long_before_the_others_is_no_failure(tmp_path: Path) -> None:
     job = run_job(
         ["-n", "3", "--nodes", "2"],
@@ -78,9 +75,8 @@ def test_who_leaves_long_before_the_others_is_no_failure(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("hook", ["", "hook"])
-@pytest.mark.timeout(100)
 def test_death_in_stock_ddp(hook: str) -> None:
-    job = run_job(["-n", "2", "--keep-going"], program("backend_ddp_death"), 80, HOOK=hook)
+    job = run_job(["-n", "2", "--keep-going"], program("backend_ddp_death"), HOOK=hook)
     assert "survived" in job.stdout, job.stdout[-6000:]
 
 
@@ -100,7 +96,6 @@ SCRIPT = """
 
 
 @pytest.mark.parametrize("status", [0, 3])
-@pytest.mark.timeout(100)
 def test_script_in_a_group(tmp_path: Path, status: int) -> None:
     """`python -m herring.torch` sets torchrun's variables under every launcher."""
     path = tmp_path / "script.py"
@@ -111,14 +106,13 @@ def test_script_in_a_group(tmp_path: Path, status: int) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=90,
+        timeout=600,
         check=False,
     )
     assert job.returncode == status and job.stdout.count("total 2") == 2, job.stdout[-4000:]
 
 
 @pytest.mark.parametrize("arguments", ["()", "('nccl',)", "('gloo', 'env://')", "('herring',)"])
-@pytest.mark.timeout(100)
 def test_script_begins_its_own_group(tmp_path: Path, arguments: str) -> None:
     """Under `python -m herring.torch`, a script that begins a group gets the existing group."""
     job = warm.run(
@@ -127,7 +121,7 @@ def test_script_begins_its_own_group(tmp_path: Path, arguments: str) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=90,
+        timeout=600,
         check=False,
     )
     assert job.returncode == 0 and job.stdout.count("total 2") == 2, job.stdout[-4000:]
@@ -135,35 +129,30 @@ def test_script_begins_its_own_group(tmp_path: Path, arguments: str) -> None:
     assert said == (1 if "nccl" in arguments or "gloo" in arguments else 0), job.stdout
 
 
-@pytest.mark.timeout(100)
 def test_variables_of_torchrun_beside_servers(tmp_path: Path) -> None:
     layout = ["-n", "2", "--nodes", "2", "--servers", "2"]
-    job = run_job(layout, program("backend_variables"), 80, FOLDER=str(tmp_path))
+    job = run_job(layout, program("backend_variables"), FOLDER=str(tmp_path))
     assert job.returncode == 0 and job.stdout.count("well") == 2, job.stdout[-4000:]
 
 
-@pytest.mark.timeout(100)
 def test_group_beside_gloo(tmp_path: Path) -> None:
-    job = run_job(["-n", "2"], program("backend_beside_gloo"), 80, FOLDER=str(tmp_path))
+    job = run_job(["-n", "2"], program("backend_beside_gloo"), FOLDER=str(tmp_path))
     assert job.returncode == 0 and job.stdout.count("well") == 2, job.stdout[-4000:]
 
 
-@pytest.mark.timeout(60)
 def test_script_is_missing() -> None:
     job = warm.run(
-        [sys.executable, "-m", "herring.torch"], stderr=subprocess.PIPE, text=True, timeout=50
+        [sys.executable, "-m", "herring.torch"], stderr=subprocess.PIPE, text=True, timeout=600
     )
     assert job.returncode == 2 and "usage: python -m herring.torch" in job.stderr
 
 
-@pytest.mark.timeout(60)
 def test_entry_point_loads_nothing() -> None:
     script = "import sys, herring.autoload as a; assert 'numpy' not in sys.modules; "
     script += "assert 'torch' not in sys.modules; sys.modules['torch'] = None; a.register()"
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=50)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=600)
 
 
-@pytest.mark.timeout(100)
 def test_example() -> None:
     example = Path(__file__).resolve().parents[2] / "examples" / "ddp_backend.py"
     job = warm.run(
@@ -172,7 +161,7 @@ def test_example() -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=90,
+        timeout=600,
         check=False,
     )
     losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+)", job.stdout)]

@@ -114,6 +114,6 @@ def test_the_command_of_torch_reads_the_files(tmp_path: Path) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         check=True,
-        timeout=120,
+        timeout=600,
     )
     assert "missing ranks: {3}" in done.stdout

@@ -24,7 +24,6 @@ def run_all(layout: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("case", GROUP_CASES)
-@pytest.mark.timeout(450)
 def test_case(layout: str, case: str) -> None:
     if text := run_all(layout)[case]:
         pytest.fail(text, pytrace=False)

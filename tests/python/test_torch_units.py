@@ -202,7 +202,7 @@ class Handover:
         if self._releases == 2:
             self._second.set()
         self._lock.release()
-        assert self._second.wait(30)
+        assert self._second.wait(600)
 
 
 def test_a_work_is_finished_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ def test_a_work_is_finished_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def then(_: object) -> None:
         entered.set()
-        assert follows.wait(30)
+        assert follows.wait(600)
 
     def attempt(call) -> None:
         try:
@@ -227,9 +227,9 @@ def test_a_work_is_finished_once(monkeypatch: pytest.MonkeyPatch) -> None:
     work._step = Handover()
     waits = threading.Thread(target=attempt, args=(work.wait,))
     waits.start()
-    assert entered.wait(30)
+    assert entered.wait(600)
     attempt(work.get_future)
-    waits.join(30)
+    waits.join(600)
     assert errors == []
     assert work.get_future().wait()[0].item() == 1
 

@@ -102,7 +102,7 @@ def test_descriptors_that_are_passed_on(tmp_path: Path) -> None:
     for run in (subprocess.run, warm.run):
         read, write = os.pipe()
         command = [sys.executable, "-c", code, str(write)]
-        done = run(command, pass_fds=[write], stdout=subprocess.PIPE, text=True, timeout=60)
+        done = run(command, pass_fds=[write], stdout=subprocess.PIPE, text=True, timeout=600)
         os.close(write)
         with open(read, "rb") as file:
             assert file.read() == b"it"
@@ -119,7 +119,7 @@ def test_a_process_in_the_background() -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.01)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == -signal.SIGTERM
+        assert process.wait(600) == -signal.SIGTERM
     assert process.poll() == -signal.SIGTERM
 
 

@@ -15,7 +15,6 @@ from jobs import expect_success, program, run_job
 
 
 @pytest.mark.parametrize("functions", ["core", "torch"])
-@pytest.mark.timeout(180)
 def test_wrong_types_are_refused_in_words(
     functions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -23,13 +22,12 @@ def test_wrong_types_are_refused_in_words(
         pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)  # some values are right for a path, which is written then
     # The job has one rank: which calls a second rank must make would depend on the wrong values.
-    job = run_job(["-n", "1"], program(f"wrong_values_{functions}"), 150, HERRING_LOG_LEVEL="error")
+    job = run_job(["-n", "1"], program(f"wrong_values_{functions}"), HERRING_LOG_LEVEL="error")
     assert "all in words" in expect_success(job), job.stdout[-6000:]
 
 
-@pytest.mark.timeout(100)
 def test_usual_mistakes_say_what_to_do() -> None:
-    assert "in words" in expect_success(run_job(["-n", "1"], program("usual_mistakes"), 80))
+    assert "in words" in expect_success(run_job(["-n", "1"], program("usual_mistakes")))
 
 
 @pytest.mark.parametrize("value", [[[1], [2, 3]], types.SimpleNamespace(shape=None)])
@@ -40,7 +38,6 @@ def test_what_has_no_shape_is_not_an_array(value: object) -> None:
         shape_of(value)
 
 
-@pytest.mark.timeout(60)
 def test_adapter_for_torch_says_what_to_install() -> None:
     script = "import sys; sys.modules['torch'] = None; import herring.torch"
     run = subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True)

@@ -143,7 +143,7 @@ def test_the_lab_says_what_is_missing_before_it_makes_anything(launchers) -> Non
         [*HERRING, "lab", "run", "--mpi", "mpich", "--", sys.executable, "-c", "1"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         env={**os.environ, "PATH": str(launchers)},
     )
     assert done.returncode == 2
@@ -151,7 +151,6 @@ def test_the_lab_says_what_is_missing_before_it_makes_anything(launchers) -> Non
 
 
 @needs_root
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", mpi.MPIS)
 def test_an_mpi_peer_end_to_end(name, tmp_path) -> None:
     reason = peers.missing(name)
@@ -165,7 +164,7 @@ def test_an_mpi_peer_end_to_end(name, tmp_path) -> None:
         [*HERRING, *lab, "--", *bench, "--json", str(path)],
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "wrong elements: 0 OK" in done.stdout
@@ -177,7 +176,6 @@ def test_an_mpi_peer_end_to_end(name, tmp_path) -> None:
 
 
 @needs_root
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", mpi.MPIS)
 def test_an_mpi_peer_without_its_launcher_says_so(name) -> None:
     if peers.missing(name):
@@ -187,7 +185,7 @@ def test_an_mpi_peer_without_its_launcher_says_so(name) -> None:
         command,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         env={**os.environ, "HERRING_SIZE": "2", "HERRING_RANK": "0"},
     )
     assert done.returncode == 3

@@ -19,8 +19,6 @@ from herring_lab.simulate.network import PEERS, Network, load_costs, peer_second
 from herring_lab.simulate.sweep import parse_sweep
 from herring_lab.simulate.timeline import Buffer, Stages, fuse, fuse_evenly, play
 
-pytestmark = pytest.mark.timeout(30)
-
 
 @pytest.mark.parametrize("name", catalogue.MODELS)
 def test_sizes_add_up_to_what_was_published(name: str) -> None:

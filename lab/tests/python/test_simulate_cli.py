@@ -20,8 +20,6 @@ from herring_lab.simulate.network import PEERS, Costs, Herring, Network
 from herring_lab.simulate.show import answer_text
 from herring_lab.study import paper_tables
 
-pytestmark = pytest.mark.timeout(60)
-
 LARGE = Job("bert-large", tuple(gradients("bert-large")), 0.45, 2 / 3)
 ALONE = Job("100M", tuple(even_gradients(25_000_000)), 0.0, 2 / 3)
 FREE = Costs(0.0, 0.0, 0.0, 1.0)  # processors that take no time

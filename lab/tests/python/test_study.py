@@ -39,7 +39,7 @@ def study(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "herring.launch.cli", "study", *arguments],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=600,
         check=False,
     )
 
@@ -238,7 +238,6 @@ def check_training(out: pathlib.Path, said: str) -> None:
 
 
 @pytest.mark.skipif(not ROOT, reason="needs root, iproute2 and util-linux")
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("what", "check"),
     [

@@ -19,7 +19,6 @@ from herring_lab.study.jobs import run_mpi_ranks
 from herring_lab.study.overlap import no_delay
 
 ROOT = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "nsenter", "setpriv")))
-pytestmark = pytest.mark.timeout(90)
 
 
 def late(mode: str, mean: float, active: list[int]) -> dict[str, Any]:

@@ -141,7 +141,6 @@ def test_servers_are_compared_with_their_models(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.skipif(not ROOT, reason="needs root, iproute2 and util-linux")
-@pytest.mark.timeout(90)
 def test_steps_in_the_lab() -> None:
     """Checks the results of a training; the quick study runs the other strategies."""
     pytest.importorskip("torch")

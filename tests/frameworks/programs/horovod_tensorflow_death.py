@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 
 import tensorflow as tf
 
@@ -17,13 +16,10 @@ def step():
 
 
 step()
-start = time.time()
 try:
     for i in range(1000000):
-        if i == 20:
-            start = time.time()
-            if hvd.rank() == int(os.environ["VICTIM"]):
-                os.kill(os.getpid(), signal.SIGKILL)
+        if i == 20 and hvd.rank() == int(os.environ["VICTIM"]):
+            os.kill(os.getpid(), signal.SIGKILL)
         step()
 except tf.errors.OpError as error:
     assert "rank 1" in str(error), error
@@ -31,4 +27,4 @@ except tf.errors.OpError as error:
         hvd.allreduce(tf.ones([1]))
     except hvd.HorovodInternalError as error:
         assert "rank 1" in str(error), error
-        print(f"learned in {time.time() - start:.2f} s", flush=True)
+        print("has learned of it", flush=True)

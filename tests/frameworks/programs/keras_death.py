@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 
 import keras
 import numpy as np
@@ -16,11 +15,8 @@ x = np.ones((64, 4), np.float32)
 
 class Dies(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
-        global start
-        if batch == 20:
-            start = time.time()
-            if herring.rank() == int(os.environ["VICTIM"]):
-                os.kill(os.getpid(), signal.SIGKILL)
+        if batch == 20 and herring.rank() == int(os.environ["VICTIM"]):
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
@@ -29,5 +25,4 @@ try:
     model.fit(x, x[:, :1], batch_size=1, epochs=100000, verbose=0, callbacks=[Dies()])
 except Exception as error:
     assert "rank 1" in str(error) and "PeerLostError" in type(error).__name__ + str(error), error
-    print(f"learned in {time.time() - start:.2f} s", flush=True)
-    os._exit(0)
+    print("has learned of it", flush=True)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 
 import mxnet as mx
 
@@ -13,17 +12,14 @@ herring.init()
 net = mx.gluon.nn.Dense(1, in_units=4)
 net.initialize()
 trainer = herring.mxnet.DistributedTrainer(net.collect_params(), "sgd")
-start = time.time()  # Other ranks may learn of the death one step earlier.
 try:
     for step in range(1000000):
         with mx.autograd.record():
             loss = net(mx.nd.ones((2, 4)))
         loss.backward()
-        if step == 20:
-            start = time.time()
-            if herring.rank() == int(os.environ["VICTIM"]):
-                os.kill(os.getpid(), signal.SIGKILL)
+        if step == 20 and herring.rank() == int(os.environ["VICTIM"]):
+            os.kill(os.getpid(), signal.SIGKILL)
         trainer.step(2)
 except herring.PeerLostError as error:
     assert "rank 1" in str(error)
-    print(f"learned in {time.time() - start:.2f} s", flush=True)
+    print("has learned of it", flush=True)

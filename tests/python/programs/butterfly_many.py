@@ -29,7 +29,7 @@ for attempt in range(3):
         )
     random.Random(rank + 7).shuffle(handles)
     for number, array, handle in handles:
-        assert handle.wait(60) is array and handle.wait() is array and handle.done()
+        assert handle.wait(600) is array and handle.wait() is array and handle.done()
         assert (array.get() == sum(r + number for r in range(size))).all(), (attempt, number)
 
 

@@ -13,7 +13,7 @@ import herring
 import herring.elastic
 from support import server_process
 
-deadline = time.monotonic() + 60
+deadline = time.monotonic() + 600
 state = herring.elastic.State(step=0, killed=False)
 
 

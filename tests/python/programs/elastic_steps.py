@@ -22,7 +22,7 @@ from support import die_once
 folder, steps, final = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 events = [(int(slot), int(step), where) for slot, step, where in map(str.split, sys.argv[4:])]
 slot = int(os.environ["HERRING_RANK"])
-deadline = time.monotonic() + 60
+deadline = time.monotonic() + 600
 state = herring.elastic.State(step=0, total=np.zeros(5), slots=[])
 attempts = 0
 

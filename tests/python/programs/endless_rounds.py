@@ -20,7 +20,7 @@ for value in VALUES:
     series.contribute(array)
     if rank == 0:
         waiting, failed = late(functools.partial(series.take, array, value))
-        waiting.join(60)
+        waiting.join(600)
         assert not waiting.is_alive() and not failed, (value, failed)
     else:
         be_late()
@@ -29,7 +29,7 @@ for value in VALUES:
     if rank == 0:
         plan.ready(0)
         waiting, failed = late(functools.partial(plan.wait, value))
-        waiting.join(60)
+        waiting.join(600)
         assert not waiting.is_alive() and not failed, (value, failed)
     else:
         be_late()

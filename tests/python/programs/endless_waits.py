@@ -23,7 +23,7 @@ for value in VALUES:
         if rank == 0:
             handle = start()
             waiting, failed = late(functools.partial(wait, handle))
-            waiting.join(60)
+            waiting.join(600)
             assert not waiting.is_alive() and not failed, (value, turn, failed)
         else:
             be_late()

@@ -29,7 +29,7 @@ herring.barrier()
 rng = random.Random(herring.rank())
 for port in sorted(ports):
     for _ in range(30):
-        stranger = socket.create_connection(("127.0.0.1", port), 5)
+        stranger = socket.create_connection(("127.0.0.1", port), 600)
         stranger.sendall(
             rng.choice(
                 [b"GET / HTTP/1.0\r\n\r\n", b"HRRING\r\n" + rng.randbytes(200), rng.randbytes(500)]

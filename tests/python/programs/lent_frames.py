@@ -19,4 +19,4 @@ for attempt in range(12):
         for i, array in enumerate(arrays)
     ]
     for base, handle in zip(bases, handles):
-        assert np.array_equal(handle.wait(60), base * (size * (size + 1) // 2)), attempt
+        assert np.array_equal(handle.wait(600), base * (size * (size + 1) // 2)), attempt

@@ -50,5 +50,5 @@ threads = [
 for thread in threads:
     thread.start()
 for thread in threads:
-    thread.join(60)
+    thread.join(600)
 assert len(right) == 12 and all(right.values()), right

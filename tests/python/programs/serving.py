@@ -20,8 +20,8 @@ HERRING = [sys.executable, "-m", "herring.launch.cli"]
 
 def servers() -> list[dict]:
     """Returns the servers as rank 0 knows them."""
-    words = [*HERRING, "status", "--job", os.environ["HERRING_JOB"], "--json"]
-    asked = subprocess.run(words, capture_output=True, text=True, check=True, timeout=30)
+    words = [*HERRING, "status", "--job", os.environ["HERRING_JOB"], "--json", "--timeout", "5m"]
+    asked = subprocess.run(words, capture_output=True, text=True, check=True, timeout=600)
     return json.loads(asked.stdout)["servers"]
 
 
@@ -34,7 +34,7 @@ def replace(index: int, number: int) -> None:
 
 def await_replaced(index: int, since: float) -> None:
     """Returns when a server has come back, or another process for it, after `since`."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         now = servers()[index]
         replaced = now["replaced"]

@@ -29,7 +29,7 @@ def raises(
 
 def until(holds: Callable[[], object]) -> None:
     """Waits until it holds. The limit only ends what hangs: no result may depend on it."""
-    limit = time.monotonic() + 200
+    limit = time.monotonic() + 250
     while not holds():
         assert time.monotonic() < limit, "what this process waits for has not come"
         time.sleep(0.005)

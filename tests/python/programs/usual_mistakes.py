@@ -29,7 +29,15 @@ raises(
     np.ones(3),
     timeout="5 parsecs",
 )
-for timeout in ("5s", "450ms", "2m", 5, 0.5, np.float32(3), datetime.timedelta(seconds=5)):
+for timeout in (
+    "500s",
+    "450000ms",
+    "20m",
+    500,
+    500.5,
+    np.float32(300),
+    datetime.timedelta(minutes=5),
+):
     herring.barrier(timeout=timeout)
     herring.new_group([0], timeout=timeout)
     herring.allreduce_async(np.ones(3)).wait(timeout)
