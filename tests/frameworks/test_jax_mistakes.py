@@ -165,11 +165,12 @@ def test_death_of_a_rank(implementation: str, tmp_path: Path) -> None:
     script = (
         SETUP
         + """
-from support import stay_until_all_know
+from support import meet_outside, stay_until_all_know
 herring.init()
 program = jax.jit(lambda x: hj.allreduce(hj.allreduce(x) + 1))
 program(jnp.ones(100_000)).block_until_ready()
 herring.barrier()
+meet_outside(rank(), range(3))
 if rank() == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 fails("PeerLostError", "rank 1", program, jnp.ones(100_000))

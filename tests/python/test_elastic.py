@@ -177,7 +177,7 @@ def test_without_a_launcher_that_is_elastic_it_trains_as_always(tmp_path: Path) 
     output = expect_success(run_job(["-n", "2"], script))
     assert output.count("is done: generation 0, 2 workers") == 2, output
     script = program("elastic_steps", str(tmp_path), "10", "2", "1 3 before")
-    job = run_job(["-n", "2"], script)
+    job = run_job(["-n", "2", "--keep-going"], script)
     assert job.returncode == 137, job.stdout
     assert "PeerLostError" in job.stdout
 

@@ -100,7 +100,11 @@ def test_everybody_learns_of_a_killed_worker(script: str, victim: int, tmp_path:
 
 
 def test_everybody_learns_of_a_killed_server() -> None:
-    done = run_job(["-n", "3", "--nodes", "3", "--servers", "1"], program("killed_server"), **KEY)
+    done = run_job(
+        ["-n", "3", "--nodes", "3", "--servers", "1", "--keep-going"],
+        program("killed_server"),
+        **KEY,
+    )
     assert done.stdout.count("told") == 3, done.stdout[-4000:]
 
 
@@ -109,10 +113,10 @@ def test_everybody_learns_of_an_abort() -> None:
         [*SOME_LAYOUTS["dedicated"], "--keep-going"],
         """
         herring.init()
-        herring.barrier()
-        if herring.rank() == 3:
-            herring.abort("the test wants it")
         try:
+            herring.barrier()
+            if herring.rank() == 3:
+                herring.abort("the test wants it")
             while True:
                 herring.allreduce(np.zeros(100_000, np.float32))
         except herring.HerringError as error:
@@ -138,6 +142,8 @@ def test_who_goes_on_learns_who_has_left() -> None:
                     assert "rank 0 (" in str(error) and "left the job" in str(error), error
                 else:
                     raise SystemExit("rank 0 was not missed")
+                from support import stay_until_all_know
+                stay_until_all_know(herring.rank(), range(1, herring.size()))
             else:
                 herring.allreduce(np.zeros(300_000, np.float32), name="one")
             """,
@@ -157,7 +163,7 @@ def outcomes(*of_rank: dict[str, str]) -> dict[int, str]:
         ["-n", "2", "--nodes", "2", "--keep-going"],
         program("encrypted_mixed"),
         TEST_OF_RANK=json.dumps(of_rank),
-        HERRING_CONNECT_TIMEOUT="4",
+        HERRING_CONNECT_TIMEOUT="10",
     )
     found = {int(rank): text for rank, text in re.findall(r"rank ([01]) (\w+: .*)", done.stdout)}
     assert set(found) == {0, 1}, done.stdout[-4000:]

@@ -300,12 +300,13 @@ def test_a_replacement_knows_who_has_destroyed_a_group(place: dict[str, str]) ->
 
 def test_without_failover_a_dead_server_ends_the_job(place: dict[str, str]) -> None:
     place["HERRING_FAILOVER"] = "false"
-    output = run_job(TWO_SERVERS, program("killed_one_of_two"), **place).stdout
+    output = run_job([*TWO_SERVERS, "--keep-going"], program("killed_one_of_two"), **place).stdout
     assert output.count("told") == 3, output[-4000:]
     assert "starting another one" not in output
 
 
 def test_the_only_server_ends_the_job(place: dict[str, str]) -> None:
-    output = run_job(["-n", "2", "--servers", "1"], program("killed_one_of_two"), **place).stdout
+    layout = ["-n", "2", "--servers", "1", "--keep-going"]
+    output = run_job(layout, program("killed_one_of_two"), **place).stdout
     assert output.count("told") == 2, output[-4000:]
     assert "starting another one" not in output

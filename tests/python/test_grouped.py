@@ -29,5 +29,5 @@ def test_tensors(layout: str) -> None:
 
 
 def test_a_death_changes_nothing_where_it_fails() -> None:
-    job = run_job(["-n", "3", "--nodes", "3"], program("grouped_death"), grace=8)
+    job = run_job(["-n", "3", "--nodes", "3", "--keep-going"], program("grouped_death"))
     assert job.stdout.count("survived") == 2, job.stdout[-4000:]

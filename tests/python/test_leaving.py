@@ -38,6 +38,8 @@ def test_who_goes_on_learns_who_has_left(layout: list[str], elements: int) -> No
             assert "use join() if ranks have different" in str(error), error
             assert "if the rank that left has failed, see its output" in str(error), error
             print("told", flush=True)
+            from support import stay_until_all_know
+            stay_until_all_know(rank, range(1, herring.size()))
         assert done == 3, done
     """,
             HERRING_TIMEOUT="600",
@@ -62,6 +64,8 @@ def test_who_calls_long_after_somebody_has_left_is_told(layout: list[str]) -> No
             raises(herring.PeerLostError, "rank 0 (", herring.barrier)
             raises(herring.PeerLostError, "rank 0 (", herring.allreduce, np.zeros(300_000))
             print("told", flush=True)
+            from support import stay_until_all_know
+            stay_until_all_know(herring.rank(), range(1, herring.size()))
     """,
             HERRING_TIMEOUT="600",
         )
@@ -99,7 +103,7 @@ THREE = {
 # process stays for them, so that only time can pass; otherwise the rendezvous ends soon.
 STAYS = ("one-node", "colocated-servers")
 FROM_RANK_0 = """
-        from support import has_rendezvous, until
+        from support import has_rendezvous, meet_outside, until
         herring.init()
         host = np.array([os.getpid() if herring.rank() == 0 else 0])
         herring.allreduce(host, "sum")
@@ -158,6 +162,7 @@ def test_a_death_after_rank_0_has_left_ends_waits(layout: str) -> None:
             array = np.ones(1, np.float32)
             until(rank_0_has_left)
             herring.barrier(group=group)
+            meet_outside(herring.rank(), [1, 2])
             if herring.rank() == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             raises(herring.PeerLostError, "rank 1 (", herring.allreduce, array, group=group)
@@ -290,8 +295,10 @@ def test_servers_stay_while_others_compute_longer_than_calls_may_wait() -> None:
 
 USE = """
         herring.init()
+        from support import meet_outside
         group = herring.new_group([1, 2])
         herring.barrier()
+        meet_outside(herring.rank(), range(3))
         def use():
             try:
                 while True:
@@ -375,9 +382,10 @@ def test_a_deadline_is_kept_although_no_server_can() -> None:
         run_job(
             ["-n", "2", "--nodes", "2", "--servers", "2"],
             """
-        from support import server_processes
+        from support import meet_outside, server_processes
         herring.init(timeout=1)
-        herring.barrier(timeout=60)
+        herring.barrier(timeout=600)
+        meet_outside(herring.rank(), range(2))
         if herring.rank() == 0:
             for pid in server_processes():
                 os.kill(pid, signal.SIGSTOP)
@@ -432,7 +440,7 @@ def test_a_server_that_stood_still_accuses_nobody(tmp_path: Path) -> None:
                 if os.fork() == 0:
                     tell("stopped")
                     told("ready 0", "ready 1")
-                    time.sleep(2.5)
+                    time.sleep(7)
                     os.kill(server, signal.SIGCONT)
                     os._exit(0)
             plan.ready(0)
@@ -441,7 +449,7 @@ def test_a_server_that_stood_still_accuses_nobody(tmp_path: Path) -> None:
             plan.wait()
         print("is done", flush=True)
     """,
-            HERRING_WARN_AFTER="1",
+            HERRING_WARN_AFTER="3",
             FOLDER=str(tmp_path),
         )
     )
@@ -475,7 +483,7 @@ def test_a_series_that_lost_a_server_ends_nothing_after_its_time_out() -> None:
         run_job(
             ["-n", "3", "--nodes", "3"],
             program("leaving_lost_server"),
-            HERRING_TIMEOUT="2",
+            HERRING_TIMEOUT="6",
         )
     )
     assert output.count("went on") == 2

@@ -45,6 +45,8 @@ def test_replicas_that_differ_fail_the_job() -> None:
         except herring.MismatchError as error:
             assert "differ after 1 round:" in str(error), error
             print("told", flush=True)
+        from support import stay_until_all_know
+        stay_until_all_know(herring.rank(), range(2))
     """,
     )
     assert job.stdout.count("told") == 2, job.stdout[-4000:]

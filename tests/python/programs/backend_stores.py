@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import herring
 import herring.autoload
-from support import raises
+from support import meet_outside, raises
 
 # An installed package registers the backend itself, without an import of herring.torch.
 herring.autoload.register()
@@ -71,6 +71,7 @@ dist.init_process_group(
 )
 alone = dist.new_group([0])
 dist.barrier()
+meet_outside(rank, range(size))
 if rank == 1:
     os._exit(0)
 work = dist.all_reduce(torch.ones(3), async_op=True)

@@ -12,7 +12,7 @@ import numpy as np
 import herring
 from gate import Gate
 from gpu_job import GpuArray, driver, rank, size
-from support import tell, tell_when_waiting, told
+from support import meet_outside, tell, tell_when_waiting, told
 
 how, moment = os.environ["HOW"], os.environ["MOMENT"]
 others = [other for other in range(size) if other != 1]
@@ -28,6 +28,7 @@ def open_when_known() -> None:
 for _ in range(int(os.environ.get("WARM", "1"))):  # GPUs know after some calls what they reach.
     herring.allreduce(array, "sum", name="warm", algorithm="cuda-butterfly")
 herring.barrier()
+meet_outside(rank, range(size))
 if rank == 1:
     if moment != "before":
         if moment == "moving":  # A kernel makes the array, so the others begin before it is ready.

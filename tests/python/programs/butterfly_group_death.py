@@ -11,7 +11,7 @@ import numpy as np
 import herring
 from gate import Gate
 from gpu_job import GpuArray, driver, rank
-from support import raises, tell_when_waiting, told
+from support import meet_outside, raises, tell_when_waiting, told
 
 groups = [herring.new_group([1, 2]), herring.new_group([0, 1])]
 array = GpuArray(np.ones(6_000_000, np.float32), 0)
@@ -19,6 +19,7 @@ for group in groups:
     for _ in range(int(os.environ.get("WARM", "1")) if rank in group.ranks else 0):
         herring.allreduce(array, "sum", group=group, algorithm="cuda-butterfly")  # loads the kernel
 herring.barrier()
+meet_outside(rank, range(3))
 if rank == 2:
     Gate().hold(array)  # The kernel never ends.
     herring.allreduce_async(array, "sum", name="x", group=groups[0], algorithm="cuda-butterfly")

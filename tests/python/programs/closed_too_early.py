@@ -4,12 +4,12 @@ Every rank learns why.
 """
 
 import herring
-from support import raises, tell, told
+from support import meet_outside, raises
 
 herring.init()
 rank, size = herring.rank(), herring.size()
 plan = herring.PlannedReduction([(400_000, "float32")] * 3, name="p", buffer_bytes=1 << 20)
-tell(f"made {rank}")  # Until then, others wait for each other in the plan's constructor.
+meet_outside(rank, range(size))
 
 
 def average():
@@ -25,7 +25,6 @@ if rank == 1:
     plan.begin()
     plan.ready(1)
     plan.ready(0)
-    told(*(f"made {other}" for other in range(size)))
     plan.close()
     view.sum()  # the view outlives the plan
     own = herring.empty(1_200_000)

@@ -9,12 +9,13 @@ import numpy as np
 import herring
 from gate import Gate
 from gpu_job import GpuArray, rank
-from support import raises, tell_when_waiting, told
+from support import meet_outside, raises, tell, tell_when_waiting, told
 
 how = os.environ["HOW"]
 array = GpuArray(np.full(100_000, 1.0, np.float32), tells=False)
 half = herring.new_group([0, 1])
 herring.barrier()
+meet_outside(rank, range(3))
 if rank == 0:
     Gate().hold(array)
     array.fill(1)
@@ -30,8 +31,11 @@ if rank == 0:
     herring.shutdown()
     print("rank 0 has ended")
     sys.stdout.flush()
+    tell("over")
     os._exit(0)
 told("waits")
+if rank == 2:
+    told("over")  # A rank that leaves would be another reason to fail.
 if rank == 1:
     {
         "dies": lambda: os.kill(os.getpid(), signal.SIGKILL),

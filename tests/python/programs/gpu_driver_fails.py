@@ -8,7 +8,8 @@ import os
 import numpy as np
 
 import herring
-from gpu_job import GpuArray, driver, rank
+from gpu_job import GpuArray, driver, rank, size
+from support import meet_outside
 
 first, second = (GpuArray(np.full(1_000_000, 1 + 2 * rank, np.float32)) for _ in range(2))
 
@@ -44,6 +45,7 @@ def rounds(wire_dtype=None):
 
 
 herring.barrier()
+meet_outside(rank, range(size))
 before = driver.calls(None)
 if rank == 0:
     driver.fail(None, int(os.environ["NTH"]), 719, os.environ["STICKY"] == "1")

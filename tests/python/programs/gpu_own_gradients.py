@@ -7,7 +7,7 @@ import torch
 
 import herring.torch
 from gpus import Driver
-from support import raises
+from support import raises, tell, told
 
 herring.init()
 rank = herring.rank()
@@ -25,11 +25,13 @@ model.zero_grad()
 
 def join_others(gradient):
     herring.barrier(name="begun")  # the round has begun on rank 0
+    tell("begun")
     return gradient
 
 
 if rank == 1:
     herring.barrier(name="begun")
+    told("begun")
     os._exit(0)
 model[0].weight.register_hook(join_others)
 raises(herring.PeerLostError, "rank 1 (", ddp(inputs).sum().backward)

@@ -8,6 +8,7 @@ import numpy as np
 
 import herring
 from gpu_job import GpuArray, rank, size
+from support import meet_outside
 
 how, wanted, wire = os.environ["HOW"], os.environ["WANTED"], os.environ.get("WIRE")
 gpus = int(os.environ.get("GPUS", "2"))
@@ -47,12 +48,13 @@ assert plan.node_stage == wanted, plan.node_stage
 begin()
 plan.ready(0)  # Some of it may be averaged everywhere before the end.
 herring.barrier()
+if rank < size - 1:
+    plan.ready_all(range(1, 4))
+meet_outside(rank, range(size))
 if rank == size - 1:
     if how == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     herring.abort("the lid is open")
-else:
-    plan.ready_all(range(1, 4))
 while isinstance(first := error_of(plan.wait), herring.InvalidArgumentError):
     time.sleep(0.01)  # The end of the job has not come here, so gradients are missing.
 assert how == "dies" or "the lid is open" in str(first), first

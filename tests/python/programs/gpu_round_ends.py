@@ -10,7 +10,7 @@ import numpy as np
 
 import herring
 from gpu_job import GpuArray, driver, rank
-from support import tell, told
+from support import meet_outside, tell, told
 
 plan = herring.PlannedReduction(
     [(300_000, "float32")] * 4, name="p", op="sum", device=0, buffer_bytes=1 << 20
@@ -32,6 +32,7 @@ def step():
 
 
 herring.barrier()
+meet_outside(rank, [0, 1])
 if rank == 1:
     reached = step()
     if last == 4:

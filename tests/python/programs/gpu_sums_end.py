@@ -10,7 +10,7 @@ import numpy as np
 
 import herring
 from gpu_job import GpuArray, driver, rank, size
-from support import tell, told
+from support import meet_outside, tell, told
 
 plan = herring.PlannedReduction(
     [(300_000, "float32")] * 4, name="p", op="sum", device=0, buffer_bytes=1 << 20
@@ -34,6 +34,7 @@ for _ in range(2):  # GPUs add from the third round on.
         pass
     plan.wait()
 herring.barrier()
+meet_outside(rank, range(size))
 reached = step()
 if rank == 1:
     for _ in range(last):

@@ -40,8 +40,9 @@ elif rank == 1:
 told("ready")
 handle = herring.allreduce_async(big, name="big", group=everybody)
 if rank == 2:
-    time.sleep(0.03)
+    told("begun 0", "begun 1")
     os.kill(os.getpid(), signal.SIGKILL)
+tell(f"begun {rank}")
 for wait in (plan.wait, plan.close, handle.wait):
     try:
         wait()

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 
 import herring
-from support import raises
+from support import meet_outside, raises
 
 herring.init()
 r, n = herring.rank(), herring.size()
@@ -21,6 +21,7 @@ made = {"doomed": [0, victim], "rest": rest, "pair": rest[-2:]}
 groups = {name: herring.new_group(ranks, name=name) for name, ranks in made.items()}
 plan = herring.PlannedReduction([(count, "float32")], op="sum")
 herring.barrier()
+meet_outside(r, range(n))
 if r == victim:
     if begins:  # its calls may complete or not
         begun = [

@@ -7,7 +7,7 @@ import torch
 
 import herring
 import herring.horovod.torch as hvd
-from support import raises
+from support import meet_outside, raises, stay_until_all_know
 
 try:
     hvd.rank()
@@ -16,12 +16,14 @@ except ValueError as error:
 hvd.init(process_sets=[hvd.ProcessSet([0, 1])])
 both = hvd.add_process_set([0, 2])
 hvd.allreduce(torch.ones(1))
+meet_outside(hvd.rank(), range(3))
 if hvd.rank() == 2:
     os.kill(os.getpid(), signal.SIGKILL)
 handle = hvd.allreduce_async(torch.ones(3), name="lost")
 raises(hvd.HorovodInternalError, "rank 2", hvd.synchronize, handle)
 raises(herring.PeerLostError, "rank 2", hvd.allreduce, torch.ones(3))
 raises(hvd.HorovodInternalError, "rank 2", hvd.allreduce, torch.ones(3))
+stay_until_all_know(hvd.rank(), [0, 1])
 hvd.shutdown()
 assert both.process_set_id is None
 print("survived")

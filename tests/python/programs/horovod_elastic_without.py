@@ -1,7 +1,7 @@
 """A program of Horovod's in an elastic job without hvd.elastic.run: its optimizer averages too.
 
 Rank 1 dies once, and leaves the file that the argument names: in a step, so that all begin anew; or
-with the argument "late" after the last one, when nobody waits for it any more.
+with the argument "late" after the last one of both, when nobody waits for it any more.
 """
 
 import os
@@ -12,12 +12,15 @@ from pathlib import Path
 import horovod.torch as hvd
 import torch
 
+from support import until
+
 hvd.init()
 model = torch.nn.Linear(2, 1, bias=False)
 torch.nn.init.zeros_(model.weight)
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
 optimizer.set_backward_passes_per_step(2)
 died = Path(sys.argv[1])
+averaged = died.with_name("averaged")
 
 
 def die_once():
@@ -35,5 +38,9 @@ for step in range(3):
     optimizer.step()
     expected = -(step + 1) * 2 * (hvd.size() - 1) / 2
     assert model.weight.tolist() == [[expected, expected]], (step, model.weight)
+if "late" in sys.argv:
+    if hvd.rank() == 0:
+        averaged.touch()
+    until(averaged.exists)
 die_once()
 print("averaged", flush=True)

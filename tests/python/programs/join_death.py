@@ -10,11 +10,12 @@ import threading
 import numpy as np
 
 import herring
-from support import stay_until_all_know, until, waits
+from support import meet_outside, stay_until_all_know, until, waits
 
 herring.init()
 r, victim, joined = herring.rank(), int(os.environ["VICTIM"]), bool(os.environ["JOINED"])
 herring.barrier()
+meet_outside(r, range(herring.size()))
 if r == victim:
     if joined:
         threading.Thread(target=herring.join, daemon=True).start()

@@ -6,12 +6,13 @@ import signal
 import numpy as np
 
 import herring
-from support import server_processes
+from support import meet_outside, server_processes, stay_until_all_know
 
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
 herring.init()
 array = np.zeros(1_000_000, np.float32)
 herring.allreduce(array, name="warm")
+ranks = range(herring.size())
+meet_outside(herring.rank(), ranks)
 if herring.rank() == 0:
     os.kill(server_processes()[-1], signal.SIGKILL)
 try:
@@ -20,3 +21,4 @@ try:
 except herring.PeerLostError as error:
     assert "server " in str(error), error
     print("told", flush=True)
+stay_until_all_know(herring.rank(), ranks)

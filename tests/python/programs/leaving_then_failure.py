@@ -5,7 +5,7 @@ import os
 import numpy as np
 
 import herring
-from support import has_rendezvous, until
+from support import has_rendezvous, meet_outside, until
 
 herring.init()
 rank = herring.rank()
@@ -21,6 +21,7 @@ for _ in range(3):
     plan.wait()
 until(lambda: not has_rendezvous(host))
 herring.barrier(group=group)
+meet_outside(rank, [2, 3])
 try:
     plan.begin()
     if rank == 3:

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 import herring
-from support import raises
+from support import meet_outside, raises
 
 herring.init()
 r, n = herring.rank(), herring.size()
@@ -15,6 +15,7 @@ group = herring.new_group(range(n))
 rest = herring.new_group(range(n - 1))
 count = 5_000_000
 herring.barrier()
+meet_outside(r, range(n))
 if r == n - 1:
     held = herring.send_async(np.ones(count, np.float32), 0)
     time.sleep(0.1)

@@ -7,6 +7,7 @@ import numpy as np
 
 import herring
 from herring.partial import PartialReduction, Quorum
+from support import stay_until_all_know
 
 herring.init()
 rank, size, elements = herring.rank(), herring.size(), int(os.environ["ELEMENTS"])
@@ -42,3 +43,4 @@ try:
 except herring.PeerLostError as error:
     assert "rank 2" in str(error), error
     print(f"survivor {rank} flushed; {series.statistics.summary().splitlines()[-1]}")
+stay_until_all_know(rank, [0, 1, 3])

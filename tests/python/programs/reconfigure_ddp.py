@@ -30,6 +30,8 @@ while step < STEPS:
     try:
         # The gradient is the input, so the average says which ranks took part.
         loss = wrapped(torch.full((1, 3), 6.0 * 2**RANK)).sum()
+        if step == KILLED_AT and places == ALL:
+            meet("no member is inside the step before", ALL)
         if (RANK, step) == (VICTIM, KILLED_AT):
             os.kill(os.getpid(), signal.SIGKILL)
         loss.backward()

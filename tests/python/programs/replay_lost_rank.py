@@ -2,11 +2,11 @@
 
 import os
 import signal
-import time
 
 import numpy as np
 
 import herring
+from support import meet_outside, stay_until_all_know
 
 herring.init()
 path, work = os.environ["RECORDING"], np.ones(8, np.float32)
@@ -15,6 +15,7 @@ for _ in range(9):
 statistics = herring.partial_statistics("a")
 herring.flush(work, name="a")
 statistics.save(path)
+meet_outside(herring.rank(), range(3))
 try:
     for step in range(9):
         if herring.rank() == 2 and step == 4:
@@ -24,7 +25,4 @@ try:
 except herring.PeerLostError as error:
     assert "rank 2" in str(error), error
     print("told", flush=True)
-    open(f"{path}.told-{herring.rank()}", "w").close()
-# Each rank waits for the other, which might otherwise notice this rank's exit before rank 2's.
-while not all(os.path.exists(f"{path}.told-{rank}") for rank in (0, 1)):
-    time.sleep(0.01)
+stay_until_all_know(herring.rank(), [0, 1])

@@ -45,6 +45,16 @@ def told(*whats: str) -> None:
     until(lambda: all(Path(os.environ["FOLDER"], what).exists() for what in whats))
 
 
+def meet_outside(rank: int, ranks: Iterable[int], where: str = "") -> None:
+    """Returns once all ranks are here, so that none of them is still inside a collective.
+
+    A rank that comes out of a collective may be ahead of others that still wait for the result. If
+    it fails, leaves or dies then, they get the error there.
+    """
+    tell(f"met {where} {rank}")
+    told(*(f"met {where} {other}" for other in ranks))
+
+
 def stay_until_all_know(rank: int, others: Iterable[int]) -> None:
     """Keeps this rank until the others know, too; a rank that leaves would be news of its own."""
     tell(f"knows {rank}")

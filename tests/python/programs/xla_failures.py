@@ -6,7 +6,7 @@ import signal
 import numpy as np
 
 import herring
-from support import tell, told
+from support import meet_outside, tell, told
 from xla_job import Program, array, rank
 
 how = os.environ["HOW"]
@@ -15,6 +15,7 @@ program = Program(mine)
 assert program.start("k", [mine], [mine]) is None and program.finish("k", [mine]) is None
 mine.get()
 herring.barrier()
+meet_outside(rank, [0, 1])
 if rank == 1 and how == "dies":
     os.kill(os.getpid(), signal.SIGKILL)
 if rank == 1 and how == "is late":
