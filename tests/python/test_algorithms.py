@@ -56,7 +56,7 @@ def test_everybody_learns_of_a_killed_worker(algorithm: str, victim: int, tmp_pa
             4,
             r"'x' .*waited [\d.]+ s for (.*rank 2 \(|segments that no rank has sent yet)",
         ),
-        ("herring", 1, r"'x' .*has waited [\d.]+ s for rank 2 \([^)]*\), which did not"),
+        ("herring", 1, r"'x' .*waited [\d.]+ s for rank 2 \([^)]*\), which did not"),
     ],
 )
 def test_a_deadline_names_whom_it_waits_for(
@@ -74,7 +74,8 @@ def test_a_deadline_names_whom_it_waits_for(
     assert told, job.stdout[-4000:]
     for line in told:
         assert re.search(pattern, line), line
-        assert re.findall(r"; (rank .*?) is stopped or starved", line) == ["rank 2"], line
+        # Beside other load, another rank may be starved indeed.
+        assert "rank 2" in re.findall(r"; (rank .*?) is stopped or starved", line), line
         assert not all(f"rank {rank} (" in line for rank in range(4)), line
 
 

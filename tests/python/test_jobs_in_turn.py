@@ -128,7 +128,7 @@ def test_who_waits_alone_says_for_whom_and_gives_up_in_time() -> None:
         "print('gave up')",
         3,
         HERRING_WARN_AFTER="0.5",
-        HERRING_CONNECT_TIMEOUT="5",
+        HERRING_CONNECT_TIMEOUT="15",
     )
     for output in outputs[:2]:
         assert re.search(r"warning: .*has waited .* for rank 2 of 3", output), output
@@ -144,7 +144,7 @@ def test_who_waits_for_rank_zero_says_so_and_gives_up_in_time(found_by: str) -> 
         "print('gave up')",
         2,
         HERRING_WARN_AFTER="0.5",
-        HERRING_CONNECT_TIMEOUT="4",
+        HERRING_CONNECT_TIMEOUT="10",
         **given,
     )
     assert "warning" in outputs[1] and "for rank 0" in outputs[1], outputs

@@ -1,12 +1,13 @@
 """Drops a handle and its array while the operation is in flight."""
 
 import gc
+import itertools
 import weakref
 
 import numpy as np
 
 import herring
-from support import tell, told
+from support import tell, told, until
 
 herring.init()
 
@@ -33,7 +34,11 @@ else:
 herring.barrier()
 herring.allreduce(np.zeros(1))
 if herring.rank() == 0:
-    while alive() is not None:  # released when the next operation is submitted
-        herring.allreduce_async(np.zeros(1), name="alone")
-        break
-    assert alive() is None
+    # It is released when an operation is submitted after the engine has let go of it.
+    numbers = itertools.count()
+
+    def is_released():
+        herring.allreduce_async(np.zeros(1), name=f"alone {next(numbers)}")
+        return alive() is None
+
+    until(is_released)

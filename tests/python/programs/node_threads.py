@@ -8,6 +8,7 @@ import numpy as np
 import herring
 from node_helpers import helpers
 from reductions import check_reductions
+from support import until
 
 herring.init()
 rank, size = herring.rank(), herring.size()
@@ -40,9 +41,10 @@ parts = herring.reduce_scatter(np.arange(900_000.0) + rank, "sum")
 herring.allreduce(parts[:1000], "sum")
 digest.update(parts[:1000])
 threads = int(os.environ["HERRING_NODE_THREADS"])
-assert herring.local_size() == 1 or helpers() == threads - 1, helpers()
+if herring.local_size() > 1:
+    until(lambda: helpers() == threads - 1)  # A thread has its name a little after it has begun.
 if threads > 1:
     check_reductions((1_200_007,))
 print("digest", digest.hexdigest())
 herring.shutdown()
-assert helpers() == 0, "after shutdown()"
+until(lambda: helpers() == 0)  # The system may list a thread a little longer.
