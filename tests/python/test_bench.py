@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ from herring.bench.communicator import HerringCommunicator, Prepared  # noqa: E4
 from herring.errors import ConfigurationError, InvalidArgumentError  # noqa: E402
 from herring.units import parse_size  # noqa: E402
 from herring_lab.competitors import torch_rendezvous  # noqa: E402
+from ports import block  # noqa: E402
 
 COMBINATIONS = [
     (dtype, op)
@@ -141,7 +141,7 @@ class World:
     def __init__(self, size: int, spoil: int = 0) -> None:
         self.size = size
         self.spoil = spoil
-        self.fence = threading.Barrier(size, timeout=30)
+        self.fence = threading.Barrier(size, timeout=600)
         self.slots: list[np.ndarray | None] = [None] * size
 
     def exchange(self, rank: int, value: np.ndarray) -> list[np.ndarray]:
@@ -418,15 +418,11 @@ def test_arrays_of_any_memory(monkeypatch):
 def ends_of_bench(tmp_path, path, workers, arguments):
     """Runs the benchmark here without a launcher; returns each rank's status and output."""
     # The benchmark needs two adjacent ports: one for the job, the next for the competitor.
-    while True:
-        with socket.socket() as one, socket.socket() as two:
-            one.bind(("127.0.0.1", 0))
-            port = one.getsockname()[1]
-            try:
-                two.bind(("127.0.0.1", port + 1))
-                break
-            except (OSError, OverflowError):
-                continue
+    with block(2) as (port, _):
+        return _ends_of_bench(tmp_path, path, workers, arguments, port)
+
+
+def _ends_of_bench(tmp_path, path, workers, arguments, port):
     secret = tmp_path / "secret"
     secret.touch(mode=0o600)
     secret.write_text("5ec4e7" * 10)

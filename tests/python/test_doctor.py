@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from herring.errors import ConfigurationError
 from herring.launch.cli import make_parser
 from herring.launch.doctor import handle
 from launched import HERRING, LIMIT, run
+from ports import held, port_of
 from test_launch_ssh import ssh  # noqa: F401  (a fixture)
 
 DOCTOR = [*HERRING, "doctor"]
@@ -54,11 +55,9 @@ def by_hand(rank: int, port: int, size: int = 2, **others: str) -> dict[str, str
 
 
 @pytest.fixture
-def port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+def port() -> Iterator[int]:
+    with held() as holder:
+        yield port_of(holder)
 
 
 def of_job(report: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -173,7 +172,7 @@ def test_hosts_by_ssh(ssh: Path) -> None:  # noqa: F811
 
 
 def test_a_rank_with_another_secret_says_so_and_is_missing(port: int) -> None:
-    options = ("--time-limit", "8", "--json")
+    options = ("--time-limit", "15", "--json")
     first = start(by_hand(0, port), *options)
     other = start(by_hand(1, port, HERRING_SECRET="77" * 32), *options)
     (status, out, _), (refused, _, error) = ends(first, other)
@@ -190,8 +189,8 @@ def test_a_rank_waits_for_rank_0_only_for_its_time(port: int) -> None:
 
 
 def test_a_rank_that_comes_twice_is_named(port: int) -> None:
-    first = start(by_hand(0, port, size=3), "--time-limit", "8", "--json")
-    others = [start(by_hand(1, port, size=3), "--time-limit", "8") for _ in range(2)]
+    first = start(by_hand(0, port, size=3), "--time-limit", "15", "--json")
+    others = [start(by_hand(1, port, size=3), "--time-limit", "15") for _ in range(2)]
     (status, out, _), *ended = ends(first, *others)
     assert (status, sorted(code for code, _, _ in ended)) == (1, [0, 2])
     assert "rank 0 refuses this process: Rank 1 has come twice" in "".join(e for _, _, e in ended)
@@ -201,12 +200,12 @@ def test_a_rank_that_comes_twice_is_named(port: int) -> None:
 
 def test_a_process_that_is_killed_meanwhile_is_named(port: int) -> None:
     # The second process stops when it has introduced itself, and is killed then.
-    first = start(by_hand(0, port, size=3), "--time-limit", "20", "--json")
-    third = start(by_hand(2, port, size=3), "--time-limit", "20")
+    first = start(by_hand(0, port, size=3), "--time-limit", "30", "--json")
+    third = start(by_hand(2, port, size=3), "--time-limit", "30")
     program = (
         "import os, signal; from herring.doctor import agent, facts;"
         "facts.gather = lambda address: os.kill(os.getpid(), signal.SIGKILL);"
-        "from herring.launch.cli import main; main(['doctor', '--time-limit', '20'])"
+        "from herring.launch.cli import main; main(['doctor', '--time-limit', '30'])"
     )
     second = warm.Popen(
         [sys.executable, "-c", program],
@@ -227,7 +226,7 @@ def test_a_process_that_is_killed_meanwhile_is_named(port: int) -> None:
 
 
 def test_a_doctor_of_another_version_is_named(port: int) -> None:
-    first = start(by_hand(0, port), "--time-limit", "8", "--json")
+    first = start(by_hand(0, port), "--time-limit", "15", "--json")
     program = (
         "from herring.doctor import agent; agent.VERSION = 7;"
         "from herring.launch.cli import main; import sys; sys.exit(main(['doctor']))"

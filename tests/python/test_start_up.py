@@ -19,7 +19,7 @@ from herring.rendezvous import slurm
 from herring.rendezvous.endpoint import bind, bind_any
 from herring.rendezvous.publication import Wait, in_seconds
 from jobs import expect_success, program, run_job
-from ports import held, port_of
+from ports import block, held, port_of
 
 SECRET = "ab" * 32
 
@@ -63,10 +63,10 @@ def test_by_default_a_missing_rank_is_named_long_before_the_error(free_port: int
         HERRING_RANK="0",
         HERRING_SIZE="2",
         HERRING_RENDEZVOUS=f"127.0.0.1:{free_port}",
-        HERRING_CONNECT_TIMEOUT="8",
+        HERRING_CONNECT_TIMEOUT="14",
     )
     (line,) = says(output)
-    pattern = r"has waited [5-7](\.\d)? s at the rendezvous \S+ for rank 1 of 2"
+    pattern = r"has waited ([5-9]|1[0-3])(\.\d)? s at the rendezvous \S+ for rank 1 of 2"
     assert re.search(pattern, line), output
     assert re.search(r"TimeoutError: .* within \d+(\.\d)? s: missing rank 1 of 2", output), output
 
@@ -79,11 +79,11 @@ def test_who_does_not_find_rank_zero_says_so_again_and_again(who: str, free_port
     output = run(
         INIT if who == "rank" else SERVER,
         **place,
-        HERRING_CONNECT_TIMEOUT="4",
+        HERRING_CONNECT_TIMEOUT="8",
         HERRING_WARN_AFTER="0.2",
     )
-    lines = says(output)  # after 0.2, 0.6, 1.4 and 3 s; a busy machine may print fewer
-    assert 2 <= len(lines) <= 4, output
+    lines = says(output)  # after 0.2, 0.6, 1.4, 3 and 6.2 s; a busy machine may print fewer
+    assert 2 <= len(lines) <= 5, output
     for line in lines:
         assert f"for rank 0 at the rendezvous 127.0.0.1:{free_port}: " in line
     assert "(HERRING_CONNECT_TIMEOUT)" in output
@@ -94,13 +94,13 @@ def test_a_server_without_a_secret_says_where_rank_zero_is_to_listen(free_port: 
         SERVER,
         HERRING_SECRET="",
         HERRING_RENDEZVOUS=f"127.0.0.1:{free_port}",
-        HERRING_CONNECT_TIMEOUT="3",
+        HERRING_CONNECT_TIMEOUT="8",
         HERRING_WARN_AFTER="0.2",
     )
     lines = says(output)
     assert len(lines) >= 2, output
     assert all(f"for rank 0 to listen at 127.0.0.1:{free_port}" in line for line in lines), output
-    assert "has waited 3 s (HERRING_CONNECT_TIMEOUT) for rank 0 to listen at" in output
+    assert "has waited 8 s (HERRING_CONNECT_TIMEOUT) for rank 0 to listen at" in output
 
 
 def test_a_server_that_stays_does_not_begin_again_with_its_reminders(free_port: int) -> None:
@@ -278,17 +278,9 @@ def test_a_thread_that_comes_late_completes_what_seemed_stuck(tmp_path: Path) ->
     assert "done 0" in job.stdout and "done 1" in job.stdout
 
 
-@contextlib.contextmanager
-def ports(count: int) -> Iterator[range]:
-    """Yields a range of ports that are probably free: jobs pass over those that somebody takes."""
-    with held() as probe:
-        first = min(port_of(probe), 65536 - count)
-    yield range(first, first + count)
-
-
 @pytest.mark.parametrize("servers", ["0", "2"])
 def test_everything_listens_in_the_range(servers: str) -> None:
-    with ports(40) as chosen:
+    with block(40) as chosen:
         job = run_job(
             ["-n", "4", "--nodes", "2", "--servers", servers],
             program("listening"),
@@ -302,7 +294,7 @@ def test_everything_listens_in_the_range(servers: str) -> None:
 
 
 def test_a_range_that_is_used_up_is_named() -> None:
-    with ports(2) as chosen:
+    with block(2) as chosen:
         job = run_job(
             ["-n", "2", "--nodes", "2"],
             "herring.init()",
@@ -314,7 +306,7 @@ def test_a_range_that_is_used_up_is_named() -> None:
 
 
 def test_ports_of_the_launchers_side() -> None:
-    with ports(3) as chosen, contextlib.ExitStack() as stack:
+    with block(3) as chosen, contextlib.ExitStack() as stack:
         environ = {"HERRING_PORTS": f"{chosen[0]}-{chosen[-1]}"}
         with pytest.raises(ConfigurationError, match="is used up: none of its 3 ports is free"):
             for _ in range(4):

@@ -19,8 +19,10 @@ path = os.path.join(os.environ["FOLDER"], "port")
 if place["RANK"] == "0":
     import socket
 
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    holder = socket.socket()  # It does not listen, and keeps the port from others until the end.
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    port = holder.getsockname()[1]
     with open(path + ".new", "w") as file:
         file.write(str(port))
     os.rename(path + ".new", path)
