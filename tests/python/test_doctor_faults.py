@@ -14,7 +14,7 @@ from doctored import doctor, names_of, serious
 from emulated import needs_hosts
 from herring_lab.emulate import Cluster
 
-pytestmark = needs_hosts(rate_bits=1e8)
+pytestmark = [needs_hosts(rate_bits=1e8), pytest.mark.measures]
 
 RATE = 100e6
 PORTS = "30000-30010"

@@ -70,7 +70,7 @@ class Job:
         goal = self.rounds() + more
         self.wait(lambda: self.rounds() >= goal)
 
-    def wait(self, condition: Callable[[], object], seconds: float = 60) -> None:
+    def wait(self, condition: Callable[[], object], seconds: float = 600) -> None:
         """Waits for something while both workers run."""
         end = time.monotonic() + seconds
         while not condition():
@@ -89,7 +89,7 @@ class Job:
 
 @contextlib.contextmanager
 def running(
-    folder: Path, failover: bool, heartbeats: float = 1.5, **network: Any
+    folder: Path, failover: bool, heartbeats: float = 4, **network: Any
 ) -> Iterator[tuple[Cluster, Job]]:
     with Cluster(HOSTS, **network) as hosts:
         job = Job(hosts, folder, failover, heartbeats)
@@ -110,7 +110,7 @@ def outage(hosts: Cluster, host: int) -> Iterator[None]:
 @needs_hosts(strict=True)
 @with_and_without_failover
 def test_lost_packets_cost_time_only(failover: bool, tmp_path: Path) -> None:
-    with running(tmp_path, failover, loss=0.01, kernel=False) as (hosts, job):
+    with running(tmp_path, failover, heartbeats=60, loss=0.01, kernel=False) as (hosts, job):
         job.await_rounds(20)
         hosts.set_delays(loss=0.05)
         job.await_rounds(20)

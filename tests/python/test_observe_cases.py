@@ -23,6 +23,7 @@ def test_the_quick_cases_exist() -> None:
     assert len(CHOSEN) == len(QUICK)
 
 
+@pytest.mark.measures
 @pytest.mark.parametrize("case", CHOSEN, ids=[case.name.replace(" ", "-") for case in CHOSEN])
 def test_the_right_process_is_named(case) -> None:
     result = observe(case)

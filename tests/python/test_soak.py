@@ -28,6 +28,7 @@ from launched import HERRING
 MEMORY = 1_000_000
 
 
+@pytest.mark.measures
 def test_a_job_survives_faults_with_the_same_bits() -> None:
     """Nodes have different numbers of workers, and workers two connections to each server."""
     words = ["--minutes", "0.1", "--kill-every", "0.6", "-n", "3", "--nodes", "2"]
@@ -51,6 +52,7 @@ def test_a_job_survives_faults_with_the_same_bits() -> None:
     assert 0 < found["recovery_seconds"]["p50"] <= found["recovery_seconds"]["max"]
 
 
+@pytest.mark.measures
 def test_no_step_is_lost_when_workers_die() -> None:
     words = ["--workers", "--minutes", "0.12", "--kill-every", "1", "-n", "3", "--nodes", "1"]
     words += ["--servers", "0", "--model", "50K", "--seed", "5", "--json"]
