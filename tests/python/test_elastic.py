@@ -136,7 +136,7 @@ def test_a_dead_or_stopped_server_is_replaced(number: str, how: str) -> None:
 
 
 def test_fewer_workers_than_must_take_part_end_the_job(tmp_path: Path) -> None:
-    options = ["--elastic", "-n", "3", "--min-workers", "2", "--restarts", "0", "--wait", "0.5"]
+    options = ["--elastic", "-n", "3", "--min-workers", "2", "--restarts", "0", "--wait", "4"]
     script = program("elastic_steps", str(tmp_path), "10", "3", "0 3 before", "1 6 before")
     job = run_job(options, script)
     assert job.returncode == 1, job.stdout
@@ -299,28 +299,33 @@ def test_a_successor_that_cannot_be_started_counts_as_dead(
     where: str, far: list[str], tmp_path: Path
 ) -> None:
     worker = tmp_path / "worker"
-    worker.write_text("#!/bin/sh\n[ $HERRING_RANK = 0 ] && exec sleep 5\nchmod -x $0\nexit 1\n")
+    over = tmp_path / "over"
+    waits = f"while ! [ -e {over} ]; do sleep 0.1; done; exit 0"
+    worker.write_text(f"#!/bin/sh\n[ $HERRING_RANK = 0 ] && {{ {waits}; }}\nchmod -x $0\nexit 1\n")
     worker.chmod(0o755)
     options = far if where == "far" else ["--elastic", "-n", "2"]
-    done = warm.run(
-        [*HERRING, "run", *options, "--restarts", "2", "--", str(worker)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("cannot start rank 1") == 2, done.stderr
-    assert done.stderr.count("could not be started") == 2, done.stderr
+    said = ""
+    with begin([*HERRING, "run", *options, "--restarts", "2", "--", str(worker)]) as job:
+        assert job.stdout is not None
+        while said.count("could not be started") < 2 and (line := job.stdout.readline()):
+            said += line
+        over.touch()  # Rank 0 ends once both have failed.
+        said += job.stdout.read()
+        assert job.wait(600) == 0, said
+    assert said.count("cannot start rank 1") == 2, said
+    assert said.count("could not be started") == 2, said
 
 
 def test_an_agent_lets_workers_leave_after_its_signal(far: list[str], tmp_path: Path) -> None:
     """Whoever ends a host tells all of its processes, and gives them time."""
     worker = tmp_path / "worker"
     worker.write_text(
-        """#!/bin/bash
-[ $HERRING_RANK = 0 ] && exec sleep 6
-trap 'sleep 3; echo leaves; exit 75' TERM
+        f"""#!/bin/bash
+if [ $HERRING_RANK = 0 ]; then
+  while ! [ -e {tmp_path}/leaves ]; do sleep 0.1; done
+  exec sleep 2
+fi
+trap 'sleep 3; echo leaves; touch {tmp_path}/leaves; exit 75' TERM
 kill -TERM $PPID
 while true; do sleep 0.1; done
 """
@@ -334,7 +339,8 @@ while true; do sleep 0.1; done
 
 def test_copies_of_the_output_go_on_with_successors(tmp_path: Path) -> None:
     died = tmp_path / "died"
-    shell = f"echo $HERRING_RANK; [ $HERRING_RANK = 0 ] && exec sleep 4; [ -e {died} ] && exit 0; "
+    shell = f"echo $HERRING_RANK; [ -e {died} ] && touch {died}2 && exit 0; "
+    shell += f"while [ $HERRING_RANK = 0 ]; do [ -e {died}2 ] && exit 0; sleep 0.1; done; "
     options = ["--elastic", "-n", "2", "--output-filename", str(tmp_path / "copies")]
     done = warm.run(
         [*HERRING, "run", *options, "--", "sh", "-c", f"{shell} touch {died}; exit 1"],
@@ -397,8 +403,8 @@ def test_a_worker_that_stands_still_does_not_hold_up_the_end() -> None:
     print("is done:", herring.size())
     """
     )
-    options = ["--elastic", "-n", "2", "--wait", "1"]
-    job = run_job(options, script, HERRING_TIMEOUT="2")
+    options = ["--elastic", "-n", "2", "--wait", "3"]
+    job = run_job(options, script, HERRING_TIMEOUT="6")
     output = expect_success(job)
     assert "is done: 1" in output and "the training has ended without rank 1 (" in output, output
 
@@ -407,11 +413,14 @@ def test_a_program_may_catch_its_error_and_train_again() -> None:
     """Meanwhile the others go on, although its process has not ended."""
     script = """
     import herring.elastic
+    from support import tell, told
     state = herring.elastic.State(step=0)
 
     @herring.elastic.run
     def train(state):
         while herring.elastic.generation() < 3:
+            if herring.elastic.generation() == 2:
+                tell("the others go on")
             herring.barrier()
             if state.step == 10 and os.environ["HERRING_RANK"] == "1":
                 raise ValueError("a bad sample")
@@ -422,7 +431,7 @@ def test_a_program_may_catch_its_error_and_train_again() -> None:
     try:
         train(state)
     except ValueError:
-        time.sleep(0.1)
+        told("the others go on")
         train(state)
     print("is done:", herring.size(), herring.elastic.generation())
     """
@@ -458,7 +467,7 @@ def test_newcomers_that_die_in_the_beginning_end_nobody_else() -> None:
             state.commit()
 
     train(state)
-    print("is done:", state.step > 40)
+    print("is done:", state.step > 4)
     """
     options = ["--elastic", "-n", "3", "--min-workers", "2", "--restarts", "20"]
     output = expect_success(run_job(options, script))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -245,7 +246,20 @@ print(f"ValueError: of {rank}", file=sys.stderr)
 sys.exit(1)
 """
     )
-    done = run("-n", "3", "--keep-going", *python(code))
+    # A rank that gets no processor for seconds would lose its turn.
+    launcher = (
+        "from herring.launch import cli, tracebacks\n"
+        "tracebacks._STALLED_SECONDS = tracebacks._LONGEST_SECONDS = 600\n"
+        "raise SystemExit(cli.main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", launcher, "run", "-n", "3", "--keep-going", *python(code)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
     assert done.returncode == 1
     lines = [line for line in done.stderr.splitlines() if "[herring run]" not in line]
     order = [line[:3] for line in lines]

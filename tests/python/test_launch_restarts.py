@@ -58,6 +58,14 @@ class Fake:
         return self.restarts.on_end(child)
 
 
+@pytest.fixture(autouse=True)
+def clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the time stand still, except in the test that starts a process."""
+    if "tmp_path" not in request.fixturenames:
+        now = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: now)
+
+
 def test_a_server_that_is_killed_gets_a_successor_at_once() -> None:
     job = Fake()
     assert job.end(2, -signal.SIGKILL)

@@ -25,9 +25,9 @@ def start(*arguments: str, **options: object) -> subprocess.Popen[bytes]:
     )
 
 
-def full(pipe: int) -> None:
-    """Returns when a pipe takes nothing more."""
-    while select.select([], [pipe], [], 0)[1]:
+def full(pipe: int, job: subprocess.Popen) -> None:
+    """Returns when a pipe takes nothing more, or the job has ended before that."""
+    while select.select([], [pipe], [], 0)[1] and job.poll() is None:
         time.sleep(0.01)
 
 
@@ -35,11 +35,11 @@ def full(pipe: int) -> None:
 def test_a_reader_that_has_stopped_reading_stops_nothing_else(how: str) -> None:
     """The reader stops, like a terminal after Ctrl-S or a paused pager."""
     ours, theirs = os.pipe()
-    limit = ["--timeout", "2"] if how == "time-out" else []
+    limit = ["--timeout", "5"] if how == "time-out" else []
     command = ["-n", "1", "--grace", "0.5", *limit, "--", sys.executable, "-c", PRINTS]
     job = start(*command, stdout=theirs, stderr=theirs)
     try:
-        full(theirs)
+        full(theirs, job)
         if how == "SIGTERM":
             job.send_signal(signal.SIGTERM)
         assert job.wait(LIMIT) == (124 if how == "time-out" else 128 + signal.SIGTERM)
@@ -53,7 +53,7 @@ def test_a_reader_that_has_stopped_reading_stops_nothing_else(how: str) -> None:
 def test_a_slow_reader_gets_everything() -> None:
     script = "for i in range(9000): print(i, 'x' * 99)"
     job = start("-n", "2", "--", sys.executable, "-c", script, stdout=subprocess.PIPE)
-    full(job.stdout.fileno())
+    full(job.stdout.fileno(), job)
     lines = job.communicate(timeout=LIMIT)[0].decode().splitlines()
     assert job.returncode == 0
     for rank in range(2):
