@@ -115,7 +115,7 @@ lab: $(STAMPS)/lab ## build the laboratory, too, and install it into .venv (edit
 docs: $(STAMPS)/lab $(STAMPS)/docs ## build the documentation as a site: build/site/index.html
 	@$(BIN)/python tools/make_site.py
 
-test: $(STAMPS)/test $(STAMPS)/examples $(STAMPS)/test-system ## run all tests: C++, the site, installation, an example of each framework, Python
+test: $(STAMPS)/test $(STAMPS)/examples $(STAMPS)/test-system ## run the tests: C++, the site, installation, an example of each framework, Python
 	@status=0; \
 	$(MAKE) --no-print-directory test-core || status=1; \
 	$(MAKE) --no-print-directory test-docs || status=1; \

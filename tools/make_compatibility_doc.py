@@ -40,10 +40,11 @@ PAGE_TEXT = """\
 
 ## Systems
 
-Herring runs on little-endian Linux with Python {oldest} to {newest}. It is tested on Debian 12 for
-x86-64. For aarch64, `make check-aarch64` compiles the core, but nobody has run it there. A build
-needs g++ 12 or newer and OpenSSL 3. All processes of a job must speak the same protocol version
-([versions](protocol.md#versions)).
+Herring runs on little-endian Linux with Python {oldest} or newer. The tests run on Debian 12 for
+x86-64 with its Python 3.11. They do not run with {oldest}, which has reached the end of its support,
+nor with 3.12 or newer. For aarch64, `make check-aarch64` compiles the core, but nobody has run it
+there. A build needs g++ 12 or newer and OpenSSL 3. All processes of a job must speak the same
+protocol version ([versions](protocol.md#versions)).
 
 ## Frameworks
 
@@ -119,7 +120,6 @@ def page() -> str:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     horovod = (ROOT / "python" / "herring" / "horovod" / "__init__.py").read_text(encoding="utf-8")
     versions, least = tested(makefile), lowest(project)
-    pythons = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
     rows = []
     for package, name in NAMES.items():
         # Keras comes with TensorFlow, as the newest that pip finds.
@@ -128,8 +128,7 @@ def page() -> str:
         rows.append(f"| {name} | {version} | {need} | {GUIDES[package]} |")
     return PAGE_TEXT.format(
         command="tools/make_compatibility_doc.py",
-        oldest=pythons[0],
-        newest=pythons[-1],
+        oldest=_only(r'^requires-python = ">=(.*?)"', project),
         rows="\n".join(rows),
         torch=versions["torch"],
         horovod=_only(r'^__version__ = "(.*?)"', horovod),

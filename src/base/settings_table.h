@@ -69,7 +69,7 @@ inline constexpr SettingSpec kSpecs[] = {
      "--ports FIRST-LAST"},
     {"jax_impl", kEnum, kEnvironment, "auto",
      "How compiled JAX programs call Herring. ffi: a native handler; callback: a Python callback; "
-     "auto: ffi on CPUs, callback on other devices",
+     "auto: ffi on CPUs and on NVIDIA GPUs that can wait, callback elsewhere",
      {.choices = kJaxCalls}},
     {"gpu_waits", kEnum, kEnvironment, "auto",
      "How streams of GPUs wait for words in host memory. auto: by memory operations on streams, or "
