@@ -78,6 +78,9 @@ TARGETS ?= frame hello control partial rounds server worker rendezvous status
 
 # The build requirements in pyproject.toml; `make build` builds without pip's isolated environment.
 BUILD_NEEDS := $(shell sed -n '/^requires = \[/,/\]/p' pyproject.toml | grep -o '"[^"]*"')
+# $(call extra,NAME): what an extra of pyproject.toml installs.
+extra = $(shell awk '/^$(1) = \[/ { on = 1 } on { print } on && /\]$$/ { exit }' pyproject.toml \
+  | grep -o '"[^"]*"')
 
 BIN := .venv/bin
 STAMPS := .venv/stamps
@@ -374,14 +377,13 @@ $(STAMPS)/examples: $(STAMPS)/torch pyproject.toml
 
 $(STAMPS)/test: $(STAMPS)/tools pyproject.toml
 	@echo "installing what the tests need into .venv"
-	@$(PIP) hypothesis matplotlib mypy prometheus-client pytest pytest-timeout pytest-xdist \
-	  python-hostlist PyYAML shtab
+	@$(PIP) $(call extra,test)
 	@touch $@
 
 # The site is built without a network. Sphinx and its packages must fit each other; pip chooses them.
-$(STAMPS)/docs: $(STAMPS)/tools
+$(STAMPS)/docs: $(STAMPS)/tools pyproject.toml
 	@echo "installing what the site needs into .venv"
-	@$(PIP) 'sphinx>=7.4,<10' 'myst-nb>=1.1,<2' furo sphinx-copybutton 'griffe>=1,<3'
+	@$(PIP) $(call extra,docs)
 	@touch $@
 
 # Installs the last version of CUDA's run-time compiler that supports Volta. It is kept apart from
@@ -406,7 +408,7 @@ $(STAMPS)/cross: $(STAMPS)/system
 	@touch $@
 
 $(STAMPS)/lint: $(STAMPS)/system pyproject.toml
-	@$(PIP) ruff proselint
+	@$(PIP) $(call extra,lint)
 	@touch $@
 
 # The tests of the installation and of frameworks use one wheel. It contains what `build` has compiled;
