@@ -102,7 +102,7 @@ LAB_SOURCES := $(shell find lab/src lab/bindings -type f 2>/dev/null)
 CORE := $(SOURCES) CMakeLists.txt pyproject.toml
 LAB := $(LAB_SOURCES) lab/CMakeLists.txt lab/pyproject.toml
 
-.PHONY: help run build lab docs test test-core test-docs test-install test-examples test-python test-thorough test-frameworks test-clusters test-gpu bench-gpu lint hooks certain coverage breakages sanitize sanitize-gpus soak soak-adapters soak-gpus sweep-gpus faults connections observe-cases hostile credit-suite fuzz wheel check-aarch64 clean distclean
+.PHONY: help run build lab docs test test-core test-docs test-install test-examples test-python test-thorough test-frameworks test-clusters test-gpu bench-gpu lint hooks certain claims coverage breakages sanitize sanitize-gpus soak soak-adapters soak-gpus sweep-gpus faults connections observe-cases hostile credit-suite fuzz wheel check-aarch64 clean distclean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -198,6 +198,9 @@ bench-gpu: build-gpu/site ## measure gradient averaging on a GPU, on a machine w
 
 test-clusters: $(STAMPS)/lab $(STAMPS)/test ## test jobs under real launchers (see tests/clusters/README.md)
 	@$(BIN)/python -m pytest -q tests/clusters
+
+claims: $(STAMPS)/lab $(STAMPS)/examples ## measure again what pages say, beside what they say: ONLY=names of claims (as root)
+	@$(BIN)/python tools/check_claims.py --run $(ONLY)
 
 lint: $(STAMPS)/lint ## check style with ruff and the rules of this house, and the sentences of pages
 	@$(BIN)/ruff check .

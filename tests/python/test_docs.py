@@ -158,12 +158,71 @@ def test_protocol_page_has_the_version() -> None:
     assert f"protocol version {version.group(1)}" in source("docs/protocol.md")
 
 
-def test_every_figure_has_its_measurement() -> None:
+CLAIMS = ROOT / "tools" / "check_claims.py"
+
+
+def check_claims(*arguments: str, folder: Path = ROOT) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, str(CLAIMS), *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_each_figure_of_the_pages_has_an_entry() -> None:
+    status, said = check_claims()
+    assert status == 0, said
+
+
+def test_a_figure_without_an_entry_and_an_entry_without_a_figure_are_found(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "claims.toml").write_text(
+        """
+        [machines]
+        here = "a machine"
+        [[claim]]
+        name = "speed"
+        command = "echo 1.7 s"
+        date = 2026-11-29
+        commit = "217ff929"
+        machine = "here"
+        minutes = 1
+        pages = {"docs/page.md" = ["takes 1.5 s", "# Measured"]}
+        [given]
+        limits = {"docs/page.md" = ["after 60 s"]}
+        [exempt]
+        """
+    )
+    page = tmp_path / "docs" / "page.md"
+    held = "It takes 1.5 s, as\nPython 3.11 or `99 %`, and gives up after 60 s.\n\n"
+    held += "# Measured\n\n| a | 0.25 |\n"
+
+    def check(text: str) -> tuple[int, str]:
+        page.write_text(text)
+        return check_claims("--pages", "docs/page.md", folder=tmp_path)
+
+    assert check(held)[0] == 0
+    for figure in ("1.6 s", "12 %", "0.8 of it", "3 GB/s", "a third of the time", "1.2 times"):
+        status, said = check(f"{held}\n# More\n\nIt takes {figure}.\n")
+        assert status == 1 and "has no entry" in said, (figure, said)
+    status, said = check(held.replace("1.5 s", "a while"))
+    assert status == 1 and "has no figure in 'takes 1.5 s'" in said
+    status, said = check_claims("--run", folder=tmp_path)
+    assert status == 0 and "takes 1.5 s" in said and "   1.7 s" in said
+
+
+def test_every_figure_of_the_benchmarks_has_its_value() -> None:
     page = source("docs/benchmarks.md")
-    figures = re.findall(r"^\| `(\w[\w-]*)` \|", page, re.MULTILINE)
-    assert "link-8x8" in figures
-    for figure in figures:
-        assert f"figures.py {figure}`" in page, figure
+    measured = page[page.index("## What was measured") : page.index("## The benchmark")]
+    names = re.findall(r'^    "([\w-]+)": \w+,$', source("benchmarks/figures.py"), re.MULTILINE)
+    assert "link-8x8" in names
+    for name in names:
+        assert f"| `{name}` |" in page, name
+        assert f"`{name}`" in measured, name
+        assert re.search(rf"figures\.py .*{name}\b", source("docs/claims.toml")), name
 
 
 def test_the_readme_stays_short() -> None:

@@ -9,7 +9,6 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import termios
 import time
 from collections.abc import Iterator
