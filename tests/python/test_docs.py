@@ -101,7 +101,7 @@ def test_quoted_outputs_are_current() -> None:
 
 
 def test_the_tests_that_show_what_happens_after_failures_exist() -> None:
-    named = re.findall(r"`([\w/]*tests/[\w/.]+)(?:::(\w+))?`", source("docs/failure.md"))
+    named = re.findall(r"`([\w/]*tests/[\w/.]+)(?:::(\w+))?`", source("docs/extend/failures.md"))
     assert len(named) > 10
     for path, name in named:
         text = (ROOT / path).read_text(encoding="utf-8")

@@ -59,7 +59,7 @@ class Fake:
 
 
 @pytest.fixture(autouse=True)
-def clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def standing_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the time stand still, except in the test that starts a process."""
     if "tmp_path" not in request.fixturenames:
         now = time.monotonic()
