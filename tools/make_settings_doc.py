@@ -77,7 +77,7 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Mapping[str, str]], bool]]] = (
     ),
 )
 
-HEAD = f"""\
+HEAD = """\
 <!-- Written by tools/make_settings_doc.py from src/base/settings_table.h. Do not edit. -->
 
 # Settings
@@ -89,17 +89,15 @@ same for programs.
 - **Origin.** An option of `herring.init()` (`herring.init(timeout=600)`) overrides the environment
   (`HERRING_TIMEOUT=600`), which overrides the default. A variable that is set but empty counts as
   not set. An unknown `HERRING_...` variable causes a warning that names the most similar known one.
-- **Options.** `init()` accepts the settings that have a name in the second column. Options with
-  dashes are options of `herring`'s commands (`herring run --help`).
+- **Options** without dashes are arguments of `herring.init()`. Options with dashes are options of
+  `herring`'s commands (`herring run --help`).
 - **Bytes** are written `8192`, `64K`, `4MB` (K, M, G, T are powers of 1000) or `4MiB` (KiB, MiB ...
   are powers of 1024). **Seconds** are written `0.5`, `200ms`, `30s`, `5m`, `1h`. Where 0 is
   allowed in addition to a range, it means automatic.
-- **Shared.** Settings marked *shared* must be the same in the whole job: every process, including
-  servers, takes over rank 0's value. Setting them elsewhere has no effect.
+- Settings marked *shared* must be the same in the whole job: every process, including servers,
+  takes over rank 0's value. Setting them elsewhere has no effect.
 - A value that is not allowed raises a `ConfigurationError` that names the variable, its value and
   the allowed values.
-
-This page is written by `{COMMAND}`.
 """
 
 
@@ -125,20 +123,23 @@ def page(rows: Sequence[Mapping[str, str]]) -> str:
     left = list(rows)
     for heading, text, takes in SECTIONS:
         parts.append(f"\n## {heading}\n\n{text}\n\n")
-        parts.append("| variable | option | default | allowed | meaning |\n|---|---|---|---|---|\n")
         for row in filter(takes, left):
             of_init = row["scope"] in ("process", "job")
             options = [row["name"]] if of_init else []
             options += [each for each in row["flags"].split() if each.startswith("-")]
-            default = f"`{row['default']}`" if row["default"] else "empty"
-            meaning = row["help"] + (" (*shared*)" if row["scope"] == "job" else "")
+            meaning = row["help"].removesuffix(".")
+            meaning += " (*shared*)." if row["scope"] == "job" else "."
             if of_init and row["name"] not in read:
-                meaning += " (**not in effect yet**: nothing reads it)"
-            names = ", ".join(f"`{each}`" for each in options)
-            cells = [f"`{row['env']}`", names, default, row["allowed"], meaning]
-            parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
+                meaning += " **Not in effect yet**: nothing reads it."
+            parts.append(f"### `{row['env']}`\n\n{meaning}\n\n")
+            default = f"`{row['default']}`" if row["default"] else "empty"
+            parts.append(f"- default: {default}\n")
+            parts.append(f"- allowed: {row['allowed']}\n")
+            if options:
+                parts.append(f"- option: {', '.join(f'`{each}`' for each in options)}\n")
+            parts.append("\n")
         left = [row for row in left if not takes(row)]
-    return "".join(parts)
+    return re.sub(r"\n{3,}", "\n\n", "".join(parts)).rstrip() + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -280,8 +280,12 @@ def test_every_variable_that_is_read_is_a_setting() -> None:
 def test_the_page_names_every_setting_and_what_it_accepts() -> None:
     page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     for variable, row in ROWS.items():
-        (line,) = re.findall(rf"^\| `{variable}` \|.*$", page, re.MULTILINE)
-        assert row["allowed"] in line
+        (block,) = re.findall(
+            rf"^### `{variable}`\n(.*?)(?=\n##|\Z)", page, re.MULTILINE | re.DOTALL
+        )
+        assert row["help"] in block
+        assert f"\n- allowed: {row['allowed']}\n" in f"{block}\n"
         options = [] if row["scope"] in OUTSIDE else [row["name"]]
         options += [word for word in row["flags"].split() if word.startswith("-")]
-        assert line.split("|")[2].strip() == ", ".join(f"`{each}`" for each in options)
+        listed = re.findall(r"^- option: (.*)$", block, re.MULTILINE)
+        assert listed == ([", ".join(f"`{each}`" for each in options)] if options else [])
