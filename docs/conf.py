@@ -14,7 +14,7 @@ author = "The Herring contributors"
 copyright = f"{date.today().year}, {author}"
 version = release = os.environ.get("SITE_VERSION", "")
 
-extensions = ["myst_nb", "sphinx_copybutton"]
+extensions = ["myst_nb", "sphinx_copybutton", "sphinx_design"]
 root_doc = "index"
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb", ".rst": "restructuredtext"}
 exclude_patterns = ["files"]
@@ -38,12 +38,18 @@ python_use_unqualified_type_names = True
 pygments_dark_style = "github-dark"
 
 html_theme = "furo"
-html_title = "Herring"
+html_title = f"Herring {version.partition('+')[0]}".strip()
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False
-html_theme_options = {"navigation_with_keys": True}
+repository = os.environ.get("SITE_REPOSITORY", "")
+html_theme_options = {
+    "navigation_with_keys": True,
+    "footer_icons": [{"name": "Repository", "url": repository, "html": "Repository", "class": ""}]
+    if repository
+    else [],
+}
 copybutton_prompt_text = r"host\d\$ |\$ "
 copybutton_prompt_is_regexp = True

@@ -297,6 +297,16 @@ def _directive(kind: str, title: str, text: str) -> Iterator[str]:
     yield ""
 
 
+def linked_index(text: str) -> str:
+    """The index of the reference, whose table names modules, with links to their pages."""
+
+    def link(found: re.Match[str]) -> str:
+        last = found[1].rpartition(".")[2]
+        return f"| [`{found[1]}`]({'lab' if last == 'herring_lab' else last}.rst) |"
+
+    return re.sub(r"^\| `(herring[\w.]*)` \|", link, text, flags=re.MULTILINE)
+
+
 def write(folder: Path) -> list[str]:
     """Writes one page for each entry of PAGES; returns the full names that they describe."""
     reference = Reference()

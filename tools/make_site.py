@@ -103,11 +103,27 @@ def linked(page: Path, text: str) -> str:
         code.append(found[0])
         return f"\0{len(code) - 1}\0"
 
-    text = re.sub(r"^```.*?^```$|^~~~.*?^~~~$|`[^`\n]+`", hidden, text, flags=re.M | re.S)
+    # Sets of tabs are fences too, but hold text with links.
+    text = re.sub(
+        r"^(```|~~~)(?!`)(?!{tab).*?^\1$|`[^`\n]+`", hidden, text, flags=re.MULTILINE | re.DOTALL
+    )
     text = _LINK.sub(
         lambda found: found["before"] + link(page, found["target"]) + found["after"], text
     )
     return re.sub("\0(\\d+)\0", lambda found: code[int(found[1])], text)
+
+
+def _indexed(heading: re.Match[str]) -> str:
+    """The heading of a setting with an entry of the index, which a search looks at first."""
+    words = heading[1].lower().replace("_", " ")
+    return f"```{{index}} ! {words}\n```\n\n{heading[0]}"
+
+
+def repository() -> str:
+    """The address of the repository, as pyproject.toml names it; empty if it names none."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    found = re.search(r'^Repository = "(.*)"$', text, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def stage_page(page: Path) -> None:
@@ -121,6 +137,10 @@ def stage_page(page: Path) -> None:
         text = json.dumps(notebook)
     else:
         text = linked(page, text)
+    if page == DOCS / "reference" / "index.md":
+        text = make_reference.linked_index(text)
+    if page == DOCS / "settings.md":  # so that a search for "timeout" finds HERRING_TIMEOUT first
+        text = re.sub(r"^### `HERRING_(\w+)`\n", _indexed, text, flags=re.MULTILINE)
     copy = placed(page)
     copy.parent.mkdir(parents=True, exist_ok=True)
     copy.write_text(text, encoding="utf-8")
@@ -185,8 +205,11 @@ def check(site: Path, names: Sequence[str]) -> None:
     """Looks whether the site is whole.
 
     Raises:
-      SiteError: a public name is missing, or a page loads something from elsewhere.
+      SiteError: a public name is missing, a search does not find a setting, or a page loads
+        something from elsewhere.
     """
+    if '"timeout":[[' not in (site / "searchindex.js").read_text(encoding="utf-8"):
+        raise SiteError("the index has no entry 'timeout' for HERRING_TIMEOUT")
     # Four lines of text, then one for each name: the name, its kind, and where it is described.
     inventory = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
     entries = zlib.decompress(inventory).decode().splitlines()
@@ -215,7 +238,7 @@ def build(site: Path) -> None:
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-E", "-b", "html"]
     done = subprocess.run(
         [*command, "-d", str(STAGED.parent / "site-trees"), str(STAGED), str(made / "html")],
-        env={**environment(), "SITE_VERSION": __version__},
+        env={**environment(), "SITE_VERSION": __version__, "SITE_REPOSITORY": repository()},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
