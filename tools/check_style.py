@@ -220,7 +220,7 @@ TESTS = (Path("tests/python"), Path("tests/frameworks"), Path("lab/tests"))
 SLEEP = re.compile(r"\btime\.sleep\((\d+(?:\.\d*)?)\)")
 SHORTEST, LONGEST = 0.2, 60
 LIMIT = re.compile(r"\b(?:monotonic|perf_counter|time)\(\) - [\w.\[\]\"']+ <")
-# How many breaches a file may have: what must go on for longer than some time-out. May only shrink.
+# How many breaches a file may have: what must go on for longer than some timeout. May only shrink.
 SLEEPERS = {
     "lab/tests/python/test_lab_strict.py": 1,
     "tests/python/test_elastic.py": 1,

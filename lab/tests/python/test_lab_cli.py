@@ -364,7 +364,7 @@ def test_a_terminal_shows_the_time_and_keeps_the_commands_lines(merged: bool) ->
     output, _ = job.communicate(timeout=600)
     assert job.returncode == 0, shown
     text = shown.decode().replace("\r\n", "\n")
-    assert "\r\x1b[2Kherring lab: 1 s, time-out in 49 s" in text
+    assert "\r\x1b[2Kherring lab: 1 s, timeout in 49 s" in text
     assert text.endswith(("\x1b[2K", "after\n")), "the line stays behind"
     lines = re.sub(r"\r\x1b\[2K(herring lab: [^\r\n]*)?", "", text)
     both = "[0] before\n[0] after\n"

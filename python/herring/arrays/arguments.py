@@ -53,7 +53,7 @@ _OPERATORS = tuple(_OF_TORCH.values())
 
 
 def seconds_of(timeout: Timeout, what: str = "timeout") -> float:
-    """Returns a time-out in seconds; 0 means that none was given.
+    """Returns a timeout in seconds; 0 means that none was given.
 
     Args:
       timeout: A number of seconds, a text such as ``"5s"`` or ``"2m"`` (as in settings), a

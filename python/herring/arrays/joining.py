@@ -29,7 +29,7 @@ def join(*, timeout: Timeout = None, group: Group | None = None) -> int:
 
     Args:
       timeout: Seconds, from the first rank's `join` on, after which `join` fails because other
-        ranks have not joined. The shortest time-out of all ranks counts. After a failure nothing
+        ranks have not joined. The shortest timeout of all ranks counts. After a failure nothing
         can be called in the group any more; without a group the job ends. None means
         ``HERRING_TIMEOUT``.
       group: The group whose members join; None means all ranks.

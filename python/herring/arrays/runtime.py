@@ -146,8 +146,8 @@ def start(
         patience, first_reminder, right = _core.start_up_times(overrides)
         deadline = time.monotonic() + patience
         meeting = meet_others(worker, patience, first_reminder)
-        # One time-out covers both finding the rendezvous and registering there. The core refuses a
-        # time-out with a wrong value.
+        # One timeout covers both finding the rendezvous and registering there. The core refuses a
+        # timeout with a wrong value.
         if right:
             overrides["connect_timeout"] = f"{max(deadline - time.monotonic(), 0.5):.3f}"
         try:

@@ -89,7 +89,7 @@ def resolve_all(names: Sequence[str], seconds: float) -> dict[str, dict[str, Any
         for name, wait in waits.items():
             try:
                 found[name] = wait.result(max(deadline - time.monotonic(), 0.01))
-            except Exception:  # a time-out; its class depends on the version of Python
+            except Exception:  # a timeout; its class depends on the version of Python
                 found[name] = late
         return found
     finally:

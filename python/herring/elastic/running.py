@@ -210,7 +210,7 @@ def _go_on(train: Callable[[], Any], begin: Callable[[], None], join: Callable[[
     global _trained
     lost = 0.0  # when the generation before has failed
     failures = 0  # generations in a row that did not begin
-    timed_out = 0  # those that had time-outs since the last commit
+    timed_out = 0  # those that had timeouts since the last commit
     while True:
         if not herring.is_initialized():  # it may have joined the first one before
             join()

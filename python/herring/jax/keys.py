@@ -11,7 +11,7 @@ inner compiled functions that come from a cache, may share a helper that makes t
 execute them at the same time, and what they reduce often differs in its dtype.
 
 Outside of programs a key has the kind, the word "eager" and the place of the call. So two ranks
-that swap two calls wait for each other until a time-out, instead of mixing their values.
+that swap two calls wait for each other until a timeout, instead of mixing their values.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ examples:
   herring flight herring-flight.json --rank 3
   herring flight herring-flight.json --torch traces && torchfrtrace traces
 
-A job writes the file when it fails, when an operation reaches its time-out, or when
+A job writes the file when it fails, when an operation reaches its timeout, or when
 somebody asks for it. The report begins with the verdict.
 """
 

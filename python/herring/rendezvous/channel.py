@@ -301,7 +301,7 @@ def read(connection: socket.socket, size: int, deadline: float | None) -> bytes:
 
 
 def _wait(connection: socket.socket, event: int, deadline: float | None) -> None:
-    """Waits for an event. Unlike a time-out of the socket, the deadline is this thread's alone.
+    """Waits for an event. Unlike a timeout of the socket, the deadline is this thread's alone.
 
     Raises:
         OSError: The time is over, or this end has closed the connection.

@@ -20,7 +20,7 @@ class HostCounters:
       received_bytes: bytes the host's interface received.
       switch_drops: packets to this host that the switch dropped because the queue was full.
       retransmits: TCP segments that the host sent again.
-      timeouts: TCP retransmission time-outs of the host.
+      timeouts: TCP retransmission timeouts of the host.
     """
 
     sent_bytes: int

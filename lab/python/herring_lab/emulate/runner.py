@@ -204,7 +204,7 @@ class _Runner:
             self._shown = int(elapsed)
             text = f"herring lab: {show_time(elapsed)}"
             if self._plan.timeout is not None:
-                text += f", time-out in {show_time(self._plan.timeout - elapsed)}"
+                text += f", timeout in {show_time(self._plan.timeout - elapsed)}"
             self._line.show(text)
 
     def _hide(self) -> None:

@@ -126,9 +126,9 @@ class Round:
       goodput: bytes per second: `Scenario.size` divided by `seconds`.
       window: bytes that a flow might have outstanding at the end of the round.
       bound: what took the time: ``"link"``, ``"processor"``, ``"latency"`` (the window is smaller
-        than the path) or ``"loss"`` (recoveries and time-outs).
+        than the path) or ``"loss"`` (recoveries and timeouts).
       losses: packets that the whole job lost in the round.
-      timeouts: retransmission time-outs that held up a server.
+      timeouts: retransmission timeouts that held up a server.
     """
 
     seconds: float

@@ -21,7 +21,7 @@ _BINDS = {
     "servers' link": "the servers' links",
     "processor": "processors that handle frames (--proxies gives a server more)",
     "latency": "waiting for answers: round trips, or too little outstanding (HERRING_CREDIT_MAX)",
-    "loss": "recoveries and time-outs after lost packets",
+    "loss": "recoveries and timeouts after lost packets",
     "last gradient": "the last gradient can only be averaged after the backward pass",
 }
 
