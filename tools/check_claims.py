@@ -9,6 +9,7 @@ beside the end of what the command printed.
 A figure is, in text and in cells of tables, but not in code:
 
 - a number with a unit of time, a rate in bytes per second, a percent sign, "times" or "M/B";
+- the same in a column of a table whose heading is such a unit, or ends with one as in "round (ms)";
 - a number with a decimal point, unless the word before it makes it a version or a reference, as in
   "Python 3.11" and "section 6.2" (rates of networks, such as 200 Mbit/s, have no decimal point);
 - a fraction in words of a time or a speed, such as "a sixth of Gloo's time" or "twice as fast".
@@ -65,7 +66,7 @@ class Page:
         """Reads a page."""
         text = path.read_text(encoding="utf-8")
         self.path = path
-        self.blocks = [(line, plain(block)) for line, block, _ in texts(text)]
+        self.blocks = [(line, plain(block)) for line, block, _ in texts(with_units(text))]
         self._headings: list[tuple[int, int, str]] = []
         code = False
         for number, line in enumerate(text.split("\n"), 1):
@@ -98,6 +99,26 @@ class Page:
             found.start() <= figure.begin and figure.end <= found.end()
             for found in re.finditer(rf"(?<![\d.]){wanted}", figure.block)
         )
+
+
+def with_units(text: str) -> str:
+    """Returns a page in whose tables numbers have the units of their columns' headings."""
+    lines = text.split("\n")
+    units: list[str] = []
+    for number, line in enumerate(lines):
+        cells = re.split(r"(?<!\\)\|", line)
+        if not line.startswith("|"):
+            units = []
+        elif re.match(r"\|[-:| ]+\|$", line):
+            heads = re.split(r"(?<!\\)\|", lines[number - 1])
+            found = [re.search(rf"(?:^|\()({_UNIT})\)?$", head.strip()) for head in heads]
+            units = [one[1] if one else "" for one in found]
+        elif any(units) and len(units) == len(cells):
+            for place, unit in enumerate(units):
+                if unit:
+                    cells[place] = re.sub(rf"(?<![\w.])({_NUMBER})", rf"\1 {unit}", cells[place])
+            lines[number] = "|".join(cells)
+    return "\n".join(lines)
 
 
 def pages() -> list[Path]:

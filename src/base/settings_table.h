@@ -80,8 +80,8 @@ inline constexpr SettingSpec kSpecs[] = {
      {.choices = kTensorflowCalls}},
 
     {"notice", kString, kEnvironment, "",
-     "Signal after which a worker or a server of an elastic job leaves between two steps, and the "
-     "time that it has for it (10 s if none is given), such as SIGTERM or USR1@30; empty: none",
+     "Signal, such as SIGTERM or USR1@30, after which a worker or server of an elastic job leaves at "
+     "the next commit; it is ended after the time behind @ (10 s if none is given). Empty: none",
      {0, 64},
      "--notice SIGNAL@TIME"},
 
@@ -130,7 +130,7 @@ inline constexpr SettingSpec kSpecs[] = {
      "HOST:PORT: at that address besides, which beyond the loopback interface asks for the job's "
      "token; off: nowhere", {1, 300}},
     {"label", kName, kProcess, "",
-     "What status and metrics call the job, on rank 0; later jobs may have the same. Empty: job",
+     "The job's name in status and metrics, which rank 0 reads; it may be reused. Empty: job",
      {1, 64}, "--name NAME"},
     {"flight_folder", kString, kProcess, "",
      "Folder in which rank 0 writes the flight record when something fails; empty: herring-UID in "

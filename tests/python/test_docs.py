@@ -208,6 +208,9 @@ def test_a_figure_without_an_entry_and_an_entry_without_a_figure_are_found(tmp_p
     for figure in ("1.6 s", "12 %", "0.8 of it", "3 GB/s", "a third of the time", "1.2 times"):
         status, said = check(f"{held}\n# More\n\nIt takes {figure}.\n")
         assert status == 1 and "has no entry" in said, (figure, said)
+    for head in ("seconds", "a round (ms)"):
+        status, said = check(f"{held}\n# More\n\n| step | {head} |\n|---|---|\n| 3 | 18 |\n")
+        assert status == 1 and said.count("has no entry") == 1, (head, said)
     status, said = check(held.replace("1.5 s", "a while"))
     assert status == 1 and "has no figure in 'takes 1.5 s'" in said
     status, said = check_claims("--run", folder=tmp_path)
