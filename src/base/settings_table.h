@@ -80,8 +80,8 @@ inline constexpr SettingSpec kSpecs[] = {
      {.choices = kTensorflowCalls}},
 
     {"notice", kString, kEnvironment, "",
-     "Signal, such as SIGTERM or USR1@30, after which a worker or server of an elastic job leaves at "
-     "the next commit; it is ended after the time behind @ (10 s if none is given). Empty: none",
+     "Signal, such as SIGTERM or USR1@30, after which a worker or server of an elastic job leaves "
+     "at the next commit; it is ended after the time behind @ (10 s if none is given). Empty: none",
      {0, 64},
      "--notice SIGNAL@TIME"},
 
