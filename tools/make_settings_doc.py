@@ -33,11 +33,11 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Mapping[str, str]], bool]]] = (
         lambda row: row["scope"] == "launcher",
     ),
     (
-        "How a process is reached and calls",
-        "These are read from the environment only, too. For `HERRING_PORTS`, see\n"
-        "[network and security](network.md), and for `HERRING_NOTICE`\n"
-        "[elastic jobs](how-to/elastic.md). The others choose between methods that give the\n"
-        "same results ([JAX](jax.md), [TensorFlow](tensorflow.md), [GPUs](gpus.md)).",
+        "Ports, notice, and how frameworks call Herring",
+        "These are read from the environment only, too. [Ports](how-to/ports.md) is about\n"
+        "`HERRING_PORTS`, and [elastic jobs](how-to/elastic.md#notice-before-the-end) about\n"
+        "`HERRING_NOTICE`. The others choose between methods that give the same results\n"
+        "([JAX](jax.md), [TensorFlow](tensorflow.md), [GPUs](gpus.md)).",
         lambda row: row["scope"] == "environment",
     ),
     (
@@ -54,8 +54,8 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Mapping[str, str]], bool]]] = (
     ),
     (
         "What Herring records and reports",
-        "Processes record what they do, and rank 0 compares them. Where that is off, results stay\n"
-        "the same, but nobody can say which rank is late.",
+        "Processes record what they do, and rank 0 compares them. Without these records, results\n"
+        "stay the same, but Herring cannot say which rank is late.",
         lambda row: row["name"] in OBSERVING,
     ),
     (
@@ -67,8 +67,9 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Mapping[str, str]], bool]]] = (
     ),
     (
         "The data plane",
-        "You need not set any of these: Herring adapts the credit, and the plan chooses the\n"
-        "fusion buffers. They do not change a bit of any result, with one exception: an operation\n"
+        "You need not set any of these: Herring adapts the credit (the bytes that a flow may have\n"
+        "outstanding), and the plan chooses the fusion buffers, in which gradients travel. These\n"
+        "settings do not change a bit of any result, with one exception: an operation\n"
         "of up to `HERRING_SMALL_BYTES` is summed over ranks in one stage. A larger operation is\n"
         "summed in two stages (node, then server), so its result may be rounded differently. A\n"
         "fixed credit that is too large for the buffers of a switch causes retransmissions; see\n"
