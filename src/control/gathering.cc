@@ -120,8 +120,8 @@ void Gathering::refuse(Peer& peer, const Status& why, bool again) {
   if (state_ == State::kFailed) check_told();
 }
 
-// Returns whether a worker comes for the next job. The process of a member that comes anew has left,
-// even if that has not been seen here yet.
+// Returns whether a worker comes for the next job. The process of a member that comes anew has
+// left, even if that has not been seen here yet.
 bool Gathering::comes_again(const Peer& worker) const {
   return std::none_of(peers_.begin(), peers_.end(), [&worker](const auto& peer) {
     return peer->is_member() && peer->kind == Peer::Kind::kWorker && peer->index == worker.index &&
