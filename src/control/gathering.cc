@@ -166,7 +166,7 @@ void Gathering::on_deadline() {
   if (!is_waiting()) return;
   fail({Code::kTimeout,
         concat("not everybody has registered at the rendezvous ", address_.to_string(),
-               " within ", in_seconds(loop_.now() - started_), ": missing ",
+               " within ", in_seconds(options_.connect_timeout), ": missing ",
                describe_missing(), refusals_.text(), "; look at the output of the missing "
                "processes, or raise HERRING_CONNECT_TIMEOUT")});
 }
