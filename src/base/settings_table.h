@@ -44,6 +44,10 @@ inline constexpr SettingSpec kSpecs[] = {
     {"servers", kInt, kLauncher, "0",
      "Number of dedicated servers that the job waits for when it starts", {0, kMaxServers},
      "--servers S"},
+    {"server_number", kInt, kLauncher, "-1",
+     "Number that a dedicated server asks for, so that the launcher and the job call it the same; "
+     "-1: none. Servers that ask for none are numbered by their addresses",
+     {-1, kMaxServers - 1}},
     {"secret_file", kString, kLauncher, "",
      "File that contains the job's secret and that only its owner can read", {0, 4096}},
     {"secret", kSecret, kLauncher, "",
@@ -159,8 +163,8 @@ inline constexpr SettingSpec kSpecs[] = {
      "but at most 16, half of the cores, and one per node",
      {1, 1024, true}},
     {"server_weights", kWeights, kJob, "",
-     "Relative share of each server, separated by commas: dedicated servers first, ordered by "
-     "address; empty: shares that keep all links equally busy",
+     "Relative share of each server, separated by commas: dedicated servers first, by their "
+     "numbers; empty: shares that keep all links equally busy",
      {0, kMaxSettingBytes}},
     {"credit", kBytes, kJob, "0",
      "Fixed number of bytes that a flow may have outstanding, for experiments; 0: adjusted "

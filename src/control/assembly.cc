@@ -247,11 +247,13 @@ bool address_before(std::string_view a, std::string_view b) {
   return a.empty() && !b.empty();
 }
 
-std::vector<uint32_t> number_by_address(const std::vector<std::string>& addresses) {
-  std::vector<uint32_t> order(addresses.size()), numbers(addresses.size());
+std::vector<uint32_t> number_servers(const std::vector<NamedServer>& servers) {
+  std::vector<uint32_t> order(servers.size()), numbers(servers.size());
   std::iota(order.begin(), order.end(), 0);
   std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
-    return address_before(addresses[a], addresses[b]);
+    const NamedServer &one = servers[a], &other = servers[b];
+    if (one.wanted != other.wanted) return one.wanted < other.wanted;
+    return address_before(one.address, other.address);
   });
   for (uint32_t i = 0; i < order.size(); ++i) numbers[order[i]] = i;
   return numbers;

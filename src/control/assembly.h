@@ -80,9 +80,14 @@ std::vector<uint32_t> colocated_nodes(uint32_t nodes, uint32_t dedicated_servers
 // Returns whether address `a` comes before `b`. Runs of digits are compared by value, so 10.0.0.9
 // comes before 10.0.0.16.
 bool address_before(std::string_view a, std::string_view b);
-// Returns the place of each address in sorted order. Servers are numbered by address, not by the
-// order in which they came, so that weights mean the same machines in every run.
-std::vector<uint32_t> number_by_address(const std::vector<std::string>& addresses);
+struct NamedServer {
+  uint32_t wanted = ~0u;  // the number that it asks for; ~0u: any
+  std::string address;
+};
+// Returns the number of each dedicated server. They are ordered by the numbers that they ask for,
+// and then by address, not by the order in which they came. So weights mean the same machines in
+// every run.
+std::vector<uint32_t> number_servers(const std::vector<NamedServer>& servers);
 
 // Returns one weight per server, from the setting "server_weights" (comma-separated) or the plan.
 Result<std::vector<double>> choose_weights(const Settings& settings, uint32_t nodes,

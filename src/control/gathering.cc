@@ -258,14 +258,15 @@ void Gathering::begin_servers(const std::vector<RegisteredWorker>& all) {
 
 void Gathering::number_servers() {
   std::vector<Peer*> found;
-  std::vector<std::string> addresses;
+  std::vector<NamedServer> servers;
   for (const auto& peer : peers_) {
     const bool server = peer->is_member() && peer->kind == Peer::Kind::kServer;
     if (!server || !peer->server.dedicated) continue;
     found.push_back(peer.get());
-    addresses.push_back(Address{peer->server.host, peer->server.port}.to_string());
+    servers.push_back({peer->server.wanted,
+                       Address{peer->server.host, peer->server.port}.to_string()});
   }
-  const std::vector<uint32_t> numbers = number_by_address(addresses);
+  const std::vector<uint32_t> numbers = control::number_servers(servers);
   for (size_t i = 0; i < found.size(); ++i) found[i]->index = numbers[i];
 }
 

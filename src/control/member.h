@@ -29,6 +29,7 @@ struct WorkerRegistration {
 struct ServerRegistration {
   bool dedicated = true;
   uint32_t node = ~0u;  // of a colocated server
+  uint32_t wanted = ~0u;  // the number that a dedicated server asks for; ~0u: any
   uint16_t port = 0;
   std::string host;  // of its listener; empty: the local address of the member's connection
 };

@@ -102,7 +102,8 @@ std::string encode(const Registration& registration) {
     put_settings(out, worker->settings);
   } else {
     const auto& server = std::get<ServerRegistration>(registration.what);
-    out.put(uint8_t{2}).put(static_cast<uint8_t>(server.dedicated)).put(server.node);
+    out.put(uint8_t{2}).put(static_cast<uint8_t>(server.dedicated));
+    out.put(server.dedicated ? server.wanted : server.node);
     out.put(server.port).text(server.host);
   }
   return out.take();
@@ -131,7 +132,7 @@ Result<Registration> decode_registration(std::string_view payload) {
   } else if (kind == 2) {
     ServerRegistration server;
     server.dedicated = in.get<uint8_t>() != 0;
-    server.node = in.get<uint32_t>();
+    (server.dedicated ? server.wanted : server.node) = in.get<uint32_t>();
     server.port = in.get<uint16_t>();
     server.host = printable(in.text(kMaxIdentityBytes));
     registration.what = std::move(server);

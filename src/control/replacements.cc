@@ -23,16 +23,19 @@ void Replacements::offer(Peer& peer) {
   peer.channel->send(FrameType::kServerNews, encode(Replacement{}));
 }
 
-// Spares take their turns in the order in which they have come.
+// A spare takes the number that it asks for if that is free. The others take their turns in the
+// order in which they have come.
 void Replacements::fill() {
-  for (const ServerInfo& server : cluster_.servers) {
-    const bool free = !coming_.contains(server.index) && job_.is_free(server.index);
-    if (!server.dedicated || !free) continue;
-    const auto spare = std::find_if(peers_.begin(), peers_.end(), [](const auto& peer) {
-      return peer->kind == Peer::Kind::kSpare && !peer->gone && !peer->channel->closed();
-    });
-    if (spare == peers_.end()) return;
-    begin(server.index, **spare);
+  for (const bool wanted : {true, false}) {
+    for (const ServerInfo& server : cluster_.servers) {
+      const bool free = !coming_.contains(server.index) && job_.is_free(server.index);
+      if (!server.dedicated || !free) continue;
+      const auto spare = std::find_if(peers_.begin(), peers_.end(), [&](const auto& peer) {
+        return peer->kind == Peer::Kind::kSpare && !peer->gone && !peer->channel->closed() &&
+               (!wanted || peer->server.wanted == server.index);
+      });
+      if (spare != peers_.end()) begin(server.index, **spare);
+    }
   }
 }
 

@@ -94,7 +94,8 @@ Status serve(const std::string& rendezvous, const std::string& secret, const Set
   log(LogLevel::kInfo, "waits for its job at ", rendezvous);
   HERRING_RETURN_IF_ERROR(Serving::start(*options, transport).move_to(serving));
   options->connect_timeout = std::max(deadline - monotonic_now(), kMillisecond);
-  const Status joined = serving->join(*options, Serving::kNoNode);
+  const auto wanted = static_cast<uint32_t>(settings.get_int("server_number"));  // -1: any
+  const Status joined = serving->join(*options, Serving::kNoNode, wanted);
   if (joined.code() == Code::kShutdown) {
     log(LogLevel::kInfo, joined.message());
     return {};

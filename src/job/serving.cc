@@ -16,10 +16,12 @@ Result<std::unique_ptr<Serving>> Serving::start(const control::Member::Options& 
   return std::unique_ptr<Serving>(new Serving(std::move(*started)));
 }
 
-Status Serving::join(const control::Member::Options& member, uint32_t node) {
+Status Serving::join(const control::Member::Options& member, uint32_t node,
+                     uint32_t wanted) {
   control::ServerRegistration registration;
   registration.dedicated = node == kNoNode;
   registration.node = node;
+  registration.wanted = wanted;
   registration.host = server_->address().host;
   registration.port = server_->address().port;
   HERRING_RETURN_IF_ERROR(control::Member::join(member, registration).move_to(member_));

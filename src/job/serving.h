@@ -21,7 +21,8 @@ class Serving {
   // Registers the server and returns when the whole cluster is there. `node` is the node of a
   // colocated server, or kNoNode for a dedicated one.
   static constexpr uint32_t kNoNode = ~0u;
-  Status join(const control::Member::Options& member, uint32_t node);
+  // A dedicated server may ask for a number (ServerRegistration::wanted).
+  Status join(const control::Member::Options& member, uint32_t node, uint32_t wanted = ~0u);
   // Starts serving the cluster. `others` is the number of the process's other connections, besides
   // those from workers to the server, in units of a worker's flows.
   Status attach(size_t others);

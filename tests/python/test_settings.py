@@ -110,7 +110,7 @@ def test_edges_are_the_same_for_all(
             continue
         if variable not in ("HERRING_SECRET", "HERRING_SECRET_FILE"):
             environment = {**environment, "HERRING_SECRET": SECRET}
-        elsewhere = ("SSH", "AS_HOROVOD", "ELASTIC", "NOTICE", "GPU_WAITS")
+        elsewhere = ("SSH", "AS_HOROVOD", "ELASTIC", "NOTICE", "GPU_WAITS", "SERVER_NUMBER")
         if variable.removeprefix("HERRING_") in elsewhere or variable.endswith("_IMPL"):
             continue  # `detect` does not read these; their readers call `settings`.
         refused = refuses(detect, environment)

@@ -430,7 +430,11 @@ def tasks(options: RunOptions, job: Mapping[str, str], store: Mapping[str, str])
     """
     for index, host in enumerate(options.layout.servers):
         # Each server counts as a host of its own, as it would be in a real cluster.
-        environment = {**job, "HERRING_HOST_ID": f"{job['HERRING_JOB']}-server-{index}"}
+        environment = {
+            **job,
+            "HERRING_HOST_ID": f"{job['HERRING_JOB']}-server-{index}",
+            "HERRING_SERVER_NUMBER": str(index),
+        }
         yield Task(f"server {index}", host, None, options.workers + index, environment)
     blocks = options.layout.workers
     if options.nodes > 1:

@@ -52,7 +52,7 @@ TEST(SettingSpecs, TableIsWellFormed) {
     EXPECT_EQ(find_setting(spec.name), &spec);
     EXPECT_TRUE(spec.flags.empty() || spec.flags.front() == '-');
   }
-  EXPECT_EQ(names.size(), 52u);
+  EXPECT_EQ(names.size(), 53u);
 }
 
 TEST(Settings, Defaults) {

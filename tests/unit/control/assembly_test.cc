@@ -179,10 +179,16 @@ TEST(Assembly, ARosterSeesEveryContradiction) {
   EXPECT_FALSE(sound({worker(1, 4, 0), worker(2)}));
 }
 
-TEST(Assembly, ServersCountByTheirAddresses) {
-  EXPECT_EQ(number_by_address({"10.0.0.16:7000", "10.0.0.9:7000", "9.0.0.100:7000"}),
+TEST(Assembly, ServersCountByTheNumbersThatTheyAskForAndByTheirAddresses) {
+  constexpr uint32_t kAny = ~0u;
+  EXPECT_EQ(
+      number_servers({{kAny, "10.0.0.16:7000"}, {kAny, "10.0.0.9:7000"}, {kAny, "9.0.0.100:7000"}}),
+      (std::vector<uint32_t>{2, 1, 0}));
+  EXPECT_EQ(number_servers({{1, "10.0.0.1:1"}, {0, "10.0.0.2:1"}, {2, "10.0.0.0:1"}}),
+            (std::vector<uint32_t>{1, 0, 2}));
+  EXPECT_EQ(number_servers({{kAny, "10.0.0.1:1"}, {5, "10.0.0.9:1"}, {5, "10.0.0.3:1"}}),
             (std::vector<uint32_t>{2, 1, 0}));
-  EXPECT_TRUE(number_by_address({}).empty());
+  EXPECT_TRUE(number_servers({}).empty());
 }
 
 TEST(Assembly, RefusalsAreCountedAndTheFirstAreNamed) {

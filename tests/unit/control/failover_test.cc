@@ -301,6 +301,23 @@ TEST(Failover, ServersMayDieWhileAReplacementComes) {
   EXPECT_EQ(zero.replacements()[3].epoch, 6u);  // two losses, one replacement, a worker, this
 }
 
+TEST(Failover, AReplacementTakesTheNumberThatItAsksForIfThatIsFree) {
+  Servers running(3);
+  Witness zero(*running.workers[0]);
+  running.servers[0].reset();
+  running.servers[1].reset();
+  ASSERT_TRUE(zero.wait_losses(2));
+  ServerRegistration registration = server_at(7100);
+  for (const uint32_t number : {1u, 0u}) {  // the second one finds its number taken
+    registration.wanted = 1;
+    auto joined = running.job.join(registration).get();
+    ASSERT_TRUE(joined.ok()) << joined.status().to_string();
+    EXPECT_EQ((*joined)->server_index(), number);
+    running.servers.push_back(std::move(*joined));
+    ++registration.port;
+  }
+}
+
 TEST(Failover, ASpareWaitsForAFreePlace) {
   Servers running(2, true, kSecond);
   Witness zero(*running.workers[0]);

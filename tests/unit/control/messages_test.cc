@@ -63,6 +63,14 @@ TEST(Messages, RegistrationsSurviveTheWay) {
   const auto& server = std::get<ServerRegistration>(decoded->what);
   EXPECT_FALSE(server.dedicated);
   EXPECT_EQ(server.node, 1u);
+  EXPECT_EQ(server.wanted, ~0u);
+  ServerRegistration dedicated;
+  dedicated.wanted = 2;
+  dedicated.port = 7000;
+  auto other = decode_registration(encode(Registration{dedicated, 99, 0}));
+  ASSERT_TRUE(other.ok());
+  EXPECT_EQ(std::get<ServerRegistration>(other->what).wanted, 2u);
+  EXPECT_EQ(std::get<ServerRegistration>(other->what).node, ~0u);
   EXPECT_EQ(server.port, 7000);
   EXPECT_EQ(server.host, "::1");
 }
