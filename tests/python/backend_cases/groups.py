@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -80,6 +81,29 @@ def sub_groups() -> None:
     if rank < 2:  # only members create this group
         pair = dist.new_group([0, 1], use_local_synchronization=True)
         same(_ones(pair, 3), torch.full((3,), 2.0))
+
+
+@case
+def barriers_name_who_is_missing() -> None:
+    rank = dist.get_rank()
+    dist.monitored_barrier()
+    dist.distributed_c10d.monitored_barrier(dist.group.WORLD, timedelta(seconds=60), True)
+    short = timedelta(seconds=0.3)
+    for wait_all_ranks, words in (
+        (False, "Rank 0 failed to pass monitoredBarrier in 300 ms: "),
+        (True, "Ranks 0, 2 failed to pass monitoredBarrier in 300 ms: "),
+    ):
+        group = dist.new_group([1, 2, 3])  # the words have the ranks inside the group
+        if rank == 2:
+            raises(RuntimeError, words, dist.monitored_barrier, group, short, wait_all_ranks)
+        dist.barrier()
+    group = dist.new_group(timeout=short)
+    if rank == 1:
+        # torch's own tests look for these words.
+        raises(RuntimeError, "timed out: barrier", dist.barrier, group)
+        raises(RuntimeError, " timeout (", dist.all_reduce, torch.ones(1), group=group)
+    dist.barrier()
+    dist.monitored_barrier(gloo())  # is torch's own
 
 
 @case

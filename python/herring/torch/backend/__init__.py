@@ -19,8 +19,10 @@ from torch.distributed.rendezvous import register_rendezvous_handler
 
 import herring
 from herring.errors import ConfigurationError, InvalidArgumentError
+from herring.torch.backend.base import BaseProcessGroup
 from herring.torch.backend.group import HerringProcessGroup
 from herring.torch.backend.joining import join_by_store, rendezvous
+from herring.torch.backend.monitored import answer_monitored_barrier
 from herring.torch.backend.reconfiguring import ReconfigurableProcessGroup
 
 __all__ = ["HerringProcessGroup", "create", "register"]
@@ -81,6 +83,7 @@ def _require_job() -> None:
 def register() -> None:
     """Registers the backend, and ``init_method="herring://"``, with torch.distributed."""
     dist.Backend.register_backend("herring", create, extended_api=True, devices=["cpu", "cuda"])
+    answer_monitored_barrier(lambda group: isinstance(group, BaseProcessGroup))
     try:
         register_rendezvous_handler("herring", rendezvous)
     except RuntimeError:

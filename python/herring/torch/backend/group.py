@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 
 from herring.arrays.operations import submit
-from herring.errors import InvalidArgumentError, MismatchError
+from herring.errors import InvalidArgumentError, MismatchError, TimeoutError
 from herring.torch import devices
 from herring.torch.backend.base import routed
 from herring.torch.backend.listed import gathered_bytes, result_of
+from herring.torch.backend.monitored import failed_to_pass
 from herring.torch.backend.reducing import ReducingProcessGroup
 from herring.torch.backend.reductions import movable, place_for, typed
 from herring.torch.backend.tensors import (
@@ -305,11 +306,21 @@ class HerringProcessGroup(ReducingProcessGroup):
         return self._work(opts, [self._start("barrier", None, name, opts)], [])
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Returns when every rank has called it; an error names the missing ranks."""
-        del wait_all_ranks  # the error names all missing ranks anyway
+        """Returns when every rank has called it.
+
+        Args:
+          timeout: How long to wait; None means the group's timeout.
+          wait_all_ranks: Whether the error begins with all missing ranks instead of the first one.
+
+        Raises:
+          TimeoutError: Not all ranks called it in time; the message names all missing ranks.
+        """
         opts = dist.BarrierOptions()
         opts.timeout = timeout or self._limit
-        self.barrier(opts).wait()
+        try:
+            self.barrier(opts).wait()
+        except TimeoutError as error:
+            raise failed_to_pass(error, opts.timeout, wait_all_ranks, self) from None
 
     # Messages.
 

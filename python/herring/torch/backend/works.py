@@ -148,7 +148,7 @@ def back_to(
 # The core's advice after a time-out, and the advice that replaces it for torch.distributed.
 _MORE_TIME = "give it more time (timeout=, HERRING_TIMEOUT)"
 _MORE_TIME_HERE = (
-    "give the group more time (timeout=timedelta(...) of init_process_group or new_group; "
+    "give the group a longer timeout (timeout=timedelta(...) of init_process_group or new_group; "
     "HERRING_TIMEOUT does not apply to it)"
 )
 
@@ -157,7 +157,12 @@ def _of_torch(error: HerringError) -> HerringError:
     """Returns an error of the core, with advice that helps users of torch.distributed."""
     if not isinstance(error, TimeoutError):
         return error
-    return TimeoutError(str(error).replace(_MORE_TIME, _MORE_TIME_HERE))
+    return _timed_out(str(error).replace(_MORE_TIME, _MORE_TIME_HERE))
+
+
+def _timed_out(text: str) -> TimeoutError:
+    """Returns an error with the words by which programs for other backends know a timeout."""
+    return TimeoutError(f"timed out: {text}")
 
 
 class _Work(dist.Work):
@@ -331,8 +336,8 @@ class OperationWork(_Work):
             self._require_not_aborted()
             left = _SLICE if deadline is None else min(_SLICE, deadline - time.monotonic())
             if left <= 0:
-                raise TimeoutError(
-                    "wait() has reached its time-out; the operation goes on until its own deadline"
+                raise _timed_out(
+                    "wait() has reached its timeout; the operation goes on until its own deadline"
                 )
             try:
                 operation.wait(left)
@@ -468,7 +473,7 @@ class LocalWork(_Work):
         while not self._complete.wait(min(_SLICE, max(deadline - time.monotonic(), 0.0))):
             self._require_not_aborted()
             if time.monotonic() >= deadline:
-                raise TimeoutError("this message from a rank to itself has no counterpart")
+                raise _timed_out("this message from a rank to itself has no counterpart")
 
     def _source_rank(self) -> int:
         self.wait()
