@@ -6,11 +6,14 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import herring.torch
 from herring.torch import ranges
+from herring.torch.backend.face import has_face
 
 from .support import case
 
@@ -67,3 +70,38 @@ def without_a_profiler_a_work_asks_once_at_its_start_and_once_at_its_wait():
         assert len(asked) == 1, asked
         work.wait()
         assert len(asked) == 2, asked
+
+
+class Seen(TorchDispatchMode):
+    """Collects what torch's dispatcher sees, as CommDebugMode does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        self.names.append(str(function))
+        return function(*arguments, **(options or {}))
+
+
+@case
+def tools_that_count_see_functional_collectives() -> None:
+    """docs/torch-distributed.md says what they see, and what they do not before torch 2.14."""
+    tensor, world = torch.ones(4), dist.group.WORLD
+    with Seen() as seen:
+        functional.all_reduce(tensor, "sum", world).wait()
+    assert "_c10d_functional.all_reduce.default" in seen.names, seen.names
+    with Seen() as seen:
+        dist.all_reduce(tensor)
+    assert has_face() or not any("c10d" in name for name in seen.names), seen.names
+
+    def both() -> None:
+        functional.all_reduce(tensor, "sum", world).wait()
+        dist.all_reduce(tensor)
+
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        both()
+    names = [event.name for event in profiler.events()]
+    assert "_c10d_functional::all_reduce" in names, names
+    assert has_face() or "c10d::allreduce_" not in names, names
+    assert len([name for name in names if name.startswith("herring::allreduce ")]) == 2, names
