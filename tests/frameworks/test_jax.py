@@ -192,7 +192,7 @@ for _ in range(3):
 def test_order_of_execution_does_not_matter(count: int) -> None:
     """XLA's order of execution depends on shapes and on the order of a program's results."""
     script = f"""
-herring.init(timeout=60)
+herring.init(timeout=600)
 r, many, count = rank(), 16, {count}
 
 def in_order_of_rank(found):
@@ -248,7 +248,7 @@ from herring.jax.calls import Call, described, execute
 from herring.jax.keys import key_of
 from herring.jax.order import last_token
 
-herring.init(timeout=30)
+herring.init(timeout=600)
 collectives._BUCKET_BYTES = 1
 weights = [jnp.full((64, 64), 0.01 * (i + 1)) for i in range(6)]
 
@@ -367,7 +367,7 @@ for again in range(2):
 def test_an_inner_program_is_not_traced_again() -> None:
     """One rank traces the outer program again and finds the inner program in JAX's cache."""
     script = """
-herring.init(timeout=30)
+herring.init(timeout=600)
 r = rank()
 def mean(x):
     return hj.allreduce(x, "sum")
@@ -402,7 +402,7 @@ assert digests[0] == digests[1]
 
 
 def test_example_equals_a_single_process() -> None:
-    command = [sys.executable, "-m", "herring.launch.cli", "run", "-n", "2", "--timeout", "120"]
+    command = [sys.executable, "-m", "herring.launch.cli", "run", "-n", "2", "--timeout", "500"]
     command += ["--", sys.executable, str(ROOT / "examples" / "jax_step.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -17,12 +17,14 @@ def test_swapped_calls_outside_of_programs_wait_and_name_their_lines() -> None:
 herring.init()
 r = rank()
 x = jnp.full(3, r + 1.0)
-def first(): return hj.allreduce(x, "sum", timeout=4)
-def second(): return hj.allreduce(x * 10, "sum", timeout=4)
+limit = [600]
+def first(): return hj.allreduce(x, "sum", timeout=limit[0])
+def second(): return hj.allreduce(x * 10, "sum", timeout=limit[0])
 def place(call): return f":{call.__code__.co_firstlineno}."
 for _ in range(3):  # the same line meets the same line
     assert [float(call()[0]) for call in (first, second)] == [3.0, 30.0]
 mine, theirs = (second, first) if r else (first, second)
+limit[0] = 6
 try:
     mine()
 except herring.TimeoutError as error:
@@ -81,24 +83,24 @@ mixed = jnp.ones(3, jnp.float16 if r else jnp.float32)
 for kind in ("allgather", "allreduce", "broadcast", "reduce_scatter"):
     call = getattr(hj, kind)
     text = f"rank 1: {kind} of float16 [3]"
-    raises(herring.MismatchError, text, lambda: call(mixed, timeout=20))
-    raises(herring.MismatchError, text, lambda: call(mixed, name="mixed", timeout=20))
-    fails("MismatchError", text, jax.jit(lambda x: call(x, name="traced", timeout=20)), mixed)
+    raises(herring.MismatchError, text, lambda: call(mixed, timeout=600))
+    raises(herring.MismatchError, text, lambda: call(mixed, name="mixed", timeout=600))
+    fails("MismatchError", text, jax.jit(lambda x: call(x, name="traced", timeout=600)), mixed)
     flat = jnp.ones((2, 3) if r else 6)
-    raises(herring.MismatchError, f"{kind} of float32 [6]", lambda: call(flat, timeout=20))
-    call(jnp.ones(3), name="mixed", timeout=20)  # what follows meets
+    raises(herring.MismatchError, f"{kind} of float32 [6]", lambda: call(flat, timeout=600))
+    call(jnp.ones(3), name="mixed", timeout=600)  # what follows meets
 # Leaves that travel in several parts, of which one rank has more.
 many = [jnp.ones(3, jnp.float16 if r else jnp.float32), jnp.ones(2), jnp.ones(2, jnp.float16)]
 more = [jnp.ones(3), *([jnp.ones(2, jnp.float16)] if r else []), jnp.ones(2)]
 for tree in (many, more, more[: 2 + r]):
-    raises(herring.MismatchError, "allreduce of float", lambda: hj.allreduce(tree, timeout=20))
+    raises(herring.MismatchError, "allreduce of float", lambda: hj.allreduce(tree, timeout=600))
 # A rank that refuses what it is given says so to the others.
 mixed = jnp.ones(3, jnp.int32 if r else jnp.float32)
 for call in (hj.allreduce, hj.reduce_scatter):
     refused = "int32 cannot be averaged"
-    raises(herring.InvalidArgumentError, refused, lambda: call(mixed, timeout=20))
-    raises(herring.InvalidArgumentError, refused, lambda: call(mixed, name="mixed", timeout=20))
-    call(jnp.ones(3), name="mixed", timeout=20)
+    raises(herring.InvalidArgumentError, refused, lambda: call(mixed, timeout=600))
+    raises(herring.InvalidArgumentError, refused, lambda: call(mixed, name="mixed", timeout=600))
+    call(jnp.ones(3), name="mixed", timeout=600)
 """
     run(TWO, script)
 
@@ -118,13 +120,13 @@ some, none = jnp.ones((2 * r, 3)), jnp.ones((0, 3))
 for kind in ("allgather", "allreduce", "broadcast", "reduce_scatter"):
     call = getattr(hj, kind)
     text = f"rank 0: {kind} of float32 [0, 3]"
-    raises(herring.MismatchError, text, lambda: call(some, name="some", timeout=20))
-    fails("MismatchError", text, jax.jit(lambda x: call(x, timeout=20)), some)
+    raises(herring.MismatchError, text, lambda: call(some, name="some", timeout=600))
+    fails("MismatchError", text, jax.jit(lambda x: call(x, timeout=600)), some)
     pair = {"some": some, "whole": jnp.ones((2, 3), jnp.float16)}
     for lists in (call, jax.jit(call)):
         assert jax.tree.map(jnp.shape, lists([none, none])) == [(0, 3), (0, 3)]
     if kind != "allreduce":  # Its leaves of one dtype are a call of their own.
-        raises(herring.MismatchError, "[0, 3]", lambda: call(pair, name="pair", timeout=20))
+        raises(herring.MismatchError, "[0, 3]", lambda: call(pair, name="pair", timeout=600))
 wrong = herring.InvalidArgumentError
 for call in (hj.allreduce, jax.jit(hj.allreduce)):
     raises(wrong, "jax.vmap", jax.vmap(call), jnp.ones((2, 3)))

@@ -18,7 +18,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 TORCHRUN = [
     *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
 ]
-HERRING_RUN = [sys.executable, "-m", "herring.launch.cli", "run", "-n", "2", "--timeout", "90"]
+HERRING_RUN = [sys.executable, "-m", "herring.launch.cli", "run", "-n", "2", "--timeout", "1200"]
 # All launchers run the same script.
 STARTS = {
     "torchrun": [*TORCHRUN, "-m", "herring.torch"],
@@ -39,7 +39,7 @@ def run(command: Sequence[str], script: str, folder: str, **environment: str) ->
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=1300,
         check=False,
     )
     return done.returncode, done.stdout

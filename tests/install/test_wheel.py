@@ -29,7 +29,7 @@ JOB = """
 import herring
 import numpy as np
 
-herring.init(timeout=60)
+herring.init(timeout=600)
 array = np.full(100_000, herring.rank() + 1, dtype=np.float32)
 herring.allreduce(array)
 assert (array == (herring.size() + 1) / 2).all(), array

@@ -458,7 +458,7 @@ def metrics(place: str, token: str) -> str:
 def test_a_forked_child_does_not_keep_the_socket(runtime: Path, tmp_path: Path) -> None:
     script = STEPS.replace(
         'print(f"begun',
-        'if rank == 0 and os.fork() == 0:\n    time.sleep(60)\n    os._exit(0)\nprint(f"begun',
+        'if rank == 0 and os.fork() == 0:\n    time.sleep(600)\n    os._exit(0)\nprint(f"begun',
     )
     enough = tmp_path / "enough"
     with Running(2, "--grace", "0.2", script=script, ENOUGH=str(enough)) as job:

@@ -193,15 +193,15 @@ def test_mpich_ranks_find_their_launcher(runtime: dict[str, str], shells: tuple[
 
 
 @pytest.mark.parametrize("served", [True, False])
-def test_torch_store(runtime: dict[str, str], served: bool) -> None:
+def test_torch_store(runtime: dict[str, str], served: bool, free_port: int) -> None:
     distributed = pytest.importorskip("torch.distributed")
     environ = {**runtime, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    store = distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    environ["MASTER_PORT"] = str(store.port)
     if served:
+        store = distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        environ["MASTER_PORT"] = str(store.port)
         environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     else:
-        del store  # rank 0 must serve it, on the port that has just become free
+        environ["MASTER_PORT"] = str(free_port)  # Rank 0 must serve it there.
     check_two_generations([start({**environ, "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"])
 
 

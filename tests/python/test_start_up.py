@@ -245,7 +245,7 @@ rank = herring.rank()
 call = herring.allreduce if rank == 0 else herring.allgather
 x = np.ones(4, np.float32)
 try:
-    call(x, timeout=4.0)
+    call(x, timeout=8.0)
 except herring.TimeoutError as error:
     print(rank, "error", error)
 herring.barrier(name="end")

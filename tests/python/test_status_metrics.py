@@ -150,7 +150,7 @@ def test_the_command_prints_metrics(capsys: pytest.CaptureFixture[str]) -> None:
     with StatusServer(statuses.late()) as server:
         assert cli.main(["status", server.where, "--metrics"]) == 0
         printed = capsys.readouterr().out
-        with urllib.request.urlopen(f"http://{server.where}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{server.where}/metrics", timeout=600) as answer:
             assert answer.read().decode() == printed
     assert families(printed)
 
@@ -160,7 +160,7 @@ def test_the_command_prints_metrics(capsys: pytest.CaptureFixture[str]) -> None:
     reason="this core serves no status",
 )
 def test_a_job_serves_these_metrics() -> None:
-    script = "import herring, time; herring.init(); herring.barrier(); time.sleep(60)"
+    script = "import herring, time; herring.init(); herring.barrier(); time.sleep(600)"
     with short_folder() as runtime:
         job = warm.Popen(
             [

@@ -63,6 +63,8 @@ def worker(directory: Path) -> None:
             "loaders": [alive(pid) for pid in killed["loaders"]],
         }
         (directory / str(rank)).write_text(json.dumps(note))
+        while not all((directory / str(other)).exists() for other in SURVIVORS):
+            time.sleep(0.01)  # The others might hear first that this rank has left.
         herring.shutdown()  # Like any program at its end: rank 0 still has to tell others.
         os._exit(0)  # Does not wait for sleeping loaders.
 
@@ -72,7 +74,7 @@ def test_survivors_hear_of_it_at_once(layout: str, tmp_path: Path) -> None:
     job = warm.run(
         [
             *(sys.executable, "-m", "herring.launch.cli", "run", *LAYOUTS[layout]),
-            *("--keep-going", "--timeout", "90", "--grace", "1", "--"),
+            *("--keep-going", "--timeout", "500", "--grace", "1", "--"),
             *(sys.executable, __file__, str(tmp_path)),
         ],
         stdin=subprocess.DEVNULL,

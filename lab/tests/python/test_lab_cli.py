@@ -174,7 +174,7 @@ def test_a_job_with_servers_runs_over_shaped_links() -> None:
         "herring.allreduce(a, 'sum'); print(a[0], herring.num_nodes(), flush=True)"
     )
     done = lab(
-        *["run", "--workers", "2", "--servers", "2", "--rate", "40mbit", "--timeout", "30"],
+        *["run", "--workers", "2", "--servers", "2", "--rate", "40mbit", "--timeout", "600"],
         *["--", "python", "-c", script],
     )
     assert done.returncode == 0, done.stderr
@@ -193,7 +193,7 @@ def test_a_failure_is_named_and_ends_the_others() -> None:
 
 @needs_root
 def test_a_time_limit_names_who_still_runs() -> None:
-    options = ["--no-check", "--timeout", "0.5"]
+    options = ["--no-check", "--timeout", "2"]
     done = lab("run", "--workers", "2", *options, "--", "sleep", "600")
     assert done.returncode == 124
     assert "rank 0, rank 1" in done.stderr

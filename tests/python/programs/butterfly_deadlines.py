@@ -25,7 +25,7 @@ if rank == 0:
     array.fill(1)
     tell_when_waiting("waits", "waits in allreduce 'x'")
     try:
-        herring.allreduce(array, "sum", name="x", algorithm="cuda-butterfly", timeout=2)
+        herring.allreduce(array, "sum", name="x", algorithm="cuda-butterfly", timeout=4)
         raise AssertionError("there was no time-out")
     except herring.TimeoutError as error:
         print(f"told: {error}", flush=True)

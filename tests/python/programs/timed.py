@@ -1,4 +1,7 @@
-"""Runs rounds and named calls for a timeline: `STEPS` steps, of which each computes `COMPUTE` s."""
+"""Runs rounds and named calls for a timeline: `STEPS` steps, of which each computes `COMPUTE` s.
+
+With a NUMBER, 0 or 1, the job stays until that of the other number has made its steps, too.
+"""
 
 import os
 import time
@@ -6,6 +9,7 @@ import time
 import numpy as np
 
 import herring
+from support import tell, told
 
 herring.init()
 rank, size = herring.rank(), herring.size()
@@ -31,4 +35,7 @@ for step in range(steps):
     if step % 5 == 0:
         herring.allreduce(np.ones(100_000, np.float32), name="layer.weight")
         herring.allreduce(np.ones(3), name="loss")
+if number := os.environ.get("NUMBER"):
+    tell(f"steps of {number}")
+    told("steps of 0", "steps of 1")
 herring.shutdown()
