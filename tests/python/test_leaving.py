@@ -281,13 +281,13 @@ def test_servers_stay_while_others_compute_longer_than_calls_may_wait() -> None:
             THREE["dedicated-servers"],
             """
         herring.init(timeout=1)
-        group = herring.new_group([1, 2], timeout=60)
-        herring.barrier(timeout=60)
+        group = herring.new_group([1, 2], timeout=600)
+        herring.barrier(timeout=600)
         if herring.rank() == 0:
             herring.shutdown()
         else:
             time.sleep(4)
-            assert herring.allreduce(np.ones(1), "sum", group=group, timeout=60) == 2
+            assert herring.allreduce(np.ones(1), "sum", group=group, timeout=600) == 2
     """,
         )
     )

@@ -10,7 +10,7 @@ for _step in range(3 + herring.rank()):
     herring.allreduce(array, sync="solo", name="a")
 try:
     if herring.rank() == 1:
-        herring.barrier(timeout=30)
+        herring.barrier(timeout=600)
     herring.flush(array, name="a")
 except herring.TimeoutError as error:
     text = str(error)
