@@ -348,6 +348,7 @@ for metric in sorted(scope.metrics, key=lambda metric: metric.name):
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "herring.rank.credit_bytes By 0 alone",
+        "herring.rank.kept_bytes By 0 alone",
         "herring.rank.received_bytes By 0 alone",
         "herring.rank.sent_bytes By 0 alone",
     ]
