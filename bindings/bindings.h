@@ -94,7 +94,7 @@ inline void note_caller() {
 }
 
 // Waits with the GIL released; Ctrl-C raises. `what` and `seconds` (0: wait forever) are used in
-// the time-out error. If the future needs a device, `check_device` notices that the device is lost.
+// the timeout error. If the future needs a device, `check_device` notices that the device is lost.
 void wait(worker::Future& future, double seconds, const std::string& what,
           const std::function<Status()>& check_device = nullptr);
 

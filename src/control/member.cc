@@ -423,7 +423,7 @@ class Member::Impl final : public Channel::Owner {
     if (!channel_->closed() && silent > rhythm_.timeout) {
       channel_->close();
       rendezvous_ended(concat("is lost: nothing was heard from it or its system for ",
-                              in_seconds(silent), " (time-out ",
+                              in_seconds(silent), " (timeout ",
                               in_seconds(rhythm_.timeout), ")"),
                        false);
     }

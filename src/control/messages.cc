@@ -291,7 +291,7 @@ Status check_rhythm(const Rhythm& rhythm) {
     return {Code::kConfiguration,
             concat("HERRING_HEARTBEAT_INTERVAL is ", to_seconds(rhythm.interval),
                    " s and HERRING_HEARTBEAT_TIMEOUT ", to_seconds(rhythm.timeout),
-                   " s: the interval must be at least 0.001 s, the time-out at least twice the "
+                   " s: the interval must be at least 0.001 s, the timeout at least twice the "
                    "interval and at most a week")};
   }
   return {};

@@ -385,7 +385,7 @@ class Rendezvous::Impl final : public Channel::Owner {
                    spare ? "" : "; the others have given up on it");
         give_up(peer, {Code::kPeerLost, held_up},
                 concat("nothing was heard from it", spare ? "" : " or its system", " for ",
-                       in_seconds(silent), " (time-out ", in_seconds(options_.heartbeat_timeout),
+                       in_seconds(silent), " (timeout ", in_seconds(options_.heartbeat_timeout),
                        ")"));
         peer.channel->check_acknowledged(silent, now);  // time to read why, if it comes back
       } else {

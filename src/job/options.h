@@ -45,7 +45,7 @@ uint32_t usable_cores();
 uint32_t node_threads_for(uint32_t cores, uint32_t workers);
 
 // Returns engine options without those that belong to the process: addresses, credentials,
-// time-outs, the abort callback and threads.
+// timeouts, the abort callback and threads.
 worker::EngineOptions engine_options(const control::Cluster& cluster, uint32_t rank,
                                      const server::DataPlaneOptions& plane,
                                      const Settings& shared);

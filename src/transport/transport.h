@@ -25,7 +25,7 @@ namespace herring::transport {
 class Flow;
 
 // A lost packet that no later packet reveals is sent again after a round trip and a minimum
-// time-out. The system's minimum suits any path, but costs a round in a data centre 200 ms. A job's
+// timeout. The system's minimum suits any path, but costs a round in a data centre 200 ms. A job's
 // flows use a minimum just long enough for a probe to be answered first (RFC 8985, section 7.2). On
 // Linux, that probe goes out two round trips and two ticks of 4 ms after the last acknowledgement.
 inline constexpr Nanos kShortestTimeout = 10 * kMillisecond, kSystemTimeout = 200 * kMillisecond;

@@ -21,7 +21,7 @@ constexpr Nanos kShortQueueing = kMillisecond;
 // on the way there). If the processors of all hosts are the limit, it is one eighth.
 constexpr double kQueueingOnAFullLink = 0.25;
 // An interval ends with a transfer, so that losses at its end count. Otherwise it ends when it is
-// so long that a few retransmission time-outs do not decide its result.
+// so long that a few retransmission timeouts do not decide its result.
 constexpr Nanos kLeastInterval = 15 * kMillisecond, kLongInterval = kSecond;
 constexpr size_t kTurnsPerInterval = 4, kLeastBytes = 256 << 10;
 // A window that holds a large part of a transfer is never used in full. The bytes skipped and

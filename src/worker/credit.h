@@ -2,7 +2,7 @@
 // evidence.
 //
 // If the window is too large, many senders overrun one switch port, and one lost tail costs a
-// retransmission time-out. If it is too small, the path is empty while results are awaited. Nothing
+// retransmission timeout. If it is too small, the path is empty while results are awaited. Nothing
 // tells in advance which window is right, and windows between a small and a large one may be worse
 // than both. A large window that fills the path and its queue gives TCP more to send behind a lost
 // packet, so the loss is detected at once. A medium window lacks this advantage. Therefore a job

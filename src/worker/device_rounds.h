@@ -31,7 +31,7 @@ class DeviceRounds {
   // Calls end().
   ~DeviceRounds();
   // Ends the rounds; nothing else may be called afterwards. Waits until no copy is under way: for
-  // the job's time-out if gradients of the running round are being copied, otherwise for
+  // the job's timeout if gradients of the running round are being copied, otherwise for
   // Copier::kPatience. Returns false if the device has not reached its copies. Host memory that the
   // device may still access is then kept forever, which is logged, and the caller must keep the
   // arenas on the device. Inside a round the job fails, as with ~Planned().

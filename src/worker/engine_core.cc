@@ -13,7 +13,7 @@ namespace {
 constexpr Nanos kTick = 50 * kMillisecond;
 // Servers watch deadlines. If one is missed by this much, this process ends the job itself.
 constexpr Nanos kDeadlineMargin = 2 * kSecond;
-// A time-out of milliseconds is meant for ranks that do not call. Data in motion may pause longer.
+// A timeout of milliseconds is meant for ranks that do not call. Data in motion may pause longer.
 constexpr uint32_t kLeastStallMs = 2000;
 constexpr Nanos kWhereaboutsInterval = 250 * kMillisecond;
 // At most this many of the calls in which threads of this rank wait are named.
@@ -403,7 +403,7 @@ void EngineCore::check_deadlines(Nanos now) {
     who += concat(who.empty() ? "" : " and ", cluster_.describe_server(server));
   }
   fail_now({Code::kTimeout, concat(name, " has waited ", in_seconds(waited), " for ", who,
-                                   ", and nobody has answered or reported the time-out; look at "
+                                   ", and nobody has answered or reported the timeout; look at "
                                    "the output of the other ranks and servers")});
 }
 

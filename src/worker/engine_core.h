@@ -62,7 +62,7 @@ class EngineCore {
   // Anyone who may use the heap after the engine is gone must keep a share.
   const std::shared_ptr<SharedHeap>& shared_heap() const { return heap_; }
   uint32_t timeout_ms(double seconds) const;
-  // Returns the deadline of an operation with this time-out (0: the setting), which starts when all
+  // Returns the deadline of an operation with this timeout (0: the setting), which starts when all
   // ranks have called it. Bytes on their way cannot be withdrawn by one rank, so a missed deadline
   // ends the job.
   Deadline deadline(double seconds) const;

@@ -226,7 +226,7 @@ Planned::~Planned() {
   if (round_ == nullptr || round_->future->done() || next_buffer_ == work_->count()) {
     return;
   }
-  // If there is no memory to tell the others, they wait until their time-out.
+  // If there is no memory to tell the others, they wait until their timeout.
   static_cast<void>(without_exceptions([this]() -> Status {
     work_->engine.abort(
         {Code::kShutdown,

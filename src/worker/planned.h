@@ -110,7 +110,7 @@ class Planned {
   std::shared_ptr<SharedHeap> shared_heap() const;
   // Returns the part of a fusion buffer that the rank with local index `place` combines.
   plan::Range slice(uint32_t buffer, uint32_t place) const;
-  // Returns the time-out of the job's operations.
+  // Returns the timeout of the job's operations.
   Nanos timeout() const;
   // Ends the job, which cannot go on without this rank's data.
   void fail(const Status& why);

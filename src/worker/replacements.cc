@@ -10,11 +10,11 @@ namespace herring::worker {
 namespace {
 
 constexpr Nanos kServersInterval = 250 * kMillisecond;
-// Where nobody can stand in for a server, links may be down for as many heartbeat time-outs. By
+// Where nobody can stand in for a server, links may be down for as many heartbeat timeouts. By
 // then the system sends again what was not acknowledged only every 10 s or so.
 constexpr Nanos kPatience = 20;
 // Where somebody can, a server is given up after as many. The system doubles its pauses, so an
-// outage that is shorter than the time-out may end in a silence of twice its length.
+// outage that is shorter than the timeout may end in a silence of twice its length.
 constexpr Nanos kPatienceWithFailover = 2;
 // Marks the IDs of definitions of groups that are not part of forming them.
 constexpr uint64_t kDefinition = uint64_t{1} << 63;

@@ -8,7 +8,7 @@ n of the call that fails, and one error. The error comes once, or for all later 
 limit. Processes are forked from this one, so that a case needs milliseconds and not the
 start of an interpreter.
 
-A case passes if every process ends by itself within the connect time-out and 5 s, with status 0.
+A case passes if every process ends by itself within the connect timeout and 5 s, with status 0.
 Time for which processes were ready to run and got no processor does not count. Every operation must
 return the right bits or raise a HerringError. No signal may stay blocked, no
 process may use too much processor time, and no file may be left behind.
@@ -41,7 +41,7 @@ from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[2]
 CONNECT_TIMEOUT = 3.0
-PATIENCE = 5.0  # seconds after the connect time-out
+PATIENCE = 5.0  # seconds after the connect timeout
 MOST_STARVED = 60.0  # seconds without a processor that do not count
 MOST_CPU = 1.2  # seconds; a process takes 0.1 to 0.3 without faults
 # The number of processes; two are ranks.

@@ -39,7 +39,7 @@ else:
 assert float(y[0]) == 3.0
 """
     output = run(TWO, script, HERRING_WARN_AFTER="1")
-    # The rank whose time-out comes first finds the other one waiting in the other line.
+    # The rank whose timeout comes first finds the other one waiting in the other line.
     assert "named True" in output
 
 
@@ -163,7 +163,7 @@ raises(herring.InvalidArgumentError, "2 devices", jax.jit(hj.allreduce), jnp.one
 
 @pytest.mark.parametrize("implementation", ["ffi", "callback"])
 def test_death_of_a_rank(implementation: str, tmp_path: Path) -> None:
-    """All time-outs are longer than the job may take, so only news of the death ends the wait."""
+    """All timeouts are longer than the job may take, so only news of the death ends the wait."""
     script = (
         SETUP
         + """

@@ -52,7 +52,7 @@ def run_job(
       layout: the options of `herring run` that place workers and servers.
       script: the text of a short script, or what `program` returns.
       timeout: seconds after which the launcher ends the job. It only bounds a hang, however slow
-        the machine is: a test of a time-out of Herring's sets that one.
+        the machine is: a test of a timeout of Herring's sets that one.
       grace: seconds within which the other ranks must end after one has failed.
       environment: additional environment variables for the script. FOLDER, in which processes tell
         each other what they have done (programs/support.py), is a new one unless it is given.
@@ -92,7 +92,7 @@ def expect_known(
 ) -> None:
     """Fails unless all survivors learn that a worker was killed.
 
-    All time-outs are longer than the job may take, so only news of the death ends a wait.
+    All timeouts are longer than the job may take, so only news of the death ends a wait.
 
     Args:
       layout: the options of `herring run` that place workers and servers.

@@ -12,7 +12,7 @@ from standin import STANDIN
 
 pytestmark = STANDIN
 
-# All time-outs are longer than a job may take, so none of them ends a wait.
+# All timeouts are longer than a job may take, so none of them ends a wait.
 LONG = {"HERRING_HEARTBEAT_TIMEOUT": "600", "HERRING_TIMEOUT": "600"}
 
 NODES = ["--nodes", "2"]

@@ -17,7 +17,7 @@ pytestmark = STANDIN
 def expect_errors(script: str, moment: int, folder: Path, *names: int, **settings: str) -> None:
     """Lets rank 0 lose its GPU; each rank must get a typed error and end.
 
-    All time-outs are longer than the job may take, so only news of the loss ends a wait. If
+    All timeouts are longer than the job may take, so only news of the loss ends a wait. If
     `moment` is 0, the last rank comes only when the others know.
 
     Args:

@@ -1,4 +1,4 @@
-"""Huge and infinite time-outs: no function that accepts them times out at once."""
+"""Huge and infinite timeouts: no function that accepts them times out at once."""
 
 from __future__ import annotations
 

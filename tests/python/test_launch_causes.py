@@ -340,7 +340,7 @@ WRAPPED = LastWords("RuntimeError: step 3", ("KeyError", LOST.format(1)), 6.0, T
         ([1, -15], {0: raised(LATE, 6.0), 1: printed("step 1", 1.0)}, 0, 0),
         # It ended with a status of its own when it was stopped.
         ([1, 1], {0: raised(LATE, 6.0), 1: printed("step 1", 1.0)}, 0, 0),
-        # It lost the other then, because of the time-out.
+        # It lost the other then, because of the timeout.
         ([1, 1], {0: raised(LATE, 6.0), 1: raised(LOST.format(0), 6.5)}, 0, 0),
         # One that failed by itself, without a word, and another one that does not name it.
         ([1, -15, 3], {0: raised(LATE, 6.0)}, 0, 2),

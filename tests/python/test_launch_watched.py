@@ -31,18 +31,18 @@ def full(pipe: int, job: subprocess.Popen) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("how", ["time-out", "SIGTERM"])
+@pytest.mark.parametrize("how", ["timeout", "SIGTERM"])
 def test_a_reader_that_has_stopped_reading_stops_nothing_else(how: str) -> None:
     """The reader stops, like a terminal after Ctrl-S or a paused pager."""
     ours, theirs = os.pipe()
-    limit = ["--timeout", "5"] if how == "time-out" else []
+    limit = ["--timeout", "5"] if how == "timeout" else []
     command = ["-n", "1", "--grace", "0.5", *limit, "--", sys.executable, "-c", PRINTS]
     job = start(*command, stdout=theirs, stderr=theirs)
     try:
         full(theirs, job)
         if how == "SIGTERM":
             job.send_signal(signal.SIGTERM)
-        assert job.wait(LIMIT) == (124 if how == "time-out" else 128 + signal.SIGTERM)
+        assert job.wait(LIMIT) == (124 if how == "timeout" else 128 + signal.SIGTERM)
     finally:
         job.kill()
         job.wait()

@@ -399,7 +399,7 @@ def test_a_deadline_is_kept_although_no_server_can() -> None:
 
 @pytest.mark.parametrize("layout", LEAVERS.values(), ids=LEAVERS)
 def test_a_worker_that_is_stopped_for_a_while_is_not_lost(layout: list[str]) -> None:
-    # Rank 0, which also hosts the rendezvous, stops for twice the heartbeat time-out.
+    # Rank 0, which also hosts the rendezvous, stops for twice the heartbeat timeout.
     expect_success(
         run_job(
             layout,

@@ -32,5 +32,5 @@ def test_a_link_goes_down(
             status = run(hosts, plan)
             cutting.kill()
     output = "\n".join(capfd.readouterr())
-    # Deadlines are far beyond the time-out of the job.
+    # Deadlines are far beyond the timeout of the job.
     assert status == 0 and sorted(re.findall(r"lost (\d) ", output)) == ["0", "1", "2"], output

@@ -122,7 +122,7 @@ def test_lost_packets_cost_time_only(failover: bool, tmp_path: Path) -> None:
 @needs_hosts(rate_bits=1e8)
 @with_and_without_failover
 def test_short_outages_and_slow_links_end_nothing(failover: bool, tmp_path: Path) -> None:
-    # However long the machine takes for an outage, it is shorter than the time-out.
+    # However long the machine takes for an outage, it is shorter than the timeout.
     with running(tmp_path, failover, heartbeats=60) as (hosts, job):
         for host in (1, HOSTS - 1):  # that of a worker, and that of a server
             with outage(hosts, host):

@@ -261,7 +261,7 @@ def test_ranks_in_different_calls_are_told_early_who_waits_where(layout: list[st
         pattern = rf"\[herring rank {rank}\] warning: \w+ '\S+' has waited .* for rank {other} "
         lines = [line for line in job.stdout.splitlines() if re.search(pattern, line)]
         assert any(f"rank {other} waits in {name} '" in line for line in lines), job.stdout
-    # The time-out errors name the other rank's call too.
+    # The timeout errors name the other rank's call too.
     assert re.search(r"0 error .*did not call it; rank 1 waits in allgather '", job.stdout)
     assert re.search(r"1 error .*did not call it; rank 0 waits in allreduce '", job.stdout)
 

@@ -363,7 +363,7 @@ class Maker {
     }
   }
 
-  // Every rank calls this name again and again with a short time-out, and some ranks come too late.
+  // Every rank calls this name again and again with a short timeout, and some ranks come too late.
   // Call n of one rank must never meet call n + 1 of another.
   Step late_step(uint32_t lane, uint32_t group) {
     Step step = blank(Kind::kAllreduce, group);
@@ -524,7 +524,7 @@ std::string Step::describe() const {
   }
   if (listed) text += ", as a list";
   if (prescale != 1 || postscale != 1) text += concat(", scales ", prescale, " ", postscale);
-  if (timeout > 0) text += concat(", time-out ", timeout, " s");
+  if (timeout > 0) text += concat(", timeout ", timeout, " s");
   if (kind == Kind::kPartial) text += concat(", quorum ", quorum, ", rounds ", rounds);
   for (uint32_t place = 0; place < parts.size(); ++place) {
     const Part& part = parts[place];

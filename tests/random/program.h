@@ -35,7 +35,7 @@ enum Feature : uint32_t {
   kLanes = 1 << 4,       // several threads per rank
   kProxies = 1 << 5,     // 2 or 4 proxies per server
   kMismatches = 1 << 6,  // a rank calls an operation with something else
-  kLateness = 1 << 7,    // short time-outs, and ranks that come late
+  kLateness = 1 << 7,    // short timeouts, and ranks that come late
   kDrops = 1 << 8,       // handles that nobody waits for
   kCloses = 1 << 9,      // plans closed as soon as their last round is over on this rank
   kEndings = 1 << 10,    // abort and shutdown in the middle of the job

@@ -50,7 +50,7 @@ bool Rank::ends(const Program& program) const {
 
 // Ends the test unless `status` is one of these errors for one of these reasons:
 //   kMismatch    on every rank, if one of them called something else
-//   kTimeout     if the step has a short time-out
+//   kTimeout     if the step has a short timeout
 //   kPeerLost    if the program ends the job: a rank aborts it, leaves in the middle of its part,
 //                dies, or closes a plan. If the others go on: for steps that need the rank that is
 //                gone. If ranks leave when they are done: for steps that use a server of a rank

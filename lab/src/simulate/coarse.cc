@@ -15,7 +15,7 @@ namespace herring::simulate {
 namespace {
 
 // Times are in seconds.
-constexpr double kTimeout = 0.2;     // least retransmission time-out beyond the round trip
+constexpr double kTimeout = 0.2;     // least retransmission timeout beyond the round trip
 constexpr double kPoll = 0.05;       // between two polls of the paths' state (engine.cc)
 constexpr double kStretch = 0.01;    // in which the pace does not change
 constexpr double kFinest = 250e-6;   // results within this time are counted together

@@ -18,7 +18,7 @@ struct Round {
   uint64_t window = 0;  // bytes that a flow may have outstanding at the end of the round
   Bound bound = Bound::kLink;
   uint64_t losses = 0;    // packets that the whole job lost
-  uint64_t timeouts = 0;  // time-outs that held up a server
+  uint64_t timeouts = 0;  // timeouts that held up a server
 };
 
 struct Outcome {

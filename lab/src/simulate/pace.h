@@ -57,7 +57,7 @@ struct Resource {
 // What happens if more comes to a port than it has room for.
 struct Overrun {
   double portions = 0;  // portions that are sent again in a turn
-  double timeout = 0;   // probability that a portion takes a time-out
+  double timeout = 0;   // probability that a portion takes a timeout
   bool operator<(const Overrun& other) const {
     return portions * timeout < other.portions * other.timeout ||
            (portions * timeout == other.portions * other.timeout && portions < other.portions);

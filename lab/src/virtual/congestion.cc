@@ -121,7 +121,7 @@ void Congestion::on_sent(bool limited, uint64_t first, uint64_t next, Nanos time
   }
   used_ = std::max(used_, out);
   if (!settings_->slow_start_after_idle || now - full_at_ < timeout) return;
-  // The window was not full for a time-out, so it is unknown whether the path carries all of it.
+  // The window was not full for a timeout, so it is unknown whether the path carries all of it.
   const uint32_t used = std::max(static_cast<uint32_t>(used_), settings_->initial_window);
   if (used < window_) {
     threshold_ = std::max(threshold_, window_ / 4 * 3);

@@ -38,9 +38,9 @@ class Congestion {
   void reduce(uint32_t in_flight, uint32_t delivered, bool advanced_without_loss);
   void count_sent() { ++reduction_sent_; }
   void end_reduction();
-  // Handles a time-out: all packets under way count as lost. `again`: in the same episode.
+  // Handles a timeout: all packets under way count as lost. `again`: in the same episode.
   void on_timeout(bool again);
-  // Takes back the last reduction or time-out, which was not needed.
+  // Takes back the last reduction or timeout, which was not needed.
   void undo();
 
  private:

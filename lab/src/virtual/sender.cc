@@ -346,7 +346,7 @@ uint32_t Sender::find_losses(Nanos now) {
 
 void Sender::time_out(Nanos now) {
   ++counters_.timeouts;
-  // After a recovery or another time-out, the window has already shrunk.
+  // After a recovery or another timeout, the window has already shrunk.
   const bool fresh = state_ == State::kOpen || (state_ == State::kLoss && timeouts_in_row_ == 0);
   congestion_.on_timeout(!fresh);
   if (fresh) {

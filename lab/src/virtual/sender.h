@@ -49,7 +49,7 @@ class Sender {
   size_t buffered() const { return static_cast<size_t>(written_ - acknowledged_); }
   // Returns where the bytes of a packet end. The packet must be under way.
   uint64_t end_of(uint64_t number) const { return at(number).end; }
-  // Returns the number of time-outs since the last answer.
+  // Returns the number of timeouts since the last answer.
   uint32_t timeouts() const { return timeouts_in_row_; }
   const SenderCounters& counters() const { return counters_; }
   const Congestion& congestion() const { return congestion_; }

@@ -21,7 +21,7 @@ struct StreamSettings {
     kReno,
     kUnlimited,  // no window: for fabrics that lose nothing and hold senders back themselves
   } control = Control::kCubic;
-  // A time-out is at least the round trip plus the larger of this value and
+  // A timeout is at least the round trip plus the larger of this value and
   // transport::timeout_beyond(). For systems without TCP_RTO_MIN_US, set this to kSystemTimeout.
   Nanos least_timeout = 0;
   Nanos tick = 4 * kMillisecond;  // of the system's timers; probes and waits take two more ticks
@@ -41,7 +41,7 @@ struct StreamSettings {
   Nanos timeout_beyond(Nanos rtt) const {
     return std::max(least_timeout, transport::timeout_beyond(rtt));
   }
-  // Returns how long an acknowledgement may wait: less than the sender's time-out.
+  // Returns how long an acknowledgement may wait: less than the sender's timeout.
   Nanos ack_delay(Nanos rtt) const { return std::min(delayed_ack, timeout_beyond(rtt) - tick); }
 };
 

@@ -6,7 +6,7 @@ namespace herring::transport::virtual_time {
 
 namespace {
 
-constexpr uint32_t kRetries = 15;  // time-outs in a row until a connection is given up
+constexpr uint32_t kRetries = 15;  // timeouts in a row until a connection is given up
 
 // The finalizer of SplitMix64, so that consecutive values take unrelated paths.
 uint32_t hash(uint64_t value) {

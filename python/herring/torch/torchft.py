@@ -32,7 +32,7 @@ class ProcessGroupHerring(ProcessGroupWrapper):  # type: ignore[misc]
     """torchft's process group over a job of Herring, with other members after each `configure`.
 
     Args:
-      timeout: The time-out of operations, and how long the members may take to come to `configure`.
+      timeout: The timeout of operations, and how long the members may take to come to `configure`.
       **settings: Settings of `herring.init` for each job.
     """
 
@@ -79,7 +79,7 @@ class ProcessGroupHerring(ProcessGroupWrapper):  # type: ignore[misc]
             group.shutdown()
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Sets the time-out of later operations, and of `configure`."""
+        """Sets the timeout of later operations, and of `configure`."""
         self._timeout = timeout
         if self._pg is not None:
             self._pg.set_timeout(timeout)

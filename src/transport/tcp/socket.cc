@@ -202,7 +202,7 @@ Status want_descriptors(size_t connections, size_t least) {
                  "--ulimit nofile= of containers) to ", wanted)};
 }
 
-// The system does so six times, which takes 1.4 s unless repeat_soon() shortens the time-out. With
+// The system does so six times, which takes 1.4 s unless repeat_soon() shortens the timeout. With
 // BBR it never does. Reno is allowed everywhere.
 void repeat_steadily(int fd) {
   const int on = 1;

@@ -43,11 +43,11 @@ Status want_descriptors(size_t connections, size_t least);
 inline Status want_descriptors(size_t connections) {
   return want_descriptors(connections, connections);
 }
-// For connections that carry little: sends a lost packet again every retransmission time-out,
+// For connections that carry little: sends a lost packet again every retransmission timeout,
 // instead of ever more rarely. So silence soon means something, even on a lossy link.
 void repeat_steadily(int fd);
 // Sends a lost packet again after timeout_beyond(), not only after the system's 200 ms. Needs Linux
-// 6.15; on older systems, the system's time-out stays.
+// 6.15; on older systems, the system's timeout stays.
 void repeat_soon(int fd);
 Status make_flow_socket(int fd);  // non-blocking, TCP_NODELAY, keep-alive
 

@@ -1,6 +1,6 @@
 """Misses a deadline, because rank 1 or the GPU of rank 0 is LATE.
 
-Only rank 0 has a deadline: the first rank whose time is over speaks for all. All other time-outs
+Only rank 0 has a deadline: the first rank whose time is over speaks for all. All other timeouts
 are longer than the job may take.
 """
 
@@ -26,7 +26,7 @@ if rank == 0:
     tell_when_waiting("waits", "waits in allreduce 'x'")
     try:
         herring.allreduce(array, "sum", name="x", algorithm="cuda-butterfly", timeout=4)
-        raise AssertionError("there was no time-out")
+        raise AssertionError("there was no timeout")
     except herring.TimeoutError as error:
         print(f"told: {error}", flush=True)
     gate.open()

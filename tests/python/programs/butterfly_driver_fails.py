@@ -1,6 +1,6 @@
 """Lets the driver call number NTH of rank 0 fail; every rank prints its error.
 
-All time-outs are longer than the job may take.
+All timeouts are longer than the job may take.
 """
 
 import os

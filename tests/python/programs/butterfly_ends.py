@@ -1,6 +1,6 @@
 """Ends rank 1 (HOW) at a MOMENT of a call; the other ranks must not hang.
 
-All time-outs are longer than the job may take, so only news of rank 1 ends what others wait for.
+All timeouts are longer than the job may take, so only news of rank 1 ends what others wait for.
 """
 
 import os

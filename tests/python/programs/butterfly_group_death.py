@@ -1,6 +1,6 @@
 """Kills rank 2 during a call of its group; another group goes on.
 
-All time-outs are longer than the job may take, so only news of rank 2 ends what rank 1 waits for.
+All timeouts are longer than the job may take, so only news of rank 2 ends what rank 1 waits for.
 """
 
 import os

@@ -48,7 +48,7 @@ handle.add_done_callback(lambda h: there.set())
 assert there.wait(600)
 handle.wait()
 handle.add_done_callback(bad)  # called on this thread; the exception is also logged
-# When the time-out of a wait passes, the operation goes on.
+# When the timeout of a wait passes, the operation goes on.
 if rank == 0:
     handle = start("slow")
     raises(herring.TimeoutError, "goes on", handle.exception, 0.05)

@@ -8,7 +8,7 @@ from support import tell, told
 
 rank = int(os.environ["HERRING_RANK"])
 os.environ.update(json.loads(os.environ["TEST_OF_RANK"])[rank])
-# Rank 0 gives up after a time-out, so it begins when rank 1 is there.
+# Rank 0 gives up after a timeout, so it begins when rank 1 is there.
 if rank == 1:
     os.environ["HERRING_CONNECT_TIMEOUT"] = "600"
     tell("there")

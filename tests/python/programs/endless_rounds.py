@@ -1,4 +1,4 @@
-"""Passes huge and infinite time-outs to partial and planned rounds."""
+"""Passes huge and infinite timeouts to partial and planned rounds."""
 
 import functools
 

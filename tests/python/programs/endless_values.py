@@ -1,4 +1,4 @@
-"""Huge and infinite time-outs, and a helper that makes other ranks late during a wait."""
+"""Huge and infinite timeouts, and a helper that makes other ranks late during a wait."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 import herring
 
 # Some values are near the limits of signed 64-bit nanoseconds (292 years) and of the 32-bit
-# milliseconds in which time-outs travel (49 days).
+# milliseconds in which timeouts travel (49 days).
 VALUES = (
     float("inf"),
     threading.TIMEOUT_MAX,
@@ -42,7 +42,7 @@ def late(wait):
 
     waiting = threading.Thread(target=run)
     waiting.start()
-    waiting.join(0.25)  # a time-out that passes at once shows within 0.1 s
+    waiting.join(0.25)  # a timeout that passes at once shows within 0.1 s
     herring.barrier(name=f"late.{next(COUNT)}")
     return waiting, failed
 

@@ -1,4 +1,4 @@
-"""Passes huge and infinite time-outs to waits and to every operation."""
+"""Passes huge and infinite timeouts to waits and to every operation."""
 
 import functools
 

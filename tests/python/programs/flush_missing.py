@@ -1,4 +1,4 @@
-"""Rank 1 never flushes, and all ranks learn so when the time-out passes."""
+"""Rank 1 never flushes, and all ranks learn so when the timeout passes."""
 
 import numpy as np
 

@@ -23,7 +23,7 @@ if rank == 0:
     tell_when_waiting("waits")
     text = "enough" if how == "aborts" else "rank 1"
     kind = herring.HerringError if how == "aborts" else herring.PeerLostError
-    # Nobody tells rank 0 that a rank has left, so only a time-out ends a call then.
+    # Nobody tells rank 0 that a rank has left, so only a timeout ends a call then.
     if how != "leaves":
         raises(kind, text, herring.allreduce, array, name="x")
         raises(kind, text, handle.wait)

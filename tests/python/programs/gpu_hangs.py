@@ -23,7 +23,7 @@ del arena
 start = time.monotonic()
 plan.close()
 took = time.monotonic() - start
-assert took > 4.9, took  # What is left of the time-out comes first, then 5 s pass.
+assert took > 4.9, took  # What is left of the timeout comes first, then 5 s pass.
 raises(herring.HerringError, "was closed inside round 0", herring.allreduce, np.ones(3))
 gate.open()
 # The kernel and the copies behind it write to memory that must still be there.

@@ -1,7 +1,7 @@
 """Kills a member of a group while a slow GPU adds for it; another group goes on.
 
 Operations of the group end once every neighbour has said that it no longer works on them. All
-time-outs are longer than the job may take.
+timeouts are longer than the job may take.
 """
 
 import os

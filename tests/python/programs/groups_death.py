@@ -1,7 +1,7 @@
 """The last rank dies, perhaps with its machine's server, while groups work.
 
 The first argument is the number of elements. With "begins" as the second, the rank first starts
-operations of its own. All time-outs are longer than the job may take.
+operations of its own. All timeouts are longer than the job may take.
 """
 
 import os

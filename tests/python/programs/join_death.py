@@ -1,6 +1,6 @@
 """A rank dies, before or after it has joined, while the other ranks join.
 
-All time-outs are longer than the job may take, so only news of the death ends what they wait for.
+All timeouts are longer than the job may take, so only news of the death ends what they wait for.
 """
 
 import os

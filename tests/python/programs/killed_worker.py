@@ -1,6 +1,6 @@
 """A rank kills itself during traffic; the others say that they learn of its death.
 
-All time-outs are longer than the job may take, so only news of the death ends what they wait for.
+All timeouts are longer than the job may take, so only news of the death ends what they wait for.
 """
 
 import os

@@ -26,7 +26,7 @@ if herring.rank() < 2:
                 series.allreduce(array)
 
     raises(herring.PeerLostError, "rank 2 (", go_on)
-    for _ in range(70):  # lasts longer than the time-out
+    for _ in range(70):  # lasts longer than the timeout
         herring.barrier(group=group, timeout=600)
         time.sleep(0.1)
     print("went on", flush=True)

@@ -1,6 +1,6 @@
 """Interrupts rank 0 during traffic; each rank says that it has ended.
 
-All time-outs are longer than the job may take, so only the interrupt, or news of it, ends a wait.
+All timeouts are longer than the job may take, so only the interrupt, or news of it, ends a wait.
 """
 
 import atexit

@@ -107,7 +107,7 @@ def fuzz(where, call, usual, skipped=frozenset()):
             continue
         for value in VALUES:
             if name == "timeout" and isinstance(value, int) and value > 5:
-                continue  # valid time-outs, for which a receive would wait
+                continue  # valid timeouts, for which a receive would wait
             arguments = {key: make() for key, make in given.items()}
             arguments[name] = value
             attempt(f"{where}({name})", value, call, arguments)

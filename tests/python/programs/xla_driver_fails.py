@@ -1,6 +1,6 @@
 """Lets a FUNCTION of the driver fail in a call of a program.
 
-The other rank, which begins the same call then, waits until its time-out.
+The other rank, which begins the same call then, waits until its timeout.
 """
 
 import os
@@ -17,7 +17,7 @@ for _ in range(2):
     assert program.start("k", [mine], [mine]) is None and program.finish("k", [mine]) is None
     mine.get()
 if rank == 1:
-    told("failed")  # Before, its call could reach its time-out first.
+    told("failed")  # Before, its call could reach its timeout first.
 driver.fail(os.environ["FUNCTION"].encode(), 1 if rank == 0 else 0, 719, False)
 error = program.start("k", [mine], [mine], timeout=2.0) or program.finish("k", [mine])
 driver.fail(b"", 0, 0, False)

@@ -409,7 +409,7 @@ TEST(Failover, AServerThatIsSilentIsLost) {
           << zero.losses()[0].text;
       EXPECT_EQ(zero.losses()[0].serving, std::vector<bool>({false, true}));
     } else {
-      poll(nullptr, 0, 1500);  // three time-outs
+      poll(nullptr, 0, 1500);  // three timeouts
       EXPECT_TRUE(zero.losses().empty());
     }
   }

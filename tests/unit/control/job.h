@@ -18,7 +18,7 @@
 
 namespace herring::control::testing {
 
-// Waits that must succeed get this generous limit. Tests that wait for a time-out choose a short
+// Waits that must succeed get this generous limit. Tests that wait for a timeout choose a short
 // one.
 inline constexpr Nanos kPatience = 30 * kSecond;
 

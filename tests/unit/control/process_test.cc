@@ -214,7 +214,7 @@ TEST(Processes, AKilledWorkerIsReportedToAll) {
 }
 
 // A data loader's workers inherit every descriptor and outlive a killed parent for a while. The
-// heartbeat time-out is a minute here, so only the closed connection can report the death in time.
+// heartbeat timeout is a minute here, so only the closed connection can report the death in time.
 TEST(Processes, AKilledWorkerIsReportedAlthoughItsChildrenLive) {
   Fixture job(2);
   Process zero([&](const auto& say) { job.worker(0).run(say); });
@@ -269,7 +269,7 @@ TEST(Processes, AStoppedProcessIsNotDead) {
   for (Process* process : {&zero, &one, &two}) ASSERT_EQ(process->line(), "joined");
   for (Process* process : {&zero, &one}) {
     process->stop();
-    poll(nullptr, 0, 3000);  // the pause: six time-outs
+    poll(nullptr, 0, 3000);  // the pause: six timeouts
     process->signal(SIGCONT);
   }
   poll(nullptr, 0, 1500);  // the others check for dead members many times
@@ -302,7 +302,7 @@ TEST(Processes, AKilledRankZeroTakesTheRendezvousWithIt) {
   }
 }
 
-// The whole machine stands still for longer than the time-out. No process may be reported as dead.
+// The whole machine stands still for longer than the timeout. No process may be reported as dead.
 TEST(Processes, AStalledMachineAccusesNobody) {
   Fixture job(2, 2 * kSecond);
   Process zero([&](const auto& say) {
@@ -332,7 +332,7 @@ TEST(Processes, AStalledMachineAccusesNobody) {
   ASSERT_EQ(one.line(), "joined");
   zero.stop();
   one.stop();
-  poll(nullptr, 0, 3500);  // the stall: well beyond the time-out
+  poll(nullptr, 0, 3500);  // the stall: well beyond the timeout
   zero.signal(SIGCONT);
   one.signal(SIGCONT);
   poll(nullptr, 0, 1000);  // the watchers check several times

@@ -222,7 +222,7 @@ TEST(Registration, BadServerWeightsAreToldToEverybody) {
 
 TEST(Registration, MissingRanksAndServersAreListed) {
   Job job(6, 2, 700 * kMillisecond);
-  job.options().connect_timeout = kPatience;  // so the rendezvous' time-out comes first
+  job.options().connect_timeout = kPatience;  // so the rendezvous' timeout comes first
   expect_everywhere(job, {job.worker(0), job.worker(2)}, Code::kTimeout,
                     {"ranks 1, 3 to 5 of 6", "1 of 2 dedicated servers"}, 1);
 }

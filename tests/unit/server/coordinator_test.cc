@@ -122,7 +122,7 @@ TEST_F(CoordinatorTest, NobodyIsToldEarlyWhileOneOfTheMissingGoesOn) {
   coordinator.set_whereabouts(2, "barrier 'z'");
   coordinator.set_whereabouts(1, "");
   EXPECT_TRUE(overdue(30 * kSecond).empty());
-  // The time-out error says where the other ranks wait.
+  // The timeout error says where the other ranks wait.
   const auto answers = overdue(101 * kSecond);
   ASSERT_EQ(answers.size(), 1u);
   const std::string text = error_in(answers[0]).text;

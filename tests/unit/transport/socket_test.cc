@@ -195,7 +195,7 @@ TEST(Socket, OnlyBbrIsReplaced) {
   EXPECT_GT(tried, 0u);
 }
 
-// An outage of 0.85 s was a silence of 1.6 s with BBR, and with a time-out of 20 ms. It is one of
+// An outage of 0.85 s was a silence of 1.6 s with BBR, and with a timeout of 20 ms. It is one of
 // 1.1 s with pauses of 200 ms.
 TEST(Socket, ControlConnectionsRepeatSteadily) {
   constexpr int kLeastTimeoutOption = 45;  // TCP_RTO_MIN_US

@@ -147,7 +147,7 @@ TEST(Congestion, AWindowThatIsNotUsedShrinks) {
   Transfer transfer({.control = Control::kReno});
   transfer.rounds(6);
   ASSERT_EQ(transfer.window(), 320u);
-  // Half of the excess is given up for each time-out of three rounds.
+  // Half of the excess is given up for each timeout of three rounds.
   transfer.little(10, 12);
   EXPECT_LT(transfer.window(), 60u);
   EXPECT_GE(transfer.window(), 10u);
@@ -160,7 +160,7 @@ TEST(Congestion, AfterAPauseItStartsSlowly) {
   ASSERT_EQ(transfer.window(), 320u);
   transfer.idle(250 * kMillisecond);
   EXPECT_EQ(transfer.window(), 320u);
-  transfer.idle(700 * kMillisecond);  // two time-outs of 300 ms
+  transfer.idle(700 * kMillisecond);  // two timeouts of 300 ms
   EXPECT_EQ(transfer.window(), 80u);
   transfer.idle(100 * kSecond);
   EXPECT_EQ(transfer.window(), 10u);

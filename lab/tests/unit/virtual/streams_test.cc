@@ -289,7 +289,7 @@ TEST(Streams, ALostProbeCostsATimeout) {
   path.streams.advance(3 * Losses::kRound + 10 * kMillisecond);
   ASSERT_EQ(path.streams.counters().probes, 1u);
   path.network.set_path(0, 1, {.delay = Losses::kWay});
-  // The time-out counts from the departure of the first of the two, and starts with one packet.
+  // The timeout counts from the departure of the first of the two, and starts with one packet.
   const Nanos timeout = Losses::kRound + timeout_beyond(Losses::kRound);
   EXPECT_NEAR(static_cast<double>(path.cost()), static_cast<double>(timeout + Losses::kRound),
               100e3);

@@ -69,7 +69,7 @@ TEST(VirtualFlow, TellsThatTheOtherSideIsGone) {
   EXPECT_EQ(hosts.server_handler.closed[0].code(), Code::kPeerLost);
 }
 
-// The connection also ends if nothing arrives any more: TCP gives up after so many time-outs.
+// The connection also ends if nothing arrives any more: TCP gives up after so many timeouts.
 TEST(VirtualFlow, TellsThatNothingArrivesAnyMore) {
   Hosts hosts;
   hosts.network().set_all_paths({.delay = kMillisecond, .loss = 1});

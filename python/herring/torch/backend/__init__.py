@@ -92,7 +92,7 @@ def register() -> None:
 
 
 def _hear_of_time_outs() -> None:
-    """Lets `torch.distributed.breakpoint` change time-outs.
+    """Lets `torch.distributed.breakpoint` change timeouts.
 
     Below 2.14, torch changes those of Gloo and NCCL only.
     """

@@ -109,7 +109,7 @@ class BaseProcessGroup(dist.ProcessGroup):
       store: torch's store, for the backends of other devices.
       rank: The rank of this process inside the group.
       size: The number of ranks in the group.
-      timeout: The time-out of operations.
+      timeout: The timeout of operations.
       ranks: The group's ranks in the job, in the group's order; empty means all ranks of the job.
       owns: Whether destroying the group ends the job.
       ended: Why the group has no job yet; empty means that it belongs to the running job.
@@ -248,7 +248,7 @@ class BaseProcessGroup(dist.ProcessGroup):
         """Does nothing, because calls are numbered from 0 anyway."""
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Sets the time-out of later operations."""
+        """Sets the timeout of later operations."""
         self._limit = timeout
 
     _set_default_timeout = set_timeout
@@ -287,7 +287,7 @@ class BaseProcessGroup(dist.ProcessGroup):
     def register_abort_hook(self, hook_id: int, hook: Callable[[], None]) -> None:
         """Registers a function that is called before the group gives up.
 
-        It is called on a time-out, when a peer is lost, and before `abort`.
+        It is called on a timeout, when a peer is lost, and before `abort`.
 
         Args:
           hook_id: A number that identifies the hook.
@@ -391,7 +391,7 @@ class BaseProcessGroup(dist.ProcessGroup):
         """Waits for a while for the other ranks, which may still need this rank's servers."""
         if self._owner.aborted or sys.exc_info()[0] is not None:
             return  # the others then learn of the failure sooner
-        # The barrier has no time-out of its own, which would count as a failure of the job.
+        # The barrier has no timeout of its own, which would count as a failure of the job.
         with suppress(HerringError):
             submit("barrier", None, "torch.goodbye", None, None).wait(_GOODBYE)
 

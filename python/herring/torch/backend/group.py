@@ -61,7 +61,7 @@ class HerringProcessGroup(ReducingProcessGroup):
         Args:
           outputs: A list of one list, which has a tensor for each rank.
           inputs: A list of one tensor.
-          opts: Has the time-out.
+          opts: Has the timeout.
 
         Returns:
           The work; its outputs are the tensors in `outputs`.
@@ -270,7 +270,7 @@ class HerringProcessGroup(ReducingProcessGroup):
           input: [rows, ...].
           output_splits: The number of rows from each rank; empty means equal parts.
           input_splits: The number of rows for each rank; empty means equal parts.
-          opts: Has the time-out.
+          opts: Has the timeout.
 
         Returns:
           The work; its output is `output`.

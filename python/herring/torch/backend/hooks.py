@@ -1,7 +1,7 @@
 """The completion hooks and abort hooks that a program registers with a process group.
 
 torch has one completion hook for each group, which is called after every work that has ended well.
-From torch 2.14 on it also has abort hooks, which are called before a group gives up: on a time-out,
+From torch 2.14 on it also has abort hooks, which are called before a group gives up: on a timeout,
 when a peer is lost, and before `abort`. They exist so that a program can save what it knows. The
 methods are there with every version of torch.
 """

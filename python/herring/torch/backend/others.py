@@ -34,7 +34,7 @@ def other_backend(
       store: The group's store.
       rank: The rank of this process in the group.
       size: The number of ranks in the group.
-      timeout: The time-out of operations.
+      timeout: The timeout of operations.
 
     Returns:
       The backend.

@@ -139,7 +139,7 @@ class ReconfigurableProcessGroup(HerringProcessGroup):
       store: torch's store. It only shares a secret, and only if the user has given none.
       rank: What `rank` returns before the first `reconfigure`.
       size: What `size` returns before the first `reconfigure`.
-      timeout: The time-out of operations.
+      timeout: The timeout of operations.
       settings: Settings of `herring.init` for each job.
 
     Raises:

@@ -45,7 +45,7 @@ class ReducingProcessGroup(BaseProcessGroup):
 
         Args:
           tensors: A tensor, or a list of one; any shape, dtype, layout and strides.
-          opts: Has the operator and the time-out.
+          opts: Has the operator and the timeout.
           timeout: Not used; torch has deprecated it in favour of `opts`.
 
         Returns:
@@ -216,7 +216,7 @@ class ReducingProcessGroup(BaseProcessGroup):
           outputs: A list of one tensor, for this rank's result.
           inputs: A list of one list, which has a tensor for each rank. The tensors of a list may
             have different sizes; the sizes must be equal on all ranks.
-          opts: Has the operator and the time-out.
+          opts: Has the operator and the timeout.
 
         Returns:
           The work; its output is the tensor in `outputs`.

@@ -61,7 +61,7 @@ def operator_of(options: Any) -> Any:
 
 
 def limit_of(given: timedelta | None, default: timedelta) -> float:
-    """Returns a time-out in seconds; the default replaces None and values that are not positive."""
+    """Returns a timeout in seconds; the default replaces None and values that are not positive."""
     if given is not None and given.total_seconds() > 0:
         return given.total_seconds()
     return max(default.total_seconds(), 1e-3)

@@ -145,7 +145,7 @@ def back_to(
     return then
 
 
-# The core's advice after a time-out, and the advice that replaces it for torch.distributed.
+# The core's advice after a timeout, and the advice that replaces it for torch.distributed.
 _MORE_TIME = "give it more time (timeout=, HERRING_TIMEOUT)"
 _MORE_TIME_HERE = (
     "give the group a longer timeout (timeout=timedelta(...) of init_process_group or new_group; "
