@@ -10,6 +10,7 @@
 
 #include "tests/fuzz/input.h"
 #include "wire/partial.h"
+#include "wire/settled.h"
 #include "worker/engine.h"
 #include "worker/partial.h"
 #include "worker/planned.h"
@@ -48,7 +49,7 @@ void answer(Input& in, std::string& out) {
   header.buffer = in.below(3);
   wire::Go go;
   go.id = 1 + in.below(10);
-  switch (in.below(10)) {
+  switch (in.below(11)) {
     case 0:
     case 1:
     case 2: {
@@ -113,6 +114,12 @@ void answer(Input& in, std::string& out) {
       header.type = wire::FrameType::kCommit;
       return append(out, header, encode(wire::RoundMark{wire::series_id("t"), in.below(3),
                                                         in.below(2), true}));
+    }
+    case 9: {
+      header.type = wire::FrameType::kSettled;
+      const auto kind = static_cast<wire::Subject::Kind>(in.below(in.seldom() ? 4 : 3));
+      return append(out, header, encode(std::vector<wire::Settled>(
+                                     in.below(3), {{kind, in.below(4)}, in.below(4)})));
     }
     default: {
       header.type = in.seldom() ? wire::FrameType::kOpen : wire::FrameType::kHeartbeat;
