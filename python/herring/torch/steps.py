@@ -65,7 +65,10 @@ class Stepped:
         self._direct = False  # Whether rounds come without forward passes of the wrapper.
         self._paused = False  # Whether there was a `no_sync` block since the last round.
         self._expected = True  # False after a round to which no rank's backward pass has led.
-        self._rounds_before = 0  # The number of rounds at the optimizer's last step.
+        # The number of rounds at the last step of each optimizer.
+        self._rounds_at: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = (
+            weakref.WeakKeyDictionary()
+        )
         self._lender: int | None = None
         self._lent: list[int] = []
         with _lock:
@@ -138,16 +141,17 @@ class Stepped:
         """Ends a round that only this rank has not begun, before an optimizer makes a step."""
         if self.round_open or self.missing is None:
             return
-        no_round = self.rounds == self._rounds_before and not self._paused
+        # A forward pass that comes after the round, for a log, makes no difference.
         if (
             self.missing == "forward"
             and self.enabled
             and self._expected
-            and (self._uncovered or (self._direct and no_round))
+            and self.rounds == self._rounds_at.get(optimizer, 0)
+            and (self._uncovered or (self._direct and not self._paused))
         ):
             self.finish_step(without="step")
         self.even_out()
-        self._rounds_before = self.rounds
+        self._rounds_at[optimizer] = self.rounds
         if self._moved or self._paused:
             return
         self._moved = any(

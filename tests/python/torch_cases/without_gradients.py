@@ -199,6 +199,31 @@ def batches_without_targets_and_buffers():
 
 
 @case
+def passes_that_belong_to_no_step():
+    """Forward passes of some ranks for a log, and steps of a second optimizer, add no rounds."""
+    rank = herring.rank()
+    model = mlp()
+    ddp = herring.DistributedDataParallel(model)
+    halves = list(model.parameters())
+    optimizers = [torch.optim.SGD(half, lr=0.1) for half in (halves[:3], halves[3:])]
+    for step in range(4):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        inputs, labels = mine(step)
+        if rank == 0:
+            ddp(inputs)
+        # The second half of the steps calls the module itself.
+        F.cross_entropy((ddp if step < 2 else model)(inputs), labels).backward()
+        if rank == 0:
+            ddp(inputs)
+        for optimizer in optimizers:
+            optimizer.step()
+        assert ddp._reducer.rounds == step + 1, (step, ddp._reducer.rounds)
+    same_everywhere(model.parameters())
+    ddp.close()
+
+
+@case
 def steps_of_some_ranks_only():
     """Gradients of different steps are never averaged."""
     rank, size = herring.rank(), herring.size()
