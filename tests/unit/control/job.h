@@ -20,7 +20,7 @@ namespace herring::control::testing {
 
 // Waits that must succeed get this generous limit. Tests that wait for a timeout choose a short
 // one.
-inline constexpr Nanos kPatience = 30 * kSecond;
+inline constexpr Nanos kPatience = 600 * kSecond;
 
 inline transport::Credentials credentials(const std::string& secret = "a test's secret") {
   return {secret, wire::job_id("test")};

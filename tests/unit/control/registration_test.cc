@@ -234,7 +234,7 @@ TEST(Registration, TheMostImpatientMemberGetsTheListInTime) {
 }
 
 TEST(Registration, AColocatedServerThatNeverComesIsNamed) {
-  Job job(2, 0, 2 * kSecond);
+  Job job(2, 0, 6 * kSecond);
   const auto nothing = [](const Cluster&, uint32_t) { return Status(); };
   auto second = std::async(std::launch::async, [&] {
     return Member::join(job.options(), job.worker(1, "b"), nothing);
@@ -337,7 +337,7 @@ TEST(Registration, AProcessThatComesAnewBeforeItsEndIsSeenIsToldToComeAgain) {
 }
 
 TEST(Registration, AWrongSecretFailsAtOnceAndIsMentionedToThoseWhoWait) {
-  Job job(2, 0, 2 * kSecond);
+  Job job(2, 0, 6 * kSecond);
   auto waiting = job.join(job.worker(0));
   Member::Options stranger = job.options();
   stranger.credentials = testing::credentials("another secret");

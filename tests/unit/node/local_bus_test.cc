@@ -50,7 +50,7 @@ std::vector<Status> connect_all(std::vector<std::unique_ptr<LocalBus>>& buses,
   std::vector<std::thread> threads;
   for (uint32_t r = 0; r < buses.size(); ++r) {
     threads.emplace_back(
-        [&, r] { results[r] = buses[r]->connect(r, addresses, in_seconds(60)); });
+        [&, r] { results[r] = buses[r]->connect(r, addresses, in_seconds(600)); });
   }
   for (auto& thread : threads) thread.join();
   return results;
@@ -98,7 +98,7 @@ class BusNode {
           owners.push_back(bus);
         }
       }
-      if (::poll(polled.data(), polled.size(), 20000) <= 0) return false;
+      if (::poll(polled.data(), polled.size(), 600'000) <= 0) return false;
       for (size_t i = 0; i < polled.size(); ++i) {
         if (polled[i].revents & POLLOUT) owners[i]->on_writable(polled[i].fd);
         if (polled[i].revents & ~POLLOUT) owners[i]->on_readable(polled[i].fd);
@@ -232,7 +232,7 @@ TEST(LocalBus, RegionsExportedBeforeConnectingAreAnnounced) {
   const uint32_t id = buses[1]->export_region(*region);
   for (const Status& status : connect_all(buses, addresses)) ASSERT_TRUE(status.ok());
   pollfd readable{buses[0]->fd_of(1), POLLIN, 0};
-  ASSERT_EQ(::poll(&readable, 1, 20000), 1);
+  ASSERT_EQ(::poll(&readable, 1, 600'000), 1);
   buses[0]->on_readable(readable.fd);
   EXPECT_TRUE(buses[0]->peer_memory(1, id, 0, 4096).ok());
 }
@@ -440,7 +440,7 @@ TEST(LocalMesh, WhoGivesUpEndsTheWait) {
   std::vector<LocalAddress> addresses;
   auto buses = listen_all(2, &addresses);
   int asked = 0;
-  const Status status = buses[0]->connect(0, addresses, in_seconds(60), [&] {
+  const Status status = buses[0]->connect(0, addresses, in_seconds(600), [&] {
     return ++asked < 3 ? Status() : Status(Code::kPeerLost, "rank 1 is lost");
   });
   EXPECT_EQ(status.code(), Code::kPeerLost);
@@ -451,14 +451,14 @@ TEST(LocalMesh, AnInterruptEndsTheWait) {
   std::vector<LocalAddress> addresses;
   auto buses = listen_all(2, &addresses);
   const Interruptible interrupt([] { return true; });
-  EXPECT_EQ(buses[0]->connect(0, addresses, in_seconds(60)).code(), Code::kShutdown);
+  EXPECT_EQ(buses[0]->connect(0, addresses, in_seconds(600)).code(), Code::kShutdown);
 }
 
 TEST(LocalMesh, AListenerThatIsGoneIsALostPeer) {
   std::vector<LocalAddress> addresses;
   auto buses = listen_all(2, &addresses);
   buses[0].reset();
-  const Status status = buses[1]->connect(1, addresses, in_seconds(60));
+  const Status status = buses[1]->connect(1, addresses, in_seconds(600));
   EXPECT_EQ(status.code(), Code::kPeerLost);
   EXPECT_NE(status.message().find("local rank 0"), std::string::npos);
 }
@@ -471,7 +471,7 @@ TEST(LocalMesh, WithoutDescriptorsItSaysWhatFailed) {
   const rlimit none{0, before.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
   const auto another = LocalBus::listen();
-  const Status dialled = buses[1]->connect(1, addresses, in_seconds(60));
+  const Status dialled = buses[1]->connect(1, addresses, in_seconds(600));
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
   for (const Status& status : {another.status(), dialled}) {
     EXPECT_EQ(status.code(), Code::kInternal);
@@ -482,8 +482,8 @@ TEST(LocalMesh, WithoutDescriptorsItSaysWhatFailed) {
 TEST(LocalMesh, OnesOwnPlaceIsChecked) {
   std::vector<LocalAddress> addresses;
   auto buses = listen_all(2, &addresses);
-  EXPECT_EQ(buses[0]->connect(1, addresses, in_seconds(60)).code(), Code::kInvalidArgument);
-  EXPECT_EQ(buses[1]->connect(2, addresses, in_seconds(60)).code(), Code::kInvalidArgument);
+  EXPECT_EQ(buses[0]->connect(1, addresses, in_seconds(600)).code(), Code::kInvalidArgument);
+  EXPECT_EQ(buses[1]->connect(2, addresses, in_seconds(600)).code(), Code::kInvalidArgument);
 }
 
 TEST(LocalMesh, AWrongTokenIsRefused) {
@@ -493,7 +493,7 @@ TEST(LocalMesh, AWrongTokenIsRefused) {
   wrong[0].token[15] ^= 1;
   Status good;
   std::thread acceptor([&] { good = buses[0]->connect(0, addresses, in_seconds(0.5)); });
-  const Status bad = buses[1]->connect(1, wrong, in_seconds(60));
+  const Status bad = buses[1]->connect(1, wrong, in_seconds(600));
   acceptor.join();
   EXPECT_EQ(bad.code(), Code::kAuthentication);
   EXPECT_EQ(good.code(), Code::kTimeout) << "the stranger does not count";
@@ -505,8 +505,8 @@ TEST(LocalMesh, AWrongTokenInTheAnswerIsRefused) {
   auto buses = listen_all(2, &addresses);
   auto wrong = addresses;
   wrong[1].token[0] ^= 1;
-  std::thread acceptor([&] { (void)buses[0]->connect(0, wrong, in_seconds(60)); });
-  const Status bad = buses[1]->connect(1, addresses, in_seconds(60));
+  std::thread acceptor([&] { (void)buses[0]->connect(0, wrong, in_seconds(600)); });
+  const Status bad = buses[1]->connect(1, addresses, in_seconds(600));
   acceptor.join();
   EXPECT_EQ(bad.code(), Code::kAuthentication);
 }
@@ -516,8 +516,8 @@ TEST(LocalMesh, NodesOfDifferentSizeAreAMismatch) {
   auto buses = listen_all(3, &addresses);
   std::vector<LocalAddress> two(addresses.begin(), addresses.begin() + 2);
   Status first;
-  std::thread acceptor([&] { first = buses[0]->connect(0, addresses, in_seconds(60)); });
-  const Status second = buses[1]->connect(1, two, in_seconds(60));
+  std::thread acceptor([&] { first = buses[0]->connect(0, addresses, in_seconds(600)); });
+  const Status second = buses[1]->connect(1, two, in_seconds(600));
   acceptor.join();
   EXPECT_EQ(first.code(), Code::kMismatch);
   EXPECT_EQ(second.code(), Code::kMismatch);

@@ -94,7 +94,7 @@ class NodeStageTest : public ::testing::Test {
     std::vector<std::thread> threads;
     for (uint32_t r = 0; r < size; ++r) {
       threads.emplace_back([&, r] {
-        const Nanos deadline = monotonic_now() + 30 * kSecond;
+        const Nanos deadline = monotonic_now() + 600 * kSecond;
         EXPECT_TRUE(ranks[r].bus->connect(r, addresses, deadline).ok());
       });
     }
@@ -187,7 +187,7 @@ class NodeStageTest : public ::testing::Test {
   }
 
   void run_until(const std::function<bool()>& over) {
-    const Nanos end = monotonic_now() + 60 * kSecond;
+    const Nanos end = monotonic_now() + 600 * kSecond;
     Step turn = [&] {
       if (over() || monotonic_now() > end) return loop.stop();
       loop.post(turn);

@@ -18,7 +18,7 @@
 
 namespace herring::server {
 
-inline constexpr Nanos kPatience = 30 * kSecond;
+inline constexpr Nanos kPatience = 600 * kSecond;
 
 inline transport::Credentials credentials() { return {"a test's secret", wire::job_id("test")}; }
 

@@ -18,7 +18,7 @@
 namespace herring::transport {
 namespace {
 
-constexpr Nanos kPatience = 30 * kSecond;
+constexpr Nanos kPatience = 600 * kSecond;
 
 Nanos patience() { return monotonic_now() + kPatience; }
 

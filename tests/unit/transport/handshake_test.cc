@@ -44,7 +44,7 @@ class Raw {
     char* at = reinterpret_cast<char*>(&message);
     for (size_t have = 0; have < sizeof(T);) {
       pollfd waiting{fd_.get(), POLLIN, 0};
-      if (poll(&waiting, 1, 30000) != 1) {
+      if (poll(&waiting, 1, 600'000) != 1) {
         ADD_FAILURE() << "nothing came";
         return false;
       }
@@ -111,7 +111,7 @@ TEST(Handshake, WhatFollowsTheProofStaysInTheSocket) {
   char text[5];
   const int fd = door.accepted()[0].first.get();
   pollfd waiting{fd, POLLIN, 0};
-  ASSERT_EQ(poll(&waiting, 1, 30000), 1);
+  ASSERT_EQ(poll(&waiting, 1, 600'000), 1);
   EXPECT_EQ(recv(fd, text, sizeof(text), 0), 5);
   EXPECT_EQ(std::string(text, 5), "frame");
 }
@@ -179,7 +179,7 @@ TEST(Handshake, AnEchoIsNoProof) {
   ASSERT_TRUE(listener.ok());
   std::thread mirror([&] {
     pollfd waiting{listener->get(), POLLIN, 0};
-    poll(&waiting, 1, 30000);
+    poll(&waiting, 1, 600'000);
     const UniqueFd fd(accept(listener->get(), nullptr, nullptr));
     const auto hello = wire::make_server_hello(Verdict::kAccepted);
     EXPECT_EQ(::send(fd.get(), &hello, sizeof(hello), MSG_NOSIGNAL),
@@ -243,7 +243,7 @@ TEST(Handshake, AReplayedServerIsRefusedByTheClient) {
   ASSERT_TRUE(listener.ok());
   std::thread impostor([&] {
     pollfd waiting{listener->get(), POLLIN, 0};
-    poll(&waiting, 1, 30000);
+    poll(&waiting, 1, 600'000);
     const UniqueFd fd(accept(listener->get(), nullptr, nullptr));
     EXPECT_EQ(::send(fd.get(), &recorded, sizeof(recorded), MSG_NOSIGNAL),
               static_cast<ssize_t>(sizeof(recorded)));
@@ -467,7 +467,7 @@ TEST(Handshake, AnotherProtocolIsNamed) {
   ASSERT_TRUE(listener.ok());
   std::thread other([&] {
     pollfd waiting{listener->get(), POLLIN, 0};
-    poll(&waiting, 1, 30000);
+    poll(&waiting, 1, 600'000);
     const UniqueFd fd(accept(listener->get(), nullptr, nullptr));
     const std::string answer = "HTTP/1.1 400 Bad Request\r\n" + std::string(200, ' ');
     EXPECT_GT(::send(fd.get(), answer.data(), answer.size(), MSG_NOSIGNAL), 0);
@@ -489,7 +489,7 @@ TEST(Handshake, AConnectionThatEndsDuringTheHelloIsTriedAgain) {
   std::unique_ptr<Acceptor> acceptor;
   std::thread server([&] {
     pollfd waiting{listener->get(), POLLIN, 0};
-    poll(&waiting, 1, 30000);
+    poll(&waiting, 1, 600'000);
     UniqueFd(accept(listener->get(), nullptr, nullptr)).reset();
     acceptor = std::make_unique<Acceptor>(
         thread, std::move(*listener), kGood,
