@@ -13,10 +13,19 @@ namespace {
 // Steps in which a rank must be late to be late chronically, and how many there must be.
 constexpr double kChronic = 0.4;
 constexpr uint32_t kFewestRounds = 10;
+// How improbable it must be that one of all ranks was the last one so often in the first
+// kFewestRounds by chance. Later this is asked again and again, so it must be more improbable.
+constexpr double kByChance = 0.002;
 // The latest rounds, in which it is seen early that a rank has become late.
 constexpr size_t kLatestRounds = 16;
 // Parts of the time that are worth a line.
 constexpr double kWorthPart = 0.05, kBinds = 0.1;
+// The part of a step for which ranks wait for each other, from which that is told although none of
+// them is late again and again.
+constexpr double kUneven = 0.25;
+// What was judged before holds below a limit by this factor, and what bound before wins against
+// what binds now by this part of a step.
+constexpr double kHolds = 0.7, kHeldPart = 0.05;
 // Rates, per second, from which the system explains why a rank is late.
 constexpr double kSwapping = 20, kStarved = 0.15;
 // The latest reports whose round trips count.
@@ -136,13 +145,32 @@ Monitor::Compared Monitor::compare() const {
   return compared;
 }
 
+// Returns whether chance does not explain how often a rank was the last one. If all are alike, each
+// is the last one in a round with the same probability, however much rounds vary.
+bool Monitor::last_too_often(const Rounds::Late& late, Nanos step) const {
+  const double ranks = static_cast<double>(ranks_.size());
+  if (ranks < 2 || late.rounds < kFewestRounds || late.share() < kChronic ||
+      static_cast<double>(late.median) <= kWorthPart * static_cast<double>(step)) {
+    return false;
+  }
+  const double n = late.rounds, odds = std::log(1 / ranks), others = std::log1p(-1 / ranks);
+  double tail = 0;
+  for (uint32_t k = late.last; k <= late.rounds; ++k) {
+    const double ways = std::lgamma(n + 1) - std::lgamma(k + 1.0) - std::lgamma(n - k + 1);
+    tail += std::exp(ways + k * odds + (n - k) * others);
+  }
+  const double again = n / kFewestRounds;
+  return tail * ranks * again * again < kByChance;
+}
+
 // Ranks whose steps vary are all late at times. A rank stands out if it is later than is typical by
 // more than chance explains. The more ranks there are, the later one of them is by chance.
-bool Monitor::standing_out(const Rounds::Late& late, double mean, double error,
-                           Nanos step) const {
-  if (late.rounds < kFewestRounds || late.share() < kChronic) return false;
-  const double worth = kWorthPart * static_cast<double>(step);
-  const double chance = 2 + std::sqrt(2 * std::log(static_cast<double>(ranks_.size())));
+bool Monitor::standing_out(const Rounds::Late& late, double mean, double error, Nanos step,
+                           bool held) const {
+  const double part = held ? kHolds : 1;
+  if (late.rounds < kFewestRounds || late.share() < part * kChronic) return false;
+  const double worth = part * kWorthPart * static_cast<double>(step);
+  const double chance = part * (2 + std::sqrt(2 * std::log(static_cast<double>(ranks_.size()))));
   return static_cast<double>(late.median) > worth &&
          late.mean - mean > std::max(worth / 2, chance * std::hypot(late.mean_error, error));
 }
@@ -242,10 +270,11 @@ void Monitor::judge_rank(Picture& picture, uint32_t rank, const Usual& usual,
   Picture::Rank& judged = picture.ranks[rank];
   // Who was late for long, and is so no more, is not late.
   const bool always = compared.latest[rank].share() >= kChronic / 2 &&
-                      standing_out(compared.late[rank], compared.mean, compared.error,
-                                   picture.split.step);
+                      (standing_out(compared.late[rank], compared.mean, compared.error,
+                                    picture.split.step, was_late(rank)) ||
+                       last_too_often(compared.late[rank], picture.split.step));
   const bool lately = standing_out(compared.latest[rank], compared.latest_mean,
-                                   compared.latest_error, picture.split.step);
+                                   compared.latest_error, picture.split.step, was_late(rank));
   const Rounds::Late late = judged.late =
       lately && !always ? compared.latest[rank] : compared.late[rank];
   judged.score = rounds_.score(rank);
@@ -320,6 +349,23 @@ void Monitor::judge_rank(Picture& picture, uint32_t rank, const Usual& usual,
   }
 }
 
+// Returns the rank that is late chronically and costs the others most; none if there is none.
+std::optional<uint32_t> Monitor::find_slowest(const Picture& picture) const {
+  std::optional<uint32_t> slowest;
+  double most = 0;
+  for (uint32_t rank = 0; rank < picture.ranks.size(); ++rank) {
+    const Picture::Rank& one = picture.ranks[rank];
+    if (!one.chronic) continue;
+    const double costs = one.late.share() * static_cast<double>(one.late.median) /
+                         (held_.rank == rank ? kHolds : 1);
+    if (!slowest || costs > most) {
+      slowest = rank;
+      most = costs;
+    }
+  }
+  return slowest;
+}
+
 void Monitor::judge_binding(Picture& picture) const {
   const Rounds::Split& split = picture.split;
   const auto part = [&split](Nanos time) {
@@ -333,23 +379,25 @@ void Monitor::judge_binding(Picture& picture) const {
     picture.binds_share = std::min(share, 1.0);
   };
   binds(Picture::Binds::kCompute, std::max(1 - ranks - node - network, 0.0));
-  if (std::max({ranks, node, network}) < kBinds) return;
-  if (ranks >= std::max(node, network) && ranks > kBinds) {
-    const auto late = std::max_element(
-        picture.ranks.begin(), picture.ranks.end(), [](const auto& a, const auto& b) {
-          return std::pair(a.chronic, a.late.share() * static_cast<double>(a.late.median)) <
-                 std::pair(b.chronic, b.late.share() * static_cast<double>(b.late.median));
-        });
-    if (late != picture.ranks.end() && late->late.late > 0) {
-      binds(Picture::Binds::kRank, ranks);
-      // If all ranks are late at times, none of them binds.
-      if (late->chronic) {
-        picture.binds_who =
-            roster_.name({false, static_cast<uint32_t>(late - picture.ranks.begin())});
-      }
-    }
-  } else if (network >= node) {
-    if (network > picture.binds_share) binds(Picture::Binds::kNetwork, network);
+  // What bound before binds on, until something else is clearly larger.
+  const auto held = [this](Picture::Binds what) { return held_.binds == what ? kHeldPart : 0; };
+  const auto late = find_slowest(picture);
+  // If all ranks are late at times, none of them binds, and what a step takes is their compute.
+  const double least = late ? kBinds * (held_.rank == *late ? kHolds : 1)
+                            : kUneven - held(Picture::Binds::kRank);
+  const double compute = picture.binds_share - held(Picture::Binds::kNetwork) -
+                         held(Picture::Binds::kNodeStage) + held(Picture::Binds::kCompute);
+  const double others = std::max(node + held(Picture::Binds::kNodeStage),
+                                 network + held(Picture::Binds::kNetwork));
+  if (ranks > least && ranks + held(Picture::Binds::kRank) >= others) {
+    binds(Picture::Binds::kRank, ranks);
+    picture.binds_rank = late;
+    if (late) picture.binds_who = roster_.name({false, *late});
+    return;
+  }
+  if (std::max(node, network) < kBinds) return;
+  if (network + held(Picture::Binds::kNetwork) >= node + held(Picture::Binds::kNodeStage)) {
+    if (network > compute) binds(Picture::Binds::kNetwork, network);
     const auto tail = static_cast<Nanos>(network * static_cast<double>(split.step));
     if (const auto more = more_servers(roster_.nodes, roster_.dedicated(), split.step, tail);
         more && network > 0.2) {
@@ -357,7 +405,7 @@ void Monitor::judge_binding(Picture& picture) const {
                               " would make a step ", std::round(more->times * 10) / 10,
                               " times as fast");
     }
-  } else if (node > picture.binds_share) {
+  } else if (node > compute) {
     binds(Picture::Binds::kNodeStage, node);
   }
 }

@@ -8,6 +8,8 @@ namespace {
 
 // What an observation of code weighs when the next one comes.
 constexpr double kFading = 0.7;
+// How long others must have waited for a rank before a young job is told of it.
+constexpr Nanos kWorthALine = kSecond;
 
 }  // namespace
 
@@ -327,9 +329,31 @@ void Monitor::add_operations(Picture& picture) const {
   for (const auto& [of, sum] : sums) picture.operations.push_back(sum);
 }
 
+void Monitor::hold(const Picture& picture) {
+  held_.binds = picture.binds;
+  held_.rank = picture.binds_rank.value_or(~0u);
+  held_.late.clear();
+  for (const Picture::Rank& rank : picture.ranks) held_.late.push_back(rank.chronic);
+}
+
 std::vector<std::string> Monitor::due_lines(Nanos now) {
-  if (now < line_due_) return {};
-  std::vector<std::string> lines = picture(now).findings;
+  if (now < std::min(line_due_, judgement_due_)) return {};
+  const Picture picture = this->picture(now);
+  hold(picture);
+  judgement_due_ = now + kSecond;
+  std::vector<std::string> lines = picture.findings;
+  if (now < line_due_) {
+    // While a job is young, only a rank for which each step waits is worth a line, once the others
+    // have waited for it for a while.
+    if (!young_ || !picture.binds_rank) return {};
+    const Rounds::Late& late = picture.ranks[*picture.binds_rank].late;
+    if (late.late * late.median < kWorthALine) return {};
+    std::erase_if(lines, [&picture](const std::string& line) {
+      return !line.starts_with(picture.binds_who + " ");
+    });
+    if (lines.empty()) return {};
+  }
+  young_ = false;
   // If nothing is worth a line now, something may be soon.
   line_due_ = now + (lines.empty() ? std::min(options_.report_every, kSecond)
                                    : options_.report_every);

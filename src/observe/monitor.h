@@ -138,7 +138,11 @@ class Monitor {
   Usual usual() const;
   Links links() const;
   Compared compare() const;
-  bool standing_out(const Rounds::Late& late, double mean, double error, Nanos step) const;
+  // `held`: whether it has stood out until now.
+  bool standing_out(const Rounds::Late& late, double mean, double error, Nanos step,
+                    bool held) const;
+  bool last_too_often(const Rounds::Late& late, Nanos step) const;
+  bool was_late(uint32_t rank) const { return rank < held_.late.size() && held_.late[rank]; }
   bool mute(const Process& who, Nanos now) const;
   void note_long_round(uint32_t rank, const RoundSample& sample, Nanos now);
   void judge_rank(Picture& picture, uint32_t rank, const Usual& usual, const Compared& compared,
@@ -154,6 +158,7 @@ class Monitor {
   // `late`: the part of the time by which it is late, if that is known.
   std::string own_cause(const Process& who, const Usual& usual, Nanos now, double late = 0) const;
   void judge_binding(Picture& picture) const;
+  std::optional<uint32_t> find_slowest(const Picture& picture) const;
   void add_operations(Picture& picture) const;
   uint32_t living() const;
 
@@ -167,9 +172,18 @@ class Monitor {
   Rounds rounds_;
   Groups groups_;
   Usual usual_;  // at the last tick
+  // What was judged last. A judgement holds until the opposite is clearly true, so that it does not
+  // turn with every report.
+  struct Held {
+    Picture::Binds binds = Picture::Binds::kNothing;
+    uint32_t rank = ~0u;      // that binds
+    std::vector<bool> late;   // ranks that are late chronically
+  } held_;
+  void hold(const Picture& picture);
   Nanos step_ended_ = 0;  // the latest one of any rank; 0: none has ended
   uint32_t epoch_ = 0;
-  Nanos line_due_ = 0;
+  Nanos line_due_ = 0, judgement_due_ = 0;
+  bool young_ = true;  // there was no line yet
 };
 
 }  // namespace herring::observe

@@ -29,6 +29,9 @@ std::string reason(const Picture::Rank& rank) {
   return text;
 }
 
+// Below so many steps a line counts them, because a share would seem surer than it is.
+constexpr uint32_t kFewSteps = 30;
+
 int percent(double share) { return static_cast<int>(std::lround(100 * share)); }
 
 std::string late_line(const Picture& picture, uint32_t index) {
@@ -46,8 +49,11 @@ std::string late_line(const Picture& picture, uint32_t index) {
                   " % of its segments, and each step waits for it", colon);
   }
   if (rank.chronic) {
-    return concat(who, " is late by ", in_seconds(rank.late_by), " in ", percent(rank.late_share),
-                  rank.in_steps ? " % of the steps" : " % of the calls", colon);
+    const bool few = rank.in_steps && rank.late.rounds < kFewSteps;
+    const std::string share =
+        few ? concat(rank.late.late, " of ", rank.late.rounds, " steps")
+            : concat(percent(rank.late_share), " % of the ", rank.in_steps ? "steps" : "calls");
+    return concat(who, " is late by ", in_seconds(rank.late_by), " in ", share, colon);
   }
   return concat(who, " was late by ", in_seconds(rank.late_by), " in round ", rank.late.most_round,
                 rank.late.late > 1 ? concat(", and in ", rank.late.late - 1, " more of the last ",

@@ -85,7 +85,8 @@ struct Picture {
   bool stands = false;       // that is far longer ago than steps usually take
   Binds binds = Binds::kNothing;
   double binds_share = 0;    // of a step
-  std::string binds_who;     // for Binds::kRank
+  std::optional<uint32_t> binds_rank;  // for Binds::kRank; none if each rank is late at times
+  std::string binds_who;     // its name
   std::string advice;
   std::vector<std::string> findings;  // the most important one first
 };

@@ -204,9 +204,11 @@ std::string as_text(const Picture& picture, bool all) {
     text += concat("no step has ended for ", in_seconds(picture.step_ended), "\n");
   }
   if (picture.binds != Picture::Binds::kNothing) {
-    text += concat(name_of(picture.binds), picture.binds_who.empty() ? "" : " ",
-                   picture.binds_who, " binds ", static_cast<int>(100 * picture.binds_share + 0.5),
-                   " % of a step", picture.advice.empty() ? "" : "; " + picture.advice, "\n");
+    const bool in_turn = picture.binds == Picture::Binds::kRank && !picture.binds_rank;
+    text += concat(in_turn ? "one rank or another" : name_of(picture.binds),
+                   picture.binds_who.empty() ? "" : " ", picture.binds_who, " binds ",
+                   static_cast<int>(100 * picture.binds_share + 0.5), " % of a step",
+                   picture.advice.empty() ? "" : "; " + picture.advice, "\n");
   }
   for (const std::string& finding : picture.findings) text += concat("- ", finding, "\n");
   const auto list = [&](const auto& processes, bool is_server) {

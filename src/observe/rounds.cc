@@ -120,6 +120,7 @@ void Rounds::compare_one(const Key& key, const Open& open) {
     // In a partial all-reduce, results come without a late rank: nobody waits for it. Before its
     // first round a program does other things, too.
     verdict.late = verdict.by > threshold && done >= one.sample.ready && one.sample.before != 0;
+    verdict.last = verdict.late && one.sample.ready == last;
     if (verdict.late) {
       verdict.computed = std::clamp<Nanos>(verdict.work - typical_work, 0, verdict.by);
       verdict.received = std::clamp<Nanos>(one.sample.before - typical_before, 0,
@@ -143,6 +144,7 @@ Rounds::Late Rounds::late(uint32_t rank, size_t latest) const {
     squares += static_cast<double>(verdict.by) * static_cast<double>(verdict.by);
     if (!verdict.late) continue;
     ++late.late;
+    late.last += verdict.last;
     by.push_back(verdict.by);
     total += static_cast<double>(verdict.by);
     computed += static_cast<double>(verdict.computed);

@@ -37,6 +37,7 @@ class Rounds {
   struct Late {
     uint32_t rounds = 0;       // compared rounds with this rank
     uint32_t late = 0;         // rounds in which it was late
+    uint32_t last = 0;         // of these, rounds in which all others waited for it
     Nanos median = 0, most = 0;  // over the rounds in which it was late
     uint32_t most_round = 0;   // number of the round in which it was late by `most`
     // Of the time by which it was late: the part that it computed longer than the median rank, and
@@ -91,7 +92,7 @@ class Rounds {
   // What one compared round says about one rank.
   struct Verdict {
     uint32_t round = 0;
-    bool late = false;
+    bool late = false, last = false;
     Nanos by = 0, computed = 0, received = 0;
     Nanos work = 0, typical_work = 0, waited = 0;
   };

@@ -288,6 +288,20 @@ def test_texts_cannot_change_the_terminal() -> None:
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", told(status))
 
 
+def test_ranks_that_are_late_in_turn_bind_without_a_name() -> None:
+    status = statuses.late()
+    status["binds"] |= {"who": None, "share": 0.31}
+    text = told(status)
+    assert "Ranks are late in turn: 31 % of a step is the wait for the last one." in text
+    assert "slow rank" not in text
+
+
+def test_few_steps_are_counted() -> None:
+    status = statuses.late()
+    status["ranks"][5]["late"]["steps"] = 16
+    assert "late by 31 ms (at most 102 ms) in 15 of 16 steps" in told(status)
+
+
 def test_nothing_binds_once_no_step_ends() -> None:
     status = statuses.healthy()
     status["steps"] |= {"last": 7.3, "stands": True}

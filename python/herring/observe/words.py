@@ -31,6 +31,7 @@ Line = tuple[str, str]
 
 _NORMAL = {None, "computing", "waiting", "serving"}
 _BAD = {"stopped", "unreachable", "silent", "lost"}
+_FEW_STEPS = 30  # as in src/observe/picture.cc
 _MOST = 16  # Lines about ranks or servers without --all.
 _CAUSES = {
     "compute": "its compute",
@@ -130,6 +131,9 @@ def binds(status: Mapping[str, Any]) -> Line:
         return "warn", f"No step has ended for {duration(steps['last'])}."
     if not found["what"]:
         return "", "It is not known yet what binds."
+    if found["what"] == "rank" and not found["who"]:
+        part = share(found["share"]) or "Much"
+        return "", f"Ranks are late in turn: {part} of a step is the wait for the last one."
     text = _BINDS.get(found["what"], f"{found['what']} binds")
     text += f": {found['who']}" if found["who"] else ""
     text += f", {share(found['share'])} of a step" if found["share"] is not None else ""
@@ -208,7 +212,7 @@ def _rank(rank: Mapping[str, Any]) -> str:
     if late["median"]:
         text = f"late by {duration(late['median'])}"
         text += f" (at most {duration(late['max'])})" if late["max"] else ""
-        text += f" in {share(late['share'])} of the steps" if late["share"] is not None else ""
+        text += f" in {_part_of_steps(late)}" if late["share"] is not None else ""
         parts.append(text)
     if rank["chronic"]:
         parts.append("again and again")
@@ -216,6 +220,13 @@ def _rank(rank: Mapping[str, Any]) -> str:
     if rank["cause"]:
         text += f": {_CAUSES.get(rank['cause'], rank['cause'])}" if parts else rank["cause"]
     return text if parts or rank["cause"] else f"{text}stands out among the ranks"
+
+
+def _part_of_steps(late: Mapping[str, Any]) -> str:
+    """Returns in how many steps a rank was late: counted, where a share would seem too sure."""
+    if late["steps"] and late["steps"] < _FEW_STEPS:
+        return f"{round(late['share'] * late['steps'])} of {late['steps']} steps"
+    return f"{share(late['share'])} of the steps"
 
 
 def _servers(status: Mapping[str, Any]) -> list[Line]:
