@@ -18,7 +18,8 @@ from herring.rendezvous.settings import value_of
 
 __all__ = ["HAS_SERVED", "LONG_LIFE", "Restarts"]
 
-# Seconds between the second start of a process and its third one; later pauses double.
+# Seconds between the second start of a server and its third one, or between the second death of a
+# worker and its next start; later pauses double.
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 10.0
 LONG_LIFE = 60.0  # a death after so long is not one soon after the start
@@ -82,7 +83,7 @@ class Restarts:
         self._remove = remove
         self._next_number = options.workers + servers
         self._due: dict[int, float] = {}  # by number of the process: when to replace it
-        self._pauses: dict[str, float] = {}  # by name: between the last start and the next one
+        self._pauses: dict[str, float] = {}  # by name: before the next start
         self._short_lives: dict[str, int] = {}  # by name: in a row
         self._started: dict[int, float] = {}
         self._stopped: dict[int, float] = {}  # since when a process is stopped
@@ -134,8 +135,8 @@ class Restarts:
         pause = self._pauses.get(name, 0.0)
         self._pauses[name] = min(max(2 * pause, _FIRST_PAUSE), _LONGEST_PAUSE)
         in_doubt = child.is_server and child.code > 0
-        # Time in which the process lived is part of the pause.
-        due = max(now, started + pause)
+        # The time for which a server lived is part of the pause. A worker takes longer to start.
+        due = max(now, started + pause) if child.is_server else now + pause
         self._due[child.task.number] = max(due, now + _DOUBT) if in_doubt else due
         return True
 
