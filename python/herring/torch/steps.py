@@ -141,26 +141,26 @@ class Stepped:
         """Ends a round that only this rank has not begun, before an optimizer makes a step."""
         if self.round_open or self.missing is None:
             return
-        # A forward pass that comes after the round, for a log, makes no difference.
-        if (
-            self.missing == "forward"
-            and self.enabled
-            and self._expected
-            and self.rounds == self._rounds_at.get(optimizer, 0)
-            and (self._uncovered or (self._direct and not self._paused))
-        ):
-            self.finish_step(without="step")
-        self.even_out()
-        self._rounds_at[optimizer] = self.rounds
-        if self._moved or self._paused:
-            return
-        self._moved = any(
-            p.grad is not None
+        gradients = [
+            p.grad
             for group in optimizer.param_groups
             for p in group["params"]
-            if id(p) in self._mine
-        )
-        self.steps += self._moved
+            if id(p) in self._mine and p.grad is not None
+        ]
+        if self.missing == "forward" and self.enabled and self._expected:
+            without = self.rounds == self._rounds_at.get(optimizer, 0)
+            # A round since the last step may have been for another model's sake, but not if its
+            # gradients are still there. Then the forward pass came after it, for a log.
+            if self._uncovered and not without:
+                without = not any(map(_has_values, gradients))
+            if without and (self._uncovered or (self._direct and not self._paused)):
+                self.finish_step(without="step")
+                gradients = self._lent
+        self.even_out()
+        self._rounds_at[optimizer] = self.rounds
+        if not (self._moved or self._paused):
+            self._moved = bool(gradients)
+            self.steps += self._moved
 
     def set_steps(self, steps: int) -> None:
         """Handles that the parameters are those of a rank that has made so many steps."""
@@ -207,6 +207,12 @@ class Stepped:
     def refuse_step(self) -> None:
         """Refuses the round of the running pass, because an optimizer has made a step inside it."""
         raise NotImplementedError
+
+
+def _has_values(gradient: torch.Tensor) -> bool:
+    if gradient.layout != torch.strided:
+        return True
+    return bool(gradient.any())
 
 
 def _owners(optimizer: torch.optim.Optimizer) -> list[Any]:
