@@ -148,8 +148,12 @@ PYTHON_TESTS := $(STAMPS)/lab $(STAMPS)/test $(STAMPS)/examples $(STAMPS)/nvrtc 
 PYTEST := -n $(LANES) --dist loadfile --no-loadscope-reorder tests/python lab/tests/python
 RUN_PYTHON_TESTS := $(BIN)/python -m pytest -q $(PYTEST) $(if $(ONLY),-n 0 -k '$(ONLY)')
 
+# What measures times runs first and alone. Beside other tests it would measure their load.
 test-python: $(PYTHON_TESTS) ## run the Python tests, or those whose names contain a text: ONLY=
-	@$(RUN_PYTHON_TESTS) -m "not thorough"
+	@status=0; \
+	$(if $(ONLY),,$(RUN_PYTHON_TESTS) -n 0 -m "measures and not thorough" || status=1;) \
+	$(RUN_PYTHON_TESTS) -m "not thorough$(if $(ONLY),, and not measures)" || status=1; \
+	exit $$status
 
 certain: $(PYTHON_TESTS) ## run the Python tests repeatedly beside two compilers, and list what failed ever: TIMES=20 ONLY=
 	@$(BIN)/python tools/certain.py $(TIMES) $(PYTEST) -m "not thorough" $(if $(ONLY),-k '$(ONLY)')
