@@ -18,8 +18,8 @@ python=${PYTHON:-python3}
 if ! command -v "$python" >/dev/null; then
   missing+=(python3 python3-venv python3-dev)
 else
-  if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
-    echo "error: $python is $("$python" --version 2>&1), but Herring needs Python 3.10 or newer" >&2
+  if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+    echo "error: $python is $("$python" --version 2>&1), but Herring needs Python 3.11 or newer" >&2
     exit 1
   fi
   if [ ! -x .venv/bin/python ]; then

@@ -23,11 +23,11 @@ import argparse
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import tomllib
 from check_prose import plain, texts
 
 CLAIMS = Path("docs") / "claims.toml"

@@ -41,10 +41,10 @@ PAGE_TEXT = """\
 ## Systems
 
 Herring runs on little-endian Linux with Python {oldest} or newer. The tests run on Debian 12 for
-x86-64 with its Python 3.11. They do not run with {oldest}, which has reached the end of its
-support, nor with 3.12 or newer. For aarch64, `make check-aarch64` compiles the core, but nobody has
-run it there. A build needs g++ 12 or newer and OpenSSL 3. All processes of a job must speak the
-same protocol version ([versions](protocol.md#versions)).
+x86-64 with its Python 3.11. They do not run with 3.12 or newer. For aarch64,
+`make check-aarch64` compiles the core, but nobody has run it there. A build needs g++
+12 or newer and OpenSSL 3. All processes of a job must speak the same protocol
+version ([versions](protocol.md#versions)).
 
 ## Frameworks
 

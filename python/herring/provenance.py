@@ -9,7 +9,7 @@ import os
 import platform
 import re
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ def provenance(options: Any = None) -> dict[str, Any]:
         "version": version(),
         "commit": digits,
         "modified": modified,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": {
             "name": platform.node(),
             "system": f"{platform.system()} {platform.release()}",

@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -26,11 +26,11 @@ def test_it_names_version_commit_host_options_and_date() -> None:
     options = argparse.Namespace(
         size=[1, 2], rate=None, out=Path("a/b"), quick=True, handler=lambda: None
     )
-    before = datetime.now(timezone.utc).replace(microsecond=0)
+    before = datetime.now(UTC).replace(microsecond=0)
     found = json.loads(json.dumps(provenance(options)))
     assert list(found) == KEYS
     assert found["version"] == herring.__version__
-    assert before <= datetime.fromisoformat(found["date"]) <= datetime.now(timezone.utc)
+    assert before <= datetime.fromisoformat(found["date"]) <= datetime.now(UTC)
     assert all(found["host"].values()), found["host"]
     assert found["options"] == {"size": [1, 2], "rate": None, "out": "a/b", "quick": True}
 

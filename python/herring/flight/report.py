@@ -123,7 +123,7 @@ def state_of(analysis: Analysis, place: int, rank: int) -> str:
 def _header(record: Record) -> list[str]:
     # A file may hold any number; the report must not fail because of it.
     try:
-        moment = datetime.datetime.fromtimestamp(record.time, datetime.timezone.utc)
+        moment = datetime.datetime.fromtimestamp(record.time, datetime.UTC)
         when = f"{moment:%Y-%m-%d %H:%M:%S} UTC"
     except (ValueError, OverflowError, OSError):
         when = f"second {record.time:g}"

@@ -55,7 +55,7 @@ class AllMembers : public Channel::Owner {
     }
     for (uint32_t i = 0; i < channels_.size(); ++i) {
       channels_[i]->user = reinterpret_cast<void*>(uintptr_t{i});
-      Registration registration{{}, 1000 + i, 60 * kSecond};
+      Registration registration{{}, 1000 + i, 600 * kSecond};
       if (i < kRanks) {
         WorkerRegistration worker;
         worker.rank = i;
@@ -117,7 +117,8 @@ class AllMembers : public Channel::Owner {
         if (goodbyes == channels_.size()) loop_.stop();
         break;
       case FrameType::kHeartbeat:
-      case FrameType::kRankTexts: break;  // on a busy machine, ranks are late for their beats
+      case FrameType::kRankTexts:
+      case FrameType::kWarning: break;  // on a busy machine, ranks are late
       default: ADD_FAILURE() << wire::name_of(type) << " " << payload;
     }
     return {};
@@ -175,7 +176,7 @@ TEST(LargeJob, FourThousandRanksMeetAndLeave) {
                       {server ? wire::Role::kServer : wire::Role::kWorker, server ? ~0u : i}});
   }
   auto connected =
-      transport::tcp::connect_all(wanted, "", credentials(), monotonic_now() + 60 * kSecond);
+      transport::tcp::connect_all(wanted, "", credentials(), monotonic_now() + 600 * kSecond);
   ASSERT_TRUE(connected.ok()) << connected.status().message();
   AllMembers members(std::move(*connected));
   members.run();
