@@ -182,6 +182,8 @@ class Round:
             layout.ready(rest)
         layout.plan.wait()
         layout.deferred |= self._again
+        if not layout.plan.contributors:  # Nobody has given a note.
+            return set(range(len(state))), set()
         notes = layout.plan.notes
         used, rest = notes[: len(state)], notes[len(state) :]
         unused = {index for index, by_some in enumerate(used) if not by_some}

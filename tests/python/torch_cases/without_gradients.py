@@ -319,3 +319,20 @@ def steps_inside_the_backward_pass_by_torch():
         F.cross_entropy(ddp(inputs), labels).backward()
     assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters()))
     ddp.close()
+
+
+@case
+def rounds_without_any_gradients():
+    """If no rank contributes to a round, nobody has told a number of steps."""
+    model = mlp()
+    reducer = herring.GradientReducer(model.named_parameters(), name="nobody")
+    for _ in range(3):
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        reducer.finish_step()
+        assert reducer.contributors == herring.size()
+        for _ in range(20):
+            reducer.shadow()
+            assert reducer.contributors == 0
+        assert all((p.grad == 1).all() for p in model.parameters())
+    reducer.close()
