@@ -164,7 +164,7 @@ def test_check_tells_of_each_gpu() -> None:
     found = lines("--no-run")
     assert found["GPU driver"] == "ok CUDA 13.0, 2 GPUs"
     assert found["GPU 1"] == (
-        "ok stand-in 1, 4.295 GB, compute capability 9.0, at 0000:02:00.0, NUMA node 0, memory "
+        "ok stand-in 1, 4.29 GB, compute capability 9.0, at 0000:02:00.0, NUMA node 0, memory "
         "operations on streams"
     )
     assert found["peer access"] == "ok none"

@@ -296,8 +296,9 @@ def test_a_job_with_an_address_is_found_on_its_machine(runtime: Path) -> None:
         place = f"127.0.0.1:{port_of(holder)}"
         with Running(2, HERRING_STATUS=place) as job:
             assert [path.name for path in sockets(runtime)] == [Path(job.where).name]
-            assert status_of()["size"] == status_of(place)["size"] == 2
+            # Without --job, jobs of other tests would be found, too.
             found = Path(job.where).stem.rpartition("-")[0]
+            assert status_of("--job", found)["size"] == status_of(place)["size"] == 2
             assert status_of("--job", found)["ranks"][0]["pid"] == job.pids[0]
     assert not sockets(runtime)
 
