@@ -73,10 +73,12 @@ Status defect_of(Parts what) {
           concat(concat_parts(what), "; this is a bug in Herring, please report it")};
 }
 
+// It is made before memory can be short, and never destroyed: threads may still copy it at the end.
+static const Status& kOutOfMemory =
+    *new Status(Code::kInternal, "out of memory: this process could not allocate more memory");
+
 Status status_of(const std::exception& error) {
-  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) {
-    return {Code::kInternal, "out of memory: this process could not allocate more memory"};
-  }
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return kOutOfMemory;
   return {Code::kInternal, error.what()};
 }
 

@@ -67,13 +67,16 @@ void Engine::server_news(const control::Replacement& news) {
 
 Status Engine::failure() const { return core_->failure(); }
 
+// It is made before memory can be short: an engine that could not stop would outlive what it uses.
+static const Status& kShutDown = *new Status(Code::kShutdown, "shut down");
+
 void Engine::stop() {
   EngineCore& core = *core_;
   {
     std::lock_guard lock(core.mutex_);
     if (std::exchange(core.stopped_, true)) return;
   }
-  Status left{Code::kShutdown, "shut down"};  // which needs no memory
+  Status left = kShutDown;
   static_cast<void>(without_exceptions([&left] {
     left = {Code::kShutdown, "herring was shut down while the operation was in flight"};
     return Status();
