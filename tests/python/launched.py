@@ -18,6 +18,11 @@ LIMIT = 600.0  # only bounds hangs
 LEFT = "has left the job, as it was told to, and is not started again"
 
 
+def shell(script: str) -> list[str]:
+    """Returns the part of a command line that lets each worker run a script of bash."""
+    return ["--", "bash", "-c", script]
+
+
 def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     """Runs a job to its end and captures its output."""
     return warm.run(

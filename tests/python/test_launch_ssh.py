@@ -19,7 +19,7 @@ from herring.launch.hosts import Host
 from herring.launch.job import SshOptions
 from herring.launch.ssh import ssh_command
 from herring.rendezvous.network import is_reachable_address
-from launched import HERRING, LIMIT, Job, gone, pids_of, run
+from launched import HERRING, LIMIT, Job, gone, pids_of, run, shell
 
 # A login shell there: its own environment, its own words at the beginning, another directory.
 SSH = r"""#!/bin/bash
@@ -77,10 +77,6 @@ def job(ssh: Path) -> Iterator[type[Job]]:
         each.process.kill()
         each.process.wait()
         each.process.stdout.close()
-
-
-def shell(script: str) -> list[str]:
-    return ["--", "bash", "-c", script]
 
 
 # What processes get, and what they say.

@@ -435,7 +435,8 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
         raise MismatchError(
             f"{self.name} round {self.rounds}: ranks have made different numbers of steps of the "
             f"optimizer ({counts}), so their gradients belong to different steps. They were "
-            "cleared on all ranks. Make the same steps on every rank, each after a backward pass"
+            "cleared on all ranks. Make the same steps on every rank, each after a backward pass; "
+            "to go on here, close() the wrapper and wrap the model again, which makes ranks equal"
         )
 
     def _raise_failure(self, ended: Round) -> None:

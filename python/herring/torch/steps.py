@@ -40,8 +40,9 @@ class Stepped:
     """A reducer that knows when optimizers make steps with its parameters.
 
     Attributes:
-      steps: The number of steps. What optimizers do between two rounds counts as one step, and
-        steps after passes in `no_sync` do not count.
+      steps: The number of steps. What optimizers do between two rounds counts as one step. Steps
+        before the first round do not count: a rank may make the optimizer's state with one. Nor do
+        steps after passes in `no_sync`.
       missing: What shows that this rank has no gradients in a step. "forward": a forward pass was
         not followed by a round. "step": the optimizer's wrapper sees to it, and only a backward
         pass without any parameter is of interest here. None: nothing, and steps do not count.
@@ -158,7 +159,7 @@ class Stepped:
                 gradients = self._lent
         self.even_out()
         self._rounds_at[optimizer] = self.rounds
-        if not (self._moved or self._paused):
+        if self.rounds and not (self._moved or self._paused):
             self._moved = bool(gradients)
             self.steps += self._moved
 

@@ -16,7 +16,18 @@ from herring.torch import layout, reducer
 from herring.torch.layout import Layout
 
 from .steps import Branches
-from .support import batch, case, close, everyones_batch, mine, mlp, raises, same_everywhere, train
+from .support import (
+    batch,
+    case,
+    close,
+    everyones_batch,
+    mine,
+    mlp,
+    raises,
+    same_everywhere,
+    train,
+    wrapped,
+)
 
 
 class Mixed(nn.Module):
@@ -345,11 +356,8 @@ def compiled_steps():
 
     def train(wrap: str, how: str) -> None:
         model = mlp()
-        optimizer, call, closing = torch.optim.SGD(model.parameters(), lr=0.1), model, None
-        if wrap == "ddp":
-            closing = call = herring.DistributedDataParallel(model)
-        else:
-            closing = optimizer = herring.DistributedOptimizer(optimizer)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        call, optimizer, closing = wrapped(wrap, model, optimizer)
 
         def run(inputs, labels):
             optimizer.zero_grad()

@@ -73,6 +73,18 @@ def raises(kind: type[BaseException], *words: str):
         raise AssertionError(f"{kind.__name__} was not raised")
 
 
+def wrapped(wrap: str, model: nn.Module, optimizer: torch.optim.Optimizer):
+    """Wraps the model ("ddp") or its optimizer ("optimizer").
+
+    Returns what is called to compute, the optimizer to use, and what is to be closed.
+    """
+    if wrap == "ddp":
+        ddp = herring.DistributedDataParallel(model)
+        return ddp, optimizer, ddp
+    optimizer = herring.DistributedOptimizer(optimizer)
+    return model, optimizer, optimizer
+
+
 def train(model, optimizer, data, steps: int, *, set_to_none: bool = True) -> None:
     for step in range(steps):
         inputs, labels = data(step)

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import herring.torch as herring
 
-from .support import batch, case, close, mine, mlp, raises, same_everywhere
+from .support import batch, case, close, mine, mlp, raises, same_everywhere, wrapped
 
 STEPS = 5
 
@@ -59,12 +59,10 @@ def batches_without_targets():
             model, expected = mlp(), mlp()
             clip = "clipping" in how
             reference(expected, momentum(expected), clip)
-            optimizer, call, closing = momentum(model), model, None
-            if wrap == "optimizer":
-                closing = optimizer = herring.DistributedOptimizer(optimizer)
-            else:
-                closing = herring.DistributedDataParallel(model)
-                call = closing if wrap == "ddp" else model
+            kind = wrap.rpartition(" ")[2]
+            call, optimizer, closing = wrapped(kind, model, momentum(model))
+            if wrap == "module of ddp":
+                call = model
             for step in range(STEPS):
                 optimizer.zero_grad()
                 inputs, labels = mine(step)
@@ -223,17 +221,61 @@ def passes_that_belong_to_no_step():
     ddp.close()
 
 
+class Closure:
+    """A closure as trainers write it: an object, and no function."""
+
+    def __init__(self, run):
+        self.run = run
+
+    def __call__(self):
+        return self.run()
+
+
+@case
+def steps_of_trainers():
+    """A rank makes the optimizer's state before training, closures are objects, losses overflow."""
+    rank = herring.rank()
+    for wrap in ("ddp", "optimizer"):
+        model = mlp()
+        call, optimizer, closing = wrapped(wrap, model, momentum(model))
+        inner = getattr(optimizer, "inner", optimizer)
+        if rank == 0:
+            for p in model.parameters():
+                p.grad = torch.zeros_like(p)
+            inner.step()
+            inner.zero_grad()
+        herring.broadcast_optimizer_state(inner)
+
+        def loss(step, call=call, optimizer=optimizer):
+            optimizer.zero_grad()
+            inputs, labels = mine(step)
+            found = F.cross_entropy(call(inputs), labels)
+            found.backward()
+            return found
+
+        optimizer.step(Closure(lambda loss=loss: loss(0)))
+        optimizer.step(closure=Closure(lambda loss=loss: loss(1)))
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        for step in range(2, 5):
+            optimizer.zero_grad()
+            inputs, labels = mine(step)
+            found = F.cross_entropy(call(inputs), labels)
+            if step == 3:
+                found = zero_loss() if rank == 1 else found * float("inf")
+            scaler.scale(found).backward()
+            scaler.step(optimizer)  # Nobody makes it if gradients are infinite.
+            scaler.update()
+        same_everywhere(model.parameters())
+        closing.close()
+
+
 @case
 def steps_of_some_ranks_only():
     """Gradients of different steps are never averaged."""
     rank, size = herring.rank(), herring.size()
     for wrap in ("ddp", "optimizer"):
         model = mlp()
-        optimizer, call, closing = momentum(model), model, None
-        if wrap == "optimizer":
-            closing = optimizer = herring.DistributedOptimizer(optimizer)
-        else:
-            closing = call = herring.DistributedDataParallel(model)
+        call, optimizer, closing = wrapped(wrap, model, momentum(model))
         for step in range(3):
             optimizer.zero_grad()
             inputs, labels = mine(step)
@@ -272,11 +314,7 @@ def steps_inside_the_backward_pass():
             for step_of_culprit in (0, 2):  # with the provisional and with the final plan
                 model = mlp()
                 each = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
-                optimizer, call, closing = momentum(model), model, None
-                if wrap == "optimizer":
-                    closing = optimizer = herring.DistributedOptimizer(optimizer)
-                else:
-                    closing = call = herring.DistributedDataParallel(model)
+                call, optimizer, closing = wrapped(wrap, model, momentum(model))
                 for step in range(3):
                     handles = []
                     if step == step_of_culprit and rank == size - 1:
