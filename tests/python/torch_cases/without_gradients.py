@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 
 import torch
 from torch import nn
@@ -192,6 +193,59 @@ def batches_without_targets_and_buffers():
                 return torch.ones(())  # LBFGS decides by it, alike on all ranks.
 
             optimizer.step(closure)
+    same_everywhere(model.parameters())
+    ddp.close()
+
+
+@case
+def batches_without_targets_of_threads():
+    """Two threads train a model each; who lacks a target may find both models waiting."""
+    rank = herring.rank()
+    models = [mlp(), mlp()]
+    wrappers = [
+        herring.DistributedDataParallel(one, name=f"thread{i}") for i, one in enumerate(models)
+    ]
+    failed = []
+
+    def work(i: int) -> None:
+        try:
+            optimizer = momentum(models[i])
+            for step in range(12):
+                optimizer.zero_grad()
+                inputs, labels = mine(step)
+                output = wrappers[i](inputs)
+                absent = lacks(step + i, rank)
+                (zero_loss() if absent else F.cross_entropy(output, labels)).backward()
+                optimizer.step()
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed, failed
+    for model, wrapper in zip(models, wrappers):
+        same_everywhere(model.parameters())
+        wrapper.close()
+
+
+@case
+def batches_that_a_rank_leaves_out():
+    """Who skips a batch whole averages its next gradients, of the same parameters, with others'."""
+    rank = herring.rank()
+    model = mlp()
+    ddp = herring.DistributedDataParallel(model)
+    optimizer = momentum(model)
+    for step in range(6):
+        if step == (2 if rank == 1 else 5):
+            continue
+        optimizer.zero_grad()
+        inputs, labels = mine(step)
+        F.cross_entropy(ddp(inputs), labels).backward()
+        optimizer.step()
+    assert ddp._reducer.steps == 5
     same_everywhere(model.parameters())
     ddp.close()
 
