@@ -20,16 +20,14 @@ TORCH_VERSION := 2.13.0
 LANES ?= 3
 # For `make test-frameworks`, `soak-adapters` and `faults`: how many suites or jobs run in parallel.
 PARALLEL ?= 3
-# For `make test`: the environments that run examples of frameworks, and their test files.
-EXAMPLES_keras := jax tensorflow keras
-EXAMPLES_mxnet := mxnet
+# For `make test`: the frameworks whose examples run, in the environment "keras".
+EXAMPLES := jax tensorflow keras
 # For `make test-frameworks`: the environments to test. NEEDS_x is what pip installs into the
 # environment x. TORCH_x is the version of torch's CPU build that is installed before. TESTS_x are
 # the environment's test files, if they are not just x.
-FRAMEWORKS ?= jax tensorflow keras mxnet ecosystem schedulers
+FRAMEWORKS ?= jax tensorflow keras ecosystem schedulers
 NEEDS_tensorflow := tensorflow-cpu==2.21.0
 NEEDS_keras := tensorflow-cpu==2.21.0 jax==0.10.2 jaxlib==0.10.2 optax scikit-learn
-NEEDS_mxnet := numpy==1.23.5 mxnet==1.9.1
 NEEDS_jax := jax==0.10.2 jaxlib==0.10.2 optax keras
 NEEDS_ecosystem := accelerate==1.15.0 lightning==2.6.6 transformers==5.23.0 ray[train]==2.60.0
 TORCH_ecosystem := $(TORCH_VERSION)
@@ -37,7 +35,6 @@ TORCH_keras := $(TORCH_VERSION)
 TESTS_jax := jax jax_mistakes
 TESTS_tensorflow := tensorflow horovod_tensorflow
 TESTS_keras := keras horovod_keras
-TESTS_mxnet := mxnet horovod_mxnet
 TESTS_ecosystem := accelerate lightning transformers ray
 NEEDS_schedulers := distributed==2026.8.0 pyspark==4.3.0 scikit-learn
 TORCH_schedulers := $(TORCH_VERSION)
@@ -166,15 +163,11 @@ test-thorough: $(PYTHON_TESTS) build/wheel/stamp ## run the Python tests that re
 
 # Skips frameworks that have no build for this machine or Python.
 test-examples: $(STAMPS)/build
-	@status=0; \
-	$(foreach framework,keras mxnet, \
-	  if $(MAKE) --no-print-directory .venv-frameworks/$(framework)/stamp; then \
-	    .venv-frameworks/$(framework)/bin/python -m pytest -q -k test_example \
-	      $(EXAMPLES_$(framework):%=tests/frameworks/test_%.py) || status=1; \
-	  else \
-	    echo "examples of $(EXAMPLES_$(framework)): NOT TESTED, what they need cannot be installed"; \
-	  fi;) \
-	exit $$status
+	@if $(MAKE) --no-print-directory .venv-frameworks/keras/stamp; then \
+	  .venv-frameworks/keras/bin/python -m pytest -q -k test_example $(EXAMPLES:%=tests/frameworks/test_%.py); \
+	else \
+	  echo "examples of $(EXAMPLES): NOT TESTED, what they need cannot be installed"; \
+	fi
 
 test-frameworks: $(FRAMEWORKS:%=.venv-frameworks/%/stamp) ## test the framework adapters, each in an environment of its own: FRAMEWORKS= PARALLEL=
 	@printf 'test-%s\n' $(FRAMEWORKS) | xargs -n 1 -P $(PARALLEL) $(MAKE) --no-print-directory

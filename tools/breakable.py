@@ -28,7 +28,7 @@ KINDS = (
 TREES = {"python/herring": (".py",), "src": (".cc", ".h")}
 # Their frameworks are not in .venv, so nothing that runs there executes them.
 NOT_INSTALLED = re.compile(
-    r"python/herring/(horovod/)?(tensorflow|keras|mxnet|jax)/|python/herring/ray\.py"
+    r"python/herring/(horovod/)?(tensorflow|keras|jax)/|python/herring/ray\.py"
 )
 
 

@@ -66,7 +66,6 @@ PYTHON_MODULES = (
     "herring.jax",
     "herring.tensorflow",
     "herring.keras",
-    "herring.mxnet",
     "herring.horovod.common",
     "herring.horovod.torch",
     "herring.horovod.tensorflow",
@@ -74,7 +73,6 @@ PYTHON_MODULES = (
     "herring.horovod.tensorflow.optimizer",
     "herring.horovod.tensorflow.elastic.of_keras",
     "herring.horovod.tensorflow.keras",
-    "herring.horovod.mxnet",
     "herring.horovod",
     # The distribution herring-dl-lab.
     "herring_lab",

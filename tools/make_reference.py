@@ -40,7 +40,6 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "jax": ("herring.jax: JAX", ("herring.jax",)),
     "tensorflow": ("herring.tensorflow: TensorFlow", ("herring.tensorflow",)),
     "keras": ("herring.keras: Keras 3", ("herring.keras", "herring.keras.callbacks")),
-    "mxnet": ("herring.mxnet: MXNet", ("herring.mxnet",)),
     "ray": ("herring.ray: Ray Train", ("herring.ray",)),
     "horovod": (
         "herring.horovod: Horovod's API",
@@ -50,7 +49,6 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
             "herring.horovod.tensorflow.keras",
             "herring.horovod.keras",
             "herring.horovod.keras.callbacks",
-            "herring.horovod.mxnet",
         ),
     ),
     "models": ("herring.models: cost models", ("herring.models",)),

@@ -1,6 +1,6 @@
 """The names that the framework adapters re-export from `herring`: all but those for arrays.
 
-`herring.torch`, `herring.tensorflow`, `herring.keras` and `herring.mxnet` import this module.
+`herring.torch`, `herring.tensorflow` and `herring.keras` import this module.
 """
 
 from herring import (

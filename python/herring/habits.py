@@ -47,14 +47,13 @@ _OF_ADAPTERS = {
     "DistributedDataParallel": "herring.torch",
     "DistributedGradientTape": "herring.tensorflow",
     "DistributedOptimizer": "herring.torch (or .keras)",
-    "DistributedTrainer": "herring.mxnet",
     "StepLogger": "herring.torch",
     "StepSecondsCallback": "herring.keras",
     "SyncBatchNorm": "herring.torch",
     "allreduce_": "herring.horovod.torch, which has Horovod's API",
     "broadcast_": "herring.torch",
     "broadcast_optimizer_state": "herring.torch",
-    "broadcast_parameters": "herring.torch (or .mxnet)",
+    "broadcast_parameters": "herring.torch",
     "broadcast_variables": "herring.tensorflow (or .keras)",
 }
 

@@ -127,7 +127,6 @@ def test_averages_of_those_that_are_left() -> None:
     [
         ("tensorflow", ["tensorflow", "tensorflow.mpi_ops", "tensorflow.keras"]),
         ("keras", ["keras", "keras.callbacks"]),
-        ("mxnet", ["mxnet", "mxnet.functions"]),
     ],
 )
 def test_without_other_frameworks(package: str, modules: list[str]) -> None:

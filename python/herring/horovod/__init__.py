@@ -2,7 +2,7 @@
 
     import herring.horovod.torch as hvd          # instead of: import horovod.torch as hvd
 
-The modules ``tensorflow``, ``tensorflow.keras``, ``keras`` and ``mxnet`` exist too.
+The modules ``tensorflow``, ``tensorflow.keras`` and ``keras`` exist too.
 
 Scripts that contain ``import horovod`` run unchanged under ``herring run --horovod`` or
 ``python -m herring.horovod script.py``; see docs/horovod.md.

@@ -21,14 +21,14 @@ __all__ = [
 ]
 
 
-_PACKAGES = {"horovod.torch": "torch", "horovod.tensorflow": "tensorflow", "horovod.mxnet": "mxnet"}
+_PACKAGES = {"horovod.torch": "torch", "horovod.tensorflow": "tensorflow"}
 
 
 def check_extension(ext_name: str, *_: Any) -> None:
     """Checks that Herring has Horovod's API for a framework, and that the framework is installed.
 
     Args:
-      ext_name: "horovod.torch", "horovod.tensorflow" or "horovod.mxnet".
+      ext_name: "horovod.torch" or "horovod.tensorflow".
 
     Raises:
       ImportError: the name is unknown, or the framework is not installed.
@@ -44,7 +44,7 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Returns whether Herring has Horovod's API for a framework, and the framework is installed.
 
     Args:
-      ext_base_name: "torch", "tensorflow" or "mxnet".
+      ext_base_name: "torch" or "tensorflow".
       verbose: ignored.
     """
     del verbose
@@ -65,7 +65,7 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Returns whether the framework sees a GPU.
 
     Args:
-      ext_base_name: "tensorflow", "mxnet" or "torch".
+      ext_base_name: "tensorflow" or "torch".
       verbose: ignored.
     """
     del verbose
@@ -73,10 +73,6 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
         import tensorflow as tf
 
         return bool(tf.config.list_physical_devices("GPU"))
-    if ext_base_name == "mxnet":
-        import mxnet
-
-        return bool(mxnet.context.num_gpus())
     import torch
 
     return torch.cuda.is_available()
