@@ -3,59 +3,11 @@
 #include <algorithm>
 #include <set>
 
-#include "base/bytes.h"
+#include "base/fields.h"
+#include "observe/group_fields.h"
 #include "observe/json.h"
 
 namespace herring::observe {
-namespace {
-
-// Text from another process must be safe on a terminal.
-std::string get_text(ByteReader& in, size_t most) {
-  std::string text = in.text(most);
-  for (char& c : text) {
-    if ((static_cast<unsigned char>(c) < 0x20 && c != '\n') || c == 0x7f) c = ' ';
-  }
-  return text;
-}
-
-void put(ByteWriter& out, const Entry& entry) {
-  out.put(entry.id).put(entry.kind).put(static_cast<uint8_t>(entry.outcome)).put(entry.ended);
-  out.put(entry.group).put(entry.stream).put(entry.round).put(entry.buffer);
-  out.put(entry.number).put(entry.bytes);
-  for (const Nanos at : entry.at) out.put(at);
-  out.put(entry.waited).text(entry.title());
-}
-constexpr size_t kLeastEntry = 8 + 3 + 20 + 8 + 8 * kMoments + 8 + 4;
-
-bool get(ByteReader& in, Entry& entry) {
-  entry.id = in.get<uint64_t>();
-  const auto kind = in.get<uint8_t>();
-  const auto outcome = in.get<uint8_t>();
-  entry.ended = in.get<uint8_t>() != 0;
-  entry.group = in.get<uint32_t>();
-  entry.stream = in.get<uint32_t>();
-  entry.round = in.get<uint32_t>();
-  entry.buffer = in.get<uint32_t>();
-  entry.number = in.get<uint32_t>();
-  entry.bytes = in.get<uint64_t>();
-  bool sane = kind <= static_cast<uint8_t>(Kind::kLast) &&
-              outcome <= static_cast<uint8_t>(kLastCode);
-  for (Nanos& at : entry.at) {
-    at = in.get<Nanos>();
-    sane = sane && at >= 0 && at < kEndless;
-  }
-  entry.waited = in.get<Nanos>();
-  sane = sane && entry.waited >= 0 && entry.waited < kEndless;
-  std::string name = get_text(in, Entry::kNameBytes);
-  std::replace(name.begin(), name.end(), '\n', ' ');
-  entry.set_name(name);
-  if (!sane || !in.ok()) return false;
-  entry.kind = static_cast<Kind>(kind);
-  entry.outcome = static_cast<Code>(outcome);
-  return true;
-}
-
-}  // namespace
 
 ProcessRecord for_timeline(const Recorder& recorder, uint64_t& cursor, bool last) {
   ProcessRecord record;
@@ -67,48 +19,38 @@ ProcessRecord for_timeline(const Recorder& recorder, uint64_t& cursor, bool last
   return record;
 }
 
-std::string encode(const ProcessRecord& record) {
-  ByteWriter out;
-  const auto text = [&out](const std::string& s, size_t most) {
-    out.text(std::string_view(s).substr(0, most));
-  };
-  out.put(record.offset).put(record.offset_error).put(record.age);
-  text(record.failure, 4096);
-  text(record.where, kMostTextBytes);
-  text(record.stack, kMostTextBytes);
-  put_groups(out, record.groups);
-  const size_t count = std::min(record.entries.size(), kMostEntries);
-  out.put(record.lost + (record.entries.size() - count)).put(static_cast<uint32_t>(count));
-  for (size_t i = record.entries.size() - count; i < record.entries.size(); ++i) {
-    put(out, record.entries[i]);
-  }
-  return out.take();
+template <typename Io>
+void fields(Io& io, Of<Io, Entry>& entry) {
+  io(entry.id);
+  io.choice(entry.kind, static_cast<size_t>(Kind::kLast) + 1);
+  io.choice(entry.outcome, static_cast<size_t>(kLastCode) + 1);
+  io(entry.ended, entry.group, entry.stream, entry.round, entry.buffer, entry.number);
+  io(entry.bytes);
+  for (auto& at : entry.at) io.times(at);
+  io.times(entry.waited);
+  std::string name(entry.title());
+  io.people(name, Entry::kNameBytes);
+  if constexpr (Io::kReads) entry.set_name(name);
 }
 
+template <typename Io>
+void fields(Io& io, Of<Io, ProcessRecord>& record) {
+  io.signed_times(record.offset, record.offset_error, record.age);
+  io.people(record.failure, 4096, Lines::kMany);
+  io.people(record.where, kMostTextBytes, Lines::kMany);
+  io.people(record.stack, kMostTextBytes, Lines::kMany);
+  group_fields(io, record.groups);
+  uint64_t lost = record.lost;
+  lost += record.entries.size() - std::min(record.entries.size(), kMostEntries);
+  io(lost);
+  io.last(record.entries, kMostEntries, [](auto& io, auto& entry) { io(entry); });
+  if constexpr (Io::kReads) record.lost = lost;
+}
+
+std::string encode(const ProcessRecord& record) { return write_fields(record); }
+
 Result<ProcessRecord> decode_process_record(std::string_view payload) {
-  ByteReader in(payload);
-  ProcessRecord record;
-  record.offset = in.get<Nanos>();
-  record.offset_error = in.get<Nanos>();
-  record.age = in.get<Nanos>();
-  record.failure = get_text(in, 4096);
-  record.where = get_text(in, kMostTextBytes);
-  record.stack = get_text(in, kMostTextBytes);
-  bool sound = true;
-  for (const Nanos time : {record.offset, record.offset_error, record.age}) {
-    sound = sound && time > -kEndless && time < kEndless;
-  }
-  auto groups = get_groups(in);
-  sound = sound && groups;
-  if (sound) record.groups = std::move(*groups);
-  record.lost = in.get<uint64_t>();
-  const auto count = in.get<uint32_t>();
-  sound = sound && count <= kMostEntries && count * kLeastEntry <= in.remaining();
-  for (uint32_t i = 0; sound && i < count; ++i) {
-    sound = get(in, record.entries.emplace_back());
-  }
-  if (!sound || !in.done()) return breach("malformed record");
-  return record;
+  return read_fields<ProcessRecord>(payload, "record");
 }
 
 void keep_latest(std::vector<Entry>& entries, size_t most) {

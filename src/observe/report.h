@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/status.h"
 #include "observe/group_book.h"
@@ -97,10 +96,6 @@ inline constexpr size_t kMostSamples = 64, kMostPaths = 4096, kMostMissing = 64;
 inline constexpr size_t kMostTextBytes = 512;  // texts in a report are cut to this size
 
 std::string encode(const Report& report);
-// A list of news of groups inside a message. Texts come out printable.
-void put_groups(ByteWriter& out, const std::vector<GroupNews>& groups);
-// Returns nothing if the list is malformed.
-std::optional<std::vector<GroupNews>> get_groups(ByteReader& in);
 // Checks every length and count. Texts come out printable.
 Result<Report> decode_report(std::string_view payload);
 

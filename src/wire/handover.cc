@@ -1,9 +1,9 @@
 #include "wire/handover.h"
 
 #include <algorithm>
+#include <functional>
 
-#include "base/bytes.h"
-#include "wire/malformed.h"
+#include "wire/fields.h"
 
 namespace herring::wire {
 
@@ -23,81 +23,50 @@ const KeptAnswer* Handover::find(uint64_t number) const {
   return found == kept.end() ? nullptr : &*found;
 }
 
-std::string encode(const Handover& handover) {
-  ByteWriter out;
-  out.put<uint8_t>(handover.joined).put(handover.highest);
-  out.put(static_cast<uint32_t>(handover.holes.size()));
-  out.raw(handover.holes.data(), handover.holes.size() * sizeof(uint64_t));
-  out.put(static_cast<uint32_t>(handover.kept.size()));
-  for (const KeptAnswer& one : handover.kept) {
-    out.put(one.number).put(one.type).put(one.stream).put(one.ticket);
-    out.text(one.name).text(one.text).put(static_cast<uint32_t>(one.own.size()));
-    out.raw(one.own.data(), one.own.size() * sizeof(uint64_t)).text(one.call);
-  }
-  out.put(static_cast<uint32_t>(handover.met.size()));
-  for (const Met& one : handover.met) {
-    out.put(one.own).put(one.other).put(one.others);
-    out.put(one.type).put(one.stream).put(one.ticket).text(one.text);
-  }
-  return out.take();
+template <typename Io>
+void fields(Io& io, Of<Io, FrameType>& type) {
+  io.choice(type, static_cast<size_t>(FrameType::kLast) + 1);
 }
 
-Result<Handover> decode_handover(std::string_view text) {
-  ByteReader in(text);
-  Handover handover;
-  const auto joined = in.get<uint8_t>();
-  handover.joined = joined == 1;
-  handover.highest = in.get<uint64_t>();
-  const auto holes = in.get<uint32_t>();
-  if (!in.ok() || joined > 1 || holes > kMostHoles || holes * sizeof(uint64_t) > in.remaining()) {
-    return malformed("hand-over");
+template <typename Io>
+void fields(Io& io, Of<Io, KeptAnswer>& one) {
+  io(one.number, one.type, one.stream, one.ticket);
+  io.text(one.name, kMaxName);
+  io.text(one.text, kMaxPayload);
+  io(one.own);
+  io.text(one.call, kMaxPayload);
+  io.check(one.number > 0 && (one.type == FrameType::kGo || one.type == FrameType::kReply ||
+                              one.type == FrameType::kOpError));
+}
+
+template <typename Io>
+void fields(Io& io, Of<Io, Met>& one) {
+  io(one.own, one.other, one.others, one.type, one.stream, one.ticket);
+  io.text(one.text, kMaxPayload);
+  io.check(one.type == FrameType::kGo || one.type == FrameType::kOpError);
+}
+
+template <typename Io>
+void fields(Io& io, Of<Io, Handover>& handover) {
+  io(handover.joined, handover.highest, handover.holes);
+  io.list(handover.kept, 2 * kMostKept);
+  io.list(handover.met, kMostMet);
+  if constexpr (Io::kReads) {
+    const auto& holes = handover.holes;
+    io.check(holes.size() <= kMostHoles);
+    io.check(holes.empty() || (holes.front() > 0 && holes.back() < handover.highest));
+    io.check(std::ranges::adjacent_find(holes, std::ranges::greater_equal()) == holes.end());
+    if (!io.ok()) return;  // has() needs holes in their order
+    io.check(handover.joined || std::ranges::all_of(handover.kept, [&](const KeptAnswer& one) {
+      return handover.has(one.number);
+    }));
   }
-  handover.holes.resize(holes);
-  in.raw(handover.holes.data(), holes * sizeof(uint64_t));
-  uint64_t before = 0;
-  for (const uint64_t hole : handover.holes) {
-    if (hole <= before || hole >= handover.highest) return malformed("hand-over");
-    before = hole;
-  }
-  const auto kept = in.get<uint32_t>();
-  if (!in.ok() || kept > 2 * kMostKept) return malformed("hand-over");
-  for (uint32_t i = 0; i < kept && in.ok(); ++i) {
-    KeptAnswer& one = handover.kept.emplace_back();
-    one.number = in.get<uint64_t>();
-    one.type = in.get<FrameType>();
-    one.stream = in.get<uint32_t>();
-    one.ticket = in.get<uint32_t>();
-    one.name = in.text(kMaxName);
-    one.text = in.text(kMaxPayload);
-    const auto own = in.get<uint32_t>();
-    if (!in.ok() || own * sizeof(uint64_t) > in.remaining()) return malformed("hand-over");
-    one.own.resize(own);
-    in.raw(one.own.data(), own * sizeof(uint64_t));
-    one.call = in.text(kMaxPayload);
-    const bool answers = one.type == FrameType::kGo || one.type == FrameType::kReply ||
-                         one.type == FrameType::kOpError;
-    const bool received = handover.joined || handover.has(one.number);
-    if (!answers || !received || one.number == 0) {
-      return malformed("hand-over");
-    }
-  }
-  const auto met = in.get<uint32_t>();
-  if (!in.ok() || met > kMostMet) return malformed("hand-over");
-  for (uint32_t i = 0; i < met && in.ok(); ++i) {
-    Met& one = handover.met.emplace_back();
-    one.own = in.get<uint64_t>();
-    one.other = in.get<uint32_t>();
-    one.others = in.get<uint64_t>();
-    one.type = in.get<FrameType>();
-    one.stream = in.get<uint32_t>();
-    one.ticket = in.get<uint32_t>();
-    one.text = in.text(kMaxPayload);
-    if (one.type != FrameType::kGo && one.type != FrameType::kOpError) {
-      return malformed("hand-over");
-    }
-  }
-  if (!in.done()) return malformed("hand-over");
-  return handover;
+}
+
+std::string encode(const Handover& handover) { return write_fields(handover); }
+
+Result<Handover> decode_handover(std::string_view in) {
+  return read_fields<Handover>(in, "hand-over message");
 }
 
 std::string payload_of(std::string_view text, uint64_t id) {

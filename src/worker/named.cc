@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "wire/malformed.h"
+#include "wire/fields.h"
 #include "worker/engine_core.h"
 
 namespace herring::worker {

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <set>
 
-#include "base/bytes.h"
+#include "observe/group_fields.h"
 #include "observe/monitor.h"
 #include "observe/record.h"
 
@@ -137,29 +137,32 @@ TEST(GroupNews, TravelWholeAndBounded) {
   sent.calls = 2;
   sent.in_flight = 3;
   sent.age = 4;
-  ByteWriter out;
-  put_groups(out, {sent});
+  FieldWriter out;
+  group_fields(out, std::vector<GroupNews>{sent});
   const std::string whole = out.take();
-  ByteReader in(whole);
-  const auto got = get_groups(in);
-  ASSERT_TRUE(got && in.done());
-  const GroupNews& one = got->at(0);
+  FieldReader in(whole);
+  std::vector<GroupNews> got;
+  group_fields(in, got);
+  ASSERT_TRUE(in.done());
+  const GroupNews& one = got.at(0);
   EXPECT_EQ(one.name.size(), kMostGroupNameBytes);
   EXPECT_EQ(one.name.substr(0, 4), "a bx");
   EXPECT_EQ(one.ranks, sent.ranks);
   EXPECT_EQ(std::tie(one.rounds, one.calls, one.in_flight, one.age),
             std::tie(sent.rounds, sent.calls, sent.in_flight, sent.age));
   for (size_t size = 0; size < whole.size(); ++size) {
-    ByteReader cut(std::string_view(whole).substr(0, size));
-    EXPECT_FALSE(get_groups(cut)) << size;
+    FieldReader cut(std::string_view(whole).substr(0, size));
+    group_fields(cut, got);
+    EXPECT_FALSE(cut.ok()) << size;
   }
   for (const auto& groups : {std::vector<GroupNews>(kMostGroupNews + 1),
                              {news_of(1, "", std::vector<uint32_t>(kMostGroupRanks)), sent}}) {
-    ByteWriter large;
-    put_groups(large, groups);
+    FieldWriter large;
+    group_fields(large, groups);
     const std::string text = large.take();
-    ByteReader reader(text);
-    EXPECT_FALSE(get_groups(reader));
+    FieldReader reader(text);
+    group_fields(reader, got);
+    EXPECT_FALSE(reader.ok());
   }
 }
 
