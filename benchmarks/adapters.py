@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from herring.provenance import write_results
+from herring.base.provenance import write_results
 
 MEGABITS, QUEUE_SECONDS = 200.0, 0.020
 LAYERS, WIDTH = 6, 1021  # 25.0 MB of float32

@@ -31,7 +31,7 @@ from typing import Any
 
 from harness import BenchJob, JobError, Layout
 
-from herring.provenance import write_results
+from herring.base.provenance import write_results
 from herring_lab.emulate import Cluster, ClusterError
 from herring_lab.emulate.hosts import HostCounters
 

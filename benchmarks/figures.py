@@ -23,7 +23,7 @@ from typing import Any
 from harness import BenchJob, Hosts, JobError, Layout, ThisMachine, run_pairs
 
 from herring import models
-from herring.provenance import write_results
+from herring.base.provenance import write_results
 from herring_lab.emulate import Cluster, ClusterError
 
 MEGABIT = 1e6

@@ -20,7 +20,7 @@ import tempfile
 import time
 from typing import Any
 
-from herring.provenance import write_results
+from herring.base.provenance import write_results
 
 WORKERS = SERVERS = 8
 MEGABITS = 200.0

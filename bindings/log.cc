@@ -1,4 +1,5 @@
-// The core's log, for Python's logging: herring/logs.py takes the lines on a thread of its own.
+// The core's log, for Python's logging: herring/process/logs.py takes the lines on a thread of its
+// own.
 #include "base/log.h"
 
 #include <nanobind/stl/string.h>

@@ -1,4 +1,4 @@
-// Where the Python program is: herring/stacks.py answers on a thread of its own.
+// Where the Python program is: herring/process/stacks.py answers on a thread of its own.
 #include "base/program_stack.h"
 
 #include <nanobind/stl/string.h>

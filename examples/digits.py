@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import herring.torch as herring
-from herring.provenance import provenance
+from herring.base.provenance import provenance
 
 EPILOG = """\
 examples:

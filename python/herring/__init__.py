@@ -192,13 +192,13 @@ if not TYPE_CHECKING:  # otherwise type checkers would accept every name
             import importlib
 
             if name == "__version__":
-                globals()[name] = importlib.import_module("herring.version").version()
+                globals()[name] = importlib.import_module("herring.base.version").version()
                 return globals()[name]
             for home in map(importlib.import_module, _HOMES):
                 if name in home.__all__:
                     globals()[name] = getattr(home, name)
                     return globals()[name]
-        from herring.habits import missing
+        from herring.base.habits import missing
 
         raise missing("herring", name, __all__, __all__)
 

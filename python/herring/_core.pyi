@@ -12,7 +12,7 @@
 # "waited" (seconds).
 from typing import Any
 
-# Where the program is (src/base/program_stack.h). The thread in herring/stacks.py answers.
+# Where the program is (src/base/program_stack.h). The thread in herring/process/stacks.py answers.
 def open_stack_requests() -> None: ...
 
 # Waits for a request. Returns the native id of the thread that last called Herring, 0 if none has;

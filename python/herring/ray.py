@@ -18,10 +18,10 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from herring.base.units import counted
 from herring.errors import ConfigurationError, TimeoutError
 from herring.rendezvous.detect import Rendezvous
 from herring.rendezvous.endpoint import bind_any
-from herring.units import counted
 
 try:
     import ray
@@ -31,7 +31,7 @@ try:
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 except ImportError as error:
-    from herring.parts import install_command
+    from herring.base.parts import install_command
 
     message = f"herring.ray needs Ray Train: {install_command('ray')} ({error})"
     raise ImportError(message) from None

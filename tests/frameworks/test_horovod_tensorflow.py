@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from herring.parts import install_command
+from herring.base.parts import install_command
 
 if importlib.util.find_spec("tensorflow") is None:
     pytest.skip("needs tensorflow", allow_module_level=True)

@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-from herring.parts import install_command
+from herring.base.parts import install_command
 
 if importlib.util.find_spec("keras") is None:
     pytest.skip("needs keras", allow_module_level=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from herring.parts import install_command
+from herring.base.parts import install_command
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("needs ray", allow_module_level=True)

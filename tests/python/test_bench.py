@@ -17,10 +17,10 @@ import warm
 
 pattern = pytest.importorskip("herring.bench.pattern")
 
+from herring.base.units import parse_size  # noqa: E402
 from herring.bench import cli, measure, report, sizes  # noqa: E402
 from herring.bench.communicator import HerringCommunicator, Prepared  # noqa: E402
 from herring.errors import ConfigurationError, InvalidArgumentError  # noqa: E402
-from herring.units import parse_size  # noqa: E402
 from herring_lab.competitors import torch_rendezvous  # noqa: E402
 from ports import block  # noqa: E402
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from herring import cgroup
+from herring.base import cgroup
 from herring.doctor import facts
 from herring.launch import check
 

@@ -17,10 +17,10 @@ import pytest
 import statuses
 import warm
 from flights import missing_rank
-from herring.command_line import guarded
+from herring.base.units import counted, parse_rate, parse_seconds, parse_share, parse_size
 from herring.errors import ConfigurationError
 from herring.launch import cli
-from herring.units import counted, parse_rate, parse_seconds, parse_share, parse_size
+from herring.terminal.command_line import guarded
 from launched import HERRING, LIMIT
 
 BENCH = [sys.executable, "-m", "herring.bench"]

@@ -18,9 +18,10 @@ import pytest
 
 import herring
 import warm
-from herring import _core, logs
+from herring import _core
 from herring.errors import ConfigurationError
 from herring.launch import check, cli, config
+from herring.process import logs
 
 HERRING = [sys.executable, "-m", "herring.launch.cli"]
 ROWS = [

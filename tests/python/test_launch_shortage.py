@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from herring import cgroup
+from herring.base import cgroup
 from herring.launch.shortage import Shortage
 from launched import HERRING, LIMIT, no_ssh
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import herring
-from herring.parts import LAB, install_command, missing_part
+from herring.base.parts import LAB, install_command, missing_part
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from herring.program import KNOWN_MODULES, Activity, Place, cause_of_call, describe
+from herring.process.program import KNOWN_MODULES, Activity, Place, cause_of_call, describe
 
 SITE = "/venv/lib/python3.12/site-packages"
 STANDARD = sysconfig.get_paths()["stdlib"]

@@ -9,8 +9,8 @@ import pty
 
 import pytest
 
-from herring import progress
-from herring.progress import Progress, StatusLine, show_time
+from herring.terminal import progress
+from herring.terminal.progress import Progress, StatusLine, show_time
 
 
 class Terminal:

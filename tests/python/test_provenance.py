@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import herring
-from herring import version as module
+from herring.base import version as module
+from herring.base.provenance import provenance, require_writable, write_results
 from herring.errors import ConfigurationError
-from herring.provenance import provenance, require_writable, write_results
 from herring_lab.report import Table, write
 
 KEYS = ["version", "commit", "modified", "date", "host", "options"]
@@ -73,7 +73,7 @@ def test_without_a_checkout_the_version_tells(
 LIMITED = """
 import resource, sys
 from herring.errors import ConfigurationError
-from herring.provenance import write_results
+from herring.base.provenance import write_results
 resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))  # a disk that is full after 64 bytes
 try:
     write_results(sys.argv[1], {"a": "b" * 100}, {})

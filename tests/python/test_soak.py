@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from herring import proc
+from herring.base import proc
 from herring.launch.cli import main
 from herring.launch.soak.advance import Advance
 from herring.launch.soak.elastic_training import total_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from herring.split import even_parts
+from herring.base.split import even_parts
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 8])

@@ -158,7 +158,7 @@ def reads():
     return load(file=None)
 def sleeps():
     time.sleep(1000)
-from herring import stacks
+from herring.process import stacks
 def line_of(function, which):
     code = function.__code__
     first = code.co_firstlineno + which

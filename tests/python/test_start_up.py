@@ -179,7 +179,8 @@ def test_reminders_of_waits_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_reminders_are_information_for_as_long_as_a_start_may_take(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from herring import _core, proc
+    from herring import _core
+    from herring.base import proc
 
     said: list[tuple[str, str]] = []
     now = [100.0]

@@ -17,12 +17,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from herring.base.parts import install_command
 from herring.bench import pattern
 from herring.bench.communicator import Communicator, Prepared
 from herring.bench.gpus import Gpus
 from herring.bench.libraries import ALGORITHMS, PEERS
 from herring.errors import ConfigurationError, InvalidArgumentError
-from herring.parts import install_command
 from herring_lab.emulate import mpi
 
 __all__ = [

@@ -15,8 +15,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
+from herring.base.provenance import write_results, writing
 from herring.errors import ConfigurationError
-from herring.provenance import write_results, writing
 
 __all__ = [
     "COLOURS",

@@ -18,9 +18,9 @@ import pytest
 
 import warm
 from emulated import namespaces, namespaces_of, needs_hosts
+from herring.base.units import parse_rate, parse_seconds, parse_share, show_rate
 from herring.errors import ConfigurationError
 from herring.rendezvous.detect import detect
-from herring.units import parse_rate, parse_seconds, parse_share, show_rate
 from herring_lab.emulate import folders
 from herring_lab.emulate.cluster import Cluster, ClusterError
 from herring_lab.emulate.environment import (

@@ -24,9 +24,9 @@ from herring.arrays.arguments import Array, Operator, Timeout, count_of, shown
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.operations import Handle, submit
 from herring.arrays.runtime import job
+from herring.base.split import even_parts
+from herring.base.units import counted
 from herring.errors import InvalidArgumentError
-from herring.split import even_parts
-from herring.units import counted
 
 __all__ = [
     "allgather",

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from herring import pickling
 from herring.arrays import plain
 from herring.arrays.arguments import Timeout, rank_of
 from herring.arrays.calls import called, named
 from herring.arrays.collectives import broadcast, collect
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.runtime import job
+from herring.base import pickling
 from herring.errors import ConfigurationError, HerringError, InvalidArgumentError, MismatchError
 
 __all__ = ["allgather_object", "broadcast_object"]

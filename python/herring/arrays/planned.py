@@ -27,8 +27,8 @@ from herring.arrays.devices import stream_of
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.objects import allgather_plain, check_same
 from herring.arrays.runtime import job, require_running
+from herring.base.units import counted
 from herring.errors import InvalidArgumentError
-from herring.units import counted
 
 __all__ = ["PlannedReduction"]
 

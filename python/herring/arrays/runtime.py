@@ -15,19 +15,20 @@ import time
 from collections.abc import Callable
 from typing import Any, TypedDict
 
-from herring import _core, logs, stacks
+from herring import _core
 from herring.arrays.apart import not_waited_for
 from herring.arrays.arguments import shown, text_of
 from herring.arrays.devices import find_compiler
 from herring.arrays.names import forget_names
 from herring.arrays.seconds import Meter, Seconds
+from herring.base.version import version
 from herring.errors import ConfigurationError, InvalidArgumentError, ShutdownError
+from herring.process import logs, stacks
 from herring.rendezvous import joined
 from herring.rendezvous.detect import WorkerEnvironment, detect
 from herring.rendezvous.identity import host_identity
 from herring.rendezvous.meet import Meeting, meet
 from herring.rendezvous.settings import named, variables_of
-from herring.version import version
 
 __all__ = [
     "abort",

@@ -10,8 +10,8 @@ import numpy as np
 from herring.arrays.grouped import grouped_broadcast
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.objects import check_same
+from herring.base.units import counted
 from herring.errors import InvalidArgumentError
-from herring.units import counted
 
 __all__ = ["broadcast_values"]
 

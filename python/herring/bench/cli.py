@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from herring import models
+from herring.base.parts import missing_part
+from herring.base.provenance import require_writable, write_results
 from herring.bench import pattern, report, sizes
 from herring.bench.communicator import Communicator, HerringCommunicator
 from herring.bench.gpus import Gpus
 from herring.bench.libraries import ALGORITHMS, OF_TORCH, PEERS
 from herring.bench.measure import Request, measure
-from herring.command_line import Parser, guarded, integer
 from herring.errors import ConfigurationError, HerringError
-from herring.parts import missing_part
-from herring.provenance import require_writable, write_results
+from herring.terminal.command_line import Parser, guarded, integer
 
 _DESCRIPTION = """\
 Measures how long operations take. Start the benchmark like a training script, once per worker:

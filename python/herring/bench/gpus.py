@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from herring.base.parts import install_command
 from herring.bench import pattern
 from herring.bench.arrays import Prepared
 from herring.errors import ConfigurationError
-from herring.parts import install_command
 
 __all__ = ["Gpu", "GpuArrays", "Gpus"]
 

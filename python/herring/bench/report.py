@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from herring.base.units import counted
 from herring.bench.communicator import Communicator
 from herring.bench.measure import Measurement
-from herring.units import counted
 
 _COLUMNS = (
     ("size", 12),

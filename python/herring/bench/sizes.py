@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from herring.units import parse_size
+from herring.base.units import parse_size
 
 
 def parse_sizes(text: str) -> list[int]:

@@ -15,10 +15,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from herring import cgroup
+from herring.base import cgroup
+from herring.base.version import version
 from herring.errors import ConfigurationError, HerringError
 from herring.rendezvous.network import interfaces
-from herring.version import version
 
 __all__ = ["gather", "given_settings", "parse_cores"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from herring.units import show_rate, show_size
+from herring.base.units import show_rate, show_size
 
 __all__ = [
     "SEVERITIES",

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from herring.command_line import log_line
 from herring.doctor.agent import VERSION
 from herring.doctor.findings import listed
 from herring.doctor.judge_links import lossy_hosts
@@ -19,6 +18,7 @@ from herring.doctor.pairs import rounds_of, sample_of
 from herring.doctor.records import Examination, Host, Rank
 from herring.rendezvous.channel import DOCTOR, Channel, Listener
 from herring.rendezvous.publication import FIRST_REMINDER, in_seconds
+from herring.terminal.command_line import log_line
 
 __all__ = ["Hub"]
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import herring
 from herring import _core
 from herring.arrays import runtime
+from herring.base.units import counted
 from herring.elastic.translation import own_errors
 from herring.errors import ConfigurationError, HerringError, PeerLostError, TimeoutError
 from herring.lobby.connection import Connection, Generation, Left, Over
@@ -27,7 +28,6 @@ from herring.rendezvous.network import with_port
 from herring.rendezvous.publication import FIRST_REMINDER, Wait
 from herring.rendezvous.settings import value_of
 from herring.rendezvous.variables import integer
-from herring.units import counted
 
 __all__ = [
     "GenerationEnds",

@@ -16,7 +16,7 @@ Each process has one device. See docs/jax.md.
 try:
     import jax as _jax
 except ImportError as error:
-    from herring.parts import install_command
+    from herring.base.parts import install_command
 
     raise ImportError(f"herring.jax needs JAX: {install_command('jax')}") from error
 

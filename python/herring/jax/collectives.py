@@ -19,11 +19,11 @@ import numpy as np
 
 from herring.arrays.arguments import Operator, Timeout, seconds_of
 from herring.arrays.groups import Group, scope_of
+from herring.base.split import even_parts
 from herring.errors import HerringError, InvalidArgumentError
 from herring.jax.calls import Call, described, execute
 from herring.jax.keys import key_of, outside_programs
 from herring.jax.order import TOKEN, last_token, note_token
-from herring.split import even_parts
 
 __all__ = ["allgather", "allreduce", "broadcast", "reduce_leaves", "reduce_scatter"]
 

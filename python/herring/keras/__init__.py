@@ -12,7 +12,7 @@ See docs/tensorflow.md.
 try:
     import keras as _keras
 except ImportError as _error:
-    from herring.parts import install_command
+    from herring.base.parts import install_command
 
     raise ImportError(
         f"herring.keras needs Keras 3 and one of its backends: {install_command('keras')} and "

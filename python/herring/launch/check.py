@@ -18,17 +18,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from herring import cgroup
+from herring.base import cgroup
+from herring.base.parts import install_command
+from herring.base.provenance import provenance
+from herring.base.units import counted, show_size
+from herring.base.version import version
 from herring.errors import ConfigurationError, HerringError
 from herring.launch.commands import module_command
 from herring.launch.findings import Finding, last_lines, run_job
 from herring.launch.tune import tune
-from herring.parts import install_command
-from herring.provenance import provenance
 from herring.rendezvous.network import interfaces, own_address
 from herring.rendezvous.settings import value_of
-from herring.units import counted, show_size
-from herring.version import version
 
 __all__ = ["Finding", "add_options", "findings", "handle", "trials"]
 

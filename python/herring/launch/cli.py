@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from herring.command_line import EXIT_USAGE, Parser, guarded
+from herring.base.parts import missing_part
+from herring.base.version import description, version
 from herring.errors import ConfigurationError, HerringError
-from herring.parts import missing_part
-from herring.version import description, version
+from herring.terminal.command_line import EXIT_USAGE, Parser, guarded
 
 __all__ = ["main", "make_parser", "version"]
 

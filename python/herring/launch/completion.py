@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from herring.command_line import Parser
+from herring.base.parts import import_optional, missing_part
 from herring.errors import ConfigurationError
 from herring.launch.cli import make_parser
-from herring.parts import import_optional, missing_part
+from herring.terminal.command_line import Parser
 
 __all__ = ["HELP", "add_options", "handle"]
 

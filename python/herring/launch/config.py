@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from herring.command_line import suggestion
 from herring.errors import ConfigurationError
+from herring.terminal.command_line import suggestion
 
 __all__ = ["add_options", "handle", "settings_rows"]
 

@@ -8,12 +8,12 @@ import os
 import sys
 from collections.abc import Iterable
 
+from herring.base.provenance import provenance
+from herring.base.units import argument, parse_seconds, parse_size
 from herring.errors import ConfigurationError
 from herring.launch import hosts
 from herring.launch.cli import main
 from herring.launch.commands import module_command
-from herring.provenance import provenance
-from herring.units import argument, parse_seconds, parse_size
 
 __all__ = ["HELP", "add_options", "handle"]
 

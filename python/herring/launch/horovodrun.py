@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from herring.command_line import integer
+from herring.base.units import argument, parse_seconds
 from herring.errors import ConfigurationError
 from herring.launch.horovod_settings import TIMELINE, WITHOUT, setting_of
 from herring.launch.options import add_settings
-from herring.units import argument, parse_seconds
+from herring.terminal.command_line import integer
 
 __all__ = ["add_options", "assignments"]
 

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from herring.command_line import integer
+from herring.base.units import counted
 from herring.errors import ConfigurationError
 from herring.launch.options import add_settings
 from herring.rendezvous.network import is_local_address
 from herring.rendezvous.settings import named
-from herring.units import counted
+from herring.terminal.command_line import integer
 
 __all__ = [
     "THIS_MACHINE",

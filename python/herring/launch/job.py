@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from herring.base.split import even_parts
 from herring.errors import ConfigurationError
 from herring.launch.commands import module_command
 from herring.launch.horovod_settings import TRAVELLING
@@ -20,7 +21,6 @@ from herring.launch.hosts import THIS_MACHINE, Host, Layout, require_range
 from herring.rendezvous.joined import JOB_PREFIX
 from herring.rendezvous.meet import SECRET_BYTES, read_secret_file
 from herring.rendezvous.settings import setting, value_of, variables_of
-from herring.split import even_parts
 
 __all__ = [
     "EXIT_NOT_EXECUTABLE",

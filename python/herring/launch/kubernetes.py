@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from herring.command_line import integer
+from herring.base.parts import import_optional
+from herring.base.units import counted
 from herring.errors import ConfigurationError
 from herring.launch.hosts import require_range
 from herring.launch.options import add_settings
-from herring.parts import import_optional
 from herring.rendezvous.settings import given, named, port_range
-from herring.units import counted
+from herring.terminal.command_line import integer
 
 __all__ = ["HELP", "JobOptions", "add_options", "handle", "manifests", "to_yaml"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import functools
 
+from herring.base.units import argument
 from herring.rendezvous.settings import named
-from herring.units import argument
 
 __all__ = ["add_settings"]
 

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from herring.command_line import log_line
 from herring.errors import ConfigurationError
 from herring.launch.tracebacks import Tracebacks
+from herring.terminal.command_line import log_line
 
 __all__ = ["TIME_COLUMNS", "Sink", "Source", "open_copies", "open_standard_descriptors", "prefix"]
 

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-from herring.command_line import integer, log_line
+from herring.base.units import argument, parse_seconds
 from herring.elastic.running import secret_of
 from herring.errors import ConfigurationError
 from herring.launch.job import Elastic
@@ -18,7 +18,7 @@ from herring.lobby.service import Lobby
 from herring.rendezvous.detect import parse_address
 from herring.rendezvous.endpoint import listen, resolve, within_reach
 from herring.rendezvous.publication import Wait
-from herring.units import argument, parse_seconds
+from herring.terminal.command_line import integer, log_line
 
 __all__ = ["HELP", "add_options", "handle"]
 

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 
-from herring import proc
+from herring.base import proc
 from herring.launch.children import Child, Children
 from herring.launch.ending import Ending
 from herring.launch.job import RunOptions, Task

@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 
-from herring.command_line import integer
+from herring.base.units import argument, parse_seconds
 from herring.errors import ConfigurationError
 from herring.launch import horovodrun, hosts
 from herring.launch.job import Elastic, RunOptions, SshOptions
@@ -16,7 +16,7 @@ from herring.launch.options import add_settings
 from herring.launch.output import open_standard_descriptors
 from herring.lobby.notice import Notice
 from herring.rendezvous.settings import value_of
-from herring.units import argument, parse_seconds
+from herring.terminal.command_line import integer
 
 __all__ = ["add_options", "handle"]
 

@@ -91,7 +91,8 @@ def run_server(
         HerringError: The core failed, for example because the rendezvous cannot be reached.
         SystemExit: The server has left an elastic job, as it was told to (75).
     """
-    from herring import _core, logs
+    from herring import _core
+    from herring.process import logs
 
     elastic = bool(os.environ.get("HERRING_ELASTIC", "").strip())
     server = None if elastic else detect_server(os.environ, rendezvous)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from herring import cgroup
-from herring.units import show_size
+from herring.base import cgroup
+from herring.base.units import show_size
 
 __all__ = ["Shortage"]
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from herring.base.units import argument, parse_seconds
 from herring.errors import ConfigurationError
 from herring.observe import client, metrics, words
 from herring.observe.client import Endpoint
 from herring.observe.schema import StatusError, parse
-from herring.units import argument, parse_seconds
 
 __all__ = ["HELP", "add_options", "handle"]
 

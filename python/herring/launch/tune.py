@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from herring.base.parts import install_command
+from herring.base.units import counted
 from herring.errors import ConfigurationError
 from herring.launch.commands import module_command
 from herring.launch.findings import Finding, last_lines, run_job
-from herring.parts import install_command
 from herring.rendezvous.settings import value_of
-from herring.units import counted
 
 __all__ = ["Round", "judge", "tune"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from herring.units import counted
+from herring.base.units import counted
 
 __all__ = ["Formed", "Generations", "Member", "Rules", "TooFew"]
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from herring.base.units import parse_seconds
 from herring.errors import ConfigurationError
-from herring.units import parse_seconds
 
 __all__ = ["EXIT_LEFT", "Notice", "Watch"]
 

@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from herring.base.units import counted
 from herring.lobby import versions
 from herring.lobby.generations import Formed, Generations, Member, Rules, TooFew
 from herring.rendezvous.channel import LOBBY, Channel, Listener
 from herring.rendezvous.network import with_port
 from herring.rendezvous.publication import FIRST_REMINDER, LONG_START, in_seconds
-from herring.units import counted
 
 __all__ = ["Lobby", "keep_alive"]
 

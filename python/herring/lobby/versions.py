@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from herring.version import version
+from herring.base.version import version
 
 __all__ = ["PROTOCOL", "difference", "own"]
 

@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 import herring
 from herring.arrays import runtime
+from herring.base.parts import import_optional
+from herring.base.version import version
 from herring.errors import HerringError
 from herring.observe import client
 from herring.observe.metrics import METRICS, SCOPES, Metric, samples
 from herring.observe.schema import StatusError, parse
-from herring.parts import import_optional
 from herring.rendezvous.settings import value_of
-from herring.version import version
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation

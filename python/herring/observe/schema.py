@@ -6,8 +6,8 @@ import json
 import re
 from typing import Any
 
+from herring.base.version import version
 from herring.errors import HerringError
-from herring.version import version
 
 __all__ = ["SCHEMA", "StatusError", "clean", "parse"]
 

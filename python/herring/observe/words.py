@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from herring.progress import show_time
+from herring.terminal.progress import show_time
 
 __all__ = [
     "Line",

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from herring.base.units import counted
 from herring.errors import ConfigurationError, TimeoutError
 from herring.rendezvous import munge, publication, slurm
 from herring.rendezvous.detect import (
@@ -39,7 +40,6 @@ from herring.rendezvous.network import (
     with_port,
 )
 from herring.rendezvous.settings import setting, value_of
-from herring.units import counted
 
 __all__ = ["Meeting", "meet", "meet_as_server", "meet_nobody", "read_secret_file"]
 

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from herring import proc
+from herring.base import proc
 from herring.errors import ConfigurationError, TimeoutError
 
 __all__ = ["Publication", "Wait", "directory", "in_seconds", "launcher_key", "wait_for"]

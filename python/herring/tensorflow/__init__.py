@@ -15,7 +15,7 @@ from typing import Any
 try:
     import tensorflow as _tensorflow  # noqa: F401
 except ImportError as _error:
-    from herring.parts import install_command
+    from herring.base.parts import install_command
 
     raise ImportError(
         f"herring.tensorflow needs TensorFlow 2.16 or newer: {install_command('tensorflow')}"

@@ -15,12 +15,12 @@ from herring.arrays.arguments import Operator
 from herring.arrays.gradients import Averager, GradientRounds, Source
 from herring.arrays.grouped import grouped_allgather
 from herring.arrays.groups import Group
+from herring.base.units import counted
 from herring.errors import InvalidArgumentError
 from herring.tensorflow.copies import say_copies
 from herring.tensorflow.graphs import has_no_order, name_of_use
 from herring.tensorflow.ops import owned, read, update
 from herring.tensorflow.xla import refuse_xla
-from herring.units import counted
 
 __all__ = ["TensorAverager"]
 

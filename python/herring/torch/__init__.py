@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 try:
     import torch as _torch  # noqa: F401
 except ImportError as _error:
-    from herring.parts import install_command
+    from herring.base.parts import install_command
 
     raise ImportError(
         f"herring.torch needs PyTorch 2.1 or newer: {install_command('torch')}"
@@ -86,6 +86,6 @@ if not TYPE_CHECKING:  # otherwise type checkers would accept every name
 
     def __getattr__(name: str) -> Any:
         from herring import __all__ as of_herring
-        from herring.habits import missing
+        from herring.base.habits import missing
 
         raise missing("herring.torch", name, __all__, of_herring)

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from herring import pickling
 from herring.arrays.agreement import require_agreement
 from herring.arrays.arguments import name_given, shown
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.objects import broadcast_plain, may_pickle
 from herring.arrays.operations import Handle, submit
+from herring.base import pickling
 from herring.errors import InvalidArgumentError
 from herring.torch.tensors import FlatBytes, describe, dtype_name, require_writable
 

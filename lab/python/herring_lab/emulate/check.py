@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from herring.units import show_rate
+from herring.base.units import show_rate
 from herring_lab.emulate.cluster import Cluster, ClusterError
 
 __all__ = ["Links", "check_links"]

@@ -7,10 +7,10 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 
-from herring.command_line import integer
+from herring.base.units import argument, counted, parse_seconds, show_rate
 from herring.errors import ConfigurationError
 from herring.launch.job import resolve_command
-from herring.units import argument, counted, parse_seconds, show_rate
+from herring.terminal.command_line import integer
 from herring_lab.emulate import folders
 from herring_lab.emulate.check import check_links
 from herring_lab.emulate.cluster import (

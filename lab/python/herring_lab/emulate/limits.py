@@ -7,8 +7,8 @@ import numbers
 from collections.abc import Sequence
 from typing import Any
 
+from herring.base.units import parse_seconds, parse_share
 from herring.errors import ConfigurationError
-from herring.units import parse_seconds, parse_share
 from herring_lab.emulate.strict import Path
 
 __all__ = [

@@ -21,8 +21,8 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
+from herring.base.parts import install_command
 from herring.errors import ConfigurationError
-from herring.parts import install_command
 from herring_lab.emulate import folders
 from herring_lab.emulate.cluster import Cluster
 

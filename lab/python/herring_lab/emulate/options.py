@@ -7,9 +7,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from herring.command_line import integer
+from herring.base.units import parse_option, parse_rate, parse_seconds, parse_size
 from herring.errors import ConfigurationError
-from herring.units import parse_option, parse_rate, parse_seconds, parse_size
+from herring.terminal.command_line import integer
 from herring_lab.emulate.cluster import MTU
 from herring_lab.emulate.limits import MAXIMUM_SPINES, loss_of, seconds_of
 from herring_lab.emulate.paths import Where

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from herring.launch.output import Sink, Source, prefix
-from herring.progress import StatusLine, show_time
+from herring.terminal.progress import StatusLine, show_time
 from herring_lab.emulate import folders
 from herring_lab.emulate.cluster import Cluster, Job
 from herring_lab.emulate.environment import (

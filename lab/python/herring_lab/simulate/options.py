@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from herring.command_line import integer
+from herring.terminal.command_line import integer
 from herring_lab.simulate.catalogue import MODELS
 
 __all__ = ["DTYPES", "HELP", "SWEEPS", "add_options"]

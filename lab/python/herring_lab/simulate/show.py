@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from herring.units import show_rate
+from herring.base.units import show_rate
 from herring_lab.report import Chart, Table
 from herring_lab.simulate.answer import Answer, Best, Prices
 from herring_lab.simulate.network import PEERS, Network

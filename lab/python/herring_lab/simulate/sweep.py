@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from herring.base.units import counted, parse_rate, parse_seconds, parse_share
 from herring.errors import ConfigurationError
-from herring.units import counted, parse_rate, parse_seconds, parse_share
 from herring_lab.report import Chart, Table
 from herring_lab.simulate.answer import Answer, Job, Prices, answer, peer_steps
 from herring_lab.simulate.network import PEERS, Network

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from herring.units import counted
+from herring.base.units import counted
 from herring_lab.emulate import folders
 from herring_lab.emulate.cluster import BURST_BYTES, Cluster, ClusterError
 from herring_lab.emulate.mpi import MPIS

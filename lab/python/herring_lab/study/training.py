@@ -13,9 +13,9 @@ import sys
 from typing import Any
 
 from herring import models
+from herring.base.parts import install_command
+from herring.base.units import counted
 from herring.errors import ConfigurationError
-from herring.parts import install_command
-from herring.units import counted
 from herring_lab.competitors import MissingLibraryError
 from herring_lab.emulate import folders
 from herring_lab.emulate.cluster import ClusterError

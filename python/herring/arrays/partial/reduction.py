@@ -29,8 +29,8 @@ from herring.arrays.partial.quorum import Quorum, is_partial, quorum_of
 from herring.arrays.partial.replay import Recorded, Replay
 from herring.arrays.partial.statistics import RoundInfo, RoundStatistics
 from herring.arrays.runtime import forget_job, job
+from herring.base.units import counted
 from herring.errors import InvalidArgumentError
-from herring.units import counted
 
 __all__ = ["PartialReduction", "allreduce_in_rounds", "flush", "partial_statistics"]
 

@@ -19,8 +19,8 @@ from herring.arrays.arguments import shown
 from herring.arrays.names import next_name
 from herring.arrays.objects import allgather_plain, broadcast_plain
 from herring.arrays.runtime import job
+from herring.base.units import counted
 from herring.errors import InvalidArgumentError, MismatchError
-from herring.units import counted
 
 __all__ = ["Recorded", "Recorder", "Replay", "save"]
 

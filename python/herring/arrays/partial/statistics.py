@@ -12,8 +12,8 @@ import numpy as np
 from herring import _core
 from herring.arrays.partial.replay import Recorder
 from herring.arrays.partial.replay import save as save_recording
+from herring.base.units import counted
 from herring.errors import ConfigurationError, InvalidArgumentError
-from herring.units import counted
 
 __all__ = ["RoundInfo", "RoundStatistics"]
 

@@ -15,6 +15,7 @@ import numpy as np
 from herring import _core
 from herring.arrays.collectives import checked_splits
 from herring.arrays.grouped import results_of
+from herring.base.split import even_parts
 from herring.errors import InvalidArgumentError
 from herring.horovod.common.adasum import adasum, require_power_of_two
 from herring.horovod.common.handles import Call
@@ -27,7 +28,6 @@ from herring.horovod.common.operators import (
 from herring.horovod.common.process_sets import ProcessSet, global_process_set, root_in
 from herring.horovod.common.rounds import joined_as_zeros
 from herring.horovod.common.tensors import Tensors
-from herring.split import even_parts
 
 __all__ = ["Reduction", "Starter"]
 

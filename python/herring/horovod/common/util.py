@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from herring.base.split import even_parts
 from herring.errors import InvalidArgumentError
-from herring.split import even_parts
 
 __all__ = [
     "check_extension",

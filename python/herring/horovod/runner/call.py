@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from herring import pickling
+from herring.base import pickling
 from herring.horovod.runner.common.util.env import get_env_rank_and_size
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from herring import pickling
+from herring.base import pickling
 from herring.errors import HerringError, InvalidArgumentError
 from herring.horovod.common.exceptions import NotSupportedError
 

@@ -13,13 +13,13 @@ import numpy as np
 import tensorflow as tf
 
 import herring
+from herring.base.split import even_parts
 from herring.horovod.common.handles import Call
 from herring.horovod.common.host import Starter
 from herring.horovod.common.operators import Average, Sum, require_linear
 from herring.horovod.common.process_sets import ProcessSet
 from herring.horovod.common.starter import Reduction
 from herring.horovod.tensorflow.graph import dense, lasts, now, run
-from herring.split import even_parts
 
 _ADVICE = "tf.stop_gradient()"
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from herring.command_line import integer
+from herring.base.provenance import provenance
+from herring.base.units import argument, parse_seconds, parse_size
 from herring.errors import ConfigurationError
-from herring.provenance import provenance
-from herring.units import argument, parse_seconds, parse_size
+from herring.terminal.command_line import integer
 
 if TYPE_CHECKING:
     from herring.launch.soak.faults import Faults

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from herring.progress import StatusLine, show_time
+from herring.terminal.progress import StatusLine, show_time
 
 __all__ = ["Advance"]
 

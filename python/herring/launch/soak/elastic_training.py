@@ -16,7 +16,7 @@ import numpy as np
 
 import herring
 import herring.elastic
-from herring import proc
+from herring.base import proc
 from herring.launch.soak.records import DONE, STOP, worker_file
 
 __all__ = ["main", "total_of"]

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from herring import proc
+from herring.base import proc
+from herring.base.units import counted
 from herring.errors import HerringError
 from herring.launch.commands import module_command
 from herring.launch.findings import last_lines
@@ -22,7 +23,6 @@ from herring.launch.soak.faults import Faults
 from herring.launch.soak.records import STOP, Steps, last_words, read, steps_file
 from herring.observe.client import Endpoint, ask
 from herring.observe.schema import StatusError
-from herring.units import counted
 
 __all__ = ["Job", "Layout", "Sample", "SoakError"]
 

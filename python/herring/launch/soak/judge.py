@@ -8,10 +8,10 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from herring.base.units import counted
 from herring.launch.soak.faults import Fault
 from herring.launch.soak.job import Sample
 from herring.launch.soak.records import Steps, difference
-from herring.units import counted
 
 __all__ = ["Growth", "Outcome", "growth", "percentile"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+from herring.base.units import counted
 from herring.errors import ConfigurationError
 from herring.launch.soak.judge import Outcome, growth
-from herring.units import counted
 
 __all__ = ["draw", "lines"]
 

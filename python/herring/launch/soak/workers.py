@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from herring import proc
+from herring.base import proc
+from herring.base.units import counted
 from herring.launch.commands import module_command
 from herring.launch.soak.elastic_training import total_of
 from herring.launch.soak.faults import Fault, Faults
 from herring.launch.soak.job import Job, Layout, Sample
 from herring.launch.soak.judge import Growth, growth, percentile
 from herring.launch.soak.records import DONE, last_words
-from herring.units import counted
 
 __all__ = ["ElasticJob", "Step", "WorkersOutcome", "read_workers"]
 

@@ -20,6 +20,7 @@ from herring.arrays import runtime
 from herring.arrays.calls import called
 from herring.arrays.names import next_name
 from herring.arrays.operations import submit
+from herring.base.units import counted
 from herring.errors import (
     ConfigurationError,
     HerringError,
@@ -36,7 +37,6 @@ from herring.torch.backend.tensors import Blocks, first_tensor, limit_of, option
 from herring.torch.backend.works import JoinedWork, Operations, OperationWork, Owner
 from herring.torch.hook_calls import current_hook_call
 from herring.torch.ranges import profiling, work_range
-from herring.units import counted
 
 __all__ = ["BaseProcessGroup", "routed"]
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from herring.arrays.operations import submit
+from herring.base.units import counted
 from herring.errors import InvalidArgumentError, MismatchError, TimeoutError
 from herring.torch import devices
 from herring.torch.backend.base import routed
@@ -27,7 +28,6 @@ from herring.torch.backend.tensors import (
     option,
 )
 from herring.torch.backend.works import JoinedWork, Operations, back_to
-from herring.units import counted
 
 __all__ = ["HerringProcessGroup"]
 

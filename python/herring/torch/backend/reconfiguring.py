@@ -22,6 +22,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from herring.arrays import runtime
+from herring.base.units import counted
 from herring.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -37,7 +38,6 @@ from herring.rendezvous.network import loopback_address, own_address, with_port
 from herring.torch.backend.group import HerringProcessGroup
 from herring.torch.backend.joining import base_of, secret_of, worker_again
 from herring.torch.backend.works import LocalWork
-from herring.units import counted
 
 __all__ = ["ReconfigurableProcessGroup"]
 

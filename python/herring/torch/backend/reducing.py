@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from herring.base.split import even_parts
 from herring.errors import InvalidArgumentError
-from herring.split import even_parts
 from herring.torch import devices
 from herring.torch.backend.base import BaseProcessGroup, routed
 from herring.torch.backend.listed import result_of

@@ -15,8 +15,8 @@ from types import BuiltinFunctionType, CodeType, FrameType, ModuleType
 from typing import Any
 
 from herring import _core
-from herring.answering import Answering
-from herring.program import Activity, Place, cause_of_call, describe
+from herring.process.answering import Answering
+from herring.process.program import Activity, Place, cause_of_call, describe
 
 __all__ = ["activity", "places_of", "start"]
 

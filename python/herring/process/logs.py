@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from herring import _core
-from herring.answering import Answering
+from herring.process.answering import Answering
 
 __all__ = ["settle", "start"]
 

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from herring.base.version import commit, version
 from herring.errors import ConfigurationError
-from herring.version import commit, version
 
 __all__ = ["provenance", "require_writable", "write_results", "writing"]
 

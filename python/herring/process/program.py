@@ -1,6 +1,6 @@
 """What a program does, told from the places in its call stack: a short text, and a cause.
 
-Everything here is pure. `herring.stacks` takes the stack of a running thread.
+Everything here is pure. `herring.process.stacks` takes the stack of a running thread.
 
 The text names the innermost place in the user's own files and, if the program is inside a library
 there, a function of the library: ``train.py:40 in main, inside
@@ -218,7 +218,7 @@ KNOWN_MODULES = frozenset({*_ROWS, *_WEAK_ROWS, *_EVALUATION_ROWS})
 _PATHS = sysconfig.get_paths()
 _STANDARD = tuple({os.path.join(_PATHS[key], "") for key in ("stdlib", "platstdlib")})
 _PACKAGES = tuple({os.path.join(_PATHS[key], "") for key in ("purelib", "platlib")})
-_HERRING = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+_HERRING = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _SITES = ("/site-packages/", "/dist-packages/")
 
 

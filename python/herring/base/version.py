@@ -31,7 +31,7 @@ def commit(root: Path | None = None) -> tuple[str | None, bool | None]:
         40 hexadecimal digits from a checkout, fewer from an installed package, None where no
         repository is known; and whether files differ from that commit, None where it is not known.
     """
-    root = root or Path(__file__).resolve().parents[2]
+    root = root or Path(__file__).resolve().parents[3]
     if (root / ".git").exists():
         try:
             head = _git(root, "rev-parse", "HEAD")

@@ -1,0 +1,1 @@
+"""What the core asks of the interpreter around it: its log, and where the program is."""
