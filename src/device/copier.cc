@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "device/kept.h"
+#include "device/pin.h"
 
 namespace herring::device {
 namespace {
@@ -26,7 +27,13 @@ Result<std::shared_ptr<Copier>> Copier::create(Flags& flags, Watcher& watcher) {
   HERRING_RETURN_IF_ERROR(flags.device().prepare_words());
   // The thread is started before anything is queued, because queued work cannot be taken back.
   watcher.start();
-  std::shared_ptr<Copier> copier(new Copier(flags, watcher));
+  // A callback may have the last share. The watcher's thread calls no driver, and would wait for
+  // itself in settle().
+  const auto end = [&watcher](Copier* copier) {
+    if (!watcher.here()) return delete copier;
+    leave_to_unmap([copier](Platform&) { delete copier; });
+  };
+  std::shared_ptr<Copier> copier(new Copier(flags, watcher), end);
   HERRING_RETURN_IF_ERROR(copier->open());
   return copier;
 }

@@ -46,7 +46,8 @@ struct Launch {
 // forever (kPatienceAfterError).
 class Copier {
  public:
-  // `flags` and `watcher` must outlive the copier, and whatever waits for one of the flags.
+  // `flags` and `watcher` must outlive the copier, and whatever waits for one of the flags. If the
+  // last share is dropped on the watcher's thread, the copier ends later; see leave_to_unmap().
   static Result<std::shared_ptr<Copier>> create(Flags& flags, Watcher& watcher);
   // Waits for copies as drain() does, for kPatience. If some are still on their way then, the
   // driver keeps its streams, and its flags are never used again; that is logged.

@@ -43,6 +43,8 @@ class Watcher {
   // Waits until all expected values of a flag have come and their callbacks have returned. Must not
   // run on the watcher's thread.
   void settle(const Flag& flag);
+  // Returns whether the caller runs on this watcher's thread.
+  bool here() const;
 
   uint64_t looks() const { return looks_.load(std::memory_order_relaxed); }
 

@@ -6,9 +6,12 @@
 #include <cmath>
 #include <cstring>
 #include <future>
+#include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "device/pin.h"
 #include "tests/unit/device/standin_driver.h"
 
 namespace herring::device {
@@ -158,6 +161,23 @@ TEST_F(CopierTest, HostMemoryIsKeptUntilTheCopyBackIsDone) {
   std::vector<float> found(1000);
   STANDIN(standin_peek)(found.data(), device, 4000);
   EXPECT_EQ(found, std::vector<float>(1000, 3.0f));
+}
+
+// The thread that calls callbacks would otherwise wait for itself, and then nobody hears of a copy.
+TEST_F(CopierTest, ACallbackMayHaveTheLastShare) {
+  unmap_left();  // what other tests left
+  hold();
+  ASSERT_TRUE(copier->out({user}, {}, [share = copier](const Status&) {}).ok());
+  const std::weak_ptr<Copier> first = std::exchange(copier, nullptr);
+  let_go();
+  while (!any_to_unmap()) std::this_thread::yield();
+  EXPECT_TRUE(first.expired());
+  unmap_left();
+
+  std::promise<Status> heard;
+  SetUp();
+  ASSERT_TRUE(copier->out({}, {}, [&](const Status& status) { heard.set_value(status); }).ok());
+  EXPECT_TRUE(heard.get_future().get().ok());
 }
 
 TEST_F(CopierTest, CallsInOrderAreHeardOfInOrder) {

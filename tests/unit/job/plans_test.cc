@@ -2,45 +2,26 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "device/copiers.h"
-#include "job/job.h"
 #include "tests/unit/device/standin_driver.h"
+#include "tests/unit/job/one_rank.h"
 #include "worker/device_rounds.h"
 
 namespace herring::job {
 namespace {
 
-class PlansTest : public testing::Test {
+class PlansTest : public OneRankTest {
  protected:
-  void SetUp() override {
-    auto settings = Settings::load({}, [](const char*) -> const char* { return nullptr; });
-    ASSERT_TRUE(settings.ok());
-    auto listener = transport::tcp::listen_on({"127.0.0.1", 0}, 4);
-    ASSERT_TRUE(listener.ok());
-    JobOptions options;
-    options.rendezvous = transport::tcp::local_address(listener->get())->to_string();
-    options.rendezvous_fd = listener->release().release();
-    options.host_id = "host";
-    options.secret = "secret";
-    options.settings = *settings;
-    auto started = Job::start(std::move(options));
-    ASSERT_TRUE(started.ok()) << started.status().message();
-    job = std::move(*started);
-  }
-  void TearDown() override { job->shutdown(); }
-
   static worker::PlannedOptions named(std::string name) {
     worker::PlannedOptions options;
     options.name = std::move(name);
     return options;
   }
-
-  std::unique_ptr<Job> job;
 };
 
 // What a device reports of a round may come when the program begins the next one. Rounds without
