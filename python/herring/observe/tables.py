@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rich.cells import cell_len
-from rich.table import Table
 from rich.text import Text
 
 from herring.observe import words
@@ -60,28 +59,29 @@ class Sheet:
     priority: Sequence[str]
     rows: list[tuple[str, list[str]]] = field(default_factory=list)
 
-    def fitted(self, width: int, ascii_only: bool = False) -> Table:
-        """Returns the table with the columns that fit.
+    def fitted(self, width: int, ascii_only: bool = False) -> Text:
+        """Returns the table with the columns that fit, as lines.
+
+        The lines are not made by rich's `Table`: before version 14.3 it counts the space between
+        columns behind the last one too, and cuts others for it.
 
         Args:
             width: Characters of a line.
             ascii_only: Whether texts are cut without an ellipsis, which ASCII lacks.
         """
         widths = self._widths(width)
-        table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-        for column in self.columns:
-            if column.head in widths:
-                table.add_column(
-                    column.head,
-                    justify="left" if column.left else "right",
-                    no_wrap=True,
-                    overflow="crop" if ascii_only else "ellipsis",
-                    width=widths[column.head],
-                )
-        for style, cells in self.rows:
-            named = zip(self.columns, cells, strict=True)
-            table.add_row(*(Text(text) for one, text in named if one.head in widths), style=style)
-        return table
+        shown = [(at, each) for at, each in enumerate(self.columns) if each.head in widths]
+        lines = []
+        for style, cells in [("bold", [each.head for each in self.columns]), *self.rows]:
+            line = Text(style=style)
+            for at, column in shown:
+                cell = Text(cells[at])
+                cell.truncate(widths[column.head], overflow="crop" if ascii_only else "ellipsis")
+                cell.align("left" if column.left else "right", widths[column.head])
+                line.append_text(cell).append(" " * _GAP)
+            line.rstrip()
+            lines.append(line)
+        return Text("\n", no_wrap=True).join(lines)
 
     def left_out(self, width: int) -> list[str]:
         """Returns the heads of the columns that do not fit."""
