@@ -112,7 +112,12 @@ def collect(
 def shape_of(array: Any) -> tuple[int, ...]:
     """Returns the shape of an array, or of the array that NumPy would make of a value."""
     try:
-        return tuple(array.shape if hasattr(array, "shape") else np.shape(array))
+        if hasattr(array, "shape"):
+            return tuple(array.shape)
+        made = np.asarray(array)
+        if made.dtype.hasobject:  # before NumPy 1.24, rows of different lengths too
+            raise TypeError("NumPy makes an array of Python objects of it")
+        return made.shape
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(
             f"expected an array, got {type(array).__name__} ({error})"
