@@ -81,6 +81,12 @@ def sub_groups() -> None:
     if rank < 2:  # only members create this group
         pair = dist.new_group([0, 1], use_local_synchronization=True)
         same(_ones(pair, 3), torch.full((3,), 2.0))
+    every = dist.new_group()
+    same(_ones(every, 3), torch.full((3,), float(size)))
+    # PyTorch 2.15 names a group by the number of groups that this rank has made. Ranks would look
+    # for each other under different names in each group of Gloo that is made after this case.
+    if rank >= 2:
+        dist.new_group([2, 3], use_local_synchronization=True)
 
 
 @case
