@@ -123,6 +123,46 @@ np.testing.assert_array_equal(gradient, 2 * 3 * (2 * np.arange(3) + 1))
     run(TWO, script, HERRING_JAX_IMPL=implementation)
 
 
+@pytest.mark.parametrize("implementation", ["ffi", "callback"])
+def test_checkpoints_keep_the_results_of_collectives(implementation: str) -> None:
+    script = """
+herring.init()
+r = rank()
+
+def layer(w, x):
+    best = hj.allreduce(jax.lax.stop_gradient(x), "max")
+    return jnp.sin(hj.allreduce(jnp.tanh(x @ w), "sum")) * best
+
+def inner(w, x):
+    return jax.jit(layer)(w, x) + jax.lax.cond(w.size > 4, layer, lambda w, x: x, w, x)
+
+def layers(function):
+    return lambda w, x: jnp.sum(function(w, function(w, x)) ** 2)
+
+def scanned(function):
+    return lambda w, x: jnp.sum(jax.lax.scan(lambda x, _: (function(w, x), 0), x, length=3)[0])
+
+w = jnp.ones((3, 3)) * 0.1 * (r + 1)
+x = jnp.arange(6.0).reshape(2, 3) / 6 + r
+jit, checkpoint = (lambda loss: jax.jit(jax.grad(loss))), jax.checkpoint
+dots = jax.checkpoint_policies.dots_saveable
+for plain, changed in (
+    (layers(layer), layers(checkpoint(layer))),
+    (layers(layer), layers(checkpoint(layer, policy=dots))),
+    (layers(inner), layers(checkpoint(inner))),
+    (layers(layer), checkpoint(layers(checkpoint(layer)))),
+    (scanned(layer), scanned(checkpoint(layer, prevent_cse=False))),
+    (scanned(layer), checkpoint(scanned(layer))),
+):
+    np.testing.assert_allclose(jit(changed)(w, x), jit(plain)(w, x), rtol=1e-5)
+    starts = [jit(loss).lower(w, x).as_text().count("herring_start") for loss in (plain, changed)]
+    assert starts[0] == starts[1], starts
+np.testing.assert_allclose(  # outside of programs
+    jax.grad(layers(checkpoint(layer)))(w, x), jit(layers(layer))(w, x), rtol=1e-5)
+"""
+    run(TWO, script, HERRING_JAX_IMPL=implementation)
+
+
 def test_dtypes_of_few_bits_are_moved() -> None:
     script = """
 os.environ["HERRING_JAX_IMPL"] = "callback" if rank_of_job else "ffi"

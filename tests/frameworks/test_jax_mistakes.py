@@ -153,6 +153,23 @@ assert hj.allreduce(jnp.ones(3)).tolist() == [1.0] * 3  # nothing of that ends t
     run(TWO, script)
 
 
+# An effect that JAX cannot see is what JAX before 0.8 makes of every collective.
+def test_a_version_of_jax_that_would_repeat_collectives_is_refused() -> None:
+    script = """
+import types
+from herring.jax import checkpoints
+herring.init()
+unseen = types.SimpleNamespace(effects=frozenset())
+checkpoints.jax = types.SimpleNamespace(**{**vars(jax), "make_jaxpr": lambda _: lambda _: unseen})
+x = jnp.ones(3)
+loss = lambda x: hj.allreduce(x * x, "sum").sum()
+raises(herring.InvalidArgumentError, "jax.checkpoint", jax.grad(jax.checkpoint(loss)), x)
+raises(herring.InvalidArgumentError, "0.8 or newer", jax.jit(jax.checkpoint(hj.broadcast)), x)
+assert jax.jit(jax.grad(loss))(x).tolist() == [4.0] * 3
+"""
+    run(TWO, script)
+
+
 def test_several_devices_in_a_process() -> None:
     script = """
 herring.init()

@@ -23,6 +23,7 @@ from herring.arrays import runtime
 from herring.arrays.gradients import fresh
 from herring.arrays.groups import Group
 from herring.errors import HerringError, InvalidArgumentError
+from herring.jax.checkpoints import keep_results
 from herring.jax.keys import is_traced, outside_programs
 from herring.jax.order import TOKEN
 from herring.jax.platforms import FINISH, START, implementation
@@ -91,7 +92,8 @@ def execute(
       A token, and an array for each of `results`.
 
     Raises:
-      InvalidArgumentError: this process has several devices.
+      InvalidArgumentError: this process has several devices, or the call is inside of
+        `jax.checkpoint` with a version of JAX that would repeat it.
       HerringError: the operation failed. Inside a program, the program raises later.
     """
     devices = jax.local_device_count()
@@ -109,6 +111,7 @@ def execute(
         # XLA would compile a program for each name, and keep it for ever.
         made = map(jnp.asarray, _Callback(attributes, results)(*leaves))
         return (token, *map(_carried, made, dtypes))
+    keep_results(call.kind)
     collective = _traced(native, call.in_place, tuple(attributes.items()), tuple(results))
     try:
         found = collective(token, *leaves)
