@@ -146,6 +146,22 @@ def test_fewer_workers_than_must_take_part_end_the_job(tmp_path: Path) -> None:
     assert job.stdout.count("is not started again") == 2, job.stdout
 
 
+def test_a_job_begins_anew_only_so_often(tmp_path: Path) -> None:
+    script = program("elastic_steps", str(tmp_path), "20", "1", "1 5 before")
+    job = run_job(["--elastic", "-n", "2", "--reset-limit", "0"], script)
+    assert job.returncode == 1, job.stdout
+    text = "it has begun anew 0 times for other workers, and may not again (--reset-limit)"
+    assert f"the elastic job ends: {text}" in job.stdout
+
+
+def test_as_many_workers_are_started_as_there_are_slots_for(tmp_path: Path) -> None:
+    script = program("elastic_steps", str(tmp_path), "3", "2")
+    for most in "29":
+        layout = ["-H", "localhost:2", "-np", "1", "--max-np", most]
+        output = expect_success(run_job(["--elastic", *layout], script))
+        assert output.count("2 workers, sizes [2]") == 2, output
+
+
 def test_one_that_always_dies_is_given_up_and_the_others_end(tmp_path: Path) -> None:
     script = f"""
     import herring.elastic

@@ -46,17 +46,19 @@ def test_options_with_a_counterpart_set_it(capsys: pytest.CaptureFixture[str]) -
 def test_options_of_elastic_training() -> None:
     for least in ("--min-np", "--min-num-proc"):
         options = ["-n", "4", least, "2", "--elastic-timeout", "600", "--reset-limit", "3"]
+        options += [least.replace("min", "max"), "8"]
         found = cli.make_parser().parse_args(["run", *options, "--", "true"])
-        assert _elastic(found) == Elastic(least=2, patience=600)
-    found = cli.make_parser().parse_args(["run", "--elastic-timeout", "600", "--", "true"])
-    with pytest.raises(ConfigurationError, match="give --elastic"):
-        _elastic(found)
+        assert _elastic(found) == Elastic(least=2, patience=600, most=8, resets=3)
+    for option in ("--elastic-timeout", "--max-np", "--reset-limit"):
+        found = cli.make_parser().parse_args(["run", option, "600", "--", "true"])
+        with pytest.raises(ConfigurationError, match="give --elastic"):
+            _elastic(found)
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        *(["--max-np", "9"], ["--reset-limit", "2"], ["--blacklist-cooldown-range", "1", "9"]),
+        *(["--blacklist-cooldown-range", "1", "9"],),
         *(["--cycle-time-ms", "5"], ["--gloo"], ["--autotune"], ["--mpi-args", "x"], ["--jsrun"]),
         *(["--stall-check"], ["--verbose"], ["--no-log-hide-timestamp"]),
     ],

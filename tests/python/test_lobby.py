@@ -163,6 +163,16 @@ def test_all_leave_at_the_same_commit_for_a_newcomer(house: House) -> None:
     assert late.result(600).size == 5
 
 
+def test_the_last_generation_does_not_end_for_a_newcomer(house: House) -> None:
+    house.open(size=2, resets=0)
+    members = [house.come(slot) for slot in range(2)]
+    house.all_wait(*members)
+    house.wait(house.come(9))
+    vain = "worker 9 waits in vain: the job may not begin anew for it (--reset-limit)"
+    until(lambda: house.said == [vain])
+    assert not members[0].committed(1)
+
+
 @pytest.mark.parametrize("leavers", [[1], [0], [0, 2], [0, 1, 2, 3]])
 def test_some_leave_between_two_steps(house: House, leavers: list[int]) -> None:
     """All end the generation at the same commit. No step of the others fails."""

@@ -15,7 +15,7 @@ from herring.lobby.generations import (
     Generations,
     Member,
     Rules,
-    TooFew,
+    Stop,
 )
 
 
@@ -74,8 +74,8 @@ def test_the_first_generation_begins_late_with_enough(least: int, begins: bool) 
     job.workers(2)
     assert job.refuse(59) == 60
     formed, _ = job.generations.next(60)
-    assert isinstance(formed, Formed if begins else TooFew)
-    if isinstance(formed, TooFew):
+    assert isinstance(formed, Formed if begins else Stop)
+    if isinstance(formed, Stop):
         assert "only 2 workers are here, at least 3 (--min-workers)" in formed.why
 
 
@@ -143,7 +143,25 @@ def test_too_few_workers_wait_for_others() -> None:
     last = next(iter(job.generations.present))
     job.wait(last, now=100)
     formed, _ = job.generations.next(160)
-    assert isinstance(formed, TooFew)
+    assert isinstance(formed, Stop)
+
+
+def test_a_job_begins_anew_only_so_often() -> None:
+    job = Job(size=2, resets=1)
+    members = job.workers(2)
+    job.form()
+    job.generations.leave(members[1])
+    job.wait(members[0], now=10)
+    assert job.form(10) == [0]
+    # The generation goes on, although a worker has come that would be taken otherwise.
+    late = job.come(5)
+    job.wait(late, now=20)
+    assert job.generations.last and job.generations.changes(30) == (False, None)
+    assert job.refuse(30) is None
+    # After a loss, none may follow.
+    job.wait(members[0], now=40)
+    formed, _ = job.generations.next(40)
+    assert isinstance(formed, Stop) and "begun anew 1 time " in formed.why, formed
 
 
 def test_newcomers_end_a_generation_when_they_have_settled() -> None:
@@ -283,7 +301,7 @@ def test_whatever_happens_it_forms_or_says_when(seed: int) -> None:
             hosts = [host for host, _ in itertools.groupby(one.host for one in formed.workers)]
             assert len(set(hosts)) == len(hosts)
             assert not set(slots) & {one.number for one in formed.evicted}
-        elif isinstance(formed, TooFew):
+        elif isinstance(formed, Stop):
             return
         elif again is not None:
             assert again > now

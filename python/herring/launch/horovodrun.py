@@ -60,8 +60,6 @@ _IGNORED = {
         "--autotune-steps-per-sample": WITHOUT["HOROVOD_AUTOTUNE"],
         "--autotune-bayes-opt-max-samples": WITHOUT["HOROVOD_AUTOTUNE"],
         "--autotune-gaussian-process-noise": WITHOUT["HOROVOD_AUTOTUNE"],
-        **dict.fromkeys(("--max-np", "--max-num-proc"), "-np says how many workers there are"),
-        "--reset-limit": "--restarts says how often a worker that dies soon is started again",
     },
     2: {"--blacklist-cooldown-range": "workers that die again and again are started after pauses"},
 }
@@ -161,6 +159,12 @@ def add_options(run: argparse.ArgumentParser) -> None:
         type=argument(lambda text: parse_seconds(text, zero=True)),
         metavar="TIME",
         help="--wait TIME",
+    )
+    options.add_argument(
+        "--reset-limit",
+        type=integer,
+        metavar="N",
+        help="with --elastic: how often the job may begin anew because workers have gone or come",
     )
     for count, found in _IGNORED.items():
         for name in found:

@@ -115,11 +115,15 @@ class Elastic:
         least: The fewest workers with which it goes on.
         restarts: How often in a row a worker that dies soon after its start is started again.
         patience: Seconds that the job waits for enough workers.
+        most: The most workers that take part, or None.
+        resets: How often the job may begin anew for other workers, or None.
     """
 
     least: int = 1
     restarts: int = 5
     patience: float = 60.0
+    most: int | None = None
+    resets: int | None = None
 
 
 @dataclass(frozen=True)
@@ -215,6 +219,10 @@ class RunOptions:
             )
         if self.elastic is not None:
             require_range("--restarts", self.elastic.restarts, 0, 1 << 30)
+            if self.elastic.most is not None:
+                require_range("--max-workers", self.elastic.most, self.workers, 1 << 20)
+            if self.elastic.resets is not None:
+                require_range("--reset-limit", self.elastic.resets, 0, 1 << 30)
         for name, value in (("--timeout", self.timeout), ("--grace", self.grace)):
             if value is not None and not 0 <= value < 1e9:
                 raise ConfigurationError(

@@ -203,8 +203,11 @@ class Launcher:
 
     def _open_lobby(self, elastic: Elastic, secret: str, base: dict[str, str]) -> str:
         """Opens the lobby of an elastic job, and returns its address."""
+        options = self._options
+        most = Rules.most if elastic.most is None else elastic.most
         rules = Rules(
-            self._options.workers, self._options.servers, elastic.least, patience=elastic.patience
+            *(options.workers, options.servers),
+            *(elastic.least, most, elastic.patience, elastic.resets),
         )
         listener = bind_any(self._agents.own_address(), base)
         self._lobby = Lobby(listener, bytes.fromhex(secret), rules, self._say_later)

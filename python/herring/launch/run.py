@@ -118,6 +118,13 @@ def add_options(command: argparse.ArgumentParser) -> None:
         help="with --elastic: the fewest workers that go on (default 1)",
     )
     add(
+        *("--max-workers", "--max-np", "--max-num-proc"),
+        type=integer,
+        metavar="M",
+        help="with --elastic: the most workers that take part (default: -n). With -H, as many are "
+        "started as there are slots for",
+    )
+    add(
         "--restarts",
         type=integer,
         metavar="N",
@@ -150,8 +157,10 @@ def _settings(options: argparse.Namespace) -> list[str]:
 def _elastic(options: argparse.Namespace) -> Elastic | None:
     given = {
         "--min-workers": ("least", options.min_workers),
+        "--max-workers": ("most", options.max_workers),
         "--restarts": ("restarts", options.restarts),
         "--wait": ("patience", options.wait),
+        "--reset-limit": ("resets", options.reset_limit),
         "--notice": ("", options.notice),  # for the workers
     }
     chosen = {name: value for name, value in given.values() if name and value is not None}
@@ -165,6 +174,22 @@ def _elastic(options: argparse.Namespace) -> Elastic | None:
         if value is not None:
             raise ConfigurationError(f"{flag} is for elastic jobs: give --elastic, too")
     return None
+
+
+def _workers(options: argparse.Namespace, listed: tuple[hosts.Host, ...]) -> int | None:
+    """Returns how many workers are started; None means as many as there are slots.
+
+    Raises:
+        ConfigurationError: More must begin than may take part.
+    """
+    most = options.max_workers
+    if most is None:
+        return options.size
+    hosts.require_range("--max-workers", most, options.size or 1, 1 << 20)
+    slots = sum(host.slots for host in listed)
+    if not listed or (options.size or 0) > slots:  # the latter is refused
+        return options.size
+    return min(most, slots)
 
 
 def handle(options: argparse.Namespace) -> int:
@@ -182,7 +207,7 @@ def handle(options: argparse.Namespace) -> int:
     return run(
         RunOptions(
             command=command,
-            layout=hosts.lay_out(listed, options.size, options.servers),
+            layout=hosts.lay_out(listed, _workers(options, listed), options.servers),
             nodes=options.nodes,
             timeout=options.timeout,
             grace=options.grace,

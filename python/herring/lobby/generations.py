@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from herring.base.units import counted
 
-__all__ = ["Formed", "Generations", "Member", "Rules", "TooFew"]
+__all__ = ["Formed", "Generations", "Member", "Rules", "Stop"]
 
 # Newcomers wait for so long for others, so that several that start together come together.
 SETTLE_SECONDS = 0.5
@@ -32,6 +32,7 @@ class Rules:
         most: The most workers that it takes.
         patience: Seconds that it waits for enough workers, and for a member of a generation that
             has ended for others.
+        resets: How often it begins anew for other workers; None means that there is no limit.
     """
 
     size: int
@@ -39,6 +40,7 @@ class Rules:
     least: int = 1
     most: int = 1 << 20
     patience: float = 60.0
+    resets: int | None = None
 
 
 @dataclass
@@ -93,8 +95,8 @@ class Formed:
 
 
 @dataclass(frozen=True)
-class TooFew:
-    """There have been too few workers for too long.
+class Stop:
+    """The job ends, because no generation may follow.
 
     Attributes:
         why: The reason, for all that wait.
@@ -166,6 +168,11 @@ class Generations:
         return max(self._size - self._left - len(self.present), 0)
 
     @property
+    def last(self) -> bool:
+        """Whether no generation may follow the present one."""
+        return self.rules.resets is not None and self.number > self.rules.resets
+
+    @property
     def superfluous(self) -> list[Member]:
         """The members that wait in vain, because the training has ended."""
         waiting = [one for one in self._members.values() if one.waits_since is not None]
@@ -188,6 +195,8 @@ class Generations:
         leaving = [one for one in serving if one.leaves and one.generation == self.number]
         if leaving or any(one.leaves for one in present):
             return True, None
+        if self.last:
+            return False, None  # a healthy generation does not end for newcomers
         room = len(present) < self.rules.most
         since = [
             one.waits_since
@@ -199,12 +208,12 @@ class Generations:
         due = min(since) + SETTLE_SECONDS
         return now >= due, None if now >= due else due
 
-    def next(self, now: float) -> tuple[Formed | TooFew | None, float | None]:
+    def next(self, now: float) -> tuple[Formed | Stop | None, float | None]:
         """Forms the next generation if it is time.
 
         Returns:
-            The new generation, or that there are too few workers, or None; and when to ask again
-            although nothing has happened, or None.
+            The new generation, or why the job ends, or None; and when to ask again although nothing
+            has happened, or None.
         """
         rules = self.rules
         present = self.present
@@ -216,6 +225,8 @@ class Generations:
         busy = [one for one in present if one.waits_since is None]
         if present and len(busy) == len(present):
             return None, None  # it goes on
+        if self.last:
+            return Stop(self._too_often()), None
         own = [one for one in present if one.waits_since is not None] or waiting
         since = min(one.waits_since for one in own if one.waits_since is not None)
         give_up = since + rules.patience
@@ -234,7 +245,7 @@ class Generations:
         if len(waiting) < rules.least and not self.finished:
             if now < give_up:
                 return None, give_up
-            return TooFew(self._too_few(len(waiting))), None
+            return Stop(self._too_few(len(waiting))), None
         return self._form(waiting, serving, busy), None
 
     def awaited(self) -> str:
@@ -283,6 +294,12 @@ class Generations:
         return (
             f"only {have} {'left' if self.number else 'here'}, at least {least} (--min-workers) "
             f"must take part, and no other has come within {patience:g} s (--wait)"
+        )
+
+    def _too_often(self) -> str:
+        return (
+            f"it has begun anew {counted(self.rules.resets or 0, 'time')} for other workers, and "
+            "may not again (--reset-limit)"
         )
 
     @property

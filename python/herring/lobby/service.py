@@ -16,7 +16,7 @@ from typing import Any
 
 from herring.base.units import counted
 from herring.lobby import versions
-from herring.lobby.generations import Formed, Generations, Member, Rules, TooFew
+from herring.lobby.generations import Formed, Generations, Member, Rules, Stop
 from herring.rendezvous.channel import LOBBY, Channel, Listener
 from herring.rendezvous.network import with_port
 from herring.rendezvous.publication import FIRST_REMINDER, LONG_START, in_seconds
@@ -175,6 +175,8 @@ class Lobby:
             elif kind == "wait":
                 address = str(message["address"])[:_MOST_TEXT]
                 self._generations.wait(member, address, time.monotonic())
+                if self._generations.last and not self._generations.finished:
+                    self._tell_vain_wait(member)
                 self._changed.notify_all()
             elif kind == "leaves":
                 member.leaves, member.waits_since = True, None
@@ -193,6 +195,12 @@ class Lobby:
                 if first is not None:
                     answer = {"kind": "commits", "rank": member.rank, "at": int(message["at"])}
                     self._send(first, answer)
+
+    def _tell_vain_wait(self, member: Member) -> None:
+        present = self._generations.present
+        if present and member not in present and not member.is_server:
+            text = "waits in vain: the job may not begin anew for it (--reset-limit)"
+            self._say("info", f"{member.described} {text}")
 
     # The thread that acts.
 
@@ -215,7 +223,7 @@ class Lobby:
             self._reminders = None
             self._begin(formed)
             return now
-        if isinstance(formed, TooFew):
+        if isinstance(formed, Stop):
             self._failed = formed.why
             self._changed.notify_all()
             self._say("error", f"the elastic job ends: {formed.why}")
