@@ -9,6 +9,7 @@ beside the end of what the command printed.
 A figure is, in text and in cells of tables, but not in code:
 
 - a number with a unit of time, a rate in bytes per second, a percent sign, "times" or "M/B";
+- how many of a number of tests pass, as in "7 of 9 tests";
 - the same in a column of a table whose heading is such a unit, or ends with one as in "round (ms)";
 - a number with a decimal point, unless the word before it makes it a version or a reference, as in
   "Python 3.11" and "section 6.2" (rates of networks, such as 200 Mbit/s, have no decimal point);
@@ -35,7 +36,7 @@ CLAIMS = Path("docs") / "claims.toml"
 _NUMBER = r"\d[\d,]*(?:\.\d+)?"
 _UNIT = (
     r"(?:%|us|ms|s|seconds?|minutes?|min|hours?|CPU seconds|[kMGT]?B/s|times|M/B"
-    r"|(?:images|samples|sequences|steps) (?:per second|/s))"
+    r"|of \d+ tests|(?:images|samples|sequences|steps) (?:per second|/s))"
 )
 _MANY = r"(?:two|three|four|five)"
 _NAMED = r"(?:[A-Z][\w.()-]*|torch|jaxlib|version|release|sections?|lemma|theorem)"
