@@ -68,14 +68,12 @@ PYTHON_MODULES = (
     "herring_lab._simulate",
     "herring_lab.simulate",
     "herring_lab.emulate",
+    "herring_lab.soak",
     "herring_lab.competitors",
     "herring_lab.study",
 )
 # Imports of modules further down, each where a user asks for an optional part, and why.
 OPTIONAL_PARTS = {
-    ("herring.launch.cli", "herring_lab.emulate"): "herring lab is installed by herring-dl-lab",
-    ("herring.launch.cli", "herring_lab.simulate"): "herring-dl-lab installs herring simulate",
-    ("herring.launch.cli", "herring_lab.study"): "herring-dl-lab installs herring study",
     ("herring.bench.cli", "herring_lab.competitors"): "herring-dl-lab is needed for --peer",
     ("herring.tensorflow", "herring.keras"): "DistributedOptimizer is for those who have Keras",
 }

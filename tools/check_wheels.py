@@ -141,7 +141,7 @@ def check_trainer(environment: Environment) -> None:
         "herring", "run", "-n", "2", "--", "python", "-m", "herring.bench", *arguments
     )
     require("wrong elements: 0 OK" in said, said)
-    for part in ("lab", "study", "simulate"):
+    for part in ("lab", "study", "simulate", "soak"):
         missing = environment.try_run("herring", part, "--help")
         require(
             missing.returncode == 2 and "pip install ./lab" in missing.stderr,

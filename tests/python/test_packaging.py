@@ -39,7 +39,7 @@ def run_without_lab(program: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("command", ["lab", "study", "simulate"])
+@pytest.mark.parametrize("command", ["lab", "study", "simulate", "soak"])
 def test_a_command_that_is_not_installed_says_what_to_install(command):
     program = f"from herring.launch.cli import main; sys.exit(main(['{command}', '--help']))"
     done = run_without_lab(program)

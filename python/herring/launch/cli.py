@@ -25,13 +25,15 @@ _COMMANDS = {
     "status": "show what a running job does, who is late, and what binds",
     "flight": "say from a flight record who waited for whom",
     "doctor": "examine the hosts and links of a job before it starts",
-    "soak": "train while servers are killed, and compare every bit",
     "completion": "print a script for the shell's completion",
     "kubernetes": "write a Kubernetes manifest for a job with servers",
     "lab": "emulate a cluster on this machine (needs root)",
     "study": "measure algorithms and other libraries in the lab",
     "simulate": "predict how long steps take on a network",
+    "soak": "train while servers are killed, and compare every bit",
 }
+# Those of the distribution herring-dl-lab, and the packages that have them.
+_LAB = {"lab": "emulate", "study": "study", "simulate": "simulate", "soak": "soak"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -111,13 +113,8 @@ def _module(name: str) -> ModuleType:
     The other modules are not imported: some take longer than a server to start, and some may not be
     installed.
     """
-    if name == "lab":
-        return importlib.import_module("herring_lab.emulate.cli")
-    if name == "study":
-        return importlib.import_module("herring_lab.study.cli")
-    if name == "simulate":
-        return importlib.import_module("herring_lab.simulate.cli")
-    return importlib.import_module(f"herring.launch.{name}")
+    own = f"herring.launch.{name}"
+    return importlib.import_module(f"herring_lab.{_LAB[name]}.cli" if name in _LAB else own)
 
 
 class _Version(argparse.Action):

@@ -15,14 +15,14 @@ import pytest
 
 from herring.base import proc
 from herring.launch.cli import main
-from herring.launch.soak.advance import Advance
-from herring.launch.soak.elastic_training import total_of
-from herring.launch.soak.faults import Fault, Faults
-from herring.launch.soak.job import Layout, Sample
-from herring.launch.soak.judge import Outcome, percentile
-from herring.launch.soak.records import Steps, difference, read, steps_file, worker_file
-from herring.launch.soak.report import lines
-from herring.launch.soak.workers import ElasticJob, Step, WorkersOutcome, read_workers
+from herring_lab.soak.advance import Advance
+from herring_lab.soak.elastic_training import total_of
+from herring_lab.soak.faults import Fault, Faults
+from herring_lab.soak.job import Layout, Sample
+from herring_lab.soak.judge import Outcome, percentile
+from herring_lab.soak.records import Steps, difference, read, steps_file, worker_file
+from herring_lab.soak.report import lines
+from herring_lab.soak.workers import ElasticJob, Step, WorkersOutcome, read_workers
 from launched import HERRING
 
 MEMORY = 1_000_000
@@ -261,7 +261,7 @@ def test_the_next_fault_waits_unless_told_not_to(
     overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[int] = []
-    monkeypatch.setattr("herring.launch.soak.faults.os.kill", lambda pid, number: sent.append(pid))
+    monkeypatch.setattr("herring_lab.soak.faults.os.kill", lambda pid, number: sent.append(pid))
     faults = Faults(1, 1.0, 0.0, overlap)
     servers = [server(0, 10), server(1, 11), server(2, 12)]
 
@@ -280,7 +280,7 @@ def test_the_next_fault_waits_unless_told_not_to(
 
 
 def test_process_ids_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("herring.launch.soak.faults.os.kill", lambda pid, number: None)
+    monkeypatch.setattr("herring_lab.soak.faults.os.kill", lambda pid, number: None)
     faults = Faults(1, 1.0, 0.0, False)
     for begin in range(0, 1000, 10):
         # Two IDs for the processes of each server, in turn: those of servers that were killed.

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from herring.base.units import counted
-from herring.launch.soak.faults import Fault
-from herring.launch.soak.job import Sample
-from herring.launch.soak.records import Steps, difference
+from herring_lab.soak.faults import Fault
+from herring_lab.soak.job import Sample
+from herring_lab.soak.records import Steps, difference
 
 __all__ = ["Growth", "Outcome", "growth", "percentile"]
 

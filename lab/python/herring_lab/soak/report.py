@@ -7,7 +7,7 @@ from pathlib import Path
 
 from herring.base.units import counted
 from herring.errors import ConfigurationError
-from herring.launch.soak.judge import Outcome, growth
+from herring_lab.soak.judge import Outcome, growth
 
 __all__ = ["draw", "lines"]
 

@@ -18,11 +18,11 @@ from herring.base.units import counted
 from herring.errors import HerringError
 from herring.launch.commands import module_command
 from herring.launch.findings import last_lines
-from herring.launch.soak.advance import Advance
-from herring.launch.soak.faults import Faults
-from herring.launch.soak.records import STOP, Steps, last_words, read, steps_file
 from herring.observe.client import Endpoint, ask
 from herring.observe.schema import StatusError
+from herring_lab.soak.advance import Advance
+from herring_lab.soak.faults import Faults
+from herring_lab.soak.records import STOP, Steps, last_words, read, steps_file
 
 __all__ = ["Job", "Layout", "Sample", "SoakError"]
 
@@ -117,9 +117,9 @@ class Job:
     def command(self, steps: int) -> list[str]:
         """Returns the words that start the job."""
         layout = self._layout
-        words = [*module_command("herring.launch.soak.launcher"), "-n", str(layout.ranks)]
+        words = [*module_command("herring_lab.soak.launcher"), "-n", str(layout.ranks)]
         words += ["--nodes", str(layout.nodes), "--servers", str(layout.servers)]
-        words += ["--grace", "2", "--", *module_command("herring.launch.soak.training")]
+        words += ["--grace", "2", "--", *module_command("herring_lab.soak.training")]
         return [*words, str(self._folder), str(layout.size), str(steps)]
 
     def files(self) -> list[Path]:

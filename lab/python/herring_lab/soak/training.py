@@ -21,7 +21,7 @@ from time import monotonic
 import numpy as np
 
 import herring
-from herring.launch.soak.records import DONE, PARAMETERS_EVERY, STOP, steps_file
+from herring_lab.soak.records import DONE, PARAMETERS_EVERY, STOP, steps_file
 
 __all__ = ["Model", "gradients", "main"]
 

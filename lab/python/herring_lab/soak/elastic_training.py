@@ -17,7 +17,7 @@ import numpy as np
 import herring
 import herring.elastic
 from herring.base import proc
-from herring.launch.soak.records import DONE, STOP, worker_file
+from herring_lab.soak.records import DONE, STOP, worker_file
 
 __all__ = ["main", "total_of"]
 

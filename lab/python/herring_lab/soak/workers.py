@@ -12,11 +12,11 @@ from typing import Any
 from herring.base import proc
 from herring.base.units import counted
 from herring.launch.commands import module_command
-from herring.launch.soak.elastic_training import total_of
-from herring.launch.soak.faults import Fault, Faults
-from herring.launch.soak.job import Job, Layout, Sample
-from herring.launch.soak.judge import Growth, growth, percentile
-from herring.launch.soak.records import DONE, last_words
+from herring_lab.soak.elastic_training import total_of
+from herring_lab.soak.faults import Fault, Faults
+from herring_lab.soak.job import Job, Layout, Sample
+from herring_lab.soak.judge import Growth, growth, percentile
+from herring_lab.soak.records import DONE, last_words
 
 __all__ = ["ElasticJob", "Step", "WorkersOutcome", "read_workers"]
 
@@ -94,10 +94,10 @@ class ElasticJob(Job):
     def command(self, _steps: int) -> list[str]:
         """Returns the words that start the job."""
         layout = self._layout
-        words = [*module_command("herring.launch.soak.launcher"), "-n", str(layout.ranks)]
+        words = [*module_command("herring_lab.soak.launcher"), "-n", str(layout.ranks)]
         words += ["--nodes", str(layout.nodes), "--servers", str(layout.servers)]
         words += ["--elastic", "--grace", "2", "--"]
-        words += module_command("herring.launch.soak.elastic_training")
+        words += module_command("herring_lab.soak.elastic_training")
         return [*words, str(self._folder), str(layout.size)]
 
     def files(self) -> list[Path]:

@@ -20,8 +20,8 @@ from herring.errors import ConfigurationError
 from herring.terminal.command_line import integer
 
 if TYPE_CHECKING:
-    from herring.launch.soak.faults import Faults
-    from herring.launch.soak.job import Layout
+    from herring_lab.soak.faults import Faults
+    from herring_lab.soak.job import Layout
 
 __all__ = ["HELP", "add_options", "handle"]
 
@@ -131,10 +131,10 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 def handle(options: argparse.Namespace) -> int:
     """Runs both jobs and reports; returns the exit status."""
-    from herring.launch.soak.faults import Faults
-    from herring.launch.soak.job import Job, Layout, SoakError
-    from herring.launch.soak.judge import Outcome
-    from herring.launch.soak.report import draw, lines
+    from herring_lab.soak.faults import Faults
+    from herring_lab.soak.job import Job, Layout, SoakError
+    from herring_lab.soak.judge import Outcome
+    from herring_lab.soak.report import draw, lines
 
     _check(options)
     seed = secrets.randbelow(10**6) if options.seed is None else options.seed
@@ -169,8 +169,8 @@ def handle(options: argparse.Namespace) -> int:
 
 
 def _soak_workers(options: argparse.Namespace, layout: Layout, seed: int, faults: Faults) -> int:
-    from herring.launch.soak.job import SoakError
-    from herring.launch.soak.workers import ElasticJob, WorkersOutcome, read_workers
+    from herring_lab.soak.job import SoakError
+    from herring_lab.soak.workers import ElasticJob, WorkersOutcome, read_workers
 
     elements = max(1, layout.size // 8)
     outcome = WorkersOutcome(seed, faults.done, layout.ranks, elements, options.most_growth)

@@ -1,0 +1,1 @@
+"""Trains while servers or workers die, and compares every bit with a job without faults."""
