@@ -94,7 +94,15 @@ def test_as_a_module_alone() -> None:
         (["-H", "localhost:none"], ["'none' slots", "1 or more"]),
         (["--hostfile", "/nowhere"], ["--hostfile /nowhere"]),
         (["-np", "2", "--min-np", "3"], ["--min-workers 3", "1 to 2"]),
-        (["-np", "2", "--host-discovery-script", "x"], ["--host-discovery-script", "-H"]),
+        (["--host-discovery-script", "echo a", "-H", "b"], ["-script and -H: give only one"]),
+        (["--host-discovery-script", "echo no; exit 3"], ["exited with status 3"]),
+        (["--host-discovery-script", "echo a:0"], ["a has '0' slots", "1 or more"]),
+        (["--host-discovery-script", "echo a", "--servers", "1"], ["leave out --servers"]),
+        (["-np", "2", "--slots-per-host", "2"], ["--slots-per-host is for", "host1:4"]),
+        (
+            ["-np", "2", "--host-discovery-script", "echo a", "--elastic-timeout", "0"],
+            ["1 of 2 slots (-n)", "within 0 s (--wait)"],
+        ),
         (["--start-timeout", "0"], ["--start-timeout '0'", "0.01 s"]),
     ],
 )

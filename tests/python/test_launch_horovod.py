@@ -79,8 +79,7 @@ def test_options_without_one_are_named(
         (["--fusion-threshold-mb", "x"], ["--fusion-threshold-mb 'x'", "a number"]),
         (["--stall-check-warning-time-seconds", "-3"], ["'-3' is not valid", "seconds"]),
         (["--min-np", "x"], ["--min-np", "'x' is not an integer"]),
-        (["--slots-per-host", "2"], ["--slots-per-host is not supported", "host1:4"]),
-        (["--host-discovery-script", "s"], ["-script is not supported", "name all hosts"]),
+        (["--slots", "2"], ["--slots is not supported", "host1:4"]),
         (["--version"], ["--version is not supported", "'herring --version'"]),
     ],
 )

@@ -45,6 +45,8 @@ class Agents:
         self._processes = processes
         self._listeners = listeners
         self._all: list[Connection] = []
+        self._own = ""  # the identity of this machine
+        self._job: dict[str, object] = {}  # what every agent gets
         setting: float = value_of(os.environ, "HERRING_CONNECT_TIMEOUT")
         self._seconds = setting if options.start_timeout is None else options.start_timeout
 
@@ -66,22 +68,43 @@ class Agents:
             ConfigurationError: This process has no working directory.
         """
         options = self._options
-        folder = _working_directory() if options.layout.remote else ""
+        self._job = {
+            "folder": _working_directory() if options.several else "",
+            "environment": passed,
+            "command": list(options.command),
+            "horovod": horovod,
+            "grace": options.grace,
+        }
         for host in options.layout.remote:
-            connection = Connection(
-                host, options.ssh, self._seconds, self._processes, self._listeners
-            )
-            self._all.append(connection)
-            job = {
-                "folder": folder,
-                "environment": passed,
-                "command": list(options.command),
-                "workers": workers_on(options, host),
-                "horovod": horovod,
-                "grace": options.grace,
-            }
-            connection.out.send(kind.JOB, 0, job)
+            self._begin(host, workers_on(options, host))
         return self._wait_for(lambda each: each.ready is not None, self._all, turn)
+
+    def _begin(self, host: Host, workers: int) -> Connection:
+        options = self._options
+        connection = Connection(host, options.ssh, self._seconds, self._processes, self._listeners)
+        self._all.append(connection)
+        connection.out.send(kind.JOB, 0, {**self._job, "workers": workers})
+        return connection
+
+    def add(self, host: Host) -> None:
+        """Starts the agent of a host that was named later; the job does not end if that fails."""
+        connection = self._begin(host, host.slots)
+        connection.added = True
+        connection.answer_by = time.monotonic() + self._seconds
+
+    def twin(self, connection: Connection, beside: bool) -> str:
+        """Returns another name of the host of a connection, under which it is used; or nothing.
+
+        Args:
+            connection: A connection whose agent is ready.
+            beside: Whether this machine has workers, too.
+        """
+        identity = (connection.ready or {}).get("host")
+        if beside and identity == self._own:
+            return "this machine"
+        others = [each for each in self._all if each is not connection and not each.lost]
+        same = (each for each in others if (each.ready or {}).get("host") == identity)
+        return next((each.host.name for each in same), "")
 
     def require_different_hosts(self, own: str) -> None:
         """Checks that the hosts of workers are not two names of one host.
@@ -92,6 +115,7 @@ class Agents:
         Raises:
             ConfigurationError: Two names mean the same host.
         """
+        self._own = own
         found: dict[str, str] = {}
         for host, _ in self._options.layout.workers:
             identity = own if host.local else str((self.to(host).ready or {}).get("host", host))
@@ -123,7 +147,7 @@ class Agents:
 
     def own_address(self) -> str:
         """Returns the address at which other hosts reach this one; loopback if there are none."""
-        if not self._all:
+        if not self._options.several:
             return loopback_address()
         interface = self._options.interface or value_of(os.environ, "HERRING_INTERFACE")
         if interface:
@@ -132,11 +156,16 @@ class Agents:
             address = str((connection.ready or {}).get("client", ""))
             if is_reachable_address(address):
                 return address
-        return own_address(self._all[0].host.name.rpartition("@")[2])
+        first = self._all[0].host.name.rpartition("@")[2] if self._all else ""
+        return own_address(first)
 
     def to(self, host: Host) -> Connection:
         """Returns the agent's connection on `host`."""
-        return next(each for each in self._all if each.host == host)
+        return next(each for each in reversed(self._all) if each.host == host)
+
+    def latest(self, name: str) -> Connection | None:
+        """Returns the latest connection to a host of this name, or None."""
+        return next((each for each in reversed(self._all) if each.host.name == name), None)
 
     def of(self, process: Process) -> Connection | None:
         """Returns the connection whose ssh is `process`, or None."""
@@ -147,11 +176,17 @@ class Agents:
     def next_deadline(self) -> float | None:
         """Returns when `on_time` must be called next, or None."""
         deadlines = [each.give_up_at for each in self._all if each.give_up_at is not None]
+        deadlines += [each.answer_by for each in self._all if each.answer_by is not None]
         return min(deadlines, default=None)
 
     def on_time(self, now: float) -> None:
-        """Kills every ssh whose time to end is over."""
+        """Kills every ssh whose time to end or to reach its agent is over."""
         for connection in self._all:
+            if connection.answer_by is not None and now >= connection.answer_by:
+                connection.answer_by = None
+                if connection.ready is None:
+                    connection.refusal = connection.explain_silence(self._seconds)
+                    self._processes.signal(connection.process, signal.SIGKILL)
             if connection.give_up_at is not None and now >= connection.give_up_at:
                 connection.give_up_at = None
                 self._processes.signal(connection.process, signal.SIGKILL)

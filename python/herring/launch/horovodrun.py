@@ -63,16 +63,12 @@ _IGNORED = {
     },
     2: {"--blacklist-cooldown-range": "workers that die again and again are started after pauses"},
 }
-_SLOTS = "put the slots after each host: -H host1:4,host2:4"
 _REFUSED = {
-    "--slots-per-host": _SLOTS,
-    "--slots": _SLOTS,
+    "--slots": "put the slots after each host: -H host1:4,host2:4",
     "--config-file": "give the options on the command line; settings are HERRING_* variables",
     "--check-build": "'herring check' reports what is installed",
     "-cb": "'herring check' reports what is installed",
     "--version": "'herring --version' prints it",
-    "--host-discovery-script": "name all hosts with -H, and start the workers that may be missing "
-    "with --min-np; or let a cluster manager start workers that join a 'herring rendezvous'",
 }
 
 
@@ -165,6 +161,18 @@ def add_options(run: argparse.ArgumentParser) -> None:
         type=integer,
         metavar="N",
         help="with --elastic: how often the job may begin anew because workers have gone or come",
+    )
+    options.add_argument(
+        "--host-discovery-script",
+        metavar="SCRIPT",
+        help="an elastic job on the hosts that this command prints, one 'host:slots' a line; it is "
+        "called every second, and workers come and go with the hosts",
+    )
+    options.add_argument(
+        "--slots-per-host",
+        type=integer,
+        metavar="N",
+        help="slots of hosts that the script names without a number (default 1)",
     )
     for count, found in _IGNORED.items():
         for name in found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 import socket
 from collections.abc import Iterable
@@ -22,6 +23,7 @@ __all__ = [
     "Layout",
     "add_options",
     "lay_out",
+    "parse_hosts",
     "read_hosts",
     "require_range",
 ]
@@ -131,7 +133,7 @@ def read_hosts(hosts: str | None, hostfile: Path | None) -> tuple[Host, ...]:
         raise ConfigurationError("--hosts and --hostfile: give only one of them")
     if hosts is not None:
         where = "-H"
-        items = [_item(item.strip(), where) for item in hosts.split(",") if item.strip()]
+        items = list(parse_hosts(filter(None, map(str.strip, hosts.split(","))), where))
     elif hostfile is not None:
         where = f"--hostfile {hostfile}"
         items = list(_lines(hostfile, where))
@@ -140,6 +142,20 @@ def read_hosts(hosts: str | None, hostfile: Path | None) -> tuple[Host, ...]:
     if not items:
         raise ConfigurationError(f"{where}: there is no host in it; write host1:4,host2:4")
     return _merged(items, where)
+
+
+def parse_hosts(items: Iterable[str], where: str, slots: int = 1) -> tuple[Host, ...]:
+    """Reads items such as ``host1:4``, ``user@host2`` and ``[fd00::3]:4``; merges those of a host.
+
+    Args:
+        items: The items.
+        where: What they come from, for messages.
+        slots: The slots of an item without a number.
+
+    Raises:
+        ConfigurationError: An item is not a host, or a host appears in two places.
+    """
+    return _merged([_item(item, where, slots) for item in items], where)
 
 
 def lay_out(hosts: tuple[Host, ...], workers: int | None, servers: int) -> Layout:
@@ -192,11 +208,12 @@ def require_range(name: str, value: int, least: int, most: int) -> None:
         )
 
 
-def _item(text: str, where: str) -> Host:
+def _item(text: str, where: str, slots: int = 1) -> Host:
     match = re.fullmatch(r"((?:[^@:\[\]]+@)?\[[^\[\]]+\]|[^:]+)(?::([^:]*))?", text)
     if match is None:
         raise _bad(text, where)
-    return _host(_without_brackets(match.group(1)), match.group(2), where)
+    given = str(slots) if match.group(2) is None else match.group(2)
+    return _host(_without_brackets(match.group(1)), given, where)
 
 
 def _without_brackets(name: str) -> str:
@@ -256,6 +273,7 @@ def _merged(items: list[Host], where: str) -> tuple[Host, ...]:
     return tuple(found)
 
 
+@functools.cache
 def _is_this_machine(name: str) -> bool:
     if "@" in name:  # perhaps another user
         return False

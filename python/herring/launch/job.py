@@ -11,11 +11,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from herring.base.split import even_parts
 from herring.errors import ConfigurationError
 from herring.launch.commands import module_command
+from herring.launch.discovery import OPTION, Discovery
 from herring.launch.horovod_settings import TRAVELLING
 from herring.launch.hosts import THIS_MACHINE, Host, Layout, require_range
 from herring.rendezvous.joined import JOB_PREFIX
@@ -28,6 +29,7 @@ __all__ = [
     "EXIT_NO_HOST",
     "CommandError",
     "Elastic",
+    "Place",
     "RunOptions",
     "Task",
     "job_secret",
@@ -38,6 +40,7 @@ __all__ = [
     "resolve_command",
     "store_variables",
     "tasks",
+    "worker_task",
 ]
 
 EXIT_NOT_EXECUTABLE = 126  # the status that a shell gives
@@ -117,6 +120,7 @@ class Elastic:
         patience: Seconds that the job waits for enough workers.
         most: The most workers that take part, or None.
         resets: How often the job may begin anew for other workers, or None.
+        discovery: The script that names the hosts, which may change; or None.
     """
 
     least: int = 1
@@ -124,6 +128,7 @@ class Elastic:
     patience: float = 60.0
     most: int | None = None
     resets: int | None = None
+    discovery: Discovery | None = None
 
 
 @dataclass(frozen=True)
@@ -177,6 +182,15 @@ class RunOptions:
         return self.layout.size
 
     @property
+    def several(self) -> bool:
+        """Whether the job may have other hosts than this machine."""
+        return bool(self.layout.remote) or self._follows
+
+    @property
+    def _follows(self) -> bool:
+        return self.elastic is not None and self.elastic.discovery is not None
+
+    @property
     def servers(self) -> int:
         """Number of dedicated servers."""
         return len(self.layout.servers)
@@ -202,8 +216,13 @@ class RunOptions:
             )
         if self.ssh.port is not None:
             require_range("-p", self.ssh.port, 1, 65535)
-        if self.layout.remote:
+        if self.several:
             self._check_ssh()
+        if self._follows and (self.servers or self.nodes > 1):
+            raise ConfigurationError(
+                f"{OPTION} is for workers: leave out --servers and --nodes, or name the hosts with "
+                "-H. Without --servers each host has a server that comes and goes with its workers"
+            )
         if self.stdin is not None:
             require_range("--stdin", self.stdin, 0, self.workers - 1)
             host = [host for host, count in self.layout.workers for _ in range(count)][self.stdin]
@@ -351,7 +370,7 @@ def job_variables(options: RunOptions, rendezvous: str, secret: str) -> dict[str
         variables["HERRING_ELASTIC"] = rendezvous
     if options.start_timeout is not None:
         variables["HERRING_CONNECT_TIMEOUT"] = f"{options.start_timeout:g}"
-    if options.layout.remote and options.interface is not None:
+    if options.several and options.interface is not None:
         variables["HERRING_INTERFACE"] = options.interface
     return variables
 
@@ -451,26 +470,58 @@ def tasks(options: RunOptions, job: Mapping[str, str], store: Mapping[str, str])
     rank = 0
     for node, (host, count) in enumerate(blocks):
         for local_rank in range(count):
-            environment = {
-                **job,
-                **store,
-                "HERRING_RANK": str(rank),
-                "HERRING_SIZE": str(options.workers),
-                "HERRING_LOCAL_RANK": str(local_rank),
-                "HERRING_LOCAL_SIZE": str(count),
-                "RANK": str(rank),
-                "WORLD_SIZE": str(options.workers),
-                "LOCAL_RANK": str(local_rank),
-                "LOCAL_WORLD_SIZE": str(count),
-                "GROUP_RANK": str(node),
-                "GROUP_WORLD_SIZE": str(len(blocks)),
-            }
-            if options.nodes > 1:
-                environment["HERRING_HOST_ID"] = f"{job['HERRING_JOB']}-node-{node}"
-            if as_horovod(options):  # scripts read these before they call init()
-                for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"):
-                    environment[f"HOROVOD_{name}"] = environment[f"HERRING_{name}"]
-                environment["HOROVOD_CROSS_RANK"] = str(node)
-                environment["HOROVOD_CROSS_SIZE"] = str(len(blocks))
-            yield Task(f"rank {rank}", host, rank, rank, environment)
+            place = Place(host, rank, options.workers, local_rank, count, node, len(blocks))
+            yield worker_task(options, job, store, place, rank)
             rank += 1
+
+
+class Place(NamedTuple):
+    """The place of a worker in a job."""
+
+    host: Host
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    node: int
+    nodes: int
+
+
+def worker_task(
+    options: RunOptions,
+    job: Mapping[str, str],
+    store: Mapping[str, str],
+    place: Place,
+    number: int,
+) -> Task:
+    """Returns a worker before its start.
+
+    Args:
+        options: The options of `herring run`.
+        job: The result of `job_variables`.
+        store: The result of `store_variables`.
+        place: Its place in the job.
+        number: Its number among all processes of the job.
+    """
+    environment = {
+        **job,
+        **store,
+        "HERRING_RANK": str(place.rank),
+        "HERRING_SIZE": str(place.size),
+        "HERRING_LOCAL_RANK": str(place.local_rank),
+        "HERRING_LOCAL_SIZE": str(place.local_size),
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(place.size),
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_size),
+        "GROUP_RANK": str(place.node),
+        "GROUP_WORLD_SIZE": str(place.nodes),
+    }
+    if options.nodes > 1:
+        environment["HERRING_HOST_ID"] = f"{job['HERRING_JOB']}-node-{place.node}"
+    if as_horovod(options):  # scripts read these before they call init()
+        for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"):
+            environment[f"HOROVOD_{name}"] = environment[f"HERRING_{name}"]
+        environment["HOROVOD_CROSS_RANK"] = str(place.node)
+        environment["HOROVOD_CROSS_SIZE"] = str(place.nodes)
+    return Task(f"rank {place.rank}", place.host, place.rank, number, environment)

@@ -18,15 +18,17 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from herring.errors import HerringError
+from herring.errors import ConfigurationError, HerringError
 from herring.launch.agents import Agents, workers_on
 from herring.launch.causes import find_cause, hint
 from herring.launch.children import Child, Children
 from herring.launch.ending import EXIT_TIMEOUT, STOPPING, Ending
 from herring.launch.frames import Frame, Outbox, kind
+from herring.launch.hosts import Host
 from herring.launch.job import (
     CommandError,
     Elastic,
+    Place,
     RunOptions,
     Task,
     as_horovod,
@@ -39,10 +41,12 @@ from herring.launch.job import (
     resolve_command,
     store_variables,
     tasks,
+    worker_task,
 )
 from herring.launch.processes import LEFTOVER_SECONDS, Processes, signals_to_loop
 from herring.launch.restarts import Restarts
-from herring.launch.ssh import Connection, Listeners
+from herring.launch.scaling import Scaling
+from herring.launch.ssh import Connection, HostError, Listeners
 from herring.launch.streams import Streams
 from herring.launch.terminal import Keyboard
 from herring.lobby.generations import Rules
@@ -121,9 +125,14 @@ class Launcher:
         self._agents = Agents(options, self._processes, listeners)
         self._ending = Ending(options, self._children, self._agents, self._say, self._on_ending)
         self._base: dict[str, str] = {}  # variables of all processes on this machine
+        self._variables: tuple[dict[str, str], dict[str, str]] = {}, {}  # of the job and its store
         self._restarts = Restarts(
             *(options, {**os.environ, **chosen}, self._children, self._ending),
             *(self._start_again, self._say, self._has_trained, self._took_part, self._remove),
+        )
+        self._scaling = Scaling(
+            *(options, self._processes, self._selector, self._children, self._agents),
+            *(self._restarts, self._ending, self._start_added, self._say),
         )
 
     def run(self) -> int:
@@ -173,7 +182,7 @@ class Launcher:
         secret = job_secret(os.environ)
         if not self._agents.reach(self._passed, as_horovod(options), self._turn_if_going_on):
             return
-        base = own_environment(os.environ, several=bool(layout.remote))
+        base = own_environment(os.environ, several=options.several)
         base.update(self._chosen)
         self._agents.require_different_hosts(host_identity(base))
         with contextlib.ExitStack() as stack:
@@ -189,25 +198,28 @@ class Launcher:
                 rendezvous, store_port = self._agents.rendezvous(self._turn_if_going_on)
                 if not rendezvous:
                     return
-            self._streams.open_copies()  # before anything starts in vain
+            self._streams.open_copies(range(options.workers))  # before anything starts in vain
             machine_defaults(base, workers_on(options, None), as_horovod(options))
             store = store_variables(rendezvous, store_port, self._chosen)
             job = job_variables(options, rendezvous, secret)
             self._listen_for_joined(job["HERRING_JOB"])
-            self._base = base
+            self._base, self._variables = base, (job, store)
             for task in tasks(options, job, store):
                 if task.host.local:
                     self._spawn(task, base, listener)
                 else:
                     self._start_far(task)
+            if self._lobby is not None:
+                self._scaling.begin(self._lobby)
 
     def _open_lobby(self, elastic: Elastic, secret: str, base: dict[str, str]) -> str:
         """Opens the lobby of an elastic job, and returns its address."""
         options = self._options
-        most = Rules.most if elastic.most is None else elastic.most
+        # With a script there is one more for a moment, if the last host is replaced by another one.
+        most = Rules.most if elastic.discovery is not None else elastic.most or Rules.most
+        workers, least = options.workers, elastic.least
         rules = Rules(
-            *(options.workers, options.servers),
-            *(elastic.least, most, elastic.patience, elastic.resets),
+            workers, options.servers, least, most, elastic.patience, resets=elastic.resets
         )
         listener = bind_any(self._agents.own_address(), base)
         self._lobby = Lobby(listener, bytes.fromhex(secret), rules, self._say_later)
@@ -227,6 +239,17 @@ class Launcher:
             child = Child(task)
             self._children.add(child)
             self._cannot_start(child, error)
+
+    def _start_added(self, host: Host, rank: int, local_rank: int) -> None:
+        """Starts a worker besides those with which the job has begun."""
+        workers = len(self._children.running(workers_only=True)) + 1
+        place = Place(host, rank, workers, local_rank, host.slots, 0, 1)
+        number = self._restarts.take_number()
+        try:
+            self._streams.open_copies([rank])
+        except ConfigurationError as error:
+            self._say("warning", str(error))
+        self._start_again(worker_task(self._options, *self._variables, place, number))
 
     def _remove(self, child: Child) -> None:
         self._children.remove(child)
@@ -283,6 +306,7 @@ class Launcher:
     def _turn(self, until: float | None = None) -> None:
         deadlines = [until, self._ending.next_deadline(), self._agents.next_deadline()]
         deadlines += [self._streams.next_deadline(), self._restarts.next_deadline()]
+        deadlines += [self._scaling.next_deadline()]
         pending = [deadline for deadline in deadlines if deadline is not None]
         wait = max(0.0, min(pending) - time.monotonic()) if pending else None
         for key, _ in self._selector.select(wait):
@@ -311,6 +335,7 @@ class Launcher:
         self._ending.on_time(now)
         self._agents.on_time(now)
         self._restarts.on_time(now)
+        self._scaling.on_time(now)
 
     def _turn_if_going_on(self, until: float) -> bool:
         ending = self._ending
@@ -364,6 +389,8 @@ class Launcher:
 
     def _reap(self) -> None:
         for process in self._processes.reap():
+            if self._scaling.is_call(process):
+                continue
             for child in self._children:
                 if child.process is process:
                     child.shortage = process.shortage
@@ -383,9 +410,12 @@ class Launcher:
             message = f"{connection.host.name}: {content['message']}"
             error = CommandError(message, int(content["status"]))
             failed = self._children.get(int(content.get("process", -1)))
-            if failed is None or not self._restarts.is_successor(failed):
+            if failed is not None and self._restarts.may_fail_to_start(failed):
+                self._cannot_start(failed, error)
+            elif failed is None and connection.added:
+                connection.refusal = HostError(message)  # the agent ends
+            else:
                 raise error
-            self._cannot_start(failed, error)
             return
         child = self._children.get(frame.number)
         if child is None or child.connection is not connection:
@@ -414,9 +444,13 @@ class Launcher:
             return
         connection.close()
         error = connection.explain()
-        if connection.ready is None:
+        if connection.ready is None and not connection.added:
             raise error
         self._restarts.lose_host(connection)
+        self._scaling.lose_host(connection)
+        if connection.ready is None or connection.refusal is not None:
+            self._say("warning", f"{error}; the job goes on without this host")
+            return
         there = [c for c in self._children.running() if c.connection is connection]
         others = [c for c in self._children.running(workers_only=True) if c not in there]
         left = bool(others) or self._restarts.pending

@@ -13,7 +13,7 @@ import re
 import select
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -59,15 +59,22 @@ def open_standard_descriptors() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
 
 
-def open_copies(folder: Path, workers: int) -> dict[int, tuple[BinaryIO, BinaryIO]]:
-    """Opens the files ``rank.N/stdout`` and ``rank.N/stderr`` for the output of each rank.
+def open_copies(
+    folder: Path, ranks: Iterable[int], workers: int
+) -> dict[int, tuple[BinaryIO, BinaryIO]]:
+    """Opens the files ``rank.N/stdout`` and ``rank.N/stderr`` for the output of some ranks.
+
+    Args:
+        folder: The folder of these files.
+        ranks: The ranks.
+        workers: The number of workers, which determines the digits of N.
 
     Raises:
         ConfigurationError: A file cannot be written.
     """
     found: dict[int, tuple[BinaryIO, BinaryIO]] = {}
     digits = len(str(workers - 1))
-    for rank in range(workers):
+    for rank in ranks:
         place = folder / f"rank.{rank:0{digits}}"
         try:
             place.mkdir(parents=True, exist_ok=True)

@@ -81,7 +81,8 @@ class Restarts:
         self._finished = finished
         self._took_part = took_part
         self._remove = remove
-        self._next_number = options.workers + servers
+        self._first_number = self._next_number = options.workers + servers
+        self._retired: set[int] = set()  # ranks that are not started again
         self._due: dict[int, float] = {}  # by number of the process: when to replace it
         self._pauses: dict[str, float] = {}  # by name: before the next start
         self._short_lives: dict[str, int] = {}  # by name: in a row
@@ -96,9 +97,22 @@ class Restarts:
         child.spared = child.replaced or self._has_left(child) or self._begin_pause(child)
         return child.spared
 
-    def is_successor(self, child: Child) -> bool:
-        """Returns whether the process was started in place of another one."""
-        return child.task.number in self._started
+    def may_fail_to_start(self, child: Child) -> bool:
+        """Returns whether the process was started after the job, which goes on without it."""
+        return child.task.number >= self._first_number
+
+    def retire(self, rank: int) -> None:
+        """Starts the worker with this rank not again, whatever it dies of."""
+        self._retired.add(rank)
+        for number in list(self._due):
+            child = self._children.get(number)
+            if child is not None and child.task.rank == rank:
+                del self._due[number]
+
+    def take_number(self) -> int:
+        """Returns a number for a process that is started besides the first ones."""
+        self._next_number += 1
+        return self._next_number - 1
 
     def lose_host(self, connection: Connection) -> None:
         """Starts nothing again on a host that is lost."""
@@ -122,6 +136,8 @@ class Restarts:
         if not self._goes_on():
             # A worker that was not there at the end has no say in how the training ended.
             return self._elastic is not None and not child.is_server and not self._took_part(child)
+        if child.task.rank in self._retired:
+            return True
         now = time.monotonic()
         name = child.task.name
         started = self._started.get(child.task.number, -math.inf)
@@ -203,7 +219,6 @@ class Restarts:
         if not child.ended and not self._failover:
             # Nobody else stands in for it, so the workers would wait for it to the end.
             self._children.signal_one(child, signal.SIGKILL)
-        task = dataclasses.replace(child.task, number=self._next_number)
-        self._next_number += 1
+        task = dataclasses.replace(child.task, number=self.take_number())
         self._started[task.number] = now
         self._start(task)

@@ -10,6 +10,7 @@ import sys
 from herring.base.units import argument, parse_seconds
 from herring.errors import ConfigurationError
 from herring.launch import horovodrun, hosts
+from herring.launch.discovery import OPTION, Discovery
 from herring.launch.job import Elastic, RunOptions, SshOptions
 from herring.launch.local import run
 from herring.launch.options import add_settings
@@ -154,7 +155,29 @@ def _settings(options: argparse.Namespace) -> list[str]:
     return [f"{name}={value}" for name, value in given.items() if value is not None]
 
 
-def _elastic(options: argparse.Namespace) -> Elastic | None:
+def _discovery(options: argparse.Namespace) -> Discovery | None:
+    """Returns the script that names the hosts, or None.
+
+    Raises:
+        ConfigurationError: Hosts are given in another way, too; or slots without a script.
+    """
+    script, slots = options.host_discovery_script, options.slots_per_host
+    if script is None:
+        if slots is not None:
+            raise ConfigurationError(
+                f"--slots-per-host is for hosts of {OPTION}; with -H, put the slots after each "
+                "host: -H host1:4,host2:4"
+            )
+        return None
+    for flag, value in ("-H", options.hosts), ("--hostfile", options.hostfile):
+        if value is not None:
+            raise ConfigurationError(f"{OPTION} and {flag}: give only one of them")
+    if slots is not None:
+        hosts.require_range("--slots-per-host", slots, 1, 1 << 20)
+    return Discovery(script, slots or 1)
+
+
+def _elastic(options: argparse.Namespace, discovery: Discovery | None = None) -> Elastic | None:
     given = {
         "--min-workers": ("least", options.min_workers),
         "--max-workers": ("most", options.max_workers),
@@ -164,12 +187,15 @@ def _elastic(options: argparse.Namespace) -> Elastic | None:
         "--notice": ("", options.notice),  # for the workers
     }
     chosen = {name: value for name, value in given.values() if name and value is not None}
+    if discovery is not None:
+        # As with horovodrun, the script makes a job elastic, which needs as many workers as -n.
+        options.elastic, chosen = True, {"least": options.size or 1, **chosen}
     if options.elastic:
         if options.notice is None:
             Notice.parse(value_of(os.environ, "HERRING_NOTICE"))
         else:
             Notice.parse(options.notice, "--notice")
-        return Elastic(**chosen)
+        return Elastic(**chosen, discovery=discovery)
     for flag, (_, value) in given.items():
         if value is not None:
             raise ConfigurationError(f"{flag} is for elastic jobs: give --elastic, too")
@@ -184,7 +210,7 @@ def _workers(options: argparse.Namespace, listed: tuple[hosts.Host, ...]) -> int
     """
     most = options.max_workers
     if most is None:
-        return options.size
+        return None if options.host_discovery_script is not None else options.size
     hosts.require_range("--max-workers", most, options.size or 1, 1 << 20)
     slots = sum(host.slots for host in listed)
     if not listed or (options.size or 0) > slots:  # the latter is refused
@@ -198,7 +224,12 @@ def handle(options: argparse.Namespace) -> int:
     command = options.command
     if command[:1] == ["--"]:
         command = command[1:]
-    listed = hosts.read_hosts(options.hosts, options.hostfile)
+    discovery = _discovery(options)
+    elastic = _elastic(options, discovery)
+    if discovery is None or elastic is None:
+        listed = hosts.read_hosts(options.hosts, options.hostfile)
+    else:
+        listed = discovery.first(options.size or 1, elastic.patience)
     ssh = options.ssh or value_of(os.environ, "HERRING_SSH")
     try:
         words = shlex.split(ssh)
@@ -220,7 +251,7 @@ def handle(options: argparse.Namespace) -> int:
             output=options.output_filename,
             horovod=options.as_horovod,
             interface=options.interface,
-            elastic=_elastic(options),
+            elastic=elastic,
             assignments=[*horovodrun.assignments(options), *_settings(options), *options.env],
             ssh=SshOptions(
                 command=words,

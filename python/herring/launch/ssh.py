@@ -94,6 +94,9 @@ class Connection:
         closing: Whether the agent has been told to end.
         lost: Whether ssh has ended.
         give_up_at: When ssh is killed unless it has ended, or None.
+        answer_by: When ssh is killed unless the agent is ready, or None.
+        added: Whether the host was named while the job was running, and may fail alone.
+        refusal: Why the host is not used, or None.
     """
 
     def __init__(
@@ -120,6 +123,9 @@ class Connection:
         self.closing = False
         self.lost = False
         self.give_up_at: float | None = None
+        self.answer_by: float | None = None
+        self.added = False
+        self.refusal: HostError | None = None
         self._options = options
         self._listeners = listeners
         self._inbox = Inbox(GREETING)
@@ -146,7 +152,11 @@ class Connection:
         try:
             frames = list(self._inbox.feed(data))
         except HerringError as error:
-            raise HostError(f"{self.host.name}: {error}") from None
+            self.refusal = HostError(f"{self.host.name}: {error}")
+            if not self.added:
+                raise self.refusal from None
+            self.finish()
+            return
         for frame in frames:
             if frame.kind == kind.READY:
                 self.ready = frame.content()
@@ -174,6 +184,8 @@ class Connection:
 
     def explain(self) -> HostError:
         """Returns an error that says why ssh ended too early, and what the user can do."""
+        if self.refusal is not None:
+            return self.refusal
         name, status = self.host.name, self.process.code
         text = self._text.decode(errors="replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]

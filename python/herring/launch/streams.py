@@ -63,14 +63,15 @@ class Streams:
         self._sources: dict[tuple[int, int], Source] = {}  # by process and kind
         self._notes: dict[str, Source] = {}  # what ssh prints, by host
 
-    def open_copies(self) -> None:
-        """Opens the files that get copies of the output.
+    def open_copies(self, ranks: Iterable[int]) -> None:
+        """Opens the files that get copies of the output of these ranks.
 
         Raises:
             ConfigurationError: A file cannot be written.
         """
         if self._options.output is not None:
-            self._files = open_copies(self._options.output, self._options.workers)
+            workers = self._options.workers
+            self._files |= open_copies(self._options.output, ranks, workers)
 
     def say(self, level: str, text: str) -> None:
         """Writes a line of the launcher's log; see `log_line` for the levels."""

@@ -269,6 +269,8 @@ class Connection:
                 self._ended = PeerLostError(f"the elastic job ends: {message['why']}")
             elif kind == "ends":
                 self.job_ends.set()
+            elif kind == "leave":
+                self.leave()
             elif kind == "newcomers":
                 # `committed` sets and reads these two the other way round, so it misses nothing.
                 self._first = self._news = True

@@ -155,7 +155,7 @@ class Generations:
     @property
     def present(self) -> list[Member]:
         """The workers that are in the present generation or were in it and wait, by rank."""
-        found = [one for one in self._workers if self._is_present(one)]
+        found = [one for one in self.workers if self._is_present(one)]
         return sorted(found, key=lambda one: one.rank)
 
     def with_generation(self, number: int) -> list[Member]:
@@ -217,7 +217,7 @@ class Generations:
         """
         rules = self.rules
         present = self.present
-        waiting = [one for one in self._workers if one.waits_since is not None]
+        waiting = [one for one in self.workers if one.waits_since is not None]
         if self.finished:
             waiting = [one for one in waiting if self._is_present(one)]
         if not waiting:
@@ -303,7 +303,8 @@ class Generations:
         )
 
     @property
-    def _workers(self) -> list[Member]:
+    def workers(self) -> list[Member]:
+        """All workers, also those that wait."""
         return [one for one in self._members.values() if not one.is_server]
 
     def _is_present(self, member: Member) -> bool:

@@ -11,7 +11,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from herring.base.units import counted
@@ -27,6 +27,7 @@ _HELLO_SECONDS = 10.0
 _SEND_SECONDS = 5.0
 _MOST_TEXT = 300  # characters of a text that a member sends
 _ENDS = {"kind": "ends"}
+_LEAVE = {"kind": "leave"}
 
 
 class Lobby:
@@ -55,6 +56,7 @@ class Lobby:
         self._say = say
         self._generations = Generations(rules)
         self._latest_slots: frozenset[int] = frozenset()
+        self._dismissed: set[int] = set()  # places whose workers are to leave
         self._channels: dict[int, Channel] = {}
         self._asked = 0  # the generation whose first rank was told to end it at a commit
         self._next_number = 1
@@ -103,6 +105,15 @@ class Lobby:
             self._ends = True
             for number in list(self._channels):
                 self._send_to(number, _ENDS)
+
+    def dismiss(self, slots: Iterable[int]) -> None:
+        """Lets the workers in these places leave between two steps, also those that come later."""
+        with self._changed:
+            new = set(slots) - self._dismissed
+            self._dismissed |= new
+            for member in self._generations.workers:
+                if member.slot in new:
+                    self._send(member, _LEAVE)
 
     def close(self) -> None:
         """Lets go of all members."""
@@ -153,6 +164,8 @@ class Lobby:
             self._generations.enter(member, int(hello["size"]))
             if self._ends:
                 self._send(member, _ENDS)
+            if member.slot in self._dismissed and not member.is_server:
+                self._send(member, _LEAVE)
             self._changed.notify_all()
             return member
 
