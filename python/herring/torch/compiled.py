@@ -19,13 +19,19 @@ _REASON = (
 )
 
 
-def untraced(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+def untraced(
+    function: Callable[Arguments, Result], reason: str = _REASON
+) -> Callable[Arguments, Result]:
     """Returns the function, which torch.compile does not trace, nor what it calls.
 
     torch.compile is not imported for that. A program that does not compile is spared its import.
+
+    Args:
+      function: The function.
+      reason: What torch's error says if the function must be a part of a graph.
     """
     function._torchdynamo_disable = True
-    function._torchdynamo_disable_msg = _REASON
+    function._torchdynamo_disable_msg = reason
 
     disabled: Callable[Arguments, Result] | None = None
 
@@ -35,7 +41,7 @@ def untraced(function: Callable[Arguments, Result]) -> Callable[Arguments, Resul
         if disabled is None:
             if "torch._dynamo" not in sys.modules:
                 return function(*arguments, **options)
-            disabled = sys.modules["torch._dynamo"].disable(function, reason=_REASON)
+            disabled = sys.modules["torch._dynamo"].disable(function, reason=reason)
         return disabled(*arguments, **options)
 
     return whole

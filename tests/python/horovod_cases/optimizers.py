@@ -260,7 +260,8 @@ def steps_after_synchronize():
             assert weight.grad.item() == (size - 1) / 2 + (2 * rank if skips else size - 1)
             assert len(caught) == (not skips), caught
             text = "optimizer.step() called without optimizer.skip_synchronize() context after"
-            assert skips or (text in str(caught[0].message) and caught[0].filename == __file__)
+            assert skips or text in str(caught[0].message), caught
+            assert skips or caught[0].filename == __file__, caught
 
 
 @case

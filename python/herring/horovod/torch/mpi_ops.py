@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from herring.horovod.common import waiting
+from herring.horovod.common import face, waiting
 from herring.horovod.common.face import *  # noqa: F403
 from herring.horovod.common.face import __all__ as __all__
 from herring.horovod.common.handles import SparseHandle, poll, synchronize
@@ -31,6 +31,7 @@ from herring.horovod.common.process_sets import ProcessSet, global_process_set
 from herring.horovod.common.starter import Reduction
 from herring.horovod.common.waiting import barrier
 from herring.horovod.torch import differentiable
+from herring.horovod.torch.compiled import untraced
 from herring.horovod.torch.compression import Compression
 from herring.horovod.torch.starts import Starter
 
@@ -588,3 +589,9 @@ def join(device: int = -1) -> int:
     """
     del device
     return waiting.join()
+
+
+# A compiled function calls them as they are, between two of its graphs.
+for _name in set(__all__).difference(face.__all__):
+    globals()[_name] = untraced(globals()[_name])
+    globals()[_name].__module__ = __name__  # where pickle finds it

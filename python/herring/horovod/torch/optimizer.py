@@ -25,6 +25,7 @@ from herring.horovod.common.operators import (
 )
 from herring.horovod.common.process_sets import ProcessSet, global_process_set, group_of
 from herring.horovod.common.starter import Reduction
+from herring.horovod.torch.compiled import level_of_program, untraced
 from herring.horovod.torch.compression import Compression
 from herring.horovod.torch.gradients import Named, PlannedGradients, TensorGradients
 from herring.horovod.torch.starts import Starter
@@ -113,6 +114,7 @@ class _Distributed(torch.optim.Optimizer):
             process_set=process_set,
         )
 
+    @untraced
     def synchronize(self) -> None:
         """Completes the averages in `.grad`; call this before you read or clip gradients.
 
@@ -137,6 +139,7 @@ class _Distributed(torch.optim.Optimizer):
         finally:
             self._synchronizes = before
 
+    @untraced
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates the parameters with averaged gradients.
 
@@ -182,10 +185,11 @@ class _Distributed(torch.optim.Optimizer):
                 "optimizer.step() called without optimizer.skip_synchronize() context after "
                 "optimizer.synchronize(): the gradients are reduced a second time. Write "
                 "'with optimizer.skip_synchronize(): optimizer.step()'",
-                stacklevel=3,
+                stacklevel=level_of_program(),
             )
         self.synchronize()
 
+    @untraced
     def zero_grad(self, *arguments: Any, **options: Any) -> Any:
         """Clears gradients; the arguments are those of the wrapped optimizer.
 
@@ -197,7 +201,7 @@ class _Distributed(torch.optim.Optimizer):
             warnings.warn(
                 "the last backward pass raised an error; its step is given up on all ranks, and "
                 "gradients are cleared",
-                stacklevel=2,
+                stacklevel=level_of_program(),
             )
             gradients.give_up()
         elif gradients is not None and gradients.pending:
@@ -265,6 +269,7 @@ class _DistributedAdasum(_Distributed):
         raise AssertionError("with op=hvd.Adasum a step cannot skip its synchronization")
         yield
 
+    @untraced
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Makes a step with this rank's gradients, and combines the updates of all ranks.
 
