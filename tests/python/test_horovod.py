@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -115,6 +116,14 @@ def test_refused_options(options: list[str], words: list[str]) -> None:
     )
     assert done.returncode == 2
     assert all(word in done.stderr for word in words), done.stderr
+
+
+def test_after_a_failure_it_begins_anew() -> None:
+    job = run_job(["-n", "3", "--nodes", "2"], program("horovod_begins_anew"))
+    assert job.returncode == 0 and job.stdout.count("went on") == 3, job.stdout[-4000:]
+    for number in range(3):
+        warning = rf"init\(\) does nothing, .* until it calls shutdown.*failure {number}"
+        assert len(re.findall(warning, job.stdout)) == 3, job.stdout[-4000:]
 
 
 def test_death() -> None:

@@ -67,6 +67,9 @@ forget_job: list[Callable[[], None]] = []  # called when a job ends; they drop w
 def init(**settings: Any) -> None:
     """Joins the job that the environment describes; a second call does nothing.
 
+    In a job that has failed, a second call does nothing either, and a warning says so: call
+    `shutdown` first. Then all ranks that call `init` form a new job.
+
     Ranks are detected from the first of these that is present: ``HERRING_*``, torchrun, Open MPI,
     PMIx or PMI, Slurm. Without any of them this process is a job of one worker, and a script logs a
     warning about it; ``HERRING_RANK=0 HERRING_SIZE=1`` says that one worker is intended. `init`
@@ -130,6 +133,7 @@ def start(
             )
         if _job is not None:
             _require_same(settings)
+            warn_if_failed()
             return False
         overrides = {name: _text_of_setting(name, value) for name, value in settings.items()}
         given = dict(overrides)
@@ -178,6 +182,15 @@ def start(
         for learn in learn_job:
             learn(_job)
     return True
+
+
+def warn_if_failed() -> None:
+    """Warns that `init` does nothing, if this process is in a job that has failed."""
+    if _job is not None and (why := _job.failure()):
+        _core.log_warning(
+            "init() does nothing, because this process is in a job that has failed, until it calls "
+            f"shutdown() ({why})"
+        )
 
 
 def _text_of_setting(name: str, value: Any) -> str:

@@ -50,6 +50,8 @@ def init(
 ) -> None:
     """Joins the job that the environment describes; a second call does nothing.
 
+    As in Horovod, a call in a job that has failed does nothing either: call `shutdown` first.
+
     In an elastic job, `hvd.elastic.run` joins the later generations in the same way.
 
     Args:
@@ -68,6 +70,7 @@ def init(
       TimeoutError: some ranks did not come in time; the message lists them.
     """
     if herring.is_initialized() and sets.is_set_up():
+        runtime.warn_if_failed()
         return
     wanted: list[sets.ProcessSet] = []
     if isinstance(process_sets, str):
