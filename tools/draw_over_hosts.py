@@ -41,7 +41,7 @@ def main() -> None:
         rows = list(csv.DictReader(file))
     hosts = [int(row["hosts"]) for row in rows]
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(6.4, 3.4), layout="constrained")
+        figure = Figure(figsize=(5.2, 3.2), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
         for column, (label, colour, marker) in LIBRARIES.items():
