@@ -32,6 +32,19 @@ int clock_gettime(clockid_t clock, struct timespec* now) {
 """
 
 
+# Faults that do not change what other hosts measure, and what is said of them.
+OWN_FAULTS = {
+    "h1": ["has Herring 0.0.7, and the others have"],
+    "h2": ["On all ranks of the host HERRING_FLOWS is 4"],
+    "h3": ["Each rank of the host has 1 of its", "CPU affinity"],
+    "h4": ["A process may open 100 files"],
+    "h5": ["The clock is 30 s ahead of"],
+    "h6": ["eth0 has an MTU of 1500, and the others have 9000"],
+    "h7": ["h1 does not resolve on h7"],
+    "h8": ["h1 means 10.99.0.1, which is not an address of h1 (10.77.0.2)"],
+}
+
+
 def on(cluster: Cluster, host: int, *command: str) -> None:
     cluster.run(host, command, stderr=subprocess.STDOUT)
 
@@ -97,13 +110,6 @@ def test_a_blocked_port(tmp_path: Path) -> None:
     assert "--dport 30000:30010" in report["findings"][0]["change"]
 
 
-def test_a_smaller_mtu_of_one_host(tmp_path: Path) -> None:
-    with Cluster(4, rate_bits=RATE) as hosts:
-        on(hosts, 3, "ip", "link", "set", "eth0", "mtu", "1500")
-        report = doctor(hosts, tmp_path)
-    assert found(report, "h3", "eth0 has an MTU of 1500, and the others have 9000")
-
-
 def test_a_switch_port_that_loses_large_packets(tmp_path: Path) -> None:
     with Cluster(4, rate_bits=RATE) as hosts:
         subprocess.run(
@@ -131,28 +137,6 @@ def test_a_host_that_loses_packets(tmp_path: Path) -> None:
     assert [subject for subject, _ in lossy] == ["h1"], serious(report)
 
 
-@pytest.mark.parametrize("address", ["", "10.99.0.1"])
-def test_a_name_that_does_not_mean_its_host(tmp_path: Path, address: str) -> None:
-    with Cluster(3, rate_bits=RATE) as hosts:
-        names = names_of(hosts)
-        del names["h1"]
-        if address:
-            names["h1"] = address
-        report = doctor(hosts, tmp_path, names={2: names})
-    words = [f"means {address}", hosts.address(1)] if address else ["h1 does not resolve on h2"]
-    assert found(report, "h2", *words)
-
-
-def test_another_version(tmp_path: Path) -> None:
-    about = tmp_path / "older" / "herring_dl-0.0.7.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: herring-dl\nVersion: 0.0.7\n")
-    path = os.pathsep.join([str(about.parent), os.environ.get("PYTHONPATH", "")])
-    with Cluster(3, rate_bits=RATE) as hosts:
-        report = doctor(hosts, tmp_path, settings={1: {"PYTHONPATH": path}})
-    assert found(report, "h1", "has Herring 0.0.7, and the others have")
-
-
 def test_small_socket_buffers(tmp_path: Path) -> None:
     with Cluster(3, rate_bits=RATE) as hosts:
         on(hosts, 2, "sh", "-c", "echo 4096 8192 16384 > /proc/sys/net/ipv4/tcp_rmem")
@@ -163,41 +147,45 @@ def test_small_socket_buffers(tmp_path: Path) -> None:
     assert "16.4 kB at most (net.ipv4.tcp_rmem)" in buffers[0][1]
 
 
-def test_settings_that_differ(tmp_path: Path) -> None:
-    with Cluster(3, rate_bits=RATE) as hosts:
-        report = doctor(hosts, tmp_path, per_host=2, settings={1: {"HERRING_FLOWS": "4"}})
-    assert found(report, "h1", "On all ranks of the host HERRING_FLOWS is 4")
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-def test_a_host_with_fewer_cores(tmp_path: Path) -> None:
-    core = min(os.sched_getaffinity(0))
-    with Cluster(3, rate_bits=RATE) as hosts:
-        report = doctor(hosts, tmp_path, before={1: f"taskset -p -c {core} $$ > /dev/null"})
-    assert found(report, "h1", "Each rank of the host has 1 of its", "CPU affinity")
-
-
-def test_few_open_files(tmp_path: Path) -> None:
-    with Cluster(3, rate_bits=RATE) as hosts:
-        report = doctor(hosts, tmp_path, before={2: "ulimit -n 100"})
-    assert report["verdict"] == "error"
-    assert found(report, "h2", "A process may open 100 files")
-
-
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a compiler")
-def test_a_clock_that_is_wrong(tmp_path: Path) -> None:
-    (tmp_path / "clock.c").write_text(CLOCK)
-    library = tmp_path / "clock.so"
-    subprocess.run(
-        ["cc", "-shared", "-fPIC", "-o", library, tmp_path / "clock.c", "-ldl"], check=True
-    )
-    with Cluster(3, rate_bits=RATE) as hosts:
-        report = doctor(hosts, tmp_path, settings={1: {"LD_PRELOAD": str(library)}})
-    assert found(report, "h1", "The clock is 30 s ahead of")
-
-
 def test_a_rank_that_does_not_come(tmp_path: Path) -> None:
     with Cluster(3, rate_bits=RATE) as hosts:
         report = doctor(hosts, tmp_path, "--time-limit", "10", absent=[2])
     assert report["verdict"] == "error" and report["missing_ranks"] == [2]
     assert found(report, "rank 2", "Rank 2 of 3 did not reach rank 0")
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a compiler")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_each_of_eight_hosts_has_its_own_fault(tmp_path: Path) -> None:
+    about = tmp_path / "older" / "herring_dl-0.0.7.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: herring-dl\nVersion: 0.0.7\n")
+    path = os.pathsep.join([str(about.parent), os.environ.get("PYTHONPATH", "")])
+    (tmp_path / "clock.c").write_text(CLOCK)
+    clock = tmp_path / "clock.so"
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-o", clock, tmp_path / "clock.c", "-ldl"], check=True
+    )
+    core = min(os.sched_getaffinity(0))
+    with Cluster(1 + len(OWN_FAULTS), rate_bits=RATE) as hosts:
+        on(hosts, 6, "ip", "link", "set", "eth0", "mtu", "1500")
+        known = names_of(hosts)
+        report = doctor(
+            hosts,
+            tmp_path,
+            settings={
+                1: {"PYTHONPATH": path},
+                2: {"HERRING_FLOWS": "4"},
+                5: {"LD_PRELOAD": str(clock)},
+            },
+            before={3: f"taskset -p -c {core} $$ > /dev/null", 4: "ulimit -n 100"},
+            names={
+                7: {name: address for name, address in known.items() if name != "h1"},
+                8: {**known, "h1": "10.99.0.1"},
+            },
+        )
+    assert report["verdict"] == "error"  # a process may open too few files
+    every = serious(report)
+    assert sorted(subject for subject, _ in every) == sorted(OWN_FAULTS), every
+    for subject, what in every:
+        assert all(word in what for word in OWN_FAULTS[subject]), (subject, what)
