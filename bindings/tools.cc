@@ -10,6 +10,7 @@
 #include "job/dedicated.h"
 #include "job/options.h"
 #include "job/process.h"
+#include "observe/metrics_table.h"
 #include "reduce/reduce.h"
 #include "transport/tcp/cost.h"
 #include "wire/hello.h"
@@ -32,6 +33,19 @@ nb::list setting_rows() {
         "allowed"_a = allowed_values(spec)));
   }
   return rows;
+}
+
+// Returns the table of metrics: scopes, the labels of a job, metrics.
+nb::tuple metric_rows() {
+  nb::list scopes, metrics;
+  for (const observe::ScopeSpec& one : observe::kScopes) {
+    scopes.append(nb::make_tuple(one.name, one.items, one.labels));
+  }
+  for (const observe::MetricSpec& one : observe::kMetrics) {
+    const char* const scope = observe::kScopes[static_cast<size_t>(one.scope)].name;
+    metrics.append(nb::make_tuple(one.name, scope, one.help, one.fields, one.by, one.labels));
+  }
+  return nb::make_tuple(scopes, observe::kJobLabels, metrics);
 }
 
 // Returns the table with the current value of each setting and its origin.
@@ -128,6 +142,7 @@ void register_tools(nb::module_& module) {
   using namespace nb::literals;
   module.attr("PROTOCOL_VERSION") = wire::kProtocolVersion;
   module.def("setting_rows", &setting_rows);
+  module.def("metric_rows", &metric_rows);
   module.def("settings", &settings);
   module.def("parse_setting", &parse, "name"_a, "text"_a, "shown"_a);
   module.def("setting_warnings", &setting_warnings);

@@ -1,9 +1,6 @@
-"""The metrics of a job: their specification, and a status in Prometheus' text format.
+"""The metrics of a job: the core's table of them, and a status in Prometheus' text format.
 
-`METRICS` is the only place that says which metrics there are. The job's own ``/metrics``, ``herring
-status --metrics``, OpenTelemetry, the dashboard and docs/how-to/metrics.md all follow it. Labels
-have the names of NCCL Inspector's exporter where they mean the same: ``slurm_job_id``, ``rank``,
-``comm_name``, ``nranks``, ``n_nodes``, ``collective``, ``message_size``.
+src/observe/metrics_table.h says which metrics there are; `METRICS` is that table.
 """
 
 from __future__ import annotations
@@ -13,26 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import herring._core as _core
+
 __all__ = ["METRICS", "SCOPES", "Metric", "family", "prometheus", "samples"]
 
-# For each scope, the list of the status that has its items (a job is one item), and the labels of
-# each item with the field that each label is read from.
-SCOPES: Mapping[str, tuple[str, tuple[tuple[str, str], ...]]] = {
-    "job": ("", ()),
-    "rank": ("ranks", (("rank", "rank"), ("node", "node"), ("host", "host"))),
-    "server": (
-        "servers",
-        (("server", "server"), ("kind", "kind"), ("node", "node"), ("host", "host")),
-    ),
-    "group": ("groups", (("group", "group"), ("comm_name", "name"), ("nranks", "size"))),
-    "operation": (
-        "operations",
-        (("collective", "collective"), ("message_size", "message_size")),
-    ),
-}
 _MOST_GROUPS = 256  # Series of more groups would be too many.
-# The labels that every sample has.
-_JOB_LABELS = (("job", "job"), ("slurm_job_id", "slurm_job_id"))
 
 
 @dataclass(frozen=True)
@@ -77,136 +59,28 @@ class Metric:
         return tuple(before + field for field in named)
 
 
-def _job(name: str, text: str, field: str = "", kind: str = "gauge", **more: Any) -> Metric:
-    return Metric(f"herring_{name}", kind, text, "job", field, **more)
+def _words(text: str) -> tuple[tuple[str, str], ...]:
+    """Returns the labels or values in a word list of the table, each with its field."""
+    pairs = [word.rpartition("=")[::2] for word in text.split()]
+    return tuple((label or field.rpartition(".")[2], field) for label, field in pairs)
 
 
-def _of(scope: str, name: str, text: str, field: str = "", **more: Any) -> Metric:
+def _metric(name: str, scope: str, text: str, fields: str, by: str, labels: str) -> Metric:
+    several = _words(fields) if by else ()
     kind = "counter" if name.endswith("_total") else "gauge"
-    return Metric(f"herring_{scope}_{name}", kind, text, scope, field, **more)
+    field = "" if several else fields
+    return Metric(f"herring_{name}", kind, text, scope, field, _words(labels), by, several)
 
 
-METRICS: Sequence[Metric] = (
-    _job(
-        "job_info",
-        "Always 1; the labels describe the job.",
-        labels=(("version", "herring"), ("nranks", "size"), ("n_nodes", "nodes"), ("id", "id")),
-    ),
-    _job("job_ranks", "Ranks of the job.", "size"),
-    _job("job_nodes", "Nodes of the job.", "nodes"),
-    _job("job_epoch", "Generation of the job's membership.", "epoch"),
-    _job("job_uptime_seconds", "Time since the job began.", "uptime"),
-    _job("job_findings", "Findings that the status reports now.", "findings"),
-    _job("steps_total", "Steps that have ended on all ranks.", "steps.count", "counter"),
-    _job("steps_per_second", "Steps per second, lately.", "steps.per_second"),
-    _job(
-        "step_seconds",
-        "Time of a step, lately: shortest, median and longest.",
-        by="stat",
-        fields=tuple((stat, f"steps.seconds.{stat}") for stat in ("min", "median", "max")),
-    ),
-    _job(
-        "step_part_seconds",
-        "Time of a step that each part takes, median over ranks. Parts overlap.",
-        by="part",
-        fields=tuple(
-            (part, f"steps.{part}")
-            for part in ("compute", "node_stage", "push", "pull", "wait_for_ranks")
-        ),
-    ),
-    _job(
-        "step_exposed_seconds",
-        "Time of a step in which programs waited for averages.",
-        "steps.exposed",
-    ),
-    _job(
-        "binds_ratio",
-        "Share of a step that is due to what binds; the label says what that is.",
-        "binds.share",
-        labels=(("what", "binds.what"),),
-    ),
-    _of("rank", "state", "1 for the state in which the rank is.", labels=(("state", "state"),)),
-    _of("rank", "state_seconds", "For how long the rank has been in its state.", "for"),
-    _of("rank", "heard_seconds", "Time since the rank's last report.", "heard"),
-    _of(
-        "rank",
-        "missing_seconds",
-        "For how long others have waited for this rank, 0 if nobody does.",
-        "missing",
-    ),
-    _of(
-        "rank",
-        "late_seconds",
-        "How much later than the median rank it gave its data: median and longest.",
-        by="stat",
-        fields=(("median", "late.median"), ("max", "late.max")),
-    ),
-    _of("rank", "late_ratio", "Share of steps in which the rank was late.", "late.share"),
-    _of("rank", "score_ratio", "Score of the rank, from 0 (last) to 1 (as fast as all).", "score"),
-    _of("rank", "late_cause", "1 for the cause of its lateness.", labels=(("cause", "cause"),)),
-    _of("rank", "chronic", "1 if the rank is late again and again.", "chronic"),
-    _of("rank", "outlier", "1 if the rank stands out among all ranks.", "outlier"),
-    _of("rank", "rounds_total", "Rounds of plans that have ended on the rank.", "rounds"),
-    _of("rank", "calls_total", "Named operations that have ended on the rank.", "calls"),
-    _of("rank", "in_flight", "Operations that have not ended on the rank.", "in_flight"),
-    _of("rank", "compute_seconds", "Time of a step in which the rank computes.", "compute"),
-    _of("rank", "wait_seconds", "Time of a step in which the rank's program waits.", "wait"),
-    _of("rank", "sent_bytes_total", "Bytes that the rank has sent.", "bytes_sent"),
-    _of("rank", "received_bytes_total", "Bytes that the rank has received.", "bytes_received"),
-    _of("rank", "retransmits_total", "Segments that TCP has sent again.", "retransmits"),
-    _of("rank", "rtt_seconds", "Round-trip time of the rank's flows.", "rtt"),
-    _of("rank", "credit_bytes", "Bytes that a flow of the rank may have outstanding.", "credit"),
-    _of(
-        "rank",
-        "kept_bytes",
-        "Bytes that the rank keeps for others, who may lack them when a server dies.",
-        "kept",
-    ),
-    _of("rank", "memory_bytes", "Resident memory of the rank's process.", "memory"),
-    _of("rank", "major_faults_total", "Pages that were read from disk.", "major_faults"),
-    _of("rank", "clock_offset_seconds", "Offset of its clock from that of rank 0.", "clock_offset"),
-    _of("rank", "clock_error_seconds", "Bound on the error of that offset.", "clock_error"),
-    _of("server", "state", "1 for the state in which the server is.", labels=(("state", "state"),)),
-    _of("server", "heard_seconds", "Time since the server's last report.", "heard"),
-    _of("server", "weight_ratio", "Share of all bytes that the server sums.", "weight"),
-    _of("server", "outlier", "1 if the server stands out among all servers.", "outlier"),
-    _of("server", "slow_cause", "1 for the cause of its slowness.", labels=(("cause", "cause"),)),
-    _of("server", "sent_bytes_total", "Bytes that the server has sent.", "bytes_sent"),
-    _of("server", "received_bytes_total", "Bytes that it has received.", "bytes_received"),
-    _of("server", "in_flight", "Sums that have not ended on the server.", "in_flight"),
-    _of("server", "retransmits_total", "Segments that TCP has sent again.", "retransmits"),
-    _of("server", "rtt_seconds", "Round-trip time of the server's flows.", "rtt"),
-    _of("server", "memory_bytes", "Resident memory of the server's process.", "memory"),
-    _of("group", "ranks", "Ranks of a group.", "size"),
-    _of("group", "rounds_total", "Rounds of plans that have begun in the group.", "rounds"),
-    _of("group", "calls_total", "Named operations that have begun in the group.", "calls"),
-    _of(
-        "group",
-        "in_flight",
-        "Operations that have not ended, of the rank with most.",
-        "in_flight",
-    ),
-    _of(
-        "group",
-        "standstill_seconds",
-        "For how long something has been in flight and nothing has ended.",
-        "for",
-    ),
-    _of(
-        "group",
-        "absent_ranks",
-        "Ranks with nothing in flight in the group, while others wait for long.",
-        "absent",
-    ),
-    _of("operation", "ended_total", "Operations that have ended, on all ranks.", "ended"),
-    _of("operation", "bytes_total", "Data of these operations, on all ranks.", "bytes"),
-    _of(
-        "operation",
-        "seconds_total",
-        "Time of these operations, from giving the data to the result, on all ranks.",
-        "seconds",
-    ),
-)
+_scopes, _job_labels, _metrics = _core.metric_rows()
+# For each scope, the list of the status that has its items (a job is one item), and the labels of
+# each item with the field that each label is read from.
+SCOPES: Mapping[str, tuple[str, tuple[tuple[str, str], ...]]] = {
+    name: (items, _words(labels)) for name, items, labels in _scopes
+}
+# The labels that every sample has.
+_JOB_LABELS = _words(_job_labels)
+METRICS: Sequence[Metric] = tuple(_metric(*row) for row in _metrics)
 
 
 def family(name: str) -> Metric | None:
