@@ -89,9 +89,7 @@ class ArrayView {
 // The thread that last began or awaited work, as threading.get_native_id() names it; 0: none has.
 // Identifiers of get_ident() pass on to new threads at once.
 inline std::atomic<unsigned long> last_caller{0};
-inline void note_caller() {
-  last_caller.store(PyThread_get_thread_native_id(), std::memory_order_relaxed);
-}
+void note_caller();
 
 // Waits with the GIL released; Ctrl-C raises. `what` and `seconds` (0: wait forever) are used in
 // the timeout error. If the future needs a device, `check_device` notices that the device is lost.

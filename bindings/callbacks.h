@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "bindings.h"
+#include "waiting.h"
 
 namespace herring::bindings {
 
@@ -37,6 +38,7 @@ class Callbacks {
         }
         if (closed_) return nb::none();
       }
+      const WaitingThread waiting(nullptr);
       GilReleased release;
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [this] { return closed_ || !queue_.empty(); });

@@ -6,6 +6,7 @@
 
 #include "base/version.h"
 #include "bindings.h"
+#include "waiting.h"
 
 namespace herring::bindings {
 namespace {
@@ -14,6 +15,7 @@ namespace {
 nb::list log_lines() {
   std::vector<LogLine> lines;
   {
+    const WaitingThread waiting(nullptr);
     GilReleased release;
     lines = take_log_lines();
   }

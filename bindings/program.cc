@@ -5,6 +5,7 @@
 #include <nanobind/stl/tuple.h>
 
 #include "bindings.h"
+#include "waiting.h"
 
 namespace herring::bindings {
 namespace {
@@ -18,6 +19,16 @@ nb::object next_stack_request() {
     asked = wait_for_stack_request();
   }
   return asked ? nb::cast(last_caller.load(std::memory_order_relaxed)) : nb::none();
+}
+
+// Returns how often a wait for a result has begun or ended, the native ids of the threads that wait
+// now, and those of the threads that have ever begun or awaited work.
+nb::tuple waiting_threads() {
+  const WaitingThreads& all = WaitingThreads::here();
+  nb::list waiting, callers;
+  for (const unsigned long id : all.waiting()) waiting.append(id);
+  for (const unsigned long id : all.callers()) callers.append(id);
+  return nb::make_tuple(all.changes(), waiting, callers);
 }
 
 // Returns text, cause, and the ages in seconds of the answer and of the open request, or None.
@@ -36,7 +47,8 @@ void register_program(nb::module_& module) {
   using namespace nb::literals;
   module.def("open_stack_requests", &open_stack_requests);
   module.def("wait_for_stack_request", &next_stack_request);
-  module.def("answer_stack", &answer_stack_request, "text"_a, "cause"_a);
+  module.def("answer_stack", &answer_stack_request, "text"_a, "cause"_a, "held"_a = 0);
+  module.def("waiting_threads", &waiting_threads);
   module.def("close_stack_requests", &close_stack_requests);
   module.def("ask_stack", &ask_program_stack);
   module.def("latest_stack", &latest_stack);

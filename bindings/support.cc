@@ -3,6 +3,7 @@
 
 #include "base/record_place.h"
 #include "bindings.h"
+#include "waiting.h"
 
 namespace herring::bindings {
 namespace {
@@ -256,6 +257,13 @@ void check_not_capturing(const worker::Future& future, device::Copier* copier,
   }
 }
 
+void note_caller() {
+  const unsigned long id = PyThread_get_thread_native_id();
+  last_caller.store(id, std::memory_order_relaxed);
+  thread_local unsigned long known = 0;  // its id; another one in a forked child
+  if (std::exchange(known, id) != id) WaitingThreads::here().called(id);
+}
+
 void wait(worker::Future& future, double seconds, const std::string& what,
           const std::function<Status()>& check_device) {
   if (!future.done() && !future.loop().here()) {
@@ -265,6 +273,9 @@ void wait(worker::Future& future, double seconds, const std::string& what,
   note_caller();
   const Nanos start = monotonic_now();
   const Nanos deadline = seconds > 0 ? start + from_seconds(seconds) : 0;
+  // A wait with a limit of its own ends by itself.
+  std::optional<WaitingThread> waiting;
+  if (deadline == 0 && !future.done()) waiting.emplace(&future);
   for (;;) {
     bool done = false;
     {
@@ -275,7 +286,9 @@ void wait(worker::Future& future, double seconds, const std::string& what,
       if (!done && check_device) static_cast<void>(check_device());
     }
     if (done) return check(future.status());
-    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    const bool raised = waiting ? waiting->outside([] { return PyErr_CheckSignals() != 0; })
+                                : PyErr_CheckSignals() != 0;
+    if (raised) throw nb::python_error();
     if (deadline != 0 && monotonic_now() >= deadline) {
       raise({Code::kTimeout, concat(what, " is not complete after ", seconds,
                                     " s; it goes on in the background; call wait() again")});

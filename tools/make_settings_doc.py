@@ -49,7 +49,8 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Mapping[str, str]], bool]]] = (
         "their libraries, these lines have the level `info`: for as long as the process itself\n"
         "took to start, and at most 30 s. If ranks wait for each other in different calls for\n"
         "5 s, they are told who waits where. `HERRING_WARN_AFTER` can shorten the 5 s, but not\n"
-        "lengthen them.",
+        "lengthen them. A [deadlock](failure.md#deadlocks) that is certain ends after 10 s in\n"
+        "which nothing moves, whatever the settings are.",
         lambda row: row["type"] == "seconds",
     ),
     (

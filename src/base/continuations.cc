@@ -22,6 +22,7 @@ void Continuations::put(std::function<void()> task) {
   {
     std::lock_guard lock(mutex_);
     queue_.push_back(std::move(task));
+    ++tasks_;
     grows = queue_.size() > idle_;
     if (grows) ++idle_;  // the new thread is idle until it takes a task
   }
@@ -36,7 +37,14 @@ void Continuations::put(std::function<void()> task) {
     queue_.pop_front();
     lock.unlock();
     first();
+    lock.lock();
+    --tasks_;
   }
+}
+
+bool Continuations::idle() {
+  std::lock_guard lock(mutex_);
+  return tasks_ == 0;
 }
 
 void Continuations::serve() {
@@ -50,6 +58,7 @@ void Continuations::serve() {
     lock.unlock();
     task();
     lock.lock();
+    --tasks_;
     ++idle_;
   }
 }

@@ -17,6 +17,8 @@ class Continuations {
   static Continuations& shared();
 
   void put(std::function<void()> task);
+  // Returns whether no task runs or waits for its thread. Any thread.
+  bool idle();
 
  private:
   void serve();
@@ -25,6 +27,7 @@ class Continuations {
   std::condition_variable changed_;
   std::deque<std::function<void()>> queue_;  // guarded by mutex_
   size_t idle_ = 0;                          // threads without a task; guarded by mutex_
+  size_t tasks_ = 0;                         // that are not over; guarded by mutex_
 };
 
 }  // namespace herring

@@ -86,12 +86,12 @@ bool wait_for_stack_request() {
   }
 }
 
-void answer_stack_request(std::string text, std::string cause) {
+void answer_stack_request(std::string text, std::string cause, uint64_t held) {
   ForkSection section;
   Requests& requests = the_requests();
   std::lock_guard lock(requests.mutex);
   if (requests.generation != fork_generation()) return;
-  requests.stack = {std::move(text), std::move(cause), monotonic_now(), 0};
+  requests.stack = {std::move(text), std::move(cause), held, monotonic_now(), 0};
 }
 
 void close_stack_requests() {

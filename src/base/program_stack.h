@@ -3,6 +3,7 @@
 // Python: an interpreter whose lock is held answers later, which the age of the request shows.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "base/clock.h"
@@ -14,6 +15,9 @@ struct ProgramStack {
   // What the program does: "compute", "input", "checkpoint", "compile" or "evaluation". Empty if it
   // waits for Herring, or if that is not known.
   std::string cause;
+  // Not 0 if no thread of Python can go on before a result comes. The number is another one after
+  // any of them has gone on.
+  uint64_t held = 0;
   Nanos taken = 0;    // when the answer came, in monotonic_now()'s clock; 0: never
   Nanos asked = 0;    // since when a request waits for its answer; 0: none does
 
@@ -36,7 +40,7 @@ ProgramStack latest_program_stack();
 // opens requests itself.
 void open_stack_requests();
 bool wait_for_stack_request();
-void answer_stack_request(std::string text, std::string cause);
+void answer_stack_request(std::string text, std::string cause, uint64_t held = 0);
 void close_stack_requests();
 
 }  // namespace herring

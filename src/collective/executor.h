@@ -60,6 +60,8 @@ class Executor : private transport::FlowHandler {
   void finish();
   // Returns the number of bytes that have not reached other workers; see transport::undelivered().
   size_t undelivered() const { return mesh_.undelivered(); }
+  // Returns whether no task has been started that is not done.
+  bool idle() const { return active_.empty(); }
   // Returns the number of tasks for which early grants wait.
   size_t kept() const { return early_.size(); }
   // Must be called periodically.

@@ -401,8 +401,8 @@ class Member::Impl final : public Channel::Owner {
   }
 
   void announce_abort(const Status& why) {
-    announce([text = why.message()](const auto& watcher) {
-      if (watcher.aborted) watcher.aborted(text);
+    announce([why](const auto& watcher) {
+      if (watcher.aborted) watcher.aborted(why);
     });
   }
 

@@ -47,7 +47,7 @@ class Member {
   // Gets the cluster so far (workers and settings, but no servers yet) and the node.
   using StartServer = std::function<Status(const Cluster&, uint32_t node)>;
   using OnLoss = std::function<void(const Loss&)>;
-  using OnAbort = std::function<void(const std::string& reason)>;
+  using OnAbort = std::function<void(const Status& why)>;
   enum class End {
     kAllLeft,  // all workers have said goodbye, so servers end
     kNoNews,   // the rendezvous has left with rank 0: nobody tells who else leaves or dies

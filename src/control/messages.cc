@@ -324,4 +324,9 @@ Status decode_abort(std::string_view payload, Status& why) {
   return {};
 }
 
+Status told_to_end(const Status& why) {
+  if (why.message().starts_with(kDeadlock)) return {Code::kTimeout, why.message()};
+  return {Code::kPeerLost, concat("the job was aborted: ", why.message())};
+}
+
 }  // namespace herring::control

@@ -97,12 +97,16 @@ Result<ServerReport> decode_server_report(std::string_view payload);
 // kAbort, both directions: an error for all processes. The text is cut to kMaxTextBytes. A process
 // that has not registered says with it that it cannot take part, and why. With the flag, it tells a
 // registering member to come again, because an earlier job of the same processes has not ended yet.
-// Text that begins with kGivenUp is for one dedicated server, without which the job goes on.
+// Text that begins with kGivenUp is for one dedicated server, without which the job goes on. Text
+// that begins with kDeadlock comes from no process: the rendezvous has found it.
 inline constexpr uint8_t kFlagAgain = 1;
 inline constexpr std::string_view kGivenUp =
     "this server is given up, and the job goes on without it: ";
+inline constexpr std::string_view kDeadlock = "deadlock: ";
 std::string encode(const Status& why);
 Status decode_abort(std::string_view payload, Status& why);
+// Returns the error of a process that is told to give up for this reason.
+Status told_to_end(const Status& why);
 
 // kRecord. From a member, with the first flag: nobody has asked, but it has failed. To a member,
 // with the second flag: text that says where the record of all members is written.

@@ -256,6 +256,7 @@ class Rendezvous::Impl final : public Channel::Owner {
     watching.flight_folder = options_.flight_folder;
     watching.timeline = options_.timeline;
     watching.on_signal = options_.status != "off";
+    watching.deadlocked = [this](const std::string& who) { job_->deadlocked(who); };
     watch_.emplace(loop_, peers_, gathering_.cluster(), std::move(watching));
     serve_status();
   }

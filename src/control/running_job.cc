@@ -117,6 +117,14 @@ void RunningJob::abort(Peer& author, const Status& why) {
   broadcast(peers_, FrameType::kAbort, encode(Status(why.code(), text)), &author);
 }
 
+void RunningJob::deadlocked(const std::string& who) {
+  if (ended_ || fails_) return;
+  fails_ = true;
+  const std::string text = concat(kDeadlock, who);
+  log(LogLevel::kInfo, "the job ends: ", text);
+  broadcast(peers_, FrameType::kAbort, encode(Status(Code::kTimeout, text)));
+}
+
 void RunningJob::offer(Peer& peer) {
   if (!ended_ && !fails_) return replacements_.offer(peer);
   // It waits for the next job of the same processes. Servers of a job that fails come back at once.

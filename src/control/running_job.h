@@ -42,6 +42,8 @@ class RunningJob {
   void leave(const Peer& peer);
   // A member tells all processes to give up.
   void abort(Peer& author, const Status& why);
+  // Tells all processes to give up, because their calls can never end. `who`: who waits where.
+  void deadlocked(const std::string& who);
 
   // Handles a dedicated server that has registered while the job runs. With failover only.
   void offer(Peer& peer);

@@ -66,6 +66,7 @@ Watch::Watch(transport::EventLoop& loop, const Peers& peers, const Cluster& clus
                 .unix_zero = unix_zero_},
                loop.now()),
       began_(loop.now()),
+      deadlocked_(std::move(options.deadlocked)),
       on_signal_(options.on_signal),
       signals_(status_signals()) {
   loop_.call_after(kTick, [this] { tick(); });
@@ -299,6 +300,9 @@ void Watch::tick() {
     const observe::RankTexts texts = monitor_.rank_texts(now);
     if (!texts.empty() || told_) broadcast(peers_, FrameType::kRankTexts, observe::encode(texts));
     told_ = !texts.empty();
+  }
+  if (!ended_ && deadlocked_) {
+    if (const auto who = monitor_.deadlock(now)) std::exchange(deadlocked_, nullptr)(*who);
   }
   if (!ended_) {
     for (const std::string& line : monitor_.due_lines(now)) log(LogLevel::kWarning, line);

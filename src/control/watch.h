@@ -30,6 +30,8 @@ class Watch {
     std::string flight_folder;  // value of that setting; "off": there are no flight records
     std::string timeline;       // value of that setting; empty: there is no timeline yet
     bool on_signal = false;     // whether SIGUSR1 asks for the status, in the log
+    // Called once, when it is certain that no call can ever end, with who waits where.
+    std::function<void(const std::string& who)> deadlocked;
   };
 
   // `loop` and `peers` must outlive the Watch, which must not be destroyed before the loop has
@@ -99,6 +101,7 @@ class Watch {
   uint64_t dropped_ = 0;                        // entries, because the disk was too slow
   bool ended_ = false;
   bool expects_failures_ = false;
+  std::function<void(const std::string& who)> deadlocked_;  // null: it was called
   const bool on_signal_;
   uint64_t signals_;  // that were answered
 };

@@ -65,6 +65,11 @@ void Watcher::give_up(const Flag& flag, const Status& why) {
   for (const Expected& one : left) one.then(why);
 }
 
+bool Watcher::idle() {
+  std::lock_guard lock(mutex_);
+  return queues_.empty() && !calls_;
+}
+
 void Watcher::settle(const Flag& flag) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return !calls_ && !queues_.contains(flag.word); });

@@ -46,6 +46,9 @@ class Watcher {
   // Returns whether the caller runs on this watcher's thread.
   bool here() const;
 
+  // Returns whether nothing is expected and no callback runs. Any thread.
+  bool idle();
+
   uint64_t looks() const { return looks_.load(std::memory_order_relaxed); }
 
  private:

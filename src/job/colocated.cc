@@ -36,7 +36,7 @@ Status Colocated::attach() {
   control::Member& member = *serving_->member();
   HERRING_RETURN_IF_ERROR(serving_->attach(member.cluster().servers.size()));
   member.watch([this](const control::Loss& loss) { server().lost(loss); },
-               [this](const std::string& reason) { server().job_failed(reason); },
+               [this](const Status& why) { server().job_failed(why.message()); },
                [this](control::Member::End end) {
                  if (end == control::Member::End::kAllLeft) return ended_.store(true);
                  server().hears_nothing(connect_timeout_);

@@ -122,13 +122,13 @@ Status serve(const std::string& rendezvous, const std::string& secret, const Set
           server.lost(loss);
         }
       },
-      [&](const std::string& reason) {
-        if (!reason.starts_with(control::kGivenUp)) {
-          server.job_failed(reason);
-          return end.set({Code::kPeerLost, concat("the job was aborted: ", reason)});
+      [&](const Status& why) {
+        if (!why.message().starts_with(control::kGivenUp)) {
+          server.job_failed(why.message());
+          return end.set(control::told_to_end(why));
         }
         set_record_place({});  // no record is written, because the job has not failed
-        end.set({Code::kPeerLost, reason});
+        end.set({Code::kPeerLost, why.message()});
       },
       [&](control::Member::End how) {
         if (how == control::Member::End::kNoNews) {

@@ -163,7 +163,7 @@ Status Job::connect() {
   const Nanos deadline = monotonic_now() + member->connect_timeout;
   // From here on, a death or the end of the job ends every wait below.
   member_->watch([this](const control::Loss& loss) { on_loss(loss); },
-                 [this](const std::string& reason) { on_abort(reason); },
+                 [this](const Status& why) { on_abort(why); },
                  [](control::Member::End) {},
                  [this](const control::Replacement& news) { on_replacement(news); });
   HERRING_RETURN_IF_ERROR(connect_neighbours(deadline));
@@ -215,7 +215,7 @@ Status Job::connect() {
   for (const control::Replacement& news : std::exchange(early_replacements_, {})) {
     tell_engine(news);
   }
-  if (!early_abort_.empty()) fail_engine(early_abort_);
+  if (!early_abort_.ok()) engine_->fail(early_abort_);
   return {};
 }
 
@@ -297,10 +297,11 @@ void Job::on_loss(const control::Loss& loss) {
   hears_ ? tell_engine(loss) : early_losses_.push_back(loss);
 }
 
-void Job::on_abort(const std::string& reason) {
+void Job::on_abort(const Status& why) {
   std::lock_guard lock(news_);
-  if (hears_) return fail_engine(reason);
-  early_abort_ = reason;
+  const Status told = control::told_to_end(why);
+  if (hears_) return engine_->fail(told);
+  early_abort_ = told;
 }
 
 void Job::on_replacement(const control::Replacement& news) {
@@ -321,16 +322,10 @@ void Job::tell_engine(const control::Loss& loss) {
   if (!loss.is_server) engine_->rank_left(loss.index);
 }
 
-void Job::fail_engine(const std::string& reason) {
-  engine_->fail({Code::kPeerLost, concat("the job was aborted: ", reason)});
-}
-
 // Returns why connecting cannot succeed: a process has died, or a server has left; else ok.
 Status Job::cannot_connect() {
   std::lock_guard lock(news_);
-  if (!early_abort_.empty()) {
-    return {Code::kPeerLost, concat("the job was aborted: ", early_abort_)};
-  }
+  if (!early_abort_.ok()) return early_abort_;
   for (const control::Loss& loss : early_losses_) {
     if (!loss.left || loss.is_server) return {Code::kPeerLost, loss.text};
   }

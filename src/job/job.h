@@ -72,10 +72,9 @@ class Job {
       std::string& own_host);
   void tell_others(const Status& why);
   void on_loss(const control::Loss& loss);
-  void on_abort(const std::string& reason);
+  void on_abort(const Status& why);
   void on_replacement(const control::Replacement& news);
   void tell_engine(const control::Loss& loss);
-  void fail_engine(const std::string& reason);
   void tell_engine(const control::Replacement& news);
   Status cannot_connect();
   void log_begin(const worker::EngineOptions& engine, uint32_t flows);
@@ -98,7 +97,7 @@ class Job {
   bool hears_ = false;                       // the engine exists
   std::vector<control::Loss> early_losses_;  // from before the engine exists
   std::vector<control::Replacement> early_replacements_;  // likewise
-  std::string early_abort_;
+  Status early_abort_;
 
   bool down_ = false;
   Nanos began_ = 0;  // when the engine was there

@@ -13,6 +13,7 @@ std::optional<observe::Report> ServerReports::report() {
   server::ServerView view = server_.view(now);
   due_ = now + (view.missing.empty() ? kInterval : kStalledInterval);
   observe::Report report;
+  report.still = stands_still(view, now);
   report.resources = observe::own_resources(true);
   report.bytes_sent = view.bytes_out;
   report.bytes_received = view.bytes_in;
@@ -36,6 +37,19 @@ std::optional<observe::Report> ServerReports::report() {
     report.missing.push_back({std::move(one.what), now - one.since, std::move(other), one.by});
   }
   return report;
+}
+
+// Returns since when the server has done nothing and all that it has sent has arrived. Everything
+// in a server begins with a message, except the ends of partial all-reduces, of which the ranks
+// that take part in them know.
+observe::Still ServerReports::stands_still(const server::ServerView& view, Nanos now) {
+  const std::array<uint64_t, 3> done{view.sums, view.in_flight, view.announced};
+  if (view.undelivered > 0 || done_ != done) {
+    done_ = done;
+    still_since_ = now;
+    return {};
+  }
+  return {still_since_, view.seen};
 }
 
 observe::ProcessRecord ServerReports::timeline(bool last) {

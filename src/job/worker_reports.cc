@@ -76,6 +76,28 @@ observe::ProcessRecord WorkerReports::record() {
 
 void WorkerReports::dropped() { engine_.groups().tell_again(); }
 
+// Returns since when no thread of the program can go on before a result comes, and nothing has
+// moved here.
+observe::Still WorkerReports::stands_still(Nanos now, const worker::Activity& activity,
+                                           const worker::Engine::Counters& counters) {
+  const bool waits = !activity.where.empty() && now - activity.since > kLongWait;
+  if (waits) ask_program_stack();  // for the next report
+  const ProgramStack stack = latest_program_stack();
+  if (!waits || stack.held == 0 || activity.elsewhere || !counters.stands_still) {
+    done_.reset();
+    return {};
+  }
+  uint64_t bytes = counters.workers.bytes_sent + counters.workers.bytes_received;
+  for (const auto& server : counters.servers) bytes += server.bytes_sent + server.bytes_received;
+  const Done done{stack.held, activity.rounds, activity.calls, activity.in_flight,
+                  bytes - counters.notice_bytes};
+  if (done_ != done) {
+    done_ = done;
+    still_since_ = now;
+  }
+  return {still_since_, stack.taken};
+}
+
 observe::Report WorkerReports::make(Nanos now, const worker::Activity& activity) {
   observe::Report report;
   report.where = activity.where;
@@ -110,6 +132,7 @@ observe::Report WorkerReports::make(Nanos now, const worker::Activity& activity)
   report.operations = engine_.recorder().operations();
   report.resources = observe::own_resources();
   const worker::Engine::Counters counters = engine_.counters();
+  report.still = stands_still(now, activity, counters);
   report.bytes_sent = counters.workers.bytes_sent;
   report.bytes_received = counters.workers.bytes_received;
   for (const transport::FlowCounters& server : counters.servers) {

@@ -32,6 +32,8 @@ class WorkerReports final : public ReportSource {
 
  private:
   void look(Nanos now);
+  observe::Still stands_still(Nanos now, const worker::Activity& activity,
+                              const worker::Engine::Counters& counters);
   observe::Report make(Nanos now, const worker::Activity& activity);
 
   static constexpr Nanos kInterval = 500 * kMillisecond, kStalledInterval = 250 * kMillisecond;
@@ -40,6 +42,8 @@ class WorkerReports final : public ReportSource {
   static constexpr Nanos kLeastPause = 5 * kMillisecond;
   static constexpr Nanos kFresh = 2 * kSecond;             // how long a look counts
   static constexpr Nanos kAnswer = 60 * kMillisecond;      // in which the program's stack comes
+  // A program that waits for this long may be deadlocked.
+  static constexpr Nanos kLongWait = kSecond;
 
   worker::Engine& engine_;
   const uint32_t rank_;
@@ -51,6 +55,13 @@ class WorkerReports final : public ReportSource {
   uint32_t chance_ = 1;
   observe::Looks looks_;
   Nanos work_ = 0;                // how long the program computes in a round
+  // What changes with whatever the program and the engine do, and since when it has not.
+  struct Done {
+    uint64_t held, rounds, calls, in_flight, bytes;
+    bool operator==(const Done&) const = default;
+  };
+  std::optional<Done> done_;
+  Nanos still_since_ = 0;
   bool delayed_ = false;          // the report waits for the answer
   std::atomic<Nanos> watched_{-1};  // how long others compute; -1: this rank is not late
   std::atomic<Nanos> late_{0};

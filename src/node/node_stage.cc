@@ -349,6 +349,12 @@ bool NodeStage::busy(uint32_t group) const {
                      [group](const auto& one) { return one.first.group == group; });
 }
 
+bool NodeStage::stands_still() const {
+  return ready_.empty() && !work_scheduled_ && std::ranges::none_of(works_, [](const auto& one) {
+    return one.second->adding || one.second->giving;
+  });
+}
+
 Nanos NodeStage::moved_at(uint32_t group) const {
   Nanos latest = 0;
   for (const auto& [key, work] : works_) {

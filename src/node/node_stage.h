@@ -45,6 +45,8 @@ class NodeStage : private TransferOwner {
   // too, they have `servers_margin` to report first.
   void check_deadlines(Nanos now, Nanos servers_margin);
   bool busy(uint32_t group) const;
+  // Returns whether nothing is done here until a message or a result comes, or this rank posts.
+  bool stands_still() const;
   // Returns whether a buffer of the group has still to be pushed to servers.
   bool has_unpushed(uint32_t group) const;
   // Returns whether a buffer of the group cannot complete, because a neighbour ended before its

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "observe/deadlock.h"
+
 namespace herring::observe {
 namespace {
 
@@ -237,6 +239,27 @@ RankTexts Monitor::rank_texts(Nanos now) const {
 bool Monitor::mute(const Process& who, Nanos now) const {
   const State state = state_of(who, now);
   return state == State::kStopped || state == State::kUnreachable || state == State::kSilent;
+}
+
+std::optional<std::string> Monitor::deadlock(Nanos now) const {
+  std::vector<Stillness> all;
+  for (const auto* processes : {&ranks_, &servers_}) {
+    for (const Known& one : *processes) {
+      const Report& report = one.report;
+      Still still = report.still;
+      if (still.until != 0) {
+        still.since += report.offset;
+        still.until += report.offset;
+      }
+      all.push_back({!one.left && !one.lost, still, report.offset_error});
+    }
+  }
+  if (!is_deadlocked(all, now)) return std::nullopt;
+  std::vector<Waiting> waits;
+  for (const Known& one : ranks_) {
+    waits.push_back({one.report.where, one.report.age + now - one.at});
+  }
+  return describe_deadlock(waits);
 }
 
 Picture Monitor::picture(Nanos now, bool whole) const {

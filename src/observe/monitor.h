@@ -52,6 +52,8 @@ class Monitor {
   // Returns texts about ranks that others wait for, to be told to all members; at most
   // kMostRankTexts of them.
   RankTexts rank_texts(Nanos now) const;
+  // Returns who waits where, if it is certain that no call can ever end; see deadlock.h.
+  std::optional<std::string> deadlock(Nanos now) const;
   // Returns lines for the log that are due now.
   std::vector<std::string> due_lines(Nanos now);
   // Returns lines about the whole job, for its end.

@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "observe/deadlock.h"
 #include "observe/group_book.h"
 #include "observe/lateness.h"
 #include "observe/operations.h"
@@ -66,6 +67,7 @@ struct Report {
   Nanos sent = 0;           // in the sender's clock
   Nanos offset = 0;         // clock of the rendezvous minus the sender's, as the sender measured it
   Nanos offset_error = -1;  // bound of its error; -1: not measured yet
+  Still still;              // whether the process has stood still, in its own clock
 
   // What the program does. Workers only.
   std::string where;        // the operation in which it waits; empty while it computes

@@ -48,6 +48,9 @@ class Peer : public transport::FlowHandler {
   void finish() { flow_->finish(); }
   // Returns the number of bytes that have not reached the worker yet; see transport::undelivered().
   size_t undelivered() const { return transport::undelivered(*flow_); }
+  size_t undelivered(const transport::PathInfo& path) const {
+    return transport::undelivered(*flow_, path);
+  }
   // Makes sure that lent memory which has not left the system never does.
   void abandon() { flow_->abandon(); }
   // Returns the number of streams with a record.

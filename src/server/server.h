@@ -67,9 +67,11 @@ class Proxy {
   struct Seen {
     uint64_t bytes_in = 0, bytes_out = 0;
     ServerView::Path path;
+    size_t undelivered = 0;
   };
   std::mutex seen_mutex_;
   std::vector<Seen> seen_;  // guarded by seen_mutex_
+  Nanos seen_at_ = 0;       // guarded by seen_mutex_; 0: never
   // Results for peers of other proxies, by proxy; handed over once per loop iteration.
   struct Handover {
     Peer* peer;

@@ -33,9 +33,12 @@ ServerView Server::view(Nanos now) {
   ServerView view;
   if (!changes_) return view;
   view.ranks.resize(cluster_.size);
+  view.seen = now;
   for (const auto& proxy : proxies_) {
     std::lock_guard lock(proxy->seen_mutex_);
+    view.seen = std::min(view.seen, proxy->seen_at_);
     for (const Proxy::Seen& flow : proxy->seen_) {
+      view.undelivered += flow.undelivered;
       view.bytes_in += flow.bytes_in;
       view.bytes_out += flow.bytes_out;
       view.retransmits += flow.path.retransmits;

@@ -44,7 +44,10 @@ struct ServerView {
   // not count, but a slow processor does.
   uint64_t sums = 0;
   Nanos sum_time = 0;
-  // The fields below were true at most a twentieth of a second before.
+  // The fields of this paragraph were true at `seen`, a twentieth of a second before at most unless
+  // a proxy is held up.
+  Nanos seen = 0;
+  size_t undelivered = 0;   // bytes that have not reached the workers
   uint64_t bytes_in = 0, bytes_out = 0, retransmits = 0;
   std::vector<Path> paths;  // to workers that have been connected, by rank
   // Shards that are being summed, and calls of single ranks that wait for the others.

@@ -14,9 +14,10 @@ namespace herring::transport {
 
 // Returns the bytes that the flow has not written yet, plus the packets that the other side's
 // system has not acknowledged. 0 means that everything has arrived, or that the flow is closed.
-inline size_t undelivered(const Flow& flow) {
-  return flow.closed() ? 0 : flow.backlog() + flow.path_info().unacknowledged;
+inline size_t undelivered(const Flow& flow, const PathInfo& path) {
+  return flow.closed() ? 0 : flow.backlog() + path.unacknowledged;
 }
+inline size_t undelivered(const Flow& flow) { return undelivered(flow, flow.path_info()); }
 
 // Waits until `left`, which is called on the loop's thread, returns 0. Gives up if the value has
 // not changed for `standstill`, after `most`, or if no thread runs the loop. Passes on what `left`

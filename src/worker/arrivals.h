@@ -27,6 +27,7 @@ class Arrivals {
   // Warns if a device does not reach a call. Refuses the call on all ranks when its time is up.
   void check_deadlines(Nanos now);
   bool any(const Group& group) const;
+  bool empty() const { return expected_.empty(); }
   // The operations of the group, or of all groups, will not start.
   void call_off(const Group& group, const Status& why);
   void fail_all(const Status& why);

@@ -125,8 +125,9 @@ Engine::Counters Engine::counters() {
   }
   return core.loop_->ask([&core] {
     Counters counters{core.links_->counters(), core.executor_->counters(),
-                      core.links_->credit_bytes(), core.keeping_.bytes(), core.loop_->wakeups(),
-                      core.named_.device_sums(), core.named_.neighbour_sums()};
+                      core.links_->credit_bytes(), core.keeping_.bytes(), core.notice_bytes_,
+                      core.stands_still(),         core.loop_->wakeups(),
+                      core.named_.device_sums(),   core.named_.neighbour_sums()};
     counters.paths = core.links_->paths();
     for (const auto& path : counters.paths) counters.retransmits += path.retransmits;
     for (uint32_t server = 0; server < counters.paths.size(); ++server) {

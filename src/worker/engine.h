@@ -97,6 +97,10 @@ class Engine {
     transport::FlowCounters workers;  // exchanged with other workers directly
     size_t credit_bytes = 0;
     size_t kept_bytes = 0;  // for others, who may lack it when a server dies
+    // Sent to servers and received from them in messages that begin and end nothing.
+    uint64_t notice_bytes = 0;
+    // Nothing here goes on until another process sends something or the program makes a call.
+    bool stands_still = false;
     uint64_t wakeups = 0;
     // All-reduces whose sums a device did, and those of them for which it read other devices.
     uint64_t device_sums = 0, neighbour_sums = 0;

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/continuations.h"
 #include "base/log.h"
 #include "base/reminders.h"
 #include "device/images.h"
+#include "device/watcher.h"
 
 namespace herring::worker {
 namespace {
@@ -123,6 +125,7 @@ void EngineCore::on_control(uint32_t server, const wire::FrameHeader& header,
                         std::string_view payload) {
   if (ends()) return;
   if (header.type == wire::FrameType::kWarning) {
+    notice_bytes_ += wire::kHeaderBytes + payload.size();
     return log(LogLevel::kWarning, payload);
   }
   if (header.type == wire::FrameType::kRound || header.type == wire::FrameType::kCommit) {
@@ -330,6 +333,15 @@ bool EngineCore::may_need(const Group& group, uint32_t server) const {
          named_.awaits_message(group, server);
 }
 
+// Rounds that wait for data of this rank or of others may be open: nothing moves of them. A partial
+// all-reduce, however, may end without anybody's doing, when its grace is over.
+bool EngineCore::stands_still() const {
+  return ending_.ok() && partials_.empty() && named_.all_wait_for_calls() && executor_->idle() &&
+         node_stage_->stands_still() && !membership_.any_comes() && links_->undelivered() == 0 &&
+         executor_->undelivered() == 0 && device::Watcher::shared().idle() &&
+         Continuations::shared().idle();
+}
+
 Status EngineCore::enlist(const std::shared_ptr<Partial>& partial) {
   HERRING_RETURN_IF_ERROR(incomplete(partial->group()));
   return run([this, partial] {
@@ -426,7 +438,9 @@ void EngineCore::tell_whereabouts(Nanos now) {
   wire::FrameHeader header;
   header.type = wire::FrameType::kWhereabouts;
   for (uint32_t server = 0; server < cluster_.servers.size(); ++server) {
-    if (!membership_.has_ended(server)) links_->send_control(server, header, text);
+    if (membership_.has_ended(server)) continue;
+    notice_bytes_ += wire::kHeaderBytes + text.size();
+    links_->send_control(server, header, text);
   }
 }
 

@@ -110,6 +110,9 @@ class EngineCore {
   bool may_need(const Group& group, uint32_t server) const;
   // Returns whether something moves in the group or is announced.
   bool in_flight(const Group& group) const { return moves(group) || named_.any(group); }
+  // Returns whether nothing goes on here until something comes from another process, or the program
+  // makes a call.
+  bool stands_still() const;
   // Tells a server that has come later in which calls this rank is held up.
   void tell_whereabouts_to(uint32_t server);
   // Fails everything, soon: when no server or neighbour reads callers' memory any more, which takes
@@ -162,6 +165,7 @@ class EngineCore {
 
   std::string whereabouts_;      // text that the servers have
   Nanos whereabouts_due_ = 0;    // when to check it next
+  uint64_t notice_bytes_ = 0;    // see Engine::Counters
 
   mutable std::mutex mutex_;
   Status failure_;               // guarded by mutex_

@@ -74,6 +74,7 @@ class Membership {
   // Calls off the group: nothing moves in it any more, here or elsewhere. Operations in it fail.
   void call_off(const std::shared_ptr<Group>& group, const Status& why);
   // Whether the server is a replacement that does not serve yet.
+  bool any_comes() const { return !coming_.empty(); }
   bool comes(uint32_t server) const { return coming_.contains(server); }
   bool has_ended(uint32_t server) const { return ended_servers_.contains(server); }
   bool has_left(uint32_t rank) const { return std::ranges::find(left_, rank) != left_.end(); }

@@ -460,6 +460,13 @@ bool NamedOperations::any(const Group& group) const {
   return arrivals_.any(group) || std::any_of(operations_.begin(), operations_.end(), here);
 }
 
+bool NamedOperations::all_wait_for_calls() const {
+  const uint32_t usual = engine_.timeout_ms(0);
+  return arrivals_.empty() && std::ranges::none_of(operations_, [&](const auto& one) {
+    return one.second->launched_ || engine_.timeout_ms(one.second->call_.timeout) < usual;
+  });
+}
+
 bool NamedOperations::awaits_members(const Group& group) const {
   return std::any_of(operations_.begin(), operations_.end(), [&group](const auto& one) {
     const Call& call = one.second->call_;

@@ -51,6 +51,9 @@ class NamedOperations {
   // Returns whether bytes of an operation of the group are moving.
   bool moves(const Group& group) const;
   bool any(const Group& group) const;
+  // Returns whether all operations wait for calls of other ranks, for as long as any operation may.
+  // One with a shorter timeout of its own ends sooner, and its program may go on then.
+  bool all_wait_for_calls() const;
   // Returns whether an operation is in flight that needs all members of the group; messages do not.
   bool awaits_members(const Group& group) const;
   // Returns whether everything goes on if this version of the set of servers comes next.

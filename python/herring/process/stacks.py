@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import builtins
 import dis
+import signal
 import sys
 import threading
+from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FrameType, ModuleType
 from typing import Any
 
@@ -47,7 +49,11 @@ def _run() -> None:
             found = activity(caller)
         except Exception:  # nothing that a program has on its stack may end this thread
             found = Activity()
-        _core.answer_stack(found.text, found.cause)
+        try:
+            held = _held_token()
+        except Exception:
+            held = 0
+        _core.answer_stack(found.text, found.cause, held)
 
 
 def activity(caller: int = 0) -> Activity:
@@ -76,6 +82,88 @@ def activity(caller: int = 0) -> Activity:
         return what
     name = "".join(c if c.isprintable() else "?" for c in threads[chosen].name[:40])
     return Activity(f"{what.text} (thread {name})", what.cause, what.waits)
+
+
+# Libraries whose native threads may run code in Python at any time. It may call Herring.
+_WITH_THREADS = frozenset({"cupy", "jax", "jaxlib", "mxnet", "numba.cuda", "tensorflow"})
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+_TIMED = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
+# Threads of libraries that only watch the others: tqdm's draws bars again that stand.
+_WATCHERS = frozenset({"tqdm._monitor"})
+
+
+def _held_token() -> int:
+    """Returns a number that is not 0 if no thread can go on before a result comes.
+
+    Every other thread then waits for a result without a limit of its own, or for such a thread. The
+    number changes once any of them has gone on. Whatever is not certain gives 0.
+    """
+    if not _WITH_THREADS.isdisjoint(sys.modules) or _has_timer():
+        return 0
+    changes, waiting, callers = _core.waiting_threads()
+    held = set(waiting)
+    threads = {
+        thread.ident: thread
+        for thread in threading.enumerate()
+        if not isinstance(thread, threading._DummyThread)  # Python has not started it
+    }
+    natives = {thread.native_id for thread in threads.values()}
+    if any(caller not in natives and _may_call(caller) for caller in callers):
+        return 0
+    frames = sys._current_frames()
+    frames.pop(threading.get_ident(), None)
+    try:
+        if not threads.keys() - {threading.get_ident()} <= frames.keys():
+            return 0  # a thread is about to begin
+        for ident, frame in frames.items():
+            thread = threads.get(ident)
+            if thread is None:
+                return 0
+            if thread.native_id in held or type(thread).__module__ in _WATCHERS:
+                continue
+            if not _waits_for_a_thread(frame):
+                return 0
+        return changes + 1
+    finally:
+        frames.clear()  # a frame that is kept would keep the variables of its function alive
+
+
+def _has_timer() -> bool:
+    """Returns whether a timer of the process may interrupt its main thread."""
+    if any(signal.getitimer(each)[0] > 0 for each in _TIMERS):
+        return True
+    return any(callable(signal.getsignal(each)) for each in _TIMED)
+
+
+def _may_call(native: int) -> bool:
+    """Returns whether a thread that Python has not started may call Herring again by itself.
+
+    Those of torch's autograd only do so while a thread of Python is in a backward pass.
+    """
+    try:
+        name = Path(f"/proc/self/task/{native}/comm").read_text()
+    except OSError:
+        return False  # it has ended
+    return not name.startswith("pt_autograd")
+
+
+def _waits_for_a_thread(frame: FrameType) -> bool:
+    """Returns whether this thread waits without a limit for what another has yet to do."""
+    code = frame.f_code
+    if code is threading.Condition.wait.__code__:  # inside queues and events, too
+        mine = frame.f_locals
+        lock = mine.get("waiter")
+        return mine.get("timeout") is None and lock is not None and lock.locked()
+    # Waits for the end of a thread: until Python 3.12 in the first function, then in the second.
+    inner = getattr(threading.Thread, "_wait_for_tstate_lock", None)
+    if inner is not None and code is inner.__code__:
+        mine = frame.f_locals
+        lock = mine.get("lock")
+        return mine.get("timeout") == -1 and lock is not None and lock.locked()
+    if inner is None and code is threading.Thread.join.__code__:
+        mine = frame.f_locals
+        return mine.get("timeout") is None and mine["self"].is_alive()
+    return False
 
 
 def places_of(frame: FrameType | None) -> list[Place]:

@@ -141,8 +141,8 @@ class Witness {
   explicit Witness(Member& member) {
     member.watch([notes = notes_](const Loss& loss) {
       notes->add([&] { notes->losses.push_back(loss); });
-    }, [notes = notes_](const std::string& reason) {
-      notes->add([&] { notes->aborts.push_back(reason); });
+    }, [notes = notes_](const Status& why) {
+      notes->add([&] { notes->aborts.push_back(why.message()); });
     }, [notes = notes_](Member::End end) {
       notes->add([&] {
         ++notes->ends;

@@ -202,6 +202,15 @@ TEST(Messages, LossesAndAbortsSurviveTheWay) {
   EXPECT_FALSE(why.ok());
 }
 
+TEST(Messages, ADeadlockIsATimeoutAndNobodysDoing) {
+  const Status deadlock = told_to_end({Code::kTimeout, concat(kDeadlock, "all wait")});
+  EXPECT_EQ(deadlock.code(), Code::kTimeout);
+  EXPECT_EQ(deadlock.message(), "deadlock: all wait");
+  const Status aborted = told_to_end({Code::kTimeout, "rank 1: it took too long"});
+  EXPECT_EQ(aborted.code(), Code::kPeerLost);
+  EXPECT_EQ(aborted.message(), "the job was aborted: rank 1: it took too long");
+}
+
 TEST(Messages, NoticesFollowTheMembersEpoch) {
   const LossNotice two{5, {{false, false, 1, {}}, {false, false, 2, {}}}};
   EXPECT_TRUE(check_next(two, 3).ok());

@@ -139,7 +139,7 @@ struct Life {
         [&](const Loss& loss) {
           say(concat(loss.left ? "left " : "lost ", loss.index, ": ", loss.text));
         },
-        [&](const std::string& reason) { say("aborted: " + reason); }, [](Member::End) {});
+        [&](const Status& why) { say("aborted: " + why.message()); }, [](Member::End) {});
     say("joined");
     then();
     for (;;) pause();
@@ -315,7 +315,7 @@ TEST(Processes, AStalledMachineAccusesNobody) {
     auto joined = job.worker(1).join();
     if (!joined.ok()) return say(joined.status().to_string());
     (*joined)->watch([&](const Loss& loss) { say("unexpected: " + loss.text); },
-                     [&](const std::string& reason) { say("unexpected: " + reason); },
+                     [&](const Status& why) { say("unexpected: " + why.message()); },
                      [](Member::End) {});
     say("joined");
     // Waits for SIGUSR1, which was blocked before any thread started, and then leaves.

@@ -323,5 +323,33 @@ TEST_F(WatchTest, SIGUSR1WritesTheStatusToTheLogOfAJobThatAnswersIt) {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
+// ---- deadlocks ----
+
+TEST_F(WatchTest, TellsOfADeadlockOnce) {
+  std::vector<std::string> told;
+  options.deadlocked = [&told](const std::string& who) { told.push_back(who); };
+  watch();
+  const Nanos began = members.loop.now();
+  const auto stand = [&](Nanos upto) {
+    while (members.loop.now() < upto) {
+      observe::Report one;
+      one.sent = members.loop.now();
+      one.offset_error = 1;
+      one.where = "waits in barrier 'x'";
+      one.age = one.sent - began;
+      one.still = {began, one.sent};
+      for (const auto& peer : members.peers) {
+        ASSERT_TRUE(watch().report(*peer, observe::encode(one)).ok());
+      }
+      members.loop.advance(kSecond / 4);
+    }
+  };
+  stand(began + 9 * kSecond);
+  EXPECT_TRUE(told.empty());
+  stand(began + 15 * kSecond);
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_TRUE(contains(told[0], "ranks 0-1 wait in barrier 'x' (10 s)")) << told[0];
+}
+
 }  // namespace
 }  // namespace herring::control

@@ -444,9 +444,13 @@ TEST(Watcher, SleepsWhileNothingIsExpected) {
   std::atomic<uint32_t> word{0};
   const Flag flag{&word, 0};
   std::promise<void> come;
+  EXPECT_TRUE(watcher.idle());
   watcher.expect(flag, 1, [&](const Status&) { come.set_value(); });
+  EXPECT_FALSE(watcher.idle());
   flag.set(1);
   come.get_future().wait();
+  watcher.settle(flag);
+  EXPECT_TRUE(watcher.idle());
   const uint64_t looks = watcher.looks();
   std::this_thread::sleep_for(50ms);
   EXPECT_LE(watcher.looks(), looks + 1);

@@ -192,6 +192,26 @@ TEST_F(NodeStageTest, SeveralThreadsOfARankAdd) {
   }
 }
 
+TEST_F(NodeStageTest, StandsStillUntilANeighbourPosts) {
+  constexpr size_t kBytes = size_t{16} << 20;  // many turns of the loop
+  make(2, 1);
+  char* data[] = {allocate(0, kBytes), allocate(1, kBytes)};
+  for (char* one : data) std::memset(one, 0, kBytes);
+  bool worked = false;
+  Step look = [&] {
+    worked |= !ranks[0].stage->stands_still();
+    if (ranks[0].workers.empty()) loop.post(look);
+  };
+  run({[&] { post(0, data[0], kBytes); },
+       [&] {
+         EXPECT_TRUE(ranks[0].stage->stands_still());
+         post(1, data[1], kBytes);
+         look();
+       }});
+  EXPECT_TRUE(worked);
+  EXPECT_TRUE(ranks[0].stage->stands_still());
+}
+
 // The memory is freed as soon as the callers are told.
 TEST_F(NodeStageTest, AGroupIsCalledOffWhileSeveralThreadsAdd) {
   constexpr size_t kBytes = size_t{64} << 20;

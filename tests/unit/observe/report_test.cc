@@ -12,6 +12,7 @@ Report full() {
   report.sent = 5;
   report.offset = -7;
   report.offset_error = 9;
+  report.still = {3, 10};
   report.where = "allreduce 'x'";
   report.age = kSecond;
   report.stack = "train.py:40 in load";
@@ -43,6 +44,7 @@ TEST(Report, TravelsWhole) {
   ASSERT_TRUE(got.ok());
   EXPECT_EQ(encode(*got), encode(sent));
   EXPECT_EQ(got->where, sent.where);
+  EXPECT_EQ(got->still, (Still{3, 10}));
   EXPECT_EQ(got->samples.at(0).waited, 70);
   EXPECT_EQ(got->lateness.at(0).second.segments_waited, 6);
   EXPECT_EQ(got->missing.at(0).ranks, (std::vector<uint32_t>{1, 4}));
@@ -72,6 +74,9 @@ TEST(Report, TimesNearTheLimitsAreMalformed) {
   EXPECT_FALSE(decode_report(encode(report)).ok());
   report = full();
   report.offset = INT64_MIN;
+  EXPECT_FALSE(decode_report(encode(report)).ok());
+  report = full();
+  report.still.until = INT64_MAX;
   EXPECT_FALSE(decode_report(encode(report)).ok());
 }
 
