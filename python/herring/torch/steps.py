@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -142,26 +142,29 @@ class Stepped:
         """Ends a round that only this rank has not begun, before an optimizer makes a step."""
         if self.round_open or self.missing is None:
             return
-        gradients = [
-            p.grad
-            for group in optimizer.param_groups
-            for p in group["params"]
-            if id(p) in self._mine and p.grad is not None
-        ]
+        lent = None
         if self.missing == "forward" and self.enabled and self._expected:
             without = self.rounds == self._rounds_at.get(optimizer, 0)
             # A round since the last step may have been for another model's sake, but not if its
             # gradients are still there. Then the forward pass came after it, for a log.
             if self._uncovered and not without:
-                without = not any(map(_has_values, gradients))
+                without = not any(map(_has_values, self._gradients(optimizer)))
             if without and (self._uncovered or (self._direct and not self._paused)):
                 self.finish_step(without="step")
-                gradients = self._lent
+                lent = self._lent
         self.even_out()
         self._rounds_at[optimizer] = self.rounds
         if self.rounds and not (self._moved or self._paused):
-            self._moved = bool(gradients)
+            found = self._gradients(optimizer) if lent is None else lent
+            self._moved = any(True for _ in found)
             self.steps += self._moved
+
+    def _gradients(self, optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+        """Yields the gradients of the optimizer's parameters that are averaged here."""
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if id(p) in self._mine and p.grad is not None:
+                    yield p.grad
 
     def set_steps(self, steps: int) -> None:
         """Handles that the parameters are those of a rank that has made so many steps."""
@@ -220,8 +223,12 @@ def _owners(optimizer: torch.optim.Optimizer) -> list[Any]:
     """Returns the reducers that average parameters of the optimizer, in the order of all ranks."""
     if not _live:
         return []
-    ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    found = [one for one in list(_live) if not one._mine.isdisjoint(ids) and one._takes_part()]
+    found = [
+        one
+        for one in list(_live)
+        if any(id(p) in one._mine for group in optimizer.param_groups for p in group["params"])
+        and one._takes_part()
+    ]
     return sorted(found, key=lambda one: one._turn)
 
 
