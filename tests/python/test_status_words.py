@@ -102,6 +102,18 @@ def test_a_finding_about_rank_1_is_not_told_by_a_line_about_rank_12() -> None:
     assert "rank 1 (node01) computes longer" in told(status)
 
 
+def test_what_binds_is_said_once() -> None:
+    status = statuses.healthy()
+    status["binds"] |= {"what": "network", "share": 0.79}
+    status["findings"] = ["the network binds 79 % of the step (0.66 s)", "the node stage is old"]
+    text = told(status)
+    assert text.lower().count("the network binds") == 1
+    assert text.endswith("The network binds, 79 % of a step.\nthe node stage is old")
+    # Once no step ends, the line says that instead.
+    status["steps"] |= {"last": 7.3, "stands": True}
+    assert "the network binds 79 % of the step (0.66 s)" in told(status)
+
+
 def test_numbers_in_words() -> None:
     assert words.listed([0, 1, 3, 4, 5, 9]) == "0, 1, 3-5, 9"
     assert words.listed(range(0, 40, 2)).endswith("14, ... (20 in all)")

@@ -77,7 +77,12 @@ def notes(
     parts = [list(_missing(status)), *_ranks(status), _servers(status), _groups(status)]
     # A rank whose line is cut below has been counted there, so findings do not repeat it.
     told = " ".join(text for part in parts for _, text in part)
-    findings = [("warn", each) for each in status["findings"] if not _tells(told, each)]
+    bound = f"{binds(status)[1].partition(',')[0].lower()} "  # such as "the network binds "
+    findings = [
+        ("warn", each)
+        for each in status["findings"]
+        if not _tells(told, each) and not each.startswith(bound)
+    ]
     missing, *ranks = parts[:3]
     found = missing
     for part in [*(ranks if with_ranks else []), *parts[3:]]:
