@@ -36,6 +36,10 @@ def test_equally_many_rounds_before_it_make_it_a_full_round() -> None:
     )
 
 
+def test_series_of_many_names_do_not_stay_in_memory() -> None:
+    expect_success(run_job(["-n", "2"], program("flush_many_names")))
+
+
 def test_a_replay_repeats_it(tmp_path: pathlib.Path) -> None:
     script = program("flush_replayed")
     expect_success(

@@ -340,7 +340,9 @@ _Key = tuple[str, Group | None]
 # The series behind allreduce(sync=), by name and group; None if it began with sync="full".
 _series: dict[_Key, PartialReduction | None] = {}
 _began_with: dict[_Key, str] = {}
-# The statistics of all series of a name, including series that were flushed.
+# The statistics of all series of a name, including series that were flushed. A program may give
+# each series a name of its own, so only the latest names whose series has ended are kept.
+_MOST_ENDED = 100
 _statistics: dict[_Key, RoundStatistics] = {}
 # The results that are still to be returned, of all-reduces and flushes that have timed out.
 _flushed: dict[_Key, list[np.ndarray]] = {}
@@ -496,11 +498,17 @@ def flush(
     for _ in series.flush(work, timeout):
         results.append(_values_of(work))
     del _series[key], _began_with[key], _flushed[key]
+    _statistics[key] = _statistics.pop(key)  # becomes the latest
+    ended = [each for each in _statistics if each not in _series]
+    if len(ended) > _MOST_ENDED:
+        del _statistics[ended[0]]
     return results
 
 
 def partial_statistics(name: str = "allreduce", *, group: Group | None = None) -> RoundStatistics:
     """Returns statistics of the rounds of `allreduce(..., sync=)` with a name, also after a flush.
+
+    Of the names whose series was flushed, Herring keeps the statistics of the latest 100.
 
     Args:
       name: The name of the series.
@@ -510,10 +518,13 @@ def partial_statistics(name: str = "allreduce", *, group: Group | None = None) -
       The statistics of all series of this name.
 
     Raises:
-      InvalidArgumentError: There was no such series.
+      InvalidArgumentError: There was no such series, or its statistics are not kept any more.
     """
     scope_of(group)
     key = (name_given(name) or "allreduce", group)
     if key not in _statistics:
-        raise InvalidArgumentError(f"no partial all-reduce named '{key[0]}' was begun")
+        raise InvalidArgumentError(
+            f"no partial all-reduce named '{key[0]}' was begun, or it was flushed and is not among "
+            f"the latest {_MOST_ENDED} names whose statistics are kept"
+        )
     return _statistics[key]
