@@ -127,8 +127,8 @@ inline constexpr SettingSpec kSpecs[] = {
      "Longest time to reach the rendezvous, the workers and the servers", {0.01, kWeek},
      "--start-timeout TIME"},
     {"report_every", kSeconds, kProcess, "300",
-     "Shortest pause between two lines of the log about late ranks and what binds; rank 0 writes "
-     "them", {0.1, kWeek}},
+     "Shortest pause between two lines of the log about late ranks and what limits the speed; rank "
+     "0 writes them", {0.1, kWeek}},
     {"status", kString, kProcess, "local",
      "Where rank 0 answers herring status. local: on a socket in the user's runtime folder; "
      "HOST:PORT: at that address besides, which beyond the loopback interface asks for the job's "

@@ -60,7 +60,7 @@ inline constexpr MetricSpec kMetrics[] = {
     {"step_exposed_seconds", kJob,
      "Time of a step in which programs waited for averages.", "steps.exposed"},
     {"binds_ratio", kJob,
-     "Share of a step that is due to what binds; the label says what that is.", "binds.share", "",
+     "Share of a step that is due to what limits its speed; the label names it.", "binds.share", "",
      "binds.what"},
     {"rank_state", kRank, "1 for the state in which the rank is.", "", "", "state"},
     {"rank_state_seconds", kRank, "For how long the rank has been in its state.", "for"},

@@ -100,7 +100,8 @@ void fields(Io& io, Of<Io, OperationCount>& one) {
 template <typename Io>
 void fields(Io& io, Of<Io, Report>& report) {
   constexpr auto whole = [](auto& io, auto& one) { io(one); };
-  io.signed_times(report.sent, report.offset, report.offset_error, report.still);
+  io.signed_times(report.sent, report.offset, report.offset_error);
+  io.signed_times(report.still.since, report.still.until);
   io.people(report.where, kMostTextBytes);
   io.signed_times(report.age);
   io.people(report.stack, kMostTextBytes);

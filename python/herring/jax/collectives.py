@@ -68,8 +68,7 @@ def allreduce(
 
     Raises:
       InvalidArgumentError: a dtype, `op` or another value is not supported; under `jax.vmap`;
-        several devices in this process; inside of
-        `jax.checkpoint` before JAX 0.8.
+        several devices in this process; inside of `jax.checkpoint` before JAX 0.8.
       ShutdownError: `herring.init` was not called.
       HerringError: the operation failed outside of a program. A program raises
         `jax.errors.JaxRuntimeError` with the name and text of the error where its results are used,

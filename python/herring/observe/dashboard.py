@@ -47,11 +47,11 @@ def _rows() -> Sequence[tuple[str, Sequence[_Panel]]]:
                     ((f"{m['steps_per_second']}{{{_JOB}}}", ""),),
                 ),
                 (
-                    "What binds",
+                    "What limits the speed",
                     "bargauge",
                     8,
                     _SHARE,
-                    "The share of a step that is due to what binds.",
+                    "The share of a step that is due to what limits its speed.",
                     ((f"{m['binds_ratio']}{{{_JOB}}}", "{{what}}"),),
                 ),
                 (
@@ -87,11 +87,11 @@ def _rows() -> Sequence[tuple[str, Sequence[_Panel]]]:
                     ((f"{m['step_part_seconds']}{{{_JOB}}}", "{{part}}"),),
                 ),
                 (
-                    "What binds, over time",
+                    "What limits the speed, over time",
                     "stacked",
                     12,
                     _SHARE,
-                    "The share of a step that is due to what binds.",
+                    "The share of a step that is due to what limits its speed.",
                     ((f"{m['binds_ratio']}{{{_JOB}}}", "{{what}}"),),
                 ),
                 (

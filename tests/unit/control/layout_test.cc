@@ -138,6 +138,7 @@ std::vector<std::string> messages_of_observation() {
   report.sent = 5;
   report.offset = -7;
   report.offset_error = 9;
+  report.still = {14, 15};
   report.where = "allreduce 'x'";
   report.age = kSecond;
   report.stack = "train.py:40 in load";
