@@ -171,7 +171,8 @@ inline constexpr SettingSpec kSpecs[] = {
      "automatically",
      {kKiB, kGiB, true}},
     {"credit_max", kBytes, kJob, "0",
-     "Largest credit that automatic control grants one flow; 0: as much as server_memory allows",
+     "Largest credit that automatic control grants one flow; 0: as much as server_memory allows, "
+     "with failover 1 MiB",
      {kKiB, kGiB, true}},
     {"server_memory", kBytes, kJob, "1GiB",
      "Memory that a server may use for contributions and results; at least 2 MiB per flow",
