@@ -208,9 +208,10 @@ while kept[0]() is not None:  # the thread that answers may still be at work
 @pytest.mark.parametrize("how", ["sys.exit(0)", "os._exit(0)", "herring.shutdown()"])
 def test_a_forked_child_ends_and_learns_nothing(how: str) -> None:
     code = f"""
-import os, sys, threading
+import os, sys, threading, warnings
 import herring
 from herring import _core
+warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of a fork beside threads
 herring.init()
 def ask():
     while not stop.wait(0.0001):
