@@ -221,7 +221,7 @@ TEST(Layout, OfMessagesIsThatOfTheProtocolVersion) {
       "12 68505164dfd540d1",
   }));
   EXPECT_EQ(numbers(messages_of_observation()), (std::vector<std::string>{
-      "550 1a1f39e788baf4c7", "250 be8776ea4f7a9229", "78 369c0e5b74c8d546",
+      "566 0b120b87f1acfbbe", "250 be8776ea4f7a9229", "78 369c0e5b74c8d546",
   }));
 }
 
