@@ -21,13 +21,13 @@ nb::object next_stack_request() {
   return asked ? nb::cast(last_caller.load(std::memory_order_relaxed)) : nb::none();
 }
 
-// Returns how often a wait for a result has begun or ended, the native ids of the threads that wait
-// now, and those of the threads that have ever begun or awaited work.
+// Returns how often a wait for a result has begun or ended; the identifiers of the threads that wait
+// now; and those that have ever begun or awaited work, each with its native id.
 nb::tuple waiting_threads() {
   const WaitingThreads& all = WaitingThreads::here();
   nb::list waiting, callers;
   for (const unsigned long id : all.waiting()) waiting.append(id);
-  for (const unsigned long id : all.callers()) callers.append(id);
+  for (const auto& [native, id] : all.callers()) callers.append(nb::make_tuple(id, native));
   return nb::make_tuple(all.changes(), waiting, callers);
 }
 

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <set>
 #include <vector>
 
@@ -32,23 +33,24 @@ class WaitingThreads {
     return *all;
   }
 
-  // A thread has begun or awaited work.
-  void called([[maybe_unused]] unsigned long id) {
+  // The calling thread, with this native id, has begun or awaited work.
+  void called([[maybe_unused]] unsigned long native) {
 #ifndef Py_GIL_DISABLED
     if (callers_.size() >= most_) {  // programs may have a thread for each call
-      std::erase_if(callers_, [](unsigned long one) {
-        return access(concat("/proc/self/task/", one).c_str(), F_OK) != 0;
+      std::erase_if(callers_, [](const auto& one) {
+        return access(concat("/proc/self/task/", one.first).c_str(), F_OK) != 0;
       });
       most_ = std::max(kMost, 2 * callers_.size());
     }
-    callers_.insert(id);
+    callers_[native] = PyThread_get_thread_ident();
 #endif
   }
-  // Returns the native ids of the threads that have, also of some that have ended.
-  const std::set<unsigned long>& callers() const { return callers_; }
+  // Returns the threads that have, also some that have ended: their identifiers by native id.
+  const std::map<unsigned long, unsigned long>& callers() const { return callers_; }
   // Returns how often a wait for a result has begun or ended.
   uint64_t changes() const { return changes_; }
-  // Returns the native ids of the threads that wait for what has not come.
+  // Returns the identifiers of the threads that wait for what has not come. The native ids that
+  // Python knows are those of the parent in a forked child.
   std::vector<unsigned long> waiting() const;
 
  private:
@@ -57,7 +59,7 @@ class WaitingThreads {
 
   std::set<const WaitingThread*> waits_;
   uint64_t changes_ = 0;
-  std::set<unsigned long> callers_;
+  std::map<unsigned long, unsigned long> callers_;
   size_t most_ = kMost;
   uint32_t generation_ = fork_generation();
 };
@@ -99,7 +101,7 @@ class WaitingThread {
   }
 
   const worker::Future* const future_;
-  const unsigned long id_ = PyThread_get_thread_native_id();
+  const unsigned long id_ = PyThread_get_thread_ident();
   bool outside_ = false;
 };
 

@@ -101,14 +101,12 @@ def _held_token() -> int:
     if not _WITH_THREADS.isdisjoint(sys.modules) or _has_timer():
         return 0
     changes, waiting, callers = _core.waiting_threads()
-    held = set(waiting)
     threads = {
         thread.ident: thread
         for thread in threading.enumerate()
         if not isinstance(thread, threading._DummyThread)  # Python has not started it
     }
-    natives = {thread.native_id for thread in threads.values()}
-    if any(caller not in natives and _may_call(caller) for caller in callers):
+    if any(ident not in threads and _may_call(native) for ident, native in callers):
         return 0
     frames = sys._current_frames()
     frames.pop(threading.get_ident(), None)
@@ -119,7 +117,7 @@ def _held_token() -> int:
             thread = threads.get(ident)
             if thread is None:
                 return 0
-            if thread.native_id in held or type(thread).__module__ in _WATCHERS:
+            if ident in waiting or type(thread).__module__ in _WATCHERS:
                 continue
             if not _waits_for_a_thread(frame):
                 return 0
