@@ -368,8 +368,9 @@ def test_two_optimizers_and_groups(rank, size):
 
 def test_elastic_state(rank, size):
     """Commits, and the callbacks that count, in a job that is not elastic."""
-    if keras.backend.backend() != "tensorflow":
-        raises(herring.InvalidArgumentError, "KERAS_BACKEND=tensorflow", herring.State)
+    if keras.backend.backend() == "jax":
+        raises(herring.InvalidArgumentError, "KERAS_BACKEND=tensorflow or torch", herring.State)
+    if keras.backend.backend() != "tensorflow":  # others have no steps_per_execution as below
         return
     raises(herring.InvalidArgumentError, "no variables", herring.State, m=keras.Sequential())
     x, y = data()

@@ -50,5 +50,18 @@ def test_elastic_workers_die_and_come_back(tmp_path: Path) -> None:
     assert "the same as alone" in output, output
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_elastic_workers_die_and_come_back_on_each_backend(backend: str, tmp_path: Path) -> None:
+    job = jobs().run_job(
+        ["-n", "2", "--elastic", "--horovod"],
+        jobs().program("horovod_keras_elastic_any", str(tmp_path), folder=HERE / "programs"),
+        KERAS_BACKEND=backend,
+        TF_CPP_MIN_LOG_LEVEL="3",
+    )
+    output = jobs().expect_success(job)
+    assert "resets [1, 2], " in output and "resets [], " in output, output
+    assert "the same as alone" in output, output
+
+
 def test_without_it() -> None:
     assert install_command("keras") in without("keras", "herring.horovod.keras")

@@ -41,13 +41,14 @@ def test_a_rank_dies_inside_fit(backend: str) -> None:
     )
 
 
-def test_elastic_training_is_that_of_its_contributors() -> None:
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_elastic_training_is_that_of_its_contributors(backend: str) -> None:
     """A worker dies in the middle of an epoch. The step that it leaves is made again without it."""
-    pytest.importorskip("tensorflow")
+    pytest.importorskip(backend)
     job = jobs().run_job(
         ["-n", "2", "--elastic", "--restarts", "0"],
         jobs().program("keras_elastic", folder=HERE / "programs"),
-        KERAS_BACKEND="tensorflow",
+        KERAS_BACKEND=backend,
         TF_CPP_MIN_LOG_LEVEL="3",
     )
     output = jobs().expect_success(job)

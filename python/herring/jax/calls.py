@@ -22,7 +22,8 @@ from herring import _core
 from herring.arrays import runtime
 from herring.arrays.gradients import fresh
 from herring.arrays.groups import Group
-from herring.errors import HerringError, InvalidArgumentError
+from herring.elastic.translation import translations
+from herring.errors import HerringError, InvalidArgumentError, PeerLostError, TimeoutError
 from herring.jax.checkpoints import keep_results
 from herring.jax.keys import is_traced, outside_programs
 from herring.jax.order import TOKEN
@@ -241,6 +242,12 @@ def _error_of(error: Exception) -> Exception:
     return kind(found[2].strip())
 
 
+def _loss_behind(error: Exception) -> PeerLostError | TimeoutError | None:
+    """Returns the loss of a worker for which a compiled program has failed."""
+    found = _error_of(error) if isinstance(error, jax.errors.JaxRuntimeError) else None
+    return found if isinstance(found, (PeerLostError, TimeoutError)) else None
+
+
 def _finish_programs() -> None:
     """Waits for programs before the job ends, because other ranks may need their calls."""
     if hasattr(sys, "last_value"):
@@ -255,6 +262,7 @@ def _finish_programs() -> None:
 
 
 atexit.register(_finish_programs)  # registered after the runtime's, so it runs before that
+translations.append(_loss_behind)
 runtime.learn_job.append(_core.jax.attach)
 runtime.forget_job.append(_core.jax.detach)
 os.register_at_fork(after_in_child=_core.jax.forget)

@@ -158,6 +158,16 @@ class JaxAverager(HostAverager):
 
     _may_follow = False  # Compiled functions keep what ranks have agreed on in their generation.
 
+    def begin_anew(self) -> bool:
+        """Averages in the present job from now on; returns whether it has averaged in another one.
+
+        What was traced before must be traced anew, on all ranks.
+        """
+        before = self._job
+        if self._options["group"] is None:
+            self._enter()
+        return self._job is not before
+
     def plan(self, name: str, sources: Sequence[Source], present: Sequence[int]) -> Any:
         """Returns a `Keyed` if all ranks can use the handler, else a `GradientRounds`."""
         from herring.jax.calls import implementation

@@ -12,6 +12,7 @@ from herring.arrays.arguments import count_of
 from herring.elastic.state import Part
 from herring.elastic.state import State as _State
 from herring.errors import InvalidArgumentError
+from herring.keras.kept import kept_variables
 
 __all__ = [
     "CommitStateCallback",
@@ -19,22 +20,22 @@ __all__ = [
     "UpdateBatchStateCallback",
     "UpdateEpochStateCallback",
     "built",
-    "require_tensorflow",
+    "require_backend",
     "variables_of_model",
 ]
 
 
-def require_tensorflow(what: str) -> None:
-    """Raises InvalidArgumentError unless Keras runs on TensorFlow.
+def require_backend(what: str) -> None:
+    """Raises InvalidArgumentError unless Keras runs on TensorFlow or PyTorch.
 
     Args:
       what: what is asked for, for the message.
     """
-    if (backend := keras.backend.backend()) != "tensorflow":
+    if (backend := keras.backend.backend()) not in ("tensorflow", "torch"):
         raise InvalidArgumentError(
-            f"{what}: elastic training with Keras needs KERAS_BACKEND=tensorflow, and this is "
-            f"{backend!r}; use herring.torch.State with PyTorch, and herring.elastic.State with "
-            "arrays of JAX"
+            f"{what}: elastic training with Keras needs KERAS_BACKEND=tensorflow or torch, and "
+            f"this is {backend!r}; use herring.elastic.State with arrays of JAX, or Horovod's API: "
+            "herring.horovod.keras.elastic.KerasState"
         )
 
 
@@ -75,16 +76,14 @@ class _Kept(Part):
     """A model, an optimizer or variables."""
 
     def __init__(self, variables: Callable[[], Iterable[Any]]) -> None:
-        from herring.tensorflow.kept import KeptVariables
-
-        self.variables = KeptVariables(variables)
+        self.variables = kept_variables(variables, [])
 
     def send(self, root: int, name: str) -> None:
         self.variables.send(root, name)
 
 
 class State(_State):
-    """What training with Keras on TensorFlow needs to go on after workers have gone or come.
+    """What training with Keras needs to go on after workers have gone or come.
 
         state = herring.keras.State(model=model, optimizer=optimizer, epoch=0, batch=0)
 
@@ -102,10 +101,10 @@ class State(_State):
           **values: built models, optimizers, lists of variables, and others by name.
 
         Raises:
-          InvalidArgumentError: Keras does not run on TensorFlow, a model has no variables yet, or a
+          InvalidArgumentError: Keras runs on JAX, a model has no variables yet, or a
             name cannot be used.
         """
-        require_tensorflow("herring.keras.State")
+        require_backend("herring.keras.State")
         own = self.__dict__
         own["_models"] = [one for one in values.values() if isinstance(one, keras.Model)]
         own["_optimizers"] = [one for one in values.values() if _is_optimizer(one)]
@@ -175,9 +174,13 @@ def _is_optimizer(value: Any) -> bool:
 
 
 def _is_variable(value: Any) -> bool:
+    if isinstance(value, keras.Variable):
+        return True
+    if keras.backend.backend() != "tensorflow":
+        return False
     import tensorflow as tf
 
-    return isinstance(value, (keras.Variable, tf.Variable))
+    return isinstance(value, tf.Variable)
 
 
 class CommitStateCallback(keras.callbacks.Callback):

@@ -18,6 +18,7 @@ from herring.keras.averaging import make_averager
 __all__ = [
     "Averaging",
     "DistributedOptimizer",
+    "begins_anew",
     "distribute",
     "goes_on",
     "is_distributed",
@@ -117,6 +118,23 @@ def _is_of_before(optimizer: Any) -> bool:
 def goes_on(optimizer: Any) -> bool:
     """Returns whether an optimizer averages in this job because it did so in an earlier one."""
     return is_distributed(optimizer) and getattr(getattr(optimizer, _AVERAGER), "follows", False)
+
+
+def begins_anew(optimizer: Any) -> bool:
+    """Lets an optimizer average in the present job instead of the one in which it was wrapped.
+
+    Averagers that follow do so by themselves, and others only on JAX.
+
+    Returns:
+      Whether what is traced has to be traced anew.
+    """
+    if not is_distributed(optimizer) or keras.backend.backend() != "jax":
+        return False
+    begin = getattr(getattr(optimizer, _AVERAGER), "begin_anew", None)
+    if begin is None or not begin():
+        return False
+    object.__setattr__(optimizer, _JOB, job())
+    return True
 
 
 def distribute(optimizer: Any, averager: Any, derived: Callable[[type], type] | None = None) -> Any:

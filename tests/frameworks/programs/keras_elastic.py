@@ -89,6 +89,8 @@ for step, size in enumerate(state.history):
     its_optimizer.learning_rate = RATE * size
     chosen = np.concatenate([samples(step, r, size) for r in range(size)]) % len(inputs)
     alone.train_on_batch(inputs[chosen], targets[chosen])
+# On PyTorch, Keras computes parts of a loss in float32.
+tolerance = 1e-9 if keras.backend.backend() == "tensorflow" else 1e-5
 for one, other in zip(model.get_weights(), alone.get_weights()):
-    np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance / 1000)
 print("the same as alone", flush=True)

@@ -87,6 +87,8 @@ class _Multiplied:
     def __init__(self, averager: Any, factor: int) -> None:
         self._averager = averager
         self._factor = factor
+        self.follows = getattr(averager, "follows", False)
+        self.begin_anew = getattr(averager, "begin_anew", None)
 
     def average(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Averages gradients and multiplies the averages by the factor."""

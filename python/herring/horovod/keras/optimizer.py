@@ -246,6 +246,10 @@ class _Averaging:
         self._local = local
         self.follows = getattr(averager, "follows", False)
 
+    def begin_anew(self) -> bool:
+        """See `JaxAverager.begin_anew`."""
+        return bool(self._averager.begin_anew())
+
     def average(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Averages gradients over all ranks (collective)."""
         with internal_errors():

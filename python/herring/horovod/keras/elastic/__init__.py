@@ -1,4 +1,4 @@
-"""Elastic training with Keras on TensorFlow, as in Horovod. See docs/horovod.md."""
+"""Elastic training with Keras, as in Horovod. See docs/horovod.md."""
 
 from herring.horovod.common.elastic import ObjectState, State, run
 from herring.horovod.keras.elastic.state import KerasState, TensorFlowKerasState

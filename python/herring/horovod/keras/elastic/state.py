@@ -1,16 +1,20 @@
-"""States of elastic training with Keras on TensorFlow, as in Horovod."""
+"""States of elastic training with Keras, as in Horovod."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import keras
+
 from herring.errors import InvalidArgumentError
 from herring.horovod.common.basics import rank
 from herring.horovod.common.elastic import ObjectState, root
-from herring.horovod.common.exceptions import NotSupportedError, internal_errors
+from herring.horovod.common.exceptions import internal_errors
 from herring.horovod.common.objects import broadcast_object
 from herring.horovod.keras.accumulation import forget_passes
-from herring.keras.elastic import built, require_tensorflow, variables_of_model
+from herring.keras.elastic import built, variables_of_model
+from herring.keras.kept import forget_program, kept_variables
+from herring.keras.optimizer import begins_anew
 
 __all__ = ["KerasState", "TensorFlowKerasState"]
 
@@ -29,13 +33,16 @@ class TensorFlowKerasState(ObjectState):
 
     Raises:
       InvalidArgumentError: the model has no variables yet, or there is no optimizer.
-      NotSupportedError: Keras does not run on TensorFlow, or TensorFlow runs sessions.
+      NotSupportedError: TensorFlow runs sessions.
     """
 
     def __init__(
         self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any
     ) -> None:
-        _require_tensorflow(type(self).__name__)
+        if keras.backend.backend() == "tensorflow":
+            from herring.horovod.tensorflow.elastic.state import require_eager
+
+            require_eager(type(self).__name__)
         self.model = model
         self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
         self.backend = backend
@@ -44,9 +51,7 @@ class TensorFlowKerasState(ObjectState):
                 f"{type(self).__name__}: model {model.name!r} is not compiled, so give its "
                 "optimizer as optimizer="
             )
-        from herring.tensorflow.kept import KeptVariables
-
-        self._variables = KeptVariables(self._all)
+        self._variables = kept_variables(self._all, [model])
         self._variables.save()
         super().__init__(broadcast_object, rank, **kwargs)
 
@@ -66,6 +71,8 @@ class TensorFlowKerasState(ObjectState):
     def sync(self) -> None:
         """Gives all ranks the values of the rank that is furthest, and saves them (collective)."""
         forget_passes(self.optimizer)
+        if begins_anew(self.optimizer):
+            forget_program(self.model)
         with internal_errors():
             self._variables.send(root(), "horovod.elastic.variables")
         super().sync()
@@ -81,18 +88,8 @@ class KerasState(TensorFlowKerasState):
 
     Raises:
       InvalidArgumentError: the model has no variables yet, or there is no optimizer.
-      NotSupportedError: Keras does not run on TensorFlow, or TensorFlow runs sessions.
+      NotSupportedError: TensorFlow runs sessions.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
         super().__init__(model, optimizer, None, **kwargs)
-
-
-def _require_tensorflow(what: str) -> None:
-    try:
-        require_tensorflow(f"hvd.elastic.{what}")
-    except InvalidArgumentError as error:
-        raise NotSupportedError(str(error)) from None
-    from herring.horovod.tensorflow.elastic.state import require_eager
-
-    require_eager(what)
