@@ -14,7 +14,7 @@ from herring.launch.children import Children
 from herring.launch.discovery import OPTION
 from herring.launch.ending import Ending
 from herring.launch.hosts import THIS_MACHINE, Host
-from herring.launch.job import RunOptions
+from herring.launch.job import CommandError, RunOptions
 from herring.launch.processes import Process, Processes
 from herring.launch.restarts import Restarts
 from herring.launch.ssh import Connection
@@ -77,6 +77,7 @@ class Scaling:
         self._not_before: dict[str, float] = {}  # by host: when it is tried again
         self._places: dict[str, list[int]] = {}  # by host: the ranks that were started there
         self._hosts: dict[str, Host] = {}
+        self._dismissed: set[int] = set()  # ranks that were told to leave
         self._next_rank = 0
         for host, count in options.layout.workers:
             self._hosts[_key(host)] = host
@@ -100,9 +101,13 @@ class Scaling:
         assert self._discovery is not None
         self._call_at = now + self._discovery.pause
         pipe = subprocess.PIPE
-        process = self._processes.start(
-            OPTION, self._discovery.command, None, (), subprocess.DEVNULL, pipe, pipe
-        )
+        try:
+            process = self._processes.start(
+                OPTION, self._discovery.command, None, (), subprocess.DEVNULL, pipe, pipe
+            )
+        except CommandError as error:  # there are too many processes, for example
+            self._warn(str(error))
+            return
         self._call = _Call(process, self._selector)
 
     def is_call(self, process: Process) -> bool:
@@ -117,13 +122,17 @@ class Scaling:
             try:
                 hosts = self._discovery.hosts(process.code, printed, said)
             except ConfigurationError as error:
-                if str(error) != self._told:
-                    self._say("warning", f"{error}; the hosts stay as they are")
-                self._told = str(error)
+                self._warn(str(error))
             else:
                 self._told = ""
                 self._follow({_key(host): host for host in hosts}, time.monotonic())
         return True
+
+    def _warn(self, why: str) -> None:
+        """Says, but not again and again, that the hosts are not known."""
+        if why != self._told:
+            self._say("warning", f"{why}; the hosts stay as they are")
+        self._told = why
 
     def lose_host(self, connection: Connection) -> None:
         """Forgets the workers of a host that is lost; it is tried again after a while."""
@@ -145,8 +154,8 @@ class Scaling:
         for name, ranks in self._places.items():
             slots = named[name].slots if name in named else 0
             surplus += ranks[slots:]
-        self._dismiss(surplus)
         staying = sum(len(ranks) for ranks in self._places.values()) - len(surplus)
+        self._dismiss(surplus)
         for name, host in named.items():
             ranks = self._places.setdefault(name, [])
             missing = min(host.slots - len(ranks), self._most - staying)
@@ -162,10 +171,11 @@ class Scaling:
     def _dismiss(self, surplus: list[int]) -> None:
         """Lets workers leave at one of the next commits."""
         assert self._lobby is not None
-        training = self._lobby.latest_slots
+        training = self._lobby.latest_slots - self._dismissed
         if not training.difference(surplus):
             # Nobody else has the state yet.
             surplus = [rank for rank in surplus if rank != min(training, default=rank)]
+        self._dismissed.update(surplus)
         for rank in surplus:
             for ranks in self._places.values():
                 if rank in ranks:
