@@ -246,3 +246,23 @@ def test_what_is_not_plain_is_refused_or_described() -> None:
                   b'{"a": 1, "b": 2}', b'{"dict": [1]}', b'{"complex": [1]}'):  # fmt: skip
         with pytest.raises(HerringError, match="does not understand"):
             plain.unpacked(wrong)
+
+
+def test_a_rank_without_memory_for_an_object_refuses_it_on_all_ranks() -> None:
+    script = """
+import resource
+herring.init()
+r = herring.rank()
+limit = resource.getrlimit(resource.RLIMIT_AS)
+sent = bytes(64 << 20) if r == 0 else None
+herring.barrier()
+if r == 1:
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (16 << 20), limit[1]))
+    raises(MemoryError, "", herring.broadcast_object, None)
+    resource.setrlimit(resource.RLIMIT_AS, limit)
+else:
+    raises(herring.InvalidArgumentError, "refused by rank 1", herring.broadcast_object, sent)
+assert herring.broadcast_object("small" if r == 0 else None) == "small"
+"""
+    expect_success(run_job(["-n", "3"], script))

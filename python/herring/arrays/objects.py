@@ -178,7 +178,8 @@ def _broadcast(
     length = np.array([len(data)], np.int64)
     broadcast(length, root, name=f"{name}.length", timeout=timeout, group=group)
     if not sending:
-        data = np.empty(int(length[0]), np.uint8)
+        with called("broadcast", f"{name}.bytes", group):  # there may be no memory for it
+            data = np.empty(int(length[0]), np.uint8)
     broadcast(data, root, name=f"{name}.bytes", timeout=timeout, group=group)
     return obj if sending else form.unpack(data.tobytes())
 

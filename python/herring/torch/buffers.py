@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from herring.arrays.agreement import require_agreement
+from herring.arrays.calls import called
 from herring.arrays.groups import Group
 from herring.errors import MismatchError
 from herring.torch.state import broadcast_tensors
@@ -72,7 +73,8 @@ class Buffers:
             agreement = hashlib.sha256("\n".join(self.lines()).encode()).hexdigest()
             if not named or any(obstacle(buffer) for _, buffer in named):
                 sent = [("", torch.zeros(1, device="cpu"))]
-            self._flat = FlatBytes(buffer for _, buffer in sent)
+            with called("broadcast", f"{name}.0", group):  # there may be no memory for it
+                self._flat = FlatBytes(buffer for _, buffer in sent)
         if not sent:
             return
         # As in torch, autograd is not told. BatchNorm saves its statistics without using them, so a

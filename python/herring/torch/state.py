@@ -9,6 +9,7 @@ import torch
 
 from herring.arrays.agreement import require_agreement
 from herring.arrays.arguments import name_given, shown
+from herring.arrays.calls import called
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.objects import broadcast_plain, may_pickle
 from herring.arrays.operations import Handle, submit
@@ -85,15 +86,17 @@ def broadcast_tensors(
       agreement: What all ranks must give alike besides numbers of bytes, in words.
 
     Raises:
+      InvalidArgumentError: Another rank refused, such as for want of memory.
       MismatchError: Ranks gave different numbers of bytes or different texts.
     """
     scope = scope_of(group)
     if not tensors or scope.size == 1:
         return
-    flat = flat or FlatBytes(tensors)
     is_root = scope.rank == root
-    if is_root:
-        flat.pack(tensors)
+    with called("broadcast", f"{name}.0", group):  # there may be no memory for it
+        flat = flat or FlatBytes(tensors)
+        if is_root:
+            flat.pack(tensors)
     for index, block in enumerate(flat.blocks):
         operation = submit(
             "broadcast", block, f"{name}.{index}", None, group, root=root, agreement=agreement
@@ -225,13 +228,14 @@ def broadcast_optimizer_state(
         broadcast_tensors(tensors, root, name=name, group=group)
         return
     parameters = [p for entries in inner.param_groups for p in entries["params"]]
-    state = {
-        parameters[key] if isinstance(key, int) else key: _lower(
-            value, tensors, parameters[key].device if isinstance(key, int) else "cpu"
-        )
-        for key, value in structure[0].items()
-    }
-    options = _lower(structure[1], tensors, "cpu")
+    with called("broadcast", f"{name}.0", group):  # there may be no memory for it
+        state = {
+            parameters[key] if isinstance(key, int) else key: _lower(
+                value, tensors, parameters[key].device if isinstance(key, int) else "cpu"
+            )
+            for key, value in structure[0].items()
+        }
+        options = _lower(structure[1], tensors, "cpu")
     broadcast_tensors(tensors, root, name=name, group=group)
     inner.state.clear()
     inner.state.update(state)

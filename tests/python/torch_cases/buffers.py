@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+from pathlib import Path
+
 import torch
 from torch import nn
 
@@ -190,3 +193,31 @@ def what_each_rank_keeps():
     net._ddp_params_and_buffers_to_ignore = names if rank == 1 else []
     with raises(herring.MismatchError, "shard.weight"):
         herring.DistributedDataParallel(net)
+
+
+@case
+def no_memory_on_one_rank():
+    """A rank without memory for what it receives refuses on all ranks, and all can go on."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)
+    model = nn.Linear(4096, 4096, bias=False)  # 64 MiB, too much for what the limit leaves
+    model.register_buffer("large", torch.zeros(4096, 4096))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if herring.rank() == 0:
+        model(torch.ones(1, 4096)).sum().backward()
+        optimizer.step()
+    herring.barrier()
+    for call in (
+        lambda: herring.broadcast_parameters(model.named_parameters(), name="large"),
+        lambda: herring.broadcast_optimizer_state(optimizer, name="large_state"),
+        lambda: herring.DistributedDataParallel(model),
+    ):
+        if herring.rank() == 1:
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + (32 << 20), limit[1]))
+        try:
+            kind = RuntimeError if herring.rank() == 1 else herring.InvalidArgumentError
+            with raises(kind, "can't allocate memory"):
+                call()
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, limit)
+        assert herring.allreduce(torch.ones(3), "sum").tolist() == [herring.size()] * 3
