@@ -131,6 +131,18 @@ def _lines(text: str) -> str:
     return "".join(f"{line.rstrip()}\n" for line in kept)
 
 
+def write(name: str, text: str) -> None:
+    """Writes an output into the page."""
+    new = _lines(text)
+    block = re.compile(_BLOCK.format(name), re.DOTALL | re.MULTILINE)
+    page, count = block.subn(
+        lambda found: found[1] + new + found[2], PAGE.read_text(encoding="utf-8")
+    )
+    if count != 1:
+        raise SystemExit(f"{PAGE.name} has {count} marks for '{name}'")
+    PAGE.write_text(page, encoding="utf-8")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the tutorial, and writes the page."""
     parser = argparse.ArgumentParser(description="Rewrites the outputs of the tutorial.")
@@ -139,13 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for scene in chosen:
         with tempfile.TemporaryDirectory(prefix="herring-tutorial-") as folder:
             for name, text in SCENES[scene](Path(folder)):
-                page = PAGE.read_text(encoding="utf-8")
-                block = re.compile(_BLOCK.format(name), re.DOTALL | re.MULTILINE)
-                new = _lines(text)
-                page, count = block.subn(lambda found: found[1] + new + found[2], page)  # noqa: B023
-                if count != 1:
-                    raise SystemExit(f"{PAGE.name} has {count} marks for '{name}'")
-                PAGE.write_text(page, encoding="utf-8")
+                write(name, text)
     return 0
 
 
