@@ -161,7 +161,7 @@ class Training:
         digest = hashlib.sha256()
         for parameter in self.model.parameters():
             digest.update(parameter.detach().numpy().tobytes())
-        print(f"{size} workers at the end, parameters {digest.hexdigest()[:12]}", flush=True)
+        print(f"the end, workers: {size}, parameters: {digest.hexdigest()[:12]}", flush=True)
         if self.arguments.curve:
             with self.arguments.curve.open("w", encoding="utf-8", newline="") as file:
                 csv.writer(file).writerows([("step", "seconds", "accuracy"), *self.curve])
@@ -204,7 +204,7 @@ def over_herring(training: Training) -> None:
     def train(state: herring.torch.State) -> None:
         rank, size = herring.rank(), herring.size()
         if rank == 0:
-            print(f"{size} workers begin at step {state.steps}", flush=True)
+            print(f"step {state.steps}: training begins, workers: {size}", flush=True)
         ddp = herring.torch.DistributedDataParallel(training.model)
         while state.steps < steps:
             state.seconds += training.step(ddp, state.steps, rank, size)

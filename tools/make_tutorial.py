@@ -103,9 +103,9 @@ def elastic(folder: Path) -> Iterator[tuple[str, str]]:
     lobby = Started(["herring", "rendezvous", "-n", "2"], folder, **names)
     try:
         workers = [Started(script, folder, HERRING_RANK=str(rank), **names) for rank in range(2)]
-        workers[0].wait_for("2 workers begin")
+        workers[0].wait_for("workers: 2")
         workers.append(Started(script, folder, HERRING_RANK="2", **names))
-        workers[0].wait_for("3 workers begin")
+        workers[0].wait_for("workers: 3")
         outputs = [worker.output() for worker in workers]
         yield "elastic", outputs[0]
     finally:

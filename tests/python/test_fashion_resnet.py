@@ -66,7 +66,7 @@ def test_herring_and_gloo_train_the_same_model_and_print_what_the_tutorial_quote
     assert job.returncode == 0, job.stdout
     # With two ranks there is one sum, whatever the order, so that all bits are the same.
     ours, theirs = re.findall(
-        r"2 workers at the end, parameters (\w{12})$", job.stdout, re.MULTILINE
+        r"the end, workers: 2, parameters: (\w{12})$", job.stdout, re.MULTILINE
     )
     assert ours == theirs
     points = [curve.read_text().splitlines() for curve in curves]
