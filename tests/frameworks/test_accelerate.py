@@ -9,7 +9,8 @@ import pytest
 if importlib.util.find_spec("accelerate") is None:
     pytest.skip("needs accelerate", allow_module_level=True)
 
-from trained import STARTS, TORCHRUN, check_death, compare
+from jobs import expect_success, program, run_job
+from trained import SCRIPTS, STARTS, TORCHRUN, check_death, compare
 
 SCRIPT = "accelerate_script.py"
 
@@ -31,3 +32,10 @@ def test_one_line() -> None:
 
 def test_a_rank_dies() -> None:
     check_death(SCRIPT)
+
+
+@pytest.mark.parametrize("wrap", ["ddp", "optimizer"])
+def test_with_herrings_wrappers(wrap: str) -> None:
+    """Accelerate knows of no other ranks."""
+    script = program("wrapped_script", "accelerate", wrap, folder=SCRIPTS)
+    expect_success(run_job(["-n", "2"], script))

@@ -9,7 +9,8 @@ import pytest
 if importlib.util.find_spec("lightning") is None:
     pytest.skip("needs lightning", allow_module_level=True)
 
-from trained import STARTS, TORCHRUN, check_death, compare
+from jobs import expect_success, program, run_job
+from trained import SCRIPTS, STARTS, TORCHRUN, check_death, compare
 
 TRAINER, FABRIC = "lightning_script.py", "fabric_script.py"
 
@@ -35,3 +36,10 @@ def test_mixed_precision(script: str) -> None:
 @pytest.mark.parametrize("script", [TRAINER, FABRIC])
 def test_a_rank_dies(script: str) -> None:
     check_death(script)
+
+
+@pytest.mark.parametrize("wrap", ["ddp", "optimizer"])
+@pytest.mark.parametrize("route", ["trainer", "fabric"])
+def test_with_herrings_wrappers(route: str, wrap: str) -> None:
+    """Lightning knows of no other ranks."""
+    expect_success(run_job(["-n", "2"], program("wrapped_script", route, wrap, folder=SCRIPTS)))

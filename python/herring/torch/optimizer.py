@@ -321,8 +321,9 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
     def __setattr__(self, name: str, value: Any) -> None:
         # Attributes that others set on the wrapper are meant for the optimizer; GradScaler passes
         # its scale to a fused optimizer this way. `step` and other methods, which schedulers wrap,
-        # are set on the wrapper.
-        if name in _OWN or hasattr(type(self), name):
+        # are set on the wrapper. So is what the object has already: Lightning's optimizers make
+        # themselves subclasses of the class of what they hold.
+        if name in self.__dict__ or name in _OWN or hasattr(type(self), name):
             object.__setattr__(self, name, value)
         else:
             setattr(self.inner, name, value)
