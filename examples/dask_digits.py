@@ -83,7 +83,8 @@ def run(client: Client, workers: int, servers: int, epochs: int) -> list[dict[st
         else:
             task = client.submit(serve, job, workers=[place], pure=False, retries=0)
         tasks.append(task)
-    return client.gather(tasks)[:workers]
+    results: list[dict[str, object]] = client.gather(tasks)
+    return results[:workers]
 
 
 def main() -> None:

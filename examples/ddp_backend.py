@@ -17,8 +17,8 @@ def main() -> None:
     init = sys.argv[1] if len(sys.argv) > 1 else "env://"
     dist.init_process_group("herring", init_method=init)  # instead of "gloo"
     torch.manual_seed(dist.get_rank())
-    model = torch.nn.Sequential(torch.nn.Linear(20, 50), torch.nn.ReLU(), torch.nn.Linear(50, 1))
-    model = torch.nn.parallel.DistributedDataParallel(model)
+    layers = torch.nn.Sequential(torch.nn.Linear(20, 50), torch.nn.ReLU(), torch.nn.Linear(50, 1))
+    model = torch.nn.parallel.DistributedDataParallel(layers)
     # This hook is optional. It averages a bucket in one pass.
     model.register_comm_hook(None, herring.torch.ddp_comm_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

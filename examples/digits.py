@@ -10,6 +10,7 @@ import hashlib
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -144,7 +145,7 @@ class Display:
             )
 
 
-def train(arguments: argparse.Namespace) -> tuple[nn.Module, dict]:
+def train(arguments: argparse.Namespace) -> tuple[nn.Module, dict[str, Any]]:
     rank, size = herring.rank(), herring.size()
     data = herring.broadcast_object(load_data() if rank == 0 else None)
     images, labels, test_images, test_labels = data
@@ -215,7 +216,7 @@ def parameters_identical(model: nn.Module) -> bool:
     return len(set(herring.allgather_object(digest.hexdigest()))) == 1
 
 
-def traffic(stats: list[dict]) -> dict[str, list[dict]]:
+def traffic(stats: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """Returns the bytes that each worker and server sent and received, from all workers' counts."""
     servers = []
     for index, server in enumerate(stats[0]["servers"]):
@@ -238,7 +239,7 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" + ("s" if count != 1 else "")
 
 
-def show(summary: dict, output: Path) -> None:
+def show(summary: dict[str, Any], output: Path) -> None:
     console = Console(highlight=False)
     table = Table("", "sent", "received", title="bytes on the wire", title_justify="left")
     for column in table.columns[1:]:

@@ -16,6 +16,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+from torch.utils.data.distributed import DistributedSampler
 
 
 def main() -> None:
@@ -34,7 +35,7 @@ def main() -> None:
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     train, test = order[600:], order[:600]
     data = torch.utils.data.TensorDataset(images[train], labels[train])
-    sampler = torch.utils.data.distributed.DistributedSampler(
+    sampler: DistributedSampler[torch.Tensor] = DistributedSampler(
         data, num_replicas=hvd.size(), rank=hvd.rank()
     )
     loader = torch.utils.data.DataLoader(data, batch_size=options.batch, sampler=sampler)

@@ -4,6 +4,8 @@ herring run -n 4 -- python examples/jax_step.py
 """
 
 import hashlib
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,18 +16,19 @@ import herring
 import herring.jax
 
 BATCH, STEPS = 64, 50
+Parameters = dict[str, jax.Array]
 
 
-def predict(parameters, inputs):
+def predict(parameters: Parameters, inputs: jax.Array) -> jax.Array:
     hidden = jnp.tanh(inputs @ parameters["w1"] + parameters["b1"])
     return hidden @ parameters["w2"] + parameters["b2"]
 
 
-def loss_of(parameters, inputs):
+def loss_of(parameters: Parameters, inputs: jax.Array) -> jax.Array:
     return jnp.mean((predict(parameters, inputs) - jnp.sin(inputs.sum(1, keepdims=True))) ** 2)
 
 
-def make_parameters(seed):
+def make_parameters(seed: int) -> Parameters:
     first, second = jax.random.split(jax.random.key(seed))
     return {
         "w1": 0.3 * jax.random.normal(first, (8, 32)),
@@ -35,11 +38,16 @@ def make_parameters(seed):
     }
 
 
-def train(parameters, optimizer, mean, part):
+def train(
+    parameters: Parameters,
+    optimizer: optax.GradientTransformation,
+    mean: Callable[[jax.Array], jax.Array],
+    part: slice,
+) -> tuple[Parameters, list[float]]:
     """Returns the parameters after all steps, and the loss of each step."""
 
     @jax.jit
-    def step(parameters, state, inputs):
+    def step(parameters: Parameters, state: Any, inputs: jax.Array) -> Any:
         loss, gradients = jax.value_and_grad(loss_of)(parameters, inputs)
         updates, state = optimizer.update(gradients, state, parameters)
         return optax.apply_updates(parameters, updates), state, mean(loss)
@@ -53,7 +61,7 @@ def train(parameters, optimizer, mean, part):
     return parameters, losses
 
 
-def main():
+def main() -> None:
     herring.init()
     rank, size = herring.rank(), herring.size()
     if BATCH % size:
@@ -65,7 +73,9 @@ def main():
     part = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
     parameters, losses = train(parameters, optimizer, herring.jax.allreduce, part)
 
-    digest = hashlib.sha256(b"".join(np.asarray(leaf) for leaf in jax.tree.leaves(parameters)))
+    digest = hashlib.sha256(
+        b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(parameters))
+    )
     digests = herring.allgather_object(digest.hexdigest())
     if rank == 0:
         print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f}")

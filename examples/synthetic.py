@@ -296,7 +296,10 @@ def main() -> None:
         where = "cpu"
         torch.set_num_threads(1)  # The workers share this machine's cores.
     torch.manual_seed(workers.rank)  # Data differ by rank; wrapped models start as rank 0's.
-    raw = MODELS[arguments.model](arguments.tiny).to(device, memory_format=torch.channels_last)
+    raw = MODELS[arguments.model](arguments.tiny).to(
+        device,
+        memory_format=torch.channels_last,  # type: ignore[call-overload]  # torch's types lack it
+    )
     model = workers.wrap(raw, device)
     batch = raw.batch(arguments.batch, device)
     parameters = sum(parameter.numel() for parameter in raw.parameters())

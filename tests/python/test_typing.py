@@ -115,10 +115,11 @@ def test_every_name_is_listed_and_there():
     assert (PACKAGE / "py.typed").is_file()
 
 
+EXAMPLES = sorted(Path(__file__).resolve().parents[2].glob("examples/*.py"))
 # A user's program is checked as with --strict, and the package as its own settings say.
-OF_PROGRAMS = """
+OF_PROGRAMS = f"""
 [[tool.mypy.overrides]]
-module = ["program", "script"]
+module = {["program", "script", *(example.stem for example in EXAMPLES)]}
 disallow_untyped_calls = true
 warn_return_any = true
 """
@@ -127,19 +128,21 @@ warn_return_any = true
 # One run of mypy checks everything, because most of its time goes into the types of torch.
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Returns what mypy says of a program, a script and herring.horovod, line by line."""
+    """Returns what mypy says of programs, a script and herring.horovod, line by line."""
     pytest.importorskip("mypy")
     pytest.importorskip("torch")
     folder = tmp_path_factory.mktemp("mypy")
     (folder / "program.py").write_text(PROGRAM)
     (folder / "script.py").write_text(SCRIPT)
+    for example in EXAMPLES:
+        (folder / example.name).write_text(example.read_text())
     configuration = Path(__file__).resolve().parents[2] / "pyproject.toml"
     (folder / "mypy.toml").write_text(configuration.read_text() + OF_PROGRAMS)
     done = subprocess.run(
         [
             *(sys.executable, "-m", "mypy", "--cache-dir", "cache", "--config-file", "mypy.toml"),
-            "--untyped-calls-exclude=torch",  # Tensor.backward has no types
             *("-m", "program", "-m", "script", "-p", "herring.horovod"),
+            *(word for example in EXAMPLES for word in ("-m", example.stem)),
         ],
         # With what the package says as what a user has installed says it.
         env={**os.environ, "MYPYPATH": os.pathsep.join([str(PACKAGE.parent), str(folder)])},
@@ -167,6 +170,12 @@ def test_a_users_script_is_right_for_mypy(checked: list[str]) -> None:
     assert not [line for line in checked if line.startswith("script.py:")], checked
 
 
+def test_the_examples_are_right_for_mypy(checked: list[str]) -> None:
+    names = tuple(f"{example.name}:" for example in EXAMPLES)
+    assert not [line for line in checked if line.startswith(names)], checked
+
+
 def test_mypy_finds_nothing_in_the_horovod_module_or_what_it_uses(checked: list[str]) -> None:
-    others = ("program.py:", "script.py:", "Found ")
+    programs = ["program", "script", *(example.stem for example in EXAMPLES)]
+    others = (*(f"{name}.py:" for name in programs), "Found ")
     assert not [line for line in checked if not line.startswith(others)], checked

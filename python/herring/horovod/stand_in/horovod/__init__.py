@@ -6,6 +6,6 @@ from herring.horovod.aliases import install
 
 del sys.modules[__name__]
 install()
-import horovod  # type: ignore[import-not-found]  # noqa: E402
+import horovod  # noqa: E402
 
 sys.modules[__name__] = horovod
