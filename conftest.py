@@ -1,5 +1,6 @@
 """What all tests have: signals as they expect them, and a place for what jobs write."""
 
+import contextlib
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,15 @@ for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
     if signal.getsignal(_number) == signal.SIG_IGN:
         _default = signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL
         signal.signal(_number, _default)
+
+# How long Hypothesis takes to make an example depends on other load, and says nothing of the code.
+with contextlib.suppress(ImportError):  # as in the environments of frameworks
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile(
+        "herring", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("herring")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -532,7 +532,7 @@ def test_every_pair_of_moments_gives_a_verdict(place: int) -> None:
 
 
 @hypothesis.given(st.integers(2, 6), st.integers(0, 8), st.data())
-@hypothesis.settings(max_examples=200, deadline=None)
+@hypothesis.settings(max_examples=200)
 def test_a_single_missing_rank_is_the_only_one_accused(
     size: int, steps: int, data: st.DataObject
 ) -> None:

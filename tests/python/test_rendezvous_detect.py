@@ -6,7 +6,7 @@ import itertools
 import re
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from herring import _core
@@ -497,7 +497,6 @@ def test_job_names(job: str) -> None:
     assert "HERRING_JOB" in refused({"HERRING_JOB": job})
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.dictionaries(
         st.sampled_from(sorted({name for each in LAUNCHERS.values() for name in each})),

@@ -38,7 +38,7 @@ SHAPES = [(), (0,), (1,), (3,), (5, 7), (2, 0, 3), (2, 3, 4)]
     st.lists(st.tuples(st.sampled_from(DTYPES), st.sampled_from(SHAPES), st.booleans())),
     st.sampled_from([1, 40, 1 << 20]),
 )
-@hypothesis.settings(max_examples=100, deadline=None)
+@hypothesis.settings(max_examples=100)
 def test_flat_bytes_round_trip(kinds, block_bytes):
     given = []
     for index, (dtype, shape, turned) in enumerate(kinds):

@@ -135,7 +135,7 @@ def test_a_node_works_before_and_after_the_network() -> None:
     assert started.seconds == pytest.approx(1.2)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(1, 1000), st.floats(0, 1)), min_size=1, max_size=12),
     st.floats(0, 1e-2),
