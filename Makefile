@@ -39,6 +39,17 @@ TESTS_ecosystem := accelerate lightning transformers ray
 NEEDS_schedulers := distributed==2026.8.0 pyspark==4.3.0 scikit-learn
 TORCH_schedulers := $(TORCH_VERSION)
 TESTS_schedulers := dask spark
+# For `make test-versions`: the environments, as above, and the tests that concern what pyproject.toml
+# asks for. "lowest" has the lowest versions that it allows. Where no CPU build of a version of torch is
+# found, its default build brings gigabytes.
+VERSIONS ?= lowest newest
+NEEDS_lowest = $(subst >=,==,$(call extra,dependencies)) $(NEEDS_newest)
+NEEDS_newest = $(call extra,test) scikit-learn
+TORCH_lowest = $(shell sed -nE 's/^torch = \["torch>=(.*)"\]$$/\1/p' pyproject.toml)
+TORCH_newest := 2.15.0
+TESTS_versions := check_tune collectives doctor doctor_report grouped launch_cli messages objects partial \
+  progress settings status status_tables status_words torch torch_backend torch_groups torch_units \
+  horovod wrong_types
 # For `make soak`: the number of programs, the first seed, and the features (empty: all).
 PROGRAMS ?= 10000
 FIRST ?= 1
@@ -99,7 +110,7 @@ LAB_SOURCES := $(shell find lab/src lab/bindings -type f 2>/dev/null)
 CORE := $(SOURCES) CMakeLists.txt pyproject.toml
 LAB := $(LAB_SOURCES) lab/CMakeLists.txt lab/pyproject.toml
 
-.PHONY: help run build lab docs test test-core test-docs test-install test-examples test-python test-thorough test-frameworks test-clusters test-gpu bench-gpu lint hooks certain claims coverage breakages sanitize sanitize-gpus soak soak-adapters soak-gpus sweep-gpus faults connections observe-cases hostile credit-suite fuzz wheel check-aarch64 clean distclean
+.PHONY: help run build lab docs test test-core test-docs test-install test-examples test-python test-thorough test-versions test-frameworks test-clusters test-gpu bench-gpu lint hooks certain claims coverage breakages sanitize sanitize-gpus soak soak-adapters soak-gpus sweep-gpus faults connections observe-cases hostile credit-suite fuzz wheel check-aarch64 clean distclean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -159,6 +170,18 @@ test-thorough: $(PYTHON_TESTS) build/wheel/stamp ## run the Python tests that re
 	@status=0; \
 	$(BIN)/python -m pytest -q tests/install -m thorough || status=1; \
 	$(RUN_PYTHON_TESTS) -m thorough || status=1; \
+	$(MAKE) --no-print-directory test-versions || status=1; \
+	exit $$status
+
+test-versions: build/wheel/stamp ## test the lowest versions that pyproject.toml allows, and the newest: VERSIONS=
+	@status=0; \
+	$(foreach versions,$(VERSIONS), \
+	  if $(MAKE) --no-print-directory .venv-frameworks/$(versions)/stamp; then \
+	    .venv-frameworks/$(versions)/bin/python -m pytest -q -n $(LANES) --dist loadfile -p no:warnings \
+	      -m "not thorough and not measures" $(TESTS_versions:%=tests/python/test_%.py) || status=1; \
+	  else \
+	    echo "$(versions) versions: NOT TESTED, they cannot be installed"; \
+	  fi;) \
 	exit $$status
 
 # Skips frameworks that have no build for this machine or Python.
@@ -344,7 +367,7 @@ $(STAMPS)/test-system: $(STAMPS)/system
 
 $(STAMPS)/tools: $(STAMPS)/system pyproject.toml
 	@echo "installing build tools into .venv"
-	@$(PIP) 'cmake>=3.25,<5' ninja $(BUILD_NEEDS) numpy psutil rich
+	@$(PIP) 'cmake>=3.25,<5' ninja $(BUILD_NEEDS) $(call extra,dependencies)
 	@touch $@
 
 # Both packages compile in build/, and the C++ tests link what they compile. After a change of C++ only,

@@ -29,6 +29,7 @@ NAMES = {
     "distributed": "Dask",
     "pyspark": "Spark",
 }
+DEPENDENCIES = ("numpy", "psutil", "rich")
 # The extra of pyproject.toml that has a framework's lowest version.
 EXTRAS = {"tensorflow-cpu": "tensorflow"}
 
@@ -40,15 +41,17 @@ PAGE_TEXT = """\
 ## Systems
 
 Herring runs on little-endian Linux with Python {oldest} or newer. The tests run on Debian 12 for
-x86-64 with its Python 3.11. They do not run with 3.12 or newer. For aarch64,
-`make check-aarch64` compiles the core, but nobody has run it there. A build needs g++
-12 or newer and OpenSSL 3. All processes of a job must speak the same protocol
-version ([versions](protocol.md#versions)).
+x86-64 with its Python 3.11. Tests of all parts that need no framework were also tried with 3.13,
+and the build with 3.12. For aarch64, `make check-aarch64` compiles the core, but nobody has run it
+there. A build needs g++ 12 or newer and OpenSSL 3. All processes of a job must speak the same
+protocol version ([versions](protocol.md#versions)).
 
 ## Frameworks
 
-`make test` and `make test-frameworks` install the tested versions. Versions from the lowest allowed
-to the tested one should work, but were not tested. An empty cell allows any version.
+`make test` and `make test-frameworks` install the tested versions. `make test-versions` runs tests
+with the lowest allowed versions of PyTorch, NumPy ({numpy}), psutil ({psutil}) and rich ({rich}),
+and with the newest. Other versions should work, but were not tested. An empty cell allows any
+version.
 
 | framework | tested | lowest allowed | page |
 |---|---|---|---|
@@ -128,6 +131,7 @@ def page() -> str:
         command="tools/make_compatibility_doc.py",
         oldest=_only(r'^requires-python = ">=(.*?)"', project),
         rows="\n".join(rows),
+        **{name: _only(rf'^dependencies = .*"{name}>=(.*?)"', project) for name in DEPENDENCIES},
         torch=versions["torch"],
         horovod=_only(r'^__version__ = "(.*?)"', horovod),
     )

@@ -87,7 +87,7 @@ def test_another_missing_module_is_no_part_of_the_lab():
 
 def test_messages_and_pages_name_nothing_that_no_index_has():
     assert install_command("jax") == "pip install 'jax>=0.6' optax"
-    assert install_command("ray") == "pip install 'ray[train]>=2.60' 'torch>=2.1'"
+    assert install_command("ray") == "pip install 'ray[train]>=2.60' 'torch>=2.9'"
     texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("lab/*.md")]
     texts += (ROOT / "python" / "herring").rglob("*.py")
     for path in texts:

@@ -41,4 +41,4 @@ def test_what_has_no_shape_is_not_an_array(value: object) -> None:
 def test_adapter_for_torch_says_what_to_install() -> None:
     script = "import sys; sys.modules['torch'] = None; import herring.torch"
     run = subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True)
-    assert "herring.torch needs PyTorch 2.1 or newer: pip install" in run.stderr, run.stderr
+    assert "herring.torch needs PyTorch 2.9 or newer: pip install" in run.stderr, run.stderr

@@ -55,7 +55,7 @@ def install_command(extra: str) -> str:
       extra: One of the extras in pyproject.toml, such as ``torch``.
 
     Returns:
-      A command such as ``pip install 'torch>=2.1'``.
+      A command such as ``pip install 'torch>=2.9'``.
     """
     from importlib import metadata
 

@@ -17,7 +17,7 @@ except ImportError as _error:
     from herring.base.parts import install_command
 
     raise ImportError(
-        f"herring.torch needs PyTorch 2.1 or newer: {install_command('torch')}"
+        f"herring.torch needs PyTorch 2.9 or newer: {install_command('torch')}"
     ) from _error
 
 from herring.arrays.partial import Quorum, Replay, RoundInfo, RoundStatistics
