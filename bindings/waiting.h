@@ -1,6 +1,6 @@
 // The threads of Python that stand still in the core until it has something for them. The thread
-// herring-stack asks for them (herring/process/stacks.py), to find out whether any thread of the program can
-// go on by itself.
+// herring-stack asks for them (herring/process/stacks.py), to find out whether any thread of the
+// program can go on by itself.
 #pragma once
 
 #include <Python.h>

@@ -4,8 +4,8 @@
 // Nobody compares who waits in what, because names tell too little: groups, messages and planned
 // rounds all have their own. Instead every process says since when it stands still: nothing has
 // changed in it, nothing can unless another process sends something, and all that it has sent has
-// arrived (Report::still). If there is a moment at which all processes stood still, nothing can ever
-// change again.
+// arrived (Report::still). If there is a moment at which all processes stood still, nothing can
+// ever change again.
 #pragma once
 
 #include <span>

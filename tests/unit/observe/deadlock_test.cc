@@ -36,7 +36,7 @@ TEST(Deadlock, IsNotCertainIfOneOfThemMayGoOn) {
   EXPECT_FALSE(with([](Stillness& one) { one.still = {}; })) << "computes, or has not reported";
   EXPECT_FALSE(with([](Stillness& one) { one.still.since += 3 * kSecond; })) << "has just computed";
   EXPECT_FALSE(with([](Stillness& one) { one.error = -1; })) << "its clock is not known";
-  EXPECT_FALSE(with([](Stillness& one) { one.error = 2 * kSecond; })) << "its clock is not well known";
+  EXPECT_FALSE(with([](Stillness& one) { one.error = 2 * kSecond; })) << "it is badly known";
   EXPECT_FALSE(with([](Stillness& one) {
     one.still.since -= 3 * kSecond;
     one.still.until -= 3 * kSecond;
