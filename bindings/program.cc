@@ -21,8 +21,8 @@ nb::object next_stack_request() {
   return asked ? nb::cast(last_caller.load(std::memory_order_relaxed)) : nb::none();
 }
 
-// Returns how often a wait for a result has begun or ended; the identifiers of the threads that wait
-// now; and those that have ever begun or awaited work, each with its native id.
+// Returns how often a wait for a result has begun or ended; the identifiers of the threads that
+// wait now; and those that have ever begun or awaited work, each with its native id.
 nb::tuple waiting_threads() {
   const WaitingThreads& all = WaitingThreads::here();
   nb::list waiting, callers;
