@@ -275,3 +275,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.thorough)
         if whole and not marked and file in collected:
             raise pytest.UsageError(f"THOROUGH in {__file__}: no test is called {pattern}")
+
+
+@pytest.fixture
+def taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets forked processes take all their modules apart at the end, as interpreters do."""
+    monkeypatch.setenv("TAKE_APART", "1")

@@ -44,6 +44,7 @@ LAUNCHERS = ("herring.launch.cli", "torch.distributed.run")
 MOST_DESCRIPTORS = 64
 _PR_SET_NAME = 15
 _libc = ctypes.CDLL(None)
+_interpreter = ctypes.PyDLL(None)  # whose calls keep the interpreter's lock
 
 
 def serve(requests: socket.socket) -> None:
@@ -230,20 +231,29 @@ def _run(program: Callable[[], object]) -> None:
 def _exit(status: int, interrupted: bool = False) -> None:
     """Ends this process like an interpreter, which ends by SIGINT after a KeyboardInterrupt.
 
-    To take torch's modules apart takes longer than most jobs, so processes with torch end before
-    that. For others the interpreter does it after this function.
+    An interpreter also takes all modules apart. That needs more processor time than a small job,
+    so it is left out here, unless TAKE_APART is in the environment. The objects of the program
+    itself are destroyed, and then the process ends by exit(), with the destructors of libraries.
+    Those of torch take too long.
     """
-    if "torch" not in sys.modules and not interrupted:
+    torch = "torch" in sys.modules
+    if "TAKE_APART" in os.environ and not torch and not interrupted:
         sys.exit(status)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
+    # Other threads may still use the program's names.
+    if not torch and not interrupted and threading.active_count() == 1:
+        vars(sys.modules["__main__"]).clear()
+        gc.collect()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     if interrupted:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
-    os._exit(status)
+    if torch:
+        os._exit(status)
+    _interpreter.exit(status)
 
 
 def _open_streams() -> None:

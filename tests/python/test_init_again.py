@@ -11,6 +11,7 @@ import pytest
 import warm
 
 pytest.importorskip("herring._core")
+pytestmark = pytest.mark.usefixtures("taken_apart")
 LIMIT = 600
 LAUNCHER = ("RANK", "WORLD_SIZE", "HERRING_RANK", "HERRING_SIZE")
 ALONE = "no launcher has started this process"

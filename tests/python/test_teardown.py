@@ -8,6 +8,8 @@ import pytest
 
 from jobs import expect_success, program, run_job
 
+pytestmark = pytest.mark.usefixtures("taken_apart")
+
 LAYOUTS = {
     "direct": ["-n", "2", "--nodes", "2"],
     "one-node": ["-n", "2"],

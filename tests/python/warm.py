@@ -37,15 +37,13 @@ __all__ = ["STACKS", "Popen", "real_processes", "run", "start_from", "tell_stack
 HERE = Path(__file__).parent
 STACKS = signal.SIGRTMAX  # lets forked processes write the stacks of their threads
 _PLAIN = (
-    "numpy",
-    "herring",
-    "herring.arrays",
-    "herring.launch.cli",
-    "herring.launch.run",
-    "herring.launch.local",
-    "herring.launch.server",
-    "herring.launch.status",
-    "hashlib",
+    *("numpy", "numpy.random", "hashlib", "logging", "traceback", "encodings.idna", "sysconfig"),
+    *("csv", "importlib.metadata", "importlib.resources"),
+    *("herring", "herring._core", "herring.answering", "herring.program", "herring.stacks"),
+    *("herring.launch.cli", "herring.launch.run", "herring.launch.local"),
+    *("herring.launch.server", "herring.launch.status"),
+    *("herring.arrays", "herring.arrays.apart", "herring.arrays.groups", "herring.arrays.objects"),
+    *("herring.arrays.partial", "herring.arrays.runtime", "herring.arrays.seconds"),
 )
 _TORCH = ("torch", "torch._dynamo", "herring.torch")
 # Variables that count when a process starts.
