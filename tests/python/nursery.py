@@ -5,8 +5,9 @@ Usage: python nursery.py DESCRIPTOR [MODULE ...]
 The process imports the modules and answers requests of `warm` that come over the socket with this
 descriptor. A forked process behaves like a new interpreter with the same command line: it has the
 environment, the folder, the descriptors and the signals that the request asks for, its program is
-`__main__`, and it ends as an interpreter does. It differs in three ways: modules are imported
-already, the hash seed is the nursery's, and /proc shows the nursery's command line and environment.
+`__main__`, and it ends as an interpreter does. It differs in four ways: modules are imported
+already and are not taken apart at the end, the hash seed is the nursery's, and /proc shows the
+nursery's command line and environment.
 
 The nursery has one thread and never joins a job, so that nothing is forked in the middle of work.
 """

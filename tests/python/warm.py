@@ -38,12 +38,14 @@ HERE = Path(__file__).parent
 STACKS = signal.SIGRTMAX  # lets forked processes write the stacks of their threads
 _PLAIN = (
     *("numpy", "numpy.random", "hashlib", "logging", "traceback", "encodings.idna", "sysconfig"),
-    *("csv", "importlib.metadata", "importlib.resources"),
+    *("csv", "email.parser", "encodings.ascii", "importlib.metadata", "importlib.resources"),
     *("herring", "herring._core", "herring.answering", "herring.program", "herring.stacks"),
     *("herring.launch.cli", "herring.launch.run", "herring.launch.local"),
     *("herring.launch.server", "herring.launch.status"),
-    *("herring.arrays", "herring.arrays.apart", "herring.arrays.groups", "herring.arrays.objects"),
-    *("herring.arrays.partial", "herring.arrays.runtime", "herring.arrays.seconds"),
+    *("herring.arrays", "herring.arrays.apart", "herring.arrays.grouped", "herring.arrays.groups"),
+    *("herring.arrays.joining", "herring.arrays.messages", "herring.arrays.objects"),
+    *("herring.arrays.runtime", "herring.arrays.seconds"),
+    *("herring.elastic", "herring.elastic.running", "herring.partial"),
 )
 _TORCH = ("torch", "torch._dynamo", "herring.torch")
 # Variables that count when a process starts.
