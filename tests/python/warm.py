@@ -39,7 +39,13 @@ STACKS = signal.SIGRTMAX  # lets forked processes write the stacks of their thre
 _PLAIN = (
     *("numpy", "numpy.random", "hashlib", "logging", "traceback", "encodings.idna", "sysconfig"),
     *("csv", "email.parser", "encodings.ascii", "importlib.metadata", "importlib.resources"),
-    *("herring", "herring._core", "herring.answering", "herring.program", "herring.stacks"),
+    *(
+        "herring",
+        "herring._core",
+        "herring.process.answering",
+        "herring.process.program",
+        "herring.process.stacks",
+    ),
     *("herring.launch.cli", "herring.launch.run", "herring.launch.local"),
     *("herring.launch.server", "herring.launch.status"),
     *("herring.arrays", "herring.arrays.apart", "herring.arrays.grouped", "herring.arrays.groups"),
