@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import herring.horovod
 import warm
 from herring.errors import ConfigurationError
 from herring.launch import cli, horovodrun
@@ -91,6 +92,24 @@ def test_wrong_values_are_named(
     said = capsys.readouterr().err
     for word in words:
         assert word in said
+
+
+@pytest.mark.parametrize(
+    ("argument", "option"),
+    [
+        ({"min_np": 2}, "--min-np"),
+        ({"max_num_proc": 2}, "--max-np"),
+        ({"slots": 2}, "--slots-per-host"),
+        ({"reset_limit": 2}, "--reset-limit"),
+        ({"host_discovery_script": "find"}, "--host-discovery-script"),
+        ({"cooldown_range": (1, 2)}, "--restarts"),
+    ],
+)
+def test_a_job_of_a_function_is_not_elastic(argument: dict[str, object], option: str) -> None:
+    with pytest.raises(NotImplementedError, match="keep the processes") as error:
+        herring.horovod.run(print, **argument)
+    assert f"'herring run --elastic --horovod', which has {option}" in str(error.value)
+    cli.make_parser().parse_args(["run", option, "2", "--", "true"])  # there is such an option
 
 
 def test_variables() -> None:

@@ -57,7 +57,8 @@ def run(
       args: positional arguments of the function.
       kwargs: keyword arguments of the function.
       num_proc: number of processes of the job.
-      min_num_proc: must be None, because a job keeps its processes.
+      min_num_proc: must be None, because the job keeps its processes. `herring run --elastic` has
+        options for elastic jobs.
       max_num_proc: must be None.
       slots: must be None.
       reset_limit: must be None.
@@ -91,18 +92,19 @@ def run(
       HerringError: a process failed; its output says why.
     """
     elastic = {
-        "min_num_proc": min_num_proc or min_np,
-        "max_num_proc": max_num_proc or max_np,
-        "slots": slots,
-        "reset_limit": reset_limit,
-        "cooldown_range": cooldown_range,
-        "host_discovery_script": host_discovery_script,
+        "min_num_proc": (min_num_proc or min_np, "--min-np"),
+        "max_num_proc": (max_num_proc or max_np, "--max-np"),
+        "slots": (slots, "--slots-per-host"),
+        "reset_limit": (reset_limit, "--reset-limit"),
+        "cooldown_range": (cooldown_range, "--restarts"),
+        "host_discovery_script": (host_discovery_script, "--host-discovery-script"),
     }
-    for name, value in elastic.items():
+    for name, (value, option) in elastic.items():
         if value is not None:
             raise NotSupportedError(
-                f"horovod.run({name}={value!r}): a job keeps the processes it started with; "
-                "leave the argument out, save checkpoints, and start the job again"
+                f"horovod.run({name}={value!r}): its jobs keep the processes that they start with; "
+                "for an elastic job put the function into a script, and start that with "
+                f"'herring run --elastic --horovod', which has {option}"
             )
     elsewhere = [h for h in (hosts or "").split(",") if h.partition(":")[0] not in _THIS_MACHINE]
     if hostfile is not None or (hosts and elsewhere):
