@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["register"]
-
 
 def register() -> None:
     """Registers "herring" and "herring://" with torch.distributed; loads nothing, never raises."""

@@ -18,20 +18,6 @@ from rich.text import Text
 from herring.base.provenance import write_results, writing
 from herring.errors import ConfigurationError
 
-__all__ = [
-    "COLOURS",
-    "INK",
-    "Chart",
-    "Table",
-    "draw",
-    "markdown",
-    "output_folder",
-    "read",
-    "show",
-    "tick",
-    "write",
-]
-
 #: Colours of curves, after Okabe and Ito: colour-blind people can tell them apart, and they show on
 #: white and on black.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#9a7d0a", "#767676")

@@ -12,8 +12,6 @@ from contextlib import contextmanager
 
 from herring import _core
 
-__all__ = ["call_apart", "not_waited_for", "report", "wait_for_calls_apart"]
-
 _IDLE = 5.0  # seconds after which an idle thread ends
 _PATIENCE = 10.0  # seconds that the end of a job, or of the process, waits for calls
 

@@ -14,23 +14,6 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from herring import _core
 from herring.errors import ConfigurationError, InvalidArgumentError
 
-__all__ = [
-    "Array",
-    "Operator",
-    "Timeout",
-    "boolean_of",
-    "count_of",
-    "function_of",
-    "name_given",
-    "number_of",
-    "operator_of",
-    "options_of",
-    "rank_of",
-    "seconds_of",
-    "shown",
-    "text_of",
-]
-
 #: The name of an operator.
 Operator: TypeAlias = Literal["average", "sum", "min", "max", "product"]
 

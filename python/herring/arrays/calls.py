@@ -11,8 +11,6 @@ from herring.arrays.names import has_joined, next_name
 from herring.arrays.runtime import job
 from herring.errors import HerringError, InvalidArgumentError, PeerLostError, ShutdownError
 
-__all__ = ["called", "name_of_next", "named", "refuse"]
-
 
 @contextmanager
 def called(kind: str, name: str | None, group: Group | None = None) -> Iterator[str]:

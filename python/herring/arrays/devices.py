@@ -16,15 +16,6 @@ from typing import Any
 
 from herring import _core
 
-__all__ = [
-    "check_not_capturing",
-    "described_gpus",
-    "find_compiler",
-    "return_to",
-    "stream_of",
-    "take_back",
-]
-
 
 @functools.cache
 def find_compiler() -> None:

@@ -24,8 +24,6 @@ from herring.arrays.planned import PlannedReduction
 from herring.arrays.runtime import is_elastic, is_initialized, is_running, job, require_running
 from herring.errors import HerringError, InvalidArgumentError
 
-__all__ = ["Averager", "GradientRounds", "Source", "agree", "check_operator", "fresh"]
-
 # For each dtype of a framework: the dtype in the plan, and how many of its elements make one value.
 _PLANNED = {
     "float16": ("float16", 1),

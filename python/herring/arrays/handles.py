@@ -11,8 +11,6 @@ from typing import Any
 from herring import _core
 from herring.arrays.apart import report, wait_for_calls_apart
 
-__all__ = ["DoneCallbacks", "call_later"]
-
 _lock = threading.Lock()  # guards all lists of callbacks; never held while user code runs
 
 

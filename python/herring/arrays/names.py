@@ -10,8 +10,6 @@ from itertools import count, starmap, tee
 from herring import _core
 from herring.errors import HerringError
 
-__all__ = ["forget_names", "forget_names_among", "has_joined", "next_name", "submit_join"]
-
 _lock = threading.Lock()
 _counts: dict[Hashable, defaultdict[str, count[int]]] = {}  # by group of callers, then by kind
 _numberings: dict[Hashable, int] = {}  # how often numbering has begun again, by group of callers

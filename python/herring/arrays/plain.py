@@ -14,8 +14,6 @@ from typing import Any
 
 from herring.errors import HerringError, InvalidArgumentError
 
-__all__ = ["packed", "unpacked"]
-
 #: Returns a word and plain data for an object that is not plain.
 Lift = Callable[[Any], tuple[str, Any]]
 #: Returns the object for the word and the data of `Lift`.

@@ -13,8 +13,6 @@ from typing import Any, TypedDict
 
 from herring import _core
 
-__all__ = ["Meter", "Seconds", "Split", "StepMeter", "split"]
-
 _FEWEST = 64  # entries that a meter asks for at first
 _MOST = 4096  # entries that a worker keeps
 

@@ -13,8 +13,6 @@ from herring.arrays.objects import check_same
 from herring.base.units import counted
 from herring.errors import InvalidArgumentError
 
-__all__ = ["broadcast_values"]
-
 
 def broadcast_values(
     values: Sequence[np.ndarray], root: int, *, name: str, group: Group | None = None

@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
-__all__ = ["missing"]
-
 _OPERATORS = {"Average": "average", "Sum": "sum", "Min": "min", "Max": "max", "Product": "product"}
 # Names in other libraries, and what to write instead with Herring.
 _INSTEAD = {

@@ -9,8 +9,6 @@ from typing import Any
 
 from herring.errors import ConfigurationError
 
-__all__ = ["LAB", "import_optional", "install_command", "missing_part"]
-
 #: The package of the distribution herring-dl-lab.
 LAB = "herring_lab"
 

@@ -15,8 +15,6 @@ from collections import ChainMap
 from copyreg import dispatch_table
 from typing import Any
 
-__all__ = ["dumps", "dumps_by_value", "loads"]
-
 loads = pickle.loads
 
 

@@ -6,8 +6,6 @@ import os
 import time
 from pathlib import Path
 
-__all__ = ["age", "has_ended", "identity", "is_there", "parent", "state"]
-
 # Fields, as proc(5) counts them.
 _STATE = 3
 _PARENT = 4

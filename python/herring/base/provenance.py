@@ -16,8 +16,6 @@ from typing import Any
 from herring.base.version import commit, version
 from herring.errors import ConfigurationError
 
-__all__ = ["provenance", "require_writable", "write_results", "writing"]
-
 
 def provenance(options: Any = None) -> dict[str, Any]:
     """Returns the version, the place, the time and the options with which a result was produced.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["even_parts"]
-
 
 def even_parts(items: int, parts: int) -> list[int]:
     """Returns part sizes that differ by at most one; the first ``items % parts`` are the larger.

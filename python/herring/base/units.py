@@ -19,18 +19,6 @@ from typing import TypeVar
 
 from herring.errors import ConfigurationError
 
-__all__ = [
-    "argument",
-    "counted",
-    "parse_option",
-    "parse_rate",
-    "parse_seconds",
-    "parse_share",
-    "parse_size",
-    "show_rate",
-    "show_size",
-]
-
 _Value = TypeVar("_Value")
 _NUMBER = r"([0-9]+\.?[0-9]*|\.[0-9]+)"
 _RATE = re.compile(_NUMBER + r"\s*(?=\S)([kmgt]?)(bits?/s|bits?|bps|b/s)?", re.IGNORECASE)

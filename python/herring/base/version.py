@@ -6,8 +6,6 @@ import re
 import subprocess
 from pathlib import Path
 
-__all__ = ["commit", "description", "version"]
-
 _GIT_SECONDS = 5
 
 

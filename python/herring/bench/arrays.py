@@ -10,8 +10,6 @@ import numpy as np
 
 from herring.bench import pattern
 
-__all__ = ["HostArrays", "Prepared"]
-
 
 def _nothing() -> None:
     return None

@@ -14,8 +14,6 @@ from herring.bench import pattern
 from herring.bench.arrays import Prepared
 from herring.errors import ConfigurationError
 
-__all__ = ["Gpu", "GpuArrays", "Gpus"]
-
 
 class Gpus:
     """The GPUs that PyTorch sees in this process.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["ALGORITHMS", "OF_TORCH", "PEERS"]
-
 #: The all-reduce algorithms that can be selected for each library, with the library's own names.
 #: If none is selected, a library chooses one by size and number of ranks.
 ALGORITHMS: Mapping[str, Mapping[str, str]] = {

@@ -16,8 +16,6 @@ from herring.errors import ConfigurationError, HerringError
 from herring.rendezvous.channel import DOCTOR, Channel, Listener, call
 from herring.rendezvous.endpoint import bind_any
 
-__all__ = ["VERSION", "Agent", "introduction"]
-
 #: The version of the doctor's messages.
 VERSION = 1
 

@@ -30,8 +30,6 @@ from herring.rendezvous.network import own_address
 from herring.rendezvous.publication import in_seconds
 from herring.rendezvous.settings import given, value_of
 
-__all__ = ["Wishes", "examine"]
-
 _RETRY_SECONDS = 0.2
 _CALL_SECONDS = 5.0
 

@@ -20,8 +20,6 @@ from herring.base.version import version
 from herring.errors import ConfigurationError, HerringError
 from herring.rendezvous.network import interfaces
 
-__all__ = ["gather", "given_settings", "parse_cores"]
-
 _PACKAGES = ("torch", "numpy", "jax", "tensorflow")
 _SYSCTLS = {
     "rmem_max": "net/core/rmem_max",

@@ -20,8 +20,6 @@ from herring.rendezvous.channel import DOCTOR, Channel, Listener
 from herring.rendezvous.publication import FIRST_REMINDER, in_seconds
 from herring.terminal.command_line import log_line
 
-__all__ = ["Hub"]
-
 _CONNECT_SECONDS = 3.0
 _NAME_SECONDS = 4.0
 _PINGS = 20

@@ -11,8 +11,6 @@ from herring.doctor import judge_hosts, judge_links, judge_rates
 from herring.doctor.findings import Finding, listed, ordered
 from herring.doctor.records import Examination
 
-__all__ = ["judge", "verdict"]
-
 
 def judge(about: Examination) -> list[Finding]:
     """Returns all findings, the most important one first."""

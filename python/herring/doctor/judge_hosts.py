@@ -11,8 +11,6 @@ from herring.doctor.findings import Finding, listed, show_size, times
 from herring.doctor.records import Examination, Host, Rank
 from herring.rendezvous.settings import setting
 
-__all__ = ["judge", "most_common", "usable_cores"]
-
 _Key = TypeVar("_Key")
 _FEW_CORES = 0.75  # of the typical number of cores of a rank
 _FILES_BESIDE = 128  # descriptors that Python, a framework and data loaders use

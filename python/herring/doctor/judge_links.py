@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from herring.doctor.findings import Finding, listed, show_duration, times
 from herring.doctor.records import Examination, Host, Link
 
-__all__ = ["Blame", "blame", "far_hosts", "judge", "lossy_hosts", "offsets", "round_trips"]
-
 _MOST = 0.75  # of a host's links that must be bad before the host is blamed
 _LOSS = 0.005
 _LEAST_LOST = 3

@@ -10,8 +10,6 @@ from herring.doctor.judge_links import far_hosts
 from herring.doctor.pairs import MOST_ROUNDS
 from herring.doctor.records import Examination, Host
 
-__all__ = ["capacities", "is_slow", "judge", "suspects"]
-
 _SLOW = 0.7  # of the typical rate
 _SLOW_PAIR = 0.6  # of what both of its hosts reach with others
 _BELOW_STATED = 0.7  # of what the interface states

@@ -14,8 +14,6 @@ from typing import Any
 from herring.errors import AuthenticationError
 from herring.rendezvous.channel import DOCTOR, Channel, ChannelError, call
 
-__all__ = ["Race", "answer_pings", "discard", "ping", "race", "rate_of", "reach", "resolve_all"]
-
 _CLOCK = struct.Struct("!d")
 _THREADS = 32
 _CHUNK = 256 << 10

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import random
 
-__all__ = ["MOST_ROUNDS", "rounds_of", "sample_of"]
-
 #: The most rounds of a tournament.
 MOST_ROUNDS = 15
 

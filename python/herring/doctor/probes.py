@@ -16,8 +16,6 @@ import threading
 import time
 from collections.abc import Sequence
 
-__all__ = ["Peer", "Probes", "sizes_below"]
-
 _HEADER = struct.Struct("!4sB16sI")  # magic, kind, the prober's session, number
 _MAGIC = b"HRDP"
 _PROBE, _ANSWER = 1, 2

@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["Examination", "Host", "Link", "Rank"]
-
 
 @dataclasses.dataclass
 class Rank:

@@ -21,8 +21,6 @@ from herring.doctor.judge_links import offsets, round_trips
 from herring.doctor.judge_rates import capacities
 from herring.doctor.records import Examination, Host, Link
 
-__all__ = ["lines", "to_json"]
-
 _MOST_LINKS = 8  # in the table; the slowest ones
 _WIDTH = 100
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}

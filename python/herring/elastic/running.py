@@ -29,22 +29,6 @@ from herring.rendezvous.publication import FIRST_REMINDER, Wait
 from herring.rendezvous.settings import value_of
 from herring.rendezvous.variables import integer
 
-__all__ = [
-    "GenerationEnds",
-    "committed",
-    "connect",
-    "ends_at",
-    "generation",
-    "go_on",
-    "has_trained",
-    "heeding_notice",
-    "join",
-    "leave",
-    "run",
-    "secret_of",
-    "settings_of",
-]
-
 Train = TypeVar("Train", bound=Callable[..., Any])
 
 # All members of a generation are there when it begins, so this is short unless the user says.

@@ -12,8 +12,6 @@ from herring.elastic import running
 from herring.elastic.values import broadcast_values
 from herring.errors import InvalidArgumentError
 
-__all__ = ["Part", "State", "Stateful"]
-
 
 class Part:
     """A value of a state that is not sent as it is.

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 
 from herring.errors import PeerLostError, TimeoutError
 
-__all__ = ["own_errors", "translations"]
-
 Loss = PeerLostError | TimeoutError
 
 # Adapters add functions that return the loss behind an error of their framework, or else None.

@@ -10,8 +10,6 @@ import herring
 from herring.arrays.objects import broadcast_plain
 from herring.errors import InvalidArgumentError
 
-__all__ = ["broadcast_values"]
-
 _NUMBERS = "biufc"  # kinds of dtypes
 
 

@@ -23,8 +23,6 @@ from herring.flight.operations import (
 from herring.flight.record import Record
 from herring.flight.words import bytes_text, joined, ranks_text, seconds_text
 
-__all__ = ["Analysis", "analyse"]
-
 # Failures that begin on the rank that has them. Other ranks only hear of them.
 _OWN_FAILURES = ("invalid argument", "device", "internal", "protocol", "configuration")
 # Collectives to which each rank may give a different number of bytes.

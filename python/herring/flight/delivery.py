@@ -9,8 +9,6 @@ from herring.flight.operations import Operation, describe
 from herring.flight.record import Entry, Record
 from herring.flight.words import ranks_text, seconds_text
 
-__all__ = ["path_finding"]
-
 _LATE = 0.1  # seconds; ranks that come within this time count as together
 
 

@@ -8,8 +8,6 @@ import re
 from herring.flight.operations import Key, Operation
 from herring.flight.record import Record
 
-__all__ = ["RANKING", "Finding", "doing", "end_of", "is_down", "longest_wait", "note"]
-
 #: The kinds of findings, the most telling first.
 RANKING = (
     "failed",  # a rank failed on its own, and the others only heard of it

@@ -11,17 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from herring.flight.record import Entry, Record
 from herring.flight.words import ranks_text
 
-__all__ = [
-    "COLLECTIVES",
-    "Histories",
-    "Key",
-    "Operation",
-    "Series",
-    "called_by",
-    "match",
-    "members_of",
-]
-
 #: The collectives, as they stand in the names of calls that a program did not name.
 COLLECTIVES = (
     "allgather",

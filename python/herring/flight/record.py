@@ -13,8 +13,6 @@ from typing import Any
 
 from herring.errors import ConfigurationError
 
-__all__ = ["SCHEMA", "Entry", "Missing", "Process", "Record", "parse", "read"]
-
 SCHEMA = "herring-flight-1"
 _KINDS = ("round", "buffer", "call", "sum")
 _CALL = re.compile(r"([a-z_]+) '")

@@ -12,8 +12,6 @@ from herring.flight.operations import Operation, describe
 from herring.flight.record import Entry, Record
 from herring.flight.words import bytes_text, ranks_text, seconds_text
 
-__all__ = ["as_json", "as_text", "state_of"]
-
 _BEFORE, _AFTER = 4, 3  # operations shown around the first in which ranks differ
 _MOMENTS = (
     ("ready", "gave its data"),

@@ -19,8 +19,6 @@ from herring.flight.analysis import Analysis
 from herring.flight.operations import Operation
 from herring.flight.record import Entry, Process, Record
 
-__all__ = ["PREFIX", "convert", "write"]
-
 #: The beginning of the names of the files; the rank follows.
 PREFIX = "nccl_trace_rank_"
 _VERSION = "2.10"

@@ -7,8 +7,6 @@ from typing import Any
 from herring.flight.operations import Key
 from herring.flight.record import Entry, Process, Record
 
-__all__ = ["as_trace"]
-
 # What a process does between two moments of an entry, by the moment at the end.
 _PARTS = (
     ("called", "ready", "gives its data"),

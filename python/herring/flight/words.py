@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["bytes_text", "joined", "ranks_text", "seconds_text"]
-
 
 def ranks_text(ranks: Iterable[int], kind: str = "rank") -> str:
     """Returns e.g. "rank 3", "ranks 0 to 2" or "ranks 0, 2 and 5 to 7".

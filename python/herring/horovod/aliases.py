@@ -18,8 +18,6 @@ from types import ModuleType
 
 from herring.horovod.common.exceptions import NotSupportedError
 
-__all__ = ["install"]
-
 _OURS = "herring.horovod"
 _THEIRS = "horovod"
 _OTHERS = {

@@ -19,8 +19,6 @@ from jax.experimental import io_callback
 
 from herring.errors import InvalidArgumentError
 
-__all__ = ["keep_results"]
-
 _CHECKPOINTS = "jax._src.ad_checkpoint"  # the module that traces a function of jax.checkpoint
 
 

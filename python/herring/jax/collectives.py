@@ -25,8 +25,6 @@ from herring.jax.calls import Call, described, execute
 from herring.jax.keys import key_of, outside_programs
 from herring.jax.order import TOKEN, last_token, note_token
 
-__all__ = ["allgather", "allreduce", "broadcast", "reduce_leaves", "reduce_scatter"]
-
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 _REDUCIBLE = (*_FLOATS, "int8", "int16", "int32", "int64", "uint8", "bool")
 _OPS = ("average", "sum", "min", "max", "product")

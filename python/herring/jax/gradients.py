@@ -8,8 +8,6 @@ from herring.arrays.arguments import Operator
 from herring.arrays.groups import Group
 from herring.jax.collectives import allreduce
 
-__all__ = ["distributed_gradients"]
-
 
 def distributed_gradients(
     op: Operator = "average", *, name: str | None = None, group: Group | None = None

@@ -30,8 +30,6 @@ import jax
 from herring.errors import InvalidArgumentError
 from herring.jax.order import programs_of, traces
 
-__all__ = ["is_traced", "key_of", "outside_programs"]
-
 _LIBRARIES = ("herring", "jax", "optax", "flax", "keras")  # not places of a call
 _LONGEST = 200  # characters of a name
 

@@ -16,8 +16,6 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = ["TOKEN", "last_token", "note_token", "programs_of", "traces"]
-
 TOKEN = jax.ShapeDtypeStruct((8,), np.uint8)
 _FIRST = np.zeros(TOKEN.shape, TOKEN.dtype)
 

@@ -12,8 +12,6 @@ from herring.arrays.devices import described_gpus
 from herring.errors import ConfigurationError, HerringError
 from herring.rendezvous.settings import value_of
 
-__all__ = ["FINISH", "START", "implementation"]
-
 START, FINISH = "herring_start", "herring_finish"
 
 

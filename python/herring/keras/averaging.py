@@ -13,8 +13,6 @@ from herring.arrays.gradients import Averager, GradientRounds, Source, agree
 from herring.arrays.objects import allgather_plain
 from herring.errors import ConfigurationError, InvalidArgumentError
 
-__all__ = ["make_averager"]
-
 
 def make_averager(name: str, options: dict[str, Any], *, numbered: bool = False) -> Any:
     """Creates the averager for the backend that Keras runs on.

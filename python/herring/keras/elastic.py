@@ -14,16 +14,6 @@ from herring.elastic.state import State as _State
 from herring.errors import InvalidArgumentError
 from herring.keras.kept import kept_variables
 
-__all__ = [
-    "CommitStateCallback",
-    "State",
-    "UpdateBatchStateCallback",
-    "UpdateEpochStateCallback",
-    "built",
-    "require_backend",
-    "variables_of_model",
-]
-
 
 def require_backend(what: str) -> None:
     """Raises InvalidArgumentError unless Keras runs on TensorFlow or PyTorch.

@@ -10,8 +10,6 @@ import numpy as np
 
 import herring
 
-__all__ = ["forget_program", "kept_variables"]
-
 
 def kept_variables(variables: Callable[[], Iterable[Any]], models: Sequence[Any]) -> Any:
     """Returns an object that keeps, restores and sends variables of Keras, on its backend.

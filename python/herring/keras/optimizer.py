@@ -15,18 +15,6 @@ from herring.arrays.runtime import is_running, job
 from herring.errors import InvalidArgumentError
 from herring.keras.averaging import make_averager
 
-__all__ = [
-    "Averaging",
-    "DistributedOptimizer",
-    "begins_anew",
-    "distribute",
-    "goes_on",
-    "is_distributed",
-    "load_model",
-    "require_plain",
-    "set_class",
-]
-
 _AVERAGER = "_herring_averager"
 _JOB = "_herring_job"  # in which the optimizer was wrapped last
 

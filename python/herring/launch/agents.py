@@ -16,8 +16,6 @@ from herring.launch.ssh import Connection, Listeners
 from herring.rendezvous.network import is_reachable_address, loopback_address, own_address
 from herring.rendezvous.settings import value_of
 
-__all__ = ["Agents", "workers_on"]
-
 _FAR_SECONDS = 5.0  # the additional time that agents have to end their processes
 
 

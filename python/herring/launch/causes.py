@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from herring.launch.children import Child
 from herring.launch.tracebacks import LastWords
 
-__all__ = ["find_cause", "hint"]
-
 # Errors of a process that failed because of another one: of Herring, of torch's stores and of other
 # libraries that connect processes.
 _OF_ANOTHER = re.compile(

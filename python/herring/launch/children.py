@@ -13,8 +13,6 @@ from herring.launch.job import Task
 from herring.launch.processes import Process, Processes, how_ended
 from herring.launch.ssh import Connection
 
-__all__ = ["Child", "Children"]
-
 _ENDING = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["module_command"]
-
 
 def module_command(module: str, python: str = sys.executable) -> list[str]:
     """Returns a command that runs a module like ``python -m``, but not from the current directory.

@@ -9,8 +9,6 @@ from herring.errors import ConfigurationError
 from herring.launch.cli import make_parser
 from herring.terminal.command_line import Parser
 
-__all__ = ["HELP", "add_options", "handle"]
-
 HELP = """\
 bash, for this user, from the next shell on:
   mkdir -p ~/.local/share/bash-completion/completions

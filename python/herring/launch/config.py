@@ -11,8 +11,6 @@ from typing import Any
 from herring.errors import ConfigurationError
 from herring.terminal.command_line import suggestion
 
-__all__ = ["add_options", "handle", "settings_rows"]
-
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """Adds the options of `herring config`."""

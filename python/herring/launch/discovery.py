@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from herring.errors import ConfigurationError
 from herring.launch.hosts import Host, parse_hosts
 
-__all__ = ["OPTION", "Discovery"]
-
 OPTION = "--host-discovery-script"
 _PAUSE = 1.0  # seconds between two calls of the script
 

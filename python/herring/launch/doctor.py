@@ -15,8 +15,6 @@ from herring.launch import hosts
 from herring.launch.cli import main
 from herring.launch.commands import module_command
 
-__all__ = ["HELP", "add_options", "handle"]
-
 HELP = """\
 examples:
   herring doctor

@@ -10,8 +10,6 @@ from herring.launch.agents import Agents
 from herring.launch.children import Children
 from herring.launch.job import RunOptions
 
-__all__ = ["EXIT_TIMEOUT", "STOPPING", "Ending"]
-
 EXIT_TIMEOUT = 124  # the status that timeout(1) gives
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _WORDS_SECONDS = 0.5  # for the others to say why they fail, and to write down what they did last

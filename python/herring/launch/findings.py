@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 
 from herring.launch.commands import module_command
 
-__all__ = ["Finding", "last_lines", "run_job"]
-
 _SHOWN_LINES = 12
 
 

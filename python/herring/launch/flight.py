@@ -14,8 +14,6 @@ from herring.flight.record import read
 from herring.flight.trace import as_trace
 from herring.flight.words import ranks_text
 
-__all__ = ["HELP", "add_options", "handle"]
-
 HELP = """\
 examples:
   herring flight herring-flight.json

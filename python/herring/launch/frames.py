@@ -37,8 +37,6 @@ from typing import Any
 
 from herring.errors import HerringError
 
-__all__ = ["GREETING", "Frame", "Inbox", "Outbox", "kind"]
-
 GREETING = b"herring-remote 2\n"
 _OTHER_GREETING = re.compile(rb"herring-remote \d+\n")
 _HEADER = struct.Struct(">BII")

@@ -14,8 +14,6 @@ import os
 import signal
 from pathlib import Path
 
-__all__ = ["Guard", "adopt_orphans", "adopted", "child_setup", "kill_group"]
-
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)

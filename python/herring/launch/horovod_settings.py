@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from herring.errors import ConfigurationError
 from herring.rendezvous.settings import named
 
-__all__ = ["TIMELINE", "TRAVELLING", "WITHOUT", "read_variables", "setting_of"]
-
 TIMELINE = "HOROVOD_TIMELINE"
 _LEVELS = {
     "trace": "debug",

@@ -14,8 +14,6 @@ from herring.launch.horovod_settings import TIMELINE, WITHOUT, setting_of
 from herring.launch.options import add_settings
 from herring.terminal.command_line import integer
 
-__all__ = ["add_options", "assignments"]
-
 # Options with a counterpart: Horovod's variable, and the conversion of the value.
 _TAKEN: dict[str, tuple[str, Callable[[str], str]]] = {
     "--fusion-threshold-mb": ("HOROVOD_FUSION_THRESHOLD", lambda text: str(float(text) * 2**20)),

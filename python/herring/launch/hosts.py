@@ -17,17 +17,6 @@ from herring.rendezvous.network import is_local_address
 from herring.rendezvous.settings import named
 from herring.terminal.command_line import integer
 
-__all__ = [
-    "THIS_MACHINE",
-    "Host",
-    "Layout",
-    "add_options",
-    "lay_out",
-    "parse_hosts",
-    "read_hosts",
-    "require_range",
-]
-
 _MOST_ON_ONE_MACHINE = 1024  # more processes are a mistake, and would stall the machine
 # Names that ssh accepts, but nothing that it could take for an option.
 _NAME = re.compile(

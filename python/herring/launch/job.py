@@ -23,26 +23,6 @@ from herring.rendezvous.joined import JOB_PREFIX
 from herring.rendezvous.meet import SECRET_BYTES, read_secret_file
 from herring.rendezvous.settings import setting, value_of, variables_of
 
-__all__ = [
-    "EXIT_NOT_EXECUTABLE",
-    "EXIT_NOT_FOUND",
-    "EXIT_NO_HOST",
-    "CommandError",
-    "Elastic",
-    "Place",
-    "RunOptions",
-    "Task",
-    "job_secret",
-    "job_variables",
-    "machine_defaults",
-    "own_environment",
-    "passed_environment",
-    "resolve_command",
-    "store_variables",
-    "tasks",
-    "worker_task",
-]
-
 EXIT_NOT_EXECUTABLE = 126  # the status that a shell gives
 EXIT_NOT_FOUND = 127
 EXIT_NO_HOST = 255  # the status that ssh gives

@@ -26,8 +26,6 @@ from herring.launch.options import add_settings
 from herring.rendezvous.settings import given, named, port_range
 from herring.terminal.command_line import integer
 
-__all__ = ["HELP", "JobOptions", "add_options", "handle", "manifests", "to_yaml"]
-
 HELP = """\
 examples:
   herring kubernetes --name digits --image registry.example/trainer --workers 4 --servers 2 \\

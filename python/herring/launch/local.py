@@ -57,8 +57,6 @@ from herring.rendezvous.identity import host_identity
 from herring.rendezvous.joined import Joined
 from herring.rendezvous.network import with_port
 
-__all__ = ["Launcher", "run"]
-
 EXIT_NOT_JOINED = 3
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 

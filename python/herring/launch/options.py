@@ -8,8 +8,6 @@ import functools
 from herring.base.units import argument
 from herring.rendezvous.settings import named
 
-__all__ = ["add_settings"]
-
 
 def add_settings(parser: argparse._ActionsContainer, *names: str) -> None:
     """Adds options that set settings.

@@ -21,8 +21,6 @@ from herring.errors import ConfigurationError
 from herring.launch.tracebacks import Tracebacks
 from herring.terminal.command_line import log_line
 
-__all__ = ["TIME_COLUMNS", "Sink", "Source", "open_copies", "open_standard_descriptors", "prefix"]
-
 TIME_COLUMNS = 24  # of the time in a prefix
 
 # Cyan, yellow, green, magenta, blue and red are readable on dark and light backgrounds.

@@ -14,8 +14,6 @@ from herring.launch import guard
 from herring.launch.job import EXIT_NOT_EXECUTABLE, CommandError
 from herring.launch.shortage import Shortage
 
-__all__ = ["LEFTOVER_SECONDS", "Process", "Processes", "how_ended", "signals_to_loop"]
-
 LEFTOVER_SECONDS = 2.0
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the latter from a shell around the program
 

@@ -36,8 +36,6 @@ from herring.rendezvous.joined import Joined
 from herring.rendezvous.network import is_reachable_address, own_address, with_port
 from herring.rendezvous.settings import value_of
 
-__all__ = ["Agent", "main"]
-
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _BEAT_SECONDS = 10.0
 _LAST_READS = 4  # of a pipe whose process has ended; other writers may never stop

@@ -20,8 +20,6 @@ from herring.rendezvous.endpoint import listen, resolve, within_reach
 from herring.rendezvous.publication import Wait
 from herring.terminal.command_line import integer, log_line
 
-__all__ = ["HELP", "add_options", "handle"]
-
 HELP = """\
 example: two workers to begin with, on two hosts, and one that comes later
   (umask 077; openssl rand -hex 32 > $HOME/secret)    # once; copy it to every host, mode 0600

@@ -16,8 +16,6 @@ from herring.launch.ssh import Connection
 from herring.lobby.notice import EXIT_LEFT
 from herring.rendezvous.settings import value_of
 
-__all__ = ["HAS_SERVED", "LONG_LIFE", "Restarts"]
-
 # Seconds between the second start of a server and its third one, or between the second death of a
 # worker and its next start; later pauses double.
 _FIRST_PAUSE = 0.5

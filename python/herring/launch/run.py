@@ -19,8 +19,6 @@ from herring.lobby.notice import Notice
 from herring.rendezvous.settings import value_of
 from herring.terminal.command_line import integer
 
-__all__ = ["add_options", "handle"]
-
 HELP = """\
 examples:
   herring run -n 4 -- python train.py --epochs 3

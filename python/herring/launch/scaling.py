@@ -20,8 +20,6 @@ from herring.launch.restarts import Restarts
 from herring.launch.ssh import Connection
 from herring.lobby.service import Lobby
 
-__all__ = ["Scaling"]
-
 _AGAIN = 30.0  # seconds after which a host that was lost is tried again
 _MOST_TEXT = 1 << 20  # characters that a call of the script may print
 

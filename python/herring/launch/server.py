@@ -23,8 +23,6 @@ from herring.rendezvous.settings import value_of
 if TYPE_CHECKING:
     from herring.lobby.connection import Connection
 
-__all__ = ["add_options", "handle", "run_server"]
-
 # Seconds "waited" between two jobs: a server that has served one job may wait for the next one for
 # as long as it likes, so no reminder is due for years.
 _IDLE = -1e8

@@ -7,8 +7,6 @@ import os
 from herring.base import cgroup
 from herring.base.units import show_size
 
-__all__ = ["Shortage"]
-
 
 class Shortage:
     """Watches how many processes the kernel kills for lack of memory."""

@@ -22,8 +22,6 @@ from herring.launch.hosts import Host
 from herring.launch.job import EXIT_NO_HOST, CommandError, SshOptions
 from herring.launch.processes import Process, Processes
 
-__all__ = ["Connection", "HostError", "Listeners", "ssh_command"]
-
 _TAIL_BYTES = 4096
 _LAST_SECONDS = 5.0  # the time in which ssh must end after the agent
 # Variables that the agent's interpreter needs before the agent can read its input.

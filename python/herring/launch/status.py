@@ -17,8 +17,6 @@ from herring.observe import client, metrics, words
 from herring.observe.client import Endpoint
 from herring.observe.schema import StatusError, parse
 
-__all__ = ["HELP", "add_options", "handle"]
-
 HELP = """\
 examples:
   herring status

@@ -19,8 +19,6 @@ from herring.launch.terminal import Keyboard, open_terminal, resize
 from herring.launch.tracebacks import LastWords
 from herring.terminal.command_line import log_line
 
-__all__ = ["Streams"]
-
 _DRAIN_SECONDS = 0.5
 _NO_FILES = (None, None)
 _LAST_READS = 4  # of a pipe whose process has ended; other writers may never stop

@@ -8,8 +8,6 @@ import os
 import struct
 import termios
 
-__all__ = ["Keyboard", "open_terminal", "resize"]
-
 _EOF = b"\x04"  # what a terminal takes for Ctrl-D
 
 

@@ -10,8 +10,6 @@ import re
 import time
 from dataclasses import dataclass, field
 
-__all__ = ["LastWords", "Tracebacks"]
-
 _QUIET_SECONDS = 0.1  # after the apparent end: another traceback may follow
 _STALLED_SECONDS = 2.0  # inside a traceback: the process may not get a processor
 _LONGEST_SECONDS = 5.0

@@ -24,8 +24,6 @@ from herring.launch.commands import module_command
 from herring.launch.findings import Finding, last_lines, run_job
 from herring.rendezvous.settings import value_of
 
-__all__ = ["Round", "judge", "tune"]
-
 _STAGES = ("host", "staged", "ipc")  # "auto" takes the last one that works
 _BYTES = 64_000_000
 _MOST_RANKS = 8

@@ -27,8 +27,6 @@ from herring.rendezvous.channel import LOBBY, Channel, call
 from herring.rendezvous.identity import host_identity
 from herring.rendezvous.publication import FIRST_REMINDER, in_seconds
 
-__all__ = ["Connection", "Generation", "Left", "Over"]
-
 _CALL_SECONDS = 5.0
 _AGAIN_SECONDS = 0.2  # from one attempt to reach the lobby to the next
 _MOST_REFUSALS = 10

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 
 from herring.base.units import counted
 
-__all__ = ["Formed", "Generations", "Member", "Rules", "Stop"]
-
 # Newcomers wait for so long for others, so that several that start together come together.
 SETTLE_SECONDS = 0.5
 # Servers have so long to see that their generation has ended.

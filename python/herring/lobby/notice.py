@@ -21,8 +21,6 @@ from typing import Any
 from herring.base.units import parse_seconds
 from herring.errors import ConfigurationError
 
-__all__ = ["EXIT_LEFT", "Notice", "Watch"]
-
 #: The exit status of a worker that has left. It is not 0, which says that the training has ended,
 #: and none of a signal. sysexits.h has it for what is worth another attempt.
 EXIT_LEFT = os.EX_TEMPFAIL

@@ -21,8 +21,6 @@ from herring.rendezvous.channel import LOBBY, Channel, Listener
 from herring.rendezvous.network import with_port
 from herring.rendezvous.publication import FIRST_REMINDER, LONG_START, in_seconds
 
-__all__ = ["Lobby", "keep_alive"]
-
 _HELLO_SECONDS = 10.0
 _SEND_SECONDS = 5.0
 _MOST_TEXT = 300  # characters of a text that a member sends

@@ -7,8 +7,6 @@ from typing import Any
 
 from herring.base.version import version
 
-__all__ = ["PROTOCOL", "difference", "own"]
-
 #: Counts the changes of the messages between members and the lobby. Both begin with a message that
 #: has it, and whose fields `own` returns never change.
 PROTOCOL = 2

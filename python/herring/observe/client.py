@@ -25,19 +25,6 @@ from herring.observe.schema import StatusError, clean
 from herring.rendezvous.detect import parse_secret
 from herring.rendezvous.meet import read_secret_file
 
-__all__ = [
-    "Endpoint",
-    "ask",
-    "elastic_job",
-    "endpoint",
-    "find",
-    "folders",
-    "is_elastic",
-    "next_generation",
-    "proof",
-    "token",
-]
-
 _MOST_BYTES = 1 << 28  # a status of 100,000 ranks has 80 MB
 _MOST_WORDS = 1000  # characters of an error
 _PAUSE = 0.05  # seconds before a job at an address is asked again

@@ -7,8 +7,6 @@ from typing import Any
 
 from herring.observe.metrics import METRICS
 
-__all__ = ["dashboard"]
-
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _JOB = 'job="$job"'
 _NODE = 'job="$job",node=~"$node"'

@@ -22,8 +22,6 @@ from herring.observe import words
 from herring.observe.schema import StatusError
 from herring.observe.tables import STYLES, table_of_ranks, text_of
 
-__all__ = ["follow", "view"]
-
 _PARTS = (
     ("compute", "compute"),
     ("node stage", "node_stage"),

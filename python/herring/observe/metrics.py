@@ -12,8 +12,6 @@ from typing import Any
 
 import herring._core as _core
 
-__all__ = ["METRICS", "SCOPES", "Metric", "family", "prometheus", "samples"]
-
 _MOST_GROUPS = 256  # Series of more groups would be too many.
 
 

@@ -35,8 +35,6 @@ from herring.rendezvous.settings import value_of
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 
-__all__ = ["instrument", "instrument_name"]
-
 _UNITS = {"bytes": "By", "seconds": "s", "ratio": "1"}
 _FRESH_SECONDS = 0.5  # All instruments of one collection see the same status.
 

@@ -9,8 +9,6 @@ from typing import Any
 from herring.base.version import version
 from herring.errors import HerringError
 
-__all__ = ["SCHEMA", "StatusError", "clean", "parse"]
-
 SCHEMA = "herring-status-1"
 
 _NUMBER = (int, float)

@@ -11,8 +11,6 @@ from rich.text import Text
 
 from herring.observe import words
 
-__all__ = ["STYLES", "Sheet", "sheets", "table_of_ranks", "text_of"]
-
 STYLES = {
     "": "",
     "bold": "bold",

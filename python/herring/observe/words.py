@@ -8,24 +8,6 @@ from typing import Any
 
 from herring.terminal.progress import show_time
 
-__all__ = [
-    "Line",
-    "abnormal",
-    "binds",
-    "duration",
-    "group_name",
-    "headline",
-    "lines",
-    "listed",
-    "named_ranks",
-    "notes",
-    "one_line",
-    "ranks_in_order",
-    "share",
-    "size",
-    "steps",
-]
-
 #: A line of the output: its style ("", "bold", "good", "warn" or "bad") and its text.
 Line = tuple[str, str]
 

@@ -7,8 +7,6 @@ import os
 import threading
 from collections.abc import Callable
 
-__all__ = ["Answering"]
-
 
 class Answering:
     """A daemon thread that answers the core until the process ends."""

@@ -17,8 +17,6 @@ from typing import Any
 from herring import _core
 from herring.process.answering import Answering
 
-__all__ = ["settle", "start"]
-
 _LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
 _NAMES = ("debug", "info", "warning", "error")
 _VARIABLE = "HERRING_LOG_LEVEL"

@@ -16,8 +16,6 @@ import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["KNOWN_MODULES", "Activity", "Place", "cause_of_call", "describe"]
-
 COMPUTE, INPUT, CHECKPOINT = "compute", "input", "checkpoint"
 COMPILE, EVALUATION = "compile", "evaluation"
 

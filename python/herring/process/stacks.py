@@ -20,8 +20,6 @@ from herring import _core
 from herring.process.answering import Answering
 from herring.process.program import Activity, Place, cause_of_call, describe
 
-__all__ = ["activity", "places_of", "start"]
-
 _PATIENCE = 1.0  # seconds for which the end of the process waits for this thread
 _DEEPEST = 400  # places of a stack that are looked at
 _NAMES = ("LOAD_GLOBAL", "LOAD_NAME")

@@ -27,8 +27,6 @@ from typing import Any
 
 from herring.errors import AuthenticationError
 
-__all__ = ["DOCTOR", "LOBBY", "Channel", "ChannelError", "Listener", "Purpose", "call"]
-
 _MAGIC_BYTES = 8
 _NONCE_BYTES = 32
 _MAC_BYTES = 32

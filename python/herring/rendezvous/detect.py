@@ -24,17 +24,6 @@ from herring.rendezvous import settings, slurm
 from herring.rendezvous.network import with_port
 from herring.rendezvous.variables import first, integer
 
-__all__ = [
-    "Rendezvous",
-    "ServerEnvironment",
-    "WorkerEnvironment",
-    "detect",
-    "detect_server",
-    "parse_address",
-    "parse_secret",
-    "warn_of_weak_secret",
-]
-
 _STRONG_SECRET_BYTES = 32
 _OURS = ("HERRING_SIZE", "HERRING_LOCAL_RANK", "HERRING_LOCAL_SIZE")
 # Variables of launchers that can start servers and workers in one launch.

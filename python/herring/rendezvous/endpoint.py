@@ -15,8 +15,6 @@ from herring.rendezvous.network import is_local_address, own_address
 from herring.rendezvous.publication import Wait, in_seconds
 from herring.rendezvous.settings import port_range, value_of
 
-__all__ = ["bind", "bind_any", "is_loopback_name", "listen", "reserve", "resolve", "within_reach"]
-
 _POLL_SECONDS = 0.5
 
 

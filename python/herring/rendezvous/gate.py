@@ -31,8 +31,6 @@ from herring.errors import ConfigurationError, TimeoutError
 from herring.rendezvous.munge import MungeError
 from herring.rendezvous.publication import Wait, in_seconds
 
-__all__ = ["Gate", "ask"]
-
 _LINE_BYTES = 8192
 _GUESTS = 256  # connections that have not asked yet; the others wait in the system's queue
 _GUEST_SECONDS = 5.0

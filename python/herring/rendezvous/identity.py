@@ -9,8 +9,6 @@ from pathlib import Path
 
 from herring.rendezvous.settings import value_of
 
-__all__ = ["host_identity"]
-
 
 def host_identity(environ: Mapping[str, str] = os.environ) -> str:
     """Returns a text that identifies this host: boot id, host name and network namespace.

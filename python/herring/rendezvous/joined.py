@@ -12,8 +12,6 @@ import contextlib
 import re
 import socket
 
-__all__ = ["JOB_PREFIX", "Joined", "tell"]
-
 #: The prefix of job names that `herring run` makes up.
 JOB_PREFIX = "run-"
 

@@ -41,8 +41,6 @@ from herring.rendezvous.network import (
 )
 from herring.rendezvous.settings import setting, value_of
 
-__all__ = ["Meeting", "meet", "meet_as_server", "meet_nobody", "read_secret_file"]
-
 SECRET_BYTES = 32
 DEFAULT_TIMEOUT = 60.0
 _MUNGE_SOCKETS = ("/run/munge/munge.socket.2", "/var/run/munge/munge.socket.2")

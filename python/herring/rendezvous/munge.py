@@ -14,8 +14,6 @@ from typing import Any
 
 from herring.errors import ConfigurationError
 
-__all__ = ["MungeError", "decode", "encode"]
-
 _SUCCESS = 0
 _SOCKET_ERROR = 6
 # Options and values of <munge.h>. Their numbers are part of its binary interface.

@@ -11,16 +11,6 @@ from pathlib import Path
 
 from herring.errors import ConfigurationError
 
-__all__ = [
-    "Interface",
-    "interfaces",
-    "is_local_address",
-    "is_reachable_address",
-    "loopback_address",
-    "own_address",
-    "with_port",
-]
-
 _SIOCGIFADDR = 0x8915
 _SIOCGIFFLAGS = 0x8913
 _IFF_UP = 0x1

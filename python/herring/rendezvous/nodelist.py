@@ -6,8 +6,6 @@ import re
 
 from herring.errors import ConfigurationError
 
-__all__ = ["first_host", "tasks_on_node"]
-
 _RANGE = r"\d{1,9}(?:-\d{1,9})?"
 _HOST = rf"(?:[A-Za-z0-9._-]|\[{_RANGE}(?:,{_RANGE})*\])+"
 _HOSTS = re.compile(rf"({_HOST})(?:,{_HOST})*", re.ASCII)

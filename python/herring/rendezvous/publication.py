@@ -26,8 +26,6 @@ from pathlib import Path
 from herring.base import proc
 from herring.errors import ConfigurationError, TimeoutError
 
-__all__ = ["Publication", "Wait", "directory", "in_seconds", "launcher_key", "wait_for"]
-
 # The first reminder of the waits at a job's start, unless HERRING_WARN_AFTER is shorter; the same
 # value as in src/base/reminders.h.
 FIRST_REMINDER = 5.0

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Setting", "given", "named", "port_range", "setting", "value_of", "variables_of"]
-
 _BLANKS = " \t\n\r"
 
 

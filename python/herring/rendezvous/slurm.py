@@ -17,17 +17,6 @@ from herring.rendezvous.nodelist import first_host, tasks_on_node
 from herring.rendezvous.settings import port_range, setting
 from herring.rendezvous.variables import first, integer
 
-__all__ = [
-    "in_job",
-    "in_step",
-    "job_id",
-    "local_size",
-    "munge_socket",
-    "node_address",
-    "node_count",
-    "rendezvous",
-]
-
 # The ports are below Linux's default range of ephemeral ports (32768 and up), so no client has one.
 _FIRST_DERIVED_PORT = 16384
 _DERIVED_PORTS = 16000

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from herring.errors import ConfigurationError
 from herring.rendezvous.settings import given, setting
 
-__all__ = ["first", "integer"]
-
 
 def integer(
     env: Mapping[str, str], variable: str, least: int = 0, most: int | None = None

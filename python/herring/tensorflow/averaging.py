@@ -22,8 +22,6 @@ from herring.tensorflow.graphs import has_no_order, name_of_use
 from herring.tensorflow.ops import owned, read, update
 from herring.tensorflow.xla import refuse_xla
 
-__all__ = ["TensorAverager"]
-
 # A graph hands over gradients in batches of at least this many bytes. Each batch costs a call of
 # Python, and the first batches are under way while the backward pass still computes the others.
 _BATCH_BYTES = 1 << 20

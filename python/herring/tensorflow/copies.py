@@ -10,8 +10,6 @@ import tensorflow as tf
 
 from herring import _core
 
-__all__ = ["say_copies"]
-
 
 def say_copies(what: str, tensors: Iterable[Any]) -> None:
     """Logs, once for each operation, that it copies tensors of a GPU to host memory and back.

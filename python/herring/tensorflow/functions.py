@@ -20,8 +20,6 @@ from herring.tensorflow.graphs import name_in_graph, name_of_use
 from herring.tensorflow.ops import remember, update
 from herring.tensorflow.xla import refuse_xla
 
-__all__ = ["allgather", "allreduce", "broadcast", "broadcast_variables"]
-
 
 def _ready(kind: str, tensor: Any, name: str | None, group: Group | None) -> tuple[Any, str]:
     tensor = tf.convert_to_tensor(tensor)

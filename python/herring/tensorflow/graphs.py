@@ -17,8 +17,6 @@ from tensorflow.python.framework.func_graph import FuncGraph
 
 from herring.errors import InvalidArgumentError
 
-__all__ = ["has_no_order", "name_in_graph", "name_of_use"]
-
 _passed: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()  # by graph
 
 

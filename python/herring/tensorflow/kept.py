@@ -9,8 +9,6 @@ import tensorflow as tf
 
 from herring.tensorflow.functions import broadcast_variables
 
-__all__ = ["KeptVariables"]
-
 
 class KeptVariables:
     """Variables, and the copy of them that a commit has made.

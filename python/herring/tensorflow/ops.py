@@ -28,8 +28,6 @@ from herring.elastic.translation import translations
 from herring.errors import InvalidArgumentError, PeerLostError, TimeoutError
 from herring.rendezvous.settings import value_of
 
-__all__ = ["after", "owned", "read", "remember", "update"]
-
 # A function gets one array for each tensor, which is writable in an update.
 Function = Callable[[list[np.ndarray]], None]
 

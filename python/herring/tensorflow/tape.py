@@ -15,8 +15,6 @@ from herring.arrays.runtime import forget_job
 from herring.errors import InvalidArgumentError
 from herring.tensorflow.averaging import TensorAverager
 
-__all__ = ["DistributedGradientTape"]
-
 
 class _KnownList(dict):
     """The averagers for one list of variables, by options."""

@@ -6,8 +6,6 @@ import sys
 
 from herring.errors import InvalidArgumentError
 
-__all__ = ["XLA_ADVICE", "refuse_xla"]
-
 XLA_ADVICE = (
     "XLA cannot call Herring from a compiled function: pass jit_compile=False to "
     "model.compile(), or to the tf.function that averages gradients. On GPUs Keras chooses "

@@ -16,8 +16,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-__all__ = ["EXIT_USAGE", "Parser", "guarded", "integer", "log_line", "suggestion"]
-
 EXIT_USAGE = 2
 _REWORDED = (
     (r"expected one argument", "needs a value"),

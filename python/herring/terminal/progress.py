@@ -10,8 +10,6 @@ import sys
 import time
 from typing import TextIO
 
-__all__ = ["Progress", "StatusLine", "show_time"]
-
 
 def show_time(seconds: float) -> str:
     """Returns a duration such as ``40 s``, ``12 min`` or ``1 h 05 min``."""

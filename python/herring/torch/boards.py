@@ -11,8 +11,6 @@ from herring.arrays.runtime import job
 from herring.arrays.seconds import StepMeter
 from herring.errors import InvalidArgumentError
 
-__all__ = ["StepLogger"]
-
 
 class StepLogger:
     """Writes the seconds of a training step to TensorBoard, Weights & Biases or something else.

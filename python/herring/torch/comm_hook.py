@@ -15,8 +15,6 @@ from herring.torch.backend.group import HerringProcessGroup
 from herring.torch.promises import Promise
 from herring.torch.ranges import work_range
 
-__all__ = ["ddp_comm_hook"]
-
 
 def ddp_comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Averages a bucket of gradients with Herring, whatever backend the wrapper uses.

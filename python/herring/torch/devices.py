@@ -12,8 +12,6 @@ from herring.arrays.devices import described_gpus
 from herring.errors import HerringError
 from herring.torch.tensors import on_host, warn_once
 
-__all__ = ["Moment", "Streams", "common_gpu", "exported", "gpu_of", "taken"]
-
 
 @functools.cache
 def _takes(index: int) -> bool:

@@ -16,8 +16,6 @@ from herring.torch.ddp import DistributedDataParallel
 from herring.torch.ownership import retire_ended
 from herring.torch.state import broadcast_optimizer_state, broadcast_tensors
 
-__all__ = ["ElasticSampler", "State"]
-
 
 class _Model(Part):
     def __init__(self, module: torch.nn.Module) -> None:

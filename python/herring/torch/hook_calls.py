@@ -11,8 +11,6 @@ from typing import Any
 
 from herring.arrays.names import next_name
 
-__all__ = ["HookCall", "current_hook_call", "inside", "ordered_comm_hook"]
-
 _here = threading.local()
 
 

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from herring.arrays import arguments
 
-__all__ = ["Operator", "name_of"]
-
 if TYPE_CHECKING:
     from torch.distributed import ReduceOp
 

@@ -10,8 +10,6 @@ import torch
 from herring.arrays.apart import call_apart
 from herring.torch.hook_calls import current_hook_call, inside
 
-__all__ = ["Promise"]
-
 
 class Promise:
     """Completes a future once, with a value or an error.

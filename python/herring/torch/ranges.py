@@ -16,8 +16,6 @@ from torch.autograd.profiler import record_function
 
 from herring.arrays.calls import named
 
-__all__ = ["each_shown", "profiling", "shown", "work_range"]
-
 _NOTHING: AbstractContextManager[Any] = contextlib.nullcontext()
 _enabled: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 

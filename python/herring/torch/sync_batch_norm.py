@@ -14,8 +14,6 @@ from herring.torch import functional
 from herring.torch.compiled import untraced
 from herring.torch.membership import Membership
 
-__all__ = ["SyncBatchNorm"]
-
 
 class SyncBatchNorm(_BatchNorm):
     """Normalizes over the batches of all ranks in training, and like BatchNorm in evaluation.

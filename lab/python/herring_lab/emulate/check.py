@@ -11,8 +11,6 @@ import time
 from herring.base.units import show_rate
 from herring_lab.emulate.cluster import Cluster, ClusterError
 
-__all__ = ["Links", "check_links"]
-
 _PROBE = pathlib.Path(__file__).with_name("probe.py")
 _PORT = 29390
 # The share of a link's rate that payload must reach. It leaves ample room for the headers of

@@ -25,8 +25,6 @@ from herring_lab.emulate.mpi import MPIS, require
 from herring_lab.emulate.options import add_network, network_of
 from herring_lab.emulate.runner import Plan, run
 
-__all__ = ["add_options", "handle"]
-
 HELP = """\
 examples:
   herring lab run --workers 8 --servers 8 --rate 200mbit --queue 20ms -- \\

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 
 from herring.launch.commands import module_command
 
-__all__ = ["SERVER_COMMAND", "Meeting", "server_environment", "worker_environment", "write_secret"]
-
 #: The command of a dedicated server; everything else is in its environment.
 SERVER_COMMAND = (*module_command("herring.launch.cli"), "server")
 

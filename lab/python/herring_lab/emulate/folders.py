@@ -11,8 +11,6 @@ import stat
 import tempfile
 from collections.abc import Iterator
 
-__all__ = ["remove_left", "temporary"]
-
 _PREFIXES = ("herring-lab-", "herring-mpi-", "herring-study-")
 
 

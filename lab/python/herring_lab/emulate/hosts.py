@@ -8,8 +8,6 @@ import pathlib
 import subprocess
 from typing import Any
 
-__all__ = ["HostCounters", "Job"]
-
 
 @dataclasses.dataclass(frozen=True)
 class HostCounters:

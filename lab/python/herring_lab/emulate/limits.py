@@ -11,21 +11,6 @@ from herring.base.units import parse_seconds, parse_share
 from herring.errors import ConfigurationError
 from herring_lab.emulate.strict import Path
 
-__all__ = [
-    "MAXIMUM_HOSTS",
-    "MAXIMUM_SPINES",
-    "Amount",
-    "loss_of",
-    "require_host",
-    "require_hosts",
-    "require_mtu",
-    "require_queue",
-    "require_rate",
-    "require_seed",
-    "require_spines",
-    "seconds_of",
-]
-
 #: Seconds or a probability, as a number or as text: ``"5ms"``, ``"0.1%"``.
 Amount = float | str
 

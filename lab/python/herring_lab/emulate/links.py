@@ -15,8 +15,6 @@ from herring_lab.emulate.namespaces import ClusterError, run_batch, run_tool
 from herring_lab.emulate.paths import Paths
 from herring_lab.emulate.strict import LinkReport, Path, Switch, find_switch, host_address
 
-__all__ = ["StrictLinks"]
-
 _TAP_QUEUE = 4000  # packets that may wait for the switch while it is late
 _LATE_SECONDS = 200e-6
 

@@ -26,8 +26,6 @@ from herring.errors import ConfigurationError
 from herring_lab.emulate import folders
 from herring_lab.emulate.cluster import Cluster
 
-__all__ = ["MPIS", "Rank", "launch", "launch_here", "missing", "require"]
-
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:

@@ -18,8 +18,6 @@ import subprocess
 from herring_lab.emulate.namespaces import run_batch
 from herring_lab.emulate.strict import Path
 
-__all__ = ["available", "build_paths", "path_arguments", "rate_arguments", "shape_paths"]
-
 _UNDER_WAY = 1_000_000  # packets under way; large enough to be no limit
 
 

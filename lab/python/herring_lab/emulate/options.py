@@ -15,8 +15,6 @@ from herring_lab.emulate.limits import MAXIMUM_SPINES, loss_of, seconds_of
 from herring_lab.emulate.paths import Where
 from herring_lab.emulate.strict import Path
 
-__all__ = ["add_network", "add_queue", "network_of"]
-
 _Value = TypeVar("_Value")
 
 

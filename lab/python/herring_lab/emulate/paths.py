@@ -10,8 +10,6 @@ from herring.errors import ConfigurationError
 from herring_lab.emulate.limits import Amount, loss_of, require_host, seconds_of
 from herring_lab.emulate.strict import Path
 
-__all__ = ["Between", "Paths", "Where"]
-
 #: One host (packets to and from this host) or two hosts (packets between these two).
 Where = Union[int, "tuple[int, int]"]
 

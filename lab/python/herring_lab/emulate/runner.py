@@ -27,8 +27,6 @@ from herring_lab.emulate.environment import (
 )
 from herring_lab.emulate.mpi import Rank, launch
 
-__all__ = ["Plan", "run"]
-
 _PORT = 29400
 _EXIT_TIMEOUT = 124
 _LAUNCHER = "mpiexec"

@@ -25,8 +25,6 @@ from typing import Any
 
 from herring_lab.emulate.namespaces import ClusterError
 
-__all__ = ["LateLinksError", "LinkReport", "Path", "Switch", "find_switch", "host_address"]
-
 _HEADER = 14
 _SHARE = 0.05  # the share of packets that may be late
 _STILL = 0.1  # the most seconds that any packet may be late

@@ -20,8 +20,6 @@ from herring_lab.simulate.timeline import (
     play,
 )
 
-__all__ = ["Answer", "Best", "Job", "Prices", "answer", "best_servers", "peer_step", "peer_steps"]
-
 # Buffer sizes that libraries with classic all-reduces use: the defaults of torch's
 # DistributedDataParallel and of Horovod, and all gradients at once after the backward pass.
 _PEER_BUFFERS = (25 * 2**20, 64 * 2**20, float("inf"))

@@ -23,22 +23,6 @@ import math
 
 from herring.errors import InvalidArgumentError
 
-__all__ = [
-    "DDP_BUCKETS",
-    "FORWARD_PART",
-    "FUSION_BUFFERS",
-    "LARGE",
-    "TABLE_II",
-    "TOGETHER",
-    "Gradient",
-    "Shape",
-    "Variable",
-    "gradients",
-    "scaled_elements",
-    "schedule",
-    "variables",
-]
-
 #: The forward pass as a part of a step; the backward pass has twice as many multiplications.
 FORWARD_PART = 1 / 3
 #: Gradients within this part of a step appear together, at the last of their moments. The last

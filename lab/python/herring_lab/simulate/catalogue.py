@@ -18,8 +18,6 @@ from collections.abc import Callable, Sequence
 from herring.errors import ConfigurationError
 from herring_lab.simulate import bert
 
-__all__ = ["MODELS", "Entry", "Gradient", "Layer", "even_gradients", "gradients", "scaled"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Gradient:

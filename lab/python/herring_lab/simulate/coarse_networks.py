@@ -29,8 +29,6 @@ from herring_lab.simulate.verdict import (
     with_unit,
 )
 
-__all__ = ["measure", "network"]
-
 
 def network(seed: int) -> Scenario:
     """Returns the random network that belongs to a seed.

@@ -19,8 +19,6 @@ from herring_lab.simulate.verdict import (
     with_unit,
 )
 
-__all__ = ["measure", "network"]
-
 _SEGMENT = 8192
 #: The most packets of a round, on which the cost of simulating it depends.
 _PACKETS = 30_000

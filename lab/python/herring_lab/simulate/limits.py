@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from herring.errors import ConfigurationError
 
-__all__ = ["require_within"]
-
 
 def require_within(name: str, value: float, least: float, most: float, unit: str = "") -> None:
     """Checks that `value` is from `least` to `most`.

@@ -18,8 +18,6 @@ from herring_lab.simulate import coarse
 from herring_lab.simulate.coarse import Costs
 from herring_lab.simulate.limits import require_within
 
-__all__ = ["MEASURED", "PEERS", "Herring", "Network", "load_costs", "peer_seconds"]
-
 #: All-reduces to compare with. The ring runs over all workers. The others run between nodes, after
 #: the workers of each node have summed their arrays; "hierarchical" is a ring of nodes.
 PEERS = ("ring", "butterfly", "tree", "hierarchical")

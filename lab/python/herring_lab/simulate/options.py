@@ -7,8 +7,6 @@ import argparse
 from herring.terminal.command_line import integer
 from herring_lab.simulate.catalogue import MODELS
 
-__all__ = ["DTYPES", "HELP", "SWEEPS", "add_options"]
-
 #: Bytes per element of each dtype that gradients may have, in memory and on the wire.
 DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2}
 #: Names of the options that --sweep can vary.

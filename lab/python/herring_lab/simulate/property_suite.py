@@ -16,8 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from herring_lab.simulate import coarse_networks, job_networks
 from herring_lab.simulate.verdict import ALL, MOST, Verdict, breaches
 
-__all__ = ["MODELS", "main"]
-
 #: The function that measures a network, by value of ``--model``.
 MODELS: dict[str, Callable[[int], Verdict]] = {
     "coarse": coarse_networks.measure,

@@ -11,8 +11,6 @@ from herring_lab.report import Chart, Table
 from herring_lab.simulate.answer import Answer, Best, Prices
 from herring_lab.simulate.network import PEERS, Network
 
-__all__ = ["answer_text", "assumptions", "document", "servers_table", "where"]
-
 _WORTH_A_WORD = 1.01  # factor by which a step must be longer to be told of
 _BINDS = {
     "computing": "averaging is hidden behind computing",

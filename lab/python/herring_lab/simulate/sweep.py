@@ -13,8 +13,6 @@ from herring_lab.report import Chart, Table
 from herring_lab.simulate.answer import Answer, Job, Prices, answer, peer_steps
 from herring_lab.simulate.network import PEERS, Network
 
-__all__ = ["SWEPT", "Sweep", "parse_sweep", "table"]
-
 _MOST = 100  # points
 _STEP = re.compile(r"[x*](\d+(?:\.\d+)?)")
 

@@ -18,8 +18,6 @@ from herring import _core
 from herring_lab.simulate.catalogue import Gradient
 from herring_lab.simulate.options import DTYPES
 
-__all__ = ["Buffer", "Stages", "Timeline", "fuse", "fuse_evenly", "play"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:

@@ -7,22 +7,6 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-__all__ = [
-    "ALL",
-    "COLLAPSE",
-    "LEAST_BUFFER",
-    "MOST",
-    "ROUNDS",
-    "SECONDS",
-    "SHARE",
-    "WINDOWS",
-    "Verdict",
-    "breaches",
-    "draw_evenly",
-    "search",
-    "with_unit",
-]
-
 #: A job has found its window after so many rounds and so many seconds, whichever takes longer.
 ROUNDS, SECONDS = 10, 5.0
 #: Shares of the best fixed window's goodput that most networks, and all networks, must reach.

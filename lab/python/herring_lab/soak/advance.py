@@ -7,8 +7,6 @@ import time
 
 from herring.terminal.progress import StatusLine, show_time
 
-__all__ = ["Advance"]
-
 _LOOK = 1.0  # seconds from one text on a terminal to the next
 _PARTS = 10  # without a terminal, a line for each part of the whole
 

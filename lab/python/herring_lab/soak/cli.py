@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from herring_lab.soak.faults import Faults
     from herring_lab.soak.job import Layout
 
-__all__ = ["HELP", "add_options", "handle"]
-
 HELP = """\
 examples:
   herring soak

@@ -19,8 +19,6 @@ import herring.elastic
 from herring.base import proc
 from herring_lab.soak.records import DONE, STOP, worker_file
 
-__all__ = ["main", "total_of"]
-
 _PERIOD = 1021
 _STEPS = 1000
 

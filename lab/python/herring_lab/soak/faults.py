@@ -10,8 +10,6 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["Fault", "Faults"]
-
 _HALF = 0.5  # pauses are between half and one and a half of what is asked
 _SOON = 0.2  # of the pause: after all servers serve again, if that took longer than the pause
 _STOPPED = 4.0  # a stopped process is killed within this time: before or after it is given up

@@ -24,8 +24,6 @@ from herring_lab.soak.advance import Advance
 from herring_lab.soak.faults import Faults
 from herring_lab.soak.records import STOP, Steps, last_words, read, steps_file
 
-__all__ = ["Job", "Layout", "Sample", "SoakError"]
-
 _TICK = 0.05
 _SAMPLE = 0.5  # seconds from one look at memory and descriptors to the next
 _CALM_SECONDS = 60.0  # within which all servers must serve at the end

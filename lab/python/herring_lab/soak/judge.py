@@ -13,8 +13,6 @@ from herring_lab.soak.faults import Fault
 from herring_lab.soak.job import Sample
 from herring_lab.soak.records import Steps, difference
 
-__all__ = ["Growth", "Outcome", "growth", "percentile"]
-
 _ENOUGH = 12  # samples of a process, without which its growth is not known
 _DESCRIPTORS = 4  # that may come and go
 _PER_FAULT = 0.25  # descriptors and threads; a leak would be one or more

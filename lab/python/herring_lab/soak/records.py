@@ -8,18 +8,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = [
-    "DONE",
-    "PARAMETERS_EVERY",
-    "STOP",
-    "Steps",
-    "difference",
-    "last_words",
-    "read",
-    "steps_file",
-    "worker_file",
-]
-
 STOP = "stop"  # the file that asks rank 0 to end the training
 DONE = "done"  # the last line of a rank
 PARAMETERS_EVERY = 50  # steps from one hash of the parameters to the next

@@ -9,8 +9,6 @@ from herring.base.units import counted
 from herring.errors import ConfigurationError
 from herring_lab.soak.judge import Outcome, growth
 
-__all__ = ["draw", "lines"]
-
 _MOST_LINES = 3
 
 

@@ -23,8 +23,6 @@ import numpy as np
 import herring
 from herring_lab.soak.records import DONE, PARAMETERS_EVERY, STOP, steps_file
 
-__all__ = ["Model", "gradients", "main"]
-
 _SHARES = (0.5, 0.2, 0.1, 0.05, 0.05)  # of the model's bytes that each matrix has
 _BUFFERS = 8
 _SMALL_EVERY = 3  # steps from one small all-reduce to the next

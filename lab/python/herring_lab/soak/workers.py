@@ -18,8 +18,6 @@ from herring_lab.soak.job import Job, Layout, Sample
 from herring_lab.soak.judge import Growth, growth, percentile
 from herring_lab.soak.records import DONE, last_words
 
-__all__ = ["ElasticJob", "Step", "WorkersOutcome", "read_workers"]
-
 _WORDS = 5  # of the line of a step
 
 

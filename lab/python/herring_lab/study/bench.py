@@ -16,8 +16,6 @@ from herring_lab.emulate.cluster import BURST_BYTES, Cluster, ClusterError
 from herring_lab.emulate.mpi import MPIS
 from herring_lab.emulate.runner import Plan, run
 
-__all__ = ["Network", "Point", "measure", "ping_pong"]
-
 _TIMEOUT = 600.0  # seconds that a point may take
 # GPUs of one machine could otherwise reach each other without the emulated links.
 _NCCL = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1"}

@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping
 from herring_lab.emulate.cluster import LateLinksError
 from herring_lab.study.bench import Network, Point, measure
 
-__all__ = ["Case", "Times", "counted", "measure_cases", "measure_on_time", "show_delay"]
-
 _ATTEMPTS = 3  # other programs may have used the processors meanwhile
 
 

@@ -37,8 +37,6 @@ from herring_lab.study.partial import partial_study
 from herring_lab.study.predictions import predictions
 from herring_lab.study.training import cost_check, training
 
-__all__ = ["add_options", "handle"]
-
 _MEASURED = {**EXPERIMENTS, "training": training, "cost-check": cost_check}
 _ON_THIS_MACHINE = {
     "partial": lambda scale: partial_study(scale.quick, scale.report, scale.network),

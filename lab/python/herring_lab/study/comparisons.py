@@ -18,8 +18,6 @@ from herring_lab.study.bench import Network
 from herring_lab.study.cases import Case, Times, counted, measure_cases, show_delay
 from herring_lab.study.experiments import Scale
 
-__all__ = ["COMPARISONS", "DELAYS", "LOSSES", "over_delay", "over_hosts", "over_loss"]
-
 #: One-way delays between any two hosts, in seconds.
 DELAYS = (50e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3)
 #: Probabilities that a packet is lost.

@@ -12,16 +12,6 @@ from herring_lab.competitors import missing
 from herring_lab.report import Chart, Table
 from herring_lab.study.bench import Network, Point, measure, ping_pong
 
-__all__ = [
-    "DEFAULT_PEERS",
-    "EXPERIMENTS",
-    "Peer",
-    "Scale",
-    "allreduce",
-    "costs",
-    "fit_line",
-]
-
 # Messages up to this size do not show the rate of a link of the laboratory.
 _SHORT = 256e3
 _ALGORITHMS = ("herring", "ring", "butterfly", "tree", "server")

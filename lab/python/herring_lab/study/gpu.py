@@ -20,8 +20,6 @@ from herring_lab.report import Chart, Table
 from herring_lab.study.gpu_training import Machine, training_jobs, training_tables
 from herring_lab.study.jobs import run_workers
 
-__all__ = ["ALGORITHMS", "SIZES", "gpu_study", "tables_of", "times"]
-
 #: The algorithms to compare; the first is the one with sums by the host's processors.
 ALGORITHMS = ("butterfly", "cuda-butterfly", "ring")
 #: Sizes in bytes, 8 B to 256 MB, as in the paper.

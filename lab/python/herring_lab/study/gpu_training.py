@@ -19,20 +19,6 @@ from herring.errors import ConfigurationError
 from herring_lab.report import Chart, Table
 from herring_lab.study.jobs import run_workers
 
-__all__ = [
-    "SIZES",
-    "THRESHOLDS",
-    "Job",
-    "Machine",
-    "averages",
-    "averages_table",
-    "steps",
-    "thresholds_table",
-    "throughput_table",
-    "training_jobs",
-    "training_tables",
-]
-
 #: Bytes of float32 gradients: 25 to 400 million parameters, as in figure 10.
 SIZES = (100_000_000, 200_000_000, 400_000_000, 800_000_000, 1_600_000_000)
 #: Bytes that are averaged at once, as in table I; 0 stands for all gradients of the model.

@@ -18,8 +18,6 @@ import numpy as np
 from herring_lab.report import Chart, Table
 from herring_lab.study.jobs import run_workers, sleep_until, start_together
 
-__all__ = ["MODES", "SLEPT", "Regression", "hyperplane", "hyperplane_tables", "train"]
-
 MODES = ("full", "solo", "majority")
 #: A note of every table.
 SLEPT = "workers sleep instead of computing, so that waiting can be saved on few cores"

@@ -21,8 +21,6 @@ from herring_lab.emulate.mpi import launch_here
 from herring_lab.emulate.runner import Plan, run
 from herring_lab.study.bench import Network
 
-__all__ = ["run_in_lab", "run_mpi_ranks", "run_workers", "sleep_until", "start_together"]
-
 _SINGLE = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",

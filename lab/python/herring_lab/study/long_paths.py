@@ -14,8 +14,6 @@ from herring_lab.report import Chart, Table
 from herring_lab.study.cases import Case, Times, counted, measure_cases, show_delay
 from herring_lab.study.experiments import Scale
 
-__all__ = ["long_paths"]
-
 #: Pairs of one-way delay in seconds and probability that a packet is lost.
 SETTINGS = ((50e-6, 0), (200e-6, 0), (500e-6, 0), (500e-6, 1e-4), (500e-6, 1e-3), (5e-3, 0))
 _SIZES = ("8KiB", "16KiB", "32KiB", "64KiB", "128KiB", "256KiB", "512KiB")

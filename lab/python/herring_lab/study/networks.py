@@ -26,8 +26,6 @@ from herring_lab.competitors import MissingLibraryError, missing
 from herring_lab.report import Chart, Table
 from herring_lab.study.jobs import run_workers, sleep_until, start_together
 
-__all__ = ["TASKS", "networks_study", "train"]
-
 _WORKERS = 8
 _CLASSES = ("computers", "definitions", "people", "songs-poems", "zippy")
 _LONGEST = 160  # words of a text; the rest is cut

@@ -17,8 +17,6 @@ from herring_lab.study.bench import Network
 from herring_lab.study.hyperplane import SLEPT
 from herring_lab.study.jobs import run_in_lab, sleep_until, start_together
 
-__all__ = ["no_delay"]
-
 _PIECES = 16  # number of pieces of a gradient that is sent while the rest is computed
 _UNTIMED = 4  # rounds before those that are timed, while credit grows
 _MARGIN = 0.05

@@ -14,8 +14,6 @@ from typing import Any
 from herring import models
 from herring_lab.report import Chart, Table
 
-__all__ = ["NODES", "ROWS", "SIZE", "Fit", "Row", "fit", "linear", "paper_tables"]
-
 #: Numbers of nodes with 8 GPUs each: 64 to 512 GPUs.
 NODES = (8, 16, 32, 64)
 #: Bytes of gradients.

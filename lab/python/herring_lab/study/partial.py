@@ -26,8 +26,6 @@ from herring_lab.study.hyperplane import MODES, SLEPT, Regression, hyperplane, h
 from herring_lab.study.jobs import run_mpi_ranks, run_workers, sleep_until, start_together
 from herring_lab.study.overlap import no_delay
 
-__all__ = ["microbenchmark", "partial_study"]
-
 _ELEMENTS = 1024  # float32: 4 kB
 _UNTIMED = 4  # iterations before those that are timed
 # Seconds until a common start: a barrier of polling ranks that share processors takes tens of

@@ -22,8 +22,6 @@ from herring_lab.study.bench import Network, Point
 from herring_lab.study.cases import counted, measure_on_time, show_delay
 from herring_lab.study.experiments import Scale
 
-__all__ = ["SETTINGS", "Setting", "predictions"]
-
 _WARMUP = 15  # by then credit has tried all windows
 _BYTES = 50_000_000  # size of an all-reduce over links without a rate
 _FRAMES = "16KiB"  # credit of the all-reduce that is bound by frames

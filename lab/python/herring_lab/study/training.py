@@ -25,8 +25,6 @@ from herring_lab.simulate import bert
 from herring_lab.study.bench import Network, Point, measure
 from herring_lab.study.experiments import Scale, costs
 
-__all__ = ["COMMUNICATION", "cost_check", "measure_training", "model_step", "training"]
-
 # Section IV.B with figure 11, at 512 GPUs: Herring keeps 85 % of a node's throughput. It has 1.78
 # times the throughput of Horovod, which therefore keeps 48 %. Horovod averages after the backward
 # pass (table I: overlapping gains nothing with NCCL). So an all-reduce takes 1 / 0.48 - 1 = 1.09 of

@@ -31,8 +31,6 @@ import torch
 from herring.errors import HerringError
 from herring_lab.simulate import bert
 
-__all__ = ["STRATEGIES", "BertLarge", "main"]
-
 
 class _Clock:
     """Measures seconds since the start of the current step."""

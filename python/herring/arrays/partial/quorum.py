@@ -8,8 +8,6 @@ from herring.arrays.arguments import number_of, seconds_of, shown, text_of
 from herring.arrays.partial.replay import Replay
 from herring.errors import InvalidArgumentError
 
-__all__ = ["Quorum", "is_partial", "quorum_of"]
-
 _STALENESS = 4
 _LONGEST_GRACE = 24 * 3600
 

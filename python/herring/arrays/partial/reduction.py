@@ -32,8 +32,6 @@ from herring.arrays.runtime import forget_job, job
 from herring.base.units import counted
 from herring.errors import InvalidArgumentError
 
-__all__ = ["PartialReduction", "allreduce_in_rounds", "flush", "partial_statistics"]
-
 
 class PartialReduction:
     """A series of rounds over one array (collective: same arguments on every rank).

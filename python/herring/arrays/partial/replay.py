@@ -22,8 +22,6 @@ from herring.arrays.runtime import job
 from herring.base.units import counted
 from herring.errors import InvalidArgumentError, MismatchError
 
-__all__ = ["Recorded", "Recorder", "Replay", "save"]
-
 _FORMAT = "herring recording"
 _VERSION = 1
 _OPTIONS = {

@@ -15,8 +15,6 @@ from herring.arrays.partial.replay import save as save_recording
 from herring.base.units import counted
 from herring.errors import ConfigurationError, InvalidArgumentError
 
-__all__ = ["RoundInfo", "RoundStatistics"]
-
 RoundInfo = _core.RoundInfo
 
 

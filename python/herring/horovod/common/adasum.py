@@ -13,8 +13,6 @@ import numpy as np
 
 from herring.errors import InvalidArgumentError
 
-__all__ = ["adasum", "require_power_of_two"]
-
 
 def require_power_of_two(ranks: int) -> None:
     """Raises InvalidArgumentError unless the number of ranks is a power of two."""

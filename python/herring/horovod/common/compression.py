@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["Compressor", "NoneCompressor", "is_half"]
-
 
 class Compressor:
     """Compresses a tensor before a collective and decompresses the result.

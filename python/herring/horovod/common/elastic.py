@@ -26,8 +26,6 @@ from herring.horovod.common.exceptions import (
     internal_errors,
 )
 
-__all__ = ["ObjectState", "State", "defers", "enter_later", "root", "run"]
-
 Train = TypeVar("Train", bound=Callable[..., Any])
 
 

@@ -12,15 +12,6 @@ from contextlib import contextmanager
 
 from herring import errors
 
-__all__ = [
-    "HorovodInternalError",
-    "HostsUpdatedInterrupt",
-    "NotInitializedError",
-    "NotSupportedError",
-    "as_horovod",
-    "internal_errors",
-]
-
 
 class HorovodInternalError(RuntimeError):
     """A collective failed."""

@@ -26,9 +26,6 @@ from herring.errors import (
 from herring.horovod.common.exceptions import as_horovod, internal_errors
 from herring.horovod.common.process_sets import ProcessSet, group_of
 
-__all__ = ["Call", "poll", "synchronize"]
-
-
 Number = TypeVar("Number", bound=int)
 
 

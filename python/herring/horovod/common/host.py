@@ -18,8 +18,6 @@ from herring.errors import InvalidArgumentError
 from herring.horovod.common import starter
 from herring.horovod.common.tensors import Tensors
 
-__all__ = ["Arrays", "Starter"]
-
 _FLOATS = ("float16", "float32", "float64", "bfloat16")
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8")
 _WIDER: dict[str, type] = {"bfloat16": np.float32, "uint16": np.int64, "uint32": np.int64}

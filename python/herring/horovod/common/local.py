@@ -8,8 +8,6 @@ from typing import Any
 from herring.errors import InvalidArgumentError
 from herring.horovod.common.process_sets import ProcessSet
 
-__all__ = ["Alone", "LocalVariables", "check_groups", "variables_of"]
-
 
 class Alone:
     """An averager that averages nothing, for a rank that is not in the process set."""

@@ -11,8 +11,6 @@ import herring
 from herring.horovod.common.exceptions import internal_errors
 from herring.horovod.common.process_sets import ProcessSet, global_process_set, group_of, root_in
 
-__all__ = ["allgather_object", "broadcast_object"]
-
 
 def broadcast_object(
     obj: Any,

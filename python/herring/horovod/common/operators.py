@@ -6,22 +6,6 @@ from typing import Any
 
 from herring.errors import InvalidArgumentError
 
-__all__ = [
-    "OPERATORS",
-    "Adasum",
-    "Average",
-    "Max",
-    "Min",
-    "Product",
-    "Sum",
-    "check_gradient_options",
-    "check_passes",
-    "operator_of",
-    "operator_or_average",
-    "require_linear",
-    "scattering_operator",
-]
-
 Average, Sum, Adasum, Min, Max, Product = range(6)
 OPERATORS = {Average: "average", Sum: "sum", Min: "min", Max: "max", Product: "product"}
 _NAMES = {**OPERATORS, Adasum: "adasum"}

@@ -12,8 +12,6 @@ from herring.arrays.runtime import forget_job
 from herring.errors import InvalidArgumentError
 from herring.horovod.common.exceptions import NotInitializedError
 
-__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
-
 
 class ProcessSet:
     """A set of ranks of the job that take part in collectives together.

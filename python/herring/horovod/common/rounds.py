@@ -10,8 +10,6 @@ from typing import Protocol, TypeVar
 
 from herring.errors import HerringError
 
-__all__ = ["count_joined", "joined_as_zeros", "reducers", "without_this_rank"]
-
 _Result = TypeVar("_Result")
 
 

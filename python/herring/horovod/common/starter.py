@@ -29,8 +29,6 @@ from herring.horovod.common.process_sets import ProcessSet, global_process_set, 
 from herring.horovod.common.rounds import joined_as_zeros
 from herring.horovod.common.tensors import Tensors
 
-__all__ = ["Reduction", "Starter"]
-
 
 class Reduction(NamedTuple):
     """How the values of all ranks are combined.

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Tensors"]
-
 
 class Tensors(abc.ABC):
     """Converts a framework's tensors to arrays for operations, and results back to tensors.

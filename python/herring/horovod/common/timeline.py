@@ -8,8 +8,6 @@ from pathlib import Path
 import herring
 from herring.errors import InvalidArgumentError
 
-__all__ = ["start_timeline", "stop_timeline"]
-
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
     """Starts to write a timeline.

@@ -10,17 +10,6 @@ from typing import Any
 from herring.base.split import even_parts
 from herring.errors import InvalidArgumentError
 
-__all__ = [
-    "check_extension",
-    "extension_available",
-    "gpu_available",
-    "is_iterable",
-    "is_version_greater_equal_than",
-    "num_rank_is_power_2",
-    "split_list",
-]
-
-
 _PACKAGES = {"horovod.torch": "torch", "horovod.tensorflow": "tensorflow"}
 
 

@@ -7,8 +7,6 @@ from herring.horovod.common import rounds
 from herring.horovod.common.exceptions import internal_errors
 from herring.horovod.common.process_sets import ProcessSet, global_process_set, group_of
 
-__all__ = ["barrier", "join"]
-
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Waits until every rank of the process set has called `barrier` (collective).

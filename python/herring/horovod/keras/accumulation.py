@@ -12,8 +12,6 @@ import numpy as np
 from herring.errors import InvalidArgumentError
 from herring.keras.optimizer import Averaging, distribute, set_class
 
-__all__ = ["distribute_accumulating", "forget_passes", "require_passes"]
-
 _PASSES = "_herring_passes"
 
 

@@ -27,8 +27,6 @@ from herring.horovod.keras.compression import Compression
 from herring.keras.averaging import make_averager as make_host_averager
 from herring.keras.optimizer import distribute, goes_on, require_plain
 
-__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "load_model"]
-
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: Any,

@@ -16,8 +16,6 @@ from herring.horovod.common.process_sets import ProcessSet, global_process_set
 from herring.horovod.common.starter import Reduction
 from herring.horovod.keras.compression import Compression
 
-__all__ = ["allgather", "allreduce", "broadcast", "broadcast_global_variables", "reducescatter"]
-
 
 def _array(value: Any) -> np.ndarray:
     """Converts a value to an array; Python numbers become float32 or int32, as in Keras."""

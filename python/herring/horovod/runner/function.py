@@ -15,8 +15,6 @@ from herring.base import pickling
 from herring.errors import HerringError, InvalidArgumentError
 from herring.horovod.common.exceptions import NotSupportedError
 
-__all__ = ["run"]
-
 _THIS_MACHINE = ("localhost", "127.0.0.1")
 
 

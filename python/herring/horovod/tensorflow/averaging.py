@@ -21,8 +21,6 @@ from herring.horovod.tensorflow.compression import Compression
 from herring.horovod.tensorflow.graph import now
 from herring.tensorflow.averaging import TensorAverager
 
-__all__ = ["divided", "make_averager"]
-
 
 def make_averager(
     name: str,

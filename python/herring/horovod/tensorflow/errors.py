@@ -10,8 +10,6 @@ import tensorflow as tf
 
 from herring.errors import HerringError, InvalidArgumentError, MismatchError
 
-__all__ = ["tensorflow_errors"]
-
 # `tensorflow_errors` uses the first class that matches.
 _KINDS = (
     (MismatchError, tf.errors.FailedPreconditionError),

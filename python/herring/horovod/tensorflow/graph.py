@@ -21,8 +21,6 @@ from herring.tensorflow.graphs import has_no_order, name_of_use
 from herring.tensorflow.ops import after, remember
 from herring.tensorflow.xla import refuse_xla
 
-__all__ = ["dense", "lasts", "now", "run"]
-
 # The number of results of one operation in a graph that are kept until they are fetched. It exceeds
 # the number of loop iterations that run at the same time. TensorFlow never fetches results that no
 # operation uses, so older results are dropped.

@@ -10,8 +10,6 @@ from herring.horovod.common.process_sets import ProcessSet, global_process_set
 from herring.horovod.keras import optimizer as of_keras
 from herring.horovod.tensorflow.compression import Compression
 
-__all__ = ["DistributedOptimizer"]
-
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: Any,

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-__all__ = ["note_start", "note_wait"]
-
 
 class _Wait(NamedTuple):
     """An operation that waits, and the names of this operation and all that need its result."""

@@ -13,8 +13,6 @@ from herring.horovod.common.process_sets import ProcessSet, global_process_set
 from herring.horovod.tensorflow import mpi_ops
 from herring.horovod.tensorflow.graph import lasts
 
-__all__ = ["SyncBatchNormalization"]
-
 
 @keras.saving.register_keras_serializable(package="horovod")
 class SyncBatchNormalization(keras.layers.BatchNormalization):

@@ -14,8 +14,6 @@ from herring.horovod.common.process_sets import ProcessSet, global_process_set
 from herring.horovod.tensorflow.averaging import divided, make_averager
 from herring.horovod.tensorflow.compression import Compression
 
-__all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
-
 
 class DistributedGradientTape(plain.DistributedGradientTape):
     """A tf.GradientTape whose `gradient` returns gradients averaged over all ranks.

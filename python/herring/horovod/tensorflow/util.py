@@ -6,8 +6,6 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["refs_to_vars", "vars_to_refs"]
-
 
 def _executing_eagerly() -> bool:
     return bool(tf.executing_eagerly())

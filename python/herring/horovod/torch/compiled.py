@@ -9,8 +9,6 @@ from typing import ParamSpec, TypeVar
 
 from herring.torch.compiled import untraced as without_trace
 
-__all__ = ["level_of_program", "untraced"]
-
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 

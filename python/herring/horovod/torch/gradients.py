@@ -22,8 +22,6 @@ from herring.horovod.common.starter import Reduction
 from herring.horovod.torch.starts import Starter
 from herring.torch.reducer import GradientReducer
 
-__all__ = ["Named", "PlannedGradients", "TensorGradients"]
-
 Named = list[tuple[str, torch.nn.Parameter]]
 
 

@@ -32,8 +32,6 @@ from herring.horovod.torch.starts import Starter
 from herring.torch.optimizer import no_copies
 from herring.torch.ownership import retire_ended
 
-__all__ = ["DistributedOptimizer"]
-
 
 class _Options(NamedTuple):
     """What a `DistributedOptimizer` was asked for."""

@@ -17,8 +17,6 @@ from herring.horovod.common.tensors import Tensors
 from herring.torch import devices
 from herring.torch.tensors import dtype_name, on_host
 
-__all__ = ["Starter"]
-
 
 class _Tensors(Tensors):
     """Handles PyTorch tensors; operations use a tensor's own memory if it is contiguous."""

@@ -8,8 +8,6 @@ from herring.arrays.groups import Group
 from herring.horovod.common.process_sets import ProcessSet, global_process_set, group_of
 from herring.torch import sync_batch_norm
 
-__all__ = ["SyncBatchNorm"]
-
 
 class SyncBatchNorm(sync_batch_norm.SyncBatchNorm):
     """Batch normalization with statistics over the samples of all ranks in a process set.

@@ -12,8 +12,6 @@ from torch.distributed import distributed_c10d
 
 from herring.errors import ConfigurationError
 
-__all__ = ["answer_init_process_group"]
-
 
 def answer_init_process_group() -> None:
     """Answers the script's own `init_process_group` with the group that exists already.

@@ -38,8 +38,6 @@ from herring.torch.backend.works import JoinedWork, Operations, OperationWork, O
 from herring.torch.hook_calls import current_hook_call
 from herring.torch.ranges import profiling, work_range
 
-__all__ = ["BaseProcessGroup", "routed"]
-
 _GOODBYE = 10.0  # seconds that the end of a job waits for the other ranks, and for hooks
 _CANNOT_CHANGE = (
     "the members of this process group cannot change: only the default group can be reconfigured, "

@@ -29,8 +29,6 @@ from herring.torch.backend.tensors import (
 )
 from herring.torch.backend.works import JoinedWork, Operations, back_to
 
-__all__ = ["HerringProcessGroup"]
-
 # Parts of at least so many bytes are gathered in place, in groups of at most so many ranks.
 _LARGE, _FEW = 1 << 20, 16
 

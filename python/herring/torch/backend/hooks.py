@@ -20,8 +20,6 @@ from torch._C import _distributed_c10d as c10d
 from herring.arrays.apart import report
 from herring.errors import InvalidArgumentError, PeerLostError, TimeoutError
 
-__all__ = ["Hooks", "WorkInfo"]
-
 # torch's names for what the methods of a process group do.
 _TYPES = {
     "all_gather_single": "_ALLGATHER_BASE",

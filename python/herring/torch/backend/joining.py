@@ -28,15 +28,6 @@ from herring.rendezvous.meet import Meeting, meet, meet_nobody, read_secret_file
 from herring.rendezvous.network import loopback_address, own_address
 from herring.rendezvous.publication import Wait, in_seconds
 
-__all__ = [
-    "base_of",
-    "join_by_store",
-    "meet_by_store",
-    "rendezvous",
-    "secret_of",
-    "worker_again",
-]
-
 _SECRET_BYTES = 32
 # How often this process has met under a key. A second meeting must not read the first one's entry.
 _uses: defaultdict[str, itertools.count] = defaultdict(itertools.count)

@@ -10,8 +10,6 @@ from herring.arrays.devices import return_to
 from herring.torch import devices
 from herring.torch.backend.reductions import typed
 
-__all__ = ["gathered_bytes", "given", "result_of"]
-
 _TABLE = 8  # bytes before what a rank gathers: how many rows each of its arrays has
 
 

@@ -20,8 +20,6 @@ from herring.torch.devices import Moment
 from herring.torch.ranges import work_range
 from herring.torch.tensors import check_not_capturing
 
-__all__ = ["Messages"]
-
 
 class _Received(OperationWork):
     """A receive under way, which can tell torch the rank that sent the message."""

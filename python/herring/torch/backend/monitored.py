@@ -13,8 +13,6 @@ from torch.distributed import distributed_c10d
 
 from herring.errors import TimeoutError
 
-__all__ = ["answer_monitored_barrier", "failed_to_pass"]
-
 
 def answer_monitored_barrier(ours: Callable[[Any], bool]) -> None:
     """Lets torch's function serve groups of Herring; other groups get torch's own.

@@ -11,8 +11,6 @@ import torch.distributed as dist
 
 from herring.errors import ConfigurationError
 
-__all__ = ["other_backend"]
-
 
 def other_backend(
     group: dist.ProcessGroup,

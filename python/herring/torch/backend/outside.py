@@ -7,8 +7,6 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["outside_graphs"]
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 

@@ -39,8 +39,6 @@ from herring.torch.backend.group import HerringProcessGroup
 from herring.torch.backend.joining import base_of, secret_of, worker_again
 from herring.torch.backend.works import LocalWork
 
-__all__ = ["ReconfigurableProcessGroup"]
-
 _KIND = "herring1"
 _SECRET_BYTES = 32
 _NO_MEMBERS = "the process group has no members yet: exchange handles and call reconfigure() first"

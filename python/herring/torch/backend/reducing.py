@@ -33,8 +33,6 @@ from herring.torch.backend.tensors import (
 )
 from herring.torch.backend.works import JoinedWork, Operations, back_to
 
-__all__ = ["ReducingProcessGroup"]
-
 
 class ReducingProcessGroup(BaseProcessGroup):
     """A process group with reductions."""

@@ -10,8 +10,6 @@ import torch
 
 from herring.errors import InvalidArgumentError
 
-__all__ = ["Reduction", "divided", "movable", "place_for", "reduction_of", "typed"]
-
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 _NATIVE = frozenset((*_FLOATS, *_INTEGERS, torch.bool))

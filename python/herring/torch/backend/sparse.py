@@ -12,8 +12,6 @@ from herring.errors import InvalidArgumentError
 from herring.torch.backend.reductions import movable, typed
 from herring.torch.backend.tensors import as_dense
 
-__all__ = ["SparseSum"]
-
 
 class SparseSum:
     """A sum over ranks of COO tensors; entries may differ between ranks, so they are gathered.

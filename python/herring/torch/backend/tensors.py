@@ -13,21 +13,6 @@ from herring.errors import InvalidArgumentError
 from herring.torch import devices
 from herring.torch.tensors import on_host
 
-__all__ = [
-    "Blocks",
-    "as_dense",
-    "copy_back",
-    "dense_there",
-    "exchanges_lists",
-    "first_tensor",
-    "limit_of",
-    "list_of",
-    "operator_of",
-    "option",
-    "packs",
-    "stays",
-]
-
 _SMALL = 1 << 18  # a tensor of a list with at most so many bytes is packed with others
 
 

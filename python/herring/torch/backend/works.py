@@ -24,8 +24,6 @@ from herring.torch.promises import Promise
 from herring.torch.ranges import work_range
 from herring.torch.tensors import check_not_capturing
 
-__all__ = ["JoinedWork", "LocalWork", "OperationWork", "Operations", "Owner", "Then", "back_to"]
-
 _SLICE = 0.5  # seconds after which a wait checks whether its group was aborted
 
 Operations = Sequence[_core.Operation]

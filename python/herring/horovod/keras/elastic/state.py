@@ -16,8 +16,6 @@ from herring.keras.elastic import built, variables_of_model
 from herring.keras.kept import forget_program, kept_variables
 from herring.keras.optimizer import begins_anew
 
-__all__ = ["KerasState", "TensorFlowKerasState"]
-
 
 class TensorFlowKerasState(ObjectState):
     """A state of a model, its optimizer and other objects, each an attribute.

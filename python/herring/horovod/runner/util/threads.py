@@ -10,8 +10,6 @@ from typing import Any
 
 from herring.errors import InvalidArgumentError
 
-__all__ = ["execute_function_multithreaded", "in_thread", "on_event"]
-
 
 def in_thread(
     target: Callable[..., Any],

@@ -13,8 +13,6 @@ from herring.horovod.tensorflow.functions import broadcast_object
 from herring.tensorflow.graphs import has_no_order
 from herring.tensorflow.kept import KeptVariables
 
-__all__ = ["TensorFlowState", "require_eager"]
-
 
 def require_eager(what: str) -> None:
     """Raises NotSupportedError if TensorFlow runs graphs of tf.compat.v1 in sessions."""

@@ -10,8 +10,6 @@ import torch
 
 from herring.horovod.common.basics import rank, size
 
-__all__ = ["ElasticSampler"]
-
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
     """Divides the samples of an epoch that have not been processed between the ranks.

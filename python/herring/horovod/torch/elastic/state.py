@@ -16,8 +16,6 @@ from herring.horovod.torch.functions import (
     broadcast_parameters,
 )
 
-__all__ = ["TorchState"]
-
 
 class _Kept:
     """A value with a `state_dict`, and a copy of that."""

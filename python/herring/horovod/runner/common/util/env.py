@@ -6,8 +6,6 @@ import os
 
 from herring.errors import ConfigurationError
 
-__all__ = ["get_env_rank_and_size"]
-
 # The variables for rank and size set by `herring run --horovod`, Open MPI and PMI launchers.
 _PAIRS = (
     ("HOROVOD_RANK", "HOROVOD_SIZE"),
