@@ -4,7 +4,7 @@
 Most cases compare with gloo, which serves a second group of the same ranks.
 """
 
-from . import collectives, faults, frames, groups, hooks, models, operators, profiles
+from . import collectives, compiled, faults, frames, groups, hooks, models, operators, profiles
 from .support import CASES
 
 CASES["once_more"] = CASES.pop("once_more")  # last, because gloo cannot reuse a store
@@ -12,6 +12,7 @@ CASES["once_more"] = CASES.pop("once_more")  # last, because gloo cannot reuse a
 __all__ = [
     "CASES",
     "collectives",
+    "compiled",
     "faults",
     "frames",
     "groups",
