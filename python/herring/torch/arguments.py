@@ -24,6 +24,7 @@ _IGNORED = frozenset(
     [
         "skip_all_reduce_unused_params",  # a parameter that no rank uses keeps .grad None anyway
         "batched_grad_copy",  # copies are always batched
+        "lazy_bucket_allocation",  # when torch's buckets, which are not there, have memory
     ]
 )
 

@@ -111,6 +111,7 @@ def _functional() -> dict[str, Callable[[], None]]:
         "irecv": received,
         "batch_p2p_ops": batch,
         "wait_tensor": lambda: same(_wait(_own()), _own()),
+        "wait_tensors": lambda: same(ops.wait_tensors([_own()])[0], _own()),
         "_wrap_tensor_autograd": lambda: same(_wait(ops._wrap_tensor_autograd(_own())), _own()),
     }
 
