@@ -25,9 +25,9 @@ UNSEEN = {
         "pass",
     ): "The process ends next, and that closes the outbox.",
     (
-        "src/observe/record.cc",
-        "if ((static_cast<unsigned char>(c) < 0x20 && c != '\\n') || c == 0x7f) c = ' ';",
-        "if ((static_cast<unsigned char>(c) <= 0x20 && c != '\\n') || c == 0x7f) c = ' ';",
+        "src/base/fields.cc",
+        "if ((static_cast<unsigned char>(c) < 0x20 && !breaks) || c == 0x7f) c = ' ';",
+        "if ((static_cast<unsigned char>(c) <= 0x20 && !breaks) || c == 0x7f) c = ' ';",
     ): "0x20 is the blank, which is replaced by itself.",
     (
         "src/transport/tcp/connector.cc",

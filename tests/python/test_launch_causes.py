@@ -56,6 +56,9 @@ CARETS = (
 LOG_LINE = b"2026-01-31 13:05:59.123 [herring rank 3] warning: what all ranks did last is in x\n"
 # A thread of the core wrote its line while Python wrote.
 WITH_LOG_LINES = TRACEBACK.replace(b"    1/0\n", b"    1/0\n" + LOG_LINE) + LOG_LINE
+# Python writes the indentation of a statement, and each part of an exception, in pieces.
+IN_INDENTATION = TRACEBACK.replace(b"    1/0\n", b"    " + 2 * LOG_LINE + b"1/0\n")
+IN_EXCEPTION = TRACEBACK.replace(b"ZeroDivisionError", b"ZeroDivisionError" + LOG_LINE)
 FATAL = (
     b"Fatal Python error: Segmentation fault\n\n"
     b"Current thread 0x00007f5d (most recent call first):\n"
@@ -81,6 +84,8 @@ def python(code: str) -> list[str]:
         (GROUP, "ExceptionGroup: two (2 sub-exceptions): ValueError: 1"),
         (CARETS, "ValueError: vmap got inconsistent sizes"),
         (WITH_LOG_LINES, "ZeroDivisionError: division by zero"),
+        (IN_INDENTATION, "ZeroDivisionError: division by zero"),
+        (IN_EXCEPTION, "ZeroDivisionError: division by zero"),
     ],
 )
 def test_a_traceback_is_held_until_it_is_whole(block: bytes, error: str, size: int) -> None:

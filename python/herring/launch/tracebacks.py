@@ -37,6 +37,10 @@ _ASIDE = re.compile(rb"Exception in thread |Process \S+:$")
 # The core puts time, process and level before a line of its log. Its threads may write such a line
 # while Python writes a traceback.
 _LOGGED = re.compile(rb"[\d-]{10} [\d:.]{12} \[herring[ \w]*\] (\w+): ")
+# The same in the middle of a line, behind a statement's indentation or an exception's name.
+_INSERTED = re.compile(
+    rb"^( *|[\w.]+)(?:[\d-]{10} [\d:.]{12} \[herring[ \w]*\] \w+: [^\r\n]*\r?\n)+", re.MULTILINE
+)
 _PYTHON_WARNING = re.compile(rb"\S.*:\d+: \w*Warning: ")
 # Lines that say nothing of why a process ended: logs below the level of errors (of torch,
 # TensorFlow and Python's logging), warnings, and progress bars.
@@ -199,7 +203,8 @@ class Tracebacks:
         previous = self._previous
         found = _Found()
         expected = False
-        for raw in (line for line in text.splitlines() if not _LOGGED.match(line)):
+        lines = _INSERTED.sub(rb"\1", text).splitlines()
+        for raw in (line for line in lines if not _LOGGED.match(line)):
             line = _plain(raw)
             if line.endswith(b"(most recent call last):"):
                 nested = bool(_NESTED.match(raw))
