@@ -37,14 +37,8 @@ void Continuations::put(std::function<void()> task) {
     queue_.pop_front();
     lock.unlock();
     first();
-    lock.lock();
     --tasks_;
   }
-}
-
-bool Continuations::idle() {
-  std::lock_guard lock(mutex_);
-  return tasks_ == 0;
 }
 
 void Continuations::serve() {

@@ -49,6 +49,7 @@ void Watcher::expect(const Flag& flag, uint32_t value, Then then) {
   Queue& queue = queues_[flag.word];
   queue.flag = flag;
   queue.expected.push_back({value, std::move(then)});
+  ++left_;
   if (queues_.size() == 1 && queue.expected.size() == 1) changed_.notify_all();
 }
 
@@ -63,11 +64,7 @@ void Watcher::give_up(const Flag& flag, const Status& why) {
   }
   changed_.notify_all();
   for (const Expected& one : left) one.then(why);
-}
-
-bool Watcher::idle() {
-  std::lock_guard lock(mutex_);
-  return queues_.empty() && !calls_;
+  left_ -= left.size();
 }
 
 void Watcher::settle(const Flag& flag) {
@@ -106,6 +103,7 @@ void Watcher::run() {
       calls_ = true;
       lock.unlock();
       for (const Then& then : come) then({});
+      left_ -= come.size();
       come.clear();
       lock.lock();
       calls_ = false;

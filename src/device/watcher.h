@@ -3,6 +3,7 @@
 // longer intervals while nothing happens.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -46,8 +47,9 @@ class Watcher {
   // Returns whether the caller runs on this watcher's thread.
   bool here() const;
 
-  // Returns whether nothing is expected and no callback runs. Any thread.
-  bool idle();
+  // Returns whether this process expects nothing of any device, and no callback runs. Any thread;
+  // takes no lock, because a child may be forked at that moment, and would find it taken for ever.
+  static bool idle() { return left_.load(std::memory_order_acquire) == 0; }
 
   uint64_t looks() const { return looks_.load(std::memory_order_relaxed); }
 
@@ -72,6 +74,8 @@ class Watcher {
   bool calls_ = false;                                    // guarded by mutex_
   bool ends_ = false;                                     // guarded by mutex_
   std::atomic<uint64_t> looks_{0};
+  // Callbacks that have not returned yet, of all watchers.
+  static constinit inline std::atomic<size_t> left_{0};
   std::thread thread_;
 };
 

@@ -338,8 +338,7 @@ bool EngineCore::may_need(const Group& group, uint32_t server) const {
 bool EngineCore::stands_still() const {
   return ending_.ok() && partials_.empty() && named_.all_wait_for_calls() && executor_->idle() &&
          node_stage_->stands_still() && !membership_.any_comes() && links_->undelivered() == 0 &&
-         executor_->undelivered() == 0 && device::Watcher::shared().idle() &&
-         Continuations::shared().idle();
+         executor_->undelivered() == 0 && device::Watcher::idle() && Continuations::idle();
 }
 
 Status EngineCore::enlist(const std::shared_ptr<Partial>& partial) {

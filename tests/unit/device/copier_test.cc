@@ -1,6 +1,8 @@
 #include "device/copier.h"
 
 #include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cmath>
@@ -11,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/continuations.h"
 #include "device/pin.h"
 #include "tests/unit/device/standin_driver.h"
 
@@ -469,6 +472,39 @@ TEST(Watcher, LooksRarelyWhileNothingComes) {
   EXPECT_LE(looks, static_cast<uint64_t>((monotonic_now() - start) / kMillisecond) * 3);
   watcher.give_up(flag, {Code::kDevice, "gone"});
   EXPECT_EQ(told.get_future().get().message(), "gone");
+}
+
+// A report asks twice a second. A lock that it took would stay taken in a child forked then.
+TEST(Watcher, CanBeAskedInAForkedChild) {
+  Watcher watcher;
+  watcher.start();
+  std::atomic<uint32_t> word{0};
+  std::atomic<bool> ends{false};
+  std::thread works([&] {
+    const Flag flag{&word, 0};
+    for (uint32_t value = 1; !ends; ++value) {
+      watcher.expect(flag, value, [](const Status&) {});
+      Continuations::shared().put([] {});
+      flag.set(value);
+      Watcher::idle();
+      Continuations::idle();
+      watcher.settle(flag);
+    }
+  });
+  for (int i = 0; i < 100; ++i) {
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(60);
+      Watcher::idle();
+      Continuations::idle();
+      _exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+  ends = true;
+  works.join();
 }
 
 TEST(Flags, CountOverTheEnd) {
