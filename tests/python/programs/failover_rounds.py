@@ -49,6 +49,14 @@ def break_connection(ports: set[int]) -> None:
     assert broken == 1, broken
 
 
+def stop(pid: int) -> None:
+    """Stops a process, and returns when all its threads stand: until then they may go on."""
+    os.kill(pid, signal.SIGSTOP)
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        while (thread / "stat").read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.001)
+
+
 def reduce(
     plan: herring.PlannedReduction,
     ranks: range,
@@ -98,7 +106,7 @@ for step, what in enumerate(["", *sys.argv[1:]]):
         elif rank == 0 and kind == "pause":
             paused, since = servers()[int(name)]["pid"], time.monotonic()
             print(f"stops process {paused}", flush=True)
-            reduce(plan, range(size), step, lambda: os.kill(paused, signal.SIGSTOP))
+            reduce(plan, range(size), step, lambda: stop(paused))
             assert servers()[int(name)]["lost"] is not None
             (folder / str(step)).touch()
         elif rank == 0 and kind == "replaced":
