@@ -8,8 +8,7 @@
 
 #include "base/hash.h"
 #include "control/messages.h"
-#include "observe/record.h"
-#include "observe/report.h"
+#include "tests/unit/observe/samples.h"
 #include "wire/handover.h"
 #include "wire/hello.h"
 #include "wire/messages.h"
@@ -134,59 +133,7 @@ std::vector<std::string> messages_of_control() {
 
 std::vector<std::string> messages_of_observation() {
   using namespace observe;
-  Report report;
-  report.sent = 5;
-  report.offset = -7;
-  report.offset_error = 9;
-  report.still = {14, 15};
-  report.where = "allreduce 'x'";
-  report.age = kSecond;
-  report.stack = "train.py:40 in load";
-  report.cause = "input";
-  report.rounds = 11;
-  report.calls = 12;
-  report.in_flight = 2;
-  report.credit = 4096;
-  report.kept = 13;
-  report.samples.push_back({1, 2, 3, 10, 20, 30, 40, 50, 60, 70, 80});
-  report.stride = 4;
-  report.resources = {1, 2, 3, 4};
-  report.bytes_sent = 100;
-  report.bytes_received = 200;
-  report.retransmits = 3;
-  report.paths.push_back({1, 2, 3, 4});
-  report.lateness.emplace_back(7, Lateness{1, 2, 3, 4, 5, 6});
-  report.sums = 8;
-  report.sum_time = 9;
-  report.missing.push_back({"'m' (round 3)", kSecond, {1, 4}});
-  report.missing.push_back({"receive from rank 2 (tag 7)", kSecond, {2}, 3});
-  report.groups.push_back({3, true, 1, 2, 3, 4, "tp", {0, 7}});
-  report.operations.push_back({1, 2, 3, 4, 5});
-  Entry entry;
-  entry.id = 1;
-  entry.kind = Kind::kBuffer;
-  entry.outcome = Code::kTimeout;
-  entry.ended = true;
-  entry.group = 1;
-  entry.stream = 2;
-  entry.round = 3;
-  entry.buffer = 4;
-  entry.number = 14;
-  entry.bytes = 5;
-  entry.at = {6, 7, 8, 9, 10, 11};
-  entry.waited = 12;
-  entry.set_name("net");
-  ProcessRecord record;
-  record.offset = -5;
-  record.offset_error = 3;
-  record.failure = "it\nfailed";
-  record.where = "allreduce 'x'";
-  record.age = kSecond;
-  record.stack = "train.py:40 in load";
-  record.groups = report.groups;
-  record.entries = {entry};
-  record.lost = 2;
-  return {encode(report), encode(record),
+  return {encode(full_report()), encode(full_record()),
           encode(RankTexts{{3, "has been computing for 2 s", 4, 5}, {9, "", 7, 3}})};
 }
 
@@ -221,7 +168,7 @@ TEST(Layout, OfMessagesIsThatOfTheProtocolVersion) {
       "12 68505164dfd540d1",
   }));
   EXPECT_EQ(numbers(messages_of_observation()), (std::vector<std::string>{
-      "566 0b120b87f1acfbbe", "250 be8776ea4f7a9229", "78 369c0e5b74c8d546",
+      "566 0b120b87f1acfbbe", "352 0d09bf0091c884b4", "78 369c0e5b74c8d546",
   }));
 }
 

@@ -36,6 +36,9 @@ TEST(Deadlock, IsNotCertainIfOneOfThemMayGoOn) {
   EXPECT_FALSE(with([](Stillness& one) { one.still = {}; })) << "computes, or has not reported";
   EXPECT_FALSE(with([](Stillness& one) { one.still.since += 3 * kSecond; })) << "has just computed";
   EXPECT_FALSE(with([](Stillness& one) { one.error = -1; })) << "its clock is not known";
+  EXPECT_FALSE(with([](Stillness& one) {
+    one.still.since = kEndless, one.error = kEndless;
+  })) << "no sum of these may overflow";
   EXPECT_FALSE(with([](Stillness& one) { one.error = 2 * kSecond; })) << "it is badly known";
   EXPECT_FALSE(with([](Stillness& one) {
     one.still.since -= 3 * kSecond;

@@ -10,41 +10,13 @@
 #include <sstream>
 
 #include "observe/file_writer.h"
+#include "tests/unit/observe/samples.h"
 
 namespace herring::observe {
 namespace {
 
-Entry entry_of(uint64_t id, bool ended = true) {
-  Entry entry;
-  entry.id = id;
-  entry.kind = Kind::kBuffer;
-  entry.outcome = Code::kTimeout;
-  entry.ended = ended;
-  entry.group = 1;
-  entry.stream = 2;
-  entry.round = 3;
-  entry.buffer = 4;
-  entry.bytes = 5;
-  entry.at = {6, 7, 8, 9, 10, 11};
-  entry.waited = 12;
-  entry.set_name("net");
-  return entry;
-}
-
-ProcessRecord sample() {
-  ProcessRecord record;
-  record.offset = -5;
-  record.offset_error = 3;
-  record.age = kSecond;
-  record.failure = "it\nfailed";
-  record.where = "allreduce 'x'";
-  record.stack = "train.py:40 in load";
-  record.entries = {entry_of(1), entry_of(2, false)};
-  return record;
-}
-
 TEST(ProcessRecord, SurvivesTheTravel) {
-  const ProcessRecord sent = sample();
+  const ProcessRecord sent = full_record();
   auto got = decode_process_record(encode(sent));
   ASSERT_TRUE(got.ok());
   EXPECT_EQ(encode(*got), encode(sent));
@@ -57,7 +29,7 @@ TEST(ProcessRecord, SurvivesTheTravel) {
 }
 
 TEST(ProcessRecord, EveryCutIsMalformed) {
-  const std::string whole = encode(sample());
+  const std::string whole = encode(full_record());
   for (size_t size = 0; size < whole.size(); ++size) {
     EXPECT_FALSE(decode_process_record(std::string_view(whole).substr(0, size)).ok()) << size;
   }
@@ -66,7 +38,7 @@ TEST(ProcessRecord, EveryCutIsMalformed) {
 
 TEST(ProcessRecord, ValuesThatCannotBeAreMalformed) {
   const auto refused = [](const auto& change) {
-    ProcessRecord record = sample();
+    ProcessRecord record = full_record();
     change(record);
     return !decode_process_record(encode(record)).ok();
   };
@@ -80,7 +52,7 @@ TEST(ProcessRecord, ValuesThatCannotBeAreMalformed) {
 }
 
 TEST(ProcessRecord, TextsAreCutAndPrintable) {
-  ProcessRecord record = sample();
+  ProcessRecord record = full_record();
   record.failure = std::string(9000, 'f');
   record.where = "a\x1b[31mb";
   record.entries[0].set_name("n\nn");
@@ -161,7 +133,7 @@ TEST(Render, ARecordHasMomentsOnTheClockOfRank0) {
   roster.ranks.resize(2);
   Picture picture = empty(roster);
   picture.ranks[1].state = State::kStopped;
-  ProcessRecord record = sample();
+  ProcessRecord record = full_record();
   record.offset = kSecond;
   record.entries[0].at = {2 * kSecond, 0, 0, 0, 0, 0};
   picture.time = 1795832298.123456;

@@ -3,48 +3,18 @@
 #include <gtest/gtest.h>
 
 #include "observe/clock_offset.h"
+#include "tests/unit/observe/samples.h"
 
 namespace herring::observe {
 namespace {
 
-Report full() {
-  Report report;
-  report.sent = 5;
-  report.offset = -7;
-  report.offset_error = 9;
-  report.still = {3, 10};
-  report.where = "allreduce 'x'";
-  report.age = kSecond;
-  report.stack = "train.py:40 in load";
-  report.cause = "input";
-  report.rounds = 11;
-  report.calls = 12;
-  report.in_flight = 2;
-  report.credit = 4096;
-  report.samples.push_back({1, 2, 3, 10, 20, 30, 40, 50, 60, 70, 80});
-  report.stride = 4;
-  report.resources = {1, 2, 3, 4};
-  report.bytes_sent = 100;
-  report.bytes_received = 200;
-  report.retransmits = 3;
-  report.paths.push_back({1, 2, 3, 4});
-  report.lateness.emplace_back(7, Lateness{1, 2, 3, 4, 5, 6});
-  report.sums = 8;
-  report.sum_time = 9;
-  report.missing.push_back({"'m' (round 3)", kSecond, {1, 4}});
-  report.missing.push_back({"receive from rank 2 (tag 7)", kSecond, {2}, 3});
-  report.groups.push_back({3, false, 1, 2, 3, 4, "tp", {0, 7}});
-  report.operations.push_back({1, 2, 3, 4, 5});
-  return report;
-}
-
 TEST(Report, TravelsWhole) {
-  const Report sent = full();
+  const Report sent = full_report();
   const auto got = decode_report(encode(sent));
   ASSERT_TRUE(got.ok());
   EXPECT_EQ(encode(*got), encode(sent));
   EXPECT_EQ(got->where, sent.where);
-  EXPECT_EQ(got->still, (Still{3, 10}));
+  EXPECT_EQ(got->still, (Still{14, 15}));
   EXPECT_EQ(got->samples.at(0).waited, 70);
   EXPECT_EQ(got->lateness.at(0).second.segments_waited, 6);
   EXPECT_EQ(got->missing.at(0).ranks, (std::vector<uint32_t>{1, 4}));
@@ -55,7 +25,7 @@ TEST(Report, TravelsWhole) {
 }
 
 TEST(Report, EveryCutIsMalformed) {
-  const std::string whole = encode(full());
+  const std::string whole = encode(full_report());
   for (size_t size = 0; size < whole.size(); ++size) {
     EXPECT_FALSE(decode_report(std::string_view(whole).substr(0, size)).ok()) << size;
   }
@@ -63,19 +33,19 @@ TEST(Report, EveryCutIsMalformed) {
 }
 
 TEST(Report, TimesNearTheLimitsAreMalformed) {
-  Report report = full();
+  Report report = full_report();
   report.samples[0].ready = INT64_MAX;
   EXPECT_FALSE(decode_report(encode(report)).ok());
-  report = full();
+  report = full_report();
   report.operations[0].time = INT64_MAX;
   EXPECT_FALSE(decode_report(encode(report)).ok());
-  report = full();
+  report = full_report();
   report.groups[0].age = -1;
   EXPECT_FALSE(decode_report(encode(report)).ok());
-  report = full();
+  report = full_report();
   report.offset = INT64_MIN;
   EXPECT_FALSE(decode_report(encode(report)).ok());
-  report = full();
+  report = full_report();
   report.still.until = INT64_MAX;
   EXPECT_FALSE(decode_report(encode(report)).ok());
 }
