@@ -138,6 +138,7 @@ class Fake:
         self.hosts = {name: Host(name, count, False) for name, count in slots.items()}
         self.started: list[tuple[str, int, int]] = []
         self.dismissed: list[int] = []
+        self.said: list[str] = []
         self.lobby = SimpleNamespace(
             finished=False,
             failed="",
@@ -154,7 +155,7 @@ class Fake:
             SimpleNamespace(retire=lambda _: None),
             SimpleNamespace(begun=False),
             lambda host, rank, local: self.started.append((host.name, rank, local)),
-            lambda *_: None,
+            lambda level, text: self.said.append(f"{level}: {text}"),
         )
         self.scaling.begin(self.lobby)
 
@@ -163,6 +164,17 @@ class Fake:
 
     def name(self, **slots: int) -> None:
         self.scaling._follow({name: Host(name, n, False) for name, n in slots.items()}, 0.0)
+
+
+def test_a_script_that_does_not_end_is_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"exec sleep 600 has not ended within 0\.01 s"):
+        Discovery("exec sleep 600", pause=0.01).first(1, 0.01)
+    job = Fake(4, a=2)
+    job.scaling._call = SimpleNamespace(process=None)
+    for now in (0.0, 1e9, 2e9):
+        job.scaling.on_time(now)
+    text = "--host-discovery-script find has not ended for 30 s; the hosts stay as they are"
+    assert job.said == [f"warning: {text}"]
 
 
 def test_workers_that_leave_make_room_once() -> None:

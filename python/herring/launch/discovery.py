@@ -61,9 +61,20 @@ class Discovery:
         """
         deadline = time.monotonic() + patience
         while True:
-            done = subprocess.run(
-                self.command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-            )
+            try:
+                done = subprocess.run(
+                    self.command,
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    text=True,
+                    errors="replace",
+                    timeout=max(deadline - time.monotonic(), self.pause),
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                raise ConfigurationError(
+                    f"{OPTION} {self.script} has not ended within {patience:g} s (--wait)"
+                ) from None
             found = self.hosts(done.returncode, done.stdout, done.stderr)
             slots = sum(host.slots for host in found)
             if slots >= workers:

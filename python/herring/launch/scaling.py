@@ -21,6 +21,7 @@ from herring.launch.ssh import Connection
 from herring.lobby.service import Lobby
 
 _AGAIN = 30.0  # seconds after which a host that was lost is tried again
+_SLOW = 30.0  # seconds after which a call of the script that has not ended is worth a warning
 _MOST_TEXT = 1 << 20  # characters that a call of the script may print
 
 
@@ -61,7 +62,7 @@ class Scaling:
         if options.elastic is not None:
             self._most = options.elastic.most or 1 << 20
         self._processes = processes
-        self._selector = selectors.DefaultSelector() if self._discovery is None else selector
+        self._selector = selector
         self._children = children
         self._agents = agents
         self._restarts = restarts
@@ -70,7 +71,7 @@ class Scaling:
         self._say = say
         self._lobby: Lobby | None = None
         self._call: _Call | None = None
-        self._call_at = 0.0
+        self._look_at = 0.0  # when to call the script, or to warn that a call has not ended
         self._told = ""  # why the last call has failed
         self._not_before: dict[str, float] = {}  # by host: when it is tried again
         self._places: dict[str, list[int]] = {}  # by host: the ranks that were started there
@@ -86,18 +87,22 @@ class Scaling:
         """Begins to call the script, if there is one."""
         if self._discovery is not None:
             self._lobby = lobby
-            self._call_at = time.monotonic() + self._discovery.pause
+            self._look_at = time.monotonic() + self._discovery.pause
 
     def next_deadline(self) -> float | None:
         """Returns when `on_time` must be called next, or None."""
-        return self._call_at if self._goes_on() and self._call is None else None
+        return self._look_at if self._goes_on() else None
 
     def on_time(self, now: float) -> None:
         """Calls the script if it is time."""
-        if not self._goes_on() or self._call is not None or now < self._call_at:
+        if not self._goes_on() or now < self._look_at:
             return
         assert self._discovery is not None
-        self._call_at = now + self._discovery.pause
+        if self._call is not None:
+            self._look_at = now + _SLOW
+            self._warn(f"{OPTION} {self._discovery.script} has not ended for {_SLOW:g} s")
+            return
+        self._look_at = now + self._discovery.pause
         pipe = subprocess.PIPE
         try:
             process = self._processes.start(
@@ -107,6 +112,7 @@ class Scaling:
             self._warn(str(error))
             return
         self._call = _Call(process, self._selector)
+        self._look_at = now + _SLOW
 
     def is_call(self, process: Process) -> bool:
         """Heeds what a call of the script has printed; returns whether the process was one."""
@@ -117,6 +123,7 @@ class Scaling:
         printed, said = call.texts()
         self._processes.remove(process)
         if self._goes_on() and self._discovery is not None:
+            self._look_at = time.monotonic() + self._discovery.pause
             try:
                 hosts = self._discovery.hosts(process.code, printed, said)
             except ConfigurationError as error:
