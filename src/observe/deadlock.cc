@@ -20,7 +20,7 @@ bool is_deadlocked(std::span<const Stillness> all, Nanos now) {
   Nanos latest_begin = -kEndless, earliest_end = kEndless;
   for (const Stillness& one : all) {
     const auto& [since, until] = one.still;
-    if (!one.takes_part || one.error < 0 || until == 0) return false;
+    if (!one.takes_part || one.error < 0 || one.error > kCertain || until == 0) return false;
     if (until - since < kCertain || now - until + one.error > kLatest) return false;
     latest_begin = std::max(latest_begin, since + one.error);
     earliest_end = std::min(earliest_end, until - one.error);

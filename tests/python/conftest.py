@@ -57,6 +57,7 @@ THOROUGH = (
     "test_deadlocks.py::test_a_rank_that_can_go_on_is_waited_for[computes]",
     "test_deadlocks.py::test_a_rank_that_can_go_on_is_waited_for[ends_itself]",
     "test_deadlocks.py::test_a_rank_that_can_go_on_is_waited_for[gives_up]",
+    "test_deadlocks.py::test_a_rank_that_can_go_on_is_waited_for[has_handler]",
     "test_deadlocks.py::test_a_rank_that_can_go_on_is_waited_for[is_stopped]",
     "test_deadlocks.py::test_a_rank_that_can_go_on_is_waited_for[sleeps]",
     "test_deadlocks.py::test_a_rank_that_can_go_on_is_waited_for[waits_for_work]",

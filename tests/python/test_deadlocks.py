@@ -45,6 +45,7 @@ def test_ranks_that_wait_in_different_calls_learn_who_waits_where(
         "computes",
         "ends_itself",
         "gives_up",
+        "has_handler",
         "has_timer",
         "is_stopped",
         "later",

@@ -149,6 +149,34 @@ during(pause)
     assert re.fullmatch(r"train\.py:\d+ in pause\|compute", main), main
 
 
+@pytest.mark.parametrize(
+    ("handler", "token"), [("", 1), ("signal.signal(signal.SIGUSR1, lambda *_: None)", 0)]
+)
+def test_what_a_signal_may_wake_does_not_stand_still(handler: str, token: int) -> None:
+    code = f"""
+import signal, threading
+from herring.process import stacks
+{handler}
+woken, found = threading.Event(), []
+def look():
+    main = threading.main_thread().ident
+    while not stacks._waits_for_a_thread(sys._current_frames()[main]):
+        time.sleep(0.001)
+    found.append(stacks._held_token())
+    woken.set()
+threading.Thread(target=look).start()
+woken.wait()
+print(*found)
+"""
+    done = warm.run(
+        [sys.executable, "-c", "import sys, time" + code],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [str(token)]
+
+
 def test_a_call_in_c_is_found_in_its_line(tmp_path: Path) -> None:
     code = """
 from pickle import load

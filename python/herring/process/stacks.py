@@ -119,6 +119,8 @@ def _held_token() -> int:
                 continue
             if not _waits_for_a_thread(frame):
                 return 0
+            if thread is threading.main_thread() and _handles_signals():
+                return 0  # programs wait like this until they are told to end
         return changes + 1
     finally:
         frames.clear()  # a frame that is kept would keep the variables of its function alive
@@ -129,6 +131,12 @@ def _has_timer() -> bool:
     if any(signal.getitimer(each)[0] > 0 for each in _TIMERS):
         return True
     return any(callable(signal.getsignal(each)) for each in _TIMED)
+
+
+def _handles_signals() -> bool:
+    """Returns whether the program has a handler of its own for any signal."""
+    handlers = map(signal.getsignal, signal.valid_signals())
+    return any(callable(one) and one is not signal.default_int_handler for one in handlers)
 
 
 def _may_call(native: int) -> bool:

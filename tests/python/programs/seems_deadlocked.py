@@ -70,6 +70,19 @@ def has_timer():
     in_thread(call)
 
 
+def has_handler():
+    """The main thread waits until somebody outside sends a signal."""
+    told = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda *_: told.set())
+    process = os.getpid()
+    if os.fork() == 0:
+        time.sleep(LONG)
+        os.kill(process, signal.SIGUSR1)
+        os._exit(0)
+    told.wait()
+    missing()
+
+
 def gives_up():
     handle = herring.allreduce_async(y, name="b")
     raises(herring.TimeoutError, "is not complete after", handle.wait, timeout=LONG)
