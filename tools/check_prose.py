@@ -46,6 +46,7 @@ SKIPPED = {"settings.md"}
 def pages() -> list[Path]:
     """Returns all pages that are checked."""
     found = [*Path().glob("*.md"), *Path("docs").rglob("*.md"), *Path("lab").rglob("*.md")]
+    found += [*Path("src").glob("*/README.md"), Path("bindings/README.md")]
     return [path for path in sorted(found) if path.name not in SKIPPED]
 
 

@@ -22,7 +22,7 @@ from herring_lab.simulate.limits import require_within
 #: the workers of each node have summed their arrays; "hierarchical" is a ring of nodes.
 PEERS = ("ring", "butterfly", "tree", "hierarchical")
 
-_NODES_PER_PROXY = 8  # docs/architecture.md
+_NODES_PER_PROXY = 8  # docs/extend/internals.md
 _MOST_PROXIES = 16
 # The model runs at least so many rounds and seconds. Only the last rounds count, because the
 # controller has then found its window.

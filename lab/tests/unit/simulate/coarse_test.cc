@@ -122,7 +122,7 @@ TEST(Coarse, WeightsOfServersMakeLinksEquallyBusy) {
     server.count = 8;
     server.colocated = true;
     if (dedicated < 8) scenario.servers.push_back(server);
-    // docs/architecture.md: 2n(n-1)M / ((n^2+kn-2k)B), and M/B with as many servers as nodes.
+    // docs/extend/internals.md: 2n(n-1)M / ((n^2+kn-2k)B), and M/B with as many servers as nodes.
     const double n = 8, k = dedicated;
     const double expected = k == 8 ? 0.5 : 0.5 * 2 * n * (n - 1) / (n * n + k * n - 2 * k);
     const Outcome outcome = outcome_of(scenario);
