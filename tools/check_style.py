@@ -199,7 +199,7 @@ def placeless(path: Path) -> list[str]:
     ]
 
 
-TESTS = (Path("tests/python"), Path("tests/frameworks"), Path("lab/tests"))
+TESTS = (Path("tests/support"), Path("tests/python"), Path("tests/frameworks"), Path("lab/tests"))
 # A sleep of 60 s or more stands for something that never comes, and is ended from outside.
 SLEEP = re.compile(r"\btime\.sleep\((\d+(?:\.\d*)?)\)")
 SHORTEST, LONGEST = 0.2, 60

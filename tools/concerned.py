@@ -23,6 +23,7 @@ from pathlib import Path
 __all__ = ["Step", "cc_steps", "gtest", "pytest_of", "python_steps"]
 
 TESTS = ("tests/python", "lab/tests/python")
+HELPERS = "tests/support"
 MOST_FILES = 14  # test files for a place in Python
 # Jobs from Python, for each module of the core.
 JOBS = {
@@ -232,7 +233,7 @@ def _words(root: Path) -> dict[str, frozenset[str]]:
     for folder in TESTS:
         for path in sorted((root / folder).glob("test_*.py")):
             texts: dict[Path, str] = {}
-            _read(path, (root / folder, root / TESTS[0]), texts)
+            _read(path, (root / folder, root / TESTS[0], root / HELPERS), texts)
             every = "\n".join(texts.values())
             words = {*re.findall(r"\w+", every), *re.findall(r"herring(?:\.\w+)+", every)}
             for module, names in re.findall(r"from (herring[\w.]*) import ([\w, ]+)", every):

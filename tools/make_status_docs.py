@@ -2,7 +2,7 @@
 
 Usage: python tools/make_status_docs.py [--check]. The package must be importable. With --check,
 nothing is written, and the exit status is 1 if a page or the picture is not current. The statuses
-are those of tests/python/statuses.py. A page has marks that are not visible when it is rendered:
+are those of tests/support/statuses.py. A page has marks that are not visible when it is rendered:
 
     <!-- herring status late --all -->   the block below is this output for the status late()
     <!-- table of metrics of rank -->    the lines below, up to the next blank line, are the table
@@ -24,7 +24,7 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from written_page import ROOT, write_or_check
 
-sys.path.insert(0, str(ROOT / "tests" / "python"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 import statuses
 
 COMMAND = "python tools/make_status_docs.py"

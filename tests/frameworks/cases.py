@@ -23,8 +23,8 @@ LAYOUTS = {"one-node": ["-n", "2"], "two-nodes": ["-n", "2", "--nodes", "2", "--
 
 @functools.cache
 def jobs() -> ModuleType:
-    """Returns the module tests/python/jobs.py."""
-    spec = importlib.util.spec_from_file_location("jobs", HERE.parent / "python" / "jobs.py")
+    """Returns the module tests/support/jobs.py."""
+    spec = importlib.util.spec_from_file_location("jobs", HERE.parent / "support" / "jobs.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

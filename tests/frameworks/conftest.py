@@ -4,4 +4,4 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "python")]  # for cases.py and jobs.py
+sys.path[:0] = [str(HERE), str(HERE.parent / "support")]  # for cases.py and jobs.py

@@ -1,6 +1,6 @@
 """Arrays on real GPUs, made with torch, for the programs of `tests/python/programs/gpu_*.py`.
 
-This module has the interface of `tests/python/gpus.py`, whose driver is a stand-in for CUDA's.
+This module has the interface of `tests/support/gpus.py`, whose driver is a stand-in for CUDA's.
 For what only the stand-in can count, this driver returns fixed values.
 """
 

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("torch sees no GPU", allow_module_level=True)
-sys.path.append(str(Path(__file__).resolve().parents[1] / "python"))  # after this folder
+sys.path += [str(Path(__file__).resolve().parents[1] / name) for name in ("support", "python")]
 
 import backend_cases  # noqa: E402
 import horovod_cases  # noqa: E402
@@ -41,7 +41,12 @@ OPTIONS = {"backend_cases": ["--init", "herring://"]}
 @functools.cache
 def run_all(package: str) -> dict[str, str]:
     here = Path(__file__).parent
-    paths = [here / "on_cuda", here.parent / "python", os.environ.get("PYTHONPATH", "")]
+    paths = [
+        here / "on_cuda",
+        here.parent / "support",
+        here.parent / "python",
+        os.environ.get("PYTHONPATH", ""),
+    ]
     command = [*herring_run(*LAYOUTS[package]), "-m", package, *OPTIONS.get(package, [])]
     return outcomes(command, CASES[package], PYTHONPATH=":".join(map(str, paths)).rstrip(":"))
 

@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("torch sees no GPU", allow_module_level=True)
-sys.path.append(str(Path(__file__).resolve().parents[1] / "python"))  # after this folder
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))  # after this folder
 
 from gpus import ENVIRONMENT  # noqa: E402
 from jobs import expect_success, program, run_job  # noqa: E402

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import warm
+from batches import RUNS_IN_TURN
 
 torch = pytest.importorskip("torch")
 
@@ -60,7 +61,7 @@ def test_herring_and_ddp_train_alike(model: str) -> None:
         shlex.join([str(EXAMPLE), "--model", model, "--average", average, *OPTIONS])
         for average in ("herring", "ddp", "none")
     ]
-    job = run(*HERRING_RUN, str(Path(__file__).with_name("in_turn.py")), *ways, seconds=220)
+    job = run(*HERRING_RUN, str(RUNS_IN_TURN), *ways, seconds=220)
     assert job.returncode == 0, job.stdout
     parts = job.stdout.split(f"tiny {model}: ")[1:]
     herring, ddp, alone = (trained(part, model) for part in parts)

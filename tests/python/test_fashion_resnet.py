@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import warm
+from batches import RUNS_IN_TURN
 
 pytest.importorskip("torch")
 
@@ -62,7 +63,7 @@ def test_herring_and_gloo_train_the_same_model_and_print_what_the_tutorial_quote
         for curve, more in zip(curves, ([], ["--gloo"]), strict=True)
     ]
     launcher = ["-m", "herring.launch.cli", "run", "-n", "2", "--nodes", "2", "--servers", "1"]
-    job = run(*launcher, "--", sys.executable, str(Path(__file__).with_name("in_turn.py")), *ways)
+    job = run(*launcher, "--", sys.executable, str(RUNS_IN_TURN), *ways)
     assert job.returncode == 0, job.stdout
     # With two ranks there is one sum, whatever the order, so that all bits are the same.
     ours, theirs = re.findall(

@@ -187,7 +187,7 @@ def test_words() -> None:
 
 def test_the_page_shows_what_the_command_prints() -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "flight-recorder.md"
-    mark = "<!-- printed by: python tests/python/flights.py -->\n"
+    mark = "<!-- printed by: python tests/support/flights.py -->\n"
     quoted = page.read_text(encoding="utf-8").partition(f"{mark}```\n")[2].partition("\n```\n")[0]
     assert quoted == example_text()
 

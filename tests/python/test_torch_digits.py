@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import warm
+from batches import RUNS_IN_TURN
 
 pytest.importorskip("torch")
 if importlib.util.find_spec("sklearn") is None:  # to import it takes long
@@ -42,7 +43,7 @@ def test_trains_and_half_the_bytes_give_the_same_accuracy(tmp_path):
         [
             *(sys.executable, "-m", "herring.launch.cli", "run", "--timeout", "300"),
             *("-n", "4", "--nodes", "2", "--servers", "2", "--"),
-            *(sys.executable, str(Path(__file__).with_name("in_turn.py")), *trainings),
+            *(sys.executable, str(RUNS_IN_TURN), *trainings),
         ],
         stdin=subprocess.DEVNULL,
         capture_output=True,

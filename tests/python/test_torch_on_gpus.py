@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import shlex
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ pytest.importorskip("torch")
 import backend_cases
 import horovod_cases
 import torch_cases
-from batches import herring_run, outcomes
+from batches import RUNS_IN_TURN, herring_run, outcomes
 from gpus import BY_KERNELS, FOLDER, TORCH_ENVIRONMENT
 from jobs import expect_success, program, run_job
 
@@ -74,7 +73,7 @@ IN_TURN = {
 @functools.cache
 def run_in_turn(layout: tuple[str, ...]) -> dict[str, str]:
     programs = [shlex.join(program(name)) for name in IN_TURN[layout]]
-    command = [*herring_run(*layout), str(Path(__file__).with_name("in_turn.py"))]
+    command = [*herring_run(*layout), str(RUNS_IN_TURN)]
     settings = {"OMP_NUM_THREADS": "1", "HERRING_TIMEOUT": "600", **TORCH_ENVIRONMENT}
     found = outcomes(command, programs, **settings)
     return dict(zip(IN_TURN[layout], (found[one] for one in programs)))

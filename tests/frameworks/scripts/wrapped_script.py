@@ -17,7 +17,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import herring.torch as herring
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "python"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "support"))
 from torch_cases.support import batch, close, everyones_batch, mlp, wrapped
 
 STEPS, BATCHES, LIMIT = 3, 2, 0.05  # steps, batches of each, largest norm of its gradient

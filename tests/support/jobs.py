@@ -20,7 +20,7 @@ LAYOUTS = {
     "uneven-nodes": ["-n", "5", "--nodes", "2", "--servers", "1"],
 }
 
-PROGRAMS = Path(__file__).parent / "programs"
+PROGRAMS = Path(__file__).parents[1] / "python" / "programs"
 
 # Every short script begins with these imports; programs in files have their own.
 PREAMBLE = f"""

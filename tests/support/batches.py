@@ -12,6 +12,8 @@ from pathlib import Path
 import warm
 
 HERE = Path(__file__).parent
+RUNS_IN_TURN = HERE / "in_turn.py"
+CASES = HERE.parent / "python"  # where torch_cases and the like are
 
 
 def herring_run(*options: str, seconds: int = 1200) -> list[str]:
@@ -40,7 +42,7 @@ def outcomes(
       seconds: the time limit of a job, which only bounds a hang.
       environment: additional environment variables.
     """
-    paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(HERE), str(CASES), *filter(None, [os.environ.get("PYTHONPATH")])]
     found: dict[str, str] = {}
     left = list(cases)
     while left:

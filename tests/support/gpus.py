@@ -29,7 +29,7 @@ BY_KERNELS = {"STANDIN_STREAM_MEMORY": "0"}
 TORCH_ENVIRONMENT = {
     **ENVIRONMENT,
     "STANDIN_JITTER": "50",
-    "PYTHONPATH": f"{Path(__file__).parent / 'on_gpus'}:{ENVIRONMENT['PYTHONPATH']}",
+    "PYTHONPATH": f"{Path(__file__).parents[1] / 'python' / 'on_gpus'}:{ENVIRONMENT['PYTHONPATH']}",
 }
 
 # The first line of a short script whose arrays lie on GPUs; it joins the job.
