@@ -125,6 +125,15 @@ warn_return_any = true
 """
 
 
+def test_the_types_of_the_core_are_those_of_the_bindings() -> None:
+    pytest.importorskip("nanobind")
+    tool = Path(__file__).resolve().parents[2] / "tools" / "make_core_stub.py"
+    done = subprocess.run(
+        [sys.executable, str(tool), "--check"], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+
+
 # One run of mypy checks everything, because most of its time goes into the types of torch.
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
