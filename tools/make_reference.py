@@ -3,6 +3,12 @@
 Usage: python tools/make_reference.py FOLDER. The sources are parsed, not imported: no framework has
 to be installed. A module's public names are those of its ``__all__``. A name that several modules
 have is described at the first one in the list below, and the others refer to it.
+
+What many functions share is written once and shown with each of them. The sections ``Args:`` and
+``Raises:`` in the docstring of a module or package hold for every function below it that takes such
+an argument; errors hold for functions that take one of SHARING (of ``f_async`` only
+InvalidArgumentError). What the function ``f`` says of an
+argument also holds for ``f_``, ``f_async`` and ``grouped_f``. What stands nearest counts.
 """
 
 from __future__ import annotations
@@ -44,6 +50,7 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "horovod": (
         "herring.horovod: Horovod's API",
         (
+            "herring.horovod",
             "herring.horovod.torch",
             "herring.horovod.tensorflow",
             "herring.horovod.tensorflow.keras",
@@ -62,6 +69,12 @@ MODULES = tuple(module for _, modules in PAGES.values() for module in modules)
 _SECTION = re.compile(
     r"(Args|Arguments|Attributes|Example|Examples|Note|Notes|Raises|Returns|Warns|Yields):$"
 )
+_OWN = ("self", "cls", "_")  # arguments that are not described
+_NAMED = ("Args:", "Raises:")  # sections with an entry for each name
+# Who takes one of these arguments takes part in a collective.
+SHARING = {"group", "process_set"}
+# These do not: they only look at this rank, make something, or have errors of their own.
+ALONE = {"add_process_set", "distributed_gradients", "partial_statistics", "remove_process_set"}
 # What has no docstring of its own.
 _OTHERS = {"__version__": "The version of Herring, as a text."}
 _PAGE = re.compile(r"(?<![`\w/])docs/([\w-]+)\.md\b(?!`)")
@@ -80,14 +93,14 @@ class Reference:
 
     def names(self, module: str) -> list[str]:
         """The names in a module's ``__all__``, sorted."""
-        return sorted({*public_names(module)}, key=str.lower)
+        return sorted({*public_names(module)}, key=lambda name: (name.lower(), name))
 
     def module(self, module: str) -> Iterator[str]:
         """The lines that describe a module."""
         page = self._module(module)
         yield from (module, "-" * len(module), "", f".. py:module:: {module}", "")
         if page.docstring:
-            yield from (*_text(page.docstring.value).splitlines(), "")
+            yield from _overview(page.docstring.value)
         repeated: dict[str, list[str]] = {}
         for name in self.names(module):
             other = self._other(module, name)
@@ -132,7 +145,8 @@ class Reference:
         elif found.is_class:
             yield from self._class(found, name)
         elif found.is_function:
-            yield from _directive("function", name + _signature(found), _docstring(found))
+            text = _text(self._completed(found, module))
+            yield from _directive("function", name + _signature(found), text)
         else:
             yield from _directive("data", name, _docstring(found) or _OTHERS.get(name, ""))
 
@@ -141,9 +155,12 @@ class Reference:
         signature = _signature(made, skip=1) if made is not None and made.is_function else ""
         if not signature and "dataclass" in found.labels:
             signature = "(" + ", ".join(str(parameter) for parameter in found.parameters) + ")"
+        module = found.module.path
         text = _docstring(found)
-        if made is not None and made.is_function and made.docstring:
-            text += "\n\n" + _docstring(made)
+        if made is not None and made.is_function:
+            text = _text(self._completed(made, module, found))
+            if made.docstring:
+                text = _docstring(found) + "\n\n" + _text(self._completed(made, module))
         yield from _directive(self._kind(found), title + signature, text)
         for name, member in found.members.items():
             if name.startswith("_") or member.is_alias or not member.docstring:
@@ -151,12 +168,65 @@ class Reference:
             if member.is_function:
                 kind = "property" if "property" in member.labels else "method"
                 line = name if kind == "property" else name + _signature(member, skip=1)
-                inside = list(_directive(kind, line, _docstring(member)))
+                inside = list(_directive(kind, line, _text(self._completed(member, module))))
             elif "property" in member.labels:
                 inside = list(_directive("property", name, _docstring(member)))
             else:
                 continue
             yield from (f"   {line}".rstrip() for line in inside)
+
+    def _completed(
+        self, function: griffe.Function, module: str, of: griffe.Class | None = None
+    ) -> str:
+        """The docstring of a function, or of the class that it makes, with what it shares."""
+        docstring = (of or function).docstring
+        sections = _sections(docstring.value if docstring else "")
+        if of is not None and "Args:" not in sections:
+            return docstring.value if docstring else ""
+        plain = function.parent is not None and function.parent.is_module
+        takes = [parameter.name for parameter in function.parameters]
+        where = [function.module.path, module]
+        shared = self._siblings(function) if plain else []
+        while where[0]:
+            shared += [_sections(self._docstring_of(each)) for each in where]
+            where = [each.rpartition(".")[0] for each in where]
+        described, errors = sections.get("Args:", {}), sections.get("Raises:", {})
+        for other in shared:
+            for name, text in other.get("Args:", {}).items():
+                if name in takes:
+                    described.setdefault(name, text)
+        makes = function.name[0].isupper()  # an object, such as an optimizer
+        if plain and SHARING & {*takes} and not makes and function.name not in ALONE:
+            late = function.name.rstrip("_").endswith("_async")  # `wait` raises what comes later
+            common = next((one["Raises:"] for one in shared if "Raises:" in one), {})
+            for name, text in common.items():
+                if not late or name == "InvalidArgumentError":
+                    errors.setdefault(name, text)
+        said = {name.lstrip("*") for name in described} or {*takes}
+        if missing := [name for name in takes if name not in said and name not in _OWN]:
+            raise ValueError(f"{function.path}: nothing describes {', '.join(missing)}")
+        order = [name for name in takes if name in described]
+        order += [name for name in described if name not in order]
+        sections["Args:"] = {name: described[name] for name in order}
+        sections["Raises:"] = errors
+        return _joined(sections)
+
+    def _siblings(self, function: griffe.Function) -> list[dict[str, dict[str, str]]]:
+        """The sections of the functions of which this one is another form."""
+        found, name = [], function.name
+        while (shorter := re.sub(r"(_async|_)$|^grouped_", "", name)) != name:
+            name = shorter
+            other = function.parent.members.get(name) if function.parent else None
+            if other is not None and not other.is_alias and other.is_function and other.docstring:
+                found.append({"Args:": _sections(other.docstring.value).get("Args:", {})})
+        return found
+
+    def _docstring_of(self, module: str) -> str:
+        try:
+            page = self._module(module)
+        except KeyError:
+            return ""
+        return page.docstring.value if page.docstring else ""
 
     def _find(self, module: str, name: str) -> griffe.Object | None:
         """The object behind a name, where the package defines it."""
@@ -174,6 +244,51 @@ class Reference:
             except (griffe.AliasResolutionError, griffe.CyclicAliasError):
                 return None
         return None
+
+
+def _overview(docstring: str) -> Iterator[str]:
+    """A module's docstring, with a list of what its functions share."""
+    sections = _sections(docstring)
+    shared = {"Args:": "Arguments", "Raises:": "Errors"}
+    yield from (
+        *_text(_joined({**sections, **{section: {} for section in shared}})).splitlines(),
+        "",
+    )
+    for section, what in shared.items():
+        if section in sections:
+            yield from (f".. rubric:: {what} that functions share", "")
+            for text in sections[section].values():
+                name, _, meaning = " ".join(text.split()).partition(": ")
+                yield from (f"* ``{name}``: {meaning}", "")
+
+
+def _sections(docstring: str) -> dict[str, dict[str, str]]:
+    """The text of a docstring (""), and its sections in their order: entries by name."""
+    sections: dict[str, dict[str, str]] = {"": {"": ""}}
+    section = name = ""
+    for line in inspect.cleandoc(docstring).splitlines():
+        if _SECTION.match(line):
+            section, name = line, ""
+            sections[section] = {}
+        elif section and line and not line.startswith(" "):
+            raise ValueError(f"{line!r} follows the section {section}")
+        else:
+            entry = re.match(r"  ([*\w][\w, *]*): ", f"{line} ") if section in _NAMED else None
+            name = entry[1] if entry else name
+            before = sections[section].get(name)
+            sections[section][name] = line if before is None else f"{before}\n{line}"
+    return sections
+
+
+def _joined(sections: dict[str, dict[str, str]]) -> str:
+    """The docstring that has these sections, in the usual order."""
+    order = [section for section in sections if section not in _NAMED and section != "Returns:"]
+    parts = []
+    for section in [*order[:1], "Args:", "Returns:", "Raises:", *order[1:]]:
+        entries = [text.rstrip() for text in sections.get(section, {}).values()]
+        if any(entries):
+            parts.append("\n".join([*([section] if section else []), *entries]).strip("\n"))
+    return "\n\n".join(parts)
 
 
 def _source(module: str) -> Path:

@@ -6,6 +6,29 @@
     herring.allreduce(array)          # in place, over all ranks
 
 For PyTorch see `herring.torch`, for the launcher ``herring run --help``.
+
+All ranks, or those of `group`, call a collective with the same arguments, in any order of names. A
+function that describes one of the arguments and errors below says what is special to it. Functions
+with ``_async`` in their name raise InvalidArgumentError at once, and their handle's `wait` raises
+the other errors.
+
+Args:
+  op: "average" (floats only), "sum", "min", "max" or "product".
+  name: Identifies the operation across ranks; None numbers the calls.
+  prescale: A factor for every rank's values before the reduction (floats only).
+  postscale: A factor for the result (floats only).
+  timeout: Seconds, or a text such as "5s", until the operation fails; None means
+    ``HERRING_TIMEOUT``.
+  group: The `herring.Group` that takes part, from `herring.new_group`; None means all ranks.
+
+Raises:
+  InvalidArgumentError: An argument cannot be used on some rank; the message says which. All ranks
+    that make the call raise it.
+  MismatchError: Ranks gave shapes, dtypes or other arguments that differ and must not; the message
+    lists what each rank gave.
+  PeerLostError: A worker or a server died or left.
+  ShutdownError: This process is not in a job.
+  TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
 """
 
 from __future__ import annotations

@@ -37,10 +37,6 @@ def require_agreement(
     Ranks exchange a digest. They exchange the lines only if the digests differ.
 
     Args:
-      lines: This rank's description, in a fixed order.
-      what: What a line describes, for the message ("parameter").
-      name: The prefix of the names of the operations used.
-      group: The group that takes part; None means all ranks.
       labels: Texts that the message puts before the lines. They may differ between ranks.
 
     Raises:

@@ -1,5 +1,6 @@
 """Checks the values that callers pass before the core sees them; each kind has one function.
 
+Each raises InvalidArgumentError, whose message names the argument, its value and what is allowed.
 Without these checks a value of a wrong type would end in a TypeError of the bindings, which shows
 the signature of a function that no caller knows.
 """
@@ -41,10 +42,6 @@ def seconds_of(timeout: Timeout, what: str = "timeout") -> float:
     Args:
       timeout: A number of seconds, a text such as ``"5s"`` or ``"2m"`` (as in settings), a
         `datetime.timedelta`, or None.
-      what: The name of the argument, for the error.
-
-    Raises:
-      InvalidArgumentError: `timeout` is something else, or is not more than 0.
     """
     if timeout is None:
         return 0.0
@@ -68,14 +65,7 @@ def seconds_of(timeout: Timeout, what: str = "timeout") -> float:
 
 
 def operator_of(op: Any) -> Operator:
-    """Returns the name of an operator.
-
-    Args:
-      op: A name, or a member of `torch.distributed.ReduceOp`.
-
-    Raises:
-      InvalidArgumentError: `op` is not an operator of an all-reduce.
-    """
+    """Returns the name of an operator."""
     if type(op) is str and op in _OPERATORS:
         return op
     of_torch = type(op).__module__.startswith("torch.") and hasattr(type(op), "PREMUL_SUM")
@@ -90,11 +80,7 @@ def operator_of(op: Any) -> Operator:
 
 
 def name_given(name: Any, what: str = "name") -> str | None:
-    """Returns the name of an operation, or None if `name` is None or empty.
-
-    Raises:
-      InvalidArgumentError: `name` is not a text, is too long, or cannot be encoded as UTF-8.
-    """
+    """Returns the name of an operation, or None if `name` is None or empty."""
     if name is None or (type(name) is str and not name):
         return None
     if not isinstance(name, str):
@@ -112,11 +98,7 @@ def name_given(name: Any, what: str = "name") -> str | None:
 
 
 def text_of(value: Any, what: str, allowed: Sequence[str] = ()) -> str:
-    """Returns `value` if it is a text and, where `allowed` is given, one of these.
-
-    Raises:
-      InvalidArgumentError: `value` is something else.
-    """
+    """Returns `value` if it is a text and, where `allowed` is given, one of these."""
     if isinstance(value, str) and (value in allowed or (not allowed and _encodable(value))):
         return value
     expected = f"one of {', '.join(map(repr, allowed))}" if allowed else "a text"
@@ -124,11 +106,7 @@ def text_of(value: Any, what: str, allowed: Sequence[str] = ()) -> str:
 
 
 def number_of(value: Any, what: str) -> float:
-    """Returns a number as a float.
-
-    Raises:
-      InvalidArgumentError: `value` is not a number.
-    """
+    """Returns a number as a float."""
     if type(value) is float:
         return value
     try:
@@ -140,11 +118,7 @@ def number_of(value: Any, what: str) -> float:
 
 
 def count_of(value: Any, what: str, least: int = 0, most: int = 2**63 - 1) -> int:
-    """Returns an integer from `least` to `most`.
-
-    Raises:
-      InvalidArgumentError: `value` is something else.
-    """
+    """Returns an integer from `least` to `most`."""
     try:
         number = operator.index(value)
     except (TypeError, RuntimeError):
@@ -157,18 +131,7 @@ def count_of(value: Any, what: str, least: int = 0, most: int = 2**63 - 1) -> in
 
 
 def rank_of(root: Any, size: int, kind: str = "", group: Any = None, what: str = "root") -> int:
-    """Returns a rank, checked against the number of ranks.
-
-    Args:
-      root: The rank.
-      size: The number of ranks in the job, or in `group`.
-      kind: The kind of operation, for the error.
-      group: The group in which `root` is a rank; None means the job.
-      what: The name of the argument, for the error.
-
-    Raises:
-      InvalidArgumentError: `root` is not one of these ranks.
-    """
+    """Returns a rank, checked against the number of ranks."""
     try:
         rank = operator.index(root)
     except (TypeError, RuntimeError):
@@ -185,9 +148,6 @@ def options_of(kind: str, options: dict[str, Any], size: int, group: Any) -> dic
     """Returns the options of a collective, each in the form that the core takes.
 
     Args:
-      kind: The kind of operation, for errors.
-      options: Values by option name; this dictionary is changed.
-      size: The number of ranks that take part.
       group: The group that takes part; None means all ranks of the job.
 
     Raises:
@@ -207,22 +167,14 @@ def options_of(kind: str, options: dict[str, Any], size: int, group: Any) -> dic
 
 
 def boolean_of(value: Any, what: str) -> bool:
-    """Returns a Boolean, which may be NumPy's or a framework's.
-
-    Raises:
-      InvalidArgumentError: `value` is neither True nor False.
-    """
+    """Returns a Boolean, which may be NumPy's or a framework's."""
     if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
         return bool(value)
     raise InvalidArgumentError(f"{what} is {shown(value)}; it must be True or False")
 
 
 def function_of(value: Any, what: str) -> Callable[..., Any]:
-    """Returns `value` if it can be called.
-
-    Raises:
-      InvalidArgumentError: `value` cannot be called.
-    """
+    """Returns `value` if it can be called."""
     if callable(value):
         return value
     raise InvalidArgumentError(f"{what} is {shown(value)}; it must be a function")

@@ -19,7 +19,6 @@ def called(kind: str, name: str | None, group: Group | None = None) -> Iterator[
     Args:
       kind: The collective in which the other ranks wait if this rank refuses.
       name: The operation's name; None means the next name of this kind in the group.
-      group: The group that takes part; None means all ranks.
     """
     name = named(name, kind, group)
     try:
@@ -30,14 +29,7 @@ def called(kind: str, name: str | None, group: Group | None = None) -> Iterator[
 
 
 def refuse(kind: str, name: str, group: Group | None, error: Exception) -> None:
-    """Tells the other ranks that this rank does not make a call, and why.
-
-    Args:
-      kind: The collective in which the other ranks wait.
-      name: The operation's name.
-      group: The group that takes part; None means all ranks.
-      error: What kept this rank from making the call.
-    """
+    """Tells the other ranks that this rank does not make a call, and why."""
     if isinstance(error, (PeerLostError, ShutdownError)):
         return  # no rank is left to tell
     known = isinstance(error, HerringError)

@@ -65,18 +65,9 @@ def broadcast(
       array: An array of any shape and of a dtype that `allreduce` takes; equal on all ranks. It
         must be writable, on the root too.
       root: The rank whose values are copied; with `group`, a rank inside it.
-      name: Identifies the operation across ranks; None numbers the calls.
-      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
-      group: The group that takes part; None means all ranks.
 
     Returns:
       `array`.
-
-    Raises:
-      InvalidArgumentError: An argument cannot be used on some rank.
-      MismatchError: Ranks gave different shapes, dtypes or roots.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     operation = submit("broadcast", array, name, timeout, group, root=root)
     Handle(operation, array).wait()
@@ -140,18 +131,9 @@ def allgather(
     Args:
       array: An array with at least one dimension. The first dimension may differ between ranks; the
         other dimensions and the dtype may not.
-      name: Identifies the operation across ranks; None numbers the calls.
-      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
-      group: The group that takes part; None means all ranks.
 
     Returns:
       A new array. A bfloat16 array comes as its bits in uint16, because NumPy has no bfloat16.
-
-    Raises:
-      InvalidArgumentError: An argument cannot be used on some rank.
-      MismatchError: Ranks gave different shapes or dtypes.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     operation, flat = collect("allgather", array, name, timeout, group)
     return flat.reshape(sum(operation.counts), *_tail(array))
@@ -172,23 +154,11 @@ def reduce_scatter(
 
     Args:
       array: An array with at least one dimension; equal shape and dtype on all ranks. Not changed.
-      op: "average" (floats only), "sum", "min", "max" or "product".
       splits: The number of rows for each rank, in rank order; equal on all ranks. With None, N rows
         and P ranks, the first ``N % P`` ranks get one row more than the others.
-      name: Identifies the operation across ranks; None numbers the calls.
-      prescale: A factor for every rank's values before the reduction (floats only).
-      postscale: A factor for the result (floats only).
-      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
-      group: The group that takes part; None means all ranks.
 
     Returns:
       A new array with this rank's rows. A bfloat16 array comes as its bits in uint16.
-
-    Raises:
-      InvalidArgumentError: An argument cannot be used on some rank.
-      MismatchError: Ranks gave different shapes, dtypes, operators or splits.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     _, flat = collect(
         "reduce_scatter",
@@ -220,9 +190,6 @@ def alltoall(
       array: An array with at least one dimension. The first dimension may differ between ranks.
         Not changed.
       splits: The number of rows for each rank, in rank order; None means equal parts.
-      name: Identifies the operation across ranks; None numbers the calls.
-      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
-      group: The group that takes part; None means all ranks.
 
     Returns:
       A new array with the rows from rank 0, from rank 1 and so on. A bfloat16 array comes as its
@@ -230,9 +197,6 @@ def alltoall(
 
     Raises:
       InvalidArgumentError: `splits` does not fit, or another argument cannot be used on some rank.
-      MismatchError: Ranks gave different shapes or dtypes.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     return exchange(array, splits, name, timeout, group, "")
 
@@ -285,17 +249,7 @@ def checked_splits(
 def barrier(
     *, name: str | None = None, timeout: Timeout = None, group: Group | None = None
 ) -> None:
-    """Returns when every rank has called it.
-
-    Args:
-      name: Identifies the operation across ranks; None numbers the calls.
-      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
-      group: The group that takes part; None means all ranks.
-
-    Raises:
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
-    """
+    """Returns when every rank has called it."""
     submit("barrier", None, name, timeout, group).wait()
 
 

@@ -34,9 +34,6 @@ def described_gpus() -> dict[str, Any]:
     """Returns the driver, the compiler and the GPUs that this process sees.
 
     Of each GPU, ``"refused"`` says why Herring cannot use arrays there; "": it can.
-
-    Raises:
-      ConfigurationError: There is no driver, or it sees no GPU.
     """
     find_compiler()
     described: dict[str, Any] = _core.describe_devices()
@@ -65,10 +62,6 @@ def check_not_capturing(operation: _core.Operation, array: Any) -> None:
 
     A capture must not wait on the host, so this is called before any wait.
 
-    Args:
-      operation: An operation on arrays of a GPU.
-      array: The array, or the list of arrays.
-
     Raises:
       InvalidArgumentError: A stream in which the arrays' library queues work now is being captured.
     """
@@ -80,12 +73,7 @@ def take_back(operation: _core.Operation, array: Any, seconds: float) -> None:
     """Brings the result of a complete operation to the memory in which its arrays lie.
 
     Args:
-      operation: A complete operation on arrays of a GPU.
-      array: The array, or the list of arrays.
       seconds: How long to wait for the copy if the host has to wait; 0 means without a limit.
-
-    Raises:
-      DeviceError: The GPU or its driver failed.
     """
     streams = {stream_of(one) for one in (array if isinstance(array, list) else [array])}
     operation.take_back([] if None in streams else list(streams), seconds)
@@ -96,13 +84,5 @@ def return_to(operation: _core.Operation, arrays: list[Any]) -> None:
 
     What their library queues from now on comes after that. If it does not tell its stream, the host
     waits for the results instead.
-
-    Args:
-      operation: of a list on a GPU, submitted with `anywhere`.
-      arrays: one for each result, with as many bytes.
-
-    Raises:
-      MismatchError: an array has another number of bytes.
-      DeviceError: the GPU or its driver has failed.
     """
     operation.return_to(arrays, waits=any(stream_of(one) is None for one in arrays))

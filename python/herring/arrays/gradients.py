@@ -50,13 +50,7 @@ _TOLD: dict[int, tuple[type[HerringError], str]] = {
 
 
 class Source(NamedTuple):
-    """A variable whose gradient is averaged.
-
-    Attributes:
-      name: The variable's name, for messages.
-      shape: The gradient's shape.
-      dtype: The name of the gradient's dtype, for instance "float32".
-    """
+    """A variable whose gradient is averaged."""
 
     name: str
     shape: tuple[int, ...]
@@ -107,7 +101,6 @@ def agree(
       sources: One source per variable, in an order that is the same on all ranks.
       present: Indices into `sources` of the variables that have a gradient on this rank.
       name: Identifies the list; the same on all ranks, different for each list.
-      group: The group that takes part; None means all ranks.
       order: Indices into `sources` in the order in which this rank produces the gradients, as far
         as its framework shows the order. Only the first rank's order counts.
 
@@ -145,8 +138,6 @@ class GradientRounds:
     error and stay in step.
 
     Attributes:
-      name: The name of the list's operations.
-      sources: The sources given.
       used: Indices into `sources` of the variables that take part, ascending.
       order: The same indices in the order of the plan, in which the gradients travel. It is the
         order in which the first rank produced the gradients when the list was first seen.
@@ -172,16 +163,12 @@ class GradientRounds:
           sources: One source per variable, in an order that is the same on all ranks.
           present: Indices into `sources` of the variables that have a gradient on this rank.
           name: Identifies the list; the same on all ranks, different for each list.
-          op: "average" or "sum".
           wire_dtype: "float16" or "bfloat16", in which float32 gradients travel between nodes.
-          buffer_bytes: The size of a fusion buffer; 0 lets the plan choose.
-          group: The group that takes part; None means all ranks.
           order: Indices into `sources` in the order in which this rank produces the gradients.
           divide_by_all: Whether averages divide by the number of all ranks, also in rounds to which
             some do not contribute.
 
         Raises:
-          InvalidArgumentError: An operator or dtype cannot be used for gradients.
           MismatchError: The lists differ between ranks; the message names the first difference.
         """
         check_operator(op)
@@ -224,7 +211,6 @@ class GradientRounds:
         """Puts gradients of this round in their places; the first call of a round begins it.
 
         Args:
-          indices: Indices into `sources`.
           arrays: C-contiguous host arrays with the gradients, in the order of `indices`.
 
         Raises:
@@ -247,17 +233,8 @@ class GradientRounds:
     def finish(self, dtypes: Sequence[Any]) -> list[np.ndarray]:
         """Ends the round and waits for the averages; a gradient that was not put in is zeros.
 
-        Args:
-          dtypes: The NumPy dtype of each result.
-
         Returns:
           A new array for each variable in `used`, aligned to 64 bytes.
-
-        Raises:
-          InvalidArgumentError: Some rank has a gradient that no rank had in the first step.
-          HerringError: Some rank gave up the step.
-          PeerLostError: A worker or a server died or left.
-          TimeoutError: The round was not complete in time.
         """
         self._complete()
         results = [
@@ -267,11 +244,7 @@ class GradientRounds:
         return results
 
     def finish_into(self, arrays: Sequence[Any]) -> None:
-        """Ends the round as `finish` does, and writes the averages to `arrays`.
-
-        Args:
-          arrays: Writable arrays, one for each variable in `used`.
-        """
+        """Ends the round as `finish` does, and writes the averages to `arrays`."""
         self._complete()
         self._take(arrays)
 
@@ -334,16 +307,9 @@ class Averager:
       numbered: Whether `name` is a kind, of which averagers are numbered: as they are made, or as
         they are first used in a generation of an elastic job, because a worker that has come may
         have made other ones.
-      op: "average" or "sum".
       wire_dtype: "float16" or "bfloat16", in which float32 gradients travel between nodes.
-      buffer_bytes: The size of a fusion buffer; 0 lets the plan choose.
-      group: The group that takes part; None means all ranks.
       divide_by_all: Whether averages divide by the number of all ranks, also in rounds to which
         some do not contribute.
-
-    Raises:
-      InvalidArgumentError: `op` is something else.
-      ShutdownError: This process is not in a job.
 
     Attributes:
       follows: Whether it goes on in the next generation of an elastic job.
@@ -381,11 +347,7 @@ class Averager:
         self._rounds: dict[Hashable, Any] = {}
 
     def _is_alone(self) -> bool:
-        """Returns whether there is no other rank to average with.
-
-        Raises:
-          ShutdownError: The job in which this averager was made has ended.
-        """
+        """Returns whether there is no other rank to average with."""
         if self.follows:
             self._enter()
         elif self._size > 1 or is_initialized():  # a lone worker may go on after its job

@@ -82,20 +82,11 @@ def grouped_allreduce(
     Args:
       arrays: A list of arrays that `herring.allreduce` takes, of any mix of shapes and dtypes;
         equal on all ranks. The list may be empty.
-      op: "average" (floats only), "sum", "min", "max" or "product", for all arrays.
-      name: Identifies the operation across ranks; None numbers the calls.
-      prescale: A factor for every rank's values before the reduction (floats only).
-      postscale: A factor for the results (floats only).
-      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
-      group: The group that takes part; None means all ranks.
 
     Returns:
       The arrays, as a list.
 
     Raises:
-      InvalidArgumentError: An argument cannot be used on some rank; the message names the array.
-      MismatchError: The lists differ; the message says which list each rank gave.
-      PeerLostError: A worker or a server died or left.
       TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
         After any of these errors the arrays have their old content.
     """
@@ -121,18 +112,9 @@ def grouped_allreduce_async(
     Args:
       arrays: A list of arrays that `herring.allreduce` takes, of any mix of shapes and dtypes;
         equal on all ranks. The list may be empty.
-      op: "average" (floats only), "sum", "min", "max" or "product", for all arrays.
-      name: Identifies the operation across ranks; None numbers the calls.
-      prescale: A factor for every rank's values before the reduction (floats only).
-      postscale: A factor for the results (floats only).
-      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
-      group: The group that takes part; None means all ranks.
 
     Returns:
       A handle of the operation.
-
-    Raises:
-      InvalidArgumentError: An argument cannot be used; the other ranks are told.
     """
     scales = {"op": op, "prescale": prescale, "postscale": postscale}
     return Handle(*_start("allreduce", arrays, name, timeout, group, waits=False, **scales))
@@ -153,23 +135,11 @@ def grouped_reduce_scatter(
     Args:
       arrays: A list of arrays with at least one dimension, of any mix of shapes and dtypes; equal
         on all ranks. The arrays are not changed. The list may be empty.
-      op: "average" (floats only), "sum", "min", "max" or "product", for all arrays.
-      name: Identifies the operation across ranks; None numbers the calls.
-      prescale: A factor for every rank's values before the reduction (floats only).
-      postscale: A factor for the results (floats only).
-      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
-      group: The group that takes part; None means all ranks.
 
     Returns:
       A new array for each array of the list, with this rank's rows of it. With N rows and P ranks
       the first ``N % P`` ranks get one row more than the others. A bfloat16 array comes as its bits
       in uint16.
-
-    Raises:
-      InvalidArgumentError: An argument cannot be used on some rank; the message names the array.
-      MismatchError: The lists differ; the message says which list each rank gave.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     scales = {"op": op, "prescale": prescale, "postscale": postscale}
     operation, _ = _start("reduce_scatter", arrays, name, timeout, group, **scales)
@@ -190,18 +160,9 @@ def grouped_allgather(
       arrays: A list of arrays with at least one dimension. The first dimension may differ between
         ranks; the other dimensions, the dtypes and the number of arrays may not. The list may be
         empty.
-      name: Identifies the operation across ranks; None numbers the calls.
-      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
-      group: The group that takes part; None means all ranks.
 
     Returns:
       A new array for each array of the list. A bfloat16 array comes as its bits in uint16.
-
-    Raises:
-      InvalidArgumentError: An argument cannot be used on some rank; the message names the array.
-      MismatchError: The lists differ; the message says which list each rank gave.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     operation, _ = _start("allgather", arrays, name, timeout, group)
     operation.wait()
@@ -222,17 +183,11 @@ def grouped_broadcast(
       arrays: A list of arrays, of any mix of shapes and dtypes; equal on all ranks. The arrays must
         be writable, on the root too. The list may be empty.
       root: The rank whose values are copied; with `group`, a rank inside it. Equal on all ranks.
-      name: Identifies the operation across ranks; None numbers the calls.
-      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
-      group: The group that takes part; None means all ranks.
 
     Returns:
       The arrays, as a list.
 
     Raises:
-      InvalidArgumentError: An argument cannot be used on some rank; the message names the array.
-      MismatchError: The lists or roots differ; the message says what each rank gave.
-      PeerLostError: A worker or a server died or left.
       TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
         After any of these errors the arrays have their old content.
     """

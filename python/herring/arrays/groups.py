@@ -111,7 +111,6 @@ def scope_of(group: Group | None) -> Scope:
     Raises:
       InvalidArgumentError: `group` is not a `Group`, or this rank is not a member or has destroyed
         the group.
-      ShutdownError: The job has ended.
     """
     if group is None:
         running = job()

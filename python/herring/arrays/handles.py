@@ -72,8 +72,6 @@ class DoneCallbacks:
         """Adds a callback, or calls it at once.
 
         Args:
-          callback: A function that is called with `handle`.
-          handle: The handle to which the callback belongs.
           start: Arranges for its argument to be called when the handle is complete; returns False
             if the handle is complete already.
         """

@@ -21,7 +21,6 @@ def next_name(kind: str, among: Hashable = None) -> str:
     """Returns a name for the n-th call of a kind without a name; it is the same on every rank.
 
     Args:
-      kind: The beginning of the name.
       among: Identifies the ranks that make the call, equally on all of them. Each value has its own
         numbers. None means all ranks.
     """
@@ -40,7 +39,6 @@ def submit_join(submit: Callable[[], _core.Operation], among: Hashable = None) -
     Args:
       submit: Submits the join. It is not a function in Python, but a `functools.partial` of one in
         C++.
-      among: Identifies the ranks that join; None means all ranks.
     """
     with _lock:
         _note_join(among)
@@ -53,11 +51,7 @@ def submit_join(submit: Callable[[], _core.Operation], among: Hashable = None) -
 
 
 def has_joined(among: Hashable) -> bool:
-    """Returns whether this rank has joined, and its join has no result yet.
-
-    Args:
-      among: Identifies the ranks that join; None means all ranks.
-    """
+    """Returns whether this rank has joined, and its join has no result yet."""
     with _lock:
         _note_join(among)
         return bool(_joins.get(among))
@@ -77,11 +71,7 @@ def _note_join(among: Hashable) -> None:
 
 
 def forget_names_among(among: Hashable) -> None:
-    """Forgets the numbers of ranks that will never make a call together again.
-
-    Args:
-      among: Identifies these ranks; None means all ranks.
-    """
+    """Forgets the numbers of ranks that will never make a call together again."""
     with _lock:
         for kept in (_counts, _numberings, _joins):
             kept.pop(among, None)

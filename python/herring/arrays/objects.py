@@ -82,11 +82,7 @@ def _name_of(kind: type) -> str:
 
 
 def _form(kind: str) -> _Form:
-    """Returns how programs' objects travel.
-
-    Raises:
-      ConfigurationError: They do not travel at all.
-    """
+    """Returns how programs' objects travel."""
     mode = job().objects
     if mode == "pickle":
         return _Form(pickling.dumps, pickling.loads)
@@ -134,9 +130,6 @@ def broadcast_object(
       obj: The object to send; read on the root only. If pickle cannot take it, as with a lambda,
         cloudpickle is used where it is installed.
       root: The rank that sends the object; with `group`, a rank inside it.
-      name: Identifies the operation across ranks; None numbers the calls.
-      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
-      group: The group that takes part; None means all ranks.
 
     Returns:
       The object; on the root `obj` itself.
@@ -144,9 +137,6 @@ def broadcast_object(
     Raises:
       ConfigurationError: ``HERRING_OBJECTS`` is none.
       InvalidArgumentError: An argument cannot be used on some rank, or JSON cannot carry `obj`.
-      MismatchError: Ranks gave different roots.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     form = _form("broadcast_object")
     return _broadcast(form, obj, root, named(name, "broadcast_object", group), timeout, group)
@@ -200,9 +190,6 @@ def allgather_object(
 
     Args:
       obj: The object to send.
-      name: Identifies the operation across ranks; None numbers the calls.
-      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
-      group: The group that takes part; None means all ranks.
 
     Returns:
       The objects in rank order.
@@ -210,8 +197,6 @@ def allgather_object(
     Raises:
       ConfigurationError: ``HERRING_OBJECTS`` is none.
       InvalidArgumentError: An argument cannot be used on some rank, or JSON cannot carry `obj`.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     form = _form("allgather_object")
     return _allgather(form, obj, named(name, "allgather_object", group), timeout, group)

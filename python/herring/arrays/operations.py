@@ -125,24 +125,14 @@ def submit(
     """Starts a collective.
 
     Args:
-      kind: The kind of collective.
-      array: An array of any dtype that this kind takes.
       name: The operation's name; None means the next name of this kind.
-      timeout: Seconds, or a text such as "5s", until the operation fails; None means
-        ``HERRING_TIMEOUT``.
-      group: The group that takes part; None means all ranks.
       waits: Whether the caller waits for the operation at once, so that no other thread has to be
         woken to start it.
       agreement: What all ranks must give alike besides what the core compares, in words.
       listed: Whether `array` is a list, whose arrays get their results all at once or not at all.
-      into: An array for the result, used if it has as many bytes.
       anywhere: Whether arrays of a list may be on a GPU; `return_to` of the operation brings its
         results there. All-reduces and broadcasts take arrays on a GPU anyway.
       check: A function called before anything is started; it returns more options.
-      options: The options of this kind.
-
-    Raises:
-      InvalidArgumentError: A value cannot be used; the other ranks are told.
     """
     with called(kind, name, group) as full_name:
         options |= check()

@@ -24,11 +24,7 @@ def packed(value: Any, lift: Lift | None = None) -> bytes:
     """Returns plain data as bytes.
 
     Args:
-      value: The data.
       lift: Called for what is not plain; None means that nothing else is allowed.
-
-    Raises:
-      InvalidArgumentError: A part is not plain.
     """
 
     def described(one: Any) -> Any:
@@ -57,11 +53,7 @@ def unpacked(data: bytes, lower: Lower | None = None) -> Any:
     """Returns the data that `packed` made bytes of.
 
     Args:
-      data: The bytes.
       lower: Called for what `lift` described; None means that nothing else is allowed.
-
-    Raises:
-      HerringError: The bytes were made by something else.
     """
 
     def restored(one: Any) -> Any:

@@ -52,7 +52,6 @@ class PlannedReduction:
       wire_dtype: "float16" or "bfloat16", in which float32 arenas travel between nodes. If all
         ranks have GPUs, float32 gradients leave the GPUs in it, and averages return in it.
       buffer_bytes: The size of a fusion buffer; 0 chooses it from the model and the cluster.
-      group: The group that takes part; None means all ranks.
       note_bytes: The length of a round's note; 0 means that rounds have no note.
       device: The number of the GPU on which the gradients lie; None means host memory. It may
         differ between ranks. After `place`, Herring copies gradients out of the GPU's arenas when

@@ -33,10 +33,6 @@ def allreduce(
     Args:
       array: An array of any shape; equal shape and dtype on all ranks. The dtype is float32,
         float64, float16, bfloat16 (by DLPack), int8, int16, int32, int64, uint8 or bool.
-      op: "average" (floats only), "sum", "min", "max" or "product".
-      name: Identifies the operation across ranks; None numbers the calls.
-      prescale: A factor for every rank's values before the reduction (floats only).
-      postscale: A factor for the result (floats only).
       timeout: Seconds until the operation fails because a rank does not make the call; None means
         ``HERRING_TIMEOUT``. The job fails if nothing moves for as long (at least 2 s) after all
         ranks have made the call. With a partial `sync`, it is the time to wait for a result. A call
@@ -55,7 +51,6 @@ def allreduce(
         is the same on all ranks; a contribution that is too late for its round is in the next one.
         The first call waits for all ranks. `herring.flush` ends the series. "full" makes an
         ordinary all-reduce, once ranks have agreed on it. See docs/partial.md.
-      group: The `herring.Group` that takes part; None means all ranks.
 
     Returns:
       `array`.
@@ -64,9 +59,6 @@ def allreduce(
       InvalidArgumentError: The dtype, `op` or `algorithm` is not supported. Or `array` is not
         contiguous, is read-only or cannot be reached from here. Or an operation with this name is
         in flight.
-      MismatchError: Ranks disagree; the message lists what each rank gave.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: The deadline passed; the message names the missing ranks.
     """
     if sync is not None:
         if (prescale, postscale, algorithm) != (1.0, 1.0, "herring") and sync != "full":
@@ -97,20 +89,10 @@ def allreduce_async(
     Args:
       array: An array of any shape and of a dtype that `herring.allreduce` takes; equal on all
         ranks. Leave it alone until `Handle.wait` has returned.
-      op: "average" (floats only), "sum", "min", "max" or "product".
-      name: Identifies the operation across ranks; None numbers the calls.
-      prescale: A factor for every rank's values before the reduction (floats only).
-      postscale: A factor for the result (floats only).
-      timeout: Seconds, or a text such as "5s", until the operation fails; None means
-        ``HERRING_TIMEOUT``.
       algorithm: "herring", or an algorithm without servers.
-      group: The group that takes part; None means all ranks.
 
     Returns:
       A handle, whose `Handle.wait` returns `array`.
-
-    Raises:
-      InvalidArgumentError: An argument cannot be used; the other ranks are told.
     """
     scales = {"prescale": prescale, "postscale": postscale}
     return _start(array, op, name, timeout, group, waits=False, algorithm=algorithm, **scales)

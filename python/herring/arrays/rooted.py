@@ -41,22 +41,10 @@ def reduce(
 
     Args:
       array: An array with at least one dimension; equal shape and dtype on all ranks. Not changed.
-      op: "average" (floats only), "sum", "min", "max" or "product".
       root: The rank that gets the result (with `group`, inside it); equal on all ranks.
-      name: Identifies the operation across ranks; None numbers the calls.
-      prescale: A factor for every rank's values before the reduction (floats only).
-      postscale: A factor for the result (floats only).
-      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
-      group: The group that takes part; None means all ranks.
 
     Returns:
       A new array on `root` (a bfloat16 array comes as its bits in uint16); None on other ranks.
-
-    Raises:
-      InvalidArgumentError: An argument cannot be used on some rank.
-      MismatchError: Ranks gave different shapes, dtypes, operators or roots.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     name = named(name, "reduce", group)
     with called("reduce_scatter", name, group):
@@ -88,19 +76,10 @@ def gather(
       array: An array with at least one dimension. The first dimension may differ between ranks; the
         other dimensions and the dtype may not.
       root: The rank that gets the result (with `group`, inside it); equal on all ranks.
-      name: Identifies the operation across ranks; None numbers the calls.
-      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
-      group: The group that takes part; None means all ranks.
 
     Returns:
       A new array on `root` with the rows in rank order (a bfloat16 array comes as its bits in
       uint16); None on other ranks.
-
-    Raises:
-      InvalidArgumentError: An argument cannot be used on some rank.
-      MismatchError: Ranks gave different shapes, dtypes or roots.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     name = named(name, "gather", group)
     with called("alltoall", name, group):
@@ -126,9 +105,6 @@ def scatter(
       root: The rank whose array is handed out (with `group`, inside it); equal on all ranks.
       splits: The number of rows for each rank, in rank order; read on `root` only. None means equal
         parts.
-      name: Identifies the operation across ranks; None numbers the calls.
-      timeout: Seconds until the operation fails; None means ``HERRING_TIMEOUT``.
-      group: The group that takes part; None means all ranks.
 
     Returns:
       A new array with this rank's rows.
@@ -136,9 +112,6 @@ def scatter(
     Raises:
       InvalidArgumentError: The root's array or `splits` does not fit, or another argument cannot be
         used on some rank.
-      MismatchError: Ranks gave different roots.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     name = named(name, "scatter", group)
     rows: list[int] = []

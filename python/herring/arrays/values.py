@@ -23,8 +23,6 @@ def broadcast_values(
       values: Arrays of any shapes and of any dtypes of fixed size, equal on all ranks. They are not
         changed.
       root: The rank whose values all ranks get; with `group`, a rank inside it.
-      name: Identifies the operation across ranks.
-      group: The group that takes part; None means all ranks.
 
     Returns:
       A list of arrays. The root, and a rank without others, gets the given arrays themselves.
@@ -32,9 +30,6 @@ def broadcast_values(
     Raises:
       InvalidArgumentError: `root` is not a rank of the job or group, or a value has a dtype
         without a fixed size, such as strings of TensorFlow.
-      MismatchError: The lists differ between ranks.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     scope = scope_of(group)
     if scope.size == 1:

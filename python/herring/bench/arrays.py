@@ -24,7 +24,6 @@ class Prepared:
       parts: the memory of the operation: 1-D numpy arrays of ``pattern.storage_dtype``.
       close: frees what ``run`` needs; ``parts`` must not be used afterwards.
       load: copies ``parts`` into the memory on which ``run`` works, if that is a GPU's memory.
-      store: copies the result from that memory back into ``parts``.
     """
 
     run: Callable[[], None]

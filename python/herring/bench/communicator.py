@@ -57,7 +57,6 @@ class HerringCommunicator:
     Args:
       shared: whether to allocate arrays with ``herring.empty``, whose memory local ranks share,
         or with numpy.
-      algorithm: the all-reduce algorithm; see ``herring.allreduce``.
       gpus: puts tensors on one of these GPUs; None puts arrays in host memory.
     """
 

@@ -16,14 +16,7 @@ from herring.errors import ConfigurationError
 
 
 class Gpus:
-    """The GPUs that PyTorch sees in this process.
-
-    Args:
-      option: the command-line option that needs GPUs, for messages.
-
-    Raises:
-      ConfigurationError: PyTorch is not installed, or sees no GPU.
-    """
+    """The GPUs that PyTorch sees in this process."""
 
     def __init__(self, option: str) -> None:
         if importlib.util.find_spec("torch") is None:
@@ -50,12 +43,7 @@ class Gpus:
 
 
 class Gpu:
-    """One GPU.
-
-    Attributes:
-      device: the torch.device.
-      index: the GPU's number in this process.
-    """
+    """One GPU."""
 
     def __init__(self, device: Any) -> None:
         self.device = device

@@ -21,12 +21,6 @@ class Request:
 
     Attributes:
       size_bytes: size of the array in bytes; rounded down to whole elements, at least one.
-      dtype: element type, one of ``pattern.DTYPES``.
-      op: reduction, one of ``pattern.OPS``.
-      warmup: untimed iterations before each batch.
-      iterations: timed iterations of a batch.
-      batches: how often warm-up and timed iterations are repeated.
-      check: whether to compare the results with the exact results.
       operation: ``allreduce`` reduces one array; ``planned`` reduces gradients through a plan, as
         in training; ``variables`` reduces each gradient with an operation of its own.
       gradients: the number of gradients that ``planned`` and ``variables`` divide the bytes into.
@@ -65,7 +59,6 @@ class Measurement:
     """The result of one request.
 
     Attributes:
-      request: the request.
       times: seconds that each timed iteration took on its slowest rank, in order, all batches.
       wrong: number of wrong elements over all ranks and checked results; None if not checked.
       sent_per_worker: bytes sent per iteration, mean over workers; None if unknown.
@@ -127,8 +120,6 @@ def measure(
     the loop, so that there is only the barrier between two iterations.
 
     Args:
-      communicator: the library to measure.
-      request: what to measure.
       before_batch: called on each rank with the batch's number before the batch starts.
 
     Returns:

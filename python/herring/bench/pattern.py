@@ -56,11 +56,6 @@ def to_storage(values: np.ndarray, dtype: str) -> np.ndarray:
 class Pattern:
     """The contributions of the ranks, and the expected result.
 
-    Attributes:
-      dtype: one of ``DTYPES``.
-      op: one of ``OPS``.
-      size: number of ranks.
-
     Raises:
       InvalidArgumentError: the dtype or op is unknown, or the dtype cannot hold the sum over this
         number of ranks exactly.

@@ -10,7 +10,19 @@
         gradients = herring.jax.allreduce(jax.grad(loss)(parameters, batch))
         ...
 
-Each process has one device. See docs/jax.md.
+Each process has one device. A call is identified by its place in the program, or by its `name`, so
+all ranks must trace the same calls. See docs/jax.md.
+
+Args:
+  name: Identifies the call across ranks; None means that the place of the call identifies it.
+
+Raises:
+  InvalidArgumentError: A dtype, `op` or another value is not supported; under `jax.vmap`; several
+    devices in this process; inside of `jax.checkpoint` before JAX 0.8.
+  ShutdownError: `herring.init` was not called.
+  HerringError: The operation failed outside of a program. A program raises
+    `jax.errors.JaxRuntimeError` with the name and text of the error where its results are used, or
+    on a GPU possibly at a later call (docs/jax.md).
 """
 
 try:

@@ -84,9 +84,7 @@ def execute(
     """Adds the call to the program that is traced, or outside of a program waits for its results.
 
     Args:
-      call: describes the call.
       token: the token of the call that must be started before; see `herring.jax.order`.
-      leaves: arrays with at least one element each.
       results: the shapes and dtypes of the results, one for each of `leaves`.
 
     Returns:
@@ -95,7 +93,6 @@ def execute(
     Raises:
       InvalidArgumentError: this process has several devices, or the call is inside of
         `jax.checkpoint` with a version of JAX that would repeat it.
-      HerringError: the operation failed. Inside a program, the program raises later.
     """
     devices = jax.local_device_count()
     if devices > 1:

@@ -25,9 +25,6 @@ _CHECKPOINTS = "jax._src.ad_checkpoint"  # the module that traces a function of 
 def keep_results(kind: str) -> None:
     """Prepares for a collective whose results `jax.checkpoint` must keep; called while tracing it.
 
-    Args:
-      kind: the kind of the collective, such as "allreduce".
-
     Raises:
       InvalidArgumentError: the collective is inside of `jax.checkpoint`, and this version of JAX
         would call it again in the backward pass.

@@ -53,24 +53,9 @@ def allreduce(
       tree: a pytree of arrays: float32, float64, float16, bfloat16, int8, int16, int32, int64,
         uint8 or bool. Structure, shapes and dtypes must be equal on all ranks. Empty leaves are
         not sent.
-      op: "average" (floats only), "sum", "min", "max" or "product".
-      name: identifies the call across ranks; None: the place of the call identifies it.
-      prescale: multiplies every rank's values first (floats only).
-      postscale: multiplies the result (floats only).
-      timeout: seconds, or a text such as "5s", until the operation fails; None:
-        ``HERRING_TIMEOUT``.
-      group: the `herring.Group` that takes part; None: all ranks.
 
     Returns:
       A tree of the same structure, shapes and dtypes, equal on all ranks.
-
-    Raises:
-      InvalidArgumentError: a dtype, `op` or another value is not supported; under `jax.vmap`;
-        several devices in this process; inside of `jax.checkpoint` before JAX 0.8.
-      ShutdownError: `herring.init` was not called.
-      HerringError: the operation failed outside of a program. A program raises
-        `jax.errors.JaxRuntimeError` with the name and text of the error where its results are used,
-        or on a GPU possibly at a later call (docs/jax.md).
     """
     leaves, treedef = _leaves_of("allreduce", tree)
     found = reduce_leaves(
@@ -94,13 +79,6 @@ def reduce_leaves(
 
     Args:
       leaves: arrays of the dtypes of `allreduce`; empty ones are not sent.
-      op: "average" (floats only), "sum", "min", "max" or "product".
-      name: identifies the call across ranks; None: the place of the call identifies it.
-      prescale: multiplies every rank's values first (floats only).
-      postscale: multiplies the result (floats only).
-      timeout: seconds, or a text such as "5s", until the operation fails; None:
-        ``HERRING_TIMEOUT``.
-      group: the `herring.Group` that takes part; None: all ranks.
       refusal: why this rank refuses the call; all ranks raise InvalidArgumentError with this text.
         "": it does not refuse.
 
@@ -128,16 +106,9 @@ def broadcast(
       tree: a pytree of arrays of any dtype; random keys must be passed as `jax.random.key_data`.
         Structure, shapes and dtypes must be equal on all ranks.
       root: a rank; its index inside the group if there is a group.
-      name: identifies the call across ranks; None: the place of the call identifies it.
-      timeout: seconds, or a text such as "5s", until the operation fails; None:
-        ``HERRING_TIMEOUT``.
-      group: the `herring.Group` that takes part; None: all ranks.
 
     Returns:
       A tree of the same structure, shapes and dtypes.
-
-    Raises:
-      InvalidArgumentError, ShutdownError, HerringError: for the same reasons as in `allreduce`.
     """
     leaves, treedef = _leaves_of("broadcast", tree)
     root, size = operator.index(root), scope_of(group).size
@@ -162,16 +133,9 @@ def allgather(
       tree: a pytree of arrays of any dtype with at least one dimension. Structure, shapes (the
         first dimension too) and dtypes must be equal on all ranks, because a program's shapes are
         fixed when it is compiled.
-      name: identifies the call across ranks; None: the place of the call identifies it.
-      timeout: seconds, or a text such as "5s", until the operation fails; None:
-        ``HERRING_TIMEOUT``.
-      group: the `herring.Group` that takes part; None: all ranks.
 
     Returns:
       A tree of the same structure; a leaf of shape [N, ...] becomes one of shape [size * N, ...].
-
-    Raises:
-      InvalidArgumentError, ShutdownError, HerringError: for the same reasons as in `allreduce`.
     """
     leaves, treedef = _leaves_of("allgather", tree, rows=True)
     size = scope_of(group).size
@@ -197,21 +161,11 @@ def reduce_scatter(
     Args:
       tree: a pytree of arrays of the dtypes of `allreduce` with at least one dimension. Structure,
         shapes and dtypes must be equal on all ranks.
-      op: "average" (floats only), "sum", "min", "max" or "product".
-      name: identifies the call across ranks; None: the place of the call identifies it.
-      prescale: multiplies every rank's values first (floats only).
-      postscale: multiplies the result (floats only).
-      timeout: seconds, or a text such as "5s", until the operation fails; None:
-        ``HERRING_TIMEOUT``.
-      group: the `herring.Group` that takes part; None: all ranks.
 
     Returns:
       A tree of the same structure with this rank's rows. If N rows are divided among P ranks, the
       first ``N % P`` ranks get one row more than the others. So the shapes, and the compiled
       program, may differ between ranks.
-
-    Raises:
-      InvalidArgumentError, ShutdownError, HerringError: for the same reasons as in `allreduce`.
     """
     leaves, treedef = _leaves_of("reduce_scatter", tree, rows=True)
     _check_or_refuse("reduce_scatter", leaves, op, prescale, postscale, name, timeout, group)

@@ -18,10 +18,8 @@ def distributed_gradients(
     ``optax.chain(herring.jax.distributed_gradients(), optax.adam(1e-3))``. It has no state.
 
     Args:
-      op: "average" (floats only), "sum", "min", "max" or "product".
       name: identifies the operation across ranks; needed if ranks call ``update`` in different
         places. None: the place of the call identifies it.
-      group: the `herring.Group` that takes part; None: all ranks.
 
     Returns:
       An ``optax.GradientTransformation``.

@@ -51,12 +51,7 @@ def key_of(kind: str, name: str | None, leaves: Sequence[Any]) -> str:
     """Returns the key of this call.
 
     Args:
-      kind: the kind of the collective, such as "allreduce".
       name: the name that the user gave; None: the place of the call is used.
-      leaves: arrays, or other objects with a dtype and dimensions.
-
-    Raises:
-      InvalidArgumentError: `name` is empty or too long.
     """
     if name is not None and not 0 < len(name) <= _LONGEST:
         raise InvalidArgumentError(

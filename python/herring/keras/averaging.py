@@ -18,16 +18,12 @@ def make_averager(name: str, options: dict[str, Any], *, numbered: bool = False)
     """Creates the averager for the backend that Keras runs on.
 
     Args:
-      name: prefix of the operation names; the same on all ranks.
       options: the arguments op, wire_dtype, buffer_bytes, sparse and group of
         `DistributedOptimizer`.
       numbered: whether `name` is the same for several averagers, which get numbers.
 
     Returns:
       An object with a method ``average(gradients, variables)``, which returns a list.
-
-    Raises:
-      ConfigurationError: the backend does not compute gradients.
     """
     backend = keras.backend.backend()
     if backend == "tensorflow":
@@ -56,20 +52,12 @@ class HostAverager(Averager):
     def average(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Averages gradients over all ranks (collective).
 
-        Args:
-          gradients: for each variable, a tensor of the backend or None.
-          variables: keras.Variable objects, in the same order on all ranks.
-
         Returns:
           For each variable, the average, or None if no rank had a gradient in the first call.
 
         Raises:
           InvalidArgumentError: a gradient has an unsupported dtype, or belongs to a variable that
             had no gradient on any rank in the first call.
-          MismatchError: the variables differ between ranks.
-          PeerLostError: a worker or server died or left.
-          TimeoutError: a rank did not contribute in time.
-          ShutdownError: the job in which the optimizer was wrapped has ended.
         """
         gradients = list(gradients)
         if self._is_alone():
@@ -96,9 +84,7 @@ class HostAverager(Averager):
         """Runs one round.
 
         Args:
-          rounds: what `plan` returned.
           present: this rank's gradients, by their places in ``rounds.sources``.
-          variables: the variables, in the order of ``rounds.sources``.
 
         Returns:
           A tensor with the average for each place in ``rounds.used``.
@@ -137,8 +123,6 @@ class Keyed(NamedTuple):
     """A list of variables whose gradients are reduced by operations of a compiled program.
 
     Attributes:
-      name: prefix of the operation names.
-      sources: the variables.
       used: places in `sources` of the variables that have a gradient on some rank.
     """
 

@@ -40,7 +40,6 @@ def broadcast_model(
       model: a built keras.Model, compiled or not. Its optimizer is built if necessary.
       root: the rank whose values are copied; its index in the group if `group` is given.
       name: name of the operation, the same on all ranks; None numbers the calls.
-      group: the ranks that take part; None means all ranks.
 
     Raises:
       InvalidArgumentError: the model has no variables yet.
@@ -101,7 +100,6 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
         Args:
           root_rank: the rank whose values are copied; its index in the group if `group` is given.
-          group: the ranks that take part; None means all ranks.
         """
         super().__init__()
         self._root = root_rank
@@ -147,11 +145,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
     """
 
     def __init__(self, *, group: Group | None = None) -> None:
-        """Creates the callback, which is collective at the end of each epoch.
-
-        Args:
-          group: the ranks that take part; None means all ranks.
-        """
+        """Creates the callback, which is collective at the end of each epoch."""
         super().__init__()
         self._group = group
         self._name = name_of_next("metric_callback", group)

@@ -16,11 +16,7 @@ from herring.keras.kept import kept_variables
 
 
 def require_backend(what: str) -> None:
-    """Raises InvalidArgumentError unless Keras runs on TensorFlow or PyTorch.
-
-    Args:
-      what: what is asked for, for the message.
-    """
+    """Raises InvalidArgumentError unless Keras runs on TensorFlow or PyTorch."""
     if (backend := keras.backend.backend()) not in ("tensorflow", "torch"):
         raise InvalidArgumentError(
             f"{what}: elastic training with Keras needs KERAS_BACKEND=tensorflow or torch, and "
@@ -30,15 +26,7 @@ def require_backend(what: str) -> None:
 
 
 def built(optimizer: Any, models: Sequence[Any]) -> Any:
-    """Returns an optimizer, which has its variables afterwards.
-
-    Args:
-      optimizer: a keras.optimizers.Optimizer.
-      models: the models that it may be for.
-
-    Raises:
-      InvalidArgumentError: it has no variables yet, and there is not one model that it is for.
-    """
+    """Returns an optimizer, which has its variables afterwards."""
     if not optimizer.built:
         if len(models) != 1:
             raise InvalidArgumentError(
@@ -50,11 +38,7 @@ def built(optimizer: Any, models: Sequence[Any]) -> Any:
 
 
 def variables_of_model(model: Any) -> list[Any]:
-    """Returns the variables of a model, without the seeds of random layers.
-
-    Raises:
-      InvalidArgumentError: the model has no variables yet.
-    """
+    """Returns the variables of a model, without the seeds of random layers."""
     if not model.built:
         raise InvalidArgumentError(
             f"model {model.name!r} has no variables yet; give it an input shape, or call it once"

@@ -12,12 +12,7 @@ import herring
 
 
 def kept_variables(variables: Callable[[], Iterable[Any]], models: Sequence[Any]) -> Any:
-    """Returns an object that keeps, restores and sends variables of Keras, on its backend.
-
-    Args:
-      variables: returns the variables, equally many on all ranks.
-      models: the models that they may belong to.
-    """
+    """Returns an object that keeps, restores and sends variables of Keras, on its backend."""
     backend = keras.backend.backend()
     if backend == "tensorflow":
         from herring.tensorflow.kept import KeptVariables

@@ -57,7 +57,6 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         of all ranks (TensorFlow only).
       name: prefix of the operation names, the same on all ranks. None numbers the optimizers in the
         order of their creation, which must be the same on all ranks.
-      group: the ranks that take part; None means all ranks.
 
     Returns:
       `optimizer`.
@@ -85,11 +84,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
 
 
 def require_plain(optimizer: Any) -> None:
-    """Checks that `optimizer` is a Keras optimizer that does not average gradients in this job yet.
-
-    Raises:
-      InvalidArgumentError: `optimizer` is something else, or averages gradients already.
-    """
+    """Checks that `optimizer` is a Keras 3 optimizer that averages no gradients in this job yet."""
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise InvalidArgumentError(
             f"optimizer is {optimizer!r}; it must be a keras.optimizers.Optimizer of Keras 3"
@@ -129,7 +124,6 @@ def distribute(optimizer: Any, averager: Any, derived: Callable[[type], type] | 
     """Makes an optimizer apply the gradients that `averager` returns.
 
     Args:
-      optimizer: an optimizer that passes `require_plain`.
       averager: an object with a method ``average(gradients, variables)``, which returns a list.
       derived: derives the optimizer's new class from the averaging class; None uses the averaging
         class itself.

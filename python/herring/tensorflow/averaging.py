@@ -64,7 +64,6 @@ class TensorAverager(Averager):
           buffer_bytes: size of a fusion buffer; 0: chosen by the plan.
           sparse: "densify" converts tf.IndexedSlices to dense tensors; "gather" concatenates the
             slices of all ranks.
-          group: the `herring.Group` that takes part; None: all ranks.
           divide_by_all: whether averages divide by the number of all ranks, also in rounds to which
             some do not contribute.
           numbered: whether `name` is the same for several averagers, which get numbers.
@@ -221,7 +220,6 @@ class _Lasting:
     they first average it in a generation, and the function has a place for each own gradient.
 
     Attributes:
-      sources: the variables.
       used: their indices that have a gradient on this rank, ascending.
       order: the indices in the order in which the gradients were added to the graph.
     """

@@ -15,7 +15,6 @@ def say_copies(what: str, tensors: Iterable[Any]) -> None:
     """Logs, once for each operation, that it copies tensors of a GPU to host memory and back.
 
     Args:
-      what: the name by which users know the operation.
       tensors: the inputs of the operation: tensors, variables, tf.IndexedSlices or None.
     """
     device = _gpu_of(tensors)

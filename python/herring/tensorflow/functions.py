@@ -63,17 +63,14 @@ def allreduce(
     Args:
       tensor: any shape; any dtype of `herring.allreduce` except bfloat16. Shape and dtype must be
         equal on all ranks.
-      op: "average" (floats only), "sum", "min", "max" or "product".
       name: identifies the operation; None: eager calls are numbered, and calls of a graph are
         identified by the names of function and tensor.
-      group: the `herring.Group` that takes part; None: all ranks.
 
     Returns:
       A new tensor.
 
     Raises:
       InvalidArgumentError: a value or the dtype is not supported.
-      MismatchError: shape, dtype or `op` differ between ranks.
       PeerLostError, TimeoutError: a rank is gone, or has not called in time. From a graph
         TensorFlow raises tf.errors.UnknownError with the text of these errors.
     """
@@ -92,7 +89,6 @@ def broadcast(
       root: a rank; its index inside the group if there is a group.
       name: identifies the operation; None: eager calls are numbered, and calls of a graph are
         identified by the names of function and tensor.
-      group: the `herring.Group` that takes part; None: all ranks.
 
     Returns:
       A new tensor.
@@ -113,7 +109,6 @@ def allgather(tensor: Any, *, name: str | None = None, group: Group | None = Non
       tensor: [n, ...]; n may differ between ranks.
       name: identifies the operation; None: eager calls are numbered, and calls of a graph are
         identified by the names of function and tensor.
-      group: the `herring.Group` that takes part; None: all ranks.
 
     Returns:
       A new tensor [sum of n, ...].
@@ -144,11 +139,9 @@ def broadcast_variables(
         dtypes must be equal on all ranks.
       root: the rank whose values all ranks get; its index inside the group if there is a group.
       name: identifies the operation; None: calls are numbered.
-      group: the `herring.Group` that takes part; None: all ranks.
 
     Raises:
       InvalidArgumentError: called while a function is traced, or with variables of strings.
-      MismatchError: shapes or dtypes differ between ranks.
       PeerLostError, TimeoutError: a rank is gone, or has not called in time.
     """
     if not tf.executing_eagerly():

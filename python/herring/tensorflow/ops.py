@@ -176,7 +176,6 @@ def owned(function: Callable[..., Any], owner: Any) -> Callable[..., Any]:
 
     Args:
       function: the function to call. It refers to `owner` or to its memory.
-      owner: keeps the function; None: it is kept for ever.
     """
     number = _add(function, owner)
     return lambda *arrays: _function(number)(*arrays)
@@ -192,7 +191,6 @@ def read(
     Args:
       function: gets the tensors' memory as arrays, which are valid during the call only. If it
         raises, TensorFlow raises tf.errors.UnknownError with the name and text of the error.
-      tensors: tensors of any dtype but strings.
       owner: an object that keeps the function, and lives as long as graphs run it; None: the
         function is kept for ever.
 
@@ -258,7 +256,6 @@ def after(function: Function, tensor: tf.Tensor) -> tf.Tensor:
 
     Args:
       function: gets the tensor's memory as the only array. It is kept for ever.
-      tensor: a tensor of any dtype but strings.
     """
     operations = _operations()
     if operations is None or not _asynchronous():

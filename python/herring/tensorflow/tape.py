@@ -92,7 +92,6 @@ class DistributedGradientTape(tf.GradientTape):
           name: the name of the operations. None: lists of variables are numbered in the order in
             which they are first seen. All ranks must then see new lists in the same order; later
             steps may use known lists in any order.
-          group: the `herring.Group` that takes part; None: all ranks.
           persistent: an option of tf.GradientTape, for a new tape.
           watch_accessed_variables: an option of tf.GradientTape, for a new tape.
 

@@ -6,7 +6,11 @@
     model = herring.DistributedDataParallel(model)
     ...  # the unchanged training loop, on this rank's part of the data
 
-See docs/pytorch.md.
+Collectives have the arguments and errors of those of `herring`. Their tensors must be dense and
+contiguous. See docs/pytorch.md.
+
+Args:
+  op: "average" (floats only), "sum", "min", "max" or "product", or a `torch.distributed.ReduceOp`.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -33,7 +33,6 @@ def check_torch_arguments(arguments: dict[str, Any]) -> None:
     """Refuses arguments that have no equivalent here, with the reason.
 
     Raises:
-      InvalidArgumentError: The meaning of an argument cannot be kept.
       TypeError: torch's DistributedDataParallel does not have such an argument either.
     """
     for name, value in arguments.items():
@@ -49,15 +48,7 @@ def check_torch_arguments(arguments: dict[str, Any]) -> None:
 
 
 def check_module(module: Any, ignored: Collection[str] = ()) -> None:
-    """Refuses a value that is not a module, and a module without trainable parameters.
-
-    Args:
-      module: The value.
-      ignored: The names of parameters that are not to be averaged.
-
-    Raises:
-      InvalidArgumentError: The module cannot be used; the message says what to pass.
-    """
+    """Refuses a value that is not a module, and a module without trainable parameters."""
     if not isinstance(module, torch.nn.Module):
         raise InvalidArgumentError(
             f"DistributedDataParallel: module is {shown(module)}; it must be a torch.nn.Module: "
@@ -72,15 +63,7 @@ def check_module(module: Any, ignored: Collection[str] = ()) -> None:
 
 
 def check_process_group(process_group: Any, group: Group | None) -> None:
-    """Accepts None, and torch's default group if it has all workers of the job.
-
-    Args:
-      process_group: A process group of torch, or None.
-      group: A `herring.Group`, which says the same, or None.
-
-    Raises:
-      InvalidArgumentError: The torch group has only some of the workers, or both are given.
-    """
+    """Accepts None, and torch's default group if it has all workers of the job."""
     if process_group is None:
         return
     if group is not None:
@@ -95,11 +78,7 @@ def check_process_group(process_group: Any, group: Group | None) -> None:
 
 
 def buffer_bytes_of(bucket_cap_mb: float | None, buffer_bytes: int) -> int:
-    """Returns the size of a fusion buffer in bytes, from one of two arguments.
-
-    Raises:
-      InvalidArgumentError: Both are given, or the value is not positive.
-    """
+    """Returns the size of a fusion buffer in bytes, from one of two arguments."""
     buffer_bytes = count_of(buffer_bytes, "buffer_bytes")
     if bucket_cap_mb is None:
         return buffer_bytes
@@ -116,11 +95,7 @@ def input_device(
     device_ids: Sequence[int | str | torch.device] | None,
     output_device: int | str | torch.device | None,
 ) -> torch.device | None:
-    """Returns the device to which inputs are moved, as torch does; None if they are not moved.
-
-    Raises:
-      InvalidArgumentError: There is more than one device, or the module is on another device.
-    """
+    """Returns the device to which inputs are moved, as torch does; None if they are not moved."""
     if device_ids is not None and not isinstance(device_ids, (list, tuple)):
         raise InvalidArgumentError(
             f"device_ids is {shown(device_ids)}; it must be a list with one device, or None"

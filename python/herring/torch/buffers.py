@@ -23,12 +23,7 @@ class Buffers:
     """The present buffers of a module, also if it replaces, resizes, adds or removes some."""
 
     def __init__(self, module: torch.nn.Module, ignored: Collection[str]) -> None:
-        """Finds the buffers.
-
-        Args:
-          module: The module.
-          ignored: The names of buffers that each rank keeps for itself.
-        """
+        """Finds the buffers."""
 
         def homes(module: torch.nn.Module) -> _Homes:
             return [
@@ -58,12 +53,7 @@ class Buffers:
         return [describe(f"buffer {name}", buffer) for name, buffer in self.named()]
 
     def broadcast(self, root: int, *, name: str, group: Group | None) -> None:
-        """Overwrites the buffers with those of rank `root` (collective).
-
-        Raises:
-          InvalidArgumentError: A buffer cannot be overwritten.
-          MismatchError: Buffers differ between ranks; the message names one, and its shapes.
-        """
+        """Overwrites the buffers with those of rank `root` (collective)."""
         named = self.named()
         forms = [(key, one.shape, one.stride(), one.dtype) for key, one in named]
         agreement, sent = "", named

@@ -27,7 +27,6 @@ def untraced(
     torch.compile is not imported for that. A program that does not compile is spared its import.
 
     Args:
-      function: The function.
       reason: What torch's error says if the function must be a part of a graph.
     """
     function._torchdynamo_disable = True

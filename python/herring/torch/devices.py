@@ -54,9 +54,6 @@ def taken(tensor: torch.Tensor, operation: str) -> tuple[Any, torch.Tensor | Non
 
     Returns:
       The object for the core, and the tensor's copy in host memory, or None if there is no copy.
-
-    Raises:
-      InvalidArgumentError: The tensor is on a device whose tensors cannot be copied to the host.
     """
     if gpu_of(tensor) is not None:
         return exported(tensor), None

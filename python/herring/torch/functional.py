@@ -4,6 +4,9 @@ Gradients are those of the sum of all ranks' losses. Each function is also colle
 backward pass: either all ranks let gradients flow through it or none. The functions can be
 differentiated twice. With ``group=``, "all ranks" means the ranks of the group, forward and
 backward.
+
+Args:
+  op: "average" or "sum".
 """
 
 from __future__ import annotations
@@ -35,18 +38,12 @@ def allreduce(
 
     Args:
       tensor: Any shape, equal on all ranks; float16, bfloat16, float32 or float64.
-      op: "average" or "sum".
-      name: Identifies the operation across ranks; None numbers the calls.
-      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Returns:
       A new tensor. Its gradient is reduced in the same way.
 
     Raises:
       InvalidArgumentError: `op` is something else, or the tensor is sparse or has another dtype.
-      MismatchError: Shape, dtype or `op` differ between ranks.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     name = _checked(tensor, "allreduce", name, group, op)
     return _AllReduce.apply(tensor, operator_of(op), name, group)
@@ -60,18 +57,10 @@ def broadcast(
     Args:
       tensor: Equal shape and dtype on all ranks; only the values of `root` are used.
       root: The rank whose values all ranks get; with `group`, a rank inside it.
-      name: Identifies the operation across ranks; None numbers the calls.
-      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Returns:
       A new tensor. In the backward pass the root gets the sum of all gradients, and the other ranks
       get zeros.
-
-    Raises:
-      InvalidArgumentError: The tensor or `root` cannot be used.
-      MismatchError: Shape, dtype or `root` differ between ranks.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     name = _checked(tensor, "broadcast", name, group)
     return _Broadcast.apply(tensor, root, name, group)
@@ -84,18 +73,10 @@ def allgather(
 
     Args:
       tensor: [n, ...]; n may differ between ranks.
-      name: Identifies the operation across ranks; None numbers the calls.
-      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Returns:
       A new tensor [sum of n, ...]. In the backward pass each rank gets the sum of all gradients of
       its rows.
-
-    Raises:
-      InvalidArgumentError: The tensor cannot be used.
-      MismatchError: Shapes or dtypes differ between ranks.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     return _AllGather.apply(tensor, _checked(tensor, "allgather", name, group), group)
 
@@ -111,18 +92,12 @@ def reduce_scatter(
 
     Args:
       tensor: [n, ...], equal shape and dtype on all ranks.
-      op: "average" or "sum".
-      name: Identifies the operation across ranks; None numbers the calls.
-      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Returns:
       A new tensor with this rank's block. Gradients are gathered in the backward pass.
 
     Raises:
       InvalidArgumentError: `op` is something else, or the tensor cannot be used.
-      MismatchError: Shape, dtype or `op` differ between ranks.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     name = _checked(tensor, "reduce_scatter", name, group, op)
     return _ReduceScatter.apply(tensor, operator_of(op), name, group)
@@ -140,8 +115,6 @@ def alltoall(
     Args:
       tensor: [n, ...].
       splits: The number of rows for each rank; None cuts n into equal parts.
-      name: Identifies the operation across ranks; None numbers the calls.
-      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Returns:
       A new tensor with the blocks for this rank, in rank order. In the backward pass gradients are
@@ -149,9 +122,6 @@ def alltoall(
 
     Raises:
       InvalidArgumentError: The splits do not fit the tensor.
-      MismatchError: Shapes or dtypes differ between ranks.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     return _AllToAll.apply(tensor, splits, _checked(tensor, "alltoall", name, group), group)
 

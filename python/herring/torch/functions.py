@@ -94,16 +94,8 @@ def allreduce(
     Args:
       tensor: Any shape; float16, bfloat16, float32, float64 and, except for "average", int8, int16,
         int32, int64, uint8 and bool.
-      op: "average", "sum", "min", "max" or "product", or a
-        `torch.distributed.ReduceOp`.
-      name: Identifies the operation across ranks; None numbers the calls.
-      prescale: A factor for this rank's contribution (floats only).
-      postscale: A factor for the result (floats only).
-      timeout: Seconds, or a text such as "5s", until the operation fails; None means
-        ``HERRING_TIMEOUT``.
       algorithm: "herring", "server", "tree", "ring", "butterfly" or "cuda-butterfly"; see
         `herring.allreduce`.
-      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Returns:
       `tensor`.
@@ -111,9 +103,6 @@ def allreduce(
     Raises:
       InvalidArgumentError: The tensor is not contiguous or is sparse, the dtype or `op` is not
         supported, or this rank is not in the group.
-      MismatchError: Shape, dtype or `op` differ between ranks.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     scales = {"prescale": prescale, "postscale": postscale}
     name = named(name, "allreduce", group)
@@ -138,16 +127,8 @@ def allreduce_async(
     Args:
       tensor: Any shape; float16, bfloat16, float32, float64 and, except for "average", int8, int16,
         int32, int64, uint8 and bool. Leave it alone until `Handle.wait` has returned.
-      op: "average", "sum", "min", "max" or "product", or a
-        `torch.distributed.ReduceOp`.
-      name: Identifies the operation across ranks; None numbers the calls.
-      prescale: A factor for this rank's contribution (floats only).
-      postscale: A factor for the result (floats only).
-      timeout: Seconds, or a text such as "5s", until the operation fails; None means
-        ``HERRING_TIMEOUT``.
       algorithm: "herring", "server", "tree", "ring", "butterfly" or "cuda-butterfly"; see
         `herring.allreduce`.
-      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Returns:
       A handle, whose `Handle.wait` returns `tensor`.
@@ -186,19 +167,9 @@ def broadcast(
     Args:
       tensor: Equal shape and dtype on every rank.
       root: The rank whose values all ranks get; with `group`, a rank inside it.
-      name: Identifies the operation across ranks; None numbers the calls.
-      timeout: Seconds, or a text such as "5s", until the operation fails; None means
-        ``HERRING_TIMEOUT``.
-      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Returns:
       `tensor`.
-
-    Raises:
-      InvalidArgumentError: The tensor is not contiguous or is sparse, or `root` is not a rank.
-      MismatchError: Shape, dtype or `root` differ between ranks.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     with called("broadcast", name, group) as name:
         dense = _target(tensor, "broadcast")
@@ -220,17 +191,9 @@ def allgather(
 
     Args:
       tensor: [n, ...]; n may differ between ranks. A scalar counts as [1].
-      name: Identifies the operation across ranks; None numbers the calls.
-      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Returns:
       A new tensor [sum of n, ...] on the device of `tensor`.
-
-    Raises:
-      InvalidArgumentError: The tensor is not contiguous or is sparse.
-      MismatchError: Shapes or dtypes differ between ranks.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     with called("allgather", name, group) as name:
         dense = _at_least_1d(require_dense(tensor, "allgather"))
@@ -251,20 +214,10 @@ def reduce(
 
     Args:
       tensor: [n, ...], equal shape and dtype on every rank. Not changed.
-      op: "average" (floats only), "sum", "min", "max" or "product", or a
-        `torch.distributed.ReduceOp`.
       root: The rank that gets the result; with `group`, a rank inside it.
-      name: Identifies the operation across ranks; None numbers the calls.
-      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Returns:
       On `root` a new tensor on the device of `tensor`; None on the other ranks.
-
-    Raises:
-      InvalidArgumentError: The tensor is not contiguous or is sparse, or an option is wrong.
-      MismatchError: Shape, dtype, `op` or `root` differ between ranks.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     name = named(name, "reduce", group)
     with called("reduce_scatter", name, group):
@@ -285,17 +238,9 @@ def gather(
     Args:
       tensor: [n, ...]; n may differ between ranks.
       root: The rank that gets the result; with `group`, a rank inside it.
-      name: Identifies the operation across ranks; None numbers the calls.
-      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Returns:
       On `root` a new tensor in rank order, on the device of `tensor`; None on the other ranks.
-
-    Raises:
-      InvalidArgumentError: The tensor is not contiguous or is sparse, or `root` is not a rank.
-      MismatchError: Shapes, dtypes or `root` differ between ranks.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     name = named(name, "gather", group)
     with called("alltoall", name, group):
@@ -322,8 +267,6 @@ def scatter(
       root: The rank whose tensor is handed out (with `group`, inside it); equal on all ranks.
       splits: The number of rows for each rank, in rank order; read on `root` only. None cuts n into
         equal parts.
-      name: Identifies the operation across ranks; None numbers the calls.
-      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Returns:
       A new tensor with this rank's rows, on the device of `tensor`, or on the CPU without one.
@@ -331,8 +274,6 @@ def scatter(
     Raises:
       InvalidArgumentError: The root's tensor or `splits` does not fit, or `root` is not a rank.
       MismatchError: `root` differs between ranks.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     name = named(name, "scatter", group)
     scope = scope_of(group)
@@ -369,20 +310,10 @@ def reduce_scatter(
 
     Args:
       tensor: [n, ...], equal shape and dtype on every rank; rank r gets the r-th block.
-      op: "average" (floats only), "sum", "min", "max" or "product", or a
-        `torch.distributed.ReduceOp`.
       splits: The number of rows for each rank, which sum to n; None makes nearly equal blocks.
-      name: Identifies the operation across ranks; None numbers the calls.
-      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Returns:
       A new tensor on the device of `tensor`.
-
-    Raises:
-      InvalidArgumentError: The tensor is not contiguous or is sparse, or an option is wrong.
-      MismatchError: Shape, dtype, `op` or `splits` differ between ranks.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     with called("reduce_scatter", name, group) as name:
         dense = _at_least_1d(require_dense(tensor, "reduce_scatter"))
@@ -404,17 +335,12 @@ def alltoall(
     Args:
       tensor: [n, ...].
       splits: The number of rows for each rank, which sum to n; None cuts n into equal parts.
-      name: Identifies the operation across ranks; None numbers the calls.
-      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Returns:
       A new tensor on the device of `tensor` with the blocks for this rank, in rank order.
 
     Raises:
       InvalidArgumentError: The splits do not fit the tensor, or the tensor cannot be used.
-      MismatchError: Shapes or dtypes differ between ranks.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     with called("alltoall", name, group) as name:
         dense = _at_least_1d(require_dense(tensor, "alltoall"))

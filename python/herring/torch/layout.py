@@ -45,23 +45,17 @@ class Layout:
     """A planned reduction over the gradients of `parameters`, and a view of each place.
 
     Attributes:
-      options: The reducer's options.
-      names: The names of the parameters.
       parameters: The parameters in registration order. Below, a parameter is its index here.
       order: The parameters that have a place, in the order in which gradients are produced.
       sparse: The other parameters, whose gradients are exchanged by rows.
       deferred: Parameters that are known to accumulate more than once in a pass.
       found: Parameters whose gradients were sparse and were made dense.
       final: Whether the order was recorded. Until then gradients are sent after the pass.
-      hooks: Handles of the reducer's hooks, one for each parameter.
-      plan: The planned reduction.
       gpu: The GPU on which all parameters, and so the arenas, are; None means host memory.
       views: The place of each parameter, empty if it has none. A view has the parameter's shape and
         dtype, and gap-free strides in the parameter's dimension order. Only this package uses the
         views. Users get aliases, because `module.to()` and similar calls point existing gradient
         tensors to other memory.
-      nbytes: The bytes of each parameter's gradient.
-      batch_bytes: The bytes of gradients that are sent at once.
     """
 
     def __init__(
@@ -214,7 +208,6 @@ class Layout:
         """Makes `.grad` of all parameters the averages.
 
         Args:
-          unused: The parameters that no rank has used.
           averages: The averages of parameters that have no place, by parameter.
         """
         options = self.options

@@ -12,9 +12,6 @@ class Membership:
     """The group of a wrapper.
 
     Copies of the wrapper share the group. Saving the wrapper loses it.
-
-    Raises:
-      InvalidArgumentError: This rank is not a member.
     """
 
     def __init__(self, group: Group | None) -> None:
@@ -23,11 +20,7 @@ class Membership:
         self._lost: tuple[int, ...] = ()
 
     def group(self) -> Group | None:
-        """Returns the group; None means all ranks.
-
-        Raises:
-          InvalidArgumentError: The group was lost, because the model was saved.
-        """
+        """Returns the group; None means all ranks."""
         if self._lost:
             raise InvalidArgumentError(
                 f"this model was saved while it was trained by the group of ranks "

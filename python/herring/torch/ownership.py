@@ -20,12 +20,7 @@ _owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 class Pausable:
-    """A reducer that can leave gradients alone for a while.
-
-    Attributes:
-      enabled: False while gradients accumulate locally (`no_sync`).
-      claimed_in: The job in which it has claimed its parameters.
-    """
+    """A reducer that can leave gradients alone for a while."""
 
     enabled = True
     claimed_in: Any = None
@@ -98,7 +93,6 @@ def runs_last(parameter: torch.nn.Parameter, handle: Any) -> bool:
     """Returns whether a hook is the last of its parameter; if not, moves it to the end.
 
     Args:
-      parameter: The parameter.
       handle: The handle that `parameter.register_post_accumulate_grad_hook` returned.
     """
     hooks = parameter._post_accumulate_grad_hooks

@@ -46,7 +46,6 @@ class PartialReducer(Listing):
     Attributes:
       rounds: The number of rounds applied. Ranks with equal numbers have equal parameters.
       contributors: The number of workers whose gradients are in the last result.
-      statistics: Which workers were in which round.
     """
 
     def __init__(
@@ -65,15 +64,9 @@ class PartialReducer(Listing):
           named_parameters: Names and parameters. Empty and repeated ones are left out, and frozen
             ones are left out until a series begins in which they require gradients.
           name: The reducer's name, the same on every rank and different for each reducer.
-          sync: "solo", "majority", a `Quorum` or a `Replay`.
           digest_every: The number of rounds after which ranks compare a digest of the parameters; 0
             means never.
           relist: As for `GradientReducer`; None means that no parameter is ever replaced.
-          group: The group that takes part; None means all workers.
-
-        Raises:
-          InvalidArgumentError: A parameter cannot be averaged, or a value is out of range.
-          MismatchError: The parameters or options differ between ranks.
         """
         digest_every = count_of(digest_every, "digest_every")
         super().__init__(named_parameters, name=name, relist=relist)
@@ -190,11 +183,7 @@ class PartialReducer(Listing):
             parameter.grad = None
 
     def _require_unchanged(self, *, idle: bool = False) -> None:
-        """Raises InvalidArgumentError if parameters require gradients that the series lacks.
-
-        Args:
-          idle: Whether parameters without a gradient may pass.
-        """
+        """Raises InvalidArgumentError if parameters require gradients that the series lacks."""
         if not self._has_changed():
             return
         added = {
@@ -261,10 +250,6 @@ class PartialReducer(Listing):
 
         Yields:
           What is known about the round. Apply `.grad` before asking for the next round.
-
-        Raises:
-          HerringError: The backward pass raised. Its gradients were cleared.
-          InvalidArgumentError: A parameter was unfrozen or replaced. Gradients were cleared.
         """
         if self._give_up():
             raise HerringError(
@@ -329,11 +314,7 @@ def wants_rounds(
     buffer_bytes: int,
     group: Group | None,
 ) -> bool:
-    """Returns whether `sync` means rounds that do not wait for all workers.
-
-    Raises:
-      InvalidArgumentError: `sync` is unknown, or an option has no meaning in such rounds.
-    """
+    """Returns whether `sync` means rounds that do not wait for all workers."""
     if not is_partial(sync, scope_of(group).size):
         return False
     if isinstance(sync, Replay) and group is not None:

@@ -38,10 +38,6 @@ class Promise:
 
         A separate thread calls the future's Python callbacks, because they may wait for other
         futures that must still get their values.
-
-        Args:
-          value: A tensor or a list of tensors.
-          error: The error, or None for success.
         """
         call_apart(lambda: self.settle_here(value, error))
 

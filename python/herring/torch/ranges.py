@@ -29,12 +29,7 @@ def profiling() -> bool:
 
 
 def work_range(kind: str, name: str) -> AbstractContextManager[Any]:
-    """Returns a context whose block is a range in the profile, if a profiler records this thread.
-
-    Args:
-      kind: What is done, such as "allreduce" or "wait".
-      name: The operation's name.
-    """
+    """Returns a context that is a range in the profile, if a profiler records this thread."""
     if not _enabled():
         return _NOTHING
     return record_function(f"herring::{kind} '{name}'")
@@ -63,13 +58,7 @@ def shown(kind: str) -> Callable[[_Function], _Function]:
 
 
 def each_shown(items: Iterable[_Item], kind: str, name: str) -> Iterator[_Item]:
-    """Yields items; the making of each is a range in the profile.
-
-    Args:
-      items: What is made one after the other.
-      kind: What making an item is, such as "round".
-      name: The name of what makes them.
-    """
+    """Yields items; the making of each is a range in the profile."""
     iterator = iter(items)
     while True:
         with work_range(kind, name):

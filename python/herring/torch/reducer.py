@@ -29,11 +29,7 @@ Relist = Callable[[], "list[tuple[str, torch.nn.Parameter]] | None"]
 
 
 class Listing(Pausable):
-    """A reducer's list of parameters, of which frozen ones may require gradients later.
-
-    Attributes:
-      name: The reducer's name.
-    """
+    """A reducer's list of parameters, of which frozen ones may require gradients later."""
 
     def __init__(
         self,
@@ -58,13 +54,7 @@ class Listing(Pausable):
         """Returns the parameters that are to be averaged now, with their names (collective).
 
         Args:
-          options: The reducer's options in words, equal on all ranks.
-          name: The operation's name.
           group: The group whose gradients are averaged; None means all workers.
-
-        Raises:
-          InvalidArgumentError: A parameter cannot be averaged, or was added after construction.
-          MismatchError: The parameters or options differ between ranks.
         """
         names, parameters = collect(self._listed, self)
         strange = self._strange(names, parameters)

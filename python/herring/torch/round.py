@@ -26,9 +26,6 @@ class Round:
     """What one rank has seen of a round, from its first gradient to the averages.
 
     Attributes:
-      layout: The layout of the gradients.
-      active: Whether this rank contributes.
-      steps: The number of the optimizer's steps on this rank.
       without: Empty if a backward pass has begun the round. Else why this rank takes part: "pass",
         a backward pass reached no parameter, or "step", the optimizer makes its step.
       failing: Whether this rank's backward pass has raised, or this rank refuses the round.
@@ -157,9 +154,6 @@ class Round:
 
     def finish(self, *, changed: bool = False) -> tuple[set[int], set[str]]:
         """Sends the remaining gradients and waits for the averages.
-
-        Args:
-          changed: Whether this rank has parameters that the plan lacks.
 
         Returns:
           The parameters that no rank has used, and the flags (of `FLAGS`) that some rank has set;

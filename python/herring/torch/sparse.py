@@ -27,8 +27,6 @@ def average_sparse(
     Args:
       parameters: Parameters of shape [rows, ...], whose `.grad` may be sparse, dense or None.
       active: False means that this rank has no more data, and contributes nothing.
-      name: The prefix of the operations' names.
-      group: The group that takes part; None means all ranks.
       divide_by_all: Whether averages divide by the number of all ranks, not of the active ones.
 
     Returns:

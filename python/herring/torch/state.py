@@ -36,11 +36,7 @@ class _Whole:
 
 
 def _describe_part(part: Any) -> tuple[str, Any]:
-    """Describes a part of an optimizer's state that is not plain data.
-
-    Raises:
-      InvalidArgumentError: It could only be pickled, and ``HERRING_OBJECTS`` forbids that.
-    """
+    """Describes a part of an optimizer's state that is not plain data."""
     if isinstance(part, _TensorPlace):
         return "tensor", [dtype_name(part.dtype), part.shape, part.on_host]
     kind = type(part.tensor if isinstance(part, _Whole) else part)
@@ -80,14 +76,8 @@ def broadcast_tensors(
     Args:
       tensors: Tensors with equal dtypes, shapes and order on all ranks; any strides and devices.
       root: The rank whose values all ranks get; with `group`, a rank inside it.
-      name: The prefix of the operations' names.
       flat: A packing that was made for these tensors earlier, which saves allocating one.
-      group: The group that takes part; None means all ranks.
       agreement: What all ranks must give alike besides numbers of bytes, in words.
-
-    Raises:
-      InvalidArgumentError: Another rank refused, such as for want of memory.
-      MismatchError: Ranks gave different numbers of bytes or different texts.
     """
     scope = scope_of(group)
     if not tensors or scope.size == 1:
@@ -120,14 +110,11 @@ def broadcast_parameters(
         are not tensors are left alone.
       root: The rank whose values all ranks get; with `group`, a rank inside it.
       name: The prefix of the operations' names. Calls on different threads need different names.
-      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Raises:
       InvalidArgumentError: `parameters` is something else, or a tensor cannot be overwritten (it is
         expanded, sparse, on the device "meta", or not initialized).
       MismatchError: Names, shapes or dtypes differ between ranks.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     name = name_given(name) or "parameters"
     named = _named_tensors(parameters)
@@ -178,14 +165,11 @@ def broadcast_optimizer_state(
         rank.
       root: The rank whose state all ranks get; with `group`, a rank inside it.
       name: The prefix of the operations' names.
-      group: The group that takes part, from `herring.new_group`; None means all ranks.
 
     Raises:
       InvalidArgumentError: `optimizer` is not an optimizer, or its state has a value that
         ``HERRING_OBJECTS`` does not let through.
       MismatchError: The optimizers differ in type, groups or parameters.
-      PeerLostError: A worker or a server died or left.
-      TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
     """
     inner = getattr(optimizer, "inner", optimizer)
     if not isinstance(inner, torch.optim.Optimizer):

@@ -105,8 +105,6 @@ class Stepped:
           told: None if backward passes have led all ranks to the round. Else what each rank has
             said: why it took part without one, or an empty text, and what else its pass ends.
             None for ranks without data.
-          used: The parameters that now have a gradient.
-          without: What this rank has said.
         """
         self._moved = self._uncovered = self._paused = False
         self._lender, self._lent, self._expected = None, used, True

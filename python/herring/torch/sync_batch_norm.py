@@ -27,7 +27,6 @@ class SyncBatchNorm(_BatchNorm):
     Args:
       num_features: The number of channels.
       *arguments: Further arguments of `torch.nn.BatchNorm1d`: eps, momentum, affine ...
-      group: The group that takes part, from `herring.new_group`; None means all ranks.
       **options: Arguments of `torch.nn.BatchNorm1d` by name.
 
     Raises:
@@ -52,7 +51,6 @@ class SyncBatchNorm(_BatchNorm):
 
         Args:
           module: The module, which is changed in place unless it is a BatchNorm itself.
-          group: The group that takes part, from `herring.new_group`; None means all ranks.
 
         Returns:
           The module, or its replacement if the module is a BatchNorm.

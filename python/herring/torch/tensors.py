@@ -28,11 +28,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def wire_dtype_name(wire_dtype: str | torch.dtype | None) -> str | None:
-    """Returns the name of a wire dtype that is given as a torch dtype or a name.
-
-    Raises:
-      InvalidArgumentError: `wire_dtype` is not None, float16, bfloat16 or float32.
-    """
+    """Returns the name of a wire dtype that is given as a torch dtype or a name."""
     if wire_dtype is None:
         return None
     name = dtype_name(wire_dtype) if isinstance(wire_dtype, torch.dtype) else wire_dtype
@@ -57,11 +53,7 @@ def require_strided(tensor: torch.Tensor, operation: str) -> None:
 
 
 def require_dense(tensor: torch.Tensor, operation: str) -> torch.Tensor:
-    """Returns `tensor` without its graph, after checking that its memory is contiguous.
-
-    Raises:
-      InvalidArgumentError: `tensor` is not a tensor, is sparse, or is not contiguous.
-    """
+    """Returns `tensor` without its graph, after checking that its memory is contiguous."""
     require_strided(tensor, operation)
     if not tensor.is_contiguous():
         raise InvalidArgumentError(
@@ -84,10 +76,6 @@ def check_not_capturing(tensors: Iterable[torch.Tensor], operation: str) -> None
 
     Args:
       tensors: Those that the operation uses; the current streams of their GPUs count.
-      operation: The operation's name for users.
-
-    Raises:
-      InvalidArgumentError: A stream is being captured.
     """
     for tensor in {tensor.device: tensor for tensor in tensors}.values():
         if is_capturing(tensor):
@@ -103,10 +91,6 @@ def on_host(tensor: torch.Tensor, operation: str) -> torch.Tensor:
 
     CUDA tensors go through pinned host memory, with one warning for each operation. The copy is
     complete on return.
-
-    Args:
-      tensor: any.
-      operation: what it is copied for, as its user knows it.
 
     Raises:
       InvalidArgumentError: The tensor is on a device whose tensors cannot be copied to the host, or
@@ -150,11 +134,7 @@ def obstacle(tensor: torch.Tensor) -> str:
 
 
 def require_writable(named: Iterable[tuple[str, torch.Tensor]], operation: str) -> None:
-    """Refuses tensors that cannot be overwritten, after ranks have agreed on their descriptions.
-
-    Raises:
-      InvalidArgumentError: A tensor has an `obstacle`.
-    """
+    """Refuses tensors that cannot be overwritten, after ranks have agreed on their descriptions."""
     for name, tensor in named:
         if reason := obstacle(tensor):
             raise InvalidArgumentError(f"{operation}: {name!r} {reason}")
@@ -164,8 +144,6 @@ def describe(name: str, tensor: torch.Tensor, *, values: bool = False) -> str:
     """Returns one line with all properties of a tensor that must be equal on all ranks.
 
     Args:
-      name: The tensor's name.
-      tensor: The tensor.
       values: Whether only its values matter, and not whether it is a frozen parameter.
     """
     if reason := obstacle(tensor):

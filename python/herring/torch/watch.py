@@ -37,11 +37,6 @@ class _Registrations:
         """Returns a function that tells the module's parts after a change.
 
         The function returns the present list if it may have changed since the last call, else None.
-
-        Args:
-          module: The module.
-          listing: A function that returns the list.
-          buffers: Whether it lists buffers; else it lists parameters.
         """
         self._counted("module", _module.register_module_module_registration_hook)
         if buffers:

@@ -416,7 +416,6 @@ def allreduce_in_rounds(
       sync: What began the series, or begins it.
       name: The name of the series; None means "allreduce".
       timeout: Seconds to wait for each result; None means to wait until the round's deadline.
-      group: The group that takes part; None means all ranks.
 
     Raises:
       InvalidArgumentError: An argument cannot be used, or differs from those of the series. Nothing

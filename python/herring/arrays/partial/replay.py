@@ -122,9 +122,6 @@ class Recorded:
 
         Returns:
           The round, its number of contributors, and the last of this rank's contributions in it.
-
-        Raises:
-          InvalidArgumentError: The worker does something else than in the recorded run.
         """
         if number >= len(self._steps) and not last:
             raise InvalidArgumentError(

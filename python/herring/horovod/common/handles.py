@@ -41,18 +41,11 @@ class Call:
     """One call of the API, from its name to its result.
 
     Args:
-      kind: Horovod's name of the collective.
-      core_kind: the core's name of the collective.
       name: the name that the caller passed; None numbers the calls of each kind.
-      process_set: the ranks that take part.
       queues: whether to wait for an earlier call with the same name instead of raising an error.
 
     Attributes:
       finish: converts the result of the complete operation to the result of the call.
-
-    Raises:
-      InvalidArgumentError: an operation of this kind and name is in flight in the process set, or
-        the process set is not registered or does not contain this rank.
     """
 
     def __init__(
@@ -102,7 +95,6 @@ class Call:
         Args:
           array: this rank's array, or a list of arrays with ``listed=True``.
           about: a text that must be equal on all ranks; it describes what the core cannot see.
-          options: options of this kind of operation.
 
         Returns:
           The operation.
@@ -148,11 +140,7 @@ class Call:
                 self._operation.wait()
 
     def result(self) -> Any:
-        """Waits for the operation and returns the result of the call.
-
-        Raises:
-          HorovodInternalError: the operation failed; the error is also one of Herring's errors.
-        """
+        """Waits for the operation and returns the result of the call."""
         assert self._operation is not None
         with internal_errors():
             if self._operation.on_device:

@@ -21,7 +21,6 @@ class LocalVariables:
     """The set of local variables: their gradients are not averaged.
 
     Args:
-      process_set: the ranks that average the gradients of the other variables.
       scales: whether local gradients are divided by the number of ranks in the process set, so that
         they have the same scale as averaged gradients.
       divide: divides a gradient, or None, by the number of ranks in a process set.
@@ -54,8 +53,6 @@ class LocalVariables:
 
         Args:
           average: a function of gradients and their variables that returns the averages.
-          gradients: for each variable, a tensor or None.
-          variables: all variables, local or not.
 
         Returns:
           For each variable, the average, or its own gradient, scaled or not, if it is local.
@@ -85,11 +82,7 @@ def _native(variable: Any) -> Any:
 
 
 def variables_of(layers: Any) -> list[Any]:
-    """Returns the trainable variables of a Keras layer or a list of layers; none for None.
-
-    Raises:
-      InvalidArgumentError: `layers` contains something that is not a Keras layer.
-    """
+    """Returns the trainable variables of a Keras layer or a list of layers; none for None."""
     listed = [] if layers is None else layers if isinstance(layers, Iterable) else [layers]
     found: list[Any] = []
     for layer in listed:
@@ -102,11 +95,7 @@ def variables_of(layers: Any) -> list[Any]:
 
 
 def check_groups(groups: Any, num_groups: int) -> None:
-    """Checks the arguments that group gradients, which have no effect in Herring.
-
-    Raises:
-      InvalidArgumentError: not an integer of at least 0, or a list of lists of variables.
-    """
+    """Checks the arguments that group gradients, which have no effect in Herring."""
     given = num_groups if groups is None else groups
     if isinstance(given, int) and given >= 0:
         return

@@ -25,15 +25,9 @@ def broadcast_object(
 
     Args:
       obj: the object to send; ignored on ranks other than the root.
-      root_rank: the rank of the job whose object is sent.
-      name: identifies the operation across ranks; None numbers the calls.
-      process_set: the ranks that take part.
 
     Returns:
       A copy of the root's object; on the root, `obj` itself.
-
-    Raises:
-      HorovodInternalError: a rank was lost, did not call in time, or passed other arguments.
     """
     group = group_of(process_set)
     root = root_in(process_set, root_rank)
@@ -52,14 +46,9 @@ def allgather_object(
 
     Args:
       obj: this rank's object.
-      name: identifies the operation across ranks; None numbers the calls.
-      process_set: the ranks that take part.
 
     Returns:
       A list with the objects of all ranks, in rank order.
-
-    Raises:
-      HorovodInternalError: a rank was lost, or did not call in time.
     """
     group = group_of(process_set)
     name = None if name is None else f"horovod.allgather_object.{name}"

@@ -12,11 +12,7 @@ _NAMES = {**OPERATORS, Adasum: "adasum"}
 
 
 def operator_of(op: Any, kind: str) -> str:
-    """Returns Herring's name of one of Horovod's operators, or "adasum", which Herring lacks.
-
-    Raises:
-      InvalidArgumentError: the operator is unknown.
-    """
+    """Returns Herring's name of one of Horovod's operators, or "adasum", which Herring lacks."""
     if op not in _NAMES:
         raise InvalidArgumentError(
             f"{kind}: op is {op!r}; it must be hvd.Average, Sum, Adasum, Min, Max or Product"
@@ -25,11 +21,7 @@ def operator_of(op: Any, kind: str) -> str:
 
 
 def scattering_operator(op: Any, kind: str) -> str:
-    """Returns Herring's name of one of Horovod's operators, for a reduce-scatter.
-
-    Raises:
-      InvalidArgumentError: the operator is unknown, or is Adasum.
-    """
+    """Returns Herring's name of one of Horovod's operators, for a reduce-scatter."""
     if op == Adasum:
         raise InvalidArgumentError(f"{kind}: op is hvd.Adasum; use allreduce for Adasum")
     return operator_of(op, kind)
@@ -51,13 +43,7 @@ def operator_or_average(op: int | None, average: bool | None) -> int:
 
 
 def require_linear(op: Any, kind: str, instead: str) -> None:
-    """Raises InvalidArgumentError unless a reduction by `op` has a gradient.
-
-    Args:
-      op: Horovod's operator.
-      kind: Horovod's name of the collective.
-      instead: advice for tensors that need no gradient.
-    """
+    """Raises InvalidArgumentError unless a reduction by `op` has a gradient."""
     if op not in (Average, Sum):
         raise InvalidArgumentError(
             f"{kind} with op {operator_of(op, kind)!r} has no gradient: use hvd.Average or "

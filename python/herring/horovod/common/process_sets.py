@@ -115,12 +115,7 @@ def is_set_up() -> bool:
 
 
 def set_up(wanted: Sequence[ProcessSet]) -> None:
-    """Registers the process sets passed to `init` (collective).
-
-    Raises:
-      InvalidArgumentError: a process set has invalid ranks, or the same ranks as another one.
-      MismatchError: ranks pass different process sets.
-    """
+    """Registers the process sets passed to `init` (collective)."""
     for one in wanted:
         if not isinstance(one, ProcessSet):
             raise InvalidArgumentError(
@@ -211,12 +206,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def group_of(process_set: ProcessSet) -> Group | None:
-    """Returns Herring's group for a process set, or None for the set of all ranks.
-
-    Raises:
-      NotInitializedError: `init` has not been called.
-      InvalidArgumentError: the process set is not registered, or this rank is not in it.
-    """
+    """Returns Herring's group for a process set, or None for the set of all ranks."""
     if not isinstance(process_set, ProcessSet):
         raise InvalidArgumentError(f"process_set is {process_set!r}; it must be a hvd.ProcessSet")
     if process_set is global_process_set:
@@ -239,11 +229,7 @@ def process_set_of(number: int) -> ProcessSet | None:
 
 
 def root_in(process_set: ProcessSet, root_rank: int) -> int:
-    """Returns the index of a rank of the job in a process set.
-
-    Raises:
-      InvalidArgumentError: the rank is not in the process set.
-    """
+    """Returns the index of a rank of the job in a process set."""
     ranks = process_set.ranks
     if ranks is None or root_rank not in ranks:
         raise InvalidArgumentError(

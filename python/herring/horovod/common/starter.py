@@ -31,13 +31,7 @@ from herring.horovod.common.tensors import Tensors
 
 
 class Reduction(NamedTuple):
-    """How the values of all ranks are combined.
-
-    Attributes:
-      op: Horovod's operator.
-      prescale: factor for each rank's values before they are combined.
-      postscale: factor for the result.
-    """
+    """How the values of all ranks are combined."""
 
     op: int = Average
     prescale: float = 1.0
@@ -67,8 +61,6 @@ class Starter:
     """Starts calls with one name in one process set; each method returns a call under way.
 
     Args:
-      name: name of the operation; None numbers the calls.
-      process_set: the ranks that take part.
       queues: whether to wait for an earlier call with the same name instead of raising an error.
 
     Attributes:
@@ -302,7 +294,6 @@ class Starter:
         The result is a list of new tensors.
 
         Args:
-          tensors: the tensors of this rank.
           how: how the caller reduces what it gets, which must be the same on all ranks.
         """
         kind = "grouped_allgather"

@@ -18,11 +18,7 @@ class Tensors(abc.ABC):
 
     @abc.abstractmethod
     def checked(self, tensor: Any, kind: str) -> Any:
-        """Returns the tensor, detached from its graph, in the form that the other methods take.
-
-        Raises:
-          InvalidArgumentError: `tensor` is not a tensor, or cannot be sent.
-        """
+        """Returns the tensor, detached from its graph, in the form that the other methods take."""
 
     @abc.abstractmethod
     def dtype_of(self, dense: Any) -> str:
@@ -30,11 +26,7 @@ class Tensors(abc.ABC):
 
     @abc.abstractmethod
     def has_floats(self, dense: Any, kind: str) -> bool:
-        """Returns whether the tensor's elements are floats.
-
-        Raises:
-          InvalidArgumentError: the dtype cannot be reduced.
-        """
+        """Returns whether the tensor's elements are floats."""
 
     def stay(self, dense: Sequence[Any]) -> bool:
         """Returns whether an all-reduce or a broadcast takes all tensors on the GPU they lie on."""
@@ -54,8 +46,6 @@ class Tensors(abc.ABC):
         """Returns a host tensor with the same values, of a dtype that operations reduce.
 
         Args:
-          dense: the tensor.
-          kind: Horovod's name of the collective.
           own: whether the host tensor must have memory of its own, because it will be written to.
         """
 
@@ -101,12 +91,7 @@ class Tensors(abc.ABC):
         """Converts bytes of floats in the dtype of `like` to float32 or float64 without loss."""
 
     def like(self, tensor: Any, dense: Any) -> Any:
-        """Returns an object to keep until the result is complete, with the shape and dtype.
-
-        Args:
-          tensor: the tensor that the caller passed.
-          dense: the result of `checked` for this tensor.
-        """
+        """Returns an object to keep until the result is complete, with the shape and dtype."""
         del tensor
         return dense
 

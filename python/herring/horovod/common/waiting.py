@@ -9,14 +9,7 @@ from herring.horovod.common.process_sets import ProcessSet, global_process_set, 
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Waits until every rank of the process set has called `barrier` (collective).
-
-    Args:
-      process_set: the ranks that take part.
-
-    Raises:
-      HorovodInternalError: a rank was lost, or did not call in time.
-    """
+    """Waits until every rank of the process set has called `barrier` (collective)."""
     group = group_of(process_set)
     with internal_errors():
         herring.barrier(group=group)
@@ -31,9 +24,6 @@ def join() -> int:
 
     Returns:
       The rank that called `join` last.
-
-    Raises:
-      HorovodInternalError: a rank was lost, or not all ranks joined in time.
     """
     group_of(global_process_set)
     with internal_errors():

@@ -26,8 +26,6 @@ def distribute_accumulating(optimizer: Any, averager: Any, passes: int, *, divid
     Args:
       optimizer: a Keras optimizer, which must not be built yet, except on TensorFlow.
       averager: an object with a method ``average(gradients, variables)``, which returns a list.
-      passes: number of calls of `apply` before a step.
-      divides: whether to divide accumulated gradients by `passes`.
 
     Raises:
       InvalidArgumentError: the optimizer is built, or already accumulates gradients itself; or it
@@ -54,11 +52,7 @@ def distribute_accumulating(optimizer: Any, averager: Any, passes: int, *, divid
 
 
 def require_passes(optimizer: Any, passes: int) -> None:
-    """Checks that an optimizer of an earlier job is wrapped with the same number of passes.
-
-    Raises:
-      InvalidArgumentError: Keras adds up another number of gradients, which cannot be changed.
-    """
+    """Checks that an optimizer of an earlier job is wrapped with the same number of passes."""
     one = getattr(optimizer, "inner_optimizer", optimizer)
     if _accumulates(one) and one.gradient_accumulation_steps != passes:
         raise InvalidArgumentError(

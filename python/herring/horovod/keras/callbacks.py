@@ -37,10 +37,7 @@ class BroadcastGlobalVariablesCallback(plain.BroadcastGlobalVariablesCallback):
         """Creates the callback; its broadcast is collective.
 
         Args:
-          root_rank: the rank of the job whose values are copied.
-          device: ignored.
           local_variables: must be None; local variables are broadcast, too.
-          process_set: the ranks that take part.
 
         Raises:
           InvalidArgumentError: `root_rank` is not in the process set, or local variables are given.
@@ -63,10 +60,6 @@ class MetricAverageCallback(plain.MetricAverageCallback):
 
     def __init__(self, device: str = "", process_set: ProcessSet = global_process_set) -> None:
         """Creates the callback, which is collective at the end of each epoch.
-
-        Args:
-          device: ignored.
-          process_set: the ranks that take part.
 
         Raises:
           InvalidArgumentError: the process set is not registered or does not contain this rank.

@@ -56,22 +56,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
       optimizer: a keras.optimizers.Optimizer.
       name: prefix of the operation names, the same on all ranks. None numbers the optimizers in the
         order of their creation, which must be the same on all ranks.
-      device_dense: ignored.
-      device_sparse: ignored.
-      compression: `Compression.none`, `Compression.fp16` or, on TensorFlow, a class with the same
-        methods. With fp16, float32 gradients are sent between nodes in 16 bits and added in 32.
-      sparse_as_dense: True converts tf.IndexedSlices to dense tensors; False gathers the slices of
-        all ranks.
-      gradient_predivide_factor: has no effect, because sums cannot overflow before division.
       op: Average, Sum or, on TensorFlow, Adasum, which combines the gradients of a power of two of
         ranks.
-      backward_passes_per_step: number of calls of `apply` whose gradients add up before a step.
-      average_aggregated_gradients: whether to divide accumulated gradients by
-        `backward_passes_per_step`.
-      num_groups: older name of `groups`.
-      groups: checked, but has no effect, because gradients share fusion buffers anyway.
-      process_set: the ranks that take part.
-      scale_local_gradients: whether to divide gradients of local variables by the number of ranks.
 
     Returns:
       `optimizer`, with an additional method ``register_local_var(variable)``, which excludes the
@@ -132,24 +118,10 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
       optimizer: a keras.optimizers.Optimizer.
       name: prefix of the operation names, the same on all ranks. None numbers the optimizers in the
         order of their creation, which must be the same on all ranks.
-      device_dense: ignored.
-      device_sparse: ignored.
-      compression: `Compression.none`, `Compression.fp16` or, on TensorFlow, a class with the same
-        methods.
-      sparse_as_dense: True converts tf.IndexedSlices to dense tensors; False gathers the slices of
-        all ranks.
-      gradient_predivide_factor: has no effect; must be 1 unless `op` is Average.
       op: Average, Sum or, on TensorFlow, Adasum, which combines the gradients of a power of two of
         ranks.
-      backward_passes_per_step: number of calls of `apply` whose gradients add up before a step.
-      average_aggregated_gradients: whether to divide accumulated gradients by
-        `backward_passes_per_step`.
-      num_groups: older name of `groups`.
-      groups: checked, but has no effect.
-      process_set: the ranks that take part.
       local_layers: a built Keras layer, or a list of layers, the same on all ranks; None means
         none.
-      scale_local_gradients: whether to divide the layers' gradients by the number of ranks.
 
     Returns:
       `optimizer`.
@@ -271,8 +243,6 @@ def load_model(
       filepath: path of a model that was saved with its optimizer, in a job of any size.
       custom_optimizers: optimizer classes that are not part of Keras.
       custom_objects: a dictionary of further custom objects, for keras.saving.load_model.
-      compression: `Compression.none`, `Compression.fp16` or, on TensorFlow, a class with the same
-        methods.
       legacy_opts: must be False, because Keras 3 has no legacy optimizers.
 
     Returns:

@@ -25,11 +25,7 @@ def _array(value: Any) -> np.ndarray:
 
 
 def _tensor(found: np.ndarray) -> Any:
-    """Converts a result to a tensor of the backend.
-
-    Raises:
-      InvalidArgumentError: the backend's dtype, such as JAX's 32 bits, cannot hold the values.
-    """
+    """Converts a result to a tensor of the backend."""
     tensor = keras.ops.convert_to_tensor(found)
     kept = np.asarray(keras.ops.convert_to_numpy(tensor))
     if kept.dtype == found.dtype or found.dtype.kind not in "iuf":
@@ -76,13 +72,7 @@ def allreduce(
 
     Args:
       value: a number, an array or a tensor of the backend, the same shape and dtype on all ranks.
-      name: identifies the operation across ranks; None numbers the calls.
-      average: older form of `op`: True is Average, False is Sum.
-      prescale_factor: factor for each rank's value before the reduction.
-      postscale_factor: factor for the result.
-      op: Average (the default), Sum, Adasum, Min, Max or Product.
       compression: `Compression.fp16` sends floats as float16; `Compression.none` does not.
-      process_set: the ranks that take part.
 
     Returns:
       A tensor of the backend.
@@ -90,7 +80,6 @@ def allreduce(
     Raises:
       InvalidArgumentError: the operator or dtype is not supported, the process set is not
         registered or does not contain this rank, or the backend cannot hold the result.
-      HorovodInternalError: ranks disagree, or a rank was lost or did not call in time.
     """
     how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     array = _array(value)
@@ -108,8 +97,6 @@ def allgather(
     Args:
       value: a number, an array or a tensor of the backend. Dimension 0 may differ between ranks; a
         number counts as [1].
-      name: identifies the operation across ranks; None numbers the calls.
-      process_set: the ranks that take part.
 
     Returns:
       A tensor of the backend.
@@ -117,7 +104,6 @@ def allgather(
     Raises:
       InvalidArgumentError: an argument is invalid, the process set is not registered or does not
         contain this rank, or the backend's dtype (JAX: 32 bits) cannot hold the result.
-      HorovodInternalError: ranks disagree, or a rank was lost or did not call in time.
     """
     return Starter(name, process_set).allgather(value).result()
 
@@ -132,9 +118,6 @@ def broadcast(
 
     Args:
       value: a number, an array or a tensor of the backend, the same shape and dtype on all ranks.
-      root_rank: the rank of the job whose value is copied.
-      name: identifies the operation across ranks; None numbers the calls.
-      process_set: the ranks that take part.
 
     Returns:
       A tensor of the backend.
@@ -142,7 +125,6 @@ def broadcast(
     Raises:
       InvalidArgumentError: an argument is invalid, the process set is not registered or does not
         contain this rank, or the backend's dtype (JAX: 32 bits) cannot hold the result.
-      HorovodInternalError: ranks disagree, or a rank was lost or did not call in time.
     """
     return Starter(name, process_set).broadcast(value, root_rank).result()
 
@@ -158,9 +140,7 @@ def reducescatter(
     Args:
       value: an array or a tensor of the backend, the same shape and dtype on all ranks, with at
         least one dimension. It is divided along dimension 0.
-      name: identifies the operation across ranks; None numbers the calls.
       op: Average, Sum, Min, Max or Product.
-      process_set: the ranks that take part.
 
     Returns:
       A tensor of the backend.
@@ -168,7 +148,6 @@ def reducescatter(
     Raises:
       InvalidArgumentError: an argument is invalid, the process set is not registered or does not
         contain this rank, or the backend's dtype (JAX: 32 bits) cannot hold the result.
-      HorovodInternalError: ranks disagree, or a rank was lost or did not call in time.
     """
     return Starter(name, process_set).reducescatter(value, Reduction(op)).result()
 

@@ -1,6 +1,22 @@
 """Horovod's API for TensorFlow 2: ``import herring.horovod.tensorflow as hvd``.
 
+Operations match across ranks by `name`. Without a name, the n-th eager call of a kind matches the
+n-th call on every other rank; in a graph, operations match by the name of their tensor. Only the
+ranks of `process_set` call a function. Tapes record the functions; gradients are averaged over
+ranks as in Horovod. A call that one rank refuses, or in which ranks disagree, fails with a
+`HorovodInternalError` that is the same on all ranks. XLA cannot compile collectives. In a graph,
+TensorFlow raises its own errors (tf.errors.OpError), which contain Herring's message.
+
 See docs/horovod.md.
+
+Raises:
+  InvalidArgumentError: The operator, dtype or layout is not supported, XLA compiles the function,
+    or the process set is not registered or does not contain this rank. In an eager call, the error
+    is also a tf.errors.InvalidArgumentError.
+  ShutdownError: `init` was not called.
+  HorovodInternalError: Ranks disagree (also a MismatchError and, in an eager call, a
+    tf.errors.FailedPreconditionError), a rank was lost (also a PeerLostError), or a rank did not
+    call in time (also a TimeoutError). In a graph, the error is a tf.errors.OpError.
 """
 
 from typing import Any

@@ -35,11 +35,6 @@ def make_averager(
 
     Args:
       name: prefix of the operation names; the same on all ranks, different for each averager.
-      op: Average, Sum or Adasum, which combines gradients.
-      compression: `Compression.none`, `Compression.fp16` or a class with the same methods.
-      sparse_as_dense: True converts tf.IndexedSlices to dense tensors; False gathers the slices of
-        all ranks.
-      process_set: the ranks that take part; other ranks keep their own gradients.
       numbered: whether `name` is the same for several averagers, which get numbers.
 
     Returns:
@@ -114,7 +109,6 @@ class _Listed:
         Args:
           gradients: for each variable, a tensor, tf.IndexedSlices or None; None must be at the same
             places on all ranks.
-          variables: the variables of the gradients.
 
         Returns:
           For each variable, the average or None.

@@ -43,10 +43,6 @@ def _recorded(
     Args:
       kind: the method of `Starter` that starts the collective, for one tensor or a list.
       tensors: the tensors to send; exactly one if the method takes one tensor.
-      options: further arguments of the method.
-      name: identifies the operation across ranks; None chooses a name.
-      process_set: the ranks that take part.
-      shape_of: returns the shape of a tensor's result.
       backward: returns the gradients of the tensors, given the gradients of the results, the
         tensors and a name.
 

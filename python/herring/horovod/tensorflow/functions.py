@@ -44,15 +44,12 @@ def broadcast_variables(
     Args:
       variables: tf.Variable or keras.Variable objects of any dtype but strings. Their order, shapes
         and dtypes must be the same on all ranks.
-      root_rank: the rank of the job whose values are copied.
-      process_set: the ranks that take part.
       inplace: ignored, because values are always assigned in place.
 
     Returns:
       In a graph of tf.compat.v1, the operation that a Session must run; else None.
 
     Raises:
-      InvalidArgumentError: `root_rank` is not in the process set.
       HorovodInternalError: shapes or dtypes differ between ranks, or a rank was lost or did not
         call in time. In a graph, the error is a tf.errors.OpError.
     """
@@ -95,16 +92,12 @@ def broadcast_(
     Args:
       variables: tf.Variable or keras.Variable objects of any dtype but strings. Their order, shapes
         and dtypes must be the same on all ranks.
-      root_rank: the rank of the job whose values are copied.
-      name: identifies the operation across ranks; None chooses a name.
-      process_set: the ranks that take part.
 
     Returns:
       A list of the variables. In a graph of tf.compat.v1, a list of tensors; when a Session
       evaluates a tensor, the variable is overwritten.
 
     Raises:
-      InvalidArgumentError: `root_rank` is not in the process set.
       HorovodInternalError: shapes or dtypes differ between ranks, or a rank was lost or did not
         call in time. In a graph, the error is a tf.errors.OpError.
     """
@@ -151,17 +144,9 @@ def broadcast_object(
 
     Args:
       obj: the object to send; ignored on ranks other than the root.
-      root_rank: the rank of the job whose object is sent.
-      session: must be None.
-      name: identifies the operation across ranks; None numbers the calls.
-      process_set: the ranks that take part.
 
     Returns:
       A copy of the root's object; on the root, `obj` itself.
-
-    Raises:
-      InvalidArgumentError: `session` is not None, or `root_rank` is not in the process set.
-      HorovodInternalError: a rank was lost, or did not call in time.
     """
     _require_no_session(session)
     return objects.broadcast_object(obj, root_rank, name, process_set)
@@ -175,17 +160,8 @@ def broadcast_object_fn(
 ) -> Callable[[Any], Any]:
     """Returns a function that sends its argument from one rank to all ranks.
 
-    Args:
-      root_rank: the rank of the job whose object is sent.
-      session: must be None.
-      name: identifies the operation across ranks; None numbers the calls.
-      process_set: the ranks that take part.
-
     Returns:
       A function of an object, which returns the root's object (see `broadcast_object`).
-
-    Raises:
-      InvalidArgumentError: `session` is not None.
     """
     _require_no_session(session)
     return lambda obj: objects.broadcast_object(obj, root_rank, name, process_set)
@@ -204,16 +180,9 @@ def allgather_object(
 
     Args:
       obj: this rank's object.
-      session: must be None.
-      name: identifies the operation across ranks; None numbers the calls.
-      process_set: the ranks that take part.
 
     Returns:
       A list with the objects of all ranks, in rank order.
-
-    Raises:
-      InvalidArgumentError: `session` is not None.
-      HorovodInternalError: a rank was lost, or did not call in time.
     """
     _require_no_session(session)
     return objects.allgather_object(obj, name, process_set)

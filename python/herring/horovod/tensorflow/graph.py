@@ -45,11 +45,7 @@ def now(number: Callable[[], int]) -> Any:
 
 
 def dense(tensor: Any, kind: str) -> tf.Tensor:
-    """Converts a value to a dense tensor.
-
-    Raises:
-      InvalidArgumentError: the value is sparse.
-    """
+    """Converts a value to a dense tensor."""
     if isinstance(tensor, (tf.IndexedSlices, tf.SparseTensor)):
         raise InvalidArgumentError(
             f"{kind}: got {type(tensor).__name__}; pass tf.convert_to_tensor(slices), or "
@@ -84,14 +80,6 @@ def run(
     the collective has the name of its first tensor in the graph, which stays the same when a
     function is traced again. A graph of tf.compat.v1 has no order, so each use of a name is
     numbered there.
-
-    Args:
-      kind: Horovod's name of the collective.
-      start: starts the collective, given a `Starter` and arrays.
-      tensors: the tensors to send.
-      name: identifies the collective across ranks; None chooses a name.
-      process_set: the ranks that take part.
-      results: dtype and shape of each result.
 
     Returns:
       The results, and a name from which to derive names, for example the gradient's.

@@ -1,15 +1,4 @@
-"""The collectives of Horovod's API on TensorFlow tensors, eagerly and in graphs.
-
-Operations match across ranks by `name`. Without a name, the n-th eager call of a kind matches the
-n-th call on every other rank; in a graph, operations match by the name of their tensor. Only the
-ranks of `process_set` call a function. Tapes record the functions; gradients are averaged over
-ranks as in Horovod. The arguments `device_dense`, `device_sparse` and `ignore_name_scope` are
-ignored.
-
-A call that one rank refuses, or in which ranks disagree, fails with a `HorovodInternalError` that
-is the same on all ranks. In a graph, TensorFlow raises its own errors (`tf.errors.OpError`), which
-contain Herring's message.
-"""
+"""The collectives of Horovod's API on TensorFlow tensors, eagerly and in graphs."""
 
 from __future__ import annotations
 
@@ -93,29 +82,14 @@ def allreduce(
       tensor: a tensor of any shape, the same shape and dtype on all ranks: float16, bfloat16,
         float32, float64, int8, int16, int32, int64, uint8, uint16, uint32 or bool. For
         tf.IndexedSlices, the slices of all ranks are gathered; their number may differ.
-      average: older form of `op`: True is Average, False is Sum.
-      device_dense: ignored.
-      device_sparse: ignored.
-      compression: `Compression.none`, `Compression.fp16` or a class with the same methods.
       op: Average (the default), Sum, Min, Max, Product or Adasum. Adasum needs floats and a power
         of two of ranks. tf.IndexedSlices need Average or Sum.
-      prescale_factor: factor for each rank's values before the reduction.
-      postscale_factor: factor for the result.
-      name: identifies the operation across ranks; None chooses a name.
-      process_set: the ranks that take part.
-      ignore_name_scope: ignored.
 
     Returns:
       A new tensor, or tf.IndexedSlices. Its gradient is reduced in the same way (Average and Sum).
 
     Raises:
-      InvalidArgumentError: the operator, dtype or layout is not supported, XLA compiles the
-        function, or the process set is not registered or does not contain this rank. In an eager
-        call, the error is also a tf.errors.InvalidArgumentError.
       NotSupportedError: the operator for tf.IndexedSlices is not Average or Sum.
-      HorovodInternalError: ranks disagree (also a MismatchError and, in an eager call, a
-        tf.errors.FailedPreconditionError), a rank was lost (also a PeerLostError), or a rank did
-        not call in time (also a TimeoutError). In a graph, the error is a tf.errors.OpError.
     """
     how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     if isinstance(tensor, tf.IndexedSlices):
@@ -161,14 +135,9 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
-    """Reduces a list of tensors over all ranks as one operation.
+    """Reduces a list of tensors over all ranks as one operation; returns new tensors.
 
-    The operation succeeds or fails for all tensors, which may have different shapes and dtypes.
-    Each tf.IndexedSlices in the list is an operation of its own. The other arguments and the errors
-    are those of `allreduce`.
-
-    Returns:
-      A list of new tensors.
+    Each tf.IndexedSlices in the list is an operation of its own.
     """
     how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     result: list[Any] = list(tensors)
@@ -205,18 +174,10 @@ def allgather(
     Args:
       tensor: a tensor of shape [n, ...] and any dtype but strings; n may differ between ranks. A
         scalar counts as [1].
-      name: identifies the operation across ranks; None chooses a name.
-      ignore_name_scope: ignored.
-      process_set: the ranks that take part.
 
     Returns:
       A new tensor of shape [sum of n, ...]. Each rank's gradient is the average over all ranks of
       the gradients of its rows.
-
-    Raises:
-      InvalidArgumentError: an argument is invalid, or the process set is not registered or does
-        not contain this rank.
-      HorovodInternalError: ranks disagree, or a rank was lost or did not call in time.
     """
     return differentiable.allgather(tensor, name, process_set)
 
@@ -228,13 +189,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """Concatenates each tensor of a list over all ranks, as one operation.
-
-    The other arguments and the errors are those of `allgather`.
-
-    Returns:
-      A list of new tensors.
-    """
+    """Concatenates each tensor of a list over all ranks, as one operation."""
     return differentiable.grouped_allgather(tensors, name, process_set)
 
 
@@ -250,19 +205,10 @@ def broadcast(
 
     Args:
       tensor: a tensor of any shape and any dtype but strings, the same on all ranks.
-      root_rank: the rank whose values are copied; a rank of the job, also with a process set.
-      name: identifies the operation across ranks; None chooses a name.
-      ignore_name_scope: ignored.
-      process_set: the ranks that take part.
 
     Returns:
       A new tensor. The root's gradient is the average of all ranks' gradients; the gradients of the
       other ranks are zeros.
-
-    Raises:
-      InvalidArgumentError: an argument is invalid, or the process set is not registered or does
-        not contain this rank.
-      HorovodInternalError: ranks disagree, or a rank was lost or did not call in time.
     """
     return differentiable.broadcast(tensor, root_rank, name, process_set)
 
@@ -280,18 +226,10 @@ def alltoall(
     Args:
       tensor: a tensor of shape [n, ...] and any dtype but strings; n may differ between ranks.
       splits: the number of rows for each rank, which add up to n; None sends equal parts.
-      name: identifies the operation across ranks; None chooses a name.
-      ignore_name_scope: ignored.
-      process_set: the ranks that take part.
 
     Returns:
       A new tensor with the received rows; its gradient is sent back to the ranks that the rows came
       from. With `splits`, also the number of rows from each rank (int32 [ranks]).
-
-    Raises:
-      InvalidArgumentError: an argument is invalid, or the process set is not registered or does
-        not contain this rank.
-      HorovodInternalError: ranks disagree, or a rank was lost or did not call in time.
     """
     found, received = differentiable.alltoall(tensor, splits, name, process_set)
     return found if splits is None else (found, received)
@@ -314,23 +252,11 @@ def reducescatter(
     Args:
       tensor: a tensor of shape [n, ...] with a dtype that `allreduce` supports, the same on all
         ranks. It is divided along dimension 0; the first n % ranks blocks have one row more.
-      device_dense: ignored.
-      compression: `Compression.none`, `Compression.fp16` or a class with the same methods.
       op: Average, Sum, Min, Max or Product.
-      name: identifies the operation across ranks; None chooses a name.
-      process_set: the ranks that take part.
-      ignore_name_scope: ignored.
-      prescale_factor: factor for each rank's values before the reduction.
-      postscale_factor: factor for the result.
 
     Returns:
       A new tensor. Gradients are gathered, and multiplied by the number of ranks for Sum, as in
       Horovod.
-
-    Raises:
-      InvalidArgumentError: an argument is invalid, or the process set is not registered or does
-        not contain this rank.
-      HorovodInternalError: ranks disagree, or a rank was lost or did not call in time.
     """
     how = Reduction(op, prescale_factor, postscale_factor)
     sent, context = compression.compress(dense(tensor, "reducescatter"))
@@ -349,13 +275,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
     name: str | None = None,
 ) -> list[tf.Tensor]:
-    """Reduces and scatters each tensor of a list over all ranks, as one operation.
-
-    The other arguments and the errors are those of `reducescatter`.
-
-    Returns:
-      A list of new tensors.
-    """
+    """Reduces and scatters each tensor of a list over all ranks, as one operation."""
     how = Reduction(op, prescale_factor, postscale_factor)
     sent, contexts = _compressed(compression, tensors)
     found = differentiable.grouped_reducescatter(sent, name, how, process_set)
@@ -365,12 +285,8 @@ def grouped_reducescatter(
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Waits until every rank has called `barrier` (collective); not for use in a tf.function.
 
-    Args:
-      process_set: the ranks that take part.
-
     Raises:
       InvalidArgumentError: called while a function is traced.
-      HorovodInternalError: a rank was lost, or did not call in time.
     """
     _require_eager("barrier")
     waiting.barrier(process_set)

@@ -36,21 +36,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
       optimizer: a tf.keras.optimizers.Optimizer.
       name: prefix of the operation names, the same on all ranks. None numbers the optimizers in the
         order of their creation, which must be the same on all ranks.
-      use_locking: ignored.
-      device_dense: ignored.
-      device_sparse: ignored.
-      compression: `Compression.none`, `Compression.fp16` or a class with the same methods.
-      sparse_as_dense: True converts tf.IndexedSlices to dense tensors; False gathers the slices of
-        all ranks.
-      backward_passes_per_step: number of calls of `apply` whose gradients add up before a step.
-      op: Average, Sum or Adasum, which combines the gradients of a power of two of ranks.
-      gradient_predivide_factor: has no effect; must be 1 unless `op` is Average.
-      average_aggregated_gradients: whether to divide accumulated gradients by
-        `backward_passes_per_step`.
-      num_groups: older name of `groups`.
-      groups: checked, but has no effect.
-      process_set: the ranks that take part.
-      scale_local_gradients: whether to divide gradients of local variables by the number of ranks.
 
     Returns:
       `optimizer`.

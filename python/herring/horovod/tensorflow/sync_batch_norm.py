@@ -20,7 +20,6 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
     Args:
       *arguments: positional arguments of keras.layers.BatchNormalization.
-      process_set: the ranks that take part, which must all call the layer during training.
       **options: keyword arguments of keras.layers.BatchNormalization.
     """
 

@@ -42,19 +42,6 @@ class DistributedGradientTape(plain.DistributedGradientTape):
 
         Args:
           gradtape: a tf.GradientTape, persistent or not.
-          device_dense: ignored.
-          device_sparse: ignored.
-          compression: `Compression.none`, `Compression.fp16` or a class with the same methods. With
-            fp16, float32 gradients are sent between nodes in 16 bits and added in 32.
-          sparse_as_dense: True converts tf.IndexedSlices to dense tensors; False gathers the slices
-            of all ranks.
-          op: Average, Sum or Adasum, which combines the gradients of a power of two of ranks.
-          gradient_predivide_factor: has no effect, because sums cannot overflow before division.
-          num_groups: older name of `groups`.
-          groups: checked, but has no effect, because gradients share fusion buffers anyway.
-          process_set: the ranks that take part; other ranks keep their own gradients.
-          scale_local_gradients: whether to divide gradients of local sources by the number of
-            ranks.
 
         Raises:
           InvalidArgumentError: `gradtape` is not a tape, or another argument has an invalid value.
@@ -160,18 +147,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
 
     Args:
       gradtape: a tf.GradientTape, persistent or not.
-      device_dense: ignored.
-      device_sparse: ignored.
-      compression: `Compression.none`, `Compression.fp16` or a class with the same methods.
-      sparse_as_dense: True converts tf.IndexedSlices to dense tensors; False gathers the slices of
-        all ranks.
-      op: Average, Sum or Adasum, which combines the gradients of a power of two of ranks.
-      gradient_predivide_factor: has no effect; must be 1 unless `op` is Average.
-      num_groups: older name of `groups`.
-      groups: checked, but has no effect.
-      process_set: the ranks that take part; other ranks keep their own gradients.
       local_layers: a Keras layer, or a list of layers, the same on all ranks; None means none.
-      scale_local_gradients: whether to divide the layers' gradients by the number of ranks.
 
     Returns:
       The tape.

@@ -1,4 +1,15 @@
-"""Horovod's API for PyTorch: ``import herring.horovod.torch as hvd``. See docs/horovod.md."""
+"""Horovod's API for PyTorch: ``import herring.horovod.torch as hvd``.
+
+Functions whose name ends with ``_`` write into the tensors given; other functions return new
+tensors. Functions with ``async`` in their name return an integer handle for `synchronize` and
+`poll`; until then, do not touch a tensor that they write into. Operations match across ranks by
+`name`; without a name, the n-th call of a kind matches the n-th call on every other rank. Only the
+ranks of `process_set` call a function. Autograd tracks the functions that wait and return new
+tensors (`allreduce`, `allgather`, ...); gradients are averaged over ranks as in Horovod.
+
+A call that one rank refuses, or in which ranks disagree, fails with the same error on all ranks;
+later calls succeed. See docs/horovod.md.
+"""
 
 from herring.horovod.common.exceptions import HostsUpdatedInterrupt
 from herring.horovod.common.objects import allgather_object, broadcast_object

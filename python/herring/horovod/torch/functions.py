@@ -31,13 +31,9 @@ def broadcast_parameters(
     Args:
       params: `model.state_dict()`, `model.named_parameters()` or `model.parameters()`. Values that
         are not tensors are ignored.
-      root_rank: the rank of the job whose values are copied.
-      process_set: the ranks that take part.
 
     Raises:
       InvalidArgumentError: `params` is something else, or `root_rank` is not in the process set.
-      HorovodInternalError: names, shapes or dtypes differ between ranks, or a rank was lost or did
-        not call in time.
     """
     if isinstance(params, Mapping):
         listed = sorted(params.items(), key=lambda item: str(item[0]))
@@ -71,14 +67,7 @@ def broadcast_optimizer_state(
 
     Args:
       optimizer: an optimizer of the same parameters on every rank.
-      root_rank: the rank of the job whose state is copied.
       model: ignored.
-      process_set: the ranks that take part.
-
-    Raises:
-      InvalidArgumentError: `root_rank` is not in the process set.
-      HorovodInternalError: the optimizers differ in type, groups or parameters, or a rank was lost
-        or did not call in time.
     """
     del model
     group = group_of(process_set)

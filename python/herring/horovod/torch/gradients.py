@@ -93,14 +93,6 @@ class PlannedGradients:
     result.
 
     Args:
-      named: pairs of names and parameters, in registration order.
-      name: name of the operations.
-      passes: number of backward passes per step.
-      sums: whether `synchronize` computes sums instead of averages.
-      half: whether float32 gradients are sent as float16.
-      densify: whether sparse gradients are converted to dense ones.
-      sparse: parameters that are known to have sparse gradients.
-      process_set: the ranks that take part.
       relist: returns the current parameters if they may have changed, else None.
     """
 
@@ -172,11 +164,7 @@ class PlannedGradients:
         return self._reducer.round_open
 
     def synchronize(self) -> None:
-        """Completes the averages or sums in `.grad` (collective unless the round has ended).
-
-        Raises:
-          HorovodInternalError: the round failed, or the last backward pass raised an exception.
-        """
+        """Completes the averages or sums in `.grad` (collective unless the round has ended)."""
         reducer = self._reducer
         with internal_errors():
             if reducer.round_open:
@@ -233,18 +221,7 @@ class PlannedGradients:
 
 
 class TensorGradients:
-    """Averages each gradient with an operation of its own, for compressors of the caller.
-
-    Args:
-      named: pairs of names and parameters.
-      name: prefix of the operation names.
-      passes: number of backward passes per step.
-      op: `Average` or `Sum`.
-      scales: factors for gradients before and after the sum.
-      compression: the compressor for the tensors that are sent.
-      densify: whether sparse gradients are converted to dense ones.
-      process_set: the ranks that take part.
-    """
+    """Averages each gradient with an operation of its own, for compressors of the caller."""
 
     def __init__(
         self,
@@ -301,11 +278,7 @@ class TensorGradients:
         return False
 
     def synchronize(self) -> None:
-        """Completes the averages or sums in `.grad` (collective).
-
-        Raises:
-          HorovodInternalError: the first operation that failed; all other operations completed.
-        """
+        """Completes the averages or sums in `.grad` (collective)."""
         for name, parameter in self._named:
             if parameter.requires_grad and id(parameter) not in self._calls:
                 self._start(name, parameter)

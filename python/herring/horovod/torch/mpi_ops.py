@@ -1,16 +1,4 @@
-"""The collectives of Horovod's API on PyTorch tensors.
-
-Functions whose name ends with ``_`` write into the tensors given; other functions return new
-tensors. Functions with ``async`` in their name return an integer handle for `synchronize` and
-`poll`. Operations match across ranks by `name`; without a name, the n-th call of a kind matches the
-n-th call on every other rank. Only the ranks of `process_set` call a function. Autograd tracks the
-functions that wait and return new tensors (`allreduce`, `allgather`, ...); gradients are averaged
-over ranks as in Horovod.
-
-A call that one rank refuses, or in which ranks disagree, fails with the same error on all ranks;
-later calls succeed. An invalid argument raises `herring.InvalidArgumentError`, which is a
-ValueError. Later failures raise `HorovodInternalError`.
-"""
+"""The collectives of Horovod's API on PyTorch tensors."""
 
 from __future__ import annotations
 
@@ -76,13 +64,7 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Starts an all-reduce of a tensor and returns a handle.
-
-    Autograd does not track the result. The arguments have the same meaning as for `allreduce`.
-
-    Returns:
-      A handle; `synchronize` returns the new tensor.
-    """
+    """Starts an all-reduce of a tensor; `synchronize` returns a new tensor."""
     how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     return Starter(name, process_set).allreduce(tensor, how).handle()
 
@@ -96,14 +78,7 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Starts an all-reduce of a tensor in place and returns a handle.
-
-    Do not read or write `tensor` until `synchronize` has returned. The arguments have the same
-    meaning as for `allreduce`.
-
-    Returns:
-      A handle; `synchronize` returns `tensor`.
-    """
+    """Starts an all-reduce of a tensor in place; `synchronize` returns `tensor`."""
     how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     return Starter(name, process_set).allreduce(tensor, how, in_place=True).handle()
 
@@ -125,23 +100,9 @@ def allreduce(
     Args:
       tensor: a tensor of any shape, the same shape and dtype on all ranks: float16, bfloat16,
         float32, float64, int8, int16, int32, int64, uint8 or bool.
-      average: older form of `op`: True is Average, False is Sum.
-      name: identifies the operation across ranks; None numbers the calls.
-      compression: `Compression.none`, `Compression.fp16` or a class with the same methods.
-      op: Average (the default), Sum, Min, Max, Product or Adasum. Adasum needs floats and a power
-        of two of ranks.
-      prescale_factor: factor for each rank's values before the reduction.
-      postscale_factor: factor for the result.
-      process_set: the ranks that take part.
 
     Returns:
       A new tensor. Its gradient is reduced in the same way (Average and Sum only).
-
-    Raises:
-      InvalidArgumentError: the operator, dtype or layout is not supported, the name is in flight,
-        or the process set is not registered or does not contain this rank.
-      HorovodInternalError: ranks disagree (also a MismatchError), a rank was lost (also a
-        PeerLostError), or a rank did not call in time (also a TimeoutError).
     """
     how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     sent, context = compression.compress(tensor)
@@ -158,10 +119,7 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Reduces a tensor over all ranks in place and returns it.
-
-    The arguments and errors are those of `allreduce`. Autograd does not track the result.
-    """
+    """Reduces a tensor over all ranks in place and returns it."""
     return synchronize(
         allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
     )
@@ -176,14 +134,7 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Starts an all-reduce of a list of tensors and returns a handle.
-
-    Autograd does not track the result. The arguments have the same meaning as for
-    `grouped_allreduce`.
-
-    Returns:
-      A handle; `synchronize` returns a list of new tensors.
-    """
+    """Starts an all-reduce of a list; `synchronize` returns a list of new tensors."""
     how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     return Starter(name, process_set).grouped_allreduce(tensors, how).handle()
 
@@ -197,14 +148,7 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Starts an all-reduce of a list of tensors in place and returns a handle.
-
-    Do not read or write the tensors until `synchronize` has returned. The arguments have the same
-    meaning as for `grouped_allreduce`.
-
-    Returns:
-      A handle; `synchronize` returns the list of tensors.
-    """
+    """Starts an all-reduce of a list in place; `synchronize` returns the list."""
     how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     return Starter(name, process_set).grouped_allreduce(tensors, how, in_place=True).handle()
 
@@ -219,14 +163,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Reduces a list of tensors over all ranks as one operation.
-
-    The operation succeeds or fails for all tensors, which may have different shapes and dtypes. The
-    other arguments and the errors are those of `allreduce`.
-
-    Returns:
-      A list of new tensors.
-    """
+    """Reduces a list of tensors over all ranks as one operation; returns new tensors."""
     how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     sent, contexts = _compressed(compression, tensors)
     found = differentiable.grouped_allreduce(sent, name, how, process_set)
@@ -249,10 +186,7 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Reduces a list of tensors over all ranks in place and returns the list.
-
-    The arguments and errors are those of `allreduce`. Autograd does not track the result.
-    """
+    """Reduces a list of tensors over all ranks in place and returns the list."""
     return synchronize(
         grouped_allreduce_async_(
             tensors, average, name, op, prescale_factor, postscale_factor, process_set
@@ -266,23 +200,14 @@ def sparse_allreduce_async(
     op: int = Average,
     process_set: ProcessSet = global_process_set,
 ) -> SparseHandle:
-    """Starts an all-reduce of a sparse COO tensor and returns a handle.
+    """Starts an all-reduce of a sparse COO tensor, whose entries every rank gathers and adds up.
 
-    Every rank gathers the entries of all ranks and adds them up.
+    Both `synchronize(handle)` and `handle()` return a new coalesced tensor.
 
     Args:
       tensor: a sparse COO tensor with the same shape and sparse dimensions on all ranks, and any
         number of entries.
-      name: identifies the operation across ranks; None numbers the calls.
-      op: Average or Sum, the same on all ranks.
-      process_set: the ranks that take part.
-
-    Returns:
-      A handle. Both `synchronize(handle)` and `handle()` return a new coalesced tensor.
-
-    Raises:
-      InvalidArgumentError: the tensor is not sparse COO, the operator is not supported, the name is
-        in flight, or the process set is not registered or does not contain this rank.
+      op: Average or Sum.
     """
     return Starter(name, process_set).sparse_allreduce(tensor, op).handle_of(SparseHandle)
 
@@ -290,13 +215,7 @@ def sparse_allreduce_async(
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Starts an all-gather of a tensor and returns a handle.
-
-    Autograd does not track the result. The arguments have the same meaning as for `allgather`.
-
-    Returns:
-      A handle; `synchronize` returns the new tensor.
-    """
+    """Starts an all-gather of a tensor; `synchronize` returns a new tensor."""
     return Starter(name, process_set).allgather(tensor).handle()
 
 
@@ -307,18 +226,10 @@ def allgather(
 
     Args:
       tensor: a tensor of shape [n, ...]; n may differ between ranks. A scalar counts as [1].
-      name: identifies the operation across ranks; None numbers the calls.
-      process_set: the ranks that take part.
 
     Returns:
       A new tensor of shape [sum of n, ...]. Each rank's gradient is the average over all ranks of
       the gradients of its rows.
-
-    Raises:
-      InvalidArgumentError: the tensor cannot be sent, the name is in flight, or the process set is
-        not registered or does not contain this rank.
-      HorovodInternalError: ranks disagree (also a MismatchError), a rank was lost (also a
-        PeerLostError), or a rank did not call in time (also a TimeoutError).
     """
     return differentiable.allgather(tensor, name, process_set)
 
@@ -328,14 +239,7 @@ def grouped_allgather_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Starts an all-gather of a list of tensors and returns a handle.
-
-    Autograd does not track the result. The arguments have the same meaning as for
-    `grouped_allgather`.
-
-    Returns:
-      A handle; `synchronize` returns a list of new tensors.
-    """
+    """Starts an all-gather of a list; `synchronize` returns a list of new tensors."""
     return Starter(name, process_set).grouped_allgather(tensors).handle()
 
 
@@ -344,13 +248,7 @@ def grouped_allgather(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Concatenates each tensor of a list over all ranks, as one operation.
-
-    The other arguments and the errors are those of `allgather`.
-
-    Returns:
-      A list of new tensors.
-    """
+    """Concatenates each tensor of a list over all ranks, as one operation."""
     return list(differentiable.grouped_allgather(tensors, name, process_set))
 
 
@@ -360,13 +258,7 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Starts a broadcast of a tensor and returns a handle.
-
-    Autograd does not track the result. The arguments have the same meaning as for `broadcast`.
-
-    Returns:
-      A handle; `synchronize` returns the new tensor.
-    """
+    """Starts a broadcast of a tensor; `synchronize` returns a new tensor."""
     return Starter(name, process_set).broadcast(tensor, root_rank).handle()
 
 
@@ -376,14 +268,7 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Starts a broadcast of a tensor in place and returns a handle.
-
-    Do not read or write `tensor` until `synchronize` has returned. The arguments have the same
-    meaning as for `broadcast`.
-
-    Returns:
-      A handle; `synchronize` returns `tensor`.
-    """
+    """Starts a broadcast of a tensor in place; `synchronize` returns `tensor`."""
     return Starter(name, process_set).broadcast(tensor, root_rank, in_place=True).handle()
 
 
@@ -397,19 +282,10 @@ def broadcast(
 
     Args:
       tensor: a tensor with the same shape and dtype on all ranks.
-      root_rank: the rank whose values are copied; a rank of the job, also with a process set.
-      name: identifies the operation across ranks; None numbers the calls.
-      process_set: the ranks that take part.
 
     Returns:
       A new tensor. The root's gradient is the average of all ranks' gradients; the gradients of the
       other ranks are zeros.
-
-    Raises:
-      InvalidArgumentError: the tensor cannot be sent, the root is not in the process set, the name
-        is in flight, or the process set is not registered or does not contain this rank.
-      HorovodInternalError: ranks disagree (also a MismatchError), a rank was lost (also a
-        PeerLostError), or a rank did not call in time (also a TimeoutError).
     """
     return differentiable.broadcast(tensor, root_rank, name, process_set)
 
@@ -420,10 +296,7 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Copies a tensor from one rank to all ranks in place and returns it.
-
-    The arguments and errors are those of `broadcast`. Autograd does not track the result.
-    """
+    """Copies a tensor from one rank to all ranks in place and returns it."""
     return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
 
 
@@ -433,13 +306,10 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Starts an all-to-all and returns a handle.
+    """Starts an all-to-all of a tensor.
 
-    Autograd does not track the result. The arguments have the same meaning as for `alltoall`.
-
-    Returns:
-      A handle; `synchronize` returns the new tensor and the number of rows from each rank, also
-      without `splits`.
+    `synchronize` returns the new tensor and, also without `splits`, the number of rows from each
+    rank.
     """
     return Starter(name, process_set).alltoall(tensor, splits).handle()
 
@@ -455,18 +325,10 @@ def alltoall(
     Args:
       tensor: a tensor of shape [n, ...]; n may differ between ranks.
       splits: the number of rows for each rank, which add up to n; None sends equal parts.
-      name: identifies the operation across ranks; None numbers the calls.
-      process_set: the ranks that take part.
 
     Returns:
       A new tensor with the received rows; its gradient is sent back to the ranks that the rows came
       from. With `splits`, also the number of rows from each rank (int32 [ranks], on the CPU).
-
-    Raises:
-      InvalidArgumentError: the tensor cannot be sent, `splits` do not add up to n, the name is in
-        flight, or the process set is not registered or does not contain this rank.
-      HorovodInternalError: ranks disagree (also a MismatchError), a rank was lost (also a
-        PeerLostError), or a rank did not call in time (also a TimeoutError).
     """
     found, received = differentiable.alltoall(tensor, splits, name, process_set)
     return found if splits is None else (found, received)
@@ -480,13 +342,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Starts a reduce-scatter of a tensor and returns a handle.
-
-    Autograd does not track the result. The arguments have the same meaning as for `reducescatter`.
-
-    Returns:
-      A handle; `synchronize` returns the new tensor.
-    """
+    """Starts a reduce-scatter of a tensor; `synchronize` returns a new tensor."""
     how = Reduction(op, prescale_factor, postscale_factor)
     return Starter(name, process_set).reducescatter(tensor, how).handle()
 
@@ -505,22 +361,11 @@ def reducescatter(
     Args:
       tensor: a tensor of shape [n, ...], the same on all ranks. It is divided along dimension 0;
         the first n % ranks blocks have one row more than the others.
-      name: identifies the operation across ranks; None numbers the calls.
-      compression: `Compression.none`, `Compression.fp16` or a class with the same methods.
       op: Average, Sum, Min, Max or Product.
-      process_set: the ranks that take part.
-      prescale_factor: factor for each rank's values before the reduction.
-      postscale_factor: factor for the result.
 
     Returns:
       A new tensor. Gradients are gathered, and multiplied by the number of ranks for Sum, as in
       Horovod.
-
-    Raises:
-      InvalidArgumentError: the operator, dtype or layout is not supported, the name is in flight,
-        or the process set is not registered or does not contain this rank.
-      HorovodInternalError: ranks disagree (also a MismatchError), a rank was lost (also a
-        PeerLostError), or a rank did not call in time (also a TimeoutError).
     """
     how = Reduction(op, prescale_factor, postscale_factor)
     sent, context = compression.compress(tensor)
@@ -536,14 +381,7 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Starts a reduce-scatter of a list of tensors and returns a handle.
-
-    Autograd does not track the result. The arguments have the same meaning as for
-    `grouped_reducescatter`.
-
-    Returns:
-      A handle; `synchronize` returns a list of new tensors.
-    """
+    """Starts a reduce-scatter of a list; `synchronize` returns a list of new tensors."""
     how = Reduction(op, prescale_factor, postscale_factor)
     return Starter(name, process_set).grouped_reducescatter(tensors, how).handle()
 
@@ -557,13 +395,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """Reduces and scatters each tensor of a list over all ranks, as one operation.
-
-    The other arguments and the errors are those of `reducescatter`.
-
-    Returns:
-      A list of new tensors.
-    """
+    """Reduces and scatters each tensor of a list over all ranks, as one operation."""
     how = Reduction(op, prescale_factor, postscale_factor)
     sent, contexts = _compressed(compression, tensors)
     found = differentiable.grouped_reducescatter(sent, name, how, process_set)
@@ -577,9 +409,6 @@ def join(device: int = -1) -> int:
     Averages divide by the number of all ranks, with zeros for those that have joined, unless
     ``init(joined_as_zeros=False)`` was called. Any other collective fails meanwhile, with an error
     that names the ranks that have joined.
-
-    Args:
-      device: ignored.
 
     Returns:
       The rank that called `join` last.

@@ -394,17 +394,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
       optimizer: any torch optimizer. Its state is shared with the new optimizer; do not use it
         any more.
       named_parameters: `model.named_parameters()`, for messages and names of operations.
-      compression: `Compression.none`, `Compression.fp16` or a class with the same methods. With
-        fp16, float32 gradients are sent between nodes in 16 bits and added in 32.
-      backward_passes_per_step: number of backward passes whose gradients add up before a step.
-      op: Average, Sum or Adasum. Adasum combines the updates of a power of two of ranks.
       gradient_predivide_factor: has no effect unless you pass your own compressor, because sums
         cannot overflow before they are divided.
-      num_groups: older name of `groups`.
-      groups: checked, but has no effect, because gradients share fusion buffers anyway.
       sparse_as_dense: True converts sparse gradients to dense ones; False exchanges their rows.
         With SparseAdam, which needs sparse gradients, rows are always exchanged.
-      process_set: the ranks that take part.
 
     Returns:
       An optimizer of the same class, with the additional methods `synchronize()`,

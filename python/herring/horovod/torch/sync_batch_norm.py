@@ -16,7 +16,6 @@ class SyncBatchNorm(sync_batch_norm.SyncBatchNorm):
       num_features: number of channels.
       *arguments: further positional arguments of `torch.nn.BatchNorm1d`: eps, momentum, affine,
         track_running_stats ...
-      process_set: the ranks that take part.
       **options: keyword arguments of `torch.nn.BatchNorm1d`.
     """
 

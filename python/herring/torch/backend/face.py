@@ -98,11 +98,7 @@ def has_face() -> bool:
 
 
 def add_face(group: dist.ProcessGroup) -> None:
-    """Lets C++ reach the group's collectives in every way that this torch has.
-
-    Args:
-      group: A process group in Python, with the methods of a backend.
-    """
+    """Lets C++ reach the group's collectives in every way that this torch has."""
     if _Face is None:
         _add_operators()
         return

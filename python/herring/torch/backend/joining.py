@@ -39,19 +39,12 @@ def join_by_store(store: Any, rank: int, size: int, settings: Mapping[str, Any])
     If ``HERRING_RENDEZVOUS`` is set, as dedicated servers require and ``herring run`` does, the
     ranks meet there. Otherwise rank 0 publishes an address and a secret in the store.
 
-    Args:
-      store: torch's store, the same for all ranks.
-      rank: The rank of this process in the store.
-      size: The number of ranks.
-      settings: Values that override settings by name.
-
     Returns:
       Whether this call joined a job.
 
     Raises:
       ConfigurationError: The process is in a job as another rank, the store does not reach the
         other ranks, or the environment or a setting is wrong.
-      AuthenticationError: The rendezvous does not know this job's secret.
       TimeoutError: Not all processes came in time; the message lists those that are missing.
     """
     if not runtime.is_initialized():
@@ -110,13 +103,6 @@ def worker_again(rank: int, size: int) -> WorkerEnvironment:
     """Returns what the environment says about a worker of a job that follows another one.
 
     Its rank and size are those of the new job, whatever the launcher has set for the first one.
-
-    Args:
-      rank: The rank of this process in the new job.
-      size: The number of ranks of the new job.
-
-    Raises:
-      ConfigurationError: The environment is wrong, or asks for dedicated servers.
     """
     environ = dict(os.environ)
     if environ.get("HERRING_SERVERS", "").strip() not in ("", "0"):
@@ -145,14 +131,7 @@ def base_of(store: Any) -> Any:
 
 
 def meet_by_store(store: Any, worker: WorkerEnvironment, name: str, wait: Wait) -> Meeting:
-    """Finds the other ranks in a store: rank 0 publishes an address there, and perhaps a secret.
-
-    Args:
-      store: torch's store, the same for all ranks.
-      worker: This worker.
-      name: The beginning of the keys. No other meeting may use it.
-      wait: How long the ranks may take.
-    """
+    """Finds the other ranks in a store: rank 0 publishes an address there, and perhaps a secret."""
     secret = secret_of(worker)
     if worker.size == 1:
         return meet_nobody(secret)

@@ -29,18 +29,12 @@ def result_of(
     """Returns the result of a complete operation on the list of `flat`.
 
     Args:
-      operation: the complete operation.
-      flat: the tensor that was sent, [n].
-      elements: the number of elements of the result.
       into: a contiguous tensor for the result, with the dtype and device of `flat`; None: a new
         tensor is made.
 
     Returns:
       A flat tensor of the dtype of `flat`: on its GPU if the core takes tensors from there, for the
       current stream; else in host memory.
-
-    Raises:
-      MismatchError: `into` has another size.
     """
     if devices.gpu_of(flat) is None:
         _, _, data = operation.results()[0]

@@ -34,14 +34,7 @@ class _Received(OperationWork):
 
 
 class Messages:
-    """Sends and receives messages.
-
-    Args:
-      owner: The process group.
-      group: The core's group; None means all ranks.
-      places: The core's number of each rank.
-      rank: The rank of this process.
-    """
+    """Sends and receives messages."""
 
     def __init__(self, owner: Owner, group: Group | None, places: Sequence[int], rank: int) -> None:
         self._owner = owner

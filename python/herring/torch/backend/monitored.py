@@ -15,11 +15,7 @@ from herring.errors import TimeoutError
 
 
 def answer_monitored_barrier(ours: Callable[[Any], bool]) -> None:
-    """Lets torch's function serve groups of Herring; other groups get torch's own.
-
-    Args:
-      ours: Returns whether a process group is one of Herring's.
-    """
+    """Lets torch's function serve groups of Herring; other groups get torch's own."""
     original = dist.monitored_barrier
     if hasattr(original, "of_herring"):
         return
@@ -48,9 +44,7 @@ def failed_to_pass(
 
     Args:
       error: The error of the barrier, which names the ranks of the job that are missing.
-      limit: The timeout.
       wait_all_ranks: Whether the first words name all missing ranks, or the first one.
-      group: The process group, whose ranks the first words name.
     """
     text = str(error)
     told = re.search(r" waited \S+ \S+ for (.*?), which did not call it", text)

@@ -25,20 +25,10 @@ def other_backend(
     """Makes gloo or NCCL for one kind of device, and registers it with the group (collective).
 
     Args:
-      group: The process group.
-      kind: The kind of device, for example "cuda".
       name: The backend's name; empty if torch was given none for this kind.
-      given: The backend of each kind of device that has one.
-      store: The group's store.
-      rank: The rank of this process in the group.
-      size: The number of ranks in the group.
-      timeout: The timeout of operations.
 
     Returns:
       The backend.
-
-    Raises:
-      ConfigurationError: The backend does not exist here.
     """
     own = dist.PrefixStore(f"herring-{kind}/", store)
     types = dist.ProcessGroup.BackendType

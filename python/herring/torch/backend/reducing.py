@@ -43,14 +43,9 @@ class ReducingProcessGroup(BaseProcessGroup):
 
         Args:
           tensors: A tensor, or a list of one; any shape, dtype, layout and strides.
-          opts: Has the operator and the timeout.
-          timeout: Not used; torch has deprecated it in favour of `opts`.
 
         Returns:
           The work; its outputs are the tensors.
-
-        Raises:
-          InvalidArgumentError: The dtype has no such operator. All ranks raise it, at `wait`.
         """
         del timeout
         tensors = list_of(tensors)
@@ -211,10 +206,8 @@ class ReducingProcessGroup(BaseProcessGroup):
         """Reduces lists of tensors over all ranks; rank r gets the r-th result.
 
         Args:
-          outputs: A list of one tensor, for this rank's result.
           inputs: A list of one list, which has a tensor for each rank. The tensors of a list may
             have different sizes; the sizes must be equal on all ranks.
-          opts: Has the operator and the timeout.
 
         Returns:
           The work; its output is the tensor in `outputs`.

@@ -44,7 +44,6 @@ class Reduction(NamedTuple):
 
     Attributes:
       op: The core's operator; empty if the core has none and `fold` is used.
-      prescale: A factor for every rank's values.
       wire: A function that turns a contiguous tensor into a view that the core takes.
       divisor: The number by which a sum of integers is divided, towards zero; 1 if not divided.
       fold: A function that turns [ranks, n] of the tensor's dtype into [n].
@@ -98,16 +97,7 @@ def _operator(op: Any) -> tuple[str, Any]:
 
 
 def reduction_of(op: Any, dtype: torch.dtype, ranks: int) -> Reduction:
-    """Returns how an operator of torch is applied to a dtype.
-
-    Args:
-      op: A `torch.distributed.ReduceOp`.
-      dtype: The tensors' dtype.
-      ranks: The number of ranks that take part.
-
-    Raises:
-      InvalidArgumentError: The operator cannot be applied to the dtype.
-    """
+    """Returns how an operator of torch is applied to a dtype."""
     name, factor = _operator(op)
     found = _reduction(name, factor, dtype, ranks)
     if dtype in _NATIVE and found.fold is None and found.divisor == 1:

@@ -14,16 +14,7 @@ from herring.torch.backend.tensors import as_dense
 
 
 class SparseSum:
-    """A sum over ranks of COO tensors; entries may differ between ranks, so they are gathered.
-
-    Args:
-      tensor: A sparse COO tensor, of the same shape on all ranks.
-      op: torch's SUM or AVG.
-      ranks: The number of ranks that take part.
-
-    Raises:
-      InvalidArgumentError: `op` is something else.
-    """
+    """A sum over ranks of COO tensors; entries may differ between ranks, so they are gathered."""
 
     def __init__(self, tensor: torch.Tensor, op: Any, ranks: int) -> None:
         kind = getattr(op, "op", op)

@@ -58,7 +58,6 @@ def as_dense(tensor: torch.Tensor, operation: str) -> torch.Tensor:
     Autograd does not see changes, as with every backend of torch.
 
     Args:
-      tensor: any.
       operation: what it is for; the warning about a copy from a GPU names it.
 
     Raises:
@@ -109,11 +108,7 @@ def copy_back(tensor: torch.Tensor, found: torch.Tensor) -> None:
 
 
 class Blocks:
-    """One block per rank, in the order in which the core numbers the ranks.
-
-    Args:
-      places: The core's number of each rank.
-    """
+    """One block per rank, in the order in which the core numbers the ranks."""
 
     def __init__(self, places: Sequence[int]) -> None:
         self.order = sorted(range(len(places)), key=places.__getitem__)  # ranks, by place

@@ -29,7 +29,6 @@ class TensorFlowState(ObjectState):
     Args:
       variables: tf.Variable or keras.Variable objects of any dtype but strings, in the same order
         on all ranks.
-      session: must be None.
       **kwargs: further values by name.
 
     Raises:
