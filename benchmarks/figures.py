@@ -22,8 +22,8 @@ from typing import Any
 
 from harness import BenchJob, Hosts, JobError, Layout, ThisMachine, run_pairs
 
-from herring import models
 from herring.base.provenance import write_results
+from herring.bench import models
 from herring_lab.emulate import Cluster, ClusterError
 
 MEGABIT = 1e6

@@ -34,20 +34,20 @@ PYTHON_MODULES = (
     "herring.base",
     "herring.process",
     "herring.terminal",
-    "herring.models",
     "herring.flight",
     "herring.rendezvous",
     "herring.lobby",
     "herring.arrays",
-    "herring",
     "herring.partial",
+    "herring",
     "herring.planned",
     "herring.elastic",
-    "herring.face",
+    "herring.arrays.face",
     "herring.observe",
     "herring.doctor",
     "herring.launch",
     "herring.bench",
+    "herring.models",
     "herring.torch",
     "herring.autoload",
     "herring.ray",
@@ -75,7 +75,6 @@ PYTHON_MODULES = (
 # Imports of modules further down, each where a user asks for an optional part, and why.
 OPTIONAL_PARTS = {
     ("herring.bench.cli", "herring_lab.competitors"): "herring-dl-lab is needed for --peer",
-    ("herring.tensorflow", "herring.keras"): "DistributedOptimizer is for those who have Keras",
 }
 # CMakeLists.txt lists the core's modules in their order. Those of the laboratory come after them.
 CORE_MODULES = re.compile(r"foreach\(module ([\w\s]+)\)")

@@ -87,21 +87,8 @@ if TYPE_CHECKING:
     from herring.arrays.operations import (
         Handle,
     )
-    from herring.arrays.partial import (
-        PartialReduction,
-        Quorum,
-        Replay,
-        RoundInfo,
-        RoundStatistics,
-        flush,
-        partial_statistics,
-    )
     from herring.arrays.planned import (
         PlannedReduction,
-    )
-    from herring.arrays.reduction import (
-        allreduce,
-        allreduce_async,
     )
     from herring.arrays.rooted import (
         gather,
@@ -124,6 +111,19 @@ if TYPE_CHECKING:
         stop_timeline,
         write_flight_record,
     )
+    from herring.partial import (
+        PartialReduction,
+        Quorum,
+        Replay,
+        RoundInfo,
+        RoundStatistics,
+        flush,
+        partial_statistics,
+    )
+    from herring.partial.allreduce import (
+        allreduce,
+        allreduce_async,
+    )
 
 # Modules that define the public names. They are imported when a public name is first used, in this
 # order, until one lists the name in its __all__.
@@ -133,12 +133,12 @@ _HOMES = (
     "herring.arrays.operations",
     "herring.arrays.collectives",
     "herring.arrays.objects",
-    "herring.arrays.reduction",
+    "herring.partial.allreduce",
     "herring.arrays.rooted",
     "herring.arrays.messages",
     "herring.arrays.grouped",
     "herring.arrays.joining",
-    "herring.arrays.partial",
+    "herring.partial",
     "herring.arrays.planned",
 )
 

@@ -51,6 +51,20 @@ def test_alone() -> None:
     jobs().expect_success(jobs().run_job(["-n", "1"], code, TF_CPP_MIN_LOG_LEVEL="3"))
 
 
+def test_the_optimizer_of_keras_is_still_there_with_a_warning() -> None:
+    code = """
+        import pytest
+        import herring.keras
+        import herring.tensorflow
+        with pytest.warns(DeprecationWarning, match="is herring.keras.DistributedOptimizer"):
+            optimizer = herring.tensorflow.DistributedOptimizer
+        assert optimizer is herring.keras.DistributedOptimizer
+        with pytest.raises(AttributeError, match="it is in herring itself"):
+            herring.tensorflow.gather
+        """
+    jobs().expect_success(jobs().run_job(["-n", "1"], code, TF_CPP_MIN_LOG_LEVEL="3"))
+
+
 def test_threads_wait_in_any_order() -> None:
     """TensorFlow has one thread for operations, and ranks call in different orders."""
     code = """

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from herring.arrays.partial.replay import Replay, read
 from herring.errors import InvalidArgumentError
+from herring.partial.replay import Replay, read
 from jobs import expect_success, program, run_job
 
 LAYOUTS = {
@@ -25,7 +25,7 @@ def test_a_replay_gives_the_same_bits(tmp_path: pathlib.Path) -> None:
         expect_success(run_job(layout, script, RECORDING=str(path)))
         # The recording is complete, and a later job can repeat it too.
         later = """
-        from herring.arrays.partial.replay import read
+        from herring.partial.replay import read
         from replay_training import train
         herring.init()
         weights, digest, lists, steps = train(

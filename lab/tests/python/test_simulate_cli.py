@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from herring import models
+from herring.bench import models
 from herring.launch import cli
 from herring_lab.simulate import answer as answers
 from herring_lab.simulate import network as networks

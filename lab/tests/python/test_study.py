@@ -15,7 +15,7 @@ from collections.abc import Callable
 import pytest
 
 import warm
-from herring import models
+from herring.bench import models
 from herring.errors import ConfigurationError
 from herring_lab import competitors as peers
 from herring_lab.report import Chart, Table, markdown, read, show, tick, write

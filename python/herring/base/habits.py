@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import importlib
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 _OPERATORS = {"Average": "average", "Sum": "sum", "Min": "min", "Max": "max", "Product": "product"}
 # Names in other libraries, and what to write instead with Herring.
@@ -54,6 +57,21 @@ _OF_ADAPTERS = {
     "broadcast_parameters": "herring.torch",
     "broadcast_variables": "herring.tensorflow (or .keras)",
 }
+# Names that a module had in an earlier release, and the module that has them now.
+_MOVED = {"herring.tensorflow.DistributedOptimizer": "herring.keras"}
+
+
+def moved(module: str, name: str) -> Any:
+    """Returns what a module had under this name in an earlier release, with a warning, or None."""
+    home = _MOVED.get(f"{module}.{name}")
+    if home is None:
+        return None
+    warnings.warn(
+        f"{module}.{name} is {home}.{name}; the next release has it only there",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return getattr(importlib.import_module(home), name)
 
 
 def missing(

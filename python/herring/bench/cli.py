@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from herring import models
 from herring.base.parts import missing_part
 from herring.base.provenance import require_writable, write_results
-from herring.bench import pattern, report, sizes
+from herring.bench import models, pattern, report, sizes
 from herring.bench.communicator import Communicator, HerringCommunicator
 from herring.bench.gpus import Gpus
 from herring.bench.libraries import ALGORITHMS, OF_TORCH, PEERS

@@ -24,8 +24,8 @@ if int(_keras.__version__.split(".")[0]) < 3:
     )
 
 from herring import allreduce
-from herring.face import *  # noqa: F403
-from herring.face import __all__ as __all__
+from herring.arrays.face import *  # noqa: F403
+from herring.arrays.face import __all__ as __all__
 from herring.keras import callbacks
 from herring.keras.callbacks import (
     BroadcastGlobalVariablesCallback,

@@ -10,7 +10,7 @@
 With `model.fit` see `herring.keras`. See docs/tensorflow.md.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 try:
     import tensorflow as _tensorflow  # noqa: F401
@@ -21,8 +21,8 @@ except ImportError as _error:
         f"herring.tensorflow needs TensorFlow 2.16 or newer: {install_command('tensorflow')}"
     ) from _error
 
-from herring.face import *  # noqa: F403
-from herring.face import __all__ as __all__
+from herring.arrays.face import *  # noqa: F403
+from herring.arrays.face import __all__ as __all__
 from herring.tensorflow.averaging import TensorAverager
 from herring.tensorflow.functions import allgather, allreduce, broadcast, broadcast_variables
 from herring.tensorflow.tape import DistributedGradientTape
@@ -30,7 +30,6 @@ from herring.tensorflow.tape import DistributedGradientTape
 __all__ = [
     *__all__,
     "DistributedGradientTape",
-    "DistributedOptimizer",  # noqa: F405 - imported with its first use
     "TensorAverager",
     "allgather",
     "allreduce",
@@ -39,10 +38,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # Keras, which needs this package, is imported with the first use.
-    if name == "DistributedOptimizer":
-        from herring.keras.optimizer import DistributedOptimizer
+if not TYPE_CHECKING:  # otherwise type checkers would accept every name
 
-        return DistributedOptimizer
-    raise AttributeError(f"module 'herring.tensorflow' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        from herring import __all__ as of_herring
+        from herring.base.habits import missing, moved
+
+        if found := moved("herring.tensorflow", name):
+            return found
+        raise missing("herring.tensorflow", name, __all__, of_herring)

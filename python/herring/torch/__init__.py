@@ -24,9 +24,9 @@ except ImportError as _error:
         f"herring.torch needs PyTorch 2.9 or newer: {install_command('torch')}"
     ) from _error
 
-from herring.arrays.partial import Quorum, Replay, RoundInfo, RoundStatistics
-from herring.face import *  # noqa: F403
-from herring.face import __all__ as __all__
+from herring.arrays.face import *  # noqa: F403
+from herring.arrays.face import __all__ as __all__
+from herring.partial import Quorum, Replay, RoundInfo, RoundStatistics
 from herring.torch import backend, functional
 from herring.torch.boards import StepLogger
 from herring.torch.comm_hook import ddp_comm_hook

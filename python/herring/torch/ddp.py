@@ -14,8 +14,8 @@ from herring.arrays.agreement import require_agreement
 from herring.arrays.arguments import text_of
 from herring.arrays.calls import named as named_call
 from herring.arrays.groups import Group
-from herring.arrays.partial import Quorum, Replay, RoundInfo
 from herring.errors import InvalidArgumentError
+from herring.partial import Quorum, Replay, RoundInfo
 from herring.torch.arguments import (
     buffer_bytes_of,
     check_module,

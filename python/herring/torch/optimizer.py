@@ -12,8 +12,8 @@ import torch
 from herring.arrays.arguments import count_of, shown
 from herring.arrays.calls import named as named_call
 from herring.arrays.groups import Group, scope_of
-from herring.arrays.partial import Quorum, Replay, RoundInfo
 from herring.errors import HerringError, InvalidArgumentError
+from herring.partial import Quorum, Replay, RoundInfo
 from herring.torch.partial import InRounds, PartialReducer, wants_rounds
 from herring.torch.ranges import work_range
 from herring.torch.reducer import GradientReducer

@@ -18,7 +18,8 @@ import torch
 
 from herring.arrays.arguments import count_of
 from herring.arrays.groups import Group, scope_of
-from herring.arrays.partial import (
+from herring.errors import HerringError, InvalidArgumentError
+from herring.partial import (
     PartialReduction,
     Quorum,
     Replay,
@@ -26,7 +27,6 @@ from herring.arrays.partial import (
     RoundStatistics,
     is_partial,
 )
-from herring.errors import HerringError, InvalidArgumentError
 from herring.torch.ownership import release
 from herring.torch.ranges import each_shown
 from herring.torch.reducer import Listing, Relist

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from herring import models
+from herring.bench import models
 from herring.errors import ConfigurationError
 from herring_lab.simulate import coarse
 from herring_lab.simulate.catalogue import Gradient

@@ -12,7 +12,7 @@ import json
 import math
 import pathlib
 
-from herring import models
+from herring.bench import models
 from herring.errors import ConfigurationError
 from herring_lab.simulate import coarse
 from herring_lab.simulate.coarse import Costs

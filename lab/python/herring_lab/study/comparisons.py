@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from herring import models
+from herring.bench import models
 from herring_lab.competitors import missing
 from herring_lab.report import Chart, Table
 from herring_lab.study.bench import Network

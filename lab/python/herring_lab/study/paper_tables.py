@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from herring import models
+from herring.bench import models
 from herring_lab.report import Chart, Table
 
 #: Numbers of nodes with 8 GPUs each: 64 to 512 GPUs.

@@ -13,7 +13,7 @@ import platform
 from collections.abc import Callable
 from typing import Any
 
-from herring import models
+from herring.bench import models
 from herring_lab.emulate.cluster import MTU, LateLinksError
 from herring_lab.report import Chart, Table
 from herring_lab.simulate.job import JobCosts, JobScenario, PathModel

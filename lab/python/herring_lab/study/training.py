@@ -12,9 +12,9 @@ import statistics
 import sys
 from typing import Any
 
-from herring import models
 from herring.base.parts import install_command
 from herring.base.units import counted
+from herring.bench import models
 from herring.errors import ConfigurationError
 from herring_lab.competitors import MissingLibraryError
 from herring_lab.emulate import folders

@@ -7,8 +7,10 @@ from typing import Any
 from herring.arrays.arguments import Array, Operator, Timeout
 from herring.arrays.groups import Group
 from herring.arrays.operations import Handle, note_write, submit
-from herring.arrays.partial import Quorum, Replay, allreduce_in_rounds
 from herring.errors import InvalidArgumentError
+from herring.partial.quorum import Quorum
+from herring.partial.reduction import allreduce_in_rounds
+from herring.partial.replay import Replay
 
 __all__ = ["allreduce", "allreduce_async"]
 

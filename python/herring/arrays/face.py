@@ -3,19 +3,17 @@
 `herring.torch`, `herring.tensorflow` and `herring.keras` import this module.
 """
 
-from herring import (
-    allgather_object,
-    barrier,
-    broadcast_object,
+from herring.arrays.collectives import barrier
+from herring.arrays.groups import Group, new_group, ranks_of_node
+from herring.arrays.objects import allgather_object, broadcast_object
+from herring.arrays.runtime import (
     init,
     is_initialized,
     local_rank,
     local_size,
-    new_group,
     node_rank,
     num_nodes,
     rank,
-    ranks_of_node,
     shutdown,
     size,
     start_timeline,
@@ -23,7 +21,6 @@ from herring import (
     stop_timeline,
     write_flight_record,
 )
-from herring.arrays.groups import Group
 from herring.errors import *  # noqa: F403
 from herring.errors import __all__ as __all__
 

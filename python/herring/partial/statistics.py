@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from herring import _core
-from herring.arrays.partial.replay import Recorder
-from herring.arrays.partial.replay import save as save_recording
 from herring.base.units import counted
 from herring.errors import ConfigurationError, InvalidArgumentError
+from herring.partial.replay import Recorder
+from herring.partial.replay import save as save_recording
 
 RoundInfo = _core.RoundInfo
 

@@ -25,12 +25,12 @@ from herring.arrays.calls import called, named
 from herring.arrays.collectives import shape_of
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.objects import check_same
-from herring.arrays.partial.quorum import Quorum, is_partial, quorum_of
-from herring.arrays.partial.replay import Recorded, Replay
-from herring.arrays.partial.statistics import RoundInfo, RoundStatistics
 from herring.arrays.runtime import forget_job, job
 from herring.base.units import counted
 from herring.errors import InvalidArgumentError
+from herring.partial.quorum import Quorum, is_partial, quorum_of
+from herring.partial.replay import Recorded, Replay
+from herring.partial.statistics import RoundInfo, RoundStatistics
 
 
 class PartialReduction:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from herring.arrays.arguments import number_of, seconds_of, shown, text_of
-from herring.arrays.partial.replay import Replay
 from herring.errors import InvalidArgumentError
+from herring.partial.replay import Replay
 
 _STALENESS = 4
 _LONGEST_GRACE = 24 * 3600

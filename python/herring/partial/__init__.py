@@ -6,15 +6,15 @@ a result that a worker misses is overwritten. Here the quorum is an exact count,
 gets every result.
 """
 
-from herring.arrays.partial.quorum import Quorum, is_partial
-from herring.arrays.partial.reduction import (
+from herring.partial.quorum import Quorum, is_partial
+from herring.partial.reduction import (
     PartialReduction,
     allreduce_in_rounds,
     flush,
     partial_statistics,
 )
-from herring.arrays.partial.replay import Replay
-from herring.arrays.partial.statistics import RoundInfo, RoundStatistics
+from herring.partial.replay import Replay
+from herring.partial.statistics import RoundInfo, RoundStatistics
 
 __all__ = [
     "PartialReduction",
