@@ -16,6 +16,15 @@ std::vector<Sampler::Buffers>::iterator Sampler::buffers_of(const Key& key) {
                       [&key](const Buffers& one) { return one.key == key; });
 }
 
+// Returns when the latest round of a plan was done; 0 if that is not known. Forgets the plan whose
+// latest round is the oldest if there are too many.
+Nanos& Sampler::done_of(const Series& series) {
+  if (done_.size() == kMostPlans && !done_.contains(series)) {
+    done_.erase(std::ranges::min_element(done_, {}, [](const auto& one) { return one.second; }));
+  }
+  return done_[series];
+}
+
 void Sampler::add(const Entry& ended) {
   const Key key{ended.group, ended.stream, ended.round};
   if (ended.kind == Kind::kBuffer) {
@@ -35,7 +44,7 @@ void Sampler::add(const Entry& ended) {
     of_round = *buffers;
     buffers_.erase(buffers);
   }
-  Nanos& before = done_[{ended.group, ended.stream}];
+  Nanos& before = done_of({ended.group, ended.stream});
   const Nanos done = ended.when(Moment::kDone);
   if (ended.outcome == Code::kOk && done != 0) {
     RoundSample sample;

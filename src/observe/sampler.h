@@ -24,6 +24,8 @@ class Sampler {
   // pick the same ones; and those that took much longer than usual.
   std::vector<RoundSample> take();
   uint32_t stride() const { return stride_; }
+  // Of how many plans the latest round is remembered. A program may make and close plans for ever.
+  static constexpr size_t kMostPlans = 256;
 
  private:
   using Series = std::pair<uint32_t, uint32_t>;            // group, stream
@@ -40,6 +42,7 @@ class Sampler {
   static constexpr size_t kMostRounds = 256;  // whose buffers are remembered
 
   std::vector<Buffers>::iterator buffers_of(const Key& key);
+  Nanos& done_of(const Series& series);
   void thin(uint32_t stride);
 
   const size_t most_;
@@ -48,7 +51,7 @@ class Sampler {
   size_t rounds_ = 0;                // since then, of which finest_ keeps at most most_
   uint32_t finest_ = 1;
   std::vector<Buffers> buffers_;     // of rounds that have not ended: few, the latest at the end
-  std::map<Series, Nanos> done_;     // when the latest round was done
+  std::map<Series, Nanos> done_;     // when the latest round of a plan was done
   double usual_ = 0;                 // duration of a round, an average
 };
 

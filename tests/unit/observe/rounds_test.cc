@@ -227,6 +227,22 @@ TEST(Sampler, TakesTheLatestMomentOfAllBuffers) {
   EXPECT_EQ(samples[0].before, 12);
 }
 
+TEST(Sampler, RemembersTheLatestPlansOnly) {
+  Sampler sampler;
+  const auto before = [&sampler](uint32_t stream, Nanos done) {
+    Entry entry = round_entry(0, done - 2, done - 1, done);
+    entry.stream = stream;
+    return take(sampler, {entry}).at(0).before;
+  };
+  const auto plans = static_cast<uint32_t>(Sampler::kMostPlans);
+  for (uint32_t stream = 0; stream < plans; ++stream) EXPECT_EQ(before(stream, 10 + stream), 0);
+  EXPECT_EQ(before(0, 1000), 10);
+  EXPECT_EQ(before(plans, 2000), 0);
+  EXPECT_EQ(before(0, 3000), 1000);
+  EXPECT_EQ(before(1, 4000), 0) << "its latest round was the oldest";
+  EXPECT_EQ(before(plans, 5000), 2000);
+}
+
 TEST(Sampler, PicksTheSameRoundsOnAllRanks) {
   Sampler sampler(8);
   const auto many = [&sampler](uint32_t from, uint32_t count) {
