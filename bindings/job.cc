@@ -290,7 +290,7 @@ void copy_parts(const std::vector<Part>& parts, bool back) {
 
 // Forms a group. The caller waits for the operation once, because all ranks of the group take part.
 std::unique_ptr<Handle> form_group(Job& job, const std::vector<uint32_t>& ranks,
-                                   const std::string& name, double timeout) {
+                                   const std::string& name, double timeout, bool unique) {
   check_name(name);
   check(control::Group::check(job.cluster(), ranks));
   if (!std::binary_search(ranks.begin(), ranks.end(), job.rank())) {
@@ -301,6 +301,7 @@ std::unique_ptr<Handle> form_group(Job& job, const std::vector<uint32_t>& ranks,
   call.what = wire::FormGroup{ranks};
   call.name = name;
   call.timeout = timeout;
+  call.unique = unique;
   auto handle = std::make_unique<Handle>();
   handle->what = concat("new_group '", name, "' (", control::list_ranks(ranks), ")");
   handle->operation = take(job.engine().submit(std::move(call), true));
@@ -500,7 +501,8 @@ void register_job(nb::module_& module) {
       .def("submit", &submit, "kind"_a, "arrays"_a.none(), "name"_a, "timeout"_a = 0.0,
            "waits"_a = false, "group"_a = nb::none(), "into"_a.none() = nb::none(),
            "listed"_a = false, "agreement"_a = "", "anywhere"_a = false, "options"_a)
-      .def("form_group", &form_group, "ranks"_a, "name"_a, "timeout"_a = 0.0)
+      .def("form_group", &form_group, "ranks"_a, "name"_a, "timeout"_a = 0.0,
+           "unique"_a = false)
       .def("destroy_group",
            [](Job& job, nb::handle group) {
              const auto leaves = group_of(group);

@@ -20,7 +20,7 @@ std::shared_ptr<Partial> make_partial(job::Job& job, const std::string& name,
                                       const std::string& dtype, uint64_t elements,
                                       const std::string& op, bool by_contributors,
                                       uint32_t quorum, double grace, uint32_t staleness,
-                                      bool replays, nb::handle group) {
+                                      bool replays, uint32_t number, nb::handle group) {
   if (name.empty() || name.size() > 512) {
     raise({Code::kInvalidArgument, concat("the name of a partial all-reduce has ", name.size(),
                                           " bytes in UTF-8; 1 to 512 are allowed")});
@@ -36,6 +36,7 @@ std::shared_ptr<Partial> make_partial(job::Job& job, const std::string& name,
   options.grace = grace;
   options.staleness = staleness;
   options.replays = replays;
+  options.number = number;
   return take(Partial::create(job.engine(), std::move(options)));
 }
 
@@ -136,7 +137,7 @@ void register_partial(nb::module_& module) {
   nb::class_<Partial>(module, "Partial")
       .def_static("create", &make_partial, "job"_a, "name"_a, "dtype"_a, "elements"_a, "op"_a,
                   "by_contributors"_a, "quorum"_a, "grace"_a, "staleness"_a, "replays"_a = false,
-                  "group"_a = nb::none(),
+                  "number"_a = 0, "group"_a = nb::none(),
                   nb::keep_alive<0, 1>())
       .def("contribute", [](Partial& partial, nb::object object, bool waits, bool last,
                             bool caller_waits, uint32_t round, uint32_t contributors,

@@ -64,7 +64,9 @@ struct Barrier {
 struct FormGroup {
   static constexpr const char* kName = "form_group";
   std::vector<uint32_t> ranks;  // ranks of the job, ascending
-  uint32_t turn = 1;  // how often the rank has called for this name and these ranks, now included
+  // How often the rank has called for this name and these ranks, now included; 0 for a name that no
+  // other call has.
+  uint32_t turn = 1;
   // The group's number, if a server that is lost gave one to this rank; else 0.
   uint32_t number = 0;
   static auto fields(auto& self) { return std::tie(self.ranks, self.turn, self.number); }

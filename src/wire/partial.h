@@ -14,8 +14,8 @@
 
 namespace herring::wire {
 
-// Returns the identity of a series: a hash of its name, its group's number, and how many series of
-// that name the group began before it.
+// Returns the identity of a series: a hash of its name, its group's number, and its own number, by
+// which it differs from other series of that name in the group.
 uint64_t series_id(std::string_view name, uint32_t group = 0, uint32_t number = 0);
 
 // kEnlist. All ranks must send the same, except for `owner`, which depends on the receiving server.
@@ -32,7 +32,7 @@ struct Enlist {
   bool replays = false;  // joins say which round they are in
   bool owner = true;     // the server that reads this closes the rounds
   uint32_t timeout_ms = 0, warn_ms = 0;
-  uint32_t number = 0;   // of series of that name before it
+  uint32_t number = 0;   // see series_id()
   std::string name;
 };
 

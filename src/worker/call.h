@@ -38,6 +38,7 @@ struct Call {
   // non-empty text replaces the description of the arrays.
   std::string agreement;
   double timeout = 0;            // seconds; 0 means the setting
+  bool unique = false;           // no other call that forms a group has this name
   // If not null, the arrays lie on this device, and the work that produces them is queued in
   // `streams`. Allowed for AllReduce and Broadcast.
   std::shared_ptr<device::Copier> copier;

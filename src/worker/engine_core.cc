@@ -284,7 +284,6 @@ void EngineCore::move_partial(const Group& group, const Owner& owner) {
 
 void EngineCore::forget_partial(uint32_t group) {
   std::erase_if(ended_series_, [group](const auto& one) { return one->group() == group; });
-  std::erase_if(series_begun_, [group](const auto& one) { return one.first.first == group; });
   keeping_.forget(group);
 }
 
@@ -356,8 +355,7 @@ Status EngineCore::enlist(const std::shared_ptr<Partial>& partial) {
                                    "' is already in progress; use another name for this one")});
     }
     or_tell(fail, [&] {
-      const std::pair name(partial->group().id(), partial->options().name);
-      partial->begin(series_begun_[name]++);
+      partial->begin();
       return partials_.emplace(partial->id(), partial).second;
     });
   });

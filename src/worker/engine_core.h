@@ -160,8 +160,6 @@ class EngineCore {
   std::map<std::shared_ptr<Future>, Waiting> waiting_;  // engine thread
   std::map<uint64_t, std::shared_ptr<Partial>> partials_;    // by id; engine thread
   std::deque<std::shared_ptr<SeriesMemory>> ended_series_;   // the latest; engine thread
-  // How many series of a name have begun in a group. Engine thread.
-  std::map<std::pair<uint32_t, std::string>, uint32_t> series_begun_;
 
   std::string whereabouts_;      // text that the servers have
   Nanos whereabouts_due_ = 0;    // when to check it next

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/hash.h"
 #include "wire/fields.h"
 #include "worker/engine_core.h"
 
@@ -151,7 +152,7 @@ void NamedOperations::start(const std::shared_ptr<Operation>& operation) {
     return mover_.alone(*operation);
   }
   if (forms != nullptr) {
-    forms->turn = ++turns_[Names::of(call).second];
+    forms->turn = call.unique ? 0 : ++turns_[fnv1a(Names::of(call).second)];
     operation->asked_ = handovers_.owner_of(*forms, call.name);
   } else {
     operation->asked_ = handovers_.owner_of(

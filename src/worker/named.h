@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "wire/frame.h"
@@ -133,8 +134,9 @@ class NamedOperations {
   Operations operations_;
   // Exchanges that use a version of the set of servers that this rank has yet to hear of.
   std::deque<uint64_t> early_;
-  // How often this rank has formed a group with a name and ranks, both in the text.
-  std::map<std::string, uint32_t> turns_;
+  // How often this rank has formed a group with a name and ranks, by their hash: these are kept
+  // until the job ends, because other ranks may call for a name again after any time.
+  std::unordered_map<uint64_t, uint32_t> turns_;
   uint64_t next_id_ = 1;
   uint64_t device_sums_ = 0, neighbour_sums_ = 0;
 

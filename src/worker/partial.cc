@@ -39,10 +39,9 @@ Result<std::shared_ptr<Partial>> Partial::create(EngineCore& engine, PartialOpti
 }
 
 // Tells all servers of the group: each must know that the job outlives a worker's death.
-void Partial::begin(uint32_t number) {
+void Partial::begin() {
   const Handovers& handovers = engine_.named().handovers();
-  number_ = number;
-  id_ = wire::series_id(options_.name, group().id(), number);
+  id_ = wire::series_id(options_.name, group().id(), options_.number);
   owner_ = handovers.owner_of(group(), options_.name);
   if (engine_.options().failover) {
     memory_ = std::make_shared<SeriesMemory>(group(), enlist_for(owner_.server), pushes_);
@@ -65,7 +64,7 @@ wire::Enlist Partial::enlist_for(uint32_t server) const {
   enlist.replays = options_.replays;
   enlist.timeout_ms = engine_.timeout_ms(0);
   enlist.warn_ms = engine_.warn_ms();
-  enlist.number = number_;
+  enlist.number = options_.number;
   enlist.name = options_.name;
   enlist.owner = server == owner_.server;
   return enlist;

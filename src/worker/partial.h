@@ -36,6 +36,9 @@ struct PartialOptions {
   double grace = 0;                  // seconds
   uint32_t staleness = 0;
   bool replays = false;              // contributions name their recorded rounds
+  // Tells the series from others of its name in the group, which may not be over everywhere. The
+  // same on all ranks, who must have agreed on it: no rank remembers the names of earlier series.
+  uint32_t number = 0;
 };
 
 // Facts about a round besides its values.
@@ -86,8 +89,7 @@ class Partial : public TransferOwner,
   Status on_round(const wire::FrameHeader& header, wire::RoundMessage message,
                   std::string_view text);
   Status on_commit(const wire::RoundMark& mark);
-  // Begins the series of this name that `number` others have preceded in the group.
-  void begin(uint32_t number);
+  void begin();
   // Tells a server that has come later.
   void announce_to(uint32_t server);
   // Another server becomes the owner, because the one before is gone.
@@ -119,7 +121,6 @@ class Partial : public TransferOwner,
 
   // Engine thread.
   uint64_t id_ = 0;
-  uint32_t number_ = 0;
   Owner owner_;
   std::shared_ptr<SeriesMemory> memory_;
   Transfer transfer_;

@@ -148,10 +148,11 @@ def new_group(ranks: Sequence[int], *, name: str | None = None, timeout: Timeout
     running = job()
     listed = _checked(ranks, running.size)
     seconds = seconds_of(timeout)
-    label = name_given(name) or next_name("group", tuple(listed))
+    given = name_given(name)
+    label = given or next_name("group", tuple(listed))
     if running.rank not in listed:
         return Group(listed, label, None)
-    forming = running.form_group(listed, label, seconds)
+    forming = running.form_group(listed, label, seconds, unique=not given)
     forming.wait()
     return Group(listed, label, forming.formed())
 

@@ -222,7 +222,11 @@ def _allgather(
 
 def check_same(what: str, value: Any, *, name: str, group: Group | None = None) -> None:
     """Raises MismatchError on every rank unless `value` (plain data) is equal on all of them."""
-    values = allgather_plain(value, name=name, group=group)
+    require_same(what, allgather_plain(value, name=name, group=group), group)
+
+
+def require_same(what: str, values: list[Any], group: Group | None = None) -> None:
+    """Raises MismatchError unless the values of all ranks, in rank order, are equal."""
     if any(one != values[0] for one in values):
         ranks = range(len(values)) if group is None else group.ranks
         listed = "; ".join(f"rank {rank}: {one}" for rank, one in zip(ranks, values))

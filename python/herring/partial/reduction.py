@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,7 +25,7 @@ from herring.arrays.arguments import (
 from herring.arrays.calls import called, named
 from herring.arrays.collectives import shape_of
 from herring.arrays.groups import Group, scope_of
-from herring.arrays.objects import check_same
+from herring.arrays.objects import allgather_plain, require_same
 from herring.arrays.runtime import forget_job, job
 from herring.base.units import counted
 from herring.errors import InvalidArgumentError
@@ -87,12 +88,8 @@ class PartialReduction:
                 )
             if not isinstance(sync, Replay):
                 quorum = quorum_of(sync, scope.size)
-        check_same(
-            f"the partial all-reduce '{self.name}'",
-            f"sync={sync!r}, {counted(elements, 'element')} of {dtype}, op {op}",
-            name=f"{self.name}.sync",
-            group=group,
-        )
+        described = f"sync={sync!r}, {counted(elements, 'element')} of {dtype}, op {op}"
+        number = _agree(self.name, described, group)
         if isinstance(sync, Replay):
             self._replay = sync.open(self.statistics.series, self.name)
             quorum = _recorded_quorum(sync, self._replay, elements, dtype, op)
@@ -109,6 +106,7 @@ class PartialReduction:
             quorum.seconds,
             quorum.staleness,
             self._replay is not None,
+            number,
             scope.handle,
         )
         self._recorder = self.statistics.begin(
@@ -346,7 +344,31 @@ _statistics: dict[_Key, RoundStatistics] = {}
 _flushed: dict[_Key, list[np.ndarray]] = {}
 
 
+# The largest number of a series that this rank has begun.
+_latest_number = 0
+_numbers_lock = threading.Lock()
+
+
+def _agree(name: str, described: str, group: Group | None) -> int:
+    """Checks that all ranks begin the same series, and returns a number for it (collective).
+
+    The number is the same on all ranks, and larger than that of any earlier series of this name.
+
+    Raises:
+      MismatchError: Ranks gave different descriptions; the message lists them.
+    """
+    global _latest_number
+    given = allgather_plain([described, _latest_number], name=f"{name}.sync", group=group)
+    require_same(f"the partial all-reduce '{name}'", [text for text, _ in given], group)
+    number: int = 1 + max(latest for _, latest in given)
+    with _numbers_lock:
+        _latest_number = max(_latest_number, number)
+    return number
+
+
 def _forget() -> None:
+    global _latest_number
+    _latest_number = 0
     _series.clear()
     _began_with.clear()
     _statistics.clear()
@@ -378,12 +400,7 @@ def _series_of(
         if partial:
             require_writable(array)
     if not partial:
-        check_same(
-            f"the partial all-reduce '{name}'",
-            f"sync={sync!r}",
-            name=f"{name}.sync",
-            group=group,
-        )
+        _agree(name, f"sync={sync!r}", group)
         series = None
     else:
         dtype = _core.dtype_of(array)

@@ -80,6 +80,7 @@ class SeriesJob : MovingJob {
       options.op = ReduceOp::kSum;
       options.quorum = std::min(job.plan_.quorum, job.plan_.ranks);
       options.staleness = job.plan_.staleness;
+      options.number = begun;
       auto created = worker::Partial::create(*job.cores_[rank], std::move(options));
       ASSERT_TRUE(created.ok()) << created.status().message();
       partial = *created;

@@ -1,0 +1,69 @@
+"""What a rank has made, used and ended leaves nothing behind, however much of it there was.
+
+Counts the bytes that this process has allocated, before and after many of a kind. An entry of a map
+takes 64 bytes or more. Reports on their way take 20 bytes for each of so many.
+"""
+
+import ctypes
+
+import numpy as np
+
+import herring
+
+TURNS = 2000
+LIMIT = 48
+
+
+class Mallinfo(ctypes.Structure):
+    """The C library's `struct mallinfo2`."""
+
+    _fields_ = [
+        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")),
+        *((name, ctypes.c_size_t) for name in ("usmblks", "fsmblks", "uordblks", "fordblks")),
+        ("keepcost", ctypes.c_size_t),
+    ]
+
+
+def allocated() -> int:
+    """Returns how many bytes this process has allocated and not freed."""
+    library = ctypes.CDLL(None)
+    library.mallinfo2.restype = Mallinfo
+    info = library.mallinfo2()
+    return info.uordblks + info.hblkhd
+
+
+def plan(name: str) -> None:
+    """Makes, uses and closes a plan."""
+    made = herring.PlannedReduction([(100, "float32")], name=name)
+    made.begin()
+    made.ready(0)
+    made.wait()
+    made.close()
+
+
+def group(_name: str) -> None:
+    """Makes, uses and destroys a group without a name."""
+    made = herring.new_group(range(herring.size()))
+    herring.barrier(group=made)
+    made.destroy()
+
+
+def series(name: str) -> None:
+    """Begins and ends a series of partial all-reduces."""
+    made = herring.PartialReduction(10, "float32", sync="majority", name=name)
+    list(made.flush(np.ones(10, np.float32)))
+
+
+herring.init()
+for number in range(4200):  # as many names as are remembered for flight records
+    herring.barrier(name=f"a name of some length {number} ")
+for use in plan, group, series:
+    for number in range(2 * TURNS):
+        if number == TURNS:
+            herring.barrier()
+            before = allocated()
+        use(f"a name of some length {number} ")
+    herring.barrier()
+    left = (allocated() - before) / TURNS
+    print(f"rank {herring.rank()}: each {use.__name__} leaves {left:.1f} bytes", flush=True)
+    assert left < LIMIT, (use, left)
