@@ -17,8 +17,6 @@ import pytest
 import statuses
 import warm
 from flights import missing_rank
-from herring.base.units import counted, parse_rate, parse_seconds, parse_share, parse_size
-from herring.errors import ConfigurationError
 from herring.launch import cli
 from herring.terminal.command_line import guarded
 from launched import HERRING, LIMIT
@@ -123,36 +121,6 @@ def test_help_and_version(arguments: str, start: str, capsys: pytest.CaptureFixt
         cli.main(arguments.split())
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith(start)
-
-
-def test_units_are_the_same_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    core = pytest.importorskip("herring._core")
-    for text in ("5m", "450ms", "50us", "1h", "0.5", " 3 s "):
-        assert parse_seconds(text) == core.parse_seconds(text)
-        parsed = cli.make_parser().parse_args(["run", "--timeout", text, "--", "true"])
-        assert parsed.timeout == parse_seconds(text)
-    for text in ("64K", "1.5GB", "4MiB", "8192"):
-        assert parse_size(text) == core.parse_bytes(text)
-        monkeypatch.setenv("HERRING_SERVER_MEMORY", text)
-    assert parse_rate("10Gbps") == parse_rate("10gbit") == parse_rate("10G") == 1e10
-    assert parse_share("0.5%") == 0.005
-
-
-@pytest.mark.parametrize(
-    ("parse", "texts"),
-    [
-        (parse_seconds, ["", "soon", "-1s", "nan", "0", "5 min", "1d"]),
-        (parse_size, ["", "0", "1.5", "-1", "1P", "many"]),
-        (parse_rate, ["", "0G", "10", "10GB/s", "10GB", "-1G"]),
-        (parse_share, ["0.5", "101%", "-1%", "%"]),
-    ],
-)
-def test_what_is_none_is_named_with_what_is_allowed(parse, texts: list[str]) -> None:
-    for text in texts:
-        with pytest.raises(
-            ConfigurationError, match=rf"^{re.escape(repr(text))} is not a .*: write"
-        ):
-            parse(text)
 
 
 @pytest.mark.parametrize(
@@ -351,8 +319,3 @@ def test_ctrl_c_ends_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> 
 
     assert guarded(interrupted) == 130
     assert capsys.readouterr().err == ""
-
-
-def test_numbers_with_nouns() -> None:
-    found = [counted(number, "server") for number in (0, 1, 2)]
-    assert found == ["0 servers", "1 server", "2 servers"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 
 from examined import GIGABIT, healthy, of_host, text_of
 from herring.doctor.facts import parse_cores
-from herring.doctor.findings import Finding, listed, ordered, show_duration, show_size
+from herring.doctor.findings import Finding, ordered
 from herring.doctor.judge import judge, verdict
 from herring.doctor.judge_links import blame, lossy_hosts, offsets
 from herring.doctor.judge_rates import is_slow, suspects
@@ -62,7 +62,7 @@ def test_the_costs_are_those_of_the_gradients_given() -> None:
     about.gradients = 1_000_000_000
     for link in of_host(about, 2):
         link.rate = 0.094 * GIGABIT
-    assert "an average of 1 GB takes about 128 s instead of 12.8 s" in only(about).helps
+    assert "an average of 1 GB takes about 2 min instead of 13 s" in only(about).helps
 
 
 def test_a_slow_pair_is_no_fault_of_its_hosts() -> None:
@@ -428,7 +428,7 @@ def test_ranks_that_are_missing_and_hosts_that_fall_silent() -> None:
     about.hosts[1].lost_in = "link rates"
     every = judge(about)
     assert {one.subject for one in every} == {"h2", "rank 4", "h1"}
-    assert any("Ranks 2 and 3 of 5 on h2 did not reach rank 0" in one.what for one in every)
+    assert any("Ranks 2, 3 of 5 on h2 did not reach rank 0" in one.what for one in every)
     assert verdict(every) == "error"
 
 
@@ -496,20 +496,6 @@ def test_rates_leave_out_the_beginning() -> None:
 def test_sizes_of_packets() -> None:
     assert sizes_below(1500)[:3] == [1500, 1492, 1450]
     assert sizes_below(9000)[0] == 9000 and 1500 in sizes_below(9000)
-
-
-def test_words() -> None:
-    assert [listed(list("abcdef")[:n]) for n in (0, 1, 2, 4)] == [
-        "",
-        "a",
-        "a and b",
-        "a, b, c and d",
-    ]
-    assert listed(list("abcdef")) == "a, b, c and 3 more"
-    assert [show_duration(t) for t in (0, 5e-5, 0.02, -0.5, 3)] == [
-        *("0 us", "50 us", "20 ms", "-500 ms", "3 s"),
-    ]
-    assert [show_size(size) for size in (16384, 1e8)] == ["16.4 kB", "100 MB"]
 
 
 def test_lists_of_cores() -> None:

@@ -13,7 +13,6 @@ from herring.errors import ConfigurationError
 from herring.flight import record, torch_format, trace
 from herring.flight.analysis import analyse
 from herring.flight.findings import RANKING
-from herring.flight.words import bytes_text, ranks_text, seconds_text
 from herring.launch import cli
 
 
@@ -29,7 +28,7 @@ def test_the_report_begins_with_the_verdict_and_compares_ranks(
     assert cli.main(["flight", written(tmp_path, missing_rank())]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == (
-        "rank 3 (host1) never called 'resnet' round 7, for which ranks 0 to 2 waited 12 s; "
+        "rank 3 (host1) never called 'resnet' round 7, for which ranks 0-2 waited 12 s; "
         "its program was in train.py:40 in load (data loader)"
     )
     assert "last operation that all ranks completed: 'resnet' round 6 (13 s before)" in lines
@@ -54,7 +53,7 @@ def test_the_operations_of_one_rank(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert cli.main(["flight", "--rank", "3", written(tmp_path, missing_rank())]) == 0
     shown = capsys.readouterr().out
     assert "rank 3 (host1): its program was in train.py:40 in load (data loader)" in shown
-    assert "'resnet' round 6  4.096 kB  gave its data after 97 ms" in shown
+    assert "'resnet' round 6  4.1 kB  gave its data after 97 ms" in shown
     assert "'resnet' round 7" in shown.splitlines()[-1]
     assert shown.splitlines()[-1].endswith("never called")
 
@@ -173,16 +172,6 @@ def test_absent_values_are_defaults() -> None:
     assert read.ranks == {}
     with pytest.raises(ConfigurationError, match=r"'size' is 1\.5; expected an integer"):
         record.parse({"schema": "herring-flight-1", "size": 1.5})
-
-
-def test_words() -> None:
-    assert ranks_text([3]) == "rank 3"
-    assert ranks_text([2, 1, 0]) == "ranks 0 to 2"
-    assert ranks_text([0, 1, 5, 7, 8, 9]) == "ranks 0, 1, 5 and 7 to 9"
-    assert ranks_text([1], "server") == "server 1"
-    texts = [seconds_text(one) for one in (12.4, 1.26, 0.0123, 3e-6, -1.0)]
-    assert texts == ["12 s", "1.3 s", "12.3 ms", "3 us", "0 us"]
-    assert [bytes_text(one) for one in (4, 25_000_000)] == ["4 B", "25 MB"]
 
 
 def test_the_page_shows_what_the_command_prints() -> None:

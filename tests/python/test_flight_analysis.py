@@ -26,7 +26,7 @@ def test_a_rank_that_never_came_is_named_with_its_program() -> None:
     assert finding.kind == "missing"
     assert finding.ranks == (3,)
     assert finding.text == (
-        "rank 3 (host1) never called 'resnet' round 7, for which ranks 0 to 2 waited 12 s; "
+        "rank 3 (host1) never called 'resnet' round 7, for which ranks 0-2 waited 12 s; "
         "its program was in train.py:40 in load (data loader)"
     )
 
@@ -47,7 +47,7 @@ def test_two_missing_ranks_are_named_together() -> None:
     flight.rank(3, state="computing")
     finding = first(flight)
     assert (finding.kind, finding.ranks) == ("missing", (1, 3))
-    assert "ranks 1 and 3 never called 'resnet' round 3" in finding.text
+    assert "ranks 1, 3 never called 'resnet' round 3" in finding.text
     assert "rank 1: its program was in train.py:12 in save_checkpoint (checkpoint)" in finding.text
     assert "rank 3: its program was computing" in finding.text
 
@@ -167,7 +167,7 @@ def test_different_collectives_at_the_same_place() -> None:
     analysis = analyse(flight.record())
     assert kinds(analysis) == ["different"]
     assert analysis.verdict == (
-        "ranks called different collectives at the same place: ranks 0 to 2 wait in 'allreduce.4' "
+        "ranks called different collectives at the same place: ranks 0-2 wait in 'allreduce.4' "
         "and rank 3 waits in 'broadcast.2' (rank 3 is in train.py:51 in evaluate)"
     )
     assert analysis.findings[0].ranks == (3,)
@@ -192,7 +192,7 @@ def test_a_swapped_order_of_two_names() -> None:
     finding = first(flight)
     assert (finding.kind, finding.ranks) == ("order", (2,))
     assert finding.text == (
-        "ranks called the same operations in different orders: ranks 0, 1 and 3 wait in 'loss' "
+        "ranks called the same operations in different orders: ranks 0, 1, 3 wait in 'loss' "
         "(call 3) and rank 2 waits in 'accuracy' (call 3)"
     )
 
@@ -319,7 +319,7 @@ def test_a_rank_with_another_size() -> None:
     flight.call("allreduce.0", 3.0, ended=False, outcome="mismatch", but={2: {"size": 4}})
     finding = first(flight)
     assert (finding.kind, finding.ranks) == ("mismatch", (2,))
-    assert "ranks 0, 1 and 3 gave 4.096 kB and rank 2 gave 4 B" in finding.text
+    assert "ranks 0, 1, 3 gave 4096 bytes and rank 2 gave 4 bytes" in finding.text
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -388,7 +388,7 @@ def test_a_rank_that_came_after_the_others_had_given_up() -> None:
     flight.call("x", 3.0, ended=False, but={**dict.fromkeys((0, 1, 3), failed), 2: late})
     finding = first(flight)
     assert (finding.kind, finding.ranks) == ("late", (2,))
-    assert "called 'x' 5.0 s after ranks 0, 1 and 3 had given it up" in finding.text
+    assert "called 'x' 5.0 s after ranks 0, 1, 3 had given it up" in finding.text
 
 
 def test_a_rank_that_came_just_before_the_record_is_late_and_no_link_is_accused() -> None:

@@ -10,7 +10,7 @@ import pty
 import pytest
 
 from herring.terminal import progress
-from herring.terminal.progress import Progress, StatusLine, show_time
+from herring.terminal.progress import Progress, StatusLine
 
 
 class Terminal:
@@ -39,14 +39,6 @@ def terminal():
     made = Terminal()
     yield made
     made.close()
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(-1, "0 s"), (41.2, "41 s"), (99.6, "2 min"), (720, "12 min"), (8100, "2 h 15 min")],
-)
-def test_times_are_short(seconds: float, text: str) -> None:
-    assert show_time(seconds) == text
 
 
 def test_a_file_gets_a_line_per_step_and_the_time_left(monkeypatch) -> None:

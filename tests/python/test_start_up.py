@@ -17,7 +17,7 @@ import pytest
 from herring.errors import ConfigurationError
 from herring.rendezvous import slurm
 from herring.rendezvous.endpoint import bind, bind_any
-from herring.rendezvous.publication import Wait, in_seconds
+from herring.rendezvous.publication import Wait
 from jobs import expect_success, program, run_job
 from ports import block, held, port_of
 
@@ -220,12 +220,6 @@ def test_a_rank_zero_that_still_imports_is_no_warning(level: str) -> None:
     assert "accepts connections but did not complete the hello" in output
     told = re.findall(r"info: has waited (5|6)(?:\.\d)? s for rank 0 at the rendezvous", output)
     assert len(told) == (level == "info"), output
-
-
-def test_durations_in_messages() -> None:
-    values = (59.7502, 4.00346, 4.14, 0.25, 0.02, 1800.0, 9.99)
-    shown = ["60 s", "4 s", "4.1 s", "0.25 s", "20 ms", "1800 s", "10 s"]
-    assert [in_seconds(value) for value in values] == shown
 
 
 def test_rank_zero_with_a_foreign_address_says_so(free_port: int) -> None:

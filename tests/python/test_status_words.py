@@ -112,11 +112,3 @@ def test_what_binds_is_said_once() -> None:
     # Once no step ends, the line says that instead.
     status["steps"] |= {"last": 7.3, "stands": True}
     assert "the network binds 79 % of the step (0.66 s)" in told(status)
-
-
-def test_numbers_in_words() -> None:
-    assert words.listed([0, 1, 3, 4, 5, 9]) == "0, 1, 3-5, 9"
-    assert words.listed(range(0, 40, 2)).endswith("14, ... (20 in all)")
-    shown = [words.duration(s) for s in (0, 3.1e-4, 0.00123, 0.031, 0.9996, 1.25, 12.3, 750)]
-    assert shown == ["0 s", "310 us", "1.2 ms", "31 ms", "1.0 s", "1.2 s", "12 s", "12 min"]
-    assert [words.size(n) for n in (0, 999, 1000, 1_234_000)] == ["0 B", "999 B", "1 kB", "1.23 MB"]

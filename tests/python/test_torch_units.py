@@ -17,7 +17,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from herring.arrays import agreement  # noqa: E402
 from herring.errors import InvalidArgumentError, ShutdownError  # noqa: E402
 from herring.torch import arguments, ddp, layout, passes, state, tensors  # noqa: E402
 from herring.torch.backend import hooks, messages, reconfiguring, works  # noqa: E402
@@ -129,12 +128,6 @@ def test_descriptions_show_what_must_agree():
     assert tensors.describe("w", torch.zeros(4, 4)[:, :2]) == "w float32 [4, 2]"
     frozen = torch.nn.Parameter(torch.zeros(1, dtype=torch.bfloat16), requires_grad=False)
     assert tensors.describe("w", frozen) == "w bfloat16 [1] frozen"
-
-
-def test_ranks_in_messages():
-    assert agreement.ranks_text([3]) == "rank 3"
-    assert agreement.ranks_text([0, 2]) == "ranks 0, 2"
-    assert agreement.ranks_text(range(10)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
 
 
 def test_output_tensors_are_found():

@@ -8,15 +8,8 @@ from itertools import zip_longest
 
 from herring.arrays.groups import Group
 from herring.arrays.objects import allgather_plain
+from herring.base.units import ranks_text
 from herring.errors import MismatchError
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Returns ranks as text: "rank 3", "ranks 0, 2, 5"; a long list is shortened."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    shown = ", ".join(map(str, ranks[:8]))
-    return f"ranks {shown}" + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
 
 
 def job_ranks(places: Iterable[int], group: Group | None) -> list[int]:

@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from herring import _core
-from herring.arrays.agreement import job_ranks, ranks_text, require_agreement
+from herring.arrays.agreement import job_ranks, require_agreement
 from herring.arrays.arguments import Operator
 from herring.arrays.calls import name_of_next
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.objects import allgather_plain
 from herring.arrays.planned import PlannedReduction
 from herring.arrays.runtime import is_elastic, is_initialized, is_running, job, require_running
+from herring.base.units import ranks_text
 from herring.errors import HerringError, InvalidArgumentError
 
 # For each dtype of a framework: the dtype in the plan, and how many of its elements make one value.

@@ -1,4 +1,4 @@
-"""Parses and shows times, sizes, rates, shares and counts as people write them.
+"""Parses and shows times, sizes, rates, shares, counts and lists as people write them.
 
 ==========  ==============================================  ==========================
 a time      ``450ms``, ``50us``, ``5m``, ``1h``, ``30``     a number alone is seconds
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from herring.errors import ConfigurationError
@@ -23,6 +23,7 @@ _Value = TypeVar("_Value")
 _NUMBER = r"([0-9]+\.?[0-9]*|\.[0-9]+)"
 _RATE = re.compile(_NUMBER + r"\s*(?=\S)([kmgt]?)(bits?/s|bits?|bps|b/s)?", re.IGNORECASE)
 _FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_MOST_RANGES = 8  # of a list of numbers
 _SHARE = re.compile(_NUMBER + r"\s*%")
 
 
@@ -131,6 +132,61 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def listed(words: Sequence[str], most: int | None = 4) -> str:
+    """Returns ``h1, h2 and h3``; with more than `most` words ``h1, h2 and 14 more``."""
+    if most is not None and len(words) > most:
+        words = [*words[: most - 1], f"{len(words) - most + 1} more"]
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
+def numbers_text(numbers: Iterable[int]) -> str:
+    """Returns numbers in their order such as ``0, 4-7``; more than eight ranges are cut."""
+    ranges: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    texts = [f"{a}" if a == b else f"{a}{', ' if b == a + 1 else '-'}{b}" for a, b in ranges]
+    if len(texts) > _MOST_RANGES:
+        cut = sum(last - first + 1 for first, last in ranges[_MOST_RANGES:])
+        return f"{', '.join(texts[:_MOST_RANGES])} and {cut} more"
+    return ", ".join(texts)
+
+
+def ranks_text(ranks: Iterable[int], kind: str = "rank") -> str:
+    """Returns numbers with their noun, such as ``rank 3``, ``ranks 0, 4-7`` or ``server 1``."""
+    numbers = set(ranks)
+    return f"{kind}{'' if len(numbers) == 1 else 's'} {numbers_text(numbers)}"
+
+
+def show_duration(seconds: float) -> str:
+    """Returns a measured time: ``310 us``, ``1.2 ms``, ``31 ms``, ``1.3 s`` or ``12 min``."""
+    if seconds < 0:
+        return f"-{show_duration(-seconds)}"
+    if seconds < 0.5e-6:
+        return "0 s"
+    if seconds < 0.9995e-3:
+        return f"{seconds * 1e6:.0f} us"
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.{int(seconds < 9.95e-3)}f} ms"
+    return f"{seconds:.1f} s" if seconds < 9.95 else show_time(seconds)
+
+
+def show_time(seconds: float) -> str:
+    """Returns the time that long work takes, such as ``40 s``, ``12 min`` or ``1 h 05 min``."""
+    if seconds < 99.5:
+        return f"{max(seconds, 0):.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def in_seconds(seconds: float) -> str:
+    """Returns a wait or its limit as the core's messages have it: ``1800 s`` or ``20 ms``."""
+    value, unit = (seconds * 1e3, "ms") if 0 < seconds < 0.1 else (seconds, "s")
+    return f"{value:.2g} {unit}" if value < 9.95 else f"{value:.0f} {unit}"
+
+
 def show_rate(bits: float) -> str:
     """Returns a rate as text, e.g. ``200 Mbit/s``."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -140,9 +196,9 @@ def show_rate(bits: float) -> str:
 
 
 def show_size(value: float) -> str:
-    """Returns a number of bytes as text, e.g. ``1.5 MB``."""
+    """Returns a number of bytes as text, e.g. ``1.5 MB``, in powers of 1000."""
     for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
+        if value < 999.5:
             return f"{value:.3g} {unit}"
         value /= 1000
     return f"{value:.3g} TB"

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping
 
+from herring.base.units import in_seconds
 from herring.doctor import facts
 from herring.doctor.agent import Agent, introduction
 from herring.doctor.hub import Hub
@@ -27,7 +28,6 @@ from herring.rendezvous.detect import WorkerEnvironment, detect, parse_address
 from herring.rendezvous.identity import host_identity
 from herring.rendezvous.meet import Meeting, meet
 from herring.rendezvous.network import own_address
-from herring.rendezvous.publication import in_seconds
 from herring.rendezvous.settings import given, value_of
 
 _RETRY_SECONDS = 0.2

@@ -10,14 +10,14 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from herring.base.units import in_seconds, ranks_text
 from herring.doctor.agent import VERSION
-from herring.doctor.findings import listed
 from herring.doctor.judge_links import lossy_hosts
 from herring.doctor.judge_rates import is_slow, suspects
 from herring.doctor.pairs import rounds_of, sample_of
 from herring.doctor.records import Examination, Host, Rank
 from herring.rendezvous.channel import DOCTOR, Channel, Listener
-from herring.rendezvous.publication import FIRST_REMINDER, in_seconds
+from herring.rendezvous.publication import FIRST_REMINDER
 from herring.terminal.command_line import log_line
 
 _CONNECT_SECONDS = 3.0
@@ -93,9 +93,9 @@ class Hub:
             except queue.Empty:
                 if time.monotonic() >= end:
                     break
-                absent = [str(rank) for rank in range(self._size) if rank not in came]
+                absent = set(range(self._size)) - came.keys()
                 waited = in_seconds(time.monotonic() - start)
-                text = f"rank 0 has waited {waited} for ranks {listed(absent, 8)}"
+                text = f"rank 0 has waited {waited} for {ranks_text(absent)}"
                 sys.stderr.write(log_line("warning", "herring doctor", text))
                 reminder = float("inf")
                 continue

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from herring.base.units import listed, ranks_text
 from herring.doctor import judge_hosts, judge_links, judge_rates
-from herring.doctor.findings import Finding, listed, ordered
+from herring.doctor.findings import Finding, ordered
 from herring.doctor.records import Examination
 
 
@@ -38,10 +39,9 @@ def _absent(about: Examination) -> Iterator[Finding]:
     where = about.hosts[0].address if about.hosts else "rank 0's host"
     for host, ranks in by_host.items():
         plural = len(ranks) > 1
-        numbers = listed([str(rank) for rank in ranks])
-        who = f"{'Ranks' if plural else 'Rank'} {numbers} of {about.size}"
+        named = ranks_text(ranks)
+        who = f"{named.capitalize()} of {about.size}"
         who += f" on {host}" if host else ""
-        named = f"rank{'s' if plural else ''} {numbers}"
         yield Finding(
             "error",
             host or named,

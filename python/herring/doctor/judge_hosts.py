@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from herring.doctor.findings import Finding, listed, show_size, times
+from herring.base.units import listed, ranks_text, show_size
+from herring.doctor.findings import Finding, times
 from herring.doctor.records import Examination, Host, Rank
 from herring.rendezvous.settings import setting
 
@@ -136,8 +137,7 @@ def _setting(variable: str, hosts: Sequence[Host], ranks: Sequence[Rank]) -> Ite
         odd = [rank.number for rank in host.ranks if values.get(rank.number, usual) != usual]
         if not odd:
             continue
-        numbers = listed([str(number) for number in odd])
-        who = "all ranks of the host" if len(odd) == len(host.ranks) else f"rank {numbers}"
+        who = "all ranks of the host" if len(odd) == len(host.ranks) else ranks_text(odd)
         own, others = _shown(values[odd[0]]), _shown(usual)
         yield Finding(
             "note" if variable in _QUIET else "warning",

@@ -8,7 +8,8 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
-from herring.doctor.findings import Finding, listed, show_duration, times
+from herring.base.units import listed, ranks_text, show_duration
+from herring.doctor.findings import Finding, times
 from herring.doctor.records import Examination, Host, Link
 
 _MOST = 0.75  # of a host's links that must be bad before the host is blamed
@@ -125,7 +126,7 @@ def _ports(about: Examination) -> Iterator[Finding]:
             {port for p in one.links for port, why in about.links[p].ports.items() if why}
         )
         reason = reasons.most_common(1)[0][0]
-        where = f"TCP port{'s' if len(ports) > 1 else ''} {listed([str(port) for port in ports])}"
+        where = ranks_text(ports, "TCP port")
         targets = sorted({pair[1] for pair in one.links})
         sources = sorted({pair[0] for pair in one.links})
         if one.way in ("to", "pair"):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
-from herring.doctor.findings import Finding, listed, show_duration, show_rate, show_size, times
+from herring.base.units import listed, show_duration, show_rate, show_size
+from herring.doctor.findings import Finding, times
 from herring.doctor.judge_links import far_hosts
 from herring.doctor.pairs import MOST_ROUNDS
 from herring.doctor.records import Examination, Host

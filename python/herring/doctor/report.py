@@ -8,18 +8,13 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from herring.doctor.findings import (
-    SEVERITIES,
-    Finding,
-    listed,
-    show_duration,
-    show_rate,
-)
+from herring.base.units import counted, listed, numbers_text, show_duration, show_rate
+from herring.doctor.findings import SEVERITIES, Finding
 from herring.doctor.judge import verdict
 from herring.doctor.judge_hosts import usable_cores
 from herring.doctor.judge_links import offsets, round_trips
 from herring.doctor.judge_rates import capacities
-from herring.doctor.records import Examination, Host, Link
+from herring.doctor.records import Examination, Link
 
 _MOST_LINKS = 8  # in the table; the slowest ones
 _WIDTH = 100
@@ -37,10 +32,10 @@ def lines(
         tables: Whether to print the tables if there is no error or warning, too.
     """
     counts = [(kind, sum(one.severity == kind for one in findings)) for kind in SEVERITIES]
-    said = [f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in counts if count]
+    said = [counted(count, kind) for kind, count in counts if count]
     worst = verdict(list(findings))
     ranks = sum(len(host.ranks) for host in about.hosts)
-    where = f"{_plural(len(about.hosts), 'host')} with {_plural(ranks, 'rank')}"
+    where = f"{counted(len(about.hosts), 'host')} with {counted(ranks, 'rank')}"
     result = listed(said) if said else "all is well"
     yield f"herring doctor: {result} ({where}, {about.seconds:.1f} s)", _STYLES.get(worst, "green")
     if summary := _summary(about):
@@ -109,10 +104,6 @@ def to_json(about: Examination, findings: Sequence[Finding]) -> dict[str, Any]:
     }
 
 
-def _plural(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
 def _finding(one: Finding) -> Iterator[tuple[str, str]]:
     yield f"{one.severity:8} {one.subject}", _STYLES[one.severity]
     for label, text in (("", one.what), ("change", one.change), ("helps", one.helps)):
@@ -158,7 +149,7 @@ def _gpus(about: Examination) -> Iterator[str]:
     if devices:
         out, back = ([device[way] for device in devices] for way in ("out", "in"))
         yield (
-            f"copies of {_plural(len(devices), 'GPU')} reach "
+            f"copies of {counted(len(devices), 'GPU')} reach "
             f"{_between(min(out), max(out), _per_second)} to host memory and "
             f"{_between(min(back), max(back), _per_second)} back"
         )
@@ -184,7 +175,7 @@ def _host_rows(about: Examination) -> list[list[str]]:
             [
                 host.name,
                 host.address,
-                _ranks(host),
+                numbers_text(rank.number for rank in host.ranks),
                 f"{usable_cores(host):.3g}",
                 str(host.facts.get("interface", {}).get("mtu", "-")),
                 show_rate(sends[index]) if index in sends else "-",
@@ -196,14 +187,6 @@ def _host_rows(about: Examination) -> list[list[str]]:
             ]
         )
     return rows
-
-
-def _ranks(host: Host) -> str:
-    """Returns the ranks of a host, such as ``0-3`` or ``0,2,4``."""
-    numbers = [rank.number for rank in host.ranks]
-    if len(numbers) > 2 and numbers == [*range(numbers[0], numbers[-1] + 1)]:
-        return f"{numbers[0]}-{numbers[-1]}"
-    return ",".join(map(str, numbers))
 
 
 def _link_rows(about: Examination) -> list[list[str]]:

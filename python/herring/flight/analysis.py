@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
+from herring.base.units import counted, listed, ranks_text, show_duration
 from herring.flight.delivery import path_finding
 from herring.flight.findings import RANKING, Finding, doing, end_of, is_down, longest_wait, note
 from herring.flight.operations import (
@@ -21,7 +22,6 @@ from herring.flight.operations import (
     match,
 )
 from herring.flight.record import Record
-from herring.flight.words import bytes_text, joined, ranks_text, seconds_text
 
 # Failures that begin on the rank that has them. Other ranks only hear of them.
 _OWN_FAILURES = ("invalid argument", "device", "internal", "protocol", "configuration")
@@ -184,10 +184,10 @@ class _Analyser:
         if len(set(sizes.values())) > 1:
             parts = [
                 f"{ranks_text(rank for rank in sizes if sizes[rank] == size)} gave "
-                f"{bytes_text(size)}"
+                f"{counted(size, 'byte')}"
                 for size in sorted(set(sizes.values()), key=lambda one: (_first(sizes, one), one))
             ]
-            text = f"ranks disagree about {operation.title}: {joined(parts)}"
+            text = f"ranks disagree about {operation.title}: {listed(parts, None)}"
         else:
             why = next((p.failure for p in self._record.ranks.values() if p.failure), "")
             text = f"ranks disagree about {operation.title}, to which all gave as many bytes" + (
@@ -269,7 +269,7 @@ class _Analyser:
             did = f"{verb} the message of {operation.title}"
         text = (
             f"{describe(free, self._record)} never {did}, for which "
-            f"{ranks_text(waiting)} waited {seconds_text(seconds)}{reasons}"
+            f"{ranks_text(waiting)} waited {show_duration(seconds)}{reasons}"
         )
         kind = "stopped" if len(down) == len(free) else "missing"
         self._add(Finding(kind, text, tuple(free), operation=operation.key))
@@ -290,13 +290,13 @@ class _Analyser:
         odd = _minority({rank: i for i, one in enumerate(operations) for rank in one.waiting})
         if all(collectives) and len(set(collectives)) > 1:
             kind = "different"
-            what = f"ranks called different collectives at the same place: {joined(parts)}"
+            what = f"ranks called different collectives at the same place: {listed(parts, None)}"
         elif self._both_used(operations):
             kind = "order"
-            what = f"ranks called the same operations in different orders: {joined(parts)}"
+            what = f"ranks called the same operations in different orders: {listed(parts, None)}"
         else:
             kind = "different"
-            what = f"ranks called different operations at the same place: {joined(parts)}"
+            what = f"ranks called different operations at the same place: {listed(parts, None)}"
         where = [
             f"{ranks_text([rank])} is in {self._record.ranks[rank].stack}"
             for rank in (odd or everyone[:2])
@@ -324,7 +324,7 @@ class _Analyser:
 
     def _cannot_tell(self, place: int) -> None:
         operation, unsure = self._operations[place], self._unsure[place]
-        waited = seconds_text(longest_wait(self._record, operation))
+        waited = show_duration(longest_wait(self._record, operation))
         who = f"{ranks_text(operation.waiting)} waited {waited} in {operation.title}"
         down = [rank for rank in unsure if is_down(self._record, "rank", rank)]
         if down:
@@ -342,7 +342,7 @@ class _Analyser:
 
     def _no_counterpart(self, operation: Operation) -> None:
         """Describes a message whose other rank is any one, or waits in a message, too."""
-        waited = seconds_text(longest_wait(self._record, operation))
+        waited = show_duration(longest_wait(self._record, operation))
         other = operation.other
         why = "any rank may be the other one"
         if other is not None:
@@ -351,7 +351,7 @@ class _Analyser:
         self._add(Finding("unknown", text, operation=operation.key))
 
     def _unknown_group(self, operation: Operation) -> None:
-        waited = seconds_text(longest_wait(self._record, operation))
+        waited = show_duration(longest_wait(self._record, operation))
         text = (
             f"{ranks_text(operation.waiting)} waited {waited} in {operation.title} of group "
             f"{operation.key.group}; cannot tell for whom: the record does not have the ranks "

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from herring.base.units import ranks_text, show_duration
 from herring.flight.findings import Finding, doing, is_down, longest_wait, note
 from herring.flight.operations import Operation, describe
 from herring.flight.record import Entry, Record
-from herring.flight.words import ranks_text, seconds_text
 
 _LATE = 0.1  # seconds; ranks that come within this time count as together
 
@@ -37,7 +37,7 @@ def _late(record: Record, operation: Operation) -> Finding | None:
         if late and others:
             after = min(calls[rank].called or 0.0 for rank in late) - min(given_up)
             text = (
-                f"{describe(late, record)} called {operation.title} {seconds_text(after)} after "
+                f"{describe(late, record)} called {operation.title} {show_duration(after)} after "
                 f"{ranks_text(others)} had given it up"
             )
             return Finding("late", text, tuple(late), operation=operation.key)
@@ -51,9 +51,9 @@ def _late(record: Record, operation: Operation) -> Finding | None:
         return None
     text = (
         f"{describe(late, record)} gave {'their' if len(late) > 1 else 'its'} data of "
-        f"{operation.title} {seconds_text(last - first)} after "
+        f"{operation.title} {show_duration(last - first)} after "
         f"{ranks_text(rank for rank in calls if rank not in late)}, and "
-        f"{seconds_text(since)} before the record ends"
+        f"{show_duration(since)} before the record ends"
     )
     return Finding("late", text, tuple(late), operation=operation.key)
 
@@ -74,7 +74,7 @@ def _unready(record: Record, operation: Operation, unready: Sequence[int]) -> Fi
     reason = f"; {clauses[0]}" if len(unready) == 1 and clauses else ""
     verb = "have" if len(unready) > 1 else "has"
     owner = "their" if len(unready) > 1 else "its"
-    waited = seconds_text(longest_wait(record, operation))
+    waited = show_duration(longest_wait(record, operation))
     text = (
         f"{describe(unready, record)} {verb} begun {operation.title} and not given all {owner} "
         f"data{counts}, for which {ranks_text(ready)} waited {waited}{reason}"
@@ -253,10 +253,10 @@ class _Path:
         last = max(one.ready or 0.0 for one in self._operation.calls.values())
         ended = [self._operation.calls[rank].done for rank in self._operation.waiting]
         end = max([self._record.time if one is None else one for one in ended], default=last)
-        return seconds_text(end - last)
+        return show_duration(max(end - last, 0.0))
 
     def _since(self, moment: float | None) -> str:
-        return seconds_text(self._record.time - (moment or self._record.time))
+        return show_duration(max(self._record.time - (moment or self._record.time), 0.0))
 
     def _found(
         self, kind: str, text: str, ranks: Sequence[int] = (), servers: Sequence[int] = ()

@@ -8,8 +8,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
+from herring.base.units import ranks_text
 from herring.flight.record import Entry, Record
-from herring.flight.words import ranks_text
 
 #: The collectives, as they stand in the names of calls that a program did not name.
 COLLECTIVES = (

@@ -6,11 +6,11 @@ import datetime
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from herring.base.units import ranks_text, show_duration, show_size
 from herring.flight.analysis import Analysis
 from herring.flight.findings import doing, end_of
 from herring.flight.operations import Operation, describe
 from herring.flight.record import Entry, Record
-from herring.flight.words import bytes_text, ranks_text, seconds_text
 
 _BEFORE, _AFTER = 4, 3  # operations shown around the first in which ranks differ
 _MOMENTS = (
@@ -137,7 +137,7 @@ def _header(record: Record) -> list[str]:
 def _landmarks(record: Record, analysis: Analysis) -> list[str]:
     lines = []
     if (last := analysis.last_common) is not None:
-        before = seconds_text(record.time - end_of(last))
+        before = show_duration(record.time - end_of(last))
         lines.append(f"last operation that all ranks completed: {last.title} ({before} before)")
     if (first := analysis.first_different) is not None:
         lines.append(f"first operation in which ranks differ: {first.title}")
@@ -191,8 +191,8 @@ def _cell(record: Record, state: str, entries: Iterable[Entry | None]) -> str:
     if not spans:
         return state
     if state == "done":
-        return f"done in {seconds_text(max(spans))}"
-    return f"{state} {'after' if 'failed' in state else 'since'} {seconds_text(max(spans))}"
+        return f"done in {show_duration(max(0.0, *spans))}"
+    return f"{state} {'after' if 'failed' in state else 'since'} {show_duration(max(0.0, *spans))}"
 
 
 def _of_rank(record: Record, analysis: Analysis, rank: int, places: Sequence[int]) -> list[str]:
@@ -210,14 +210,14 @@ def _of_rank(record: Record, analysis: Analysis, rank: int, places: Sequence[int
             continue
         began = entry.called or entry.ready or record.time
         moments = [
-            f"{word} after {seconds_text(moment - began)}"
+            f"{word} after {show_duration(max(moment - began, 0.0))}"
             for name, word in _MOMENTS
             if (moment := getattr(entry, name)) is not None
         ]
         ended = "" if entry.finished else state_of(analysis, place, rank)
-        ago = f"{seconds_text(record.time - began)} before"
+        ago = f"{show_duration(max(record.time - began, 0.0))} before"
         parts = ", ".join([*moments, *([ended] if ended else [])])
-        rows.append([ago, operation.title, bytes_text(entry.bytes), parts])
+        rows.append([ago, operation.title, show_size(entry.bytes), parts])
     return lines + _aligned(rows)
 
 

@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 
 from herring.base.provenance import writing
+from herring.base.units import ranks_text
 from herring.errors import ConfigurationError
 from herring.flight import report, torch_format
 from herring.flight.analysis import analyse
 from herring.flight.record import read
 from herring.flight.trace import as_trace
-from herring.flight.words import ranks_text
 
 HELP = """\
 examples:

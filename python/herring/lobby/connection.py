@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from herring import _core
+from herring.base.units import in_seconds
 from herring.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -25,7 +26,7 @@ from herring.lobby import versions
 from herring.lobby.service import keep_alive
 from herring.rendezvous.channel import LOBBY, Channel, call
 from herring.rendezvous.identity import host_identity
-from herring.rendezvous.publication import FIRST_REMINDER, in_seconds
+from herring.rendezvous.publication import FIRST_REMINDER
 
 _CALL_SECONDS = 5.0
 _AGAIN_SECONDS = 0.2  # from one attempt to reach the lobby to the next

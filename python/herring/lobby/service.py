@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from herring.base.units import counted
+from herring.base.units import counted, in_seconds
 from herring.lobby import versions
 from herring.lobby.generations import Formed, Generations, Member, Rules, Stop
 from herring.rendezvous.channel import LOBBY, Channel, Listener
 from herring.rendezvous.network import with_port
-from herring.rendezvous.publication import FIRST_REMINDER, LONG_START, in_seconds
+from herring.rendezvous.publication import FIRST_REMINDER, LONG_START
 
 _HELLO_SECONDS = 10.0
 _SEND_SECONDS = 5.0

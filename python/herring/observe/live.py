@@ -18,6 +18,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from herring.base.units import show_duration
 from herring.observe import words
 from herring.observe.schema import StatusError
 from herring.observe.tables import STYLES, table_of_ranks, text_of
@@ -295,6 +296,6 @@ def _split(steps: Mapping[str, Any], width: int, ascii_only: bool) -> list[Text]
         line = Text(f"{name:15}")
         line.append(("#" if ascii_only else "█") * full, style="magenta" if full else "")
         line.append(("." if ascii_only else "░") * (width - full), style="dim")
-        line.append(f" {words.share(part):>5}  {words.duration(seconds)}")
+        line.append(f" {words.share(part):>5}  {show_duration(seconds)}")
         found.append(line)
     return found

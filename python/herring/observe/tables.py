@@ -9,6 +9,7 @@ from typing import Any
 from rich.cells import cell_len
 from rich.text import Text
 
+from herring.base.units import numbers_text, show_duration, show_size
 from herring.observe import words
 
 STYLES = {
@@ -152,9 +153,9 @@ def table_of_ranks(ranks: Sequence[Mapping[str, Any]], counters: bool = False) -
         ]
         if counters:
             cells += [_text(rank[name]) for name in ("rounds", "calls", "in_flight")]
-            cells += [words.size(rank["bytes_sent"]), words.size(rank["bytes_received"])]
+            cells += [_size(rank["bytes_sent"]), _size(rank["bytes_received"])]
             cells += [_text(rank["retransmits"]), _seconds(rank["rtt"])]
-            cells += [words.size(rank["memory"]), words.size(rank["kept"])]
+            cells += [_size(rank["memory"]), _size(rank["kept"])]
         where = "; ".join(filter(None, (rank["where"], rank["stack"])))
         sheet.rows.append((_style(rank), [*cells, where]))
     return sheet
@@ -180,9 +181,9 @@ def _servers(servers: Sequence[Mapping[str, Any]]) -> Sheet:
         cells = [_text(server[name]) for name in ("server", "kind", "host", "state")]
         cells.append("" if server["weight"] is None else f"{server['weight']:.3g}")
         cells.append(_text(server["in_flight"]))
-        cells += [words.size(server["bytes_sent"]), words.size(server["bytes_received"])]
+        cells += [_size(server["bytes_sent"]), _size(server["bytes_received"])]
         cells += [_text(server["retransmits"]), _seconds(server["rtt"])]
-        cells += [words.size(server["memory"]), _text(server["cause"])]
+        cells += [_size(server["memory"]), _text(server["cause"])]
         sheet.rows.append((_style(server), cells))
     return sheet
 
@@ -204,7 +205,7 @@ def _groups(groups: Sequence[Mapping[str, Any]]) -> Sheet:
     for group in groups:
         cells = [_text(group[name]) for name in ("group", "name", "size", "rounds", "calls")]
         cells += [_text(group["in_flight"]), _seconds(group["for"]) if group["in_flight"] else ""]
-        cells += [words.listed(group["absent"]), words.listed(group["ranks"])]
+        cells += [numbers_text(group["absent"]), numbers_text(group["ranks"])]
         sheet.rows.append((STYLES["warn"] if group["outlier"] else "", cells))
     return sheet
 
@@ -224,4 +225,8 @@ def _text(value: Any) -> str:
 
 
 def _seconds(value: float | None) -> str:
-    return "" if value is None else words.duration(value)
+    return "" if value is None else show_duration(value)
+
+
+def _size(count: float | None) -> str:
+    return "" if count is None else show_size(count)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from herring.terminal.progress import show_time
+from herring.base.units import counted, ranks_text, show_duration, show_time
 
 #: A line of the output: its style ("", "bold", "good", "warn" or "bad") and its text.
 Line = tuple[str, str]
@@ -82,7 +82,7 @@ def one_line(status: Mapping[str, Any]) -> str:
     """Returns what a list of jobs says about one of them."""
     text = f"{headline(status)}; {_rate(status)}"
     count = sum(1 for rank in status["ranks"] if abnormal(rank))
-    return f"{text}; {_count(count, 'rank')} not as usual" if count else text
+    return f"{text}; {counted(count, 'rank')} not as usual" if count else text
 
 
 def headline(status: Mapping[str, Any]) -> str:
@@ -90,10 +90,10 @@ def headline(status: Mapping[str, Any]) -> str:
     found = [item["address"] or item["host"] for item in (*status["ranks"], *status["servers"])]
     hosts = set(filter(None, found))
     size = status["size"] if status["size"] is not None else len(status["ranks"])
-    nodes = f" on {_count(status['nodes'], 'node')}" if status["nodes"] else ""
-    parts = [_count(size, "rank") + nodes]
-    parts += [_count(len(status["servers"]), "server")] if status["servers"] else []
-    parts += [_count(len(hosts), "host")] if hosts else []
+    nodes = f" on {counted(status['nodes'], 'node')}" if status["nodes"] else ""
+    parts = [counted(size, "rank") + nodes]
+    parts += [counted(len(status["servers"]), "server")] if status["servers"] else []
+    parts += [counted(len(hosts), "host")] if hosts else []
     parts += [f"running for {show_time(status['uptime'])}"] if status["uptime"] is not None else []
     return f"job '{status['job']}': {', '.join(parts)}"
 
@@ -103,11 +103,11 @@ def steps(status: Mapping[str, Any]) -> str:
     seconds = status["steps"]["seconds"]
     if seconds["median"] is None:
         return _rate(status)
-    text = f"{_rate(status)}; a step takes {duration(seconds['median'])}"
+    text = f"{_rate(status)}; a step takes {show_duration(seconds['median'])}"
     if seconds["min"] is not None and seconds["max"] is not None:
-        text += f" ({duration(seconds['min'])} to {duration(seconds['max'])})"
+        text += f" ({show_duration(seconds['min'])} to {show_duration(seconds['max'])})"
     exposed = status["steps"]["exposed"]
-    return text if exposed is None else f"{text}, of which programs wait {duration(exposed)}"
+    return text if exposed is None else f"{text}, of which programs wait {show_duration(exposed)}"
 
 
 def binds(status: Mapping[str, Any]) -> Line:
@@ -115,7 +115,7 @@ def binds(status: Mapping[str, Any]) -> Line:
     found = status["binds"]
     steps = status["steps"]
     if steps["stands"] and steps["last"] is not None:
-        return "warn", f"No step has ended for {duration(steps['last'])}."
+        return "warn", f"No step has ended for {show_duration(steps['last'])}."
     if not found["what"]:
         return "", "It is not known yet what binds."
     if found["what"] == "rank" and not found["who"]:
@@ -151,18 +151,18 @@ def ranks_in_order(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _missing(status: Mapping[str, Any]) -> Iterator[Line]:
     for each in status["missing"]:
-        since = f" for {duration(each['for'])}" if each["for"] is not None else ""
+        since = f" for {show_duration(each['for'])}" if each["for"] is not None else ""
         if each["by"] is not None:
             yield "bad", _message(status, each, since)
             continue
-        yield "bad", f"{each['what']} has waited{since} for {named_ranks(each['ranks'])}."
+        yield "bad", f"{each['what']} has waited{since} for {ranks_text(each['ranks'])}."
 
 
 def _message(status: Mapping[str, Any], message: Mapping[str, Any], since: str) -> str:
     """Returns a line about a rank that waits in a message, and the other one."""
     what, others = message["what"] or "", message["ranks"]
     did = "received" if what.startswith("send") else "sent"
-    who = f"{named_ranks(others)} never" if others else "no rank has"
+    who = f"{ranks_text(others)} never" if others else "no rank has"
     text = f"{who} {did} the message for which rank {message['by']} has waited{since}: {what}"
     for rank in status["ranks"]:
         if rank["rank"] in others and rank["state"] == "waiting" and rank["where"]:
@@ -184,7 +184,7 @@ def _ranks(status: Mapping[str, Any]) -> tuple[list[Line], list[Line]]:
     others: list[Line] = []
     for (state, where, stack), ranks in alike.items():
         since = max((rank["for"] or 0 for rank in ranks), default=0)
-        text = f"{_who(ranks)}: {state}" + (f" for {duration(since)}" if since else "")
+        text = f"{_who(ranks)}: {state}" + (f" for {show_duration(since)}" if since else "")
         text += f", {where}" if where else ""
         others.append(("bad" if state in _BAD else "warn", text))
         others += [("stack", f"    {stack}")] if stack else []
@@ -195,10 +195,10 @@ def _rank(rank: Mapping[str, Any]) -> str:
     """Returns a line about a rank that is late or an outlier."""
     late, parts = rank["late"], []
     if abnormal(rank):
-        parts.append(rank["state"] + (f" for {duration(rank['for'])}" if rank["for"] else ""))
+        parts.append(rank["state"] + (f" for {show_duration(rank['for'])}" if rank["for"] else ""))
     if late["median"]:
-        text = f"late by {duration(late['median'])}"
-        text += f" (at most {duration(late['max'])})" if late["max"] else ""
+        text = f"late by {show_duration(late['median'])}"
+        text += f" (at most {show_duration(late['max'])})" if late["max"] else ""
         text += f" in {_part_of_steps(late)}" if late["share"] is not None else ""
         parts.append(text)
     if rank["chronic"]:
@@ -227,7 +227,7 @@ def _servers(status: Mapping[str, Any]) -> list[Line]:
         if server["retransmits"]:
             parts.append(f"{server['retransmits']} retransmits")
         if server["rtt"]:
-            parts.append(f"round trip {duration(server['rtt'])}")
+            parts.append(f"round trip {show_duration(server['rtt'])}")
         style = "bad" if server["state"] in _BAD else "warn"
         kind = f", {server['kind']}" if server["kind"] else ""
         who = f"server {server['server']} ({server['host']}{kind}, pid {server['pid']})"
@@ -238,7 +238,7 @@ def _servers(status: Mapping[str, Any]) -> list[Line]:
 def group_name(group: Mapping[str, Any]) -> str:
     """Returns a group's number, name and ranks: ``group 3 'tp' (ranks 0-3)``."""
     name = f" '{group['name']}'" if group["name"] else ""
-    return f"group {group['group']}{name} ({named_ranks(group['ranks'])})"
+    return f"group {group['group']}{name} ({ranks_text(group['ranks'])})"
 
 
 def _groups(status: Mapping[str, Any]) -> list[Line]:
@@ -247,8 +247,8 @@ def _groups(status: Mapping[str, Any]) -> list[Line]:
         if not group["outlier"]:
             continue
         text = f"{group_name(group)}: {group['in_flight']} in flight"
-        text += f", and nothing has ended for {duration(group['for'])}" if group["for"] else ""
-        text += f"; nothing in flight on {named_ranks(group['absent'])}" if group["absent"] else ""
+        text += f", and nothing has ended for {show_duration(group['for'])}" if group["for"] else ""
+        text += f"; nothing in flight on {ranks_text(group['absent'])}" if group["absent"] else ""
         found.append(("warn", text))
     return found
 
@@ -271,50 +271,7 @@ def _who(ranks: Sequence[Mapping[str, Any]]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]['rank']} ({ranks[0]['host']}, pid {ranks[0]['pid']})"
     where = ", ".join(hosts) if len(hosts) <= 3 else f"{len(hosts)} hosts"
-    return f"{named_ranks(rank['rank'] for rank in ranks)} ({where})"
-
-
-def named_ranks(ranks: Iterable[int]) -> str:
-    """Returns numbers of ranks such as ``rank 3`` or ``ranks 0, 4-7``."""
-    numbers = sorted(set(ranks))
-    return f"rank{'s' if len(numbers) != 1 else ''} {listed(numbers)}"
-
-
-def listed(numbers: Sequence[int]) -> str:
-    """Returns sorted numbers such as ``0, 4-7``; more than eight ranges are cut."""
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    texts = [f"{a}" if a == b else f"{a}{', ' if b == a + 1 else '-'}{b}" for a, b in ranges]
-    if len(texts) > 8:
-        texts = [*texts[:8], f"... ({len(numbers)} in all)"]
-    return ", ".join(texts)
-
-
-def duration(seconds: float) -> str:
-    """Returns a time such as ``310 us``, ``31 ms``, ``1.3 s`` or ``12 min``."""
-    if seconds < 0:
-        return f"-{duration(-seconds)}"
-    if seconds == 0:
-        return "0 s"
-    if seconds < 0.9995:
-        unit, scaled = ("ms", seconds * 1e3) if seconds >= 0.9995e-3 else ("us", seconds * 1e6)
-        return f"{scaled:.1f} {unit}" if scaled < 9.95 and unit == "ms" else f"{scaled:.0f} {unit}"
-    return f"{seconds:.1f} s" if seconds < 9.95 else show_time(seconds)
-
-
-def size(count: float | None) -> str:
-    """Returns a number of bytes such as ``1.2 GB``, in powers of 1000."""
-    if count is None:
-        return ""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if count < 999.5:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} PB"
+    return f"{ranks_text(rank['rank'] for rank in ranks)} ({where})"
 
 
 def share(value: float | None) -> str:
@@ -327,12 +284,10 @@ def _rate(status: Mapping[str, Any]) -> str:
     if not count:
         return "no step yet"
     rounds = max((rank["rounds"] or 0 for rank in status["ranks"]), default=0)
-    text = f"{_count(count, 'step')}" + (f" ({_count(rounds, 'round')})" if rounds > count else "")
+    text = f"{counted(count, 'step')}" + (
+        f" ({counted(rounds, 'round')})" if rounds > count else ""
+    )
     return text + (f", {rate:.3g} per second" if rate is not None else "")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _sentence(text: str | None) -> str:

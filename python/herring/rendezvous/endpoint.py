@@ -9,10 +9,11 @@ import socket
 import time
 from collections.abc import Mapping
 
+from herring.base.units import in_seconds
 from herring.errors import ConfigurationError
 from herring.rendezvous import slurm
 from herring.rendezvous.network import is_local_address, own_address
-from herring.rendezvous.publication import Wait, in_seconds
+from herring.rendezvous.publication import Wait
 from herring.rendezvous.settings import port_range, value_of
 
 _POLL_SECONDS = 0.5

@@ -27,9 +27,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from herring.base.units import in_seconds
 from herring.errors import ConfigurationError, TimeoutError
 from herring.rendezvous.munge import MungeError
-from herring.rendezvous.publication import Wait, in_seconds
+from herring.rendezvous.publication import Wait
 
 _LINE_BYTES = 8192
 _GUESTS = 256  # connections that have not asked yet; the others wait in the system's queue

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from herring.base.units import counted
+from herring.base.units import counted, in_seconds
 from herring.errors import ConfigurationError, TimeoutError
 from herring.rendezvous import munge, publication, slurm
 from herring.rendezvous.detect import (
@@ -477,7 +477,7 @@ def _read_torch_store(worker: WorkerEnvironment, name: str, wait: publication.Wa
             store, reason = None, f": {_first_line(error)}"
         if not wait.goes_on(f"publish {name} in the torch store at {worker.rendezvous.address}"):
             raise TimeoutError(
-                f"{wait.who} has waited {publication.in_seconds(wait.timeout)} "
+                f"{wait.who} has waited {in_seconds(wait.timeout)} "
                 f"(HERRING_CONNECT_TIMEOUT) for rank 0 to publish {name} in the torch store at "
                 f"{worker.rendezvous.address} (MASTER_ADDR, MASTER_PORT){reason}"
             )

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from herring.base import proc
+from herring.base.units import in_seconds
 from herring.errors import ConfigurationError, TimeoutError
 
 # The first reminder of the waits at a job's start, unless HERRING_WARN_AFTER is shorter; the same
@@ -198,12 +199,6 @@ class Wait:
         while self._next <= waited:
             self._pause *= 2
             self._next += self._pause
-
-
-def in_seconds(seconds: float) -> str:
-    """Returns a duration as the core's messages have it: ``60 s``, ``4.1 s``, ``20 ms``."""
-    value, unit = (seconds * 1e3, "ms") if 0 < seconds < 0.1 else (seconds, "s")
-    return f"{value:.2g} {unit}" if value < 9.95 else f"{value:.0f} {unit}"
 
 
 def wait_for(

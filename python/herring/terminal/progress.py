@@ -10,13 +10,7 @@ import sys
 import time
 from typing import TextIO
 
-
-def show_time(seconds: float) -> str:
-    """Returns a duration such as ``40 s``, ``12 min`` or ``1 h 05 min``."""
-    if seconds < 99.5:
-        return f"{max(seconds, 0):.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
+from herring.base.units import show_time
 
 
 class StatusLine:

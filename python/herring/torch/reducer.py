@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from herring.arrays.agreement import job_ranks, ranks_text, require_agreement
+from herring.arrays.agreement import job_ranks, require_agreement
 from herring.arrays.arguments import count_of, text_of
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.objects import allgather_plain
+from herring.base.units import ranks_text
 from herring.errors import HerringError, InvalidArgumentError, MismatchError
 from herring.torch.layout import Layout, Options
 from herring.torch.ownership import Pausable, claim, collect, release

@@ -14,8 +14,9 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
+from herring.base.units import show_time
 from herring.launch.output import Sink, Source, prefix
-from herring.terminal.progress import StatusLine, show_time
+from herring.terminal.progress import StatusLine
 from herring_lab.emulate import folders
 from herring_lab.emulate.cluster import Cluster, Job
 from herring_lab.emulate.environment import (

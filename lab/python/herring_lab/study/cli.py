@@ -10,10 +10,17 @@ import sys
 import time
 from typing import Any
 
-from herring.base.units import argument, parse_option, parse_rate, parse_seconds, parse_size
+from herring.base.units import (
+    argument,
+    parse_option,
+    parse_rate,
+    parse_seconds,
+    parse_size,
+    show_time,
+)
 from herring.errors import ConfigurationError
 from herring.terminal.command_line import integer
-from herring.terminal.progress import Progress, show_time
+from herring.terminal.progress import Progress
 from herring_lab.competitors import ALGORITHMS, PEERS, MissingLibraryError, missing
 from herring_lab.emulate.cluster import ClusterError, signals_unwind
 from herring_lab.emulate.limits import require_queue, require_rate

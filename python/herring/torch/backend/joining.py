@@ -20,13 +20,14 @@ import torch.distributed as dist
 import herring
 from herring.arrays import runtime
 from herring.arrays.objects import broadcast_plain
+from herring.base.units import in_seconds
 from herring.errors import ConfigurationError, TimeoutError
 from herring.rendezvous.detect import Rendezvous, WorkerEnvironment, detect
 from herring.rendezvous.endpoint import bind_any
 from herring.rendezvous.identity import host_identity
 from herring.rendezvous.meet import Meeting, meet, meet_nobody, read_secret_file
 from herring.rendezvous.network import loopback_address, own_address
-from herring.rendezvous.publication import Wait, in_seconds
+from herring.rendezvous.publication import Wait
 
 _SECRET_BYTES = 32
 # How often this process has met under a key. A second meeting must not read the first one's entry.
