@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import warm
-from herring.observe import client
+from herring.base import user_folder
 from jobs import LAYOUTS, expect_success, run_job
 from launched import HERRING, Job
 from ports import held, port_of
@@ -84,7 +84,9 @@ class Running(Job):
     @property
     def where(self) -> str:
         """The socket; other jobs of this user may run on this machine."""
-        found = [path for folder in client.folders() for path in folder.glob("*.sock")]
+        found = [
+            path for folder in user_folder.candidates(os.environ) for path in folder.glob("*.sock")
+        ]
         (path,) = [path for path in found if path.stem.endswith(f"-{self.pids[0]}")]
         return str(path)
 

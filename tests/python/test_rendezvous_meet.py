@@ -19,6 +19,7 @@ import pytest
 
 from forked import fork, reap
 from herring import _core
+from herring.base import user_folder
 from herring.errors import ConfigurationError, TimeoutError
 from herring.rendezvous import network, publication
 from herring.rendezvous.detect import detect, detect_server
@@ -265,7 +266,7 @@ def test_a_taken_folder_blocks_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """Another user may have made what is called as this user's folder, in whatever way."""
-    monkeypatch.setattr(publication, "_SHARED", tmp_path)
+    monkeypatch.setattr(user_folder, "SHARED", tmp_path)
     for number in range(2):
         name = tmp_path / f"herring-{os.getuid()}{'-more' * number}"
         if what == "open":
@@ -298,7 +299,7 @@ def test_a_taken_folder_blocks_nobody(
 def test_ranks_with_and_without_a_runtime_folder_meet(
     runtime: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publication, "_SHARED", tmp_path)
+    monkeypatch.setattr(user_folder, "SHARED", tmp_path)
     note = publication.Publication(publication.directory({}), "key", {"secret": "s"})
     wait = publication.Wait("this test", 30, 60)
     assert publication.wait_for(runtime, "key", wait) == {"secret": "s"}
@@ -306,7 +307,7 @@ def test_ranks_with_and_without_a_runtime_folder_meet(
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publication, "_SHARED", tmp_path / "none")
+    monkeypatch.setattr(user_folder, "SHARED", tmp_path / "none")
     with pytest.raises(ConfigurationError, match="cannot make a folder for this user"):
         publication.directory({})
 

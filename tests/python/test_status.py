@@ -21,6 +21,7 @@ import pytest
 
 import statuses
 import warm
+from herring.base import user_folder
 from herring.launch import cli
 from herring.observe import client, words
 from herring.observe.schema import SCHEMA, StatusError
@@ -35,7 +36,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with short_folder() as runtime:
         own = runtime / "herring"
         own.mkdir(mode=0o700)
-        monkeypatch.setattr(client, "folders", lambda _=None: [own])
+        monkeypatch.setattr(user_folder, "candidates", lambda _: [own])
         yield own
 
 
@@ -115,8 +116,11 @@ def test_a_folder_that_others_may_enter_is_not_trusted(
 def test_the_folders_of_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
     user = os.getuid()
     usual = [Path(f"/run/user/{user}/herring"), Path(f"/tmp/herring-{user}")]
-    assert client.folders({"XDG_RUNTIME_DIR": "/elsewhere"}) == [Path("/elsewhere/herring"), *usual]
-    assert client.folders({}) == usual
+    assert user_folder.candidates({"XDG_RUNTIME_DIR": "/elsewhere"}) == [
+        Path("/elsewhere/herring"),
+        *usual,
+    ]
+    assert user_folder.candidates({}) == usual
 
 
 def test_a_job_at_an_address(capsys: pytest.CaptureFixture[str]) -> None:

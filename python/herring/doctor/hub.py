@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from herring.base.reminders import Reminders
 from herring.base.units import in_seconds, ranks_text
 from herring.doctor.agent import VERSION
 from herring.doctor.judge_links import lossy_hosts
@@ -17,7 +18,6 @@ from herring.doctor.judge_rates import is_slow, suspects
 from herring.doctor.pairs import rounds_of, sample_of
 from herring.doctor.records import Examination, Host, Rank
 from herring.rendezvous.channel import DOCTOR, Channel, Listener
-from herring.rendezvous.publication import FIRST_REMINDER
 from herring.terminal.command_line import log_line
 
 _CONNECT_SECONDS = 3.0
@@ -85,19 +85,21 @@ class Hub:
         end = time.monotonic() + seconds
         came: dict[int, tuple[Channel, dict[str, Any]]] = {}
         start = time.monotonic()
-        reminder = start + FIRST_REMINDER
+        reminders = Reminders(start)
         while len(came) < self._size:
             try:
-                wait = min(end, reminder) - time.monotonic()
+                wait = min(end, reminders.next) - time.monotonic()
                 channel, hello = self._came.get(timeout=max(wait, 0.01))
             except queue.Empty:
-                if time.monotonic() >= end:
+                now = time.monotonic()
+                if now >= end:
                     break
+                if not reminders.due(now):
+                    continue
                 absent = set(range(self._size)) - came.keys()
-                waited = in_seconds(time.monotonic() - start)
+                waited = in_seconds(now - start)
                 text = f"rank 0 has waited {waited} for {ranks_text(absent)}"
                 sys.stderr.write(log_line("warning", "herring doctor", text))
-                reminder = float("inf")
                 continue
             if reason := self._refusal(hello, came):
                 self.about.turned_away.append((hello["hostname"], *reason))

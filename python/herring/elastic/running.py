@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import herring
 from herring import _core
 from herring.arrays import runtime
+from herring.base.reminders import FIRST_REMINDER
 from herring.base.units import counted
 from herring.elastic.translation import own_errors
 from herring.errors import ConfigurationError, HerringError, PeerLostError, TimeoutError
@@ -25,7 +26,7 @@ from herring.rendezvous.detect import Rendezvous, WorkerEnvironment, parse_addre
 from herring.rendezvous.endpoint import bind_any, resolve
 from herring.rendezvous.meet import Meeting, read_secret_file
 from herring.rendezvous.network import with_port
-from herring.rendezvous.publication import FIRST_REMINDER, Wait
+from herring.rendezvous.publication import Wait
 from herring.rendezvous.settings import value_of
 from herring.rendezvous.variables import integer
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from herring.base import user_folder
 from herring.base.units import argument, parse_seconds
 from herring.errors import ConfigurationError
 from herring.observe import client, metrics, words
@@ -207,7 +209,7 @@ def _only_job(options: argparse.Namespace) -> Endpoint | None:
 
 
 def _nothing() -> str:
-    folders = ", ".join(map(str, client.folders()))
+    folders = ", ".join(map(str, user_folder.candidates(os.environ)))
     return f"no job of this user runs on this machine (its socket would be in {folders})"
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from herring import _core
+from herring.base.reminders import Reminders
 from herring.base.units import in_seconds
 from herring.errors import (
     AuthenticationError,
@@ -26,7 +27,6 @@ from herring.lobby import versions
 from herring.lobby.service import keep_alive
 from herring.rendezvous.channel import LOBBY, Channel, call
 from herring.rendezvous.identity import host_identity
-from herring.rendezvous.publication import FIRST_REMINDER
 
 _CALL_SECONDS = 5.0
 _AGAIN_SECONDS = 0.2  # from one attempt to reach the lobby to the next
@@ -299,7 +299,7 @@ class Connection:
 
     def _connect(self, first: bool = True) -> Channel:
         start = time.monotonic()
-        deadline, reminder = start + self._patience, start + FIRST_REMINDER
+        deadline, reminders = start + self._patience, Reminders(start)
         host, port = self._place
         refusals = 0
         while True:
@@ -317,8 +317,7 @@ class Connection:
                     raise
             except OSError as error:
                 now = time.monotonic()
-                if now > reminder:
-                    reminder = now + (now - start)  # pauses double
+                if reminders.due(now):
                     _core.log_warning(
                         f"has tried for {in_seconds(now - start)} to reach the lobby of the "
                         f"elastic job at {host} port {port}: {error}"

@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from herring.base.reminders import FIRST_REMINDER, LONG_START, Reminders
 from herring.base.units import counted, in_seconds
 from herring.lobby import versions
 from herring.lobby.generations import Formed, Generations, Member, Rules, Stop
 from herring.rendezvous.channel import LOBBY, Channel, Listener
 from herring.rendezvous.network import with_port
-from herring.rendezvous.publication import FIRST_REMINDER, LONG_START
 
 _HELLO_SECONDS = 10.0
 _SEND_SECONDS = 5.0
@@ -62,7 +62,7 @@ class Lobby:
         self._failed = ""
         self._ends = False
         self._opened = time.monotonic()
-        self._reminders: tuple[float, float] | None = None  # since when it waits; the next one
+        self._reminders: Reminders | None = None  # of the wait for the next generation
         self._changed = threading.Condition()
         self._listener = Listener(
             [listener], secret, LOBBY, self._serve, lambda text: say("warning", text)
@@ -254,18 +254,16 @@ class Lobby:
     def _remind(self, now: float) -> float:
         """Says after a while whom the next generation waits for; returns when it says so next."""
         if self._reminders is None:
-            self._reminders = (now, now + FIRST_REMINDER)
-        since, due = self._reminders
-        if now >= due:
+            self._reminders = Reminders(now, FIRST_REMINDER)
+        since = self._reminders.since
+        if self._reminders.due(now):
             waited = in_seconds(now - since)
             text = f"the elastic job has waited {waited} for {self._generations.awaited()}"
             # At first the others may take as long to start as the first one has taken.
             first = self._generations.number == 0
             usual = min(since - self._opened, LONG_START) if first else 0.0
             self._say("info" if now - since < usual else "warning", text)
-            due = now + (now - since)  # pauses double
-            self._reminders = (since, due)
-        return due
+        return self._reminders.next
 
     def _begin(self, formed: Formed) -> None:
         nonce = secrets.token_hex(32)

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from herring.base import user_folder
 from herring.observe.schema import StatusError, clean
 from herring.rendezvous.detect import parse_secret
 from herring.rendezvous.meet import read_secret_file
@@ -82,19 +83,6 @@ def endpoint(where: str) -> Endpoint:
     return Endpoint(where, path)
 
 
-def folders(environ: Mapping[str, str] = os.environ) -> list[Path]:
-    """Returns the folders in which jobs of this user may have their sockets.
-
-    A job may have been started with another environment than this process, such as by a scheduler.
-    So these are all the folders that a job may have chosen.
-    """
-    user = os.getuid()
-    runtime = environ.get("XDG_RUNTIME_DIR", "")
-    found = [Path(runtime) / "herring"] if runtime.startswith("/") else []
-    found += [Path(f"/run/user/{user}/herring"), Path(f"/tmp/herring-{user}")]
-    return list(dict.fromkeys(found))
-
-
 def find(environ: Mapping[str, str] = os.environ) -> tuple[list[Path], list[str]]:
     """Returns the sockets of this user's jobs on this machine, and what was skipped and why.
 
@@ -102,12 +90,12 @@ def find(environ: Mapping[str, str] = os.environ) -> tuple[list[Path], list[str]
     """
     found: list[Path] = []
     skipped: list[str] = []
-    for folder in folders(environ):
+    for folder in user_folder.candidates(environ):
         try:
-            about = folder.lstat()
+            private = user_folder.is_private(folder)
         except OSError:
             continue  # no job has made it
-        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
+        if not private:
             skipped.append(
                 f"{folder}: not a folder of this user with mode 0700, so others may have put "
                 "sockets there"

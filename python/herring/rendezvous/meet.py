@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from herring.base.reminders import FIRST_REMINDER, LONG_START
 from herring.base.units import counted, in_seconds
 from herring.errors import ConfigurationError, TimeoutError
 from herring.rendezvous import munge, publication, slurm
@@ -125,7 +126,7 @@ def meet(
     worker: WorkerEnvironment,
     environ: Mapping[str, str] | None = None,
     timeout: float = DEFAULT_TIMEOUT,
-    first_reminder: float = publication.FIRST_REMINDER,
+    first_reminder: float = FIRST_REMINDER,
 ) -> Meeting:
     """Learns the rendezvous and the secret; on rank 0, publishes them.
 
@@ -176,7 +177,7 @@ def meet_as_server(
     server: ServerEnvironment,
     environ: Mapping[str, str] | None = None,
     timeout: float = DEFAULT_TIMEOUT,
-    first_reminder: float = publication.FIRST_REMINDER,
+    first_reminder: float = FIRST_REMINDER,
     waited: float = 0.0,
 ) -> Meeting:
     """Learns the rendezvous and the secret for a dedicated server.
@@ -199,7 +200,7 @@ def meet_as_server(
     environ = os.environ if environ is None else environ
     place = server.rendezvous
     # A launcher has started rank 0 together with this server, which imports less than rank 0.
-    launched = publication.LONG_START if place.kind in ("file", "munge") else None
+    launched = LONG_START if place.kind in ("file", "munge") else None
     wait = publication.Wait("this server", timeout, first_reminder, waited, launched)
     secret = _given_secret(server.secret_file, server.secret)
     if place.kind == "file":

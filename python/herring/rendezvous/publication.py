@@ -16,25 +16,17 @@ import fcntl
 import json
 import os
 import secrets
-import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from herring.base import proc
+from herring.base import proc, user_folder
+from herring.base.reminders import FIRST_REMINDER, LONG_START, Reminders
 from herring.base.units import in_seconds
 from herring.errors import ConfigurationError, TimeoutError
 
-# The first reminder of the waits at a job's start, unless HERRING_WARN_AFTER is shorter; the same
-# value as in src/base/reminders.h.
-FIRST_REMINDER = 5.0
-# The longest that reminders are information and not warnings, because the others import their
-# libraries as this process has done; the same value as in src/base/reminders.h.
-LONG_START = 30.0
-
-_SHARED = Path("/tmp")
 _POLL_SECONDS = 0.02
 _STALE_SECONDS = 3600.0
 
@@ -103,47 +95,33 @@ def directory(environ: Mapping[str, str]) -> Path:
         ConfigurationError: No folder can be made.
     """
     try:
-        for folder in _usual(environ):
+        for folder in user_folder.own(environ):
             with contextlib.suppress(FileExistsError):
                 folder.mkdir(mode=0o700)
             if _is_private(folder):
                 return folder
         for folder in _unusual():
             return folder
-        return Path(tempfile.mkdtemp(prefix=f"herring-{os.getuid()}-", dir=_SHARED))
+        return Path(tempfile.mkdtemp(prefix=f"herring-{os.getuid()}-", dir=user_folder.SHARED))
     except OSError as error:
         raise ConfigurationError(
-            f"cannot make a folder for this user in {_SHARED} ({error.strerror}): make it "
-            "writable, or set HERRING_RENDEZVOUS and HERRING_SECRET_FILE"
+            f"cannot make a folder for this user in {user_folder.SHARED} ({error.strerror}): make "
+            "it writable, or set HERRING_RENDEZVOUS and HERRING_SECRET_FILE"
         ) from error
-
-
-def _usual(environ: Mapping[str, str]) -> list[Path]:
-    """Returns the folders for files, unless another user has taken their names."""
-    uid = os.getuid()
-    runtime = environ.get("XDG_RUNTIME_DIR", "")
-    folders = [_SHARED / f"herring-{uid}"]
-    if runtime and os.path.isdir(runtime) and os.stat(runtime).st_uid == uid:
-        folders.insert(0, Path(runtime) / "herring")
-    return folders
 
 
 def _unusual() -> Iterator[Path]:
     """Yields this user's folders with a random name."""
     prefix = f"herring-{os.getuid()}-"
-    for name in sorted(os.listdir(_SHARED)):
-        if name.startswith(prefix) and _is_private(_SHARED / name):
-            yield _SHARED / name
+    for name in sorted(os.listdir(user_folder.SHARED)):
+        if name.startswith(prefix) and _is_private(user_folder.SHARED / name):
+            yield user_folder.SHARED / name
 
 
 def _is_private(folder: Path) -> bool:
-    """Returns whether only this user can enter the folder."""
-    try:
-        status = os.lstat(folder)  # does not follow a link that somebody else has made
-    except OSError:
-        return False
-    ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-    return ours and not status.st_mode & 0o077
+    with contextlib.suppress(OSError):
+        return user_folder.is_private(folder)
+    return False
 
 
 @dataclass
@@ -171,20 +149,18 @@ class Wait:
         else:
             self._usual = min(proc.age() if self.start is None else self.start, LONG_START)
         self._start = time.monotonic()
-        self._pause = max(self.first_reminder, 0.001)
-        self._next = self._pause
-        self._pass(self.before)
+        self._reminders = Reminders(self._start - self.before, self.first_reminder, now=self._start)
 
     def goes_on(self, what: str) -> bool:
         """Returns whether there is time left to wait for rank 0 to do `what`; logs reminders."""
-        waited = time.monotonic() - self._start
-        if self.before + waited >= self._next:
+        now = time.monotonic()
+        if self._reminders.due(now):
             from herring import _core  # the launcher does not need the core
 
-            self._pass(self.before + waited)
-            log = _core.log_info if self.before + waited < self._usual else _core.log_warning
-            log(f"{self.who} has waited {in_seconds(self.before + waited)} for rank 0 to {what}")
-        return waited < self.timeout
+            waited = now - self._reminders.since
+            log = _core.log_info if waited < self._usual else _core.log_warning
+            log(f"{self.who} has waited {in_seconds(waited)} for rank 0 to {what}")
+        return now - self._start < self.timeout
 
     def left(self) -> float:
         """Returns the seconds that are left, more than 0."""
@@ -192,13 +168,7 @@ class Wait:
 
     def quiet(self) -> float:
         """Returns the seconds, more than 0, until the next reminder or the end of the wait."""
-        waited = time.monotonic() - self._start
-        return max(min(self._next - self.before - waited, self.left()), 0.01)
-
-    def _pass(self, waited: float) -> None:
-        while self._next <= waited:
-            self._pause *= 2
-            self._next += self._pause
+        return max(min(self._reminders.next - time.monotonic(), self.left()), 0.01)
 
 
 def wait_for(
@@ -218,7 +188,7 @@ def wait_for(
     Raises:
         TimeoutError: The file did not appear in time.
     """
-    usual = _usual(environ)
+    usual = user_folder.own(environ)
     while True:
         for folder in (*filter(_is_private, usual), *_unusual()):
             content = _read(folder / key)
