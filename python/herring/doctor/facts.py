@@ -1,16 +1,14 @@
-"""Gathers the facts of one host: cores, versions, limits, buffers, its interface and its GPUs.
+"""Gathers the facts of one host: cores, versions, limits, buffers, its interfaces and its GPUs.
 
-Nothing here takes long or imports a framework. What cannot be found out is left out.
+`herring doctor` and `herring check` report them. Nothing here takes long or imports a framework.
+What cannot be found out is left out.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import platform
 import resource
-import socket
-import struct
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,6 @@ _SYSCTLS = {
     "mtu_probing": "net/ipv4/tcp_mtu_probing",
 }
 _COPIED_BYTES = 64 << 20
-_SIOCGIFHWADDR = 0x8927
 # Settings that a launcher or a host may set as it likes, and the secret.
 _OWN = ("HERRING_INTERFACE", "HERRING_HOST_ID")
 
@@ -46,13 +43,13 @@ def gather(address: str) -> dict[str, Any]:
     """
     return {
         "versions": versions(),
-        "cores": _cores(),
+        "cores": cores(),
         "numa": _numa(),
         "interface": _interface(address),
         "addresses": [each for one in interfaces() for each in one.addresses],
-        "sysctl": {name: found for name, path in _SYSCTLS.items() if (found := _sysctl(path))},
-        "limits": _limits(),
-        "memory": _memory(),
+        "sysctl": sysctls(),
+        "limits": limits(),
+        "memory": memory(),
         "gpus": _gpus(),
     }
 
@@ -98,7 +95,20 @@ def given_settings() -> tuple[dict[str, str], str, list[str]]:
     return found, "", warnings
 
 
-def _cores() -> dict[str, Any]:
+def processor() -> tuple[str, set[str]]:
+    """Returns the processor's model, or its architecture, and the names of its features."""
+    model, flags = platform.machine(), set()
+    for line in text_of("/proc/cpuinfo").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            model = value.strip()
+        elif name.strip() in ("flags", "Features"):
+            flags = set(value.split())
+    return model, flags
+
+
+def cores() -> dict[str, Any]:
+    """Returns how many cores there are, which this process may use, and its groups' quota."""
     return {
         "all": os.cpu_count() or 1,
         "allowed": sorted(os.sched_getaffinity(0)),
@@ -109,7 +119,7 @@ def _cores() -> dict[str, Any]:
 def _numa() -> dict[str, list[int]]:
     """Returns the processors of each NUMA node."""
     nodes = Path("/sys/devices/system/node").glob("node[0-9]*")
-    return {path.name[4:]: parse_cores(_text(path / "cpulist")) for path in sorted(nodes)}
+    return {path.name[4:]: parse_cores(text_of(path / "cpulist")) for path in sorted(nodes)}
 
 
 def parse_cores(text: str) -> list[int]:
@@ -135,34 +145,28 @@ def _interface(address: str) -> dict[str, Any]:
         found["mtu"] = about.mtu
     # /sys may show the devices of another network namespace, as in some containers.
     folder = Path("/sys/class/net") / name
-    if _text(folder / "address").strip() == _hardware_address(name):
+    links = psutil.net_if_addrs().get(name, ())
+    if text_of(folder / "address").strip() in {each.address for each in links} - {""}:
         found["physical"] = (folder / "device").exists()
         if about is not None and found["physical"]:  # virtual devices make their speed up
             found["speed"] = about.speed * 1e6
-        node = _text(folder / "device" / "numa_node").strip()
+        node = text_of(folder / "device" / "numa_node").strip()
         if node.isdigit():
             found["numa"] = node
     return found
 
 
-def _hardware_address(name: str) -> str:
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
-            reply = fcntl.ioctl(one, _SIOCGIFHWADDR, struct.pack("256s", name.encode()[:15]))
-    except OSError:
-        return "unknown"
-    return ":".join(f"{byte:02x}" for byte in reply[18:24])
+def sysctls() -> dict[str, list[int] | str]:
+    """Returns settings of the kernel's network: numbers, or a text."""
+    found: dict[str, list[int] | str] = {}
+    for name, path in _SYSCTLS.items():
+        if words := text_of(Path("/proc/sys") / path).split():
+            numbers = all(word.isdigit() for word in words)
+            found[name] = [*map(int, words)] if numbers else " ".join(words)
+    return found
 
 
-def _sysctl(path: str) -> list[int] | str | None:
-    """Returns a setting of the kernel: numbers, or a text."""
-    words = _text(Path("/proc/sys") / path).split()
-    if words and all(word.isdigit() for word in words):
-        return [int(word) for word in words]
-    return " ".join(words) or None
-
-
-def _limits() -> dict[str, int]:
+def limits() -> dict[str, int]:
     """Returns limits of this process; -1 means that there is none."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)
@@ -174,10 +178,13 @@ def _limits() -> dict[str, int]:
     }
 
 
-def _memory() -> dict[str, int]:
+def memory() -> dict[str, int]:
+    """Returns the bytes of memory and of /dev/shm, and what the control groups allow."""
     import psutil
 
     found = {"total": psutil.virtual_memory().total, "available": psutil.virtual_memory().available}
+    if (limit := cgroup.memory_limit()) is not None:
+        found["limit"] = limit
     try:
         shared = os.statvfs("/dev/shm")
         found["shm"] = shared.f_blocks * shared.f_frsize
@@ -187,20 +194,37 @@ def _memory() -> dict[str, int]:
     return found
 
 
+def gpus() -> tuple[dict[str, Any], str]:
+    """Returns the result of `described_gpus`, or an empty one and why this process sees none."""
+    try:
+        from herring.arrays.devices import described_gpus
+
+        return described_gpus(), ""
+    except ImportError:
+        return {}, "not known without the extension module"
+    except HerringError as error:
+        return {}, str(error)
+
+
+def copies(index: int) -> dict[str, Any]:
+    """Measures how many bytes per second a GPU copies to host memory and back.
+
+    Raises:
+        HerringError: The driver reports an error.
+    """
+    from herring import _core
+
+    return dict(_core.measure_copies(index, _COPIED_BYTES))
+
+
 def _gpus() -> dict[str, Any]:
     """Returns the driver, and name and copy rates of each GPU; empty if there are none."""
-    from herring import _core
-    from herring.arrays.devices import described_gpus
-
-    try:
-        described = described_gpus()
-    except HerringError:
-        return {}
+    described, _ = gpus()
     devices = []
-    for index, each in enumerate(described["devices"]):
+    for index, each in enumerate(described.get("devices", ())):
         device = {"name": each["name"], "refused": str(each["refused"])}
         try:
-            rates = _core.measure_copies(index, _COPIED_BYTES)
+            rates = copies(index)
             device.update({key: rates[key] for key in ("out", "in", "both")})
             device["pinned"] = bool(rates["pinned"])
         except HerringError as error:
@@ -209,7 +233,8 @@ def _gpus() -> dict[str, Any]:
     return {"driver": str(described["driver"]), "devices": devices} if devices else {}
 
 
-def _text(path: str | Path) -> str:
+def text_of(path: str | Path) -> str:
+    """Returns the content of a file; an empty text if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:

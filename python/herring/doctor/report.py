@@ -15,6 +15,7 @@ from herring.doctor.judge_hosts import usable_cores
 from herring.doctor.judge_links import offsets, round_trips
 from herring.doctor.judge_rates import capacities
 from herring.doctor.records import Examination, Link
+from herring.terminal.printing import aligned
 
 _MOST_LINKS = 8  # in the table; the slowest ones
 _WIDTH = 100
@@ -46,11 +47,11 @@ def lines(
         yield from _finding(one)
     if tables or worst in ("error", "warning"):
         yield "", ""
-        yield from _table(_host_rows(about))
+        yield from _styled(_host_rows(about))
         rows = _link_rows(about)
         if len(rows) > 1:
             yield "", ""
-            yield from _table(rows)
+            yield from _styled(rows)
 
 
 def to_json(about: Examination, findings: Sequence[Finding]) -> dict[str, Any]:
@@ -215,8 +216,7 @@ def _why(link: Link) -> str:
     return "not measured" if link.open else "not reached"
 
 
-def _table(rows: Sequence[Sequence[str]]) -> Iterator[tuple[str, str]]:
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    for number, row in enumerate(rows):
-        text = "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
-        yield text, "bold" if number == 0 else ""
+def _styled(rows: Sequence[Sequence[str]]) -> Iterator[tuple[str, str]]:
+    first, *others = aligned(rows)
+    yield first, "bold"
+    yield from ((line, "") for line in others)

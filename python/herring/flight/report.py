@@ -11,6 +11,7 @@ from herring.flight.analysis import Analysis
 from herring.flight.findings import doing, end_of
 from herring.flight.operations import Operation, describe
 from herring.flight.record import Entry, Record
+from herring.terminal.printing import aligned
 
 _BEFORE, _AFTER = 4, 3  # operations shown around the first in which ranks differ
 _MOMENTS = (
@@ -178,7 +179,7 @@ def _table(record: Record, analysis: Analysis, places: Sequence[int]) -> list[st
             for states, ranks in columns.items()
         ]
         rows.append([f"{mark}{operation.title}", *cells])
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def _cell(record: Record, state: str, entries: Iterable[Entry | None]) -> str:
@@ -218,11 +219,4 @@ def _of_rank(record: Record, analysis: Analysis, rank: int, places: Sequence[int
         ago = f"{show_duration(max(record.time - began, 0.0))} before"
         parts = ", ".join([*moments, *([ended] if ended else [])])
         rows.append([ago, operation.title, show_size(entry.bytes), parts])
-    return lines + _aligned(rows)
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
-    ]
+    return lines + aligned(rows)

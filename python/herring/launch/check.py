@@ -15,27 +15,24 @@ import sys
 import time
 from collections.abc import Callable
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
-from herring.base import cgroup
 from herring.base.parts import install_command
 from herring.base.provenance import provenance
 from herring.base.units import counted, show_size
 from herring.base.version import version
+from herring.doctor import facts
 from herring.errors import ConfigurationError, HerringError
 from herring.launch.commands import module_command
 from herring.launch.findings import Finding, last_lines, run_job
 from herring.launch.tune import tune
 from herring.rendezvous.network import interfaces, own_address
 from herring.rendezvous.settings import value_of
-
-__all__ = ["Finding", "add_options", "findings", "handle", "trials"]
+from herring.terminal.printing import print_lines
 
 # A server needs a descriptor per node and flow, a worker one per server; this leaves room.
 _ENOUGH_DESCRIPTORS = 1024
 _TRIAL_SECONDS = 60
-_COPIED_BYTES = 64 << 20
 _SENT_BYTES = 256 << 20
 _FLAGS = ("avx2", "f16c", "avx512f", "avx512bw", "avx512_bf16", "asimd", "sve")
 
@@ -65,7 +62,7 @@ def handle(options: argparse.Namespace) -> int:
     if not options.no_run:
         found += _shown(trials(), options)
     if options.tune:
-        tuned, document["tune"] = tune(*_described())
+        tuned, document["tune"] = tune(*facts.gpus())
         found += _shown(tuned, options)
     if options.json:
         document = {
@@ -164,37 +161,26 @@ def _settings() -> list[Finding]:
 
 
 def _cpu() -> list[Finding]:
-    model, flags = platform.machine(), set()
-    for line in _lines("/proc/cpuinfo"):
-        name, _, value = line.partition(":")
-        if name.strip() == "model name":
-            model = value.strip()
-        elif name.strip() in ("flags", "Features"):
-            flags = set(value.split())
+    model, flags = facts.processor()
     has = " ".join(flag for flag in _FLAGS if flag in flags) or "none that matter here"
-    cores = len(os.sched_getaffinity(0))
-    quota = cgroup.cores()
-    usable = f"{cores} usable of {os.cpu_count()}"
-    if quota is not None:
-        usable += f", limited to {quota:g} by the control group"
+    cores = facts.cores()
+    usable = f"{len(cores['allowed'])} usable of {cores['all']}"
+    if cores["quota"] is not None:
+        usable += f", limited to {cores['quota']:g} by the control group"
     return [Finding("cpu", model), Finding("cpu features", has), Finding("cores", usable)]
 
 
 def _memory() -> list[Finding]:
-    import psutil
-
-    memory = psutil.virtual_memory()
-    text = f"{show_size(memory.available)} available of {show_size(memory.total)}"
-    limit = cgroup.memory_limit()
-    if limit is not None:
-        text += f", limited to {show_size(limit)} by the control group"
+    memory = facts.memory()
+    text = f"{show_size(memory['available'])} available of {show_size(memory['total'])}"
+    if "limit" in memory:
+        text += f", limited to {show_size(memory['limit'])} by the control group"
     found = [Finding("memory", text)]
-    try:
-        shm = os.statvfs("/dev/shm")
-        free, total = shm.f_bavail * shm.f_frsize, shm.f_blocks * shm.f_frsize
-        found.append(Finding("/dev/shm", f"{show_size(free)} free of {show_size(total)}"))
-    except OSError as error:
-        found.append(Finding("/dev/shm", str(error.strerror), "note", "data loaders may need it"))
+    if "shm" in memory:
+        text = f"{show_size(memory['shm_free'])} free of {show_size(memory['shm'])}"
+        found.append(Finding("/dev/shm", text))
+    else:
+        found.append(Finding("/dev/shm", "missing", "note", "data loaders may need it"))
     found.append(_huge_pages())
     return found
 
@@ -204,7 +190,7 @@ def _huge_pages() -> Finding:
     folder = "/sys/kernel/mm/transparent_hugepage"
     modes = []
     for name in ("enabled", "shmem_enabled"):
-        chosen = re.search(r"\[(\w+)\]", "".join(_lines(f"{folder}/{name}")))
+        chosen = re.search(r"\[(\w+)\]", facts.text_of(f"{folder}/{name}"))
         modes.append(chosen[1] if chosen else "not in this kernel")
     text = f"private memory: {modes[0]}, shared memory: {modes[1]}"
     if modes[0] == "never":
@@ -213,20 +199,8 @@ def _huge_pages() -> Finding:
     return Finding("huge pages", text)
 
 
-def _described() -> tuple[dict[str, Any], str]:
-    """Returns the GPUs that this process sees, or the reason why it sees none."""
-    try:
-        from herring.arrays.devices import described_gpus
-
-        return described_gpus(), ""
-    except ImportError:
-        return {}, "not known without the extension module"
-    except HerringError as error:
-        return {}, str(error)
-
-
 def _devices() -> list[Finding]:
-    described, why = _described()
+    described, why = facts.gpus()
     if not described:
         return [Finding("GPUs", f"none ({why})")]
     devices = described["devices"]
@@ -261,14 +235,12 @@ def _devices() -> list[Finding]:
 
 def _copies() -> list[Finding]:
     """Measures how fast GPUs copy to host memory and back."""
-    described, _ = _described()
+    described, _ = facts.gpus()
     found = []
     for index in range(len(described.get("devices", ()))):
-        from herring import _core
-
         name = f"GPU {index}, copies"
         try:
-            rates = _core.measure_copies(index, _COPIED_BYTES)
+            rates = facts.copies(index)
         except HerringError as error:
             found.append(Finding(name, str(error), "fail", "see the system's log (dmesg)"))
             continue
@@ -304,11 +276,10 @@ def _network() -> list[Finding]:
         advice = "jobs on this machine work; jobs on several hosts need an interface"
         found.append(Finding("interfaces", "only loopback", "note", advice))
     found.append(_proxies())
-    control = "".join(_lines("/proc/sys/net/ipv4/tcp_congestion_control")).strip()
-    receive = "".join(_lines("/proc/sys/net/ipv4/tcp_rmem")).split()
-    if control and len(receive) == 3:
-        value = f"{control}, receive buffer up to {show_size(int(receive[2]))}"
-        found.append(Finding("tcp", value))
+    match facts.sysctls():
+        case {"congestion_control": control, "tcp_rmem": [_, _, int(most)]}:
+            value = f"{control}, receive buffer up to {show_size(most)}"
+            found.append(Finding("tcp", value))
     return found
 
 
@@ -328,7 +299,8 @@ def _proxies() -> Finding:
 
 
 def _limits() -> list[Finding]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits = facts.limits()
+    soft, hard = limits["open_files"], limits["open_files_hard"]
     verdict, advice = "ok", ""
     if soft != resource.RLIM_INFINITY and soft < _ENOUGH_DESCRIPTORS:
         enough = max(hard, _ENOUGH_DESCRIPTORS)
@@ -340,13 +312,11 @@ def _limits() -> list[Finding]:
                 "nofile of the container"
             )
     found = [Finding("open files", f"{_limit(soft)} (hard {_limit(hard)})", verdict, advice)]
-    soft, hard = (show_size(v) if v >= 0 else "unlimited" for v in _memlock())
-    found.append(Finding("locked memory", f"{soft} (hard {hard})"))
+    soft, hard = limits["locked_memory"], limits["locked_memory_hard"]
+    found.append(
+        Finding("locked memory", f"{_limit(soft, show_size)} (hard {_limit(hard, show_size)})")
+    )
     return found
-
-
-def _memlock() -> tuple[int, int]:
-    return resource.getrlimit(resource.RLIMIT_MEMLOCK)
 
 
 def _torch() -> Finding:
@@ -360,28 +330,13 @@ def _torch() -> Finding:
         return Finding("torch", "present")
 
 
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-
-
-def _limit(value: int) -> str:
-    return "unlimited" if value == resource.RLIM_INFINITY else str(value)
+def _limit(value: int, show: Callable[[int], str] = str) -> str:
+    return "unlimited" if value == resource.RLIM_INFINITY else show(value)
 
 
 def _print(found: list[Finding]) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(soft_wrap=True)
     style = {"ok": "green", "note": "yellow", "fail": "bold red"}
-    for finding in found:
-        line = Text()
-        line.append(f"{finding.verdict:5}", style=style[finding.verdict])
-        line.append(f"{finding.name:34}", style="bold")
-        line.append(finding.value)
-        console.print(line)
-        for advice in finding.advice.splitlines():
-            console.print(Text(f"{'':5}{advice}", style="dim"))
+    for one in found:
+        head = ((f"{one.verdict:5}", style[one.verdict]), (f"{one.name:34}", "bold"))
+        print_lines([(*head, (one.value, ""))])
+        print_lines([(f"{'':5}{advice}", "dim")] for advice in one.advice.splitlines())

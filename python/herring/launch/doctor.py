@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable
 
 from herring.base.provenance import provenance
 from herring.base.units import argument, parse_seconds, parse_size
@@ -14,6 +13,7 @@ from herring.errors import ConfigurationError
 from herring.launch import hosts
 from herring.launch.cli import main
 from herring.launch.commands import module_command
+from herring.terminal.printing import print_lines
 
 HELP = """\
 examples:
@@ -91,7 +91,7 @@ def handle(options: argparse.Namespace) -> int:
         json.dump(document, sys.stdout, indent=2)
         print()
     else:
-        _print(lines(about, findings, options.all))
+        print_lines([line] for line in lines(about, findings, options.all))
     return int(verdict(findings) == "error")
 
 
@@ -140,12 +140,3 @@ def _start(options: argparse.Namespace, listed: tuple[hosts.Host, ...]) -> int:
 
 def _bracketed(name: str) -> str:
     return f"[{name}]" if ":" in name else name
-
-
-def _print(report: Iterable[tuple[str, str]]) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(soft_wrap=True, highlight=False)
-    for text, style in report:
-        console.print(Text(text, style=style))
