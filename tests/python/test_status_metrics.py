@@ -20,14 +20,15 @@ import pytest
 import statuses
 import warm
 from herring import _core
+from herring.base.parts import data_file
 from herring.errors import ConfigurationError
 from herring.launch import cli
 from herring.observe import client, otel
-from herring.observe.dashboard import dashboard
 from herring.observe.metrics import METRICS, SCOPES, family, prometheus, samples
 from herring.observe.schema import parse
 from status_server import StatusServer, short_folder
 
+DASHBOARD = json.loads(data_file("observe/dashboard.json"))
 ROOT = Path(__file__).resolve().parents[2]
 openmetrics = pytest.importorskip("prometheus_client.parser")
 
@@ -215,7 +216,7 @@ def selectors(node: Any) -> Iterator[Any]:
 
 def test_queries_of_the_dashboard_use_metrics_and_labels_that_exist() -> None:
     promql = pytest.importorskip("promql_parser")
-    model = dashboard()
+    model = DASHBOARD
     asked = set()
     for query in queries(model["panels"]):
         found = [*selectors(promql.parse(query.replace("$__rate_interval", "1m")))]
@@ -236,7 +237,7 @@ def test_queries_of_the_dashboard_use_metrics_and_labels_that_exist() -> None:
 
 
 def test_legends_of_the_dashboard_use_labels_that_exist() -> None:
-    for panel in dashboard()["panels"]:
+    for panel in DASHBOARD["panels"]:
         for target in panel.get("targets", []):
             named = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
             name = re.search(r"herring_\w+", target["expr"])
@@ -246,7 +247,7 @@ def test_legends_of_the_dashboard_use_labels_that_exist() -> None:
 
 
 def test_the_dashboard_is_well_formed() -> None:
-    model = dashboard()
+    model = DASHBOARD
     panels = model["panels"]
     identifiers = [panel["id"] for panel in panels]
     assert len(identifiers) == len(set(identifiers))

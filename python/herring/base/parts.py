@@ -1,10 +1,11 @@
-"""Tells which optional parts of Herring need more packages, and the command to install them."""
+"""Says where data files and optional parts are, and what to install for a missing part."""
 
 from __future__ import annotations
 
 import importlib
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 from herring.errors import ConfigurationError
@@ -14,6 +15,11 @@ LAB = "herring_lab"
 
 # Herring is not in a package index yet, so these commands run in a copy of its repository.
 _COPY = "in a copy of Herring's repository"
+
+
+def data_file(name: str) -> str:
+    """Returns the content of a data file of this package, such as ``observe/dashboard.json``."""
+    return (Path(__file__).parents[1] / name).read_text(encoding="utf-8")
 
 
 def missing_part(error: ModuleNotFoundError) -> str:
