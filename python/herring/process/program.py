@@ -5,212 +5,46 @@ Everything here is pure. `herring.process.stacks` takes the stack of a running t
 The text names the innermost place in the user's own files and, if the program is inside a library
 there, a function of the library: ``train.py:40 in main, inside
 torch/utils/data/dataloader.py:1234 _try_get_data``. The cause says why others might wait for this
-program. A table of libraries decides it.
+program. The table of libraries in libraries.json decides it, to which lines may be added.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-COMPUTE, INPUT, CHECKPOINT = "compute", "input", "checkpoint"
-COMPILE, EVALUATION = "compile", "evaluation"
+from herring.base.parts import data_file
 
-# Modules whose functions tell the cause whenever they are on the stack; the innermost one decides.
-# With names of functions, only these count. Names are those of modules in libraries: a user's own
-# file called datasets.py does not match.
-_TABLE: dict[str, dict[str, tuple[str, ...]]] = {
-    INPUT: {
-        "accelerate.data_loader": (),
-        "datasets": (),
-        "ffcv": (),
-        "grain": (),
-        "keras.src.legacy.preprocessing": (),
-        "keras.src.trainers.data_adapters": (),
-        "keras.src.utils.audio_dataset_utils": (),
-        "keras.src.utils.image_dataset_utils": (),
-        "keras.src.utils.text_dataset_utils": (),
-        "lightning.pytorch.loops.fetchers": (),
-        "lightning.pytorch.utilities.combined_loader": (),
-        "nvidia.dali": (),
-        "petastorm": (),
-        "pytorch_lightning.loops.fetchers": (),
-        "pytorch_lightning.utilities.combined_loader": (),
-        "ray.data": (),
-        "streaming.base": (),
-        "tensorflow.python.data": (),
-        "tensorflow_datasets": (),
-        "torch.utils.data": (),
-        "torchdata": (),
-        "torchvision.datasets": (),
-        "torchvision.io": (),
-        "transformers.data.data_collator": (),
-        "webdataset": (),
-        "wids": (),
-    },
-    CHECKPOINT: {
-        "accelerate.checkpointing": (),
-        "deepspeed.runtime.checkpoint_engine": (),
-        "equinox._serialisation": (),
-        "flax.training.checkpoints": (),
-        "flax.training.orbax_utils": (),
-        "joblib.numpy_pickle": ("dump",),
-        "keras.src.callbacks.backup_and_restore": (),
-        "keras.src.callbacks.model_checkpoint": (),
-        "keras.src.saving": (),
-        "lightning.fabric.plugins.io": (),
-        "lightning.pytorch.callbacks.model_checkpoint": (),
-        "lightning.pytorch.trainer.connectors.checkpoint_connector": (),
-        "orbax": (),
-        "pytorch_lightning.callbacks.model_checkpoint": (),
-        "pytorch_lightning.trainer.connectors.checkpoint_connector": (),
-        "safetensors": (),
-        "tensorflow.python.checkpoint": (),
-        "tensorflow.python.saved_model": (),
-        "tensorflow.python.training.saver": (),
-        "torch.distributed.checkpoint": (),
-        "torch.distributed.checkpoint.state_dict": (),
-        "torch.serialization": (),
-        "torchsnapshot": (),
-        "transformers.modeling_utils": ("from_pretrained", "save_pretrained"),
-        "transformers.trainer": ("_load_from_checkpoint", "_save", "_save_checkpoint"),
-    },
-    COMPILE: {
-        "jax._src.compiler": (),
-        "jax._src.interpreters.mlir": (),
-        "jax._src.interpreters.partial_eval": ("trace_to_jaxpr", "trace_to_jaxpr_dynamic"),
-        "numba.core.compiler": (),
-        "tensorflow.python.eager.polymorphic_function.tracing_compilation": (
-            "_create_concrete_function",
-            "_maybe_define_function",
-            "trace_function",
-        ),
-        "tensorflow.python.framework.func_graph": ("func_graph_from_py_func",),
-        # torch._dynamo.eval_frame is also on the stack while compiled code runs.
-        "torch._dynamo.convert_frame": (),
-        "torch._dynamo.output_graph": (),
-        "torch._dynamo.symbolic_convert": (),
-        "torch._inductor.async_compile": (),
-        "torch._inductor.codegen": (),
-        "torch._inductor.compile_fx": ("_compile_fx_inner", "compile_fx", "compile_fx_inner"),
-        "torch._inductor.graph": (),
-        "torch._inductor.scheduler": (),
-        "torch._inductor.select_algorithm": (),
-        "torch.jit._script": (),
-        "torch.jit._trace": ("trace", "trace_module"),
-        "torch.utils.cpp_extension": (),
-        "triton.compiler": (),
-        "triton.runtime.autotuner": ("_bench", "benchmark"),
-    },
-}
-# What counts if nothing above is on the stack: it serves input as well as checkpoints.
-_OTHERWISE: dict[str, dict[str, tuple[str, ...]]] = {
-    INPUT: {
-        "PIL": (),
-        "av": (),
-        "boto3": (),
-        "botocore": (),
-        "cv2": (),
-        "decord": (),
-        "fsspec": (),
-        "gcsfs": (),
-        "h5py": (),
-        "http.client": (),
-        "huggingface_hub": (),
-        "imageio": (),
-        "librosa": (),
-        "numpy.lib._npyio_impl": ("fromregex", "genfromtxt", "load", "loadtxt"),
-        "numpy.lib._format_impl": ("open_memmap", "read_array"),
-        "numpy.lib.format": ("open_memmap", "read_array"),
-        "numpy.lib.npyio": ("fromregex", "genfromtxt", "load", "loadtxt"),
-        "pandas.io": (),
-        "pyarrow": (),
-        "requests": (),
-        "s3fs": (),
-        "skimage.io": (),
-        "smart_open": (),
-        "soundfile": (),
-        "tarfile": (),
-        "tensorflow.python.lib.io": (),
-        "tokenizers": (),
-        "transformers.tokenization_utils_base": (),
-        "urllib.request": (),
-        "zarr": (),
-        "zipfile": (),
-    },
-    CHECKPOINT: {
-        "numpy.lib._npyio_impl": ("save", "savetxt", "savez", "savez_compressed", "_savez"),
-        "numpy.lib._format_impl": ("write_array",),
-        "numpy.lib.format": ("write_array",),
-        "numpy.lib.npyio": ("save", "savetxt", "savez", "savez_compressed", "_savez"),
-        "shutil": (),
-    },
-}
-# On top of reading input: only a library that evaluates by itself says so.
-_EVALUATING: dict[str, dict[str, tuple[str, ...]]] = {
-    EVALUATION: {
-        "keras.src.backend.jax.trainer": ("evaluate",),
-        "keras.src.backend.tensorflow.trainer": ("evaluate",),
-        "keras.src.backend.torch.trainer": ("evaluate",),
-        "lightning.pytorch.loops.evaluation_loop": (),
-        "pytorch_lightning.loops.evaluation_loop": (),
-        "pytorch_lightning.loops.dataloader.evaluation_loop": (),
-        "transformers.trainer": ("evaluate", "evaluation_loop", "predict"),
-        "transformers.trainer_seq2seq": ("evaluate",),
-    },
-}
-# Functions in C have no place on the stack; the line that calls them tells.
-_CALLS = {
-    "_pickle.dump": CHECKPOINT,
-    "_pickle.load": INPUT,
-    "_pickle.loads": INPUT,
-    "cv2.VideoCapture": INPUT,
-    "cv2.imdecode": INPUT,
-    "cv2.imread": INPUT,
-    "marshal.load": INPUT,
-    "numpy.fromfile": INPUT,
-    "os.fdatasync": CHECKPOINT,
-    "os.fsync": CHECKPOINT,
-    "os.sync": CHECKPOINT,
-    "pickle.dump": CHECKPOINT,
-    "pickle.load": INPUT,
-    "pickle.loads": INPUT,
-    "posix.fdatasync": CHECKPOINT,
-    "posix.fsync": CHECKPOINT,
-    "posix.sync": CHECKPOINT,
-}
+COMPUTE, INPUT = "compute", "input"  # the other causes are those of the table
+
 # Whoever is inside one of these waits for another thread or process.
 _WAITING = ("asyncio", "concurrent.futures", "queue", "selectors", "threading")
-# Functions of libraries that only call others.
-_GLUE = {
-    "torch._dynamo.eval_frame",
-    "torch.utils._contextlib",
-    "torch.nn.modules.module",
-    "torch._tensor",
-    "torch.autograd.graph",
-    "keras.src.utils.traceback_utils",
-    "tensorflow.python.util.traceback_utils",
-    "jax._src.traceback_util",
-}
 _GENERATED = ("/torchinductor_", "__autograph_generated_file")
 _CELLS = re.compile(r"/ipykernel_\d+/|/\.ipykernel/\d+/|<ipython-input-|<command-")
 _LONGEST = 240  # characters of a text
 
+# The names of functions that count in a module, or none if all do; and the cause that they tell.
 _Rows = dict[str, list[tuple[tuple[str, ...], str]]]
 
 
-def _by_module(table: dict[str, dict[str, tuple[str, ...]]]) -> _Rows:
+def _by_module(table: dict[str, list[str]]) -> _Rows:
     rows: _Rows = {}
     for cause, modules in table.items():
-        for module, functions in modules.items():
-            rows.setdefault(module, []).append((functions, cause))
+        for module, _, functions in (each.partition(":") for each in modules):
+            rows.setdefault(module, []).append((tuple(functions.split()), cause))
     return rows
 
 
-_ROWS, _WEAK_ROWS, _EVALUATION_ROWS = map(_by_module, (_TABLE, _OTHERWISE, _EVALUATING))
+_LIBRARIES = json.loads(data_file("process/libraries.json"))
+_ROWS, _WEAK_ROWS, _EVALUATION_ROWS = (
+    _by_module(_LIBRARIES[name]) for name in ("decides", "otherwise", "evaluates")
+)
+_CALLS = {call: cause for cause, calls in _LIBRARIES["calls"].items() for call in calls}
+_GLUE = frozenset(_LIBRARIES["glue"])
 # Modules of libraries whose functions tell a cause.
 KNOWN_MODULES = frozenset({*_ROWS, *_WEAK_ROWS, *_EVALUATION_ROWS})
 _PATHS = sysconfig.get_paths()
