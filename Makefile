@@ -103,7 +103,7 @@ export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
 export CCACHE_SLOPPINESS ?= pch_defines,time_macros
 endif
 
-PACKAGE := $(shell find python/herring lab/python -name '*.py' -o -name '*.json' 2>/dev/null)
+PACKAGE := $(shell find python/herring lab/python -name '*.py' -o -name '*.json' -o -name '*.yaml' 2>/dev/null)
 SOURCES := $(shell find src bindings -type f 2>/dev/null)
 LAB_SOURCES := $(shell find lab/src lab/bindings -type f 2>/dev/null)
 # What else the two packages are built from. If any of it has changed, pip installs the package anew.

@@ -13,12 +13,12 @@ import re
 import secrets
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from herring.base.parts import import_optional
+from herring.base.parts import data_file, import_optional
 from herring.base.units import counted
 from herring.errors import ConfigurationError
 from herring.launch.hosts import require_range
@@ -55,13 +55,10 @@ _NUMBERS = (
     ("--port", "PORT", 1024, 65535, "port on which rank 0 listens"),
     ("--restarts", "R", 0, 1000, "number of times the whole job is restarted after a failure"),
 )
-_READY_FILE = "/tmp/herring-ready"
 _STORE_PORT = 29500  # the port of torchrun's store
-_CONNECT_SECONDS = "600"  # a pod may have to wait for a machine and for its image
-_JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 # PyYAML leaves 1e-3, 0o17 and y without quotes, which Kubernetes takes for a number and a boolean.
 _AMBIGUOUS = re.compile(r"[-+.\d]|[yYnN]\Z|.*\n", re.DOTALL)
-_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+_PLACEHOLDER = re.compile(r"\$\{(\w+)( as text)?\}")
 
 
 @dataclass(frozen=True)
@@ -169,42 +166,57 @@ def manifests(options: JobOptions) -> list[dict[str, Any]]:
         ConfigurationError: An option has a value that is not allowed.
     """
     options.check()
-    objects = []
-    if options.secret is None:
-        objects.append(
-            {
-                "apiVersion": "v1",
-                "kind": "Secret",
-                "metadata": _metadata(options, _secret_name(options)),
-                "type": "Opaque",
-                "stringData": {"secret": secrets.token_hex(32)},
-            }
-        )
-    spec = _jobset_spec(options)
-    metadata = _metadata(options, options.name)
-    if options.kind == "jobset":
-        spec["failurePolicy"] = {"maxRestarts": options.restarts}
-        version = "jobset.x-k8s.io/v1alpha2"
-        objects.append(
-            {"apiVersion": version, "kind": "JobSet", "metadata": metadata, "spec": spec}
-        )
-        return objects
-    if options.restarts:
-        spec["failurePolicy"] = {"maxRestarts": options.restarts}
-    objects.append(
-        {
-            "apiVersion": "trainer.kubeflow.org/v1alpha1",
-            "kind": "TrainingRuntime",
-            "metadata": {**metadata, "labels": {"trainer.kubeflow.org/framework": "torch"}},
-            "spec": {
-                # Versions of Trainer expect the workers per pod in different places, but all accept
-                # torchrun's own option.
-                "mlPolicy": {"numNodes": options.workers, "torch": {}},
-                "template": {"spec": spec},
-            },
-        }
-    )
-    return objects
+    yaml = import_optional("yaml", "PyYAML", "reads and writes the file", "kubernetes")
+    objects = yaml.safe_load(data_file("launch/kubernetes.yaml"))
+    filled: list[dict[str, Any]] = _fill(objects, _values(options))
+    return filled
+
+
+def _values(options: JobOptions) -> dict[str, Any]:
+    """Returns what the placeholders and conditions of kubernetes.yaml stand for."""
+    jobset = options.kind == "jobset"
+    # Kubeflow Trainer expects its own words; a TrainJob and its JobSet have the same name.
+    worker = "worker" if jobset else "node"
+    job = options.name if jobset else "$(JOBSET_NAME)"
+    return {
+        **vars(options),
+        "jobset": jobset,
+        "runtime": not jobset,
+        "one_per_pod": jobset and options.per_pod == 1,
+        "nodes_of_torchrun": jobset and options.per_pod > 1,
+        "makes_secret": options.secret is None,
+        "secret": options.secret or f"{options.name}-secret",
+        "token": secrets.token_hex(32),
+        "worker": worker,
+        "job": job,
+        "first_host": f"{job}-{worker}-0-0.{job}",  # as JobSet calls rank 0's pod
+        "store_port": _STORE_PORT,
+        # Kubernetes turns "$$" into "$" and "$(NAME)" into the value of a variable.
+        "command": [word.replace("$", "$$") for word in options.command],
+    }
+
+
+def _fill(part: Any, values: Mapping[str, Any]) -> Any:
+    """Returns a part of the template with its values; None if it is to be left out."""
+    if isinstance(part, dict):
+        if "$if" in part and not any(values[name] for name in part["$if"]):
+            return None
+        if "$items" in part:
+            return _fill(part["$items"], values)
+        filled = {key: _fill(each, values) for key, each in part.items() if key != "$if"}
+        return {key: each for key, each in filled.items() if each is not None}
+    if isinstance(part, list):
+        found = [_fill(each, values) for each in part]
+        return [one for each in found if each is not None for one in _as_list(each)]
+    if not isinstance(part, str):
+        return part
+    if (whole := _PLACEHOLDER.fullmatch(part)) and not whole[2]:
+        return values[whole[1]]
+    return _PLACEHOLDER.sub(lambda match: str(values[match[1]]), part)
+
+
+def _as_list(found: Any) -> list[Any]:
+    return found if isinstance(found, list) else [found]
 
 
 def to_yaml(objects: Sequence[dict[str, Any]]) -> str:
@@ -287,136 +299,6 @@ def _write(path: Path, text: str) -> None:
     except BaseException:
         os.unlink(beside)
         raise
-
-
-def _jobset_spec(options: JobOptions) -> dict[str, Any]:
-    # Kubeflow Trainer expects its own words; a TrainJob and its JobSet have the same name.
-    worker = "worker" if options.kind == "jobset" else "node"
-    workers = {
-        "name": worker,
-        "replicas": 1,
-        "template": _job(options.workers, _worker_container(options, worker)),
-    }
-    if options.kind == "runtime":
-        label = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-        workers["template"]["metadata"] = {"labels": label}
-    jobs = [workers]
-    if options.servers:
-        workers["dependsOn"] = [{"name": "server", "status": "Ready"}]
-        server = {
-            "name": "server",
-            "replicas": 1,
-            "template": _job(options.servers, _server_container(options, worker)),
-        }
-        jobs.insert(0, server)
-    return {
-        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-        "successPolicy": {"operator": "All", "targetReplicatedJobs": [worker]},
-        "replicatedJobs": jobs,
-    }
-
-
-def _job(pods: int, container: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "spec": {
-            "parallelism": pods,
-            "completions": pods,
-            "completionMode": "Indexed",
-            "backoffLimit": 0,  # a lost process cannot return to its job
-            "template": {"spec": {"restartPolicy": "Never", "containers": [container]}},
-        }
-    }
-
-
-def _worker_container(options: JobOptions, worker: str) -> dict[str, Any]:
-    # Kubernetes turns "$$" into "$" and "$(NAME)" into the value of a variable.
-    command = [word.replace("$", "$$") for word in options.command]
-    environment = _environment(options, worker)
-    if options.kind == "runtime":
-        # Trainer sets the number of nodes, and the rank of this one, in torchrun's variables.
-        processes = f"--nproc-per-node={options.per_pod}"
-        command = ["torchrun", processes, "--no-python", *command]
-    elif options.per_pod == 1:
-        environment.append(_field("HERRING_RANK", _INDEX))
-        environment.append({"name": "HERRING_SIZE", "value": str(options.workers)})
-    else:
-        environment.append(_field("POD_INDEX", _INDEX))
-        command = [
-            "torchrun",
-            f"--nnodes={options.workers}",
-            f"--nproc-per-node={options.per_pod}",
-            "--node-rank=$(POD_INDEX)",
-            f"--master-addr={_first_host(options, worker)}",
-            f"--master-port={_STORE_PORT}",
-            "--no-python",
-            *command,
-        ]
-    container: dict[str, Any] = {
-        "name": worker,
-        "image": options.image,
-        "command": command,
-        "env": environment,
-    }
-    if options.ports:
-        # For people and policies to read. Kubernetes does not need it, and cannot have a range.
-        container["ports"] = [{"name": "rendezvous", "containerPort": options.port}]
-    if options.gpus:
-        container["resources"] = {"limits": {"nvidia.com/gpu": str(options.gpus)}}
-    return container
-
-
-def _server_container(options: JobOptions, worker: str) -> dict[str, Any]:
-    return {
-        "name": "server",
-        "image": options.image,
-        "command": ["herring", "server", "--ready-file", _READY_FILE],
-        "env": _environment(options, worker),
-        "readinessProbe": {
-            "exec": {"command": ["test", "-e", _READY_FILE]},
-            "periodSeconds": 2,
-        },
-    }
-
-
-def _environment(options: JobOptions, worker: str) -> list[dict[str, Any]]:
-    """Returns the variables that workers and servers share."""
-    environment: list[dict[str, Any]] = []
-    name = options.name
-    if options.kind == "runtime":
-        environment.append(_field("JOBSET_NAME", f"metadata.labels['{_JOBSET_LABEL}']"))
-        name = "$(JOBSET_NAME)"
-    key = {"name": options.secret or _secret_name(options), "key": "secret"}
-    values = {
-        "HERRING_JOB": name,
-        "HERRING_RENDEZVOUS": f"{_first_host(options, worker)}:{options.port}",
-        "HERRING_SERVERS": str(options.servers),
-        "HERRING_CONNECT_TIMEOUT": _CONNECT_SECONDS,
-    }
-    if options.ports:
-        values["HERRING_PORTS"] = options.ports
-    environment += [{"name": variable, "value": value} for variable, value in values.items()]
-    environment.append({"name": "HERRING_SECRET", "valueFrom": {"secretKeyRef": key}})
-    return environment
-
-
-def _first_host(options: JobOptions, worker: str) -> str:
-    """Returns the host name that JobSet gives to rank 0's pod."""
-    name = "$(JOBSET_NAME)" if options.kind == "runtime" else options.name
-    return f"{name}-{worker}-0-0.{name}"
-
-
-def _field(variable: str, path: str) -> dict[str, Any]:
-    return {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-
-
-def _secret_name(options: JobOptions) -> str:
-    return f"{options.name}-secret"
-
-
-def _metadata(options: JobOptions, name: str) -> dict[str, Any]:
-    if options.namespace is None:
-        return {"name": name}
-    return {"name": name, "namespace": options.namespace}
 
 
 def _field_of(option: str) -> str:
