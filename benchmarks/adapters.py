@@ -254,7 +254,7 @@ def run_job(options: argparse.Namespace, result: str) -> int:
     command += ["--batch", str(options.batch), "--only", options.only]
     command += ["--collectives", str(options.collectives)]
     if options.hosts == 0:
-        launch = [sys.executable, "-m", "herring.launch.cli", "run", "-n", "2", "--"]
+        launch = [sys.executable, "-m", "herring.command.cli", "run", "-n", "2", "--"]
         return subprocess.run([*launch, *command]).returncode
     from herring_lab.emulate import Cluster
     from herring_lab.emulate.runner import Plan

@@ -245,7 +245,7 @@ def work(device: str) -> dict[str, list[float]]:
 
 def run(stage: str, options: argparse.Namespace) -> dict[str, list[float]] | None:
     """Starts the workers; returns the figures of rank 0, or None if the job failed."""
-    command = [sys.executable, "-m", "herring.launch.cli", "run", "-n", str(options.workers)]
+    command = [sys.executable, "-m", "herring.command.cli", "run", "-n", str(options.workers)]
     job = subprocess.run(
         [*command, "--timeout", "400", "--", sys.executable, __file__, "--device", options.device],
         env={**os.environ, "HERRING_NODE_STAGE": stage},

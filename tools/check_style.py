@@ -46,6 +46,7 @@ PYTHON_MODULES = (
     "herring.observe",
     "herring.doctor",
     "herring.launch",
+    "herring.command",
     "herring.bench",
     "herring.models",
     "herring.torch",

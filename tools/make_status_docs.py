@@ -40,7 +40,7 @@ _SVG = re.sub(r"@font-face \{\{.*?\}\}\n\s*", "", CONSOLE_SVG_FORMAT, flags=re.D
 
 def output(name: str, options: Sequence[str]) -> str:
     """Returns what `herring status` prints about an example."""
-    from herring.launch import cli
+    from herring.command import cli
 
     printed = io.StringIO()
     with tempfile.TemporaryDirectory() as folder:

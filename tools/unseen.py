@@ -20,7 +20,7 @@ UNSEEN = {
         "self._signalled_at = 1.0",
     ): "It is read only after the first signal, which sets it.",
     (
-        "python/herring/launch/remote.py",
+        "python/herring/launch/agent.py",
         "self._outbox.close()",
         "pass",
     ): "The process ends next, and that closes the outbox.",

@@ -127,7 +127,7 @@ class SshCluster:
         return subprocess.Popen(
             [
                 *("nsenter", f"--net=/run/netns/{self.hosts.namespace(_LAUNCHER)}"),
-                *(sys.executable, "-m", "herring.launch.cli", "run", *arguments),
+                *(sys.executable, "-m", "herring.command.cli", "run", *arguments),
             ],
             env={
                 **kept,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from herring.launch.kubernetes import JobOptions, manifests, to_yaml
+from herring.command.kubernetes import JobOptions, manifests, to_yaml
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 models = pytest.importorskip("kubeflow_trainer_api.models")

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 WORKER = [sys.executable, str(pathlib.Path(__file__).with_name("worker.py"))]
-SERVER = [sys.executable, "-m", "herring.launch.cli", "server"]
+SERVER = [sys.executable, "-m", "herring.command.cli", "server"]
 OPEN_MPI = ["mpirun.openmpi", "--oversubscribe", "--mca", "oob_tcp_if_include", "lo"]
 SIZE = {"mpirun.openmpi": ["-x", "HERRING_SIZE=4"], "mpiexec.hydra": ["-env", "HERRING_SIZE", "4"]}
 

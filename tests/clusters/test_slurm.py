@@ -22,7 +22,7 @@ pytestmark = [
 
 WORKER = [sys.executable, str(pathlib.Path(__file__).with_name("worker.py"))]
 PYTHON, SCRIPT = WORKER
-SERVER = [sys.executable, "-m", "herring.launch.cli", "server"]
+SERVER = [sys.executable, "-m", "herring.command.cli", "server"]
 RUN_SERVER = " ".join(SERVER)
 STRANGER = str(pathlib.Path(__file__).with_name("stranger.py"))
 

@@ -116,7 +116,7 @@ def check_example(
 def check_script(name: str, text: str, **environment: str) -> str:
     """Runs a script that only knows Horovod; returns its output, which must contain `text`."""
     path = HERE / "scripts" / name
-    command = [*(sys.executable, "-m", "herring.launch.cli"), "run", "-np", "2", "--horovod"]
+    command = [*(sys.executable, "-m", "herring.command.cli"), "run", "-np", "2", "--horovod"]
     done = subprocess.run(
         [*command, "--timeout", "1200", "--", sys.executable, str(path)],
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", **environment},

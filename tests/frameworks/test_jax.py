@@ -442,7 +442,7 @@ assert digests[0] == digests[1]
 
 
 def test_example_equals_a_single_process() -> None:
-    command = [sys.executable, "-m", "herring.launch.cli", "run", "-n", "2", "--timeout", "500"]
+    command = [sys.executable, "-m", "herring.command.cli", "run", "-n", "2", "--timeout", "500"]
     command += ["--", sys.executable, str(ROOT / "examples" / "jax_step.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

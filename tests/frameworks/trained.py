@@ -18,7 +18,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 TORCHRUN = [
     *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
 ]
-HERRING_RUN = [sys.executable, "-m", "herring.launch.cli", "run", "-n", "2", "--timeout", "1200"]
+HERRING_RUN = [sys.executable, "-m", "herring.command.cli", "run", "-n", "2", "--timeout", "1200"]
 # All launchers run the same script.
 STARTS = {
     "torchrun": [*TORCHRUN, "-m", "herring.torch"],

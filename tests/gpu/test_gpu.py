@@ -96,7 +96,7 @@ def test_nobody_takes_what_a_failed_round_left_for_averages(how: str, stage: str
 
 def test_check_measures_each_stage() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "herring.launch.cli", "check", "--no-run", "--tune", "--json"],
+        [sys.executable, "-m", "herring.command.cli", "check", "--no-run", "--tune", "--json"],
         env={**os.environ, **ENVIRONMENT},
         capture_output=True,
         text=True,
@@ -115,7 +115,7 @@ def test_check_measures_each_stage() -> None:
 
 
 def run_bench(workers: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "herring.launch.cli", "run", "-n", str(workers)]
+    command = [sys.executable, "-m", "herring.command.cli", "run", "-n", str(workers)]
     command += ["--timeout", "100", "--", sys.executable, "-m", "herring.bench", *arguments]
     return subprocess.run(
         [*command, "--check", "--sizes", "4K,5M", "--warmup", "1", "--iterations", "3"],
@@ -161,7 +161,7 @@ def test_the_benchmark_refuses_nccl_with_more_ranks_than_gpus() -> None:
 @pytest.mark.parametrize("model", ["resnet50", "bert"])
 def test_the_example_trains(model: str, average: str) -> None:
     example = Path(__file__).resolve().parents[2] / "examples" / "synthetic.py"
-    command = [sys.executable, "-m", "herring.launch.cli", "run", "-n", "2", "--timeout", "100"]
+    command = [sys.executable, "-m", "herring.command.cli", "run", "-n", "2", "--timeout", "100"]
     command += ["--", sys.executable, str(example), "--tiny", "--device", "cuda", "--steps", "5"]
     job = subprocess.run(
         [*command, "--model", model, "--average", average, "--dtype", "bfloat16"],

@@ -69,7 +69,7 @@ def run(folder: Path, ranks: int, nodes: int, arguments: list[str], output: int 
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short"]
     # pytest expands variables in this option.
     tests += ["--junit-xml=$RANK.xml", *arguments]
-    job = [sys.executable, "-m", "herring.launch.cli", "run", "--horovod", "--keep-going"]
+    job = [sys.executable, "-m", "herring.command.cli", "run", "--horovod", "--keep-going"]
     job += ["--timeout", str(LIMIT), "-n", str(ranks), "--nodes", str(nodes), "--", *tests]
     environment = {**os.environ, "PYTHONPATH": str(folder / "utils")}
     for old in folder.glob("*.xml"):

@@ -119,7 +119,7 @@ class Job:
         keep = {k: v for k, v in os.environ.items() if not k.startswith("HERRING_")}
         self._launcher = subprocess.Popen(
             [
-                *(sys.executable, "-m", "herring.launch.cli", "run", "-n", "4", "--nodes", "2"),
+                *(sys.executable, "-m", "herring.command.cli", "run", "-n", "4", "--nodes", "2"),
                 *("--servers", "1", "--"),
                 *(sys.executable, str(TRAINING), str(folder)),
             ],

@@ -183,7 +183,7 @@ class Run:
             "three nodes": ["--nodes", "3"],
             "dedicated": ["--nodes", "2", "--servers", "2"],
         }[case.layout]
-        launcher = [sys.executable, "-m", "herring.launch.cli", "run", "-n", str(case.size)]
+        launcher = [sys.executable, "-m", "herring.command.cli", "run", "-n", str(case.size)]
         launcher += [*layout, "--grace", "3"]
         child = subprocess.Popen(
             [*launcher, "--", *command],

@@ -17,7 +17,7 @@ SUM = (
     "print(f'sum {total}\\n', end='')"  # one write, because ranks share the output
 )
 SCRIPT = [sys.executable, "-c", SUM]
-RUN = [sys.executable, "-m", "herring.launch.cli", "run", "--timeout", "600", "-n", "2"]
+RUN = [sys.executable, "-m", "herring.command.cli", "run", "--timeout", "600", "-n", "2"]
 IPV6_ONLY = "ip link set lo up; ip addr del 127.0.0.1/8 dev lo"
 
 

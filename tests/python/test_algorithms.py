@@ -98,7 +98,7 @@ def test_leaving_after_the_last_operation() -> None:
 def test_wire_bytes_are_those_of_the_model(tmp_path: Path) -> None:
     for algorithm in ("server", "tree", "ring", "butterfly"):
         path = tmp_path / f"{algorithm}.json"
-        command = [sys.executable, "-m", "herring.launch.cli", "run", "-n", "4", "--nodes", "4"]
+        command = [sys.executable, "-m", "herring.command.cli", "run", "-n", "4", "--nodes", "4"]
         command += ["--servers", "1", "--", sys.executable, "-m", "herring.bench", "allreduce"]
         command += ["--sizes", "4M", "--iterations", "2", "--warmup", "1", "--check"]
         command += ["--algorithm", algorithm, "--json", str(path)]

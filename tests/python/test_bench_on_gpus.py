@@ -25,7 +25,7 @@ from standin import STANDIN  # noqa: E402
 
 
 def run_bench(*arguments: str, workers: int = 2, **environment: str) -> str:
-    command = [sys.executable, "-m", "herring.launch.cli", "run", "-n", str(workers)]
+    command = [sys.executable, "-m", "herring.command.cli", "run", "-n", str(workers)]
     command += ["--nodes", "2", "--", sys.executable, "-m", "herring.bench", *arguments]
     job = warm.run(
         command,

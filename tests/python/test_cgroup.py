@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from herring.base import cgroup
+from herring.command import check
 from herring.doctor import facts
-from herring.launch import check
 
 V2 = "0::/a/b\n"
 V1 = "4:memory:/a/b\n3:cpu,cpuacct:/a/b\n0::/\n"

@@ -11,8 +11,8 @@ import pytest
 
 import warm
 from gpus import ENVIRONMENT, TORCH_ENVIRONMENT
-from herring.launch import check, tune
-from herring.launch.tune import Round, judge
+from herring.command import check, tune
+from herring.command.tune import Round, judge
 from standin import STANDIN
 
 GPU = {"refused": ""}
@@ -21,7 +21,7 @@ REFUSED = {"refused": "GPU 1 (old) has no memory operations on streams, and ..."
 
 def check_with(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return warm.run(
-        [sys.executable, "-m", "herring.launch.cli", "check", "--no-run", "--tune", *options],
+        [sys.executable, "-m", "herring.command.cli", "check", "--no-run", "--tune", *options],
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,

@@ -17,7 +17,7 @@ import pytest
 import statuses
 import warm
 from flights import missing_rank
-from herring.launch import cli
+from herring.command import cli
 from herring.terminal.command_line import guarded
 from launched import HERRING, LIMIT
 

@@ -16,9 +16,9 @@ import pytest
 
 import warm
 from gpus import ENVIRONMENT, FOLDER
+from herring.command.cli import make_parser
+from herring.command.doctor import handle
 from herring.errors import ConfigurationError
-from herring.launch.cli import make_parser
-from herring.launch.doctor import handle
 from launched import HERRING, LIMIT, run
 from ports import held, port_of
 from test_launch_ssh import ssh  # noqa: F401  (a fixture)
@@ -205,7 +205,7 @@ def test_a_process_that_is_killed_meanwhile_is_named(port: int) -> None:
     program = (
         "import os, signal; from herring.doctor import agent, facts;"
         "facts.gather = lambda address: os.kill(os.getpid(), signal.SIGKILL);"
-        "from herring.launch.cli import main; main(['doctor', '--time-limit', '30'])"
+        "from herring.command.cli import main; main(['doctor', '--time-limit', '30'])"
     )
     second = warm.Popen(
         [sys.executable, "-c", program],
@@ -229,7 +229,7 @@ def test_a_doctor_of_another_version_is_named(port: int) -> None:
     first = start(by_hand(0, port), "--time-limit", "15", "--json")
     program = (
         "from herring.doctor import agent; agent.VERSION = 7;"
-        "from herring.launch.cli import main; import sys; sys.exit(main(['doctor']))"
+        "from herring.command.cli import main; import sys; sys.exit(main(['doctor']))"
     )
     other = warm.Popen(
         [sys.executable, "-c", program],
@@ -247,7 +247,7 @@ def test_the_others_end_if_rank_0_does(port: int) -> None:
     program = (
         "import os, signal; from herring.doctor import hub;"
         "hub.Hub.examine = lambda self: os.kill(os.getpid(), signal.SIGKILL);"
-        "from herring.launch.cli import main; main(['doctor'])"
+        "from herring.command.cli import main; main(['doctor'])"
     )
     first = warm.Popen([sys.executable, "-c", program], env={**os.environ, **by_hand(0, port)})
     [(status, out, error)] = ends(start(by_hand(1, port)))

@@ -304,7 +304,8 @@ def test_a_host_that_is_lost_after_its_worker_gets_no_other_one(far: list[str]) 
     """
     # On a busy machine, the host might be lost only after the usual pause of half a second.
     code = """
-from herring.launch import cli, restarts
+from herring.command import cli
+from herring.launch import restarts
 restarts._FIRST_PAUSE = 4
 raise SystemExit(cli.main())
 """

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from herring.launch import check
+from herring.command import check
 from jobs import expect_success, program, run_job
 
 KEY = {"HERRING_TLS": "psk"}

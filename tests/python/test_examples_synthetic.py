@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "synthetic.py"
 HERRING_RUN = [
-    *("-m", "herring.launch.cli", "run", "-n", "2", "--nodes", "2"),
+    *("-m", "herring.command.cli", "run", "-n", "2", "--nodes", "2"),
     "--",
     sys.executable,
 ]

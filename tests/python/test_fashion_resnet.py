@@ -62,7 +62,7 @@ def test_herring_and_gloo_train_the_same_model_and_print_what_the_tutorial_quote
         shlex.join([str(EXAMPLE), *options, "--curve", str(curve), *more])
         for curve, more in zip(curves, ([], ["--gloo"]), strict=True)
     ]
-    launcher = ["-m", "herring.launch.cli", "run", "-n", "2", "--nodes", "2", "--servers", "1"]
+    launcher = ["-m", "herring.command.cli", "run", "-n", "2", "--nodes", "2", "--servers", "1"]
     job = run(*launcher, "--", sys.executable, str(RUNS_IN_TURN), *ways)
     assert job.returncode == 0, job.stdout
     # With two ranks there is one sum, whatever the order, so that all bits are the same.

@@ -218,7 +218,7 @@ def test_ctrl_c_ends_the_wait_for_a_job(waits_for: str) -> None:
         }
         script = ["-c", PREAMBLE + "herring.init()"]
         if waits_for == "a server's peers":
-            script = ["-m", "herring.launch.cli", "server"]
+            script = ["-m", "herring.command.cli", "server"]
         if waits_for != "the others":  # otherwise rank 0 itself listens at this port
             listener.listen()
         process = warm.Popen(

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from flights import Flight, example_text, examples, missing_rank
+from herring.command import cli
 from herring.errors import ConfigurationError
 from herring.flight import record, torch_format, trace
 from herring.flight.analysis import analyse
 from herring.flight.findings import RANKING
-from herring.launch import cli
 
 
 def written(folder: Path, flight: Flight) -> str:

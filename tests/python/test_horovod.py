@@ -45,7 +45,7 @@ def test_unchanged_script_and_options(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     example = Path(__file__).resolve().parents[2] / "examples" / "horovod_digits.py"
     command = [
-        *(sys.executable, "-m", "herring.launch.cli", "run", "-np", "2", "-H", "localhost:2"),
+        *(sys.executable, "-m", "herring.command.cli", "run", "-np", "2", "-H", "localhost:2"),
         *("--horovod", "--start-timeout", "80", "--gloo", "--timeout", "90"),
         *("--output-filename", str(tmp_path), sys.executable, str(example), "--epochs", "2"),
     ]
@@ -64,7 +64,7 @@ def test_variables_of_horovod() -> None:
         f"$HOROVOD_{name}"
         for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
     )
-    command = [sys.executable, "-m", "herring.launch.cli", "run", "-n", "3", "--nodes", "2"]
+    command = [sys.executable, "-m", "herring.command.cli", "run", "-n", "3", "--nodes", "2"]
     command += ["--num-nccl-streams", "2", "--no-stall-check", "--", "bash", "-c", script]
     for environment, wanted in (
         ({"HERRING_AS_HOROVOD": "1"}, ["0 3 0 2 0 2", "1 3 1 2 0 2", "2 3 0 1 1 2"]),
@@ -109,7 +109,7 @@ def test_as_a_module_alone() -> None:
 )
 def test_refused_options(options: list[str], words: list[str]) -> None:
     done = warm.run(
-        [sys.executable, "-m", "herring.launch.cli", "run", *options, "true"],
+        [sys.executable, "-m", "herring.command.cli", "run", *options, "true"],
         capture_output=True,
         text=True,
         timeout=600,

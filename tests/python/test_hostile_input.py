@@ -17,8 +17,8 @@ import pytest
 
 import flights
 import statuses
+from herring.command import cli
 from herring.flight import record
-from herring.launch import cli
 from herring.observe import client, words
 from herring.observe.metrics import prometheus
 from herring.observe.schema import StatusError, parse

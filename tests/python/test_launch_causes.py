@@ -12,7 +12,7 @@ import pytest
 from herring.launch.causes import find_cause, hint
 from herring.launch.children import Child
 from herring.launch.hosts import THIS_MACHINE
-from herring.launch.job import Task
+from herring.launch.options import Task
 from herring.launch.tracebacks import LastWords
 from jobs import PROGRAMS
 from launched import run

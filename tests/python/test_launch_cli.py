@@ -20,12 +20,12 @@ import herring
 import warm
 from herring import _core
 from herring.base import cgroup
+from herring.command import check, cli, config
 from herring.doctor import facts
 from herring.errors import ConfigurationError
-from herring.launch import check, cli, config
 from herring.process import logs
 
-HERRING = [sys.executable, "-m", "herring.launch.cli"]
+HERRING = [sys.executable, "-m", "herring.command.cli"]
 ROWS = [
     {
         "name": "flows",

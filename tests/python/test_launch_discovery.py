@@ -11,7 +11,7 @@ import pytest
 from herring.errors import ConfigurationError
 from herring.launch.discovery import Discovery
 from herring.launch.hosts import Host
-from herring.launch.job import Elastic
+from herring.launch.options import Elastic
 from herring.launch.scaling import Scaling
 from jobs import expect_success, program, run_job
 from launched import LEFT

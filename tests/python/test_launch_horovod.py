@@ -12,11 +12,12 @@ import pytest
 
 import herring.horovod
 import warm
+from herring.command import cli, horovodrun
+from herring.command.run import _elastic
 from herring.errors import ConfigurationError
-from herring.launch import cli, horovodrun
+from herring.launch.environment import passed_environment
 from herring.launch.horovod_settings import read_variables
-from herring.launch.job import Elastic, passed_environment
-from herring.launch.run import _elastic
+from herring.launch.options import Elastic
 from launched import HERRING, LIMIT
 
 

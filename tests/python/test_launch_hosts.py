@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from herring.command.options import add_hosts
 from herring.errors import ConfigurationError
-from herring.launch.hosts import add_options, lay_out, read_hosts
-from herring.launch.job import RunOptions, SshOptions, job_variables, passed_environment, tasks
+from herring.launch.environment import job_variables, passed_environment, tasks
+from herring.launch.hosts import lay_out, read_hosts
+from herring.launch.options import RunOptions, SshOptions
 
 SECRET = "HERRING_SECRET"
 
@@ -71,7 +73,7 @@ def test_wrong_hosts(text: str, words: list[str]) -> None:
 @pytest.mark.parametrize("option", ["--hostfile", "-hostfile"])
 def test_option_of_a_hostfile(option: str) -> None:
     parser = argparse.ArgumentParser()
-    add_options(parser)
+    add_hosts(parser)
     assert parser.parse_args([option, "some/file", "-H", "a:1"]).hostfile == Path("some/file")
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from herring.command.cli import main
+from herring.command.kubernetes import JobOptions, manifests, to_yaml
 from herring.errors import ConfigurationError
-from herring.launch.cli import main
-from herring.launch.kubernetes import JobOptions, manifests, to_yaml
 from herring.rendezvous.detect import detect, detect_server
 from herring.rendezvous.endpoint import resolve
 from herring.rendezvous.publication import Wait
@@ -199,7 +199,7 @@ def test_ranges_of_ports_may_be_just_wide_enough(options: dict[str, Any]) -> Non
 def test_a_refused_range_writes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "digits.yaml"
     words = ["--name", "digits", "--image", "trainer", "--ports", "29600", "-o", str(file)]
-    command = [sys.executable, "-m", "herring.launch.cli", "kubernetes", *words, "--", "python"]
+    command = [sys.executable, "-m", "herring.command.cli", "kubernetes", *words, "--", "python"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 2 and "contains 29600" in done.stderr, done.stderr
     assert not list(tmp_path.iterdir())
@@ -289,7 +289,7 @@ def test_a_server_tells_that_it_is_ready(tmp_path: Path) -> None:
         address = f"127.0.0.1:{holder.getsockname()[1]}"
         server = subprocess.Popen(
             [
-                *(sys.executable, "-m", "herring.launch.cli", "server"),
+                *(sys.executable, "-m", "herring.command.cli", "server"),
                 *("--rendezvous", address, "--ready-file", str(path)),
             ],
             env={"HERRING_SECRET": "ab" * 32},

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from herring.launch import remote
+from herring.launch import agent as module
 from herring.launch.frames import GREETING, Frame, Inbox, kind
 from launched import LIMIT, gone
 
@@ -26,7 +26,7 @@ class Agent:
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "herring.launch.remote"],
+            [sys.executable, "-m", "herring.launch.agent"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -110,15 +110,15 @@ def test_output_is_forwarded_if_there_is_any() -> None:
     read, write = os.pipe()
     os.set_blocking(read, False)
     stream = os.fdopen(read, "rb", buffering=0)
-    pipe = remote._Pipe(stream, kind.OUTPUT, 3)
+    pipe = module._Pipe(stream, kind.OUTPUT, 3)
     sent: list[tuple[object, ...]] = []
     outbox = types.SimpleNamespace(send=lambda *frame: sent.append(frame))
     only = types.SimpleNamespace(_outbox=outbox, _waiting=True, _pipes={stream: pipe})
-    assert not remote.Agent._forward(only, pipe), "there is nothing to read"
+    assert not module.Agent._forward(only, pipe), "there is nothing to read"
     os.write(write, b"words")
-    assert remote.Agent._forward(only, pipe)
+    assert module.Agent._forward(only, pipe)
     os.close(write)
-    assert not remote.Agent._forward(only, pipe), "that was the end"
+    assert not module.Agent._forward(only, pipe), "that was the end"
     assert sent == [(kind.OUTPUT, 3, b"words")] and not only._pipes and stream.closed
 
 

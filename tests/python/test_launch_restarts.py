@@ -13,7 +13,7 @@ import pytest
 
 from herring.launch import restarts
 from herring.launch.children import Child, Children
-from herring.launch.job import Elastic, Task
+from herring.launch.options import Elastic, Task
 from herring.launch.processes import Processes
 from herring.launch.restarts import Restarts
 
@@ -248,7 +248,8 @@ def test_nothing_is_started_again_on_a_host_that_is_lost() -> None:
 def test_a_worker_is_started_again_although_no_other_is_left(tmp_path: Path) -> None:
     # Servers that have to end end at once, and whatever is left then is stopped.
     code = """
-from herring.launch import cli, ending
+from herring.command import cli
+from herring.launch import ending
 ending._SERVER_SECONDS = 0
 raise SystemExit(cli.main())
 """

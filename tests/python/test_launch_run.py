@@ -289,7 +289,7 @@ def test_the_others_may_say_why_they_fail(tmp_path: Path) -> None:
     """
     # They have half a second. A machine may be too busy for that.
     code = (
-        "from herring.launch import cli, ending\n"
+        "from herring.command import cli\nfrom herring.launch import ending\n"
         "ending._WORDS_SECONDS = 600\n"
         "raise SystemExit(cli.main())"
     )
@@ -443,8 +443,8 @@ def run_with_servers(script: str, server: str, **options: object) -> tuple[int, 
     """Runs with `server` (shell) in place of `herring server`."""
     code = (
         "import sys; from herring.launch.hosts import lay_out\n"
-        "from herring.launch.job import RunOptions\n"
-        "from herring.launch.local import run\n"
+        "from herring.launch.options import RunOptions\n"
+        "from herring.launch.launcher import run\n"
         "sys.exit(run(RunOptions(['bash', '-c', sys.argv[1]], server_command=['bash', '-c',"
         f" sys.argv[2], 'server'], layout=lay_out((), 2, 2), **{options!r})))"
     )

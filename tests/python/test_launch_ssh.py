@@ -16,7 +16,7 @@ import pytest
 import warm
 from herring.launch.commands import module_command
 from herring.launch.hosts import Host
-from herring.launch.job import SshOptions
+from herring.launch.options import SshOptions
 from herring.launch.ssh import ssh_command
 from herring.rendezvous.network import is_reachable_address
 from launched import HERRING, LIMIT, Job, gone, pids_of, run, shell
@@ -260,14 +260,14 @@ def test_ssh_is_told_port_and_key_and_never_to_ask(ssh: Path, tmp_path: Path) ->
     for pair in (["-o", "BatchMode=yes"], ["-p", "2222"], ["-i", str(key)]):
         assert any(arguments[at : at + 2] == pair for at in range(len(arguments)))
     assert arguments[-2] == "me@a"
-    assert arguments[-1].endswith(shlex.join(module_command("herring.launch.remote")))
+    assert arguments[-1].endswith(shlex.join(module_command("herring.launch.agent")))
 
 
 def test_what_a_shell_reads_stays_one_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/a b;true")
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     command = ssh_command(Host("a", 1, False), SshOptions(python="/my python"), 7.4)
-    agent = shlex.join(module_command("herring.launch.remote", "/my python"))
+    agent = shlex.join(module_command("herring.launch.agent", "/my python"))
     assert command[-1] == f"exec env 'PYTHONPATH=/a b;true' {agent}"
     assert agent.startswith("'/my python' ")
     assert "ConnectTimeout=7" in command

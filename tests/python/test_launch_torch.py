@@ -13,7 +13,7 @@ import pytest
 
 import warm
 from herring.errors import ConfigurationError
-from herring.launch.job import own_environment, passed_environment
+from herring.launch.environment import own_environment, passed_environment
 from herring.rendezvous.endpoint import reserve
 from jobs import program
 from launched import run

@@ -242,7 +242,7 @@ sys.exit(1)
     )
     # A rank that gets no processor for seconds would lose its turn.
     launcher = (
-        "from herring.launch import cli, tracebacks\n"
+        "from herring.command import cli\nfrom herring.launch import tracebacks\n"
         "tracebacks._STALLED_SECONDS = tracebacks._LONGEST_SECONDS = 600\n"
         "raise SystemExit(cli.main())"
     )

@@ -12,7 +12,7 @@ import pytest
 import warm
 
 pytest.importorskip("herring._core")
-HERRING = (sys.executable, "-m", "herring.launch.cli")
+HERRING = (sys.executable, "-m", "herring.command.cli")
 LIMIT = 600
 ALONE = {"HERRING_RANK": "0", "HERRING_SIZE": "1"}
 LINE = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} \[herring( rank \d+| server( \d+)?)?\] \w+: .+"

@@ -21,7 +21,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("", "arrays/", "launch/", "rendezvous/", "torch/"):
         _write(f"python/herring/{name}__init__.py", "")
     _write("python/herring/arrays/names.py", "")
-    _write("python/herring/launch/cli.py", "")
+    _write("python/herring/command/cli.py", "")
     _write("CMakeLists.txt", "foreach(module base wire server)\n")
     return tmp_path
 
@@ -40,16 +40,16 @@ def _of_python() -> list[str]:
 @pytest.mark.parametrize(
     "text",
     [
-        "import herring.launch.cli\n",
-        "from herring.launch import cli\n",
+        "import herring.command.cli\n",
+        "from herring.command import cli\n",
         "from herring import launch\n",
-        "from ..launch import cli\n",
+        "from ..command import cli\n",
         "from .. import launch\n",
         "import herring\n",
         "from herring import allreduce\n",
         "def late():\n    from herring.torch import allreduce\n",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import herring.torch\n",
-        "import importlib\nimportlib.import_module('herring.launch.cli')\n",
+        "import importlib\nimportlib.import_module('herring.command.cli')\n",
         "from importlib import import_module\nimport_module('herring.torch')\n",
     ],
 )
@@ -85,9 +85,9 @@ def test_a_file_of_no_listed_module_is_found(house: Path) -> None:
 def test_an_optional_part_may_be_imported_from_its_place_only(
     house: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts = {("herring.launch.cli", "herring.torch"): "the reason"}
+    parts = {("herring.command.cli", "herring.torch"): "the reason"}
     monkeypatch.setattr(check_style, "OPTIONAL_PARTS", parts)
-    _write("python/herring/launch/cli.py", "def late():\n    import herring.torch\n")
+    _write("python/herring/command/cli.py", "def late():\n    import herring.torch\n")
     assert _of_python() == []
     _write("python/herring/launch/other.py", "import herring.torch\n")
     assert [line.split(":")[0] for line in _of_python()] == ["python/herring/launch/other.py"]
@@ -96,9 +96,9 @@ def test_an_optional_part_may_be_imported_from_its_place_only(
 def test_an_exception_that_nobody_uses_is_found(
     house: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts = {("herring.launch.cli", "herring.torch"): "the reason"}
+    parts = {("herring.command.cli", "herring.torch"): "the reason"}
     monkeypatch.setattr(check_style, "OPTIONAL_PARTS", parts)
-    assert _of_python() == ["OPTIONAL_PARTS: herring.launch.cli does not import herring.torch"]
+    assert _of_python() == ["OPTIONAL_PARTS: herring.command.cli does not import herring.torch"]
 
 
 def test_a_circle_in_a_module_is_found(house: Path) -> None:

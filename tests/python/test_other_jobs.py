@@ -65,7 +65,7 @@ class Processes:
         return self.start(["-c", PREAMBLE + script], **{**size, **environment})
 
     def server(self, *options: str, **environment: str) -> subprocess.Popen[str]:
-        return self.start(["-m", "herring.launch.cli", "server", *options], **environment)
+        return self.start(["-m", "herring.command.cli", "server", *options], **environment)
 
     def end(self) -> None:
         self._holder.close()

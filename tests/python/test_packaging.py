@@ -41,7 +41,7 @@ def run_without_lab(program: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("command", ["lab", "study", "simulate", "soak"])
 def test_a_command_that_is_not_installed_says_what_to_install(command):
-    program = f"from herring.launch.cli import main; sys.exit(main(['{command}', '--help']))"
+    program = f"from herring.command.cli import main; sys.exit(main(['{command}', '--help']))"
     done = run_without_lab(program)
     assert done.returncode == 2, done.stderr
     assert f"herring {command}: Herring's laboratory is not installed" in done.stderr
@@ -52,9 +52,9 @@ def test_a_command_that_is_not_installed_says_what_to_install(command):
 def test_all_of_what_trains_does_without_the_lab():
     program = """
 import importlib, pkgutil, herring
-from herring.launch.cli import main
+from herring.command.cli import main
 from herring.bench.cli import main as bench
-for name in ("arrays", "bench", "doctor", "flight", "launch", "observe", "rendezvous"):
+for name in ("arrays", "bench", "command", "doctor", "flight", "launch", "observe", "rendezvous"):
     for module in pkgutil.walk_packages([f"{folder}/{name}" for folder in herring.__path__],
                                         f"herring.{name}."):
         if not module.name.endswith("__main__"):

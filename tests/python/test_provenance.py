@@ -117,7 +117,7 @@ def test_results_have_it(tmp_path: Path) -> None:
     assert json.loads(table.read_text())["provenance"]["options"] == {"size": 3}
     for command in (["check", "--no-run", "--json"], ["simulate", "--size", "25M", "--json"]):
         done = subprocess.run(
-            [sys.executable, "-m", "herring.launch.cli", *command],
+            [sys.executable, "-m", "herring.command.cli", *command],
             capture_output=True,
             text=True,
             timeout=600,

@@ -12,8 +12,9 @@ import pytest
 
 import warm
 from herring import _core
+from herring.command import cli, config
 from herring.errors import ConfigurationError
-from herring.launch import cli, config, job
+from herring.launch import environment
 from herring.rendezvous import settings
 from herring.rendezvous.detect import detect, detect_server
 from jobs import program
@@ -210,11 +211,11 @@ def test_options_of_the_command_are_the_tables(
 
 def test_what_a_launcher_sets_does_not_leak_into_its_job() -> None:
     variables = dict.fromkeys(ROWS, "1")
-    kept = job.own_environment(variables, several=True)
+    kept = environment.own_environment(variables, several=True)
     assert kept == {v: "1" for v in ROWS if ROWS[v]["scope"] != "launcher"}
     for variable in settings.variables_of("launcher"):
         with pytest.raises(ConfigurationError, match="herring run sets it itself"):
-            job.passed_environment({}, [f"{variable}=1"])
+            environment.passed_environment({}, [f"{variable}=1"])
 
 
 # Settings that are not tested in a job of one process: they find other processes, or depend on the

@@ -49,7 +49,7 @@ def run(command: list[str], **environment: str) -> str:
 
 
 INIT = ["-c", "import herring; herring.init()"]
-SERVER = ["-m", "herring.launch.cli", "server"]
+SERVER = ["-m", "herring.command.cli", "server"]
 
 
 def says(output: str) -> list[str]:

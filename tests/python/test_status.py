@@ -22,12 +22,12 @@ import pytest
 import statuses
 import warm
 from herring.base import user_folder
-from herring.launch import cli
+from herring.command import cli
 from herring.observe import client, words
 from herring.observe.schema import SCHEMA, StatusError
 from status_server import StatusServer, short_folder
 
-STATUS = [sys.executable, "-m", "herring.launch.cli", "status"]
+STATUS = [sys.executable, "-m", "herring.command.cli", "status"]
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ import statuses
 import warm
 from herring import _core
 from herring.base.parts import data_file
+from herring.command import cli
 from herring.errors import ConfigurationError
-from herring.launch import cli
 from herring.observe import client, otel
 from herring.observe.metrics import METRICS, SCOPES, family, prometheus, samples
 from herring.observe.schema import parse
@@ -165,7 +165,7 @@ def test_a_job_serves_these_metrics() -> None:
     with short_folder() as runtime:
         job = warm.Popen(
             [
-                *(sys.executable, "-m", "herring.launch.cli", "run", "-n", "2", "--nodes", "2"),
+                *(sys.executable, "-m", "herring.command.cli", "run", "-n", "2", "--nodes", "2"),
                 *("--", sys.executable, "-c", script),
             ],
             env={**os.environ, "XDG_RUNTIME_DIR": str(runtime), "SLURM_JOB_ID": "4711"},

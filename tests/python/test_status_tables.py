@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 import statuses
-from herring.launch import cli
+from herring.command import cli
 from herring.observe.live import view
 from herring.observe.schema import parse
 

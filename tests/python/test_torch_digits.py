@@ -41,7 +41,7 @@ def test_trains_and_half_the_bytes_give_the_same_accuracy(tmp_path):
     ]
     job = warm.run(
         [
-            *(sys.executable, "-m", "herring.launch.cli", "run", "--timeout", "300"),
+            *(sys.executable, "-m", "herring.command.cli", "run", "--timeout", "300"),
             *("-n", "4", "--nodes", "2", "--servers", "2", "--"),
             *(sys.executable, str(RUNS_IN_TURN), *trainings),
         ],

@@ -106,7 +106,7 @@ def test_the_command_of_torch_reads_the_files(tmp_path: Path) -> None:
     path = tmp_path / "flight.json"
     path.write_text(json.dumps(missing_rank().document()), encoding="utf-8")
     folder = tmp_path / "traces"
-    command = [sys.executable, "-m", "herring.launch.cli", "flight", str(path)]
+    command = [sys.executable, "-m", "herring.command.cli", "flight", str(path)]
     warm.run([*command, "--torch", str(folder)], check=True, capture_output=True)
     done = warm.run(
         [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(folder)],

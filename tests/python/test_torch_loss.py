@@ -73,7 +73,7 @@ def worker(directory: Path) -> None:
 def test_survivors_hear_of_it_at_once(layout: str, tmp_path: Path) -> None:
     job = warm.run(
         [
-            *(sys.executable, "-m", "herring.launch.cli", "run", *LAYOUTS[layout]),
+            *(sys.executable, "-m", "herring.command.cli", "run", *LAYOUTS[layout]),
             *("--keep-going", "--timeout", "500", "--grace", "1", "--"),
             *(sys.executable, __file__, str(tmp_path)),
         ],

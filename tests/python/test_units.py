@@ -8,8 +8,8 @@ import pytest
 
 from herring.base import units
 from herring.base.units import parse_rate, parse_seconds, parse_share, parse_size
+from herring.command import cli
 from herring.errors import ConfigurationError
-from herring.launch import cli
 
 
 def test_units_are_the_same_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:

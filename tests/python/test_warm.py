@@ -84,8 +84,8 @@ def test_a_file_with_a_program(tmp_path: Path) -> None:
 def test_a_module(tmp_path: Path) -> None:
     (tmp_path / "module.py").write_text("import sys; print(sys.argv[1:], sys.path[0], __name__)\n")
     require_same([sys.executable, "-m", "module", "x"], cwd=tmp_path)
-    require_same([sys.executable, "-m", "herring.launch.cli", "config", "--no-such-option"])
-    require_same([sys.executable, "-m", "herring.launch.cli", "run", "-n", "1", "--", "true"])
+    require_same([sys.executable, "-m", "herring.command.cli", "config", "--no-such-option"])
+    require_same([sys.executable, "-m", "herring.command.cli", "run", "-n", "1", "--", "true"])
 
 
 def test_further_folders_of_modules_and_what_runs_at_the_start(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def stands_here():
 herring.init()
 stands_here()
 """
-    command = [sys.executable, "-m", "herring.launch.cli", "run", "-n", "2", "--grace", "1", "--"]
+    command = [sys.executable, "-m", "herring.command.cli", "run", "-n", "2", "--grace", "1", "--"]
     job = warm.Popen(
         [*command, sys.executable, "-c", code],
         stdout=subprocess.PIPE,

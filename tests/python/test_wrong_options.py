@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from herring.launch.cli import main
+from herring.command.cli import main
 from herring_lab.emulate import cluster
 
 _RUN = ["lab", "run", "--no-check"]

@@ -18,7 +18,7 @@ CASES = HERE.parent / "python"  # where torch_cases and the like are
 
 def herring_run(*options: str, seconds: int = 1200) -> list[str]:
     """Returns the beginning of a command that runs Python on every rank of a job."""
-    launcher = [sys.executable, "-m", "herring.launch.cli", "run", *options]
+    launcher = [sys.executable, "-m", "herring.command.cli", "run", *options]
     return [*launcher, "--timeout", str(seconds), "--grace", "1", "--", sys.executable]
 
 

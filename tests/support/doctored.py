@@ -22,7 +22,7 @@ mount --bind "$1" /etc/hosts
 hostname "$2"
 shift 2
 {before}
-exec {python} -m herring.launch.cli doctor --json "$@"
+exec {python} -m herring.command.cli doctor --json "$@"
 """
 
 

@@ -64,7 +64,7 @@ def run_job(
         script = ["-c", PREAMBLE + textwrap.dedent(script)]
     return warm.run(
         [
-            *(sys.executable, "-m", "herring.launch.cli", "run", *layout),
+            *(sys.executable, "-m", "herring.command.cli", "run", *layout),
             *("--timeout", str(timeout), "--grace", str(grace), "--"),
             *(sys.executable, *script),
         ],

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import warm
 
-HERRING = [sys.executable, "-m", "herring.launch.cli"]
+HERRING = [sys.executable, "-m", "herring.command.cli"]
 LIMIT = 600.0  # only bounds hangs
 # What the launcher says of a process of an elastic job that has left after notice.
 LEFT = "has left the job, as it was told to, and is not started again"

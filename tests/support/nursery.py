@@ -42,7 +42,7 @@ from herring.launch import guard
 # Requests are small, but for environments and short scripts.
 LARGEST_REQUEST = 1 << 20
 # Modules that start processes, for which they get a nursery of their own.
-LAUNCHERS = ("herring.launch.cli", "torch.distributed.run")
+LAUNCHERS = ("herring.command.cli", "torch.distributed.run")
 MOST_DESCRIPTORS = 64
 _PR_SET_NAME = 15
 _MADV_COLLAPSE = 25

@@ -31,7 +31,7 @@ from herring_lab.emulate.environment import (
 )
 from herring_lab.emulate.runner import substitute
 
-HERRING = [sys.executable, "-m", "herring.launch.cli"]
+HERRING = [sys.executable, "-m", "herring.command.cli"]
 needs_root = needs_hosts(rate_bits=1e8)
 
 

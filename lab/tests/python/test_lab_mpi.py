@@ -15,7 +15,7 @@ from herring.errors import ConfigurationError
 from herring_lab import competitors as peers
 from herring_lab.emulate import mpi
 
-HERRING = [sys.executable, "-m", "herring.launch.cli"]
+HERRING = [sys.executable, "-m", "herring.command.cli"]
 ROOT = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "nsenter", "setpriv")))
 needs_root = pytest.mark.skipif(not ROOT, reason="needs root, iproute2 and util-linux")
 

@@ -18,7 +18,7 @@ from herring_lab.emulate.paths import Between, Paths
 from herring_lab.emulate.strict import LinkReport
 from jobs import program
 
-HERRING = [sys.executable, "-m", "herring.launch.cli"]
+HERRING = [sys.executable, "-m", "herring.command.cli"]
 PROGRAMS = pathlib.Path(__file__).parent / "programs"
 
 

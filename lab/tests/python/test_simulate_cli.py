@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from herring.bench import models
-from herring.launch import cli
+from herring.command import cli
 from herring_lab.simulate import answer as answers
 from herring_lab.simulate import network as networks
 from herring_lab.simulate.answer import Job, Prices, answer, best_servers, peer_step

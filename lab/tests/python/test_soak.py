@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from herring.base import proc
-from herring.launch.cli import main
+from herring.command.cli import main
 from herring_lab.soak.advance import Advance
 from herring_lab.soak.elastic_training import total_of
 from herring_lab.soak.faults import Fault, Faults

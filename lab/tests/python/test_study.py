@@ -36,7 +36,7 @@ ROOT = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "nsenter", "setp
 
 def study(*arguments: str) -> subprocess.CompletedProcess[str]:
     return warm.run(
-        [sys.executable, "-m", "herring.launch.cli", "study", *arguments],
+        [sys.executable, "-m", "herring.command.cli", "study", *arguments],
         capture_output=True,
         text=True,
         timeout=600,

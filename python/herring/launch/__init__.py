@@ -1,1 +1,1 @@
-"""The `herring` command: it starts jobs on this host and on others, and dedicated servers."""
+"""Starts the processes of a job on this host and on others, supervises them, and ends them."""

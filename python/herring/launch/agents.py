@@ -10,7 +10,7 @@ from collections.abc import Callable
 from herring.errors import ConfigurationError
 from herring.launch.frames import kind
 from herring.launch.hosts import Host
-from herring.launch.job import RunOptions
+from herring.launch.options import RunOptions
 from herring.launch.processes import LEFTOVER_SECONDS, Process, Processes
 from herring.launch.ssh import Connection, Listeners
 from herring.rendezvous.network import is_reachable_address, loopback_address, own_address

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from herring.launch.frames import kind
-from herring.launch.job import Task
+from herring.launch.options import Task
 from herring.launch.processes import Process, Processes, how_ended
 from herring.launch.ssh import Connection
 

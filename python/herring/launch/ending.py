@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from herring.launch.agents import Agents
 from herring.launch.children import Children
-from herring.launch.job import RunOptions
+from herring.launch.options import RunOptions
 
 EXIT_TIMEOUT = 124  # the status that timeout(1) gives
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)

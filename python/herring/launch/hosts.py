@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import re
 import socket
@@ -12,10 +11,8 @@ from pathlib import Path
 
 from herring.base.units import counted
 from herring.errors import ConfigurationError
-from herring.launch.options import add_settings
 from herring.rendezvous.network import is_local_address
 from herring.rendezvous.settings import named
-from herring.terminal.command_line import integer
 
 _MOST_ON_ONE_MACHINE = 1024  # more processes are a mistake, and would stall the machine
 # Names that ssh accepts, but nothing that it could take for an option.
@@ -65,45 +62,6 @@ class Layout:
     def size(self) -> int:
         """The number of workers."""
         return sum(count for _, count in self.workers)
-
-
-def add_options(run: argparse.ArgumentParser) -> None:
-    """Adds the options of jobs on several hosts to the parser of `herring run`."""
-    options = run.add_argument_group("several hosts, by ssh")
-    options.add_argument(
-        "-H",
-        "--hosts",
-        metavar="HOST:SLOTS,...",
-        help="hosts, each with its number of workers, in the order of ranks: host1:4,host2:4",
-    )
-    options.add_argument(
-        "-hostfile",
-        "--hostfile",
-        metavar="FILE",
-        type=Path,
-        help="file with a host per line, such as: host1 slots=4",
-    )
-    options.add_argument(
-        "-x",
-        "--env",
-        metavar="NAME[=VALUE]",
-        action="append",
-        default=[],
-        help="a variable for all workers and servers; may be repeated",
-    )
-    options.add_argument(
-        "-p", "--ssh-port", metavar="PORT", type=integer, help="port of sshd on the hosts"
-    )
-    options.add_argument(
-        "-i", "--ssh-identity-file", metavar="FILE", type=Path, help="private key for ssh"
-    )
-    add_settings(options, "ssh")
-    options.add_argument(
-        "--remote-python",
-        metavar="FILE",
-        help="Python that has Herring on the other hosts (default: the path of this Python)",
-    )
-    add_settings(options, "interface")
 
 
 def read_hosts(hosts: str | None, hostfile: Path | None) -> tuple[Host, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from herring.launch import guard
-from herring.launch.job import EXIT_NOT_EXECUTABLE, CommandError
+from herring.launch.options import EXIT_NOT_EXECUTABLE, CommandError
 from herring.launch.shortage import Shortage
 
 LEFTOVER_SECONDS = 2.0

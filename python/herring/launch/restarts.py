@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from herring.base import proc
 from herring.launch.children import Child, Children
 from herring.launch.ending import Ending
-from herring.launch.job import RunOptions, Task
+from herring.launch.options import RunOptions, Task
 from herring.launch.ssh import Connection
 from herring.lobby.notice import EXIT_LEFT
 from herring.rendezvous.settings import value_of

@@ -14,7 +14,7 @@ from herring.launch.children import Children
 from herring.launch.discovery import OPTION
 from herring.launch.ending import Ending
 from herring.launch.hosts import THIS_MACHINE, Host
-from herring.launch.job import CommandError, RunOptions
+from herring.launch.options import CommandError, RunOptions
 from herring.launch.processes import Process, Processes
 from herring.launch.restarts import Restarts
 from herring.launch.ssh import Connection

@@ -1,4 +1,4 @@
-"""Other hosts of a job: an ssh to each, with an agent (`herring.launch.remote`) at its other end.
+"""Other hosts of a job: an ssh to each, with an agent (`herring.launch.agent`) at its other end.
 
 The job's secret and everything else that the agent must know go through ssh's standard input, never
 into a command line.
@@ -19,7 +19,7 @@ from herring.errors import HerringError
 from herring.launch.commands import module_command
 from herring.launch.frames import GREETING, Frame, Inbox, Outbox, kind
 from herring.launch.hosts import Host
-from herring.launch.job import EXIT_NO_HOST, CommandError, SshOptions
+from herring.launch.options import EXIT_NO_HOST, CommandError, SshOptions
 from herring.launch.processes import Process, Processes
 
 _TAIL_BYTES = 4096
@@ -58,7 +58,7 @@ def ssh_command(host: Host, options: SshOptions, seconds: float) -> list[str]:
         command += ["-p", str(options.port)]
     if options.identity is not None:
         command += ["-i", str(options.identity)]
-    agent = module_command("herring.launch.remote", options.python)
+    agent = module_command("herring.launch.agent", options.python)
     shared = [f"{name}={os.environ[name]}" for name in _TO_FIND_HERRING if name in os.environ]
     if shared:
         agent = ["env", *shared, *agent]

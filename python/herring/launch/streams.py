@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO
 
 from herring.launch.frames import kind
-from herring.launch.job import RunOptions, Task
+from herring.launch.options import RunOptions, Task
 from herring.launch.output import TIME_COLUMNS, Sink, Source, open_copies, prefix
 from herring.launch.terminal import Keyboard, open_terminal, resize
 from herring.launch.tracebacks import LastWords

@@ -15,7 +15,7 @@ import numpy as np
 
 import herring
 
-HERRING = [sys.executable, "-m", "herring.launch.cli"]
+HERRING = [sys.executable, "-m", "herring.command.cli"]
 
 
 def servers() -> list[dict]:

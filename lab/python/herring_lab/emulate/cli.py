@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from herring.base.units import argument, counted, parse_seconds, show_rate
 from herring.errors import ConfigurationError
-from herring.launch.job import resolve_command
+from herring.launch.options import resolve_command
 from herring.terminal.command_line import integer
 from herring_lab.emulate import folders
 from herring_lab.emulate.check import check_links

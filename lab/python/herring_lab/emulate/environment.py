@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from herring.launch.commands import module_command
 
 #: The command of a dedicated server; everything else is in its environment.
-SERVER_COMMAND = (*module_command("herring.launch.cli"), "server")
+SERVER_COMMAND = (*module_command("herring.command.cli"), "server")
 
 _PEER_PORTS = 100  # the port of torch.distributed's store, relative to the rendezvous
 

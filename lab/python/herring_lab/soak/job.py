@@ -15,9 +15,9 @@ from typing import Any
 
 from herring.base import proc
 from herring.base.units import counted
+from herring.command.findings import last_lines
 from herring.errors import HerringError
 from herring.launch.commands import module_command
-from herring.launch.findings import last_lines
 from herring.observe.client import Endpoint, ask
 from herring.observe.schema import StatusError
 from herring_lab.soak.advance import Advance

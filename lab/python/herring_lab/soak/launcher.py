@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 
+from herring.command.cli import main
 from herring.launch import restarts
-from herring.launch.cli import main
 
 if __name__ == "__main__":
     restarts.HAS_SERVED = restarts.LONG_LIFE = 0.0

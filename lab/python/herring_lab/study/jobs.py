@@ -45,7 +45,7 @@ def run_workers(function: str, workers: int, **options: Any) -> list[dict[str, A
         result = pathlib.Path(folder, "result.json")
         job = subprocess.run(
             [
-                *(sys.executable, "-m", "herring.launch.cli", "run", "-n", str(workers)),
+                *(sys.executable, "-m", "herring.command.cli", "run", "-n", str(workers)),
                 *("--timeout", "600", "--", sys.executable, "-m", "herring_lab.study.jobs"),
                 *(function, json.dumps(options), str(result)),
             ],

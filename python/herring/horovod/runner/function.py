@@ -123,7 +123,7 @@ def run(
         call.write_bytes(_pickled(func, (func, args, kwargs or {})))
         command = [executable or sys.executable, "-m", "herring.horovod.runner.call", folder]
         status = subprocess.run(
-            [sys.executable, "-m", "herring.launch.cli", "run", *options, "--", *command],
+            [sys.executable, "-m", "herring.command.cli", "run", *options, "--", *command],
             check=False,
         ).returncode
         if status != 0:

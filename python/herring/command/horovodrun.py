@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from herring.base.units import argument, parse_seconds
+from herring.command.options import add_settings
 from herring.errors import ConfigurationError
 from herring.launch.horovod_settings import TIMELINE, WITHOUT, setting_of
-from herring.launch.options import add_settings
 from herring.terminal.command_line import integer
 
 # Options with a counterpart: Horovod's variable, and the conversion of the value.

@@ -9,9 +9,10 @@ import sys
 
 from herring.base.provenance import provenance
 from herring.base.units import argument, parse_seconds, parse_size
+from herring.command.cli import main
+from herring.command.options import add_hosts
 from herring.errors import ConfigurationError
 from herring.launch import hosts
-from herring.launch.cli import main
 from herring.launch.commands import module_command
 from herring.terminal.printing import print_lines
 
@@ -61,7 +62,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         help="bytes of a step's gradients, for the times in the report (default 100M)",
     )
     command.add_argument("--hosts-of-ranks", help=argparse.SUPPRESS)
-    hosts.add_options(command)
+    add_hosts(command)
 
 
 def handle(options: argparse.Namespace) -> int:
@@ -129,7 +130,7 @@ def _start(options: argparse.Namespace, listed: tuple[hosts.Host, ...]) -> int:
             if each is not None:
                 run += [flag, str(each)]
     python = options.remote_python or sys.executable
-    doctor = [*module_command("herring.launch.cli", python), "doctor"]
+    doctor = [*module_command("herring.command.cli", python), "doctor"]
     doctor += ["--time-limit", f"{options.time_limit:g}", "--gradients", str(options.gradients)]
     names = [host.name.rpartition("@")[2] for host in listed for _ in range(host.slots)]
     doctor += ["--hosts-of-ranks", ",".join(names)]

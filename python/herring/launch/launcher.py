@@ -23,14 +23,8 @@ from herring.launch.agents import Agents, workers_on
 from herring.launch.causes import find_cause, hint
 from herring.launch.children import Child, Children
 from herring.launch.ending import EXIT_TIMEOUT, STOPPING, Ending
-from herring.launch.frames import Frame, Outbox, kind
-from herring.launch.hosts import Host
-from herring.launch.job import (
-    CommandError,
-    Elastic,
+from herring.launch.environment import (
     Place,
-    RunOptions,
-    Task,
     as_horovod,
     ignored_variables,
     job_secret,
@@ -38,11 +32,13 @@ from herring.launch.job import (
     machine_defaults,
     own_environment,
     passed_environment,
-    resolve_command,
     store_variables,
     tasks,
     worker_task,
 )
+from herring.launch.frames import Frame, Outbox, kind
+from herring.launch.hosts import Host
+from herring.launch.options import CommandError, Elastic, RunOptions, Task, resolve_command
 from herring.launch.processes import LEFTOVER_SECONDS, Processes, signals_to_loop
 from herring.launch.restarts import Restarts
 from herring.launch.scaling import Scaling

@@ -113,7 +113,7 @@ def _module(name: str) -> ModuleType:
     The other modules are not imported: some take longer than a server to start, and some may not be
     installed.
     """
-    own = f"herring.launch.{name}"
+    own = f"herring.command.{name}"
     return importlib.import_module(f"herring_lab.{_LAB[name]}.cli" if name in _LAB else own)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from herring.base.parts import import_optional, missing_part
+from herring.command.cli import make_parser
 from herring.errors import ConfigurationError
-from herring.launch.cli import make_parser
 from herring.terminal.command_line import Parser
 
 HELP = """\

@@ -20,14 +20,9 @@ from collections.abc import Iterable
 from typing import IO
 
 from herring.errors import ConfigurationError, HerringError
+from herring.launch.environment import machine_defaults, own_environment
 from herring.launch.frames import Frame, Inbox, Outbox, kind
-from herring.launch.job import (
-    SERVER_COMMAND,
-    CommandError,
-    machine_defaults,
-    own_environment,
-    resolve_command,
-)
+from herring.launch.options import SERVER_COMMAND, CommandError, resolve_command
 from herring.launch.processes import LEFTOVER_SECONDS, Process, Processes, signals_to_loop
 from herring.lobby.notice import Notice
 from herring.rendezvous.endpoint import bind_any, reserve
@@ -379,7 +374,7 @@ class _Pipe:
 def main() -> int:
     """Runs the agent; only `herring run` starts it."""
     if sys.stdin.isatty():
-        print("herring.launch.remote: started by 'herring run -H', not by hand", file=sys.stderr)
+        print("herring.launch.agent: started by 'herring run -H', not by hand", file=sys.stderr)
         return 2
     return Agent().run()
 

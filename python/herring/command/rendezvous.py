@@ -9,10 +9,10 @@ import signal
 import sys
 
 from herring.base.units import argument, parse_seconds
+from herring.command.options import add_settings
 from herring.elastic.running import secret_of
 from herring.errors import ConfigurationError
-from herring.launch.job import Elastic
-from herring.launch.options import add_settings
+from herring.launch.options import Elastic
 from herring.lobby.generations import Rules
 from herring.lobby.service import Lobby
 from herring.rendezvous.detect import parse_address

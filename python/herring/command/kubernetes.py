@@ -20,9 +20,9 @@ from typing import Any
 
 from herring.base.parts import data_file, import_optional
 from herring.base.units import counted
+from herring.command.options import add_settings
 from herring.errors import ConfigurationError
 from herring.launch.hosts import require_range
-from herring.launch.options import add_settings
 from herring.rendezvous.settings import given, named, port_range
 from herring.terminal.command_line import integer
 
@@ -167,7 +167,7 @@ def manifests(options: JobOptions) -> list[dict[str, Any]]:
     """
     options.check()
     yaml = import_optional("yaml", "PyYAML", "reads and writes the file", "kubernetes")
-    objects = yaml.safe_load(data_file("launch/kubernetes.yaml"))
+    objects = yaml.safe_load(data_file("command/kubernetes.yaml"))
     filled: list[dict[str, Any]] = _fill(objects, _values(options))
     return filled
 

@@ -8,12 +8,13 @@ import shlex
 import sys
 
 from herring.base.units import argument, parse_seconds
+from herring.command import horovodrun
+from herring.command.options import add_hosts, add_settings
 from herring.errors import ConfigurationError
-from herring.launch import horovodrun, hosts
+from herring.launch import hosts
 from herring.launch.discovery import OPTION, Discovery
-from herring.launch.job import Elastic, RunOptions, SshOptions
-from herring.launch.local import run
-from herring.launch.options import add_settings
+from herring.launch.launcher import run
+from herring.launch.options import Elastic, RunOptions, SshOptions
 from herring.launch.output import open_standard_descriptors
 from herring.lobby.notice import Notice
 from herring.rendezvous.settings import value_of
@@ -138,7 +139,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         f"{Elastic.patience:g}s)",
     )
     add_settings(command, "notice")
-    hosts.add_options(command)
+    add_hosts(command)
     horovodrun.add_options(command)
     add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what each worker runs")
 

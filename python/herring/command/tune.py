@@ -19,9 +19,9 @@ from typing import Any
 
 from herring.base.parts import install_command
 from herring.base.units import counted
+from herring.command.findings import Finding, last_lines, run_job
 from herring.errors import ConfigurationError
 from herring.launch.commands import module_command
-from herring.launch.findings import Finding, last_lines, run_job
 from herring.rendezvous.settings import value_of
 
 _STAGES = ("host", "staged", "ipc")  # "auto" takes the last one that works

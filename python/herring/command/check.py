@@ -21,11 +21,11 @@ from herring.base.parts import install_command
 from herring.base.provenance import provenance
 from herring.base.units import counted, show_size
 from herring.base.version import version
+from herring.command.findings import Finding, last_lines, run_job
+from herring.command.tune import tune
 from herring.doctor import facts
 from herring.errors import ConfigurationError, HerringError
 from herring.launch.commands import module_command
-from herring.launch.findings import Finding, last_lines, run_job
-from herring.launch.tune import tune
 from herring.rendezvous.network import interfaces, own_address
 from herring.rendezvous.settings import value_of
 from herring.terminal.printing import print_lines
@@ -113,7 +113,7 @@ def trials() -> list[Finding]:
 
 def _trial(name: str, *options: str) -> Finding:
     start = time.monotonic()
-    done = run_job(options, module_command("herring.launch.trial"), _TRIAL_SECONDS)
+    done = run_job(options, module_command("herring.command.trial"), _TRIAL_SECONDS)
     seconds = time.monotonic() - start
     if done.returncode == 0:
         return Finding(name, f"right to the bit ({seconds:.1f} s with start and end)")

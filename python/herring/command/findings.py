@@ -46,7 +46,7 @@ def run_job(
     Returns:
         The job's exit status, and everything that it printed in ``stdout``.
     """
-    herring = module_command("herring.launch.cli")
+    herring = module_command("herring.command.cli")
     limits = ["--timeout", str(seconds), "--grace", "2"]
     return subprocess.run(
         [*herring, "run", *options, *limits, "--", *command],
