@@ -23,7 +23,7 @@ from herring.errors import ConfigurationError, HerringError
 from herring.launch.environment import machine_defaults, own_environment
 from herring.launch.frames import Frame, Inbox, Outbox, kind
 from herring.launch.options import SERVER_COMMAND, CommandError, resolve_command
-from herring.launch.processes import LEFTOVER_SECONDS, Process, Processes, signals_to_loop
+from herring.launch.processes import LEFTOVER_SECONDS, Process, Processes, prepared, signals_to_loop
 from herring.lobby.notice import Notice
 from herring.rendezvous.endpoint import bind_any, reserve
 from herring.rendezvous.identity import host_identity
@@ -274,13 +274,10 @@ class Agent:
             self._joined = Joined(job)
             if self._joined.socket is not None:
                 self._selector.register(self._joined.socket, selectors.EVENT_READ, self._joined)
-        keep: tuple[int, ...] = ()
-        command = self._command
-        if not task["worker"]:
-            command = [*SERVER_COMMAND, "--rendezvous", environment["HERRING_RENDEZVOUS"]]
-        elif self._listener is not None and task["listener"]:
-            keep = (self._listener.fileno(),)
-            environment["HERRING_RENDEZVOUS_FD"] = str(keep[0])
+        command, keep = prepared(
+            self._command if task["worker"] else None,
+            *(SERVER_COMMAND, environment, self._listener if task["listener"] else None),
+        )
         pipe = subprocess.PIPE
         try:
             process = self._processes.start(

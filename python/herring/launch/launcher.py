@@ -13,47 +13,29 @@ import select
 import selectors
 import signal
 import socket
-import subprocess
 import time
 from collections import deque
 from collections.abc import Sequence
 
 from herring.errors import ConfigurationError, HerringError
-from herring.launch.agents import Agents, workers_on
-from herring.launch.causes import find_cause, hint
+from herring.launch.agents import Agents
 from herring.launch.children import Child, Children
-from herring.launch.ending import EXIT_TIMEOUT, STOPPING, Ending
-from herring.launch.environment import (
-    Place,
-    as_horovod,
-    ignored_variables,
-    job_secret,
-    job_variables,
-    machine_defaults,
-    own_environment,
-    passed_environment,
-    store_variables,
-    tasks,
-    worker_task,
-)
+from herring.launch.ending import STOPPING, Ending
+from herring.launch.environment import passed_environment
 from herring.launch.frames import Frame, Outbox, kind
 from herring.launch.hosts import Host
-from herring.launch.options import CommandError, Elastic, RunOptions, Task, resolve_command
+from herring.launch.options import CommandError, RunOptions, Task, resolve_command
+from herring.launch.outcome import Outcome
 from herring.launch.processes import LEFTOVER_SECONDS, Processes, signals_to_loop
 from herring.launch.restarts import Restarts
 from herring.launch.scaling import Scaling
 from herring.launch.ssh import Connection, HostError, Listeners
+from herring.launch.starting import Starting
 from herring.launch.streams import Streams
 from herring.launch.terminal import Keyboard
-from herring.lobby.generations import Rules
-from herring.lobby.notice import EXIT_LEFT
-from herring.lobby.service import Lobby
-from herring.rendezvous.endpoint import bind_any, reserve
-from herring.rendezvous.identity import host_identity
+from herring.launch.training import Training
 from herring.rendezvous.joined import Joined
-from herring.rendezvous.network import with_port
 
-EXIT_NOT_JOINED = 3
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -97,9 +79,6 @@ class Launcher:
             chosen: The variables among them that this machine gets, too.
         """
         self._options = options
-        self._command = list(command)
-        self._passed = passed
-        self._chosen = chosen
         self._processes = Processes()
         self._children = Children(self._processes)
         self._selector = selectors.DefaultSelector()
@@ -107,26 +86,27 @@ class Launcher:
             options, self._selector, self._wait_for_reader, self._on_output_error
         )
         self._say = self._streams.say
-        # What the script calls to join the job, for messages.
-        self._init = "hvd.init()" if as_horovod(options) else "herring.init()"
-        self._joined: Joined | None = None
-        self._lobby: Lobby | None = None
         self._to_say: deque[tuple[str, str]] = deque()  # what other threads have to say
         self._waits = False  # whether the launcher waits for the reader of its output
-        self._held = contextlib.ExitStack()  # what is held until the end
-        self._first: Child | None = None  # that failed, as far as the launcher noticed
         listeners = Listeners(self._selector, self._on_frame, self._on_text)
         self._agents = Agents(options, self._processes, listeners)
+        self._training = Training(options, self._children)
         self._ending = Ending(options, self._children, self._agents, self._say, self._on_ending)
-        self._base: dict[str, str] = {}  # variables of all processes on this machine
-        self._variables: tuple[dict[str, str], dict[str, str]] = {}, {}  # of the job and its store
+        self._starting = Starting(
+            *(options, command, (passed, chosen), self._processes, self._selector),
+            *(self._children, self._streams, self._agents, self._training),
+        )
         self._restarts = Restarts(
-            *(options, {**os.environ, **chosen}, self._children, self._ending),
-            *(self._start_again, self._say, self._has_trained, self._took_part, self._remove),
+            *(options, {**os.environ, **chosen}, self._children, self._ending, self._start_again),
+            *(self._say, self._training.has_ended, self._training.took_part, self._remove),
         )
         self._scaling = Scaling(
             *(options, self._processes, self._selector, self._children, self._agents),
             *(self._restarts, self._ending, self._start_added, self._say),
+        )
+        self._outcome = Outcome(
+            *(options, self._children, self._streams, self._restarts, self._ending),
+            self._training,
         )
 
     def run(self) -> int:
@@ -144,7 +124,7 @@ class Launcher:
             while self._children.running() or self._restarts.pending:
                 self._turn()
             self._sweep()
-            self._conclude()
+            self._outcome.conclude()
         except BrokenPipeError:
             # The reader of the output is gone, as in "herring run ... | head": end the job, too.
             self._ending.decide(128 + signal.SIGPIPE)
@@ -153,7 +133,8 @@ class Launcher:
             self._sweep(gentle=False)
             self._processes.close()
             self._streams.give_keyboard_back()
-            self._held.close()
+            self._starting.close()
+            self._training.close()
             signal.set_wakeup_fd(old_wakeup)
             for number, handler in old_handlers.items():
                 signal.signal(number, handler)
@@ -162,63 +143,10 @@ class Launcher:
             self._selector.close()
         return self._ending.status or 0
 
-    # Starting.
-
     def _start(self) -> None:
-        options = self._options
-        layout = options.layout
-        if ignored := ignored_variables(os.environ):
-            text = "herring run makes a meeting place, a secret and a name for each job, or takes "
-            text += "the secret in HERRING_SECRET_FILE"
-            if "HERRING_JOB" in ignored:
-                text += "; --name says what status and metrics call it"
-            self._say("warning", f"{', '.join(ignored)} ignored: {text}")
-        secret = job_secret(os.environ)
-        if not self._agents.reach(self._passed, as_horovod(options), self._turn_if_going_on):
-            return
-        base = own_environment(os.environ, several=options.several)
-        base.update(self._chosen)
-        self._agents.require_different_hosts(host_identity(base))
-        with contextlib.ExitStack() as stack:
-            listener = None
-            if options.elastic is not None:
-                rendezvous = self._open_lobby(options.elastic, secret, base)
-                store_port = self._held.enter_context(reserve(base)).getsockname()[1]
-            elif layout.workers[0][0].local:
-                listener = stack.enter_context(bind_any(self._agents.own_address(), base))
-                rendezvous = with_port(*listener.getsockname()[:2])
-                store_port = self._held.enter_context(reserve(base)).getsockname()[1]
-            else:
-                rendezvous, store_port = self._agents.rendezvous(self._turn_if_going_on)
-                if not rendezvous:
-                    return
-            self._streams.open_copies(range(options.workers))  # before anything starts in vain
-            machine_defaults(base, workers_on(options, None), as_horovod(options))
-            store = store_variables(rendezvous, store_port, self._chosen)
-            job = job_variables(options, rendezvous, secret)
-            self._listen_for_joined(job["HERRING_JOB"])
-            self._base, self._variables = base, (job, store)
-            for task in tasks(options, job, store):
-                if task.host.local:
-                    self._spawn(task, base, listener)
-                else:
-                    self._start_far(task)
-            if self._lobby is not None:
-                self._scaling.begin(self._lobby)
-
-    def _open_lobby(self, elastic: Elastic, secret: str, base: dict[str, str]) -> str:
-        """Opens the lobby of an elastic job, and returns its address."""
-        options = self._options
-        # With a script there is one more for a moment, if the last host is replaced by another one.
-        most = Rules.most if elastic.discovery is not None else elastic.most or Rules.most
-        workers, least = options.workers, elastic.least
-        rules = Rules(
-            workers, options.servers, least, most, elastic.patience, resets=elastic.resets
-        )
-        listener = bind_any(self._agents.own_address(), base)
-        self._lobby = Lobby(listener, bytes.fromhex(secret), rules, self._say_later)
-        self._held.callback(self._lobby.close)
-        return self._lobby.address
+        begun = self._starting.begin(self._turn_if_going_on, self._say_later)
+        if begun and self._training.lobby is not None:
+            self._scaling.begin(self._training.lobby)
 
     def _say_later(self, level: str, text: str) -> None:
         """Tells the user; unlike other functions this one may be called from any thread."""
@@ -228,7 +156,7 @@ class Launcher:
 
     def _start_again(self, task: Task) -> None:
         try:
-            self._spawn(task, self._base, None) if task.host.local else self._start_far(task)
+            self._starting.start(task)
         except CommandError as error:
             child = Child(task)
             self._children.add(child)
@@ -236,14 +164,12 @@ class Launcher:
 
     def _start_added(self, host: Host, rank: int, local_rank: int) -> None:
         """Starts a worker besides those with which the job has begun."""
-        workers = len(self._children.running(workers_only=True)) + 1
-        place = Place(host, rank, workers, local_rank, host.slots, 0, 1)
-        number = self._restarts.take_number()
         try:
             self._streams.open_copies([rank])
         except ConfigurationError as error:
             self._say("warning", str(error))
-        self._start_again(worker_task(self._options, *self._variables, place, number))
+        number = self._restarts.take_number()
+        self._start_again(self._starting.added(host, rank, local_rank, number))
 
     def _remove(self, child: Child) -> None:
         self._children.remove(child)
@@ -255,45 +181,7 @@ class Launcher:
         """Takes a successor that cannot be started for one that has died."""
         self._say("error", str(error))
         child.end(error.status)
-        self._on_end(child)
-
-    def _start_far(self, task: Task) -> None:
-        connection = self._agents.to(task.host)
-        self._streams.add(task)
-        self._children.add(Child(task, connection=connection))
-        wanted = {
-            "name": task.name,
-            "worker": task.rank is not None,
-            "listener": task.rank == 0,
-            "environment": task.environment,
-        }
-        connection.out.send(kind.START, task.number, wanted)
-
-    def _spawn(self, task: Task, base: dict[str, str], listener: socket.socket | None) -> None:
-        environment = {**base, **task.environment}
-        command = self._command
-        out = err = subprocess.PIPE
-        stdin: int | None = subprocess.DEVNULL
-        keep: tuple[int, ...] = ()
-        terminal = -1
-        if task.rank is None:
-            place = environment["HERRING_RENDEZVOUS"]
-            command = [*self._options.server_command, "--rendezvous", place]
-        elif task.number == 0 and listener is not None:
-            environment["HERRING_RENDEZVOUS_FD"] = str(listener.fileno())
-            keep = (listener.fileno(),)
-        if task.number == (self._options.stdin or 0):  # unless it was started again
-            reads = self._options.stdin is not None
-            stdin, out, err, terminal = self._streams.open_terminal(reads)
-        try:
-            process = self._processes.start(task.name, command, environment, keep, stdin, out, err)
-        finally:
-            if terminal >= 0:
-                os.close(terminal)
-        self._children.add(Child(task, process, pid=process.pid))
-        self._streams.connect(task, process.popen)
-        if terminal >= 0:
-            self._streams.connect_terminal(task)
+        self._outcome.on_end(child)
 
     # The loop.
 
@@ -313,12 +201,12 @@ class Launcher:
             elif isinstance(key.data, Keyboard):
                 self._streams.type_on()
             elif isinstance(key.data, Joined):
-                self._children.note_joined(key.data.ranks())
+                self._training.note()
             else:
                 self._streams.read(key)
         while self._to_say:
             self._say(*self._to_say.popleft())
-        if self._lobby is not None and self._lobby.failed and not self._ending.begun:
+        if self._training.failed and not self._ending.begun:
             self._ending.decide(1)
             self._ending.begin()  # the workers hear of it and end
         self._streams.on_time(time.monotonic())
@@ -389,7 +277,7 @@ class Launcher:
                 if child.process is process:
                     child.shortage = process.shortage
                     child.end(process.code)
-                    self._on_end(child)
+                    self._outcome.on_end(child)
             connection = self._agents.of(process)
             if connection is not None:
                 self._on_loss(connection)
@@ -422,7 +310,7 @@ class Launcher:
             child.shortage = frame.payload.decode(errors="replace")
         elif frame.kind == kind.ENDED and not child.ended:
             child.end(frame.integer())
-            self._on_end(child)
+            self._outcome.on_end(child)
 
     def _on_text(self, connection: Connection, data: bytes) -> None:
         """Shows what ssh or the agent itself prints."""
@@ -462,77 +350,13 @@ class Launcher:
             self._say("error", f"{error}{self._ending.consequence()}")
             self._ending.after_failure()
         for child in there:
-            self._on_end(child)
-
-    def _on_end(self, child: Child) -> None:
-        code, ending = child.code, self._ending
-        self._streams.finish_process(child.task.number)
-        if self._lobby is not None and code == 0 and not child.is_server:
-            self._lobby.finish()  # its program may not use herring.elastic.run
-        if self._joined is not None:
-            self._children.note_joined(self._joined.ranks())
-        workers_ended = not self._children.running(workers_only=True)
-        if code and not ending.begun:
-            if self._restarts.on_end(child):
-                pass
-            elif child.is_server and workers_ended and code in (-signal.SIGTERM, EXIT_LEFT):
-                pass  # the server was told to end: before it had begun, or when it heeds SIGTERM
-            elif child.is_server and workers_ended:
-                text = f"{child.task.name} {child.how_ended} after all workers had ended"
-                self._say("warning", text)
-            else:
-                self._on_failure(child)
-        elif self._options.require_init and child.left_out and not ending.begun:
-            ending.decide(EXIT_NOT_JOINED)
-            what = f"ended without having called {self._init}"
-            text = f"{child.described} {what} (--require-init){ending.consequence()}"
-            self._say("error", text)
-            ending.after_failure()
-        elif code and not child.is_server and ending.signal:
-            ending.decide(128 + ending.signal)
-        if self._are_left_behind(self._children.running(workers_only=True)):
-            ending.dismiss_workers()
-        if workers_ended and self._has_left() and not self._restarts.pending:
-            ending.decide(EXIT_LEFT)
-        if workers_ended and not self._restarts.pending:
-            ending.dismiss_servers()
-
-    def _has_left(self) -> bool:
-        """Returns whether all workers have left the job before the end of the training."""
-        codes = [child.code for child in self._children if not child.is_server]
-        return self._options.elastic is not None and EXIT_LEFT in codes and 0 not in codes
-
-    def _has_trained(self) -> bool:
-        """Returns whether the training of an elastic job has ended."""
-        return self._lobby is not None and self._lobby.finished
-
-    def _are_left_behind(self, workers: list[Child]) -> bool:
-        """Returns whether others have ended the training without these workers."""
-        if self._lobby is None or not workers or not self._has_trained():
-            return False
-        return bool(self._lobby.latest_slots) and not any(map(self._took_part, workers))
-
-    def _took_part(self, child: Child) -> bool:
-        """Returns whether a worker was in the last generation of an elastic job."""
-        slots = self._lobby.latest_slots if self._lobby is not None else ()
-        return child.joined and child.task.rank in slots
-
-    def _on_failure(self, child: Child) -> None:
-        self._ending.decide(_shell_status(child.code))
-        if self._first is None:
-            self._first = child
-        text = f"{child.described} {child.how_ended}"
-        if self._has_trained():  # what the others do now needs no other worker
-            self._say("error", f"{text} after the training")
-        else:
-            self._say("error", f"{text}{self._ending.consequence()}")
-            self._ending.after_failure()
+            self._outcome.on_end(child)
 
     # Ending.
 
     def _on_ending(self) -> None:
-        if self._lobby is not None:
-            self._lobby.end()
+        if self._training.lobby is not None:
+            self._training.lobby.end()
 
     def _sweep(self, gentle: bool = True) -> None:
         """Ends the remaining processes of the job and shows the rest of their output."""
@@ -554,42 +378,6 @@ class Launcher:
         with contextlib.suppress(*((HerringError, BrokenPipeError) if self._ending.begun else ())):
             self._turn(until)
         return True
-
-    def _conclude(self) -> None:
-        """Repeats at the end what may have been lost among the output of many processes."""
-        ending = self._ending
-        if self._first is not None and ending.status != EXIT_TIMEOUT and not ending.signal:
-            cause, words = find_cause(self._first, [*self._children], self._streams.last_words)
-            last = self._streams.last_words(cause.task.number)
-            more = cause.killed or last.error or last.line or cause is not self._first
-            if len(self._children) > 1 and more:
-                self._say("error", f"the cause: {cause.described} failed first, {words}")
-            if cause.code != -signal.SIGTERM:
-                ending.status = _shell_status(cause.code)
-            if text := hint(words):
-                self._say("info", text)
-        left_out = [child for child in self._children if child.left_out]
-        workers = self._options.workers
-        if ending.status or ending.signal or workers < 2 or not left_out:
-            return
-        if len(left_out) == workers:
-            what = f"none of the {workers} workers has called {self._init}"
-        else:
-            names = ", ".join(str(child.task.rank) for child in left_out)
-            who = f"rank{'s' * (len(left_out) > 1)} {names}"
-            what = f"{who} ended without having called {self._init}"
-        whose = "their" if len(left_out) > 1 else "its"
-        text = f"{what}, so Herring has averaged nothing of {whose} work"
-        self._say("warning", f"{text}; --require-init makes that an error (status 3)")
-
-    def _listen_for_joined(self, job: str) -> None:
-        self._joined = self._held.enter_context(contextlib.closing(Joined(job)))
-        if self._joined.socket is not None:
-            self._selector.register(self._joined.socket, selectors.EVENT_READ, self._joined)
-
-
-def _shell_status(code: int) -> int:
-    return code if code > 0 else 128 - code
 
 
 def _is_read(key: selectors.SelectorKey) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -189,6 +190,31 @@ class Processes:
     def close(self) -> None:
         """Ends the guard; to be called when no process is left."""
         self._guard.dismiss()
+
+
+def prepared(
+    command: Sequence[str] | None,
+    server_command: Sequence[str],
+    environment: dict[str, str],
+    listener: socket.socket | None,
+) -> tuple[Sequence[str], tuple[int, ...]]:
+    """Returns what `Processes.start` takes for a worker or a server.
+
+    Args:
+        command: Program and arguments of a worker; None stands for a server.
+        server_command: Program and arguments of a server.
+        environment: The whole environment of the process; changed in place.
+        listener: The socket with which rank 0 listens, if this is rank 0.
+
+    Returns:
+        The command, and the descriptors that the process inherits.
+    """
+    if command is None:
+        return [*server_command, "--rendezvous", environment["HERRING_RENDEZVOUS"]], ()
+    if listener is None:
+        return command, ()
+    environment["HERRING_RENDEZVOUS_FD"] = str(listener.fileno())
+    return command, (listener.fileno(),)
 
 
 def signals_to_loop(numbers: Sequence[int], stopping: Sequence[int]) -> dict[int, object]:
