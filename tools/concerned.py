@@ -36,6 +36,7 @@ JOBS = {
     "transport": "encryption hostile_input",
     "control": "faults leaving failover status elastic",
     "server": "failover groups partial",
+    "links": "failover credit orders",
     "node": "node_threads devices gpus_add cuda_butterfly",
     "collective": "algorithms messages",
     "worker": "orders notes callbacks failover devices partial teardown",

@@ -225,7 +225,7 @@ void Job::log_begin(const worker::EngineOptions& engine, uint32_t flows) {
   const control::WorkerInfo& me = cluster.workers[options_.rank];
   const auto dedicated = std::count_if(cluster.servers.begin(), cluster.servers.end(),
                                        [](const auto& server) { return server.dedicated; });
-  const worker::LinksOptions& links = engine.links;
+  const links::LinksOptions& links = engine.links;
   log(LogLevel::kInfo, "joined as rank ", me.rank, " of ", cluster.size, ", local rank ",
       me.local_rank, " of ", cluster.local_size(me.node), " on node ", me.node, " of ",
       cluster.nodes, ", from ", me.host, "; servers: ", dedicated, " dedicated, ",

@@ -22,8 +22,8 @@ uint32_t interest(bool wants_write) {
 
 }  // namespace
 
-NodeStage::NodeStage(transport::EventLoop& loop, LocalBus& bus, SharedHeap& heap, Pusher& pusher,
-                     Options options, OnFailure on_failure)
+NodeStage::NodeStage(transport::EventLoop& loop, LocalBus& bus, SharedHeap& heap,
+                     links::Pusher& pusher, Options options, OnFailure on_failure)
     : loop_(loop),
       bus_(bus),
       heap_(heap),
@@ -304,11 +304,11 @@ void NodeStage::push_slice(const std::shared_ptr<NodeWork>& work) {
   if (Status pushed = pusher_.push(work->transfer, work); !pushed.ok()) on_failure_(pushed);
 }
 
-void NodeStage::on_result(Transfer& transfer, plan::Range range) {
+void NodeStage::on_result(links::Transfer& transfer, plan::Range range) {
   find(transfer.key)->place(range);
 }
 
-void NodeStage::on_transfer_done(Transfer& transfer) {
+void NodeStage::on_transfer_done(links::Transfer& transfer) {
   NodeWork* const work = find(transfer.key);
   if (work == nullptr) return;  // cleared
   work->pushed = false;

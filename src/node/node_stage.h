@@ -22,13 +22,13 @@
 
 namespace herring {
 
-class NodeStage : private TransferOwner {
+class NodeStage : private links::TransferOwner {
  public:
   using OnFailure = std::function<void(const Status&)>;
 
   using Options = NodeStageOptions;
 
-  NodeStage(transport::EventLoop& loop, LocalBus& bus, SharedHeap& heap, Pusher& pusher,
+  NodeStage(transport::EventLoop& loop, LocalBus& bus, SharedHeap& heap, links::Pusher& pusher,
             Options options, OnFailure on_failure);
   ~NodeStage() override;
   // Adds the bus to the loop. Must be called before the first post().
@@ -110,13 +110,13 @@ class NodeStage : private TransferOwner {
   void let_go(uint32_t group, uint32_t local_rank);
   void end_work(const std::shared_ptr<const LocalGroup>& group);
   void settle(uint32_t group);
-  void on_result(Transfer&, plan::Range range) override;
-  void on_transfer_done(Transfer&) override;
+  void on_result(links::Transfer&, plan::Range range) override;
+  void on_transfer_done(links::Transfer&) override;
 
   transport::EventLoop& loop_;
   LocalBus& bus_;
   SharedHeap& heap_;
-  Pusher& pusher_;
+  links::Pusher& pusher_;
   const Options options_;
   const OnFailure on_failure_;
   const uint32_t local_size_;

@@ -10,10 +10,10 @@
 
 #include "base/deadline.h"
 #include "base/settings.h"
+#include "links/transfer.h"
 #include "node/local_group.h"
 #include "node/shared_memory.h"
 #include "node/slice_adder.h"
-#include "node/transfer.h"
 #include "observe/rank_states.h"
 #include "reduce/reduce.h"
 
@@ -137,7 +137,7 @@ struct NodeWork {
   uint32_t result_workers = 0;       // on all nodes, as the results of any local rank report
   Nanos since = 0, moved = 0;
   bool warned = false;
-  Transfer transfer;                 // of this rank's slice
+  links::Transfer transfer;          // of this rank's slice
   plan::Range slice;                 // in wire bytes; of an exchange, all that is copied
   size_t worked = 0;                 // of slice.bytes
   bool adding = false;               // the adder was started and is not done

@@ -27,13 +27,13 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/lane_pool.h"
 #include "control/cluster.h"
 #include "control/server_set.h"
 #include "observe/lateness.h"
 #include "observe/recorder.h"
 #include "reduce/reduce.h"
 #include "server/group_table.h"
-#include "server/lane_pool.h"
 #include "server/view.h"
 #include "transport/transport.h"
 #include "wire/key.h"

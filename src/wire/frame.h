@@ -75,7 +75,7 @@ struct FrameHeader {
   uint32_t round = 0;          // ticket or round within the stream
   uint32_t buffer = 0;         // fusion buffer within the round
   uint32_t first_segment = 0;  // of the shard
-  uint16_t credit = 0;         // segments that each flow may have outstanding; see worker/credit.h
+  uint16_t credit = 0;         // segments that each flow may have outstanding; see links/credit.h
   uint16_t home = 0;           // data plane: 0, or one more than the index of the server that the
                                // receiver of the data stands in for
   uint32_t epoch = 0;          // with `home`: since when the receiver stands in for it

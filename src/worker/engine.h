@@ -11,18 +11,18 @@
 
 #include "collective/mesh.h"
 #include "control/cluster.h"
+#include "links/options.h"
 #include "node/local_bus.h"
 #include "node/shared_memory.h"
 #include "transport/transport.h"
 #include "worker/call.h"
-#include "worker/links_options.h"
 #include "worker/operation.h"
 
 namespace herring::worker {
 
 struct EngineOptions {
   uint32_t rank = 0;
-  LinksOptions links;
+  links::LinksOptions links;
   collective::MeshOptions mesh;            // between workers
   size_t small_bytes = default_of("small_bytes").integer;
   size_t buffer_bytes = 0;                 // of planned operations; 0: chosen automatically

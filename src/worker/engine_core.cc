@@ -43,7 +43,7 @@ EngineCore::EngineCore(const control::Cluster& cluster, EngineOptions options,
       named_(*this),
       keeping_(*this) {
   program_->on_failure([failed = options_.failed](const Status& why) { failed(why); });
-  links_ = std::make_unique<Links>(
+  links_ = std::make_unique<links::Links>(
       *loop_, options_.links,
       [this](uint32_t server, const wire::FrameHeader& header, std::string_view payload) {
         on_control(server, header, payload);
@@ -401,7 +401,7 @@ void EngineCore::check_deadlines(Nanos now) {
   Nanos waited = 0;
   std::vector<uint32_t> servers(1);
   std::string name = named_.overdue(now, kDeadlineMargin, &waited, &servers[0]);
-  if (const Transfer* late = links_->overdue(now, kDeadlineMargin)) {
+  if (const links::Transfer* late = links_->overdue(now, kDeadlineMargin)) {
     name = concat("'", late->open.name, "'");
     waited = now - late->pushed_at;
     servers = links_->awaited(*late);

@@ -13,11 +13,11 @@
 #include <utility>
 #include <vector>
 
+#include "links/links.h"
 #include "node/node_stage.h"
 #include "observe/rank_states.h"
 #include "worker/engine.h"
 #include "worker/keeping.h"
-#include "worker/links.h"
 #include "worker/membership.h"
 #include "worker/named.h"
 #include "worker/partial.h"
@@ -69,7 +69,7 @@ class EngineCore {
   uint32_t warn_ms() const { return static_cast<uint32_t>(options_.warn_after * 1000); }
 
   // For the classes that run on the engine thread.
-  Links& links() { return *links_; }
+  links::Links& links() { return *links_; }
   NodeStage& node_stage() { return *node_stage_; }
   collective::Executor& executor() { return *executor_; }
   NamedOperations& named() { return named_; }
@@ -148,7 +148,7 @@ class EngineCore {
   Membership membership_;
   NamedOperations named_;
   Keeping keeping_;
-  std::unique_ptr<Links> links_;
+  std::unique_ptr<links::Links> links_;
   std::unique_ptr<NodeStage> node_stage_;
   std::unique_ptr<collective::Executor> executor_;
 

@@ -18,7 +18,7 @@ constexpr Nanos kRepeated = 60 * kSecond;
 // Returns up to where this rank lacks nothing, of all that is not settled.
 std::vector<std::pair<Keeping::Where, uint64_t>> Keeping::complete() const {
   std::vector<std::pair<Where, uint64_t>> all;
-  for (const Links::Over& one : engine_.links().over()) {
+  for (const links::Links::Over& one : engine_.links().over()) {
     all.push_back({{one.group, {Kind::kStream, one.stream}}, one.upto});
   }
   for (const Handovers::Complete& one : engine_.named().handovers().complete()) {

@@ -108,7 +108,7 @@ void Mover::reduce(Operation& operation, Key key) {
     if (bytes == 0) continue;
     if (!group.uses_node_stage()) {
       if (!save(operation, b)) return;
-      Transfer& transfer = add_transfer(operation, key, b, bytes);
+      links::Transfer& transfer = add_transfer(operation, key, b, bytes);
       ++key.buffer;
       transfer.receive = bundle.receive;
       transfer.send = operation.absent() ? nullptr : bundle.receive;
@@ -131,9 +131,9 @@ void Mover::reduce(Operation& operation, Key key) {
 }
 
 // Adds a transfer that goes directly to the servers and back, without the node stage.
-Transfer& Mover::add_transfer(Operation& operation, Key key, size_t bundle, size_t bytes) {
+links::Transfer& Mover::add_transfer(Operation& operation, Key key, size_t bundle, size_t bytes) {
   const Call& call = operation.call_;
-  Transfer& transfer = operation.transfers_.emplace_back();
+  links::Transfer& transfer = operation.transfers_.emplace_back();
   transfer.key = key;
   transfer.open.workers = 1;
   transfer.open.deadline = engine_.deadline(call.timeout);
@@ -154,7 +154,7 @@ Transfer& Mover::add_transfer(Operation& operation, Key key, size_t bundle, size
 bool Mover::push(Operation& operation) {
   operation.parts_left_ += operation.transfers_.size();
   operation.parts_.to_push += static_cast<uint32_t>(operation.transfers_.size());
-  for (Transfer& transfer : operation.transfers_) {
+  for (links::Transfer& transfer : operation.transfers_) {
     const Status pushed = engine_.links().push(transfer, operation.shared_from_this());
     if (pushed.ok()) continue;
     engine_.fail_now(pushed);
@@ -346,7 +346,7 @@ void Mover::by_servers(Operation& operation, Key key, size_t b, const Exchange& 
                        char* out) {
   for (const Block& block : exchange.blocks) {
     key.buffer = block.buffer;
-    Transfer& transfer = add_transfer(operation, key, b, block.bytes);
+    links::Transfer& transfer = add_transfer(operation, key, b, block.bytes);
     transfer.open.participants = wire::Participants::kRanks;
     if (block.pair) {
       transfer.open.participants = wire::Participants::kPair;

@@ -44,7 +44,7 @@ class Mover {
   void start(Operation& operation, collective::Task task);
 
   static void copy_own(Operation& operation, const Exchange& exchange, const char* data, char* out);
-  Transfer& add_transfer(Operation& operation, Key key, size_t bundle, size_t bytes);
+  links::Transfer& add_transfer(Operation& operation, Key key, size_t bundle, size_t bytes);
   bool push(Operation& operation);                // false if the job has failed
   NodeTask task_of(Operation& operation, Key key, size_t bundle);
   bool save(Operation& operation, size_t bundle);   // likewise

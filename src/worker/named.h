@@ -13,12 +13,12 @@
 #include <unordered_map>
 #include <vector>
 
-#include "wire/frame.h"
 #include "control/server_set.h"
+#include "links/links.h"
+#include "wire/frame.h"
 #include "worker/arrivals.h"
 #include "worker/handovers.h"
 #include "worker/joins.h"
-#include "worker/links.h"
 #include "worker/meeting.h"
 #include "worker/mover.h"
 #include "worker/names.h"

@@ -291,7 +291,7 @@ size_t Operation::bytes() const {
   return all;
 }
 
-void Operation::on_transfer_done(Transfer& transfer) {
+void Operation::on_transfer_done(links::Transfer& transfer) {
   called_off_ |= transfer.called_off;
   if (transfer.fewest_workers == 0) whole_ = 0;
   owner_.part_done(*this);

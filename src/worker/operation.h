@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "links/transfer.h"
 #include "node/shared_memory.h"
-#include "node/transfer.h"
 #include "wire/handover.h"
 #include "worker/call.h"
 #include "worker/device_sums.h"
@@ -22,6 +22,8 @@
 #include "worker/owners.h"
 
 namespace herring::worker {
+
+using wire::Key;
 
 class NamedOperations;
 
@@ -33,7 +35,7 @@ struct Bundle {
 };
 
 class Operation : public Future,
-                  private TransferOwner,
+                  private links::TransferOwner,
                   public std::enable_shared_from_this<Operation> {
  public:
   Operation(NamedOperations& owner, Call call, std::shared_ptr<transport::EventLoop> loop,
@@ -104,7 +106,7 @@ class Operation : public Future,
   friend class Meeting;
   friend class Mover;
   friend class NamedOperations;
-  void on_transfer_done(Transfer&) override;
+  void on_transfer_done(links::Transfer&) override;
   Status prepare();
   Status pack();
   Status stage(size_t bytes);
@@ -152,7 +154,7 @@ class Operation : public Future,
   std::optional<wire::Met> met_;       // of a message that a server has paired, without the text
   observe::Parts parts_;               // of the entry
   Nanos started_ = 0;
-  std::deque<Transfer> transfers_;
+  std::deque<links::Transfer> transfers_;
   size_t parts_left_ = 0;
   // Servers that may not know the group yet that is formed; homes that have not answered a join.
   std::vector<uint32_t> unconfirmed_;

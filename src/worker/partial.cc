@@ -249,7 +249,7 @@ Status Partial::launch(uint64_t upto, const char* send) {
   return engine_.links().push(transfer_, shared_from_this());
 }
 
-void Partial::on_transfer_done(Transfer& done) {
+void Partial::on_transfer_done(links::Transfer& done) {
   transferring_ = false;
   transferred_ = done.fewest_workers == info_.contributors.size();
   wire::RoundMark mark{id_, info_.round, attempt_, transferred_};

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "node/transfer.h"
+#include "links/transfer.h"
 #include "partial/known.h"
 #include "partial/ledger.h"
 #include "wire/frame.h"
@@ -50,7 +50,7 @@ struct RoundInfo {
   std::vector<partial::Lost> lost;  // since the series began
 };
 
-class Partial : public TransferOwner,
+class Partial : public links::TransferOwner,
                 public Awaited,
                 public std::enable_shared_from_this<Partial> {
  public:
@@ -97,7 +97,7 @@ class Partial : public TransferOwner,
   const Owner& owner() const { return owner_; }  // who closes the rounds
   const std::shared_ptr<SeriesMemory>& memory() const { return memory_; }  // null: no failover
   void fail(const Status& status);
-  void on_transfer_done(Transfer&) override;
+  void on_transfer_done(links::Transfer&) override;
 
  private:
   Partial(EngineCore& engine, PartialOptions options);
@@ -123,7 +123,7 @@ class Partial : public TransferOwner,
   uint64_t id_ = 0;
   Owner owner_;
   std::shared_ptr<SeriesMemory> memory_;
-  Transfer transfer_;
+  links::Transfer transfer_;
   RoundInfo info_;                 // of the round that has closed
   uint32_t attempt_ = 0;
   bool transferring_ = false, transferred_ = false, committed_ = false;

@@ -73,15 +73,15 @@ class Planned::Work : public std::enable_shared_from_this<Work> {
 
 // A part travels as a unit: it is a fusion buffer or the note. If the node stage is not needed, a
 // part goes directly from its memory to the servers and back.
-class Planned::Work::Part : public TransferOwner {
+class Planned::Work::Part : public links::TransferOwner {
  public:
   explicit Part(Work& work) : work_(work) {}
   NodeTask task;    // without the fields that differ from round to round
-  Transfer transfer;
+  links::Transfer transfer;
   std::shared_ptr<Round> round;
   observe::Mark mark;  // of the running round
 
-  void on_transfer_done(Transfer& done) override {
+  void on_transfer_done(links::Transfer& done) override {
     const std::shared_ptr<Round> ended = std::exchange(round, nullptr);
     // If the transfer was called off, the round fails with its group.
     if (!done.called_off) work_.part_done(ended, task.key.buffer, done.workers);
@@ -536,7 +536,7 @@ void Planned::Work::launch_one(uint32_t index, const std::shared_ptr<Round>& rou
     return;
   }
   part.round = round;
-  Transfer& transfer = part.transfer;
+  links::Transfer& transfer = part.transfer;
   transfer.key = task.key;
   transfer.lockstep = true;
   transfer.open.dtype = task.dtype;

@@ -2,8 +2,8 @@
 
 #include <utility>
 
+#include "links/links.h"
 #include "wire/handover.h"
-#include "worker/links.h"
 
 namespace herring::worker {
 namespace {
@@ -23,7 +23,7 @@ SeriesMemory::SeriesMemory(const Group& group, wire::Enlist enlist, bool pushes)
     : known(group.index(), group.size(), pushes, wire::kMostKeptBytes),
       group_(group.id()), home_(group.shards().owner_of(enlist.name)), enlist_(std::move(enlist)) {}
 
-void SeriesMemory::tell(Links& links, const Owner& owner) {
+void SeriesMemory::tell(links::Links& links, const Owner& owner) {
   using wire::FrameType;
   known.moves();
   const partial::Known& all = known.known();
@@ -47,7 +47,7 @@ void SeriesMemory::tell(Links& links, const Owner& owner) {
   }
 }
 
-void end_telling(Links& links, uint32_t group, const Owner& owner) {
+void end_telling(links::Links& links, uint32_t group, const Owner& owner) {
   links.send_control(owner.server, header_of(wire::FrameType::kSeries, group, owner), {});
 }
 

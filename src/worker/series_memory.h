@@ -10,9 +10,12 @@
 #include "worker/group.h"
 #include "worker/owners.h"
 
+namespace herring::links {
+class Links;
+}
+
 namespace herring::worker {
 
-class Links;
 
 class SeriesMemory {
  public:
@@ -23,7 +26,7 @@ class SeriesMemory {
   uint32_t home() const { return home_; }  // of the series' name
   uint64_t id() const { return wire::series_id(enlist_.name, group_, enlist_.number); }
   // Tells the next owner everything.
-  void tell(Links& links, const Owner& owner);
+  void tell(links::Links& links, const Owner& owner);
 
   partial::Memory known;
 
@@ -33,6 +36,6 @@ class SeriesMemory {
 };
 
 // Tells the next owner of series of a home that this rank has told everything.
-void end_telling(Links& links, uint32_t group, const Owner& owner);
+void end_telling(links::Links& links, uint32_t group, const Owner& owner);
 
 }  // namespace herring::worker

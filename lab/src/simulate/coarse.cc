@@ -8,8 +8,8 @@
 #include <optional>
 #include <random>
 
-#include "worker/credit.h"
-#include "worker/window.h"
+#include "links/credit.h"
+#include "links/window.h"
 
 namespace herring::simulate {
 namespace {
@@ -89,7 +89,7 @@ class Job {
   const Scenario& scenario_;
   const Pace pace_;
   const bool fixed_;
-  worker::CreditController controller_;
+  links::CreditController controller_;
   std::mt19937_64 random_;
   std::vector<Pace::Reach> reaches_;
   std::vector<Group> groups_;
@@ -130,7 +130,7 @@ double Job::queued(size_t s) const {
   return std::clamp(turns_.turn[s] - chain.response, 0.0, 2 * chain.queue);
 }
 
-// Tells the controller about results, as worker::Links does for each frame.
+// Tells the controller about results, as links::Links does for each frame.
 void Job::answer(double bytes, double busy, double outstanding) {
   pending_bytes_ += bytes;
   pending_busy_ += busy;
@@ -172,10 +172,10 @@ void Job::poll() {
   std::vector<Pace::Reach> reaches(shapes.size());
   for (size_t s = 0; s < shapes.size(); ++s) {
     const double waits = state_.chains[s].queueing + queued(s) / 2;
-    reaches[s].frames = worker::frames_of(shapes[s].rtt + waits, turns_.turn[s]);
+    reaches[s].frames = links::frames_of(shapes[s].rtt + waits, turns_.turn[s]);
     if (fixed_) continue;
     reaches[s].length =
-        worker::length_of(1e9 * (shapes[s].rtt - nearest), 1e9 * turns_.turn[near]);
+        links::length_of(1e9 * (shapes[s].rtt - nearest), 1e9 * turns_.turn[near]);
   }
   if (reaches != reaches_) {
     reaches_ = std::move(reaches);

@@ -10,12 +10,12 @@
 
 #include "base/streams.h"
 #include "control/server_set.h"
+#include "links/links.h"
 #include "plan/plan.h"
 #include "server/server.h"
 #include "virtual/simulation.h"
 #include "virtual/transport.h"
 #include "wire/hello.h"
-#include "worker/links.h"
 
 namespace herring::simulate {
 namespace {
@@ -137,7 +137,7 @@ class FailingJob {
   Result<FailureReport> run();
 
  private:
-  struct Worker final : TransferOwner {
+  struct Worker final : links::TransferOwner {
     Worker(FailingJob& job, uint32_t rank)
         : job(job),
           rank(rank),
@@ -153,16 +153,16 @@ class FailingJob {
                 }) {}
     void begin_round();
     void push_next();
-    void on_transfer_done(Transfer& transfer) override;
+    void on_transfer_done(links::Transfer& transfer) override;
     void begin_next();
 
     FailingJob& job;
     const uint32_t rank;
     const std::shared_ptr<transport::EventLoop> loop;
-    worker::Links links;
+    links::Links links;
     struct Round {
       std::vector<std::vector<float>> arrays;
-      std::vector<Transfer> transfers;
+      std::vector<links::Transfer> transfers;
       uint32_t done = 0;
     };
     std::map<uint32_t, Round> rounds;  // all that have begun
@@ -177,8 +177,8 @@ class FailingJob {
     options.cores = 2;
     return options;
   }
-  worker::LinksOptions links_options(uint32_t rank) const {
-    worker::LinksOptions options;
+  links::LinksOptions links_options(uint32_t rank) const {
+    links::LinksOptions options;
     options.segment_bytes = kSegment;
     options.frame_max = scenario_.frame_max;
     options.credit_initial = options.credit_max = plane_.credit_segments(scenario_.credit);
@@ -253,7 +253,7 @@ void FailingJob::Worker::begin_round() {
     std::vector<float>& array = now.arrays[b];
     const float* const first = contributions(rank / scenario.local, round, b);
     array.assign(first, first + scenario.elements[b]);
-    Transfer& transfer = now.transfers[b];
+    links::Transfer& transfer = now.transfers[b];
     const size_t bytes = array.size() * sizeof(float);
     const uint32_t stream =
         scenario.partial      ? wire::kPartialStreams
@@ -276,7 +276,7 @@ void FailingJob::Worker::begin_round() {
 }
 
 void FailingJob::Worker::push_next() {
-  std::vector<Transfer>& transfers = rounds[round].transfers;
+  std::vector<links::Transfer>& transfers = rounds[round].transfers;
   if (Status status = links.push(transfers[pushed++]); !status.ok()) return job.fail(status);
   if (pushed == transfers.size()) {
     if (job.scenario_.reign > 0) begin_next();
@@ -290,7 +290,7 @@ void FailingJob::Worker::begin_next() {
   loop->call_after(job.at_most(job.scenario_.think), [this] { begin_round(); });
 }
 
-void FailingJob::Worker::on_transfer_done(Transfer& transfer) {
+void FailingJob::Worker::on_transfer_done(links::Transfer& transfer) {
   const uint32_t of = transfer.key.round;
   if (!transfer.runs.empty() && transfer.workers != job.scenario_.ranks) {
     job.fail({Code::kInternal, concat("rank ", rank, ": round ", of, ", buffer ",

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "links/window.h"
 #include "plan/plan.h"
 #include "wire/frame.h"
-#include "worker/window.h"
 
 namespace herring::simulate {
 namespace {
@@ -85,7 +85,7 @@ Pace::Pace(const Scenario& scenario)
     shape.servers = static_cast<double>(server.count);
     shape.remote = server.colocated ? nodes_ - 1 : nodes_;
     shape.lanes = lanes;
-    shape.share = worker::share_of(weights, first);
+    shape.share = links::share_of(weights, first);
     balanced_ |= shape.share > 1;
     shape.rtt = far + port.rtt;
     shape.mtu = std::min<double>(least_mtu, port.mtu);
@@ -173,11 +173,11 @@ State Pace::state(size_t credit, const std::vector<Reach>& reaches) const {
     Chain& chain = state.chains[s];
     const size_t most = std::max<size_t>(scenario_.credit_max / scenario_.segment_bytes, credit);
     const size_t window =
-        std::max<size_t>(worker::window_of(credit, shape.share, reaches[s].length, most), 1);
+        std::max<size_t>(links::window_of(credit, shape.share, reaches[s].length, most), 1);
     const auto run = static_cast<double>(shape.run_segments);
     const auto frame = std::min(
         static_cast<double>(
-            worker::frame_of(window, reaches[s].frames, scenario_.frame_max,
+            links::frame_of(window, reaches[s].frames, scenario_.frame_max,
                              scenario_.segment_bytes)), run);
     const double in_run = std::ceil(run / frame);
     chain.frame = shape.run_bytes / in_run;

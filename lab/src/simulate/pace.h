@@ -10,8 +10,8 @@
 
 #include <vector>
 
+#include "links/window.h"
 #include "simulate/scenario.h"
-#include "worker/window.h"
 
 namespace herring::simulate {
 
@@ -24,7 +24,7 @@ struct Shape {
   double servers = 0;
   double remote = 0;      // nodes whose frames come over the network
   double lanes = 1;       // windows of each node at each server
-  double share = 1;       // of the credit, see worker/window.h
+  double share = 1;       // of the credit, see links/window.h
   double rtt = 0;         // seconds to the furthest node and back
   double mtu = 0;         // the smallest MTU on the way
   double bytes = 0;       // bytes of a node for one of the servers in a round
@@ -85,10 +85,10 @@ class Pace {
   double limit() const { return limit_; }
   double wire_limit() const { return wire_limit_; }
 
-  // How flows to a class of servers use their credit, see worker/window.h.
+  // How flows to a class of servers use their credit, see links/window.h.
   struct Reach {
     double length = 1;
-    size_t frames = worker::kFramesPerWindow;
+    size_t frames = links::kFramesPerWindow;
     bool operator==(const Reach&) const = default;
   };
   // `credit` is in segments; `reaches` has an entry per class of servers.

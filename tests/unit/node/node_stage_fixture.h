@@ -18,11 +18,11 @@ namespace herring::node_stage_test {
 inline constexpr size_t kSegment = 1024, kSmall = 64;
 
 // Servers that answer every push with the same bytes, and report `workers` contributing workers.
-class Servers : public Pusher {
+class Servers : public links::Pusher {
  public:
   Servers(transport::EventLoop& loop, uint32_t workers) : loop_(loop), workers_(workers) {}
 
-  Status push(Transfer& transfer, std::shared_ptr<void> keeps) override {
+  Status push(links::Transfer& transfer, std::shared_ptr<void> keeps) override {
     pushed.push_back(transfer.key.buffer);
     loop_.post([this, &transfer, keeps] {
       for (const plan::SegmentRun& run : transfer.runs) {

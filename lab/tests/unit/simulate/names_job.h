@@ -91,7 +91,7 @@ class Job : MovingJob {
     simulation_.run_until([] { return false; }, simulation_.now() + kSecond);
     for (const auto& core : cores_) {
       std::map<std::pair<uint32_t, uint32_t>, uint32_t> streams;
-      for (const worker::Key& key : core->links().kept()) {
+      for (const wire::Key& key : core->links().kept()) {
         const auto home = std::pair(key.group, home_of(key.stream, kServers));
         const uint32_t stream = streams.emplace(home, key.stream).first->second;
         EXPECT_EQ(key.stream, stream) << "home " << home.second << ", seed " << seed_;

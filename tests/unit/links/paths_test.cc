@@ -1,8 +1,8 @@
-#include "worker/paths.h"
+#include "links/paths.h"
 
 #include <gtest/gtest.h>
 
-namespace herring::worker {
+namespace herring::links {
 namespace {
 
 Path way(size_t outstanding, Nanos rtt) {
@@ -94,4 +94,4 @@ TEST(Paths, NothingKnownIsNotSlow) {
 }
 
 }  // namespace
-}  // namespace herring::worker
+}  // namespace herring::links

@@ -1,13 +1,13 @@
-#include "worker/links.h"
+#include "links/links.h"
 
 #include <algorithm>
 
 #include "base/streams.h"
+#include "links/window.h"
 #include "transport/delivery.h"
 #include "wire/credit.h"
-#include "worker/window.h"
 
-namespace herring::worker {
+namespace herring::links {
 namespace {
 
 // If servers differ, no link gets further ahead of another than this: one frame that is being
@@ -475,4 +475,4 @@ void Links::forget_transfers() {
   const auto let_go = std::exchange(transfers_, {});
 }
 
-}  // namespace herring::worker
+}  // namespace herring::links

@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 
-namespace herring::worker {
+namespace herring::links {
 
 struct Path {
   size_t outstanding = 0;  // segments sent and not yet answered
@@ -28,4 +28,4 @@ size_t soonest(const std::vector<Path>& paths);
 // second. Each further rest is twice as long, up to a minute, until the path keeps up again.
 void retry_slow_paths(std::vector<Path>& paths, Nanos now);
 
-}  // namespace herring::worker
+}  // namespace herring::links

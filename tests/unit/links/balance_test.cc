@@ -1,4 +1,4 @@
-#include "worker/balance.h"
+#include "links/balance.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <map>
 #include <random>
 
-namespace herring::worker {
+namespace herring::links {
 namespace {
 
 TEST(Balance, HoldsWhoIsAheadUntilTheLastHasComeCloser) {
@@ -87,4 +87,4 @@ TEST(Balance, DoesWhatComparingAllWithAllDoes) {
 }
 
 }  // namespace
-}  // namespace herring::worker
+}  // namespace herring::links

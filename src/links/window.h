@@ -8,7 +8,7 @@
 
 #include "transport/transport.h"
 
-namespace herring::worker {
+namespace herring::links {
 
 // If the time to a result is spent in the network (distance or queues), a window is cut into four
 // frames. One frame is on its way to the server, one is on its way back, and one is being summed.
@@ -72,4 +72,4 @@ inline size_t frame_of(size_t window, size_t frames, size_t frame_max, size_t se
   return std::clamp<size_t>(window / frames, 1, most);
 }
 
-}  // namespace herring::worker
+}  // namespace herring::links

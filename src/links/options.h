@@ -7,7 +7,7 @@
 
 #include "base/settings.h"
 
-namespace herring::worker {
+namespace herring::links {
 
 struct LinksOptions {
   size_t segment_bytes = default_of("segment_bytes").integer;
@@ -23,4 +23,4 @@ struct LinksOptions {
   std::vector<double> weights;  // one per server; empty means that all are equal
 };
 
-}  // namespace herring::worker
+}  // namespace herring::links

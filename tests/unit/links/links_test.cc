@@ -2,7 +2,7 @@
 
 #include "links_fixture.h"
 
-namespace herring::worker {
+namespace herring::links {
 namespace {
 
 using namespace testing;
@@ -198,4 +198,4 @@ TEST_F(LinksTest, EqualServersDoNotWaitForEachOther) {
 }
 
 }  // namespace
-}  // namespace herring::worker
+}  // namespace herring::links

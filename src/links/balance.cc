@@ -1,6 +1,6 @@
-#include "worker/balance.h"
+#include "links/balance.h"
 
-namespace herring::worker {
+namespace herring::links {
 
 void Balance::forget(uint32_t link) {
   if (link >= links_.size()) links_.resize(link + 1);
@@ -36,4 +36,4 @@ std::optional<uint32_t> Balance::release() {
   return link;
 }
 
-}  // namespace herring::worker
+}  // namespace herring::links

@@ -14,7 +14,7 @@
 
 #include "base/huge_pages.h"
 
-namespace herring::server {
+namespace herring {
 
 class LanePool {
  public:
@@ -69,4 +69,4 @@ class LanePool {
   std::vector<char*> free_;
 };
 
-}  // namespace herring::server
+}  // namespace herring

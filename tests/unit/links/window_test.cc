@@ -1,10 +1,10 @@
-#include "worker/window.h"
+#include "links/window.h"
 
 #include <gtest/gtest.h>
 
 #include <random>
 
-namespace herring::worker {
+namespace herring::links {
 namespace {
 
 TEST(Window, SharesAreCountedInTheLeastLoadedServers) {
@@ -81,4 +81,4 @@ TEST(Window, FramesHoldWholeSegmentsAndKeepToTheirMaximum) {
 }
 
 }  // namespace
-}  // namespace herring::worker
+}  // namespace herring::links

@@ -13,21 +13,21 @@
 #include <utility>
 #include <vector>
 
+#include "base/lane_pool.h"
 #include "base/ring.h"
 #include "control/server_set.h"
-#include "node/transfer.h"
-#include "server/lane_pool.h"
+#include "links/balance.h"
+#include "links/options.h"
+#include "links/pace.h"
+#include "links/paths.h"
+#include "links/transfer.h"
+#include "links/window.h"
 #include "transport/event_loop.h"
 #include "transport/silence.h"
 #include "transport/transport.h"
 #include "wire/settled.h"
-#include "worker/balance.h"
-#include "worker/links_options.h"
-#include "worker/pace.h"
-#include "worker/paths.h"
-#include "worker/window.h"
 
-namespace herring::worker {
+namespace herring::links {
 
 using wire::Key, wire::KeyHash;
 
@@ -352,7 +352,7 @@ class Links final : public Pusher, private transport::FlowHandler {
   std::vector<uint32_t> all_servers_;
   std::map<uint32_t, std::vector<uint32_t>> owners_;  // by group, all but the world
   std::map<Home, Reigns> reigns_;          // used only in a job that goes on when a server dies
-  server::LanePool chunks_;                // of results that other workers may lack
+  LanePool chunks_;                // of results that other workers may lack
   // Transfers that are over here, of which other workers may lack results.
   std::map<Key, std::unique_ptr<Transfer>> kept_;
   // By group and stream, the last transfer that was over here, if its results are kept.
@@ -364,4 +364,4 @@ class Links final : public Pusher, private transport::FlowHandler {
   uint32_t lost_in_ = 0;                   // the version in which a server was last lost
 };
 
-}  // namespace herring::worker
+}  // namespace herring::links

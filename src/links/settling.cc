@@ -4,9 +4,9 @@
 #include <algorithm>
 
 #include "base/streams.h"
-#include "worker/links.h"
+#include "links/links.h"
 
-namespace herring::worker {
+namespace herring::links {
 
 // The result of a round is here, so all ranks have those of earlier rounds.
 void Links::settle_rounds_before(const Key& key) {
@@ -146,4 +146,4 @@ void Links::settle(const Over& all) {
   }
 }
 
-}  // namespace herring::worker
+}  // namespace herring::links

@@ -1,4 +1,4 @@
-#include "worker/credit.h"
+#include "links/credit.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <functional>
 #include <random>
 
-namespace herring::worker {
+namespace herring::links {
 namespace {
 
 constexpr size_t kSegment = 8192, kFlows = 8;
@@ -357,4 +357,4 @@ TEST(CreditController, FixedIsFixed) {
 }
 
 }  // namespace
-}  // namespace herring::worker
+}  // namespace herring::links

@@ -15,11 +15,11 @@
 #include "wire/key.h"
 #include "wire/messages.h"
 
-namespace herring {
+namespace herring::links {
 
 class TransferOwner;
 
-// How a run travels in a job that goes on when a server dies; see worker/failover.cc.
+// How a run travels in a job that goes on when a server dies; see links/failover.cc.
 struct Way {
   uint32_t server = 0;           // to which it is pushed now
   uint32_t since = 0;            // the epoch since when that stands in for its home; 0: it is that
@@ -84,4 +84,4 @@ class Pusher {
   virtual Nanos answered_at() const = 0;
 };
 
-}  // namespace herring
+}  // namespace herring::links

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace herring::worker {
+namespace herring::links {
 
 // A position counts the transfers of the stream. The transfer that is being pushed counts with the
 // share of it that was pushed. The link furthest behind is never held, and every worker processes a
@@ -40,4 +40,4 @@ class Balance {
   std::set<std::pair<double, uint32_t>> held_;  // by the position that releases them
 };
 
-}  // namespace herring::worker
+}  // namespace herring::links

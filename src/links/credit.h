@@ -39,7 +39,7 @@
 
 #include "base/clock.h"
 
-namespace herring::worker {
+namespace herring::links {
 
 class CreditController {
  public:
@@ -161,4 +161,4 @@ class CreditController {
   Nanos pause_;
 };
 
-}  // namespace herring::worker
+}  // namespace herring::links

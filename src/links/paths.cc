@@ -1,8 +1,8 @@
-#include "worker/paths.h"
+#include "links/paths.h"
 
 #include <algorithm>
 
-namespace herring::worker {
+namespace herring::links {
 namespace {
 
 // A path is slow if its round trip is more than this many times that of the fastest path.
@@ -44,4 +44,4 @@ void retry_slow_paths(std::vector<Path>& paths, Nanos now) {
   }
 }
 
-}  // namespace herring::worker
+}  // namespace herring::links

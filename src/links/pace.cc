@@ -1,4 +1,4 @@
-#include "worker/pace.h"
+#include "links/pace.h"
 
 #include <algorithm>
 #include <string>
@@ -6,7 +6,7 @@
 
 #include "base/log.h"
 
-namespace herring::worker {
+namespace herring::links {
 
 Pace::Pace(const LinksOptions& options, uint16_t initial, bool steers)
     : options(options),
@@ -81,4 +81,4 @@ void Pace::forget(uint32_t server) {
   for (size_t& segments : links[server].outstanding) outstanding -= std::exchange(segments, 0);
 }
 
-}  // namespace herring::worker
+}  // namespace herring::links

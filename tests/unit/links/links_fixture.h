@@ -7,10 +7,10 @@
 #include <numeric>
 
 #include "../transport/pair.h"
+#include "links/links.h"
 #include "transport/tcp/transport.h"
-#include "worker/links.h"
 
-namespace herring::worker::testing {
+namespace herring::links::testing {
 
 using transport::Destinations;
 using transport::DescriptorLoop;
@@ -195,4 +195,4 @@ class LinksTest : public ::testing::Test, public TransferOwner {
   std::function<void()> on_done;
 };
 
-}  // namespace herring::worker::testing
+}  // namespace herring::links::testing

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <numeric>
 
-#include "worker/links.h"
-#include "worker/window.h"
+#include "links/links.h"
+#include "links/window.h"
 
-namespace herring::worker {
+namespace herring::links {
 namespace {
 
 // Results needed from the nearest server between two measurements of the time to a result.
@@ -402,4 +402,4 @@ void Links::poll_paths() {
   for (auto& [group, pace] : groups_) steer(pace);
 }
 
-}  // namespace herring::worker
+}  // namespace herring::links

@@ -1,4 +1,4 @@
-#include "server/lane_pool.h"
+#include "base/lane_pool.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <set>
 #include <vector>
 
-namespace herring::server {
+namespace herring {
 namespace {
 
 TEST(LanePool, LanesDoNotOverlapAndWholePagesBeginAtOne) {
@@ -46,4 +46,4 @@ TEST(LanePool, GivesTheLastReturnedFirstAndGrowsOnlyWhenEmpty) {
 }
 
 }  // namespace
-}  // namespace herring::server
+}  // namespace herring

@@ -16,9 +16,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "worker/links.h"
+#include "links/links.h"
 
-namespace herring::worker {
+namespace herring::links {
 namespace {
 
 constexpr uint32_t kChunkSegments = 16;
@@ -479,4 +479,4 @@ Nanos Links::unheard(uint32_t server) {
   return longest;
 }
 
-}  // namespace herring::worker
+}  // namespace herring::links

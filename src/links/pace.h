@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "links/credit.h"
+#include "links/options.h"
 #include "wire/frame.h"
-#include "worker/credit.h"
-#include "worker/links_options.h"
 
-namespace herring::worker {
+namespace herring::links {
 
 struct Pace {
   // `options` must outlive this object. `initial`: credit of a flow in segments.
@@ -54,4 +54,4 @@ struct Pace {
   uint32_t trials_ = 0;
 };
 
-}  // namespace herring::worker
+}  // namespace herring::links

@@ -1,8 +1,8 @@
-#include "worker/credit.h"
+#include "links/credit.h"
 
 #include <utility>
 
-namespace herring::worker {
+namespace herring::links {
 namespace {
 
 // Gains: for a pair of intervals, goodput with the other window divided by goodput without it.
@@ -330,4 +330,4 @@ void CreditController::on_losses(uint32_t count, Nanos now) {
   begin_interval();
 }
 
-}  // namespace herring::worker
+}  // namespace herring::links

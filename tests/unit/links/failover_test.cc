@@ -1,8 +1,8 @@
-// Links of a job that goes on when a server dies (worker/failover.cc).
+// Links of a job that goes on when a server dies (links/failover.cc).
 #include "base/streams.h"
 #include "links_fixture.h"
 
-namespace herring::worker {
+namespace herring::links {
 namespace {
 
 using namespace testing;
@@ -553,4 +553,4 @@ TEST_F(LinksTest, UnequalServersStayInStepWhenOneComesBack) {
 }
 
 }  // namespace
-}  // namespace herring::worker
+}  // namespace herring::links
