@@ -15,8 +15,8 @@
 #include "device/copiers.h"
 #include "gil.h"
 #include "wire/array.h"
-#include "worker/future.h"
-#include "worker/group.h"
+#include "engine/future.h"
+#include "engine/group.h"
 
 namespace herring::job {
 class Job;
@@ -93,7 +93,7 @@ void note_caller();
 
 // Waits with the GIL released; Ctrl-C raises. `what` and `seconds` (0: wait forever) are used in
 // the timeout error. If the future needs a device, `check_device` notices that the device is lost.
-void wait(worker::Future& future, double seconds, const std::string& what,
+void wait(engine::Future& future, double seconds, const std::string& what,
           const std::function<Status()>& check_device = nullptr);
 
 // Returns kInvalidArgument unless an array lies on the device. A copy from memory elsewhere would
@@ -102,7 +102,7 @@ Status check_memory_of(int device, const char* data, size_t bytes);
 
 // Raises InvalidArgumentError if a stream of the copier's device is being captured for a graph,
 // before a wait for the future, because nothing inside a capture may wait on the host.
-void check_not_capturing(const worker::Future& future, device::Copier* copier,
+void check_not_capturing(const engine::Future& future, device::Copier* copier,
                          const std::vector<device::Stream>& streams);
 
 // Set when the interpreter ends and waits for what daemon threads have begun; they must begin
@@ -131,7 +131,7 @@ auto without_gil(Start&& start) {
 }
 
 // Returns the group of a call; None means all ranks (null).
-std::shared_ptr<worker::Group> group_of(nb::handle group);
+std::shared_ptr<engine::Group> group_of(nb::handle group);
 
 void register_devices(nb::module_& module);
 void register_groups(nb::module_& module);

@@ -16,13 +16,13 @@ std::map<const transport::EventLoop*, std::shared_ptr<Callbacks>>& all_callbacks
 
 }  // namespace
 
-std::shared_ptr<Callbacks> callbacks_of(const worker::Future& future) {
+std::shared_ptr<Callbacks> callbacks_of(const engine::Future& future) {
   auto& callbacks = all_callbacks()[&future.loop()];
   if (!callbacks) callbacks = std::make_shared<Callbacks>();
   return callbacks;
 }
 
-bool call_when_done(worker::Future& future, const std::string& what, nb::object callback) {
+bool call_when_done(engine::Future& future, const std::string& what, nb::object callback) {
   if (future.done()) return false;
   if (!future.loop().here()) {
     raise({Code::kShutdown, concat(what, " was started before this process was forked, and "

@@ -62,10 +62,10 @@ class Callbacks {
 };
 
 // Returns the callbacks of the job whose engine completes the future.
-std::shared_ptr<Callbacks> callbacks_of(const worker::Future& future);
+std::shared_ptr<Callbacks> callbacks_of(const engine::Future& future);
 // Returns false and calls nothing if the future is already complete. `what`: title for the error in
 // a forked child.
-bool call_when_done(worker::Future& future, const std::string& what, nb::object callback);
+bool call_when_done(engine::Future& future, const std::string& what, nb::object callback);
 // Called after the end of the job that has this loop, when all its operations are complete.
 // Callbacks that they have added are still called.
 void end_callbacks(const transport::EventLoop* loop);

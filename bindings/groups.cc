@@ -1,5 +1,5 @@
 // Group: ranks of a job that do collectives together.
-#include "worker/group.h"
+#include "engine/group.h"
 
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -9,12 +9,12 @@
 
 namespace herring::bindings {
 
-std::shared_ptr<worker::Group> group_of(nb::handle group) {
-  return group.is_none() ? nullptr : nb::cast<std::shared_ptr<worker::Group>>(group);
+std::shared_ptr<engine::Group> group_of(nb::handle group) {
+  return group.is_none() ? nullptr : nb::cast<std::shared_ptr<engine::Group>>(group);
 }
 
 void register_groups(nb::module_& module) {
-  using worker::Group;
+  using engine::Group;
   nb::class_<Group>(module, "Group")
       .def_prop_ro("number", &Group::id)
       .def_prop_ro("ranks", [](const Group& group) { return group.members().ranks(); })

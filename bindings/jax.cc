@@ -146,9 +146,9 @@ Status check_element(const Element& element, const wire::Collective& what, int64
 }
 
 // Returns the buffers after the first `skipped` operands.
-Result<std::vector<worker::Buffer>> buffers_of(const xla::Operands& operands, int64_t skipped,
+Result<std::vector<calls::Buffer>> buffers_of(const xla::Operands& operands, int64_t skipped,
                                                const wire::Collective& what) {
-  std::vector<worker::Buffer> buffers;
+  std::vector<calls::Buffer> buffers;
   for (int64_t i = skipped; i < operands.size; ++i) {
     if (operands.types[i] != xla::Operands::kBuffer) {
       return defect("operand ", i, " of a program's call is not an array");
@@ -190,7 +190,7 @@ Result<KeyedCall> call_of(const xla::CallFrame& frame) {
       buffers_of(frame.arguments, 1, call.call.what).move_to(call.call.buffers));
   auto places = buffers_of(frame.results, 1, call.call.what);
   if (!places.ok()) return places.status();
-  for (worker::Buffer& one : *places) call.results.push_back(std::move(one.array));
+  for (calls::Buffer& one : *places) call.results.push_back(std::move(one.array));
   return call;
 }
 
@@ -291,7 +291,7 @@ xla::Error* start_on_device(xla::CallFrame* frame) {
   }
   bool overwrites = false;
   for (size_t i = 0; i < call->call.buffers.size(); ++i) {
-    worker::Buffer& buffer = call->call.buffers[i];
+    calls::Buffer& buffer = call->call.buffers[i];
     buffer.on_device = reinterpret_cast<device::Address>(std::exchange(buffer.send, nullptr));
     const auto* const place = static_cast<const xla::Array*>(frame->results.values[i + 1]);
     overwrites |= reinterpret_cast<device::Address>(place->data) != buffer.on_device;
@@ -309,10 +309,10 @@ xla::Error* finish_on_device(xla::CallFrame* frame) {
   if (xla::Error* const error = look(*frame, frame->results, where); error) return error;
   Attributes attributes(frame->attributes);
   const KeyedCalls::Key key(attributes.number<int64_t>("group"), attributes.text("key"));
-  std::vector<worker::Operation::Place> places;
+  std::vector<calls::Operation::Place> places;
   const auto arrays = buffers_of(frame->results, 0, wire::Broadcast{});
   if (!arrays.ok()) return error_of(*frame->api, arrays.status());
-  for (const worker::Buffer& one : *arrays) {
+  for (const calls::Buffer& one : *arrays) {
     places.push_back({reinterpret_cast<device::Address>(one.send), one.array.bytes()});
   }
   const Status status = KeyedCalls::instance().finish(key, std::move(places), where.stream);
@@ -408,7 +408,7 @@ void register_jax(nb::module_& module) {
   jax.def("detach", [] { KeyedCalls::instance().detach(); }, Release());
   jax.def("forget", [] { KeyedCalls::instance().forget(); });
   jax.def("add_group",
-          [](std::shared_ptr<worker::Group> group) {
+          [](std::shared_ptr<engine::Group> group) {
             return KeyedCalls::instance().add_group(std::move(group));
           },
           "group"_a, Release());

@@ -24,7 +24,7 @@ namespace herring::bindings {
 namespace {
 
 using job::Job;
-using worker::Operation;
+using calls::Operation;
 
 // An operation, and the arrays that must stay alive while it is in flight.
 struct InFlight {
@@ -114,7 +114,7 @@ class Fields {
   Fields(const nb::kwargs& given, const std::string& kind, uint32_t ranks)
       : given_(given), kind_(kind), ranks_(ranks) {}
 
-  bool device_sums = false;  // see worker::Call
+  bool device_sums = false;  // see calls::Call
 
   bool has(const char* name) const { return given_.contains(name); }
   template <typename T>
@@ -188,7 +188,7 @@ std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object arr
                                const std::string& agreement, bool anywhere,
                                nb::kwargs options) {
   note_caller();
-  worker::Call call;
+  calls::Call call;
   call.group = group_of(group);
   call.what = parse_kind(kind);
   call.name = name;
@@ -218,7 +218,7 @@ std::unique_ptr<Handle> submit(Job& job, const std::string& kind, nb::object arr
              concat(before, "it lies ", place_of(view), ", and array 0 ",
                     place_of(*handle->views.front()), "; pass arrays of one place in one list")});
     }
-    worker::Buffer& one = call.buffers.emplace_back();
+    calls::Buffer& one = call.buffers.emplace_back();
     one.array = view.array();
     if (call.copier) {
       one.on_device = reinterpret_cast<device::Address>(view.data());
@@ -297,7 +297,7 @@ std::unique_ptr<Handle> form_group(Job& job, const std::vector<uint32_t>& ranks,
     raise({Code::kInvalidArgument, concat("rank ", job.rank(), " is not in group '", name, "' (",
                                           control::list_ranks(ranks), ") that it forms")});
   }
-  worker::Call call;
+  calls::Call call;
   call.what = wire::FormGroup{ranks};
   call.name = name;
   call.timeout = timeout;
@@ -393,7 +393,7 @@ void return_to(Handle& handle, const nb::list& outputs, bool waits, double secon
     }
     places.push_back({reinterpret_cast<device::Address>(view->data()), bytes});
   }
-  const auto there = std::make_shared<worker::Future>(operation.loop_of());
+  const auto there = std::make_shared<engine::Future>(operation.loop_of());
   there->continue_from(operation);
   Status queued;
   {

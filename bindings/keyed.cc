@@ -16,9 +16,9 @@ constexpr size_t kMostAhead = 2;
 
 // Returns the size of the results in bytes, as a program compiled for `rank` of `size` ranks
 // expects it.
-uint64_t result_bytes(const worker::Call& call, uint32_t rank, uint32_t size) {
+uint64_t result_bytes(const calls::Call& call, uint32_t rank, uint32_t size) {
   uint64_t bytes = 0;
-  for (const worker::Buffer& one : call.buffers) {
+  for (const calls::Buffer& one : call.buffers) {
     bytes += wire::is<wire::ReduceScatter>(call.what)
                  ? plan::even_split(one.array.rows(), size, rank).count * one.array.row_bytes()
                  : one.array.bytes();
@@ -64,7 +64,7 @@ void KeyedCalls::forget() {
   job_ = nullptr;  // locks may be held by threads that do not exist here
 }
 
-int64_t KeyedCalls::add_group(std::shared_ptr<worker::Group> group) {
+int64_t KeyedCalls::add_group(std::shared_ptr<engine::Group> group) {
   std::unique_lock lock(attached_);
   for (const auto& [number, known] : groups_) {
     if (known == group) return number;
@@ -73,7 +73,7 @@ int64_t KeyedCalls::add_group(std::shared_ptr<worker::Group> group) {
   return next_group_++;
 }
 
-std::string KeyedCalls::next_name(const Key& key, const worker::Group& group) {
+std::string KeyedCalls::next_name(const Key& key, const engine::Group& group) {
   const uint32_t joins = group.joins();
   std::lock_guard lock(mutex_);
   Executions& executions = executions_[key];
@@ -102,7 +102,7 @@ Status KeyedCalls::start(KeyedCall call) {
     return {Code::kShutdown, concat("'", call.key, "': herring is not initialized in this process "
                                     "(call init())")};
   }
-  std::shared_ptr<worker::Group> group = job_->engine().world();
+  std::shared_ptr<engine::Group> group = job_->engine().world();
   if (call.group != 0) {
     const auto found = groups_.find(call.group);
     if (found == groups_.end()) {
@@ -134,7 +134,7 @@ Status KeyedCalls::start(KeyedCall call) {
 }
 
 Status KeyedCalls::submit(const Key& key, KeyedCall& call) {
-  const worker::Group& group = *call.call.group;
+  const engine::Group& group = *call.call.group;
   if (bytes_of(call.results) != result_bytes(call.call, group.index(), group.size())) {
     return {Code::kInvalidArgument,
             concat("'", call.key, "' was compiled for another number of ranks, or another rank; "
@@ -147,7 +147,7 @@ Status KeyedCalls::submit(const Key& key, KeyedCall& call) {
   return {};
 }
 
-std::shared_ptr<worker::Operation> KeyedCalls::claim(const Key& key) {
+std::shared_ptr<calls::Operation> KeyedCalls::claim(const Key& key) {
   std::lock_guard calls(mutex_);
   const auto found = running_.find(key);
   if (found == running_.end() || std::exchange(found->second.claimed, true)) return nullptr;
@@ -155,13 +155,13 @@ std::shared_ptr<worker::Operation> KeyedCalls::claim(const Key& key) {
 }
 
 void KeyedCalls::finish(const Key& key, std::vector<char*> places, Done done) {
-  const std::shared_ptr<worker::Operation> operation = claim(key);
+  const std::shared_ptr<calls::Operation> operation = claim(key);
   if (operation == nullptr) {
     return Continuations::shared().put([key, done = std::move(done)] { done(has_ended(key)); });
   }
-  worker::Future& future = *operation;
+  engine::Future& future = *operation;
   future.note_program_waits();  // so that messages of other ranks say where this rank is
-  future.then(worker::Where::kThread, [this, key, operation = std::move(operation),
+  future.then(engine::Where::kThread, [this, key, operation = std::move(operation),
                                        places = std::move(places), done = std::move(done)] {
     const Status status = operation->status();
     status.ok() ? operation->take(places) : operation->drop_staging();
@@ -201,7 +201,7 @@ Status KeyedCalls::await_returns(const Key& key, size_t most) {
   for (;;) {
     const auto found = returning_.find(key);
     if (found == returning_.end() || found->second.size() <= most) return {};
-    const std::shared_ptr<worker::Operation> first = found->second.front();
+    const std::shared_ptr<calls::Operation> first = found->second.front();
     // The device may never reach the results of a failed operation.
     if (first->done() && !first->status().ok()) return first->status();
     changed_.wait_for(lock, std::chrono::milliseconds(100));
@@ -211,10 +211,10 @@ Status KeyedCalls::await_returns(const Key& key, size_t most) {
   }
 }
 
-Status KeyedCalls::finish(const Key& key, std::vector<worker::Operation::Place> places,
+Status KeyedCalls::finish(const Key& key, std::vector<calls::Operation::Place> places,
                           device::Stream stream) {
   HERRING_RETURN_IF_ERROR(take_failure());
-  const std::shared_ptr<worker::Operation> operation = claim(key);
+  const std::shared_ptr<calls::Operation> operation = claim(key);
   if (operation == nullptr) return has_ended(key);
   {
     // The host may come to the next execution before the device has come to this one.
@@ -236,7 +236,7 @@ Status KeyedCalls::finish(const Key& key, std::vector<worker::Operation::Place> 
   return {};
 }
 
-void KeyedCalls::note_failure(const Key& key, const worker::Operation& operation,
+void KeyedCalls::note_failure(const Key& key, const calls::Operation& operation,
                               const Status& why) {
   if (why.ok()) return;
   log(LogLevel::kError, "'", key.second, "': the results on GPU ",
@@ -246,7 +246,7 @@ void KeyedCalls::note_failure(const Key& key, const worker::Operation& operation
   if (failure_.ok()) failure_ = why;
 }
 
-void KeyedCalls::returned(const Key& key, const std::shared_ptr<worker::Operation>& operation) {
+void KeyedCalls::returned(const Key& key, const std::shared_ptr<calls::Operation>& operation) {
   std::lock_guard lock(mutex_);
   const auto found = returning_.find(key);
   std::erase(found->second, operation);
@@ -263,7 +263,7 @@ void KeyedCalls::settle(Nanos patience) {
   const Nanos deadline = monotonic_now() + patience;
   std::unique_lock lock(mutex_);
   while (!returning_.empty() && monotonic_now() < deadline) {
-    const std::shared_ptr<worker::Operation> first = returning_.begin()->second.front();
+    const std::shared_ptr<calls::Operation> first = returning_.begin()->second.front();
     changed_.wait_for(lock, std::chrono::milliseconds(100));
     lock.unlock();
     static_cast<void>(first->check_device());

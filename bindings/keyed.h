@@ -25,7 +25,7 @@ namespace herring::bindings {
 struct KeyedCall {
   std::string key;
   int64_t group = 0;            // number from KeyedCalls::add_group; 0: all ranks
-  worker::Call call;            // a call on a list, without its name and group
+  calls::Call call;            // a call on a list, without its name and group
   std::string refusal;          // not empty: this rank refuses the call and tells all ranks why
   Status failure;               // with a refusal: what start() returns
   std::vector<wire::Array> results;
@@ -54,7 +54,7 @@ class KeyedCalls {
   // Must be called in a forked child, which has no job.
   void forget();
   // Returns the number of a group of the job, from 1 on. The same group keeps its number.
-  int64_t add_group(std::shared_ptr<worker::Group> group);
+  int64_t add_group(std::shared_ptr<engine::Group> group);
 
   using Key = std::pair<int64_t, std::string>;  // number of the group, and key
 
@@ -72,7 +72,7 @@ class KeyedCalls {
   // Queues the return of the results to `places` in `stream`. The places are in use until all work
   // that is queued in the stream now is done. Must run on a thread that may call the device's
   // driver, without the GIL.
-  Status finish(const Key& key, std::vector<worker::Operation::Place> places,
+  Status finish(const Key& key, std::vector<calls::Operation::Place> places,
                 device::Stream stream);
   // Waits until the results of all executions are on their devices, but no longer than this.
   void settle(Nanos patience);
@@ -87,27 +87,27 @@ class KeyedCalls {
   // A call from its start until its results are taken. If a program fails in between, the call is
   // left behind. It is dropped by the next execution or by the end of the job.
   struct Running {
-    std::shared_ptr<worker::Operation> operation;  // null while being started
+    std::shared_ptr<calls::Operation> operation;  // null while being started
     bool claimed = false;
     bool is_left_behind() const { return operation && operation->done() && !claimed; }
   };
 
   // Returns the name of this execution, which contains the number of executions before it.
-  std::string next_name(const Key& key, const worker::Group& group);
+  std::string next_name(const Key& key, const engine::Group& group);
   // Returns an error if the last execution is still in flight.
   Status enter(const Key& key);
-  std::shared_ptr<worker::Operation> claim(const Key& key);
+  std::shared_ptr<calls::Operation> claim(const Key& key);
   // Returns the copier of a device, which the calls of all programs share.
   Result<std::shared_ptr<device::Copier>> copier_of(int device);
   // Waits until at most so many executions of the key are on their way back to a device.
   Status await_returns(const Key& key, size_t most);
-  void returned(const Key& key, const std::shared_ptr<worker::Operation>& operation);
-  void note_failure(const Key& key, const worker::Operation& operation, const Status& why);
+  void returned(const Key& key, const std::shared_ptr<calls::Operation>& operation);
+  void note_failure(const Key& key, const calls::Operation& operation, const Status& why);
   Status submit(const Key& key, KeyedCall& call);
 
   std::shared_mutex attached_;      // held shared while a call is started
   job::Job* job_ = nullptr;         // guarded by attached_
-  std::map<int64_t, std::shared_ptr<worker::Group>> groups_;  // guarded by attached_
+  std::map<int64_t, std::shared_ptr<engine::Group>> groups_;  // guarded by attached_
   int64_t next_group_ = 1;          // never used twice; guarded by attached_
 
   std::mutex mutex_;  // guards the members up to failure_
@@ -115,7 +115,7 @@ class KeyedCalls {
   std::map<Key, Running> running_;
   std::condition_variable changed_;
   // Operations whose results are on their way back to a device, the first one first.
-  std::map<Key, std::deque<std::shared_ptr<worker::Operation>>> returning_;
+  std::map<Key, std::deque<std::shared_ptr<calls::Operation>>> returning_;
   Status failure_;
 
   std::mutex copiers_mutex_;

@@ -72,7 +72,7 @@ nb::list recorded(Job& job, size_t most) {
 
 nb::dict activity(Job& job) {
   using namespace nb::literals;
-  const worker::Activity activity = job.engine().activity(job.engine().loop()->now());
+  const engine::Activity activity = job.engine().activity(job.engine().loop()->now());
   return dict_of("where"_a = activity.where, "since"_a = to_seconds(activity.since),
                  "rounds"_a = activity.rounds, "calls"_a = activity.calls,
                  "in_flight"_a = activity.in_flight, "waited"_a = to_seconds(activity.waited));

@@ -1,5 +1,5 @@
 // Partial: a series of partial all-reduces over one array.
-#include "worker/partial.h"
+#include "rounds/partial.h"
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -14,7 +14,7 @@
 namespace herring::bindings {
 namespace {
 
-using worker::Partial;
+using rounds::Partial;
 
 std::shared_ptr<Partial> make_partial(job::Job& job, const std::string& name,
                                       const std::string& dtype, uint64_t elements,
@@ -25,7 +25,7 @@ std::shared_ptr<Partial> make_partial(job::Job& job, const std::string& name,
     raise({Code::kInvalidArgument, concat("the name of a partial all-reduce has ", name.size(),
                                           " bytes in UTF-8; 1 to 512 are allowed")});
   }
-  worker::PartialOptions options;
+  rounds::PartialOptions options;
   options.name = name;
   options.group = group_of(group);
   options.dtype = take(parse_dtype(dtype));
@@ -37,7 +37,7 @@ std::shared_ptr<Partial> make_partial(job::Job& job, const std::string& name,
   options.staleness = staleness;
   options.replays = replays;
   options.number = number;
-  return take(Partial::create(job.engine(), std::move(options)));
+  return take(Partial::create(job.engine().series(), std::move(options)));
 }
 
 void check_fits(const Partial& partial, const ArrayView& array) {
@@ -54,7 +54,7 @@ void check_fits(const Partial& partial, const ArrayView& array) {
 // Holds the C++ data without converting it to Python. Round info is looked at later, if at all, and
 // many workers of one machine return from a round at once.
 struct Taken {
-  worker::RoundInfo info;
+  rounds::RoundInfo info;
   double queued = 0;  // seconds that the result waited here
 };
 

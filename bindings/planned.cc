@@ -1,5 +1,5 @@
 // Planned: rounds over the fusion buffers of a plan.
-#include "worker/planned.h"
+#include "rounds/planned.h"
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -11,14 +11,14 @@
 #include "bindings.h"
 #include "device/kept.h"
 #include "job/job.h"
-#include "worker/device_rounds.h"
+#include "rounds/device_rounds.h"
 
 namespace herring::bindings {
 namespace {
 
-using worker::DeviceCasts;
-using worker::DeviceRounds;
-using worker::Planned;
+using rounds::DeviceCasts;
+using rounds::DeviceRounds;
+using rounds::Planned;
 
 using Arenas = std::vector<std::shared_ptr<ArrayView>>;
 using Memory = std::vector<std::shared_ptr<void>>;
@@ -78,7 +78,7 @@ PlanHandle make_plan(nb::object job_object,
                      size_t buffer_bytes, size_t note_bytes, uint32_t stream, nb::handle group,
                      std::optional<int> device, bool on_devices, bool casts, bool divide_by_all) {
   job::Job& job = nb::cast<job::Job&>(job_object);
-  worker::PlannedOptions options;
+  rounds::PlannedOptions options;
   options.group = group_of(group);
   options.stream = stream;
   std::vector<plan::Gradient> list;
@@ -100,7 +100,7 @@ PlanHandle make_plan(nb::object job_object,
   keep_for_a_while({});
   PlanHandle handle(job_object);
   if (!device) {
-    handle.on_host = take(Planned::create(job.engine(), list, std::move(options)));
+    handle.on_host = take(Planned::create(job.engine().rounds(), list, std::move(options)));
     return handle;
   }
   handle.rounds = take(without_gil([&]() -> Result<std::unique_ptr<DeviceRounds>> {
@@ -110,7 +110,8 @@ PlanHandle make_plan(nb::object job_object,
     if (casts && DeviceCasts::apply_to(list, options.wire)) {
       HERRING_RETURN_IF_ERROR(DeviceCasts::create(**copier, options.wire).move_to(made));
     }
-    return DeviceRounds::create(job.engine(), list, std::move(options), *copier, std::move(made));
+    return DeviceRounds::create(job.engine().rounds(), list, std::move(options), *copier,
+                                std::move(made));
   }));
   return handle;
 }

@@ -247,7 +247,7 @@ void ArrayView::from_dlpack(nb::handle object, bool anywhere) {
   if (copier_) owner_ = nb::make_tuple(owner_, object);  // the export may depend on `object`
 }
 
-void check_not_capturing(const worker::Future& future, device::Copier* copier,
+void check_not_capturing(const engine::Future& future, device::Copier* copier,
                          const std::vector<device::Stream>& streams) {
   if (!future.loop().here()) return;  // a forked child must not call the driver
   for (const device::Stream stream : streams) {
@@ -264,7 +264,7 @@ void note_caller() {
   if (std::exchange(known, id) != id) WaitingThreads::here().called(id);
 }
 
-void wait(worker::Future& future, double seconds, const std::string& what,
+void wait(engine::Future& future, double seconds, const std::string& what,
           const std::function<Status()>& check_device) {
   if (!future.done() && !future.loop().here()) {
     raise({Code::kShutdown, concat(what, " was started before this process was forked, and "

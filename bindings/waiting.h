@@ -15,7 +15,7 @@
 
 #include "base/fork_guard.h"
 #include "base/status.h"
-#include "worker/future.h"
+#include "engine/future.h"
 
 namespace herring::bindings {
 
@@ -68,7 +68,7 @@ class WaitingThreads {
 class WaitingThread {
  public:
   // `future`: what the program waits for; null: the thread waits for an errand of Herring's own.
-  explicit WaitingThread(const worker::Future* future) : future_(future) { add(); }
+  explicit WaitingThread(const engine::Future* future) : future_(future) { add(); }
   ~WaitingThread() { remove(); }
   WaitingThread(const WaitingThread&) = delete;
   WaitingThread& operator=(const WaitingThread&) = delete;
@@ -100,7 +100,7 @@ class WaitingThread {
 #endif
   }
 
-  const worker::Future* const future_;
+  const engine::Future* const future_;
   const unsigned long id_ = PyThread_get_thread_ident();
   bool outside_ = false;
 };

@@ -39,7 +39,10 @@ JOBS = {
     "links": "failover credit orders",
     "node": "node_threads devices gpus_add cuda_butterfly",
     "collective": "algorithms messages",
-    "worker": "orders notes callbacks failover devices partial teardown",
+    "engine": "groups failover callbacks teardown",
+    "calls": "orders callbacks failover devices",
+    "rounds": "notes devices partial failover",
+    "worker": "failover leaving partial teardown",
     "job": "failover observed_jobs teardown init_again",
 }
 EVERY_JOB = "collectives groups join faults"

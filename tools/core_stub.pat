@@ -51,7 +51,7 @@ herring._core.Job.recorded$:
 herring._core.Job.activity$:
     def activity(self) -> dict[str, Any]:
         """
-        Returns worker::Activity (src/worker/program.h): "where" ("" while the program computes),
+        Returns engine::Activity (src/engine/program.h): "where" ("" while the program computes),
         "since" (seconds of time.monotonic()), "rounds", "calls", "in_flight", "waited" (seconds).
         """
 

@@ -35,9 +35,4 @@ UNSEEN = {
         "if (left_ >= 0 && !waiting_.why.ok()) return waiting_.why;",
     ): "It needs a set-up that is given up in the turn of the loop that makes the last connection."
     " The job fails then in any case.",
-    (
-        "src/worker/handovers.cc",
-        "if (group.size() > 1) hand_over(group, owner);",
-        "if (group.size() >= 1) hand_over(group, owner);",
-    ): "A server hears one frame more, about a group of one rank, which asks it nothing.",
 }

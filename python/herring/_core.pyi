@@ -135,7 +135,7 @@ class Job:
 
     def activity(self) -> dict[str, Any]:
         """
-        Returns worker::Activity (src/worker/program.h): "where" ("" while the program computes),
+        Returns engine::Activity (src/engine/program.h): "where" ("" while the program computes),
         "since" (seconds of time.monotonic()), "rounds", "calls", "in_flight", "waited" (seconds).
         """
 
@@ -152,7 +152,7 @@ class Job:
 
     def submit(self, kind: str, arrays: object | None, name: str, timeout: float = 0.0, waits: bool = False, group: Group | None = None, into: object | None = None, listed: bool = False, agreement: str = '', anywhere: bool = False, **options: Any) -> Operation: ...
 
-    def form_group(self, ranks: Sequence[int], name: str, timeout: float = 0.0) -> Operation: ...
+    def form_group(self, ranks: Sequence[int], name: str, timeout: float = 0.0, unique: bool = False) -> Operation: ...
 
     def destroy_group(self, group: Group) -> None: ...
 

@@ -171,7 +171,7 @@ Status Job::connect() {
   auto flows = connect_servers(*member, plane.flows, deadline, own_host);
   if (!flows.ok()) return flows.status();
 
-  worker::EngineOptions engine = engine_options(cluster, options_.rank, plane, *shared);
+  engine::EngineOptions engine = engine_options(cluster, options_.rank, plane, *shared);
   engine.mesh.host = own_host;
   engine.mesh.source = member->source;
   engine.mesh.credentials = member->credentials;
@@ -219,7 +219,7 @@ Status Job::connect() {
   return {};
 }
 
-void Job::log_begin(const worker::EngineOptions& engine, uint32_t flows) {
+void Job::log_begin(const engine::EngineOptions& engine, uint32_t flows) {
   began_ = monotonic_now();
   const control::Cluster& cluster = member_->cluster();
   const control::WorkerInfo& me = cluster.workers[options_.rank];

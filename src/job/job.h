@@ -77,7 +77,7 @@ class Job {
   void tell_engine(const control::Loss& loss);
   void tell_engine(const control::Replacement& news);
   Status cannot_connect();
-  void log_begin(const worker::EngineOptions& engine, uint32_t flows);
+  void log_begin(const engine::EngineOptions& engine, uint32_t flows);
   void log_end();
   void stop_connecting();
 

@@ -84,10 +84,10 @@ server::DataPlaneOptions data_plane(const Settings& settings, const control::Clu
   return options;
 }
 
-worker::EngineOptions engine_options(const control::Cluster& cluster, uint32_t rank,
+engine::EngineOptions engine_options(const control::Cluster& cluster, uint32_t rank,
                                      const server::DataPlaneOptions& plane,
                                      const Settings& shared) {
-  worker::EngineOptions engine;
+  engine::EngineOptions engine;
   engine.rank = rank;
   engine.links.segment_bytes = plane.segment_bytes;
   engine.links.frame_max = plane.frame_max;

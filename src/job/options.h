@@ -46,7 +46,7 @@ uint32_t node_threads_for(uint32_t cores, uint32_t workers);
 
 // Returns engine options without those that belong to the process: addresses, credentials,
 // timeouts, the abort callback and threads.
-worker::EngineOptions engine_options(const control::Cluster& cluster, uint32_t rank,
+engine::EngineOptions engine_options(const control::Cluster& cluster, uint32_t rank,
                                      const server::DataPlaneOptions& plane,
                                      const Settings& shared);
 

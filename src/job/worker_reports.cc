@@ -44,7 +44,7 @@ std::optional<observe::Report> WorkerReports::report() {
   const Nanos now = monotonic_now();
   if (watched_.load() >= 0) look(now);
   if (now < due_) return std::nullopt;
-  const worker::Activity activity = engine_.activity(now);
+  const engine::Activity activity = engine_.activity(now);
   const bool stalled = now - activity.since > kStalled;
   if (stalled && activity.where.empty() && !std::exchange(delayed_, true)) {
     ask_program_stack();
@@ -63,7 +63,7 @@ observe::ProcessRecord WorkerReports::timeline(bool last) {
 
 observe::ProcessRecord WorkerReports::record() {
   const Nanos now = monotonic_now();
-  const worker::Activity activity = engine_.activity(now);
+  const engine::Activity activity = engine_.activity(now);
   observe::ProcessRecord record;
   record.where = activity.where;
   record.age = std::max<Nanos>(now - activity.since, 0);
@@ -78,7 +78,7 @@ void WorkerReports::dropped() { engine_.groups().tell_again(); }
 
 // Returns since when no thread of the program can go on before a result comes, and nothing has
 // moved here.
-observe::Still WorkerReports::stands_still(Nanos now, const worker::Activity& activity,
+observe::Still WorkerReports::stands_still(Nanos now, const engine::Activity& activity,
                                            const worker::Engine::Counters& counters) {
   const bool waits = !activity.where.empty() && now - activity.since > kLongWait;
   if (waits) ask_program_stack();  // for the next report
@@ -98,7 +98,7 @@ observe::Still WorkerReports::stands_still(Nanos now, const worker::Activity& ac
   return {still_since_, stack.taken};
 }
 
-observe::Report WorkerReports::make(Nanos now, const worker::Activity& activity) {
+observe::Report WorkerReports::make(Nanos now, const engine::Activity& activity) {
   observe::Report report;
   report.where = activity.where;
   report.age = std::max<Nanos>(now - activity.since, 0);

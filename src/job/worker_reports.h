@@ -32,9 +32,9 @@ class WorkerReports final : public ReportSource {
 
  private:
   void look(Nanos now);
-  observe::Still stands_still(Nanos now, const worker::Activity& activity,
+  observe::Still stands_still(Nanos now, const engine::Activity& activity,
                               const worker::Engine::Counters& counters);
-  observe::Report make(Nanos now, const worker::Activity& activity);
+  observe::Report make(Nanos now, const engine::Activity& activity);
 
   static constexpr Nanos kInterval = 500 * kMillisecond, kStalledInterval = 250 * kMillisecond;
   static constexpr Nanos kStalled = 400 * kMillisecond;

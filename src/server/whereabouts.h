@@ -1,4 +1,4 @@
-// In which call each rank is held up, as the rank itself reports (EngineCore::tell_whereabouts).
+// In which call each rank is held up, as the rank itself reports (worker/held_up.h).
 // Ranks that wait for a held-up rank are told. This does not prove that the rank will not come:
 // another of its threads may make the missing call, and waits can be given up. So the text is only
 // added to messages, and no operation fails because of it before its timeout.

@@ -21,32 +21,32 @@ Engine::Engine(const control::Cluster& cluster, EngineOptions options,
 Engine::~Engine() { stop(); }
 
 Result<std::shared_ptr<Operation>> Engine::submit(Call call, bool waits) {
-  return core_->named_.submit(std::move(call), waits);
+  return core_->calls().submit(std::move(call), waits);
 }
 
 void Engine::refuse(const std::shared_ptr<Group>& group, wire::Collective what,
                     const std::string& name, const std::string& why) {
-  core_->named_.refuse(group ? group : world(), std::move(what), name, why);
+  core_->calls().refuse(group ? group : world(), std::move(what), name, why);
 }
 
-const std::shared_ptr<Group>& Engine::world() const { return core_->world(); }
+const std::shared_ptr<Group>& Engine::world() const { return core_->core().groups.world(); }
 
 Status Engine::destroy(const std::shared_ptr<Group>& group) {
-  return core_->loop_->ask([&] { return core_->membership_.destroy(group); })
+  return loop()->ask([&] { return core_->core().groups.destroy(group); })
       .value_or(Status(Code::kShutdown, "herring was shut down"));
 }
 
-void Engine::fail(const Status& status) { core_->fail(status); }
+void Engine::fail(const Status& status) { core_->core().ending.fail(status); }
 
 void Engine::peer_lost(const control::Loss& loss) {
-  core_->loop_->post([core = core_.get(), loss] {
-    if (!core->ends()) core->membership_.peer_lost(loss);
+  loop()->post([core = core_.get(), loss] {
+    if (!core->core().ending.begun()) core->membership().peer_lost(loss);
   });
 }
 
 void Engine::rank_left(uint32_t rank) {
-  core_->loop_->post([core = core_.get(), rank] {
-    if (!core->ends()) core->membership_.rank_left(rank);
+  loop()->post([core = core_.get(), rank] {
+    if (!core->core().ending.begun()) core->membership().rank_left(rank);
   });
 }
 
@@ -54,35 +54,32 @@ void Engine::server_comes(const control::Replacement& news,
                           std::vector<std::unique_ptr<transport::Connection>> flows) {
   // std::function needs copyable captures.
   const auto shared = std::make_shared<decltype(flows)>(std::move(flows));
-  core_->loop_->post([core = core_.get(), news, shared] {
-    if (!core->ends()) core->membership_.server_comes(news, std::move(*shared));
+  loop()->post([core = core_.get(), news, shared] {
+    if (!core->core().ending.begun()) core->coming_servers().server_comes(news, std::move(*shared));
   });
 }
 
 void Engine::server_news(const control::Replacement& news) {
-  core_->loop_->post([core = core_.get(), news] {
-    if (!core->ends()) core->membership_.server_news(news);
+  loop()->post([core = core_.get(), news] {
+    if (!core->core().ending.begun()) core->coming_servers().server_news(news);
   });
 }
 
-Status Engine::failure() const { return core_->failure(); }
+Status Engine::failure() const { return core_->core().ending.failure(); }
 
 // It is made before memory can be short: an engine that could not stop would outlive what it uses.
 static const Status& kShutDown = *new Status(Code::kShutdown, "shut down");
 
 void Engine::stop() {
-  EngineCore& core = *core_;
-  {
-    std::lock_guard lock(core.mutex_);
-    if (std::exchange(core.stopped_, true)) return;
-  }
+  engine::Core& core = core_->core();
+  if (!core.ending.stop()) return;
   Status left = kShutDown;
   static_cast<void>(without_exceptions([&left] {
     left = {Code::kShutdown, "herring was shut down while the operation was in flight"};
     return Status();
   }));
   const Status told = without_exceptions([&] {
-    core.loop_->post([&core, &left] { core.fail_now(left, true); });
+    core.loop->post([&core, &left] { core.ending.fail_now(left, true); });
     return Status();
   });
   // Data that others need from this worker is still on its way to them. It would be lost with a
@@ -90,63 +87,60 @@ void Engine::stop() {
   if (told.ok()) {
     static_cast<void>(without_exceptions([&core] {
       transport::await_delivery(
-          *core.loop_,
+          *core.loop,
           [&core] {
-            const size_t unread = core.failure().ok() ? 1 : 0;  // see end_when_read()
-            return core.links_->undelivered() + core.executor_->undelivered() + unread;
+            const size_t unread = core.ending.failure().ok() ? 1 : 0;  // see Ending::fail_now()
+            return core.links->undelivered() + core.executor->undelivered() + unread;
           },
           kStandstill, kLongestFarewell);
       return Status();
     }));
   }
-  core.loop_->join();
+  core.loop->join();
   // The engine thread has ended, perhaps before it could do this.
   static_cast<void>(without_exceptions([&core, &left] {
-    if (!core.ends()) {
-      core.ending_ = left;
-      core.leaves_ = true;
-    }
-    core.end();
+    core.ending.end_after_loop(left);
     return Status();
   }));
   // If it has failed, and rank 0 is gone with the rendezvous, only this tells its neighbours.
-  core.bus_->close(core.leaves_);
+  core.bus->close(core.ending.leaves());
 }
 
-const std::shared_ptr<transport::EventLoop>& Engine::loop() const { return core_->loop(); }
+const std::shared_ptr<transport::EventLoop>& Engine::loop() const { return core_->core().loop; }
 
-SharedHeap& Engine::heap() { return core_->heap(); }
+SharedHeap& Engine::heap() { return *core_->core().heap; }
+
+rounds::Rounds& Engine::rounds() { return core_->rounds(); }
+rounds::SeriesList& Engine::series() { return core_->series(); }
 
 Engine::Counters Engine::counters() {
-  EngineCore& core = *core_;
-  {
-    std::lock_guard lock(core.mutex_);
-    if (core.stopped_) return {};
-  }
-  return core.loop_->ask([&core] {
-    Counters counters{core.links_->counters(), core.executor_->counters(),
-                      core.links_->credit_bytes(), core.keeping_.bytes(), core.notice_bytes_,
-                      core.stands_still(),         core.loop_->wakeups(),
-                      core.named_.device_sums(),   core.named_.neighbour_sums()};
-    counters.paths = core.links_->paths();
+  if (core_->core().ending.stopped()) return {};
+  return loop()->ask([this] {
+    const engine::Core& core = core_->core();
+    Counters counters{core.links->counters(),     core.executor->counters(),
+                      core.links->credit_bytes(), core_->kept_bytes(),
+                      core_->notice_bytes(),      core_->stands_still(),
+                      core.loop->wakeups(),       core_->calls().device_sums(),
+                      core_->calls().neighbour_sums()};
+    counters.paths = core.links->paths();
     for (const auto& path : counters.paths) counters.retransmits += path.retransmits;
     for (uint32_t server = 0; server < counters.paths.size(); ++server) {
-      counters.names.push_back(core.cluster_.describe_server(server));
+      counters.names.push_back(core.cluster.describe_server(server));
     }
     return counters;
   }).value_or(Counters{});
 }
 
-observe::Recorder& Engine::recorder() { return core_->recorder(); }
+observe::Recorder& Engine::recorder() { return core_->core().recorder(); }
 
-observe::GroupBook& Engine::groups() { return core_->program()->groups(); }
+observe::GroupBook& Engine::groups() { return core_->core().program->groups(); }
 
 void Engine::tell_states(std::map<uint32_t, std::string> states) {
-  core_->states().set(std::move(states));
+  core_->core().states.set(std::move(states));
 }
 
-Activity Engine::activity(Nanos now) { return core_->activity(now); }
+engine::Activity Engine::activity(Nanos now) { return core_->core().program->activity(now); }
 
-size_t Engine::credit_bytes() const { return core_->links_->credit_bytes(); }
+size_t Engine::credit_bytes() const { return core_->core().links->credit_bytes(); }
 
 }  // namespace herring::worker

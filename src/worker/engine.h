@@ -9,46 +9,27 @@
 #include <string>
 #include <vector>
 
-#include "collective/mesh.h"
+#include "calls/operation.h"
 #include "control/cluster.h"
-#include "links/options.h"
+#include "engine/options.h"
 #include "node/local_bus.h"
 #include "node/shared_memory.h"
 #include "transport/transport.h"
-#include "worker/call.h"
-#include "worker/operation.h"
+
+namespace herring::rounds {
+class Rounds;
+class SeriesList;
+}
 
 namespace herring::worker {
-
-struct EngineOptions {
-  uint32_t rank = 0;
-  links::LinksOptions links;
-  collective::MeshOptions mesh;            // between workers
-  size_t small_bytes = default_of("small_bytes").integer;
-  size_t buffer_bytes = 0;                 // of planned operations; 0: chosen automatically
-  std::string node_stage = "auto";         // value of the setting node_stage
-  uint32_t node_threads = 1;               // for sums in the node, including the engine's
-  bool failover = false;                   // the job may go on without a server that dies
-  bool observe = true;                     // records entries (observe/recorder.h)
-  double timeout = default_of("timeout").real, warn_after = default_of("warn_after").real;  // s
-  // Called on any thread, and must not block: the engine or one of its operations has failed, for a
-  // reason that its flight record may explain.
-  std::function<void(const Status& why)> failed = [](const Status&) {};
-  // After twice this time without an acknowledgement, a server that others may stand in for is
-  // reported as unreachable. After many times that, any other server ends the job. 0: never.
-  Nanos server_timeout = 0;
-  // Says whether this worker can reach a dedicated server, see control::ServerReport; any thread.
-  std::function<void(uint32_t server, uint32_t number, bool reachable, const std::string& why)>
-      report_server = [](uint32_t, uint32_t, bool, const std::string&) {};
-  // Makes the whole job fail; any thread.
-  std::function<void(const std::string& reason)> abort = [](const std::string&) {};
-};
 
 // An authenticated connection to a server.
 struct ServerFlow {
   uint32_t server;
   std::unique_ptr<transport::Connection> connection;
 };
+
+using calls::Call, calls::Operation, engine::EngineOptions, engine::Group;
 
 class EngineCore;
 
@@ -91,6 +72,9 @@ class Engine {
 
   const std::shared_ptr<transport::EventLoop>& loop() const;
   SharedHeap& heap();
+  // What planned operations and series of partial all-reduces are made with.
+  rounds::Rounds& rounds();
+  rounds::SeriesList& series();
 
   struct Counters {
     std::vector<transport::FlowCounters> servers;
@@ -118,13 +102,11 @@ class Engine {
   // Sets what messages say about ranks that hold others up, see observe::RankStates. Any thread.
   void tell_states(std::map<uint32_t, std::string> states);
   // Returns what the program does at the time `now` of the loop. Any thread.
-  Activity activity(Nanos now);
+  engine::Activity activity(Nanos now);
   // Returns Counters::credit_bytes. Must run on the engine's own thread.
   size_t credit_bytes() const;
 
  private:
-  friend class Partial;
-  friend class Planned;
   const std::unique_ptr<EngineCore> core_;
 };
 

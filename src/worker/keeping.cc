@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "worker/engine_core.h"
+#include "wire/messages.h"
 
 namespace herring::worker {
 namespace {
@@ -18,34 +18,34 @@ constexpr Nanos kRepeated = 60 * kSecond;
 // Returns up to where this rank lacks nothing, of all that is not settled.
 std::vector<std::pair<Keeping::Where, uint64_t>> Keeping::complete() const {
   std::vector<std::pair<Where, uint64_t>> all;
-  for (const links::Links::Over& one : engine_.links().over()) {
+  for (const links::Links::Over& one : core_.links->over()) {
     all.push_back({{one.group, {Kind::kStream, one.stream}}, one.upto});
   }
-  for (const Handovers::Complete& one : engine_.named().handovers().complete()) {
+  for (const calls::Handovers::Complete& one : handovers_.complete()) {
     all.push_back({{one.group, {Kind::kAnswers, one.home}}, one.number});
   }
-  for (const auto& one : engine_.ended_series()) {
+  for (const auto& one : series_.ended()) {
     all.push_back({{one->group(), {Kind::kSeries, one->id()}}, 1});
   }
   return all;
 }
 
 // Returns who answers for the home of a subject, unless nobody does.
-std::optional<Owner> Keeping::owner_of(const Where& where) const {
+std::optional<engine::Owner> Keeping::owner_of(const Where& where) const {
   const auto& [group_id, subject] = where;
-  const std::shared_ptr<Group> group = engine_.membership().find(group_id);
+  const auto group = core_.groups.find(group_id);
   if (!group || group->size() == 1 || group->shards().owners.empty()) return {};
   const std::vector<uint32_t>& owners = group->shards().owners;
   const uint32_t home = subject.kind == Kind::kAnswers ? static_cast<uint32_t>(subject.id)
                                                        : owners[subject.id % owners.size()];
-  const Owners& now = engine_.named().handovers().owners();
-  const Owner owner = now.of(owners, home);
-  const bool serves = now.has(owner.server) && !engine_.membership().has_ended(owner.server);
+  const engine::Owners& now = core_.owners;
+  const engine::Owner owner = now.of(owners, home);
+  const bool serves = now.has(owner.server) && !core_.presence.has_ended(owner.server);
   return serves ? std::optional(owner) : std::nullopt;
 }
 
 void Keeping::tick(Nanos now) {
-  if (!engine_.options().failover) return;
+  if (!core_.options.failover) return;
   const bool full = bytes() > kAtEase;
   if (now < due_ && !full) return;
   due_ = now + kInterval;
@@ -66,7 +66,8 @@ void Keeping::tick(Nanos now) {
       said.to = owner;
       news[{owner->server, where.first}].push_back({where.second, said.upto});
     }
-    one = now - said.here > kRepeated ? said_.erase(one) : std::next(one);
+    const bool over = now - said.here > kRepeated || !core_.groups.find(where.first);
+    one = over ? said_.erase(one) : std::next(one);
   }
   for (const auto& [to, all] : news) {
     wire::FrameHeader header;
@@ -74,7 +75,7 @@ void Keeping::tick(Nanos now) {
     header.group = to.second;
     for (auto first = all.begin(); first != all.end();) {
       const auto end = first + std::min<ptrdiff_t>(all.end() - first, wire::kMostSettled);
-      engine_.links().send_control(to.first, header, encode(std::vector(first, end)));
+      core_.links->send_control(to.first, header, encode(std::vector(first, end)));
       first = end;
     }
   }
@@ -83,28 +84,25 @@ void Keeping::tick(Nanos now) {
 Status Keeping::receive(uint32_t group, std::string_view text) {
   const auto all = wire::decode_settled(text);
   if (!all.ok()) return all.status();
+  if (!core_.groups.find(group)) return {};  // it is destroyed
   for (const wire::Settled& one : *all) {
     const auto found = said_.find({group, one.subject});
-    if (found == said_.end()) continue;  // the group is destroyed
+    if (found == said_.end()) continue;
     const uint64_t upto = std::min(one.upto, found->second.upto);
     const auto id = static_cast<uint32_t>(one.subject.id);
     switch (one.subject.kind) {
-      case Kind::kStream: engine_.links().settle({group, id, upto}); break;
-      case Kind::kAnswers: engine_.named().handovers().settle({group, id, upto}); break;
-      case Kind::kSeries: engine_.forget_series(one.subject.id); break;
+      case Kind::kStream: core_.links->settle({group, id, upto}); break;
+      case Kind::kAnswers: handovers_.settle({group, id, upto}); break;
+      case Kind::kSeries: series_.forget_series(one.subject.id); break;
     }
   }
   return {};
 }
 
-void Keeping::forget(uint32_t group) {
-  std::erase_if(said_, [group](const auto& one) { return one.first.first == group; });
-}
-
 size_t Keeping::bytes() const {
-  if (!engine_.options().failover) return 0;
-  return engine_.links().bytes_kept() + engine_.named().handovers().bytes_kept() +
-         engine_.bytes_of_series();
+  if (!core_.options.failover) return 0;
+  return core_.links->bytes_kept() + handovers_.bytes_kept() +
+         series_.bytes_kept();
 }
 
 }  // namespace herring::worker

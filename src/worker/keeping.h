@@ -28,25 +28,25 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "calls/handovers.h"
+#include "engine/core.h"
+#include "rounds/series_list.h"
 #include "wire/settled.h"
-#include "worker/owners.h"
 
 namespace herring::worker {
-
-class EngineCore;
 
 class Keeping {
  public:
   // While more than this is kept, nothing has to rest before it is settled.
   static constexpr size_t kAtEase = 16u << 20;
 
-  explicit Keeping(EngineCore& engine) : engine_(engine) {}
+  Keeping(engine::Core& core, calls::Handovers& handovers, rounds::SeriesList& series)
+      : core_(core), handovers_(handovers), series_(series) {}
 
   // To be called regularly: tells servers what this rank lacks no more.
   void tick(Nanos now);
   // Frees what no rank of the group lacks; `text` is the payload of kSettled.
   Status receive(uint32_t group, std::string_view text);
-  void forget(uint32_t group);
   // Returns how many bytes are kept for others.
   size_t bytes() const;
 
@@ -55,14 +55,16 @@ class Keeping {
   struct Said {
     uint64_t seen = 0;    // up to where nothing was lacked at the last look
     uint64_t upto = 0;    // what was said
-    std::optional<Owner> to;  // to whom; nobody yet, if it is new
+    std::optional<engine::Owner> to;  // to whom; nobody yet, if it is new
     Nanos here = 0;       // when there was last something to say
   };
 
   std::vector<std::pair<Where, uint64_t>> complete() const;
-  std::optional<Owner> owner_of(const Where& where) const;
+  std::optional<engine::Owner> owner_of(const Where& where) const;
 
-  EngineCore& engine_;
+  engine::Core& core_;
+  calls::Handovers& handovers_;
+  rounds::SeriesList& series_;
   std::map<Where, Said> said_;
   Nanos due_ = 0;
 };

@@ -4,8 +4,6 @@
 
 #include "base/log.h"
 #include "device/images.h"
-#include "wire/messages.h"
-#include "worker/engine_core.h"
 
 namespace herring::worker {
 namespace {
@@ -21,193 +19,95 @@ constexpr Nanos kNews = kSecond;
 constexpr Nanos kNewsOfNeighbour = 3 * kSecond;
 // The same for a server that the rendezvous was told of.
 constexpr Nanos kNewsOfServer = 3 * kSecond;
-// A program may form and destroy any number of groups.
-constexpr size_t kMostDestroyed = 256;
 
 }  // namespace
-
-Membership::Membership(EngineCore& engine, control::Cluster& cluster, uint32_t rank)
-    : engine_(engine),
-      cluster_(cluster),
-      rank_(rank),
-      world_(std::make_shared<Group>(cluster, control::Group(cluster), rank)) {}
-
-std::vector<std::shared_ptr<Group>> Membership::groups() const {
-  std::vector<std::shared_ptr<Group>> all{world_};
-  for (const auto& [number, group] : groups_) all.push_back(group);
-  return all;
-}
-
-std::shared_ptr<Group> Membership::find(uint32_t number) const {
-  if (number == control::Group::kWorld) return world_;
-  const auto found = groups_.find(number);
-  return found == groups_.end() ? nullptr : found->second;
-}
-
-std::shared_ptr<Group> Membership::define(uint32_t number, const std::string& name,
-                                          std::vector<uint32_t> ranks, uint64_t id) {
-  auto group = std::make_shared<Group>(
-      cluster_, control::Group(number, cluster_, std::move(ranks), name), rank_);
-  groups_[number] = group;
-  engine_.program()->groups().add(number, name, group->members().ranks());
-  engine_.links().add_group(number, group->shards().owners, group->steers(),
-                            group->members().even());
-  for (const uint32_t server : group->servers()) {
-    if (!ended_servers_.contains(server)) tell_of(*group, server, id, 0);
-  }
-  engine_.named().handovers().begin(*group);
-  return group;
-}
-
-void Membership::tell_of(const Group& group, uint32_t server, uint64_t id, uint8_t flags) {
-  wire::FrameHeader header;
-  header.type = wire::FrameType::kGroup;
-  header.flags = flags;
-  header.group = group.id();
-  const control::Group& members = group.members();
-  engine_.links().send_control(server, header,
-                               encode(wire::GroupMessage{id, members.name(), members.ranks()}));
-}
-
-// A process that died or left while the group was formed counts as gone for this group, too.
-void Membership::formed(const std::shared_ptr<Group>& group) {
-  for (const control::Loss& loss : lost_) {
-    if (affects(loss, *group)) call_off(group, {Code::kPeerLost, loss.text});
-  }
-  for (const uint32_t rank : left_) {
-    if (group->members().has(rank)) {
-      group->leave({Code::kPeerLost, concat(cluster_.describe_rank(rank), " has left the job")});
-    }
-  }
-}
-
-Status Membership::destroy(const std::shared_ptr<Group>& group) {
-  if (group->is_world()) return {Code::kInvalidArgument, "the group of all ranks is permanent"};
-  const auto found = groups_.find(group->id());
-  if (found == groups_.end() || found->second != group) {
-    return {Code::kInvalidArgument, concat("group '", group->members().name(),
-                                           "' was already destroyed")};
-  }
-  if (engine_.in_flight(*group)) {
-    return {Code::kInvalidArgument,
-            concat("something", group->members().suffix(),
-                   " is still in flight; wait for it, and close its plans, before destroy()")};
-  }
-  forget(group);
-  return {};
-}
-
-void Membership::forget(const std::shared_ptr<Group>& group) {
-  if (groups_.erase(group->id()) == 0) return;
-  if (engine_.options().failover) {
-    destroyed_.push_back(group);
-    if (destroyed_.size() > kMostDestroyed) destroyed_.pop_front();
-  }
-  engine_.program()->groups().remove(group->id());
-  tell_servers(*group, 0, {});
-  group->call_off({Code::kShutdown, "the group was destroyed"});
-  engine_.node_stage().forget(*group);
-  engine_.links().remove_group(group->id());
-  engine_.named().handovers().forget(group->id());
-}
-
-void Membership::tell_servers(const Group& group, uint8_t flags, const std::string& why) {
-  wire::FrameHeader header;
-  header.type = wire::FrameType::kLeaveGroup;
-  header.flags = flags;
-  header.group = group.id();
-  for (const uint32_t server : group.servers()) {
-    const bool knows =
-        engine_.named().handovers().owners().has(server) || coming_.contains(server);
-    if (knows && !ended_servers_.contains(server)) {
-      engine_.links().send_control(server, header, why);
-    }
-  }
-}
-
-void Membership::call_off(const std::shared_ptr<Group>& group, const Status& why) {
-  if (engine_.ends() || !group->call_off(why)) return;
-  tell_servers(*group, wire::kFlagCalledOff, why.message());
-  engine_.named().call_off(*group, why);
-  engine_.fail_waiting(*group, why);
-  engine_.links().call_off(group->id());
-  engine_.node_stage().call_off(group);
-  engine_.executor().call_off(group->id());
-}
-
-// Returns whether the loss affects the group. survives() handles rank 0 and dedicated servers.
-bool Membership::affects(const control::Loss& loss, const Group& group) const {
-  return loss.is_server ? group.shards().uses(loss.index) : group.members().has(loss.index);
-}
 
 // Returns whether anything can go on after the loss: a group that does not need the lost process,
 // or a partial all-reduce. Nothing survives rank 0, which hosts the rendezvous, or a dedicated
 // server, which all groups use.
 bool Membership::survives(const control::Loss& loss) const {
-  if (loss.is_server ? cluster_.servers[loss.index].dedicated : loss.index == 0) return false;
-  for (const auto& [number, group] : groups_) {
-    if (!affects(loss, *group) && group->called_off().ok()) return true;
+  if (loss.is_server ? core_.cluster.servers[loss.index].dedicated : loss.index == 0) return false;
+  for (const auto& [number, group] : core_.groups.but_the_world()) {
+    if (!engine::Groups::affects(loss, *group) && group->called_off().ok()) return true;
   }
-  return !loss.is_server && engine_.any_partial();
+  return !loss.is_server && core_.groups.outlive_members();
 }
 
 void Membership::peer_lost(const control::Loss& loss) {
   if (!loss.serving.empty()) return move_from(loss);
   const Status status(Code::kPeerLost, loss.text);
-  if (!survives(loss)) return engine_.fail_now(status);
+  if (!survives(loss)) return core_.ending.fail_now(status);
   log(LogLevel::kWarning, loss.text, "; groups that do not need it go on");
-  lost_.push_back(loss);
-  if (loss.is_server) ended_servers_.insert(loss.index);
-  for (const auto& group : groups()) {
-    if (!affects(loss, *group)) continue;
-    call_off(group, status);
-    if (loss.is_server) engine_.fail_partial(*group, status);
+  core_.presence.lost.push_back(loss);
+  if (loss.is_server) core_.presence.ended_servers.insert(loss.index);
+  for (const auto& group : core_.groups.all()) {
+    if (!engine::Groups::affects(loss, *group)) continue;
+    core_.groups.call_off(group, status);
+    if (loss.is_server) abandon(*group, status);
   }
   if (loss.is_server) {
-    engine_.named().server_ended(loss.index, status);
-    engine_.links().server_lost(loss.index);
+    server_ended(loss.index, status);
   } else {
-    engine_.executor().rank_lost(loss.index);
-    device::Neighbours::instance().forget(cluster_.incarnation, loss.index);
+    core_.executor->rank_lost(loss.index);
+    device::Neighbours::instance().forget(core_.cluster.incarnation, loss.index);
+  }
+}
+
+// Only this rank knows that something cannot be moved, so it must tell the others.
+void Membership::move_from(const control::Loss& loss) {
+  control::ServerSet next = core_.links->serving();
+  next.adopt({loss.epoch, loss.serving, {}});
+  fail_groups_without_servers(next, loss.text);
+  const bool can_move =
+      core_.links->can_move() &&
+      std::ranges::all_of(core_.carriers, [&](const Carrier* one) { return one->can_move(next); });
+  if (!can_move) {
+    const std::string text =
+        concat(loss.text, "; other servers cannot take over what was in flight there");
+    core_.ending.fail_now({Code::kPeerLost, text});
+    return core_.options.abort(text);
+  }
+  core_.presence.ended_servers.insert(loss.index);
+  core_.groups.serve(next);
+}
+
+// A group of some nodes uses as many servers as it has nodes. Others do not know it.
+void Membership::fail_groups_without_servers(const control::ServerSet& set,
+                                             const std::string& why) {
+  for (const auto& group : core_.groups.all()) {
+    const std::vector<uint32_t>& owners = group->shards().owners;
+    if (std::ranges::any_of(owners, [&](uint32_t one) { return set.has(one); })) continue;
+    const Status status(Code::kPeerLost,
+                        concat(why, "; no server", group->members().suffix(), " is left"));
+    core_.groups.call_off(group, status);
+    abandon(*group, status);
+    core_.links->abandon(group->id());
   }
 }
 
 void Membership::called_off_by_server(uint32_t number) {
-  engine_.loop()->call_after(kNews, [this, number] {
-    fail_group(number, {Code::kPeerLost,
-                        "a server has called off the operations in flight: a member has left or "
-                        "died"});
+  core_.loop->call_after(kNews, [this, number] {
+    core_.groups.fail(number, {Code::kPeerLost,
+                               "a server has called off the operations in flight: a member has "
+                               "left or died"});
   });
 }
 
-void Membership::fail_group(uint32_t number, const Status& why) {
-  const std::shared_ptr<Group> group = find(number);
-  if (!group || !group->called_off().ok() || engine_.ends()) return;
-  const std::string left = departed(*group);
-  const bool says = left.empty() || why.message().find(left) != std::string::npos;
-  end_or_call_off(group, {why.code(), says ? why.message() : concat(left, ": ", why.message())});
-}
-
-// If the world is the only group, nothing else could go on, so the job ends.
-void Membership::end_or_call_off(const std::shared_ptr<Group>& group, const Status& why) {
-  groups_.empty() && !engine_.any_partial() ? engine_.fail_now(why) : call_off(group, why);
-}
-
 void Membership::rank_left(uint32_t rank) {
-  left_.push_back(rank);
-  left_since_ = engine_.loop()->now();
-  engine_.executor().rank_left(rank);
-  for (const auto& group : groups()) {
+  core_.presence.left.push_back(rank);
+  left_since_ = core_.loop->now();
+  core_.executor->rank_left(rank);
+  for (const auto& group : core_.groups.all()) {
     if (!group->members().has(rank)) continue;
     // All calls of the leaving rank have been announced here by now; otherwise it would not have
     // left.
     group->leave({Code::kPeerLost,
-                  concat(cluster_.describe_rank(rank),
+                  concat(core_.cluster.describe_rank(rank),
                          " has left the job and makes no more calls; ",
                          control::kAdviceOnLeaving)});
   }
-  const control::WorkerInfo& worker = cluster_.workers[rank];
-  for (const control::ServerInfo& server : cluster_.servers) {
+  const control::WorkerInfo& worker = core_.cluster.workers[rank];
+  for (const control::ServerInfo& server : core_.cluster.servers) {
     const bool its_own = !server.dedicated && server.node == worker.node && worker.local_rank == 0;
     if (its_own) staying_.emplace(server.index, rank);
   }
@@ -220,124 +120,143 @@ void Membership::rank_left(uint32_t rank) {
 void Membership::release_servers() {
   std::erase_if(staying_, [this](const auto& one) {
     const auto& [server, rank] = one;
-    if (ended_servers_.contains(server)) return true;
-    for (const auto& group : groups()) {
-      const bool goes_on = group->failure().ok() || engine_.any_partial(*group);
-      const bool ends = group->members().has(rank) && engine_.may_need(*group, server);
+    if (core_.presence.has_ended(server)) return true;
+    for (const auto& group : core_.groups.all()) {
+      const auto any = [this](const auto& what) {
+        return std::ranges::any_of(core_.carriers, what);
+      };
+      const bool goes_on =
+          group->failure().ok() ||
+          any([&](const Carrier* one) { return one->outlives_members(*group); });
+      const bool ends = group->members().has(rank) &&
+                        (needs(*group, server) ||
+                         any([&](const Carrier* one) { return one->may_need(*group, server); }));
       if ((goes_on && group->shards().uses(server)) || ends) return false;
     }
     wire::FrameHeader header;
     header.type = wire::FrameType::kReleased;
-    engine_.links().send_control(server, header, {});
+    core_.links->send_control(server, header, {});
     return true;
   });
-}
-
-// Returns text that says which member left first; empty if none has left.
-std::string Membership::departed(const Group& group) const {
-  const auto found = std::find_if(left_.begin(), left_.end(), [&group](uint32_t rank) {
-    return group.members().has(rank);
-  });
-  return found == left_.end() ? "" : concat(cluster_.describe_rank(*found), " has left the job");
 }
 
 // Handles a closed connection to a server. If the process died, the rendezvous will report which
 // one. If the connection ended because the worker of that server has left, only operations that
 // still need the server are affected.
 void Membership::link_closed(uint32_t server, const Status& why) {
-  if (coming_.contains(server)) return stop_waiting(server, why.message());
-  const std::string text = concat("lost ", cluster_.describe_server(server), ": ", why.message());
-  if (why.is_fault()) return engine_.fail_now({why.code(), text});
-  const bool fails_over = engine_.options().failover;
-  if (fails_over && !engine_.links().serving().has(server)) return;
-  const uint64_t received = engine_.links().bytes_received(server);
-  if (fails_over && report(server, why.message())) {
-    const uint32_t number = numbers_[server];
-    engine_.loop()->call_after(kNewsOfServer, [this, server, number, text, received] {
-      const bool known = !engine_.links().serving().has(server) || numbers_[server] != number;
+  if (core_.presence.comes(server)) return coming_servers_.stop_waiting(server, why.message());
+  const std::string text =
+      concat("lost ", core_.cluster.describe_server(server), ": ", why.message());
+  if (why.is_fault()) return core_.ending.fail_now({why.code(), text});
+  const bool fails_over = core_.options.failover;
+  if (fails_over && !core_.links->serving().has(server)) return;
+  const uint64_t received = core_.links->bytes_received(server);
+  if (fails_over && coming_servers_.report(server, why.message())) {
+    const uint32_t number = coming_servers_.number(server);
+    core_.loop->call_after(kNewsOfServer, [this, server, number, text, received] {
+      const bool known = !core_.links->serving().has(server) ||
+                         coming_servers_.number(server) != number;
       if (!known) check_link(server, text, received);
     });
     return;
   }
-  engine_.loop()->call_after(left_.empty() ? kNews : kClosedGrace, [this, server, text, received] {
-    check_link(server, text, received);
-  });
+  core_.loop->call_after(
+      core_.presence.left.empty() ? kNews : kClosedGrace,
+      [this, server, text, received] { check_link(server, text, received); });
 }
 
 // Handles a goodbye of a worker on this node. Nobody else tells of it if rank 0 has left, which
 // hosts the rendezvous.
 void Membership::neighbour_left(uint32_t rank) {
-  if (has_left(0) && !has_left(rank) && !engine_.ends()) rank_left(rank);
+  const engine::Presence& presence = core_.presence;
+  if (presence.has_left(0) && !presence.has_left(rank) && !core_.ending.begun()) rank_left(rank);
 }
 
 // Handles a connection to a worker on this node that ended without a goodbye.
 void Membership::neighbour_closed(uint32_t rank, const Status& why) {
-  engine_.loop()->call_after(kNewsOfNeighbour, [this, rank, why] {
-    const bool known = has_left(rank) || std::any_of(lost_.begin(), lost_.end(), [rank](auto& one) {
-      return !one.is_server && one.index == rank;
-    });
+  core_.loop->call_after(kNewsOfNeighbour, [this, rank, why] {
+    const engine::Presence& presence = core_.presence;
+    const bool known =
+        presence.has_left(rank) || std::ranges::any_of(presence.lost, [rank](const auto& one) {
+          return !one.is_server && one.index == rank;
+        });
     if (known) return;
     // Who hosts the rendezvous would have said that it has failed or died.
-    const char* const state = has_left(0) ? ", which has failed or died: "
-                                          : ", which is still in the job: ";
-    engine_.fail_now({Code::kPeerLost, concat("lost the connection to ",
-                                              cluster_.describe_rank(rank), state,
-                                              why.message())});
+    const char* const state = presence.has_left(0) ? ", which has failed or died: "
+                                                   : ", which is still in the job: ";
+    core_.ending.fail_now({Code::kPeerLost, concat("lost the connection to ",
+                                                   core_.cluster.describe_rank(rank), state,
+                                                   why.message())});
   });
 }
 
 // Reads the server's other connections to their end first, because results may still be in them.
 void Membership::check_link(uint32_t server, const std::string& how, uint64_t received) {
-  if (ended_servers_.contains(server) || engine_.ends()) return;
-  const uint64_t now_received = engine_.links().bytes_received(server);
-  if (engine_.links().open_flows(server) > 0 && now_received > received) {
-    engine_.loop()->call_after(kNews, [this, server, how, now_received] {
+  if (core_.presence.has_ended(server) || core_.ending.begun()) return;
+  const uint64_t now_received = core_.links->bytes_received(server);
+  if (core_.links->open_flows(server) > 0 && now_received > received) {
+    core_.loop->call_after(kNews, [this, server, how, now_received] {
       check_link(server, how, now_received);
     });
     return;
   }
-  if (!left_.empty()) return fail_what_needs(server);
+  if (!core_.presence.left.empty()) return fail_what_needs(server);
   // The server lives, so only this rank knows of the loss. The others would see it leave.
-  engine_.fail_now({Code::kPeerLost, how});
-  engine_.options().abort(how);
+  core_.ending.fail_now({Code::kPeerLost, how});
+  core_.options.abort(how);
 }
 
 void Membership::fail_what_needs(uint32_t server) {
   // A group may use the server of a worker that was not a member.
-  const Status gone(Code::kPeerLost, concat(departed(*world_), ", and ",
-                                            cluster_.describe_server(server), " has ended; ",
+  const Status gone(Code::kPeerLost, concat(core_.groups.departed(*core_.groups.world()), ", and ",
+                                            core_.cluster.describe_server(server), " has ended; ",
                                             control::kAdviceOnLeaving));
-  ended_servers_.insert(server);
-  for (const auto& group : groups()) {
+  core_.presence.ended_servers.insert(server);
+  for (const auto& group : core_.groups.all()) {
     if (!group->shards().uses(server)) continue;
     // All results that a departed member completed have already arrived from the server.
-    const bool needs = departed(*group).empty() || engine_.needs(*group, server);
-    needs ? end_or_call_off(group, gone) : group->leave(gone);
-    if (engine_.ends()) return;
-    engine_.fail_partial(*group, gone);
+    const bool fails = core_.groups.departed(*group).empty() || needs(*group, server);
+    fails ? core_.groups.end_or_call_off(group, gone) : group->leave(gone);
+    if (core_.ending.begun()) return;
+    abandon(*group, gone);
   }
-  engine_.named().server_ended(server, gone);
-  engine_.links().server_lost(server);
+  server_ended(server, gone);
+}
+
+// Buffers that wait for parts from neighbours or from this rank have not been pushed yet, so they
+// need every server. Buffers pushed by other ranks on this node use those ranks' own connections.
+bool Membership::needs(const Group& group, uint32_t server) const {
+  return core_.links->needs(group.id(), server) ||
+         (group.members().nodes() > 1 && core_.node_stage->has_unpushed(group.id()));
+}
+
+void Membership::abandon(const Group& group, const Status& why) {
+  for (Carrier* carrier : core_.carriers) carrier->abandon(group, why);
+}
+
+void Membership::server_ended(uint32_t server, const Status& why) {
+  for (Carrier* carrier : core_.carriers) carrier->server_ended(server, why);
+  core_.links->server_lost(server);
 }
 
 // Operations that were in flight when a rank left may complete without it. The owner of announced
 // operations fails those that cannot. Planned operations are not announced, so they are failed
 // here.
 void Membership::check_departures(Nanos now) {
-  if (left_.empty()) return;
-  for (const auto& group : groups()) {
-    const std::string left = departed(*group);
+  if (core_.presence.left.empty()) return;
+  for (const auto& group : core_.groups.all()) {
+    const std::string left = core_.groups.departed(*group);
     if (left.empty() || !group->called_off().ok()) continue;
-    const bool waits = engine_.links().busy(group->id()) ||
-                       (group->members().nodes() > 1 && engine_.node_stage().busy(group->id()));
-    const Nanos moved = std::max({left_since_, engine_.links().answered_at(group->id()),
-                                  engine_.node_stage().moved_at(group->id())});
+    const bool waits = core_.links->busy(group->id()) ||
+                       (group->members().nodes() > 1 && core_.node_stage->busy(group->id()));
+    const Nanos moved = std::max({left_since_, core_.links->answered_at(group->id()),
+                                  core_.node_stage->moved_at(group->id())});
     const bool rests = now - moved > kLeftGrace;
-    if (!(waits && rests) && !engine_.node_stage().waits_for_gone(group->id())) continue;
-    end_or_call_off(group, {Code::kPeerLost,
-                            concat(left, " while other ranks still wait for it; ",
-                                   control::kAdviceOnLeaving)});
-    if (engine_.ends()) return;
+    if (!(waits && rests) && !core_.node_stage->waits_for_gone(group->id())) continue;
+    core_.groups.end_or_call_off(
+        group, {Code::kPeerLost, concat(left, " while other ranks still wait for it; ",
+                                        control::kAdviceOnLeaving)});
+    if (core_.ending.begun()) return;
   }
 }
 

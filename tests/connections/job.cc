@@ -18,7 +18,7 @@
 #include "tests/random/random.h"
 #include "tests/random/watchdog.h"
 #include "transport/tcp/socket.h"
-#include "worker/planned.h"
+#include "rounds/planned.h"
 
 namespace herring::connections_test {
 
@@ -249,10 +249,11 @@ class JobRun {
   }
 
   Status run_program(uint32_t rank, job::Job& job, std::vector<uint64_t>& results, Doing& doing) {
-    worker::PlannedOptions options;
+    rounds::PlannedOptions options;
     options.name = "plan";
     options.buffer_bytes = std::stoul(layout_.settings.at("buffer_bytes"));
-    auto plan = worker::Planned::create(job.engine(), layout_.gradients, std::move(options));
+    auto plan =
+        rounds::Planned::create(job.engine().rounds(), layout_.gradients, std::move(options));
     if (!plan.ok()) return plan.status();
     const size_t arena = (*plan)->plan().arenas[0].bytes / sizeof(float);
     const std::shared_ptr<char> memory = (*plan)->arena(0);
@@ -272,7 +273,7 @@ class JobRun {
     return status;
   }
 
-  Status run_round(uint32_t rank, uint32_t round, job::Job& job, worker::Planned& plan,
+  Status run_round(uint32_t rank, uint32_t round, job::Job& job, rounds::Planned& plan,
                    std::span<const std::span<float>, 5> arrays, std::vector<uint64_t>& results,
                    Doing& doing) {
     doing.now("calls", -1, static_cast<int>(round));
@@ -281,7 +282,7 @@ class JobRun {
       for (size_t i = 0; i < arrays[salt].size(); ++i) arrays[salt][i] = value(from, i);
     }
     HERRING_RETURN_IF_ERROR(plan.begin(true));
-    std::vector<std::shared_ptr<worker::Future>> awaited{plan.round()};
+    std::vector<std::shared_ptr<engine::Future>> awaited{plan.round()};
     for (size_t i = 0; i < layout_.gradients.size(); ++i) {
       if (Status status = plan.ready(i); !status.ok()) return give_up(status, awaited);
     }
@@ -291,10 +292,10 @@ class JobRun {
         {"large", wire::AllReduce{}},
         {"spread", wire::Broadcast{round % layout_.size()}},
         {"parts", wire::AllGather{}}};
-    std::shared_ptr<worker::Operation> gathers;
+    std::shared_ptr<calls::Operation> gathers;
     for (size_t i = 0; i < std::size(calls); ++i) {
       const auto& [name, what] = calls[i];
-      worker::Call call{.name = name, .what = what};
+      calls::Call call{.name = name, .what = what};
       char* const data = reinterpret_cast<char*>(arrays[i + 1].data());
       call.buffers = {{{DType::kFloat32, {arrays[i + 1].size()}}, data,
                        wire::is<wire::AllGather>(what) ? nullptr : data}};
@@ -320,7 +321,7 @@ class JobRun {
 
   // The job has failed; nothing may use the arrays any more when the program ends.
   static Status give_up(const Status& why,
-                        const std::vector<std::shared_ptr<worker::Future>>& awaited) {
+                        const std::vector<std::shared_ptr<engine::Future>>& awaited) {
     for (const auto& one : awaited) {
       while (!one->wait_for(kPause)) {
       }

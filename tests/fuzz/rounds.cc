@@ -176,7 +176,7 @@ class TableOfMembers {
   std::map<uint64_t, Known> known_;
 };
 
-// Drives a ledger as worker::Partial does.
+// Drives a ledger as rounds::Partial does.
 void run_ledger(Program& program) {
   const bool pushes = program.below(2), replays = program.below(2);
   partial::Ledger ledger(1, DType::kInt32, kElements, pushes);

@@ -12,12 +12,14 @@
 #include "wire/partial.h"
 #include "wire/settled.h"
 #include "worker/engine.h"
-#include "worker/partial.h"
-#include "worker/planned.h"
+#include "rounds/partial.h"
+#include "rounds/planned.h"
 #include "transport/tcp/transport.h"
 
 using namespace herring;          // NOLINT: a fuzz target
 using namespace herring::fuzz;    // NOLINT
+using namespace herring::calls;   // NOLINT
+using namespace herring::rounds;  // NOLINT
 using namespace herring::worker;  // NOLINT
 
 namespace {
@@ -228,7 +230,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       partial.op = ReduceOp::kSum;
       partial.elements = name[0] == 's' ? 16 : 768;
       partial.quorum = 2;
-      auto made = Partial::create(engine, partial);
+      auto made = Partial::create(engine.series(), partial);
       if (!made.ok()) continue;
       series.push_back(std::move(*made));
       const std::vector<char> zeros(series.back()->bytes());
@@ -236,7 +238,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     PlannedOptions noted;
     noted.note_bytes = 100;
-    auto planned = Planned::create(engine, {{600, DType::kFloat32}, {300, DType::kFloat32}}, noted);
+    auto planned = Planned::create(engine.rounds(),
+                                   {{600, DType::kFloat32}, {300, DType::kFloat32}}, noted);
     if (planned.ok() && (*planned)->begin(true).ok()) {
       static_cast<void>((*planned)->note(std::string(100, '\1')));
       static_cast<void>((*planned)->ready(0));

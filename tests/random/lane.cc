@@ -30,7 +30,7 @@ Values contribution(Values values, uint32_t number) {
   return values;
 }
 
-std::string describe(const worker::RoundInfo& info, uint32_t rank) {
+std::string describe(const rounds::RoundInfo& info, uint32_t rank) {
   std::string text = concat("rank ", rank, ", attempt ", info.attempts, ", contributions");
   for (const partial::Contributor& one : info.contributors) {
     text += concat(" ", one.rank, ":", one.upto);
@@ -135,7 +135,7 @@ void Rank::Lane::call(const Step& step) {
   const uint64_t rows = step.rows[place] + more;
   const uint64_t elements = rows * step.row;
   Call call{&step, &program_, nullptr, nullptr, {}};
-  worker::Call made;
+  calls::Call made;
   made.group = rank_.groups_[step.group];
   made.what = collective_of(step, place);
   made.name = step.name;
@@ -180,7 +180,7 @@ void Rank::Lane::call(const Step& step) {
 }
 
 // The tag distinguishes this message from others on their way between the two ranks.
-void Rank::Lane::address(const Step& step, worker::Call& call) const {
+void Rank::Lane::address(const Step& step, calls::Call& call) const {
   const bool sends = step.place_of(rank_.rank_) == step.root;
   const std::vector<uint32_t>& members = program().groups[step.group].ranks;
   const uint32_t other = step.ranks[sends ? 1 - step.root : step.root];
@@ -208,7 +208,7 @@ void Rank::Lane::form(const Step& step) {
 Rank::Lane::Round Rank::Lane::begin_round(const Step& step) {
   rank_.calls_.fetch_add(1);
   const bool active = part_of(step).active;
-  worker::Planned& plan = plan_of(step);
+  rounds::Planned& plan = plan_of(step);
   if (Status status = plan.begin(active); !status.ok()) {
     rank_.check_outcome(program_, step, status);
     return {{}, true};
@@ -221,7 +221,7 @@ Rank::Lane::Round Rank::Lane::begin_round(const Step& step) {
 // takes part.
 bool Rank::Lane::continue_round(const Step& step, Round& round) {
   if (round.failed) return true;
-  worker::Planned& plan = plan_of(step);
+  rounds::Planned& plan = plan_of(step);
   std::vector<uint32_t>& left = round.left;
   const bool closes = program().ending == Ending::kClosePlan &&
                       program().ending_rank == rank_.rank_ && program().ending_step == step.id;
@@ -268,16 +268,16 @@ bool Rank::Lane::continue_round(const Step& step, Round& round) {
 // is in exactly one result, and all ranks get the same results.
 void Rank::Lane::run_series(const Step& step) {
   rank_.calls_.fetch_add(1);
-  worker::PartialOptions options;
+  rounds::PartialOptions options;
   options.name = step.name;
   options.group = rank_.groups_[step.group];
   options.dtype = step.dtype;
   options.elements = step.elements(0);
   options.op = ReduceOp::kSum;
   options.quorum = step.quorum;
-  auto made = worker::Partial::create(rank_.job_->engine(), options);
+  auto made = rounds::Partial::create(rank_.job_->engine().series(), options);
   if (!made.ok()) return rank_.check_outcome(program_, step, made.status());
-  worker::Partial& series = **made;
+  rounds::Partial& series = **made;
   std::vector<char> array(series.bytes()), sum(series.bytes(), 0);
   const Values values = program_.values_of(step);
   bool ended = false, all_stay = true;
@@ -330,7 +330,7 @@ void Rank::Lane::finish(Call& call) {
   now("waits for", step);
   const bool planned = step.kind == Kind::kPlanned;
   // The future of a closed plan's round is in the call, because the plan is gone.
-  worker::Future& future = planned ? *call.round : *call.operation;
+  engine::Future& future = planned ? *call.round : *call.operation;
   while (!future.wait_for(kSecond)) {
   }
   now("looks at", step);

@@ -27,7 +27,7 @@ class Rank::Lane {
 
   const Program& program() const { return *program_; }
   const Part& part_of(const Step& step) const { return step.parts[step.place_of(rank_.rank_)]; }
-  worker::Planned& plan_of(const Step& step) { return *rank_.plans_[step.plan]; }
+  rounds::Planned& plan_of(const Step& step) { return *rank_.plans_[step.plan]; }
   // Returns the number of gradients, plus one if there is a note after them.
   size_t parts_of(const Step& step) const {
     return program().plans[step.plan].gradients.size() + (note_bytes_of(step) > 0);
@@ -38,7 +38,7 @@ class Rank::Lane {
 
   void submit(const std::vector<uint32_t>& steps);
   void call(const Step& step);
-  void address(const Step& step, worker::Call& call) const;
+  void address(const Step& step, calls::Call& call) const;
   void form(const Step& step);
   Round begin_round(const Step& step);
   bool continue_round(const Step& step, Round& round);

@@ -152,7 +152,7 @@ bool Rank::is_left_out(const Program& program, const Step& step) const {
 void Rank::check(const Call& call) {
   const Step& step = *call.step;
   RunningProgram& program = *call.program;
-  const worker::Operation& operation = *call.operation;
+  const calls::Operation& operation = *call.operation;
   const uint32_t place = step.place_of(rank_);
   const size_t item = size_of(step.dtype);
   Values values = program.values_of(step);
@@ -227,7 +227,7 @@ void Rank::check(const Call& call) {
   }
 }
 
-void Rank::check_round(const Call& call, worker::Planned& plan) {
+void Rank::check_round(const Call& call, rounds::Planned& plan) {
   const Step& step = *call.step;
   RunningProgram& program = *call.program;
   const auto& gradients = plan.plan().gradients;
@@ -254,14 +254,14 @@ void Rank::check_round(const Call& call, worker::Planned& plan) {
   }
 }
 
-Result<std::shared_ptr<worker::Operation>> Rank::submit_forming(const Program& program,
+Result<std::shared_ptr<calls::Operation>> Rank::submit_forming(const Program& program,
                                                                 uint32_t group, bool waits) {
   const GroupSpec& spec = program.groups[group];
   return job_->engine().submit({.name = spec.name, .what = wire::FormGroup{spec.ranks}}, waits);
 }
 
 void Rank::keep_formed(const Program& program, uint32_t group,
-                       const worker::Operation& operation) {
+                       const calls::Operation& operation) {
   const GroupSpec& spec = program.groups[group];
   const auto& formed = operation.formed;
   if (formed == nullptr || formed->is_world() || formed->members().ranks() != spec.ranks ||
@@ -276,7 +276,7 @@ bool Rank::form_groups(RunningProgram& running, Doing& doing) {
   const Program& program = *running;
   groups_.assign(program.groups.size(), nullptr);
   Random random({program.steps.front().salt, rank_, 1});
-  std::vector<std::pair<Step, std::shared_ptr<worker::Operation>>> forming;
+  std::vector<std::pair<Step, std::shared_ptr<calls::Operation>>> forming;
   for (const uint32_t group : random.order(program.groups.size())) {
     Step step;
     step.kind = Kind::kFormGroup;
@@ -326,7 +326,7 @@ void Rank::destroy(const Program& program, uint32_t group) {
     if (!may_fail) wrong(concat("cannot be destroyed: ", status.to_string()));
     return;
   }
-  worker::Call call{.group = formed, .name = "after its end", .what = wire::Barrier{}};
+  calls::Call call{.group = formed, .name = "after its end", .what = wire::Barrier{}};
   if (engine.submit(std::move(call)).ok()) wrong("takes calls after it was destroyed");
 }
 
@@ -336,7 +336,7 @@ bool Rank::make_plans(RunningProgram& running) {
     plans_.push_back(nullptr);
     const auto& ranks = program.groups[spec.group].ranks;
     if (!std::binary_search(ranks.begin(), ranks.end(), rank_)) continue;
-    worker::PlannedOptions options;
+    rounds::PlannedOptions options;
     options.name = spec.name;
     options.group = groups_[spec.group];
     options.op = spec.op;
@@ -344,7 +344,8 @@ bool Rank::make_plans(RunningProgram& running) {
     options.wire = spec.wire;
     options.buffer_bytes = spec.buffer_bytes;
     options.note_bytes = spec.note_bytes;
-    auto plan = worker::Planned::create(job_->engine(), spec.gradients, std::move(options));
+    auto plan =
+        rounds::Planned::create(job_->engine().rounds(), spec.gradients, std::move(options));
     // Another rank may have aborted already, or be dead.
     if (!plan.ok() && (program.ending == Ending::kAbort || program.ending == Ending::kDie)) {
       if (program.ending == Ending::kDie) running.give_up();

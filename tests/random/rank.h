@@ -11,8 +11,8 @@
 #include "job/job.h"
 #include "tests/random/running.h"
 #include "tests/random/watchdog.h"
-#include "worker/partial.h"
-#include "worker/planned.h"
+#include "rounds/partial.h"
+#include "rounds/planned.h"
 
 namespace herring::random_test {
 
@@ -48,17 +48,17 @@ class Rank {
   struct Call {
     const Step* step = nullptr;
     RunningProgram* program = nullptr;
-    std::shared_ptr<worker::Operation> operation;
-    std::shared_ptr<worker::Future> round;  // kPlanned
+    std::shared_ptr<calls::Operation> operation;
+    std::shared_ptr<engine::Future> round;  // kPlanned
     Array array;
   };
 
   // Forms the groups that are formed at the program's start. Returns false if the job has ended for
   // this rank.
   bool form_groups(RunningProgram& program, Doing& doing);
-  Result<std::shared_ptr<worker::Operation>> submit_forming(const Program& program, uint32_t group,
+  Result<std::shared_ptr<calls::Operation>> submit_forming(const Program& program, uint32_t group,
                                                             bool waits);
-  void keep_formed(const Program& program, uint32_t group, const worker::Operation& operation);
+  void keep_formed(const Program& program, uint32_t group, const calls::Operation& operation);
   void destroy(const Program& program, uint32_t group);
   bool make_plans(RunningProgram& program);
   void end_job(RunningProgram& program, Doing& doing);
@@ -74,7 +74,7 @@ class Rank {
   // Returns whether no rank does this step, because a rank that it needs has left before.
   bool is_left_out(const Program& program, const Step& step) const;
   void check(const Call& call);
-  void check_round(const Call& call, worker::Planned& plan);
+  void check_round(const Call& call, rounds::Planned& plan);
   [[noreturn]] void wrong(const Program& program, const Step& step, const std::string& what);
 
   const std::string seed_;
@@ -85,8 +85,8 @@ class Rank {
   const control::Cluster cluster_;
   // The groups of the running program. Null for the group of all ranks, for groups that this rank
   // is not a member of, and for groups that another lane forms.
-  std::vector<std::shared_ptr<worker::Group>> groups_;
-  std::vector<std::unique_ptr<worker::Planned>> plans_;
+  std::vector<std::shared_ptr<engine::Group>> groups_;
+  std::vector<std::unique_ptr<rounds::Planned>> plans_;
   std::atomic<bool> over_{false};  // the job has ended for this rank; set under mutex_
   std::atomic<uint64_t> calls_{0}, errors_{0};
 

@@ -42,7 +42,7 @@ struct SimulatedJob::Program {
   size_t round = 0;
   Nanos began = 0;
   std::vector<float> array;
-  std::shared_ptr<worker::Operation> operation;
+  std::shared_ptr<calls::Operation> operation;
 };
 
 SimulatedJob::SimulatedJob(JobOptions options)
@@ -119,7 +119,7 @@ Status SimulatedJob::set_up() {
     auto bus = LocalBus::listen();
     if (!bus.ok()) return bus.status();
     HERRING_RETURN_IF_ERROR((*bus)->connect(0, {(*bus)->address()}, monotonic_now() + kSecond));
-    worker::EngineOptions engine = job::engine_options(cluster_, rank, plane, *settings);
+    engine::EngineOptions engine = job::engine_options(cluster_, rank, plane, *settings);
     engine.mesh.host = transports_[rank]->address();
     engine.mesh.credentials = credentials();
     engine.observe = false;  // nobody reads the entries, of which thousands of ranks have many
@@ -179,12 +179,12 @@ void SimulatedJob::fail(const Status& status) {
   if (failure_.ok()) failure_ = status;
 }
 
-void SimulatedJob::call(Program& program, worker::Call call,
+void SimulatedJob::call(Program& program, calls::Call call,
                         void (SimulatedJob::*then)(Program&)) {
   auto operation = program.engine->submit(std::move(call), true);
   if (!operation.ok()) return fail(operation.status());
   program.operation = *operation;
-  program.operation->then(worker::Where::kEngine, [this, &program, then] {
+  program.operation->then(engine::Where::kEngine, [this, &program, then] {
     simulation_.call_at(program.engine->loop()->now() + options_.pause, [this, &program, then] {
       const Status& status = program.operation->status();
       status.ok() ? (this->*then)(program) : fail(status);
@@ -204,7 +204,7 @@ void SimulatedJob::reduce(Program& program) {
   char* const array = options_.simulation.carries_data
                           ? reinterpret_cast<char*>(program.array.data())
                           : scratch_.data();
-  worker::Call allreduce{.name = "array", .what = wire::AllReduce{}};
+  calls::Call allreduce{.name = "array", .what = wire::AllReduce{}};
   allreduce.buffers = {{{DType::kFloat32, {bytes_ / sizeof(float)}}, array, array}};
   call(program, std::move(allreduce), &SimulatedJob::leave_round);
 }

@@ -58,7 +58,7 @@ class SimulatedJob {
   explicit SimulatedJob(JobOptions options);
   Status set_up();
   void enter_round(Program& program);
-  void call(Program& program, worker::Call call, void (SimulatedJob::*then)(Program&));
+  void call(Program& program, calls::Call call, void (SimulatedJob::*then)(Program&));
   void reduce(Program& program);
   void leave_round(Program& program);
   void fail(const Status& status);

@@ -21,7 +21,7 @@ class DeviceCallsTest : public OneRankTest {
     const device::Stream stream = device::user_stream(0);
     const device::Address address = STANDIN(standin_allocate)(0, kBytes);
     STANDIN(standin_fill)(device::handle_of(stream), address, kCount, 3, 100);
-    worker::Call call;
+    calls::Call call;
     call.name = "x";
     call.what = wire::AllReduce{{.op = ReduceOp::kAverage, .postscale = 2}};
     call.buffers.push_back({.array = {DType::kFloat32, {kCount}}, .on_device = address});
@@ -29,11 +29,11 @@ class DeviceCallsTest : public OneRankTest {
     call.streams = {stream};
     auto submitted = job->engine().submit(std::move(call), true);
     ASSERT_TRUE(submitted.ok()) << submitted.status().message();
-    std::shared_ptr<worker::Operation> operation = std::move(*submitted);
+    std::shared_ptr<calls::Operation> operation = std::move(*submitted);
     while (!operation->wait_for(kSecond)) {}
     ASSERT_TRUE(operation->status().ok()) << operation->status().message();
     ASSERT_TRUE(operation->take_back({}).ok());
-    const std::shared_ptr<worker::Future> back = operation->taken_back();
+    const std::shared_ptr<engine::Future> back = operation->taken_back();
     submitted = Status(Code::kShutdown, "given away");
     operation.reset();
     while (!back->wait_for(kSecond)) {}

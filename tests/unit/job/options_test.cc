@@ -49,7 +49,7 @@ TEST(Defaults, AreThoseOfTheTable) {
   EXPECT_EQ(given.flows, made.flows);
   EXPECT_EQ(plan::kDefaultSegmentBytes, made.segment_bytes);
   EXPECT_EQ(plan::kAlignment, find_setting("segment_bytes")->limits.multiple_of);
-  const worker::EngineOptions engine;
+  const engine::EngineOptions engine;
   EXPECT_EQ(engine.timeout, settings.get_seconds("timeout"));
   EXPECT_EQ(engine.warn_after, settings.get_seconds("warn_after"));
   EXPECT_EQ(engine.observe, settings.get_bool("observe"));

@@ -10,15 +10,15 @@
 #include "device/copiers.h"
 #include "tests/unit/device/standin_driver.h"
 #include "tests/unit/job/one_rank.h"
-#include "worker/device_rounds.h"
+#include "rounds/device_rounds.h"
 
 namespace herring::job {
 namespace {
 
 class PlansTest : public OneRankTest {
  protected:
-  static worker::PlannedOptions named(std::string name) {
-    worker::PlannedOptions options;
+  static rounds::PlannedOptions named(std::string name) {
+    rounds::PlannedOptions options;
     options.name = std::move(name);
     return options;
   }
@@ -27,7 +27,7 @@ class PlansTest : public OneRankTest {
 // What a device reports of a round may come when the program begins the next one. Rounds without
 // gradients are over at once.
 TEST_F(PlansTest, DevicesReportWhileRoundsBegin) {
-  auto plan = worker::Planned::create(job->engine(), {}, named("empty"));
+  auto plan = rounds::Planned::create(job->engine().rounds(), {}, named("empty"));
   ASSERT_TRUE(plan.ok()) << plan.status().message();
   ASSERT_TRUE((*plan)->begin(true).ok());
   std::atomic<bool> over{false};
@@ -49,13 +49,13 @@ TEST_F(PlansTest, DevicesReportWhileRoundsBegin) {
 // A plan needs a flag for each buffer. So many take memory that must be pinned.
 TEST_F(PlansTest, APlanWithoutFlagsForItsBuffersIsRefused) {
   const std::vector<plan::Gradient> gradients(200, {1 << 14, DType::kFloat32});
-  worker::PlannedOptions options = named("large");
+  rounds::PlannedOptions options = named("large");
   options.buffer_bytes = 1 << 16;
   auto copier = device::own_copier(0);
   ASSERT_TRUE(copier.ok()) << copier.status().message();
   STANDIN(standin_fail)("cuMemHostRegister", 1, 2, true);
-  const auto refused = worker::DeviceRounds::create(job->engine(), gradients, std::move(options),
-                                                    *copier, nullptr);
+  const auto refused = rounds::DeviceRounds::create(job->engine().rounds(), gradients,
+                                                    std::move(options), *copier, nullptr);
   STANDIN(standin_fail)(nullptr, 0, 0, false);
   EXPECT_EQ(refused.status().code(), Code::kDevice) << refused.status().message();
   EXPECT_NE(refused.status().message().find("the words through which GPUs and processors meet"),

@@ -75,8 +75,10 @@ class MovingJob {
   }
 
   ~MovingJob() {
-    for (auto& core : cores_) core->fail_now({Code::kShutdown, "the test is over"}, true);
-    for (auto& core : cores_) core->loop()->join();
+    for (auto& core : cores_) {
+      core->core().ending.fail_now({Code::kShutdown, "the test is over"}, true);
+    }
+    for (auto& core : cores_) core->core().loop->join();
     for (auto& server : servers_) server->stop();
     for (auto& server : dead_) server->stop();
   }
@@ -101,7 +103,7 @@ class MovingJob {
   void tell_ranks(const std::function<void(EngineCore&, uint32_t rank)>& hear) {
     for (uint32_t rank = 0; rank < course_.ranks; ++rank) {
       tell(rank, [this, rank, hear] {
-        cores_[rank]->loop()->post([this, rank, hear] { hear(*cores_[rank], rank); });
+        cores_[rank]->core().loop->post([this, rank, hear] { hear(*cores_[rank], rank); });
       });
     }
   }
@@ -122,11 +124,12 @@ class MovingJob {
     cut_off(server);
     tell_servers();
     tell_ranks([this, set = set_](EngineCore& core, uint32_t) {
-      const bool moves = core.links().can_move() && core.named().can_move(set) &&
-                         core.can_move_partial(set);
+      const bool moves = core.core().links->can_move() &&
+                         std::ranges::all_of(core.core().carriers, [&set](const auto* carrier) {
+                           return carrier->can_move(set);
+                         });
       if (!moves) ++cannot_move;
-      core.links().serve(set);
-      core.named().serve(set);
+      core.core().groups.serve(set);
     });
   }
 
@@ -173,7 +176,7 @@ class MovingJob {
         ASSERT_TRUE(connection.ok());
         flows.push_back(std::move(*connection));
       }
-      core.membership().server_comes(news, std::move(flows));
+      core.coming_servers().server_comes(news, std::move(flows));
     });
   }
 
@@ -186,7 +189,7 @@ class MovingJob {
                                             numbers_[server],
                                             servers_[server]->address().to_string(), set_.epoch,
                                             set_.serving}](EngineCore& core, uint32_t) {
-      core.membership().server_news(news);
+      core.coming_servers().server_news(news);
     });
   }
 
@@ -239,7 +242,7 @@ class MovingJob {
       auto bus = LocalBus::listen();
       ASSERT_TRUE(bus.ok());
       ASSERT_TRUE((*bus)->connect(0, {(*bus)->address()}, monotonic_now() + kSecond).ok());
-      worker::EngineOptions engine = job::engine_options(cluster_, rank, plane_, *settings);
+      engine::EngineOptions engine = job::engine_options(cluster_, rank, plane_, *settings);
       engine.mesh.host = transports_[rank]->address();
       engine.mesh.credentials = credentials();
       engine.observe = false;

@@ -58,8 +58,9 @@ class Job : MovingJob {
                                             simulation_.now() + kPatience);
     EXPECT_TRUE(done) << running_ << " lanes are not done, seed " << seed_;
     for (size_t i = 0; i < cores_.size(); ++i) {
-      EXPECT_TRUE(cores_[i]->failure().ok()) << cores_[i]->failure().message();
-      EXPECT_EQ(cores_[i]->world()->joins(), plan_.joins) << "rank " << i;
+      const Status failure = cores_[i]->core().ending.failure();
+      EXPECT_TRUE(failure.ok()) << failure.message();
+      EXPECT_EQ(cores_[i]->core().groups.world()->joins(), plan_.joins) << "rank " << i;
     }
     end_ = simulation_.now();
     check_kept();
@@ -69,14 +70,14 @@ class Job : MovingJob {
 
   // Lets rank 0 make a call that nobody else makes. Returns the servers without which it cannot
   // complete.
-  std::vector<uint32_t> needed(worker::Call call) {
-    EXPECT_TRUE(cores_[0]->named().submit(std::move(call), false).ok());
+  std::vector<uint32_t> needed(calls::Call call) {
+    EXPECT_TRUE(cores_[0]->calls().submit(std::move(call), false).ok());
     simulation_.run_until([] { return false; }, simulation_.now() + kMillisecond);
     std::vector<uint32_t> servers;
     for (uint32_t server = 0; server < kServers; ++server) {
       control::ServerSet set = control::ServerSet::all(kServers);
       set.lose(server);
-      if (!cores_[0]->named().can_move(set)) servers.push_back(server);
+      if (!cores_[0]->calls().can_move(set)) servers.push_back(server);
     }
     return servers;
   }
@@ -91,7 +92,7 @@ class Job : MovingJob {
     simulation_.run_until([] { return false; }, simulation_.now() + kSecond);
     for (const auto& core : cores_) {
       std::map<std::pair<uint32_t, uint32_t>, uint32_t> streams;
-      for (const wire::Key& key : core->links().kept()) {
+      for (const wire::Key& key : core->core().links->kept()) {
         const auto home = std::pair(key.group, home_of(key.stream, kServers));
         const uint32_t stream = streams.emplace(home, key.stream).first->second;
         EXPECT_EQ(key.stream, stream) << "home " << home.second << ", seed " << seed_;
@@ -104,19 +105,19 @@ class Job : MovingJob {
     for (const auto& core : cores_) {
       for (uint32_t server = 0; server < kServers; ++server) {
         const std::string now = servers_[server]->address().to_string();
-        const std::string named = core->cluster().describe_server(server);
+        const std::string named = core->core().cluster.describe_server(server);
         EXPECT_NE(named.find(now), std::string::npos) << named << ", now at " << now;
       }
     }
   }
 
   void form() {
-    std::vector<std::shared_ptr<worker::Operation>> forming;
+    std::vector<std::shared_ptr<calls::Operation>> forming;
     for (uint32_t rank = 0; rank < 2; ++rank) {
-      worker::Call call;
+      calls::Call call;
       call.name = "pair";
       call.what = wire::FormGroup{{0, 1}};
-      auto submitted = cores_[rank]->named().submit(std::move(call), false);
+      auto submitted = cores_[rank]->calls().submit(std::move(call), false);
       ASSERT_TRUE(submitted.ok());
       forming.push_back(*submitted);
     }
@@ -159,14 +160,14 @@ class Job : MovingJob {
     const uint32_t rank, lane;
     std::mt19937_64 shared, own;  // the same on all ranks, and of this rank
     uint32_t made = 0;
-    std::shared_ptr<worker::Group> group;
+    std::shared_ptr<engine::Group> group;
     std::vector<float> array;
     // Of messages: in the order of the calls.
     std::deque<std::vector<float>> passed;
-    std::vector<std::shared_ptr<worker::Operation>> passing;
+    std::vector<std::shared_ptr<calls::Operation>> passing;
     size_t awaited = 0;
     bool in_any_order = false;
-    std::shared_ptr<worker::Operation> operation;
+    std::shared_ptr<calls::Operation> operation;
 
     EngineCore& core() { return *job.cores_[rank]; }
 
@@ -184,7 +185,7 @@ class Job : MovingJob {
       if (job.plan_.groups && shared() % 2 == 0) return form_group();
       const uint64_t kind = shared(), size = shared(), who = shared() % job.plan_.ranks;
       ++made;
-      worker::Call call;
+      calls::Call call;
       call.group = group;
       call.name = "lane " + std::to_string(lane) + ", " + std::to_string(made % 3);
       const bool large = kind % 12 >= 6;  // its bytes do not travel with the announcement
@@ -220,7 +221,7 @@ class Job : MovingJob {
         call.buffers = {{{DType::kFloat32, {array.size()}}, data, data}};
       }
       if (kind % 12 == 5 && kind / 12 % 4 == 0 && who == rank) {
-        core().named().refuse(group ? group : core().world(), call.what, call.name,
+        core().calls().refuse(group ? group : core().core().groups.world(), call.what, call.name,
                               "it does not want to");
         return pause_then([this] { next(); });
       }
@@ -278,24 +279,24 @@ class Job : MovingJob {
       for (size_t i = 0; i < elements && wire::is<wire::Send>(what); ++i) {
         values[i] = static_cast<float>((i * 7 + rank * 13 + made * 3 + passed.size()) % 61);
       }
-      worker::Call call;
+      calls::Call call;
       call.group = group;
       call.name = "message";
       call.what = std::move(what);
       char* const data = reinterpret_cast<char*>(values.data());
       call.buffers = {{{DType::kFloat32, {elements}}, data, data}};
-      auto submitted = core().named().submit(std::move(call), false);
+      auto submitted = core().calls().submit(std::move(call), false);
       if (!submitted.ok()) return over(submitted.status());
       ++awaited;
       passing.push_back(*submitted);
-      passing.back()->then(worker::Where::kEngine, [this] { one_passed(); });
+      passing.back()->then(engine::Where::kEngine, [this] { one_passed(); });
     }
 
     void one_passed() {
       if (--awaited > 0) return;
       std::vector<std::string> results;
       for (size_t i = 0; i < passing.size(); ++i) {
-        const worker::Operation& one = *passing[i];
+        const calls::Operation& one = *passing[i];
         std::string result = concat(one.status().to_string(), " ", one.counts.size());
         for (const uint64_t count : one.counts) result += concat(" ", count);
         results.push_back(result.append(reinterpret_cast<const char*>(passed[i].data()),
@@ -316,7 +317,7 @@ class Job : MovingJob {
       }
       ++made;
       if (std::ranges::count(members, rank) == 0) return next();
-      worker::Call call;
+      calls::Call call;
       call.name = concat("team ", lane, ".", kind % 2);
       call.what = wire::FormGroup{members};
       submit(std::move(call), [this, large = kind / 2 % 2 == 1] {
@@ -335,7 +336,7 @@ class Job : MovingJob {
     void use_group(size_t elements) {
       array.assign(elements, static_cast<float>(rank + 1));
       char* const data = reinterpret_cast<char*>(array.data());
-      worker::Call call;
+      calls::Call call;
       call.group = group;
       call.name = "in a team";
       call.what = wire::AllReduce{};
@@ -344,19 +345,19 @@ class Job : MovingJob {
         job.results_[concat(rank, ".", lane, ".", made)] =
             concat(operation->status().to_string(), " ", array.front(), " ", array.back());
         pause_then([this] {
-          const std::shared_ptr<worker::Group> used = std::exchange(group, nullptr);
-          const Status over = job.plan_.destroys ? core().membership().destroy(used) : Status();
+          const std::shared_ptr<engine::Group> used = std::exchange(group, nullptr);
+          const Status over = job.plan_.destroys ? core().core().groups.destroy(used) : Status();
           EXPECT_TRUE(over.ok()) << over.message();
           next();
         });
       });
     }
 
-    void submit(worker::Call call, std::function<void()> then) {
-      auto submitted = core().named().submit(std::move(call), false);
+    void submit(calls::Call call, std::function<void()> then) {
+      auto submitted = core().calls().submit(std::move(call), false);
       if (!submitted.ok()) return over(submitted.status());
       operation = *submitted;
-      operation->then(worker::Where::kEngine, std::move(then));
+      operation->then(engine::Where::kEngine, std::move(then));
     }
 
     void over(const Status& why) {
@@ -401,7 +402,7 @@ class Job : MovingJob {
       for (size_t i = 0; i < array.size(); ++i) {
         array[i] = static_cast<float>((i * 7 + rank * 13 + number * 3 + joined) % 61);
       }
-      worker::Call call;
+      calls::Call call;
       call.name = concat("lane ", lane, ", ", number % 3);
       call.what = wire::AllReduce{{kind % 3 == 0 ? ReduceOp::kAverage : ReduceOp::kSum}};
       if (number == 0 && kind % 5 == 0) call.what = wire::AllGather{};  // all ranks make it
@@ -414,18 +415,18 @@ class Job : MovingJob {
     }
 
     void join() {
-      worker::Call call;
+      calls::Call call;
       call.name = wire::kJoinName;
       call.what = wire::Join{};
       submit(std::move(call), concat(rank, ".", joined, ".join"), [this] { over(); }, nullptr);
     }
 
-    void submit(worker::Call call, const std::string& name, std::function<void()> then,
+    void submit(calls::Call call, const std::string& name, std::function<void()> then,
                 const std::vector<float>* array) {
-      auto submitted = job.cores_[rank]->named().submit(std::move(call), false);
+      auto submitted = job.cores_[rank]->calls().submit(std::move(call), false);
       ASSERT_TRUE(submitted.ok()) << submitted.status().message();
-      const std::shared_ptr<worker::Operation> one = *submitted;
-      one->then(worker::Where::kEngine, [=, this, then = std::move(then)] {
+      const std::shared_ptr<calls::Operation> one = *submitted;
+      one->then(engine::Where::kEngine, [=, this, then = std::move(then)] {
         std::string& result = job.results_[name] = one->status().to_string();
         if (one->result) {
           result.append(one->result.get(), one->result_bytes);
@@ -447,7 +448,7 @@ class Job : MovingJob {
   };
 
   const Plan plan_;
-  std::vector<std::shared_ptr<worker::Group>> groups_;  // by rank
+  std::vector<std::shared_ptr<engine::Group>> groups_;  // by rank
   std::map<std::pair<uint32_t, uint32_t>, uint32_t> numbers_;  // of groups, by lane and call
   std::set<uint32_t> given_;
   std::vector<std::unique_ptr<Lane>> lanes_;

@@ -173,10 +173,10 @@ TEST(Names, FormingReturnsToReplacements) {
 }
 
 TEST(Names, NoCallNeedsTheServerThatHasIt) {
-  const auto needed = [](worker::Call call) { return Job({}, 1).needed(std::move(call)); };
+  const auto needed = [](calls::Call call) { return Job({}, 1).needed(std::move(call)); };
   float array[4] = {};
   char* const data = reinterpret_cast<char*>(array);
-  const std::vector<worker::Buffer> buffers{{{DType::kFloat32, {4}}, data, data}};
+  const std::vector<calls::Buffer> buffers{{{DType::kFloat32, {4}}, data, data}};
   EXPECT_TRUE(needed({.name = "a", .what = wire::AllReduce{}, .buffers = buffers}).empty());
   EXPECT_TRUE(needed({.name = "a", .what = wire::Barrier{}}).empty());
   EXPECT_TRUE(needed({.name = "a", .what = wire::Receive{1, 0}, .buffers = buffers}).empty());

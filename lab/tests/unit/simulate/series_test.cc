@@ -40,7 +40,8 @@ class SeriesJob : MovingJob {
     EXPECT_TRUE(done) << running_ << " programs are not done, seed " << seed_;
     EXPECT_EQ(cannot_move, 0);
     for (const auto& core : cores_) {
-      EXPECT_TRUE(core->failure().ok()) << core->failure().message() << ", seed " << seed_;
+      const Status failure = core->core().ending.failure();
+      EXPECT_TRUE(failure.ok()) << failure.message() << ", seed " << seed_;
     }
     for (const auto& [series, seen] : seen_) {
       EXPECT_EQ(seen.ranks, plan_.ranks) << series;
@@ -73,7 +74,7 @@ class SeriesJob : MovingJob {
       made = 0;
       produced = applied = 0;
       results.clear();
-      worker::PartialOptions options;
+      rounds::PartialOptions options;
       options.name = "series " + std::to_string(name);
       options.dtype = DType::kInt64;
       options.elements = elements;
@@ -81,7 +82,7 @@ class SeriesJob : MovingJob {
       options.quorum = std::min(job.plan_.quorum, job.plan_.ranks);
       options.staleness = job.plan_.staleness;
       options.number = begun;
-      auto created = worker::Partial::create(*job.cores_[rank], std::move(options));
+      auto created = rounds::Partial::create(job.cores_[rank]->series(), std::move(options));
       ASSERT_TRUE(created.ok()) << created.status().message();
       partial = *created;
       later([this] { step(); });
@@ -158,7 +159,7 @@ class SeriesJob : MovingJob {
     bool ended = false;
     int64_t produced = 0, applied = 0;
     std::string results;
-    std::shared_ptr<worker::Partial> partial;
+    std::shared_ptr<rounds::Partial> partial;
   };
 
   const SeriesPlan plan_;

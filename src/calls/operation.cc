@@ -1,0 +1,349 @@
+#include "calls/operation.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "calls/calls.h"
+#include "device/kept.h"
+
+namespace herring::calls {
+namespace {
+
+constexpr size_t kResultAlignment = 64;  // in host memory
+
+size_t aligned(size_t bytes) {
+  return (bytes + kResultAlignment - 1) / kResultAlignment * kResultAlignment;
+}
+
+}  // namespace
+
+// Results on their way to a device.
+struct Operation::Return {
+  explicit Return(std::shared_ptr<SharedHeap> heap) : heap(std::move(heap)) {}
+  ~Return() {
+    if (memory != nullptr) heap->free(memory);
+  }
+  Return(const Return&) = delete;
+  Return& operator=(const Return&) = delete;
+
+  bool is_pinned() const {
+    return copies.empty() || heap->is_pinned(copies.front().host);
+  }
+
+  const std::shared_ptr<SharedHeap> heap;
+  device::Flag flag;                 // the copies begin when it has the value
+  uint32_t value = 0;
+  std::vector<device::Copy> copies;
+  char* memory = nullptr;            // null: the copies come from the staging
+  std::vector<char*> results;        // in the memory, by array
+};
+
+Operation::Operation(Calls& owner, Call call, std::shared_ptr<transport::EventLoop> loop,
+                     std::shared_ptr<SharedHeap> heap)
+    : Future(std::move(loop)), owner_(owner), call_(std::move(call)), heap_(std::move(heap)) {}
+
+std::string Operation::where() const {
+  return concat(call_.title(), call_.group->members().suffix(),
+                goes_out_.load() ? concat(", which GPU ", copier()->device().index(),
+                                          " has not reached")
+                                 : "");
+}
+
+// Copies the arrays of a list, and creates the bundles.
+Status Operation::prepare() {
+  // Checked first, because everything below would break a stream capture.
+  for (const device::Stream stream : call_.streams) {
+    HERRING_RETURN_IF_ERROR(copier()->device().check_not_capturing(stream));
+  }
+  if (call_.list) return pack();
+  if (call_.buffers.empty()) return {};
+  const Buffer& one = call_.buffers.front();
+  if (!on_device()) {
+    bundles_.push_back({one.array, one.send, one.receive});
+    return {};
+  }
+  if (call_.device_sums) {
+    HERRING_RETURN_IF_ERROR(
+        DeviceSums::create(call_, owner_.sharing_members(call_), heap_, loop_of()).move_to(sums_));
+  }
+  if (sums_ != nullptr) {
+    bundles_.push_back({one.array, sums_->image(), sums_->image()});
+    return {};
+  }
+  HERRING_RETURN_IF_ERROR(stage(one.array.bytes()));
+  bundles_.push_back({one.array, staging_, staging_});
+  return {};
+}
+
+Status Operation::stage(size_t bytes) {
+  auto staging =
+      heap_->allocate(bytes, on_device() ? Use::devices_at(copier()->memory_node()) : Use::kHost);
+  if (!staging.ok()) return staging.status();
+  staging_ = static_cast<char*>(*staging);
+  return {};
+}
+
+std::vector<device::Copy> Operation::device_copies() {
+  std::vector<device::Copy> copies;
+  if (!list_) {
+    const Buffer& one = call_.buffers.front();
+    copies.push_back({one.on_device, staging_, one.array.bytes()});
+    return copies;
+  }
+  list_->pack(staging_, [&](char* staged, uint32_t i, size_t first, size_t bytes) {
+    copies.push_back({call_.buffers[i].on_device + first, staged, bytes});
+  });
+  return copies;
+}
+
+Status Operation::bring_out(device::Watcher::Then then) {
+  const bool gives = wire::gives_data(call_.what, call_.group->index());
+  goes_out_.store(true);
+  const Status queued = call_.copier->out(
+      call_.streams, gives ? device_copies() : std::vector<device::Copy>(),
+      [this, then = std::move(then)](const Status& out) {  // copies own a share of this
+        goes_out_.store(false);
+        then(out);
+      });
+  if (!queued.ok()) goes_out_.store(false);
+  return queued;
+}
+
+Status Operation::check_device() {
+  if (sums_ != nullptr) return end_if_lost(sums_->check());
+  return on_device() ? end_if_lost(copier()->check()) : Status();
+}
+
+Status Operation::end_if_lost(const Status& why) {
+  if (why.code() != Code::kDevice || copier()->check().ok()) return why;
+  // The task runs only as long as the loop does, and the owner lives longer.
+  loop_of()->post([this, self = shared_from_this(), why] { owner_.end_job(why); });
+  return why;
+}
+
+Status Operation::take_back(const std::vector<device::Stream>& streams) {
+  std::lock_guard lock(taking_back_);
+  const Status taken = [&]() -> Status {
+    if (taken_back_ == nullptr) HERRING_RETURN_IF_ERROR(queue_back(streams));
+    for (const device::Stream stream : streams) HERRING_RETURN_IF_ERROR(copier()->join(stream));
+    return {};
+  }();
+  return end_if_lost(taken);
+}
+
+Status Operation::queue_back(const std::vector<device::Stream>& streams) {
+  auto taken = std::make_shared<Future>(loop_of());
+  taken->continue_from(*this);
+  device::Copier& copier = *call_.copier;
+  for (const device::Stream stream : streams) HERRING_RETURN_IF_ERROR(copier.follow(stream));
+  HERRING_RETURN_IF_ERROR(copier.back(device_copies(), shared_from_this()));
+  // The callback keeps the staging memory until the device is done with it.
+  HERRING_RETURN_IF_ERROR(
+      copier.when_back([self = shared_from_this(), taken](const Status& status) {
+        self->drop_staging();
+        taken->set(status);
+      }));
+  taken_back_ = std::move(taken);
+  return {};
+}
+
+Status Operation::return_to(std::vector<Place> places, const std::vector<device::Stream>& streams,
+                            std::function<void()> failed, device::Watcher::Then then) {
+  if (done()) HERRING_RETURN_IF_ERROR(status());
+  auto planned = plan_return(places);
+  if (!planned.ok()) return planned.status();
+  const std::shared_ptr<Return> returned = std::move(*planned);
+  // A copy of memory that is not pinned may block this thread until the flag is set.
+  const bool waits = !returned->is_pinned();
+  Status queued = waits ? complete_here() : Status();
+  if (waits && queued.ok()) fill(*returned, failed);
+  if (queued.ok()) queued = queue_return(returned, streams, std::move(then));
+  if (!queued.ok()) {
+    returned->flag.set(returned->value);  // no stream waits for it any more
+    if (copier()->await_idle(monotonic_now() + device::Copier::kPatienceAfterError)) {
+      end_return();
+      copier()->flags().give_back(returned->flag);
+    } else {
+      log(LogLevel::kWarning, "'", call_.name, "': GPU ", copier()->device().index(),
+          " may still read the memory of its results, which is kept for ever");
+      device::keep_for_ever(std::pair(shared_from_this(), returned));
+    }
+    return end_if_lost(queued);
+  }
+  if (waits) return {};
+  const auto fills = [self = shared_from_this(), returned, failed = std::move(failed)] {
+    self->fill(*returned, failed);
+  };
+  Future::then(returned->memory == nullptr ? Where::kEngine : Where::kThread, fills);
+  return {};
+}
+
+Status Operation::complete_here() {
+  while (!done()) {
+    static_cast<void>(wait_for(100 * kMillisecond));
+    static_cast<void>(check_device());
+  }
+  return status();
+}
+
+Result<std::shared_ptr<Operation::Return>> Operation::plan_return(
+    const std::vector<Place>& places) {
+  const bool moved =
+      wire::is<wire::AllReduce>(call_.what) || wire::is<wire::Broadcast>(call_.what);
+  auto returned = std::make_shared<Return>(heap_);
+  auto flag = copier()->flags().take();
+  if (!flag.ok()) return flag.status();
+  returned->flag = *flag;
+  returned->value = flag->word->load() + 1;
+  if (moved) {
+    std::lock_guard lock(staging_mutex_);
+    returns_ = staging_ != nullptr;  // null: it has just failed
+    if (returns_) {
+      list_->pack(staging_, [&](char* staged, uint32_t i, size_t first, size_t bytes) {
+        returned->copies.push_back({places[i].address + first, staged, bytes});
+      });
+      return returned;
+    }
+  }
+  size_t bytes = 0;
+  for (const Place& place : places) bytes += aligned(place.bytes);
+  auto memory = heap_->allocate(bytes, Use::devices_at(copier()->memory_node()));
+  if (!memory.ok()) {
+    copier()->flags().give_back(*flag);
+    return memory.status();
+  }
+  char* at = returned->memory = static_cast<char*>(*memory);
+  for (const Place& place : places) {
+    returned->results.push_back(at);
+    returned->copies.push_back({place.address, at, place.bytes});
+    at += aligned(place.bytes);
+  }
+  return returned;
+}
+
+Status Operation::queue_return(const std::shared_ptr<Return>& returned,
+                               const std::vector<device::Stream>& streams,
+                               device::Watcher::Then then) {
+  device::Copier& copier = *call_.copier;
+  for (const device::Stream stream : streams) HERRING_RETURN_IF_ERROR(copier.follow(stream));
+  HERRING_RETURN_IF_ERROR(copier.back_when(returned->flag, returned->value, returned->copies));
+  for (const device::Stream stream : streams) HERRING_RETURN_IF_ERROR(copier.join(stream));
+  return copier.when_back([self = shared_from_this(), returned,
+                           then = std::move(then)](const Status& there) {
+    // The flag of a device that is lost is never used again.
+    if (there.ok()) self->copier()->flags().give_back(returned->flag);
+    self->end_return();
+    then(there);
+  });
+}
+
+void Operation::fill(Return& returned, const std::function<void()>& failed) {
+  if (!status().ok()) failed();
+  if (status().ok() && returned.memory != nullptr) take(returned.results);
+  for (const device::Copy& copy : returned.copies) {
+    if (!status().ok()) std::memset(copy.host, 0xff, copy.bytes);
+  }
+  returned.flag.set(returned.value);
+}
+
+void Operation::end_return() {
+  {
+    std::lock_guard lock(staging_mutex_);
+    returns_ = false;
+  }
+  drop_staging();
+}
+
+Operation::~Operation() { drop_staging(); }
+
+void Operation::drop_staging() {
+  std::lock_guard lock(staging_mutex_);
+  if (returns_) return;
+  if (char* const staging = std::exchange(staging_, nullptr)) heap_->free(staging);
+}
+
+Status Operation::pack() {
+  std::vector<wire::Array> arrays;
+  for (const Buffer& one : call_.buffers) arrays.push_back(one.array);
+  list_.emplace(call_.what, std::move(arrays), call_.group->index(), call_.group->size());
+  if (Status fits = list_->check(); !fits.ok()) {
+    return {fits.code(), concat("'", call_.name, "', ", fits.message())};
+  }
+  if (call_.agreement.empty()) call_.agreement = list_->describe();
+  if (auto* scatter = std::get_if<wire::ReduceScatter>(&call_.what)) {
+    scatter->rows = list_->splits();
+  }
+  HERRING_RETURN_IF_ERROR(stage(list_->staging_bytes()));
+  const bool gives = !absent() && wire::gives_data(call_.what, call_.group->index());
+  if (gives && !on_device()) list_->pack(call_.buffers, staging_);
+  for (const List::Bundle& one : list_->bundles()) {
+    bundles_.push_back({one.array, staging_ + one.offset, staging_ + one.offset});
+  }
+  return {};
+}
+
+size_t Operation::bytes() const {
+  size_t all = 0;
+  for (const Bundle& bundle : bundles_) all += bundle.array.bytes();
+  return all;
+}
+
+void Operation::on_transfer_done(links::Transfer& transfer) {
+  called_off_ |= transfer.called_off;
+  if (transfer.fewest_workers == 0) whole_ = 0;
+  owner_.part_done(*this);
+}
+
+char* Operation::place_result(size_t bytes) {
+  if (!call_.list) {
+    const Buffer& one = call_.buffers.front();
+    placed = one.receive != nullptr && one.receive_bytes == bytes;
+    if (placed) return one.receive;
+  }
+  result_bytes = bytes;
+  result.reset(new (std::nothrow) char[std::max<size_t>(bytes, 1)]);
+  return result.get();
+}
+
+bool Operation::save(size_t bundle) {
+  if (!attempt_) return true;
+  const char* const from = bundles_[bundle].receive;
+  const size_t bytes = bundles_[bundle].array.bytes();
+  std::unique_ptr<char[]>& saved = saved_[bundle];
+  if (saved == nullptr) saved.reset(new (std::nothrow) char[std::max<size_t>(bytes, 1)]);
+  if (saved != nullptr) std::memcpy(saved.get(), from, bytes);
+  return saved != nullptr;
+}
+
+void Operation::begin_again() {
+  for (const auto& [bundle, bytes] : saved_) {
+    std::memcpy(bundles_[bundle].receive, bytes.get(), bundles_[bundle].array.bytes());
+  }
+  if (!list_ && !on_device()) drop_staging();
+  transfers_.clear();
+  copies_.clear();
+  parts_ = {};
+  whole_ = 1;
+  attempt_.reset();
+  launched_ = false;
+}
+
+Status Operation::unpack() {
+  HERRING_RETURN_IF_ERROR(list_->read(result ? result.get() : staging_, result_bytes, counts));
+  if (call_.buffers.empty() || call_.buffers.front().receive == nullptr) return {};
+  std::vector<char*> to;
+  for (const Buffer& one : call_.buffers) to.push_back(one.receive);
+  take(to);
+  return {};
+}
+
+void Operation::take(const std::vector<char*>& to) {
+  list_->unpack(result ? result.get() : staging_, to);
+  result.reset();
+  drop_staging();
+}
+
+}  // namespace herring::calls

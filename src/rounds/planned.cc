@@ -1,0 +1,567 @@
+#include "rounds/planned.h"
+
+#include <algorithm>
+
+#include "base/fork_guard.h"
+#include "base/hash.h"
+#include "base/log.h"
+
+namespace herring::rounds {
+
+class Planned::RoundFuture : public Future {
+ public:
+  RoundFuture(const Work& work, uint32_t number);
+  std::string where() const override { return concat(*title_, " (round ", number_, ")"); }
+
+ private:
+  const std::shared_ptr<const std::string> title_;
+  const uint32_t number_;
+};
+
+class Planned::Work : public std::enable_shared_from_this<Work> {
+ public:
+  Work(Rounds& rounds, PlannedOptions options, plan::Plan plan)
+      : rounds(rounds), core(rounds.core()), options(std::move(options)), plan(std::move(plan)),
+        stream(*this->options.stream),
+        title(std::make_shared<std::string>(
+            concat("'", this->options.name, "'", members().suffix()))) {}
+  ~Work();
+  Status allocate();
+  void log_choices() const;
+
+  // Queues a task for the engine thread. If that thread has ended, the round fails.
+  void run(const std::shared_ptr<Round>& round, std::function<void()> task);
+  void begin(const std::shared_ptr<Round>& round);
+  // `now`: when the program gave the last of the data.
+  void launch(uint32_t from, uint32_t to, const std::shared_ptr<Round>& round, Nanos now);
+  // Returns an entry without its kind and its moments.
+  observe::Entry entry_of(const Round& round) const;
+  const control::Group& members() const { return options.group->members(); }
+  uint32_t count() const { return static_cast<uint32_t>(parts_.size()); }
+  plan::Range slice(uint32_t part, uint32_t place) const;
+
+  Rounds& rounds;
+  Core& core;
+  const PlannedOptions options;
+  const plan::Plan plan;
+  const uint32_t stream;
+  const uint32_t generation = fork_generation();
+  const std::shared_ptr<const std::string> title;  // for messages
+  std::vector<char*> arenas;
+  char* note = nullptr;  // null if rounds have none
+  std::atomic<uint32_t> contributors{0};
+  // Cards of the first rounds, exchanged between the ranks of a node; null if this rank is alone
+  // there.
+  char* card = nullptr;
+  std::vector<char> cards;  // received
+
+ private:
+  class Part;
+
+  Status take_memory(size_t bytes, char*& place);
+  void add_part(char* data, size_t bytes, DType dtype, ReduceOp op, char* staging);
+  void launch_one(uint32_t part, const std::shared_ptr<Round>& round, Nanos now);
+  void exchange_cards(const std::shared_ptr<Round>& round);
+  void part_done(const std::shared_ptr<Round>& round, uint32_t part, uint32_t workers);
+
+  std::vector<char*> memory_;
+  // Whether all parts go through the node stage. If only some did, the others would overtake them,
+  // and the order of a stream must be the same on every worker.
+  bool staged_ = false;
+  std::vector<std::unique_ptr<Part>> parts_;  // the fusion buffers, then the note
+};
+
+// A part travels as a unit: it is a fusion buffer or the note. If the node stage is not needed, a
+// part goes directly from its memory to the servers and back.
+class Planned::Work::Part : public links::TransferOwner {
+ public:
+  explicit Part(Work& work) : work_(work) {}
+  NodeTask task;    // without the fields that differ from round to round
+  links::Transfer transfer;
+  std::shared_ptr<Round> round;
+  observe::Mark mark;  // of the running round
+
+  void on_transfer_done(links::Transfer& done) override {
+    const std::shared_ptr<Round> ended = std::exchange(round, nullptr);
+    // If the transfer was called off, the round fails with its group.
+    if (!done.called_off) work_.part_done(ended, task.key.buffer, done.workers);
+    work_.rounds.part_ended(ended->future);
+  }
+
+ private:
+  Work& work_;
+};
+
+Planned::RoundFuture::RoundFuture(const Work& work, uint32_t number)
+    : Future(work.core.loop), title_(work.title), number_(number) {}
+
+Planned::Planned(std::shared_ptr<Work> work) : work_(std::move(work)) {}
+
+const plan::Plan& Planned::plan() const { return work_->plan; }
+std::shared_ptr<char> Planned::arena(size_t i) const { return {work_, work_->arenas[i]}; }
+uint32_t Planned::contributors() const { return work_->contributors.load(); }
+bool Planned::has_note() const { return work_->note != nullptr; }
+
+Status Planned::Work::take_memory(size_t bytes, char*& place) {
+  auto memory = core.heap->allocate(bytes, options.use);
+  if (!memory.ok()) return memory.status();
+  place = memory_.emplace_back(static_cast<char*>(*memory));
+  return {};
+}
+
+Status Planned::Work::allocate() {
+  staged_ = options.group->uses_node_stage();
+  std::vector<char*> staging;  // by arena; null if nothing is converted
+  for (const plan::Arena& arena : plan.arenas) {
+    HERRING_RETURN_IF_ERROR(take_memory(arena.bytes, arenas.emplace_back()));
+    staging.push_back(nullptr);
+    if (!options.narrow || arena.dtype != DType::kFloat32) continue;
+    HERRING_RETURN_IF_ERROR(take_memory(arena.bytes / 2, staging.back()));
+    staged_ = true;
+  }
+  for (const plan::Buffer& buffer : plan.buffers) {
+    const auto& [offset, bytes] = buffer.range;
+    char* narrow = staging[buffer.arena];
+    add_part(arenas[buffer.arena] + offset, bytes, plan.arenas[buffer.arena].dtype, options.op,
+             narrow == nullptr ? nullptr : narrow + offset / 2);
+  }
+  if (options.note_bytes > 0) {
+    HERRING_RETURN_IF_ERROR(take_memory(options.note_bytes, note));
+    add_part(note, options.note_bytes, DType::kUInt8, ReduceOp::kMax, nullptr);
+  }
+  if (!staged_ || options.group->local_size() == 1 || count() == 0) return {};
+  HERRING_RETURN_IF_ERROR(take_memory(PlannedDevices::kCardBytes, card));
+  cards.assign(options.group->local_size() * PlannedDevices::kCardBytes, 0);
+  return {};
+}
+
+void Planned::Work::log_choices() const {
+  size_t bytes = 0;
+  for (const plan::Arena& arena : plan.arenas) bytes += arena.bytes;
+  log(LogLevel::kInfo, "'", options.name, "'", members().suffix(), ": ",
+      counted(plan.gradients.size(), "gradient"), ", ", bytes / 1e6, " MB in ",
+      counted(plan.buffers.size(), "fusion buffer"), "; ",
+      options.narrow || options.casts
+          ? concat("float32 travels as ", name_of(options.wire),
+                   options.casts ? ", from the GPU on" : "")
+          : std::string("gradients travel in their own dtype"));
+}
+
+void Planned::Work::add_part(char* data, size_t bytes, DType dtype, ReduceOp op, char* staging) {
+  const size_t wire_bytes = staging == nullptr ? bytes : bytes / 2;
+  const std::vector<double>& weights = options.group->shards().weights;
+  NodeTask& task = parts_.emplace_back(std::make_unique<Part>(*this))->task;
+  task.group = options.group;
+  task.key = {stream, 0, count() - 1, members().id()};
+  task.name = options.name;
+  task.lockstep = true;
+  task.data = data;
+  task.bytes = bytes;
+  task.dtype = dtype;
+  task.wire = staging == nullptr ? dtype : options.wire;
+  task.staging = staging;
+  task.reduction.op = op;
+  if (options.divide_by_all) task.reduction.divisor = static_cast<uint32_t>(members().size());
+  if (members().nodes() == 1 || (data == note && bytes <= plan.segment_bytes)) {
+    const auto heaviest = std::max_element(weights.begin(), weights.end()) - weights.begin();
+    task.shards = {{static_cast<uint32_t>(heaviest), 0, wire_bytes}};  // in one piece
+  } else {
+    task.shards = plan::shard_layout(wire_bytes, weights);
+  }
+}
+
+// Uses the same slices as NodeWork.
+plan::Range Planned::Work::slice(uint32_t part, uint32_t place) const {
+  const NodeTask& task = parts_[part]->task;
+  const std::vector<plan::Shard>& shards = task.shards;
+  plan::Range whole;  // at first in bytes on the wire
+  for (const plan::SegmentRun& run :
+       plan::local_slice(shards, plan.segment_bytes, place, options.group->local_size())) {
+    const plan::Range range = plan::run_range(shards, plan.segment_bytes, run);
+    if (whole.bytes == 0) whole.offset = range.offset;
+    whole.bytes += range.bytes;
+  }
+  const size_t wider = size_of(task.dtype) / size_of(task.wire);
+  return {whole.offset * wider, whole.bytes * wider};
+}
+
+Planned::Work::~Work() {
+  for (char* memory : memory_) core.heap->free(memory);
+}
+
+Result<std::unique_ptr<Planned>> Planned::create(Rounds& rounds,
+                                                 const std::vector<plan::Gradient>& gradients,
+                                                 PlannedOptions options) {
+  Core& core = rounds.core();
+  if (!options.group) options.group = core.groups.world();
+  // A stream is taken even if creation fails below: the next plan must have the same stream on all
+  // ranks.
+  if (!options.stream) options.stream = options.group->next_stream();
+  for (const plan::Gradient& gradient : gradients) {
+    HERRING_RETURN_IF_ERROR(check_reducible(gradient.dtype, {options.op}));
+  }
+  if (options.narrow && size_of(options.wire) != 2) {
+    return Status(Code::kInvalidArgument, concat("wire_dtype is ", name_of(options.wire),
+                                                 "; use float16 or bfloat16"));
+  }
+  plan::Cluster shape{options.group->members().nodes(), options.group->shards().weights};
+  plan::Options plan_options;
+  plan_options.buffer_bytes =
+      options.buffer_bytes != 0 ? options.buffer_bytes : core.options.buffer_bytes;
+  plan_options.segment_bytes = core.options.links.segment_bytes;
+  plan_options.on_devices = options.on_devices;
+  plan_options.alone = shape.nodes == options.group->members().size();
+  auto plan = plan::make_plan(gradients, shape, plan_options);
+  if (!plan.ok()) return plan.status();
+
+  auto work = std::make_shared<Work>(rounds, std::move(options), std::move(*plan));
+  HERRING_RETURN_IF_ERROR(work->allocate());
+  work->log_choices();
+  return std::unique_ptr<Planned>(new Planned(std::move(work)));
+}
+
+Planned::~Planned() {
+  if (work_->generation != fork_generation()) return;  // a forked child is not a member of the job
+  std::lock_guard lock(mutex_);
+  if (round_ == nullptr || round_->future->done() || next_buffer_ == work_->count()) {
+    return;
+  }
+  // If there is no memory to tell the others, they wait until their timeout.
+  static_cast<void>(without_exceptions([this]() -> Status {
+    work_->core.ending.abort(
+        {Code::kShutdown,
+         concat("planned operation '", work_->options.name, "'", work_->members().suffix(),
+                " was closed inside round ", round_->number, ", before ", missing(),
+                "; wait() for the round before close()")});
+    return {};
+  }));
+}
+
+Nanos Planned::timeout() const { return work_->core.timeout_ms(0) * kMillisecond; }
+
+uint64_t Planned::signature() const {
+  Fnv1a hash;
+  const PlannedOptions& options = work_->options;
+  for (uint64_t value : {plan().hash, uint64_t{work_->stream}, static_cast<uint64_t>(options.op),
+                         uint64_t{options.divide_by_all}, static_cast<uint64_t>(options.narrow),
+                         static_cast<uint64_t>(options.wire), uint64_t{options.note_bytes}}) {
+    hash.add(value);
+  }
+  return hash.value();
+}
+
+Status Planned::begin(bool active, bool held) {
+  HERRING_RETURN_IF_ERROR(work_->core.ending.incomplete(*work_->options.group));
+  std::unique_lock lock(mutex_);
+  if (round_ != nullptr && !round_->future->done()) {
+    return {Code::kInvalidArgument,
+            concat("'", work_->options.name, "': begin() inside a round; wait() for it first")};
+  }
+  // Allocates first, so that nothing has changed if there is no memory.
+  auto round = std::make_shared<Round>();
+  round->future = std::make_shared<RoundFuture>(*work_, next_round_);
+  round->number = next_round_++;
+  round->active = active;
+  round->buffers_left = work_->count();
+  if (work_->card != nullptr && round->number < PlannedDevices::kCardRounds) {
+    ++round->buffers_left;
+    std::fill_n(work_->card, PlannedDevices::kCardBytes, 0);
+    if (work_->options.devices) work_->options.devices->write_card(round->number, work_->card);
+  }
+  observe::Entry entry = work_->entry_of(*round);
+  entry.kind = observe::Kind::kRound;
+  entry.at[static_cast<size_t>(observe::Moment::kCalled)] = work_->core.loop->now();
+  for (const plan::Arena& arena : plan().arenas) entry.bytes += arena.bytes;
+  round->future->begin(work_->core.program, entry);
+  round_ = std::move(round);
+  ready_.assign(plan().gradients.size(), !active);
+  missing_.assign(work_->count(), 0);
+  if (active) {
+    if (has_note()) missing_.back() = 1;
+    for (const auto& buffers : plan().buffers_of) {
+      for (uint32_t b : buffers) ++missing_[b];
+    }
+  }
+  next_buffer_ = 0;
+  held_ = held;
+  if (missing_.empty()) {
+    round_->future->mark().at(observe::Moment::kReady, entry.when(observe::Moment::kCalled));
+    round_->future->set({});
+    return {};
+  }
+  work_->begin(round_);
+  advance();
+  return {};
+}
+
+void Planned::let_go() {
+  std::lock_guard lock(mutex_);
+  held_ = false;
+  advance();
+}
+
+void Planned::advance() {
+  if (held_) return;
+  const uint32_t from = next_buffer_;
+  while (next_buffer_ < missing_.size() && missing_[next_buffer_] == 0) ++next_buffer_;
+  if (next_buffer_ == from) return;
+  const Nanos now = work_->core.loop->now();
+  work_->core.program->called(now);
+  if (next_buffer_ == missing_.size()) round_->future->mark().at(observe::Moment::kReady, now);
+  work_->launch(from, next_buffer_, round_, now);
+}
+
+Status Planned::may_be_ready(size_t index) const {
+  if (round_ != nullptr && index < ready_.size() && !ready_[index]) return {};
+  return {Code::kInvalidArgument,
+          concat("'", work_->options.name, "': gradient ", index,
+                 round_ == nullptr         ? " is ready before begin()"
+                 : index >= ready_.size() ? " does not exist"
+                                           : " is ready twice in one round")};
+}
+
+Status Planned::ready_in(size_t index, uint32_t buffer) {
+  std::lock_guard lock(mutex_);
+  HERRING_RETURN_IF_ERROR(may_be_ready(index));
+  ready_[index] = buffer == plan().buffers_of[index].back();
+  --missing_[buffer];
+  advance();
+  return {};
+}
+
+Status Planned::ready(size_t index) {
+  std::lock_guard lock(mutex_);
+  HERRING_RETURN_IF_ERROR(may_be_ready(index));
+  ready_[index] = true;
+  for (uint32_t b : plan().buffers_of[index]) --missing_[b];
+  advance();
+  return {};
+}
+
+Status Planned::note(std::string_view bytes) {
+  std::lock_guard lock(mutex_);
+  const size_t expected = work_->options.note_bytes;
+  if (bytes.size() != expected || round_ == nullptr || !has_note() || missing_.back() == 0) {
+    return {Code::kInvalidArgument,
+            concat("'", work_->options.name, "': a note ",
+                   bytes.size() != expected
+                       ? concat("of ", counted(bytes.size(), "byte"), "; this plan has ", expected)
+                       : round_ == nullptr ? "before begin()" : "twice in one round")};
+  }
+  std::copy(bytes.begin(), bytes.end(), work_->note);
+  missing_.back() = 0;
+  advance();
+  return {};
+}
+
+Result<std::string> Planned::notes() {
+  std::lock_guard lock(mutex_);
+  if (round_ == nullptr || !round_->future->done()) {
+    return Status(Code::kInvalidArgument,
+                  concat("'", work_->options.name,
+                         "': notes are available after wait() has returned"));
+  }
+  HERRING_RETURN_IF_ERROR(round_->future->status());
+  return std::string(work_->note, work_->options.note_bytes);
+}
+
+bool Planned::lacks_note() const {
+  std::lock_guard lock(mutex_);
+  return has_note() && round_ != nullptr && missing_.back() != 0;
+}
+
+std::shared_ptr<Future> Planned::round() const {
+  std::lock_guard lock(mutex_);
+  return round_ == nullptr ? nullptr : round_->future;
+}
+
+void Planned::added(uint32_t buffer) { report(&NodeStage::added, buffer); }
+void Planned::given(uint32_t buffer) { report(&NodeStage::given, buffer); }
+
+void Planned::report(void (NodeStage::*what)(const wire::Key& key), uint32_t buffer) {
+  std::shared_ptr<Round> round;
+  {
+    std::lock_guard lock(mutex_);
+    round = round_;
+  }
+  work_->run(round, [work = work_, what, round, buffer] {
+    const wire::Key key{work->stream, round->number, buffer, work->members().id()};
+    ((*work->core.node_stage).*what)(key);
+  });
+}
+
+uint32_t Planned::rounds() const {
+  std::lock_guard lock(mutex_);
+  return next_round_;
+}
+
+std::vector<char> Planned::cards() const { return work_->cards; }
+const Group& Planned::group() const { return *work_->options.group; }
+const PlannedOptions& Planned::options() const { return work_->options; }
+const std::string& Planned::node_stage() const { return work_->core.options.node_stage; }
+std::shared_ptr<SharedHeap> Planned::shared_heap() const { return work_->core.heap; }
+
+plan::Range Planned::slice(uint32_t buffer, uint32_t place) const {
+  return work_->slice(buffer, place);
+}
+
+void Planned::fail(const Status& why) { work_->core.ending.abort(why); }
+
+std::string Planned::missing() const {
+  std::string missing;
+  size_t count = 0;
+  for (size_t i = 0; i < ready_.size(); ++i) {
+    if (ready_[i] || plan().buffers_of[i].empty()) continue;
+    if (count++ < 10) missing += (missing.empty() ? "gradients " : ", ") + std::to_string(i);
+  }
+  if (count > 10) missing += concat(" and ", count - 10, " more");
+  if (count > 0) missing += " were ready";
+  if (!has_note() || missing_.back() == 0) return missing;
+  return concat(missing, missing.empty() ? "" : " and ", "the note was given");
+}
+
+Result<std::shared_ptr<Future>> Planned::waiting() {
+  std::lock_guard lock(mutex_);
+  const std::string& name = work_->options.name;
+  if (round_ == nullptr) {
+    return Status(Code::kInvalidArgument, concat("'", name, "': wait() before begin()"));
+  }
+  if (!round_->future->done() && next_buffer_ < work_->count() && !held_) {
+    return Status(Code::kInvalidArgument,
+                  concat("'", name, "': wait() before ", missing(), "; call ready() for each ",
+                         "gradient", has_note() ? " and note() once" : ""));
+  }
+  return std::shared_ptr<Future>(round_->future);
+}
+
+void Planned::Work::run(const std::shared_ptr<Round>& round, std::function<void()> task) {
+  if (Status status = core.run(std::move(task)); !status.ok()) round->future->set(status);
+}
+
+void Planned::Work::begin(const std::shared_ptr<Round>& round) {
+  const auto tracks = [this, round] {
+    if (Status status = core.ending.failure(); !status.ok()) {
+      round->future->set(status);
+    } else if (Status off = options.group->called_off(); !off.ok()) {
+      round->future->set(off);
+    } else {
+      rounds.track(round->future, *options.group);
+    }
+  };
+  run(round, [self = shared_from_this(), round, tracks] {
+    or_tell([&](const Status& why) { round->future->set(why); }, tracks);
+    if (self->card != nullptr && round->number < PlannedDevices::kCardRounds &&
+        !round->future->done()) {
+      self->exchange_cards(round);
+    }
+  });
+}
+
+// Exchanges the cards through the node stage: each rank reads its neighbours' cards from their
+// memory.
+void Planned::Work::exchange_cards(const std::shared_ptr<Round>& round) {
+  NodeTask task;
+  task.group = options.group;
+  task.key = {stream, round->number, count(), members().id()};
+  task.name = options.name;
+  task.data = card;
+  task.bytes = PlannedDevices::kCardBytes;
+  task.dtype = task.wire = DType::kUInt8;
+  task.deadline = core.deadline(0);
+  task.exchanges = true;
+  for (uint32_t place = 0; place < options.group->local_size(); ++place) {
+    NodePiece& piece = task.pieces.emplace_back();
+    piece.from = place;
+    piece.receive = place * PlannedDevices::kCardBytes;
+    piece.bytes = PlannedDevices::kCardBytes;
+  }
+  task.out = cards.data();
+  task.on_done = [this, round](uint32_t) {
+    if (options.group->called_off().ok()) part_done(round, count(), contributors.load());
+    rounds.part_ended(round->future);
+  };
+  task.keeps = shared_from_this();
+  rounds.part_begins(round->future);
+  core.node_stage->post(std::move(task));
+}
+
+observe::Entry Planned::Work::entry_of(const Round& round) const {
+  observe::Entry entry;
+  entry.group = members().id();
+  entry.stream = stream;
+  entry.round = round.number;
+  entry.set_name(options.name);
+  return entry;
+}
+
+void Planned::Work::launch(uint32_t from, uint32_t to, const std::shared_ptr<Round>& round,
+                           Nanos now) {
+  run(round, [self = shared_from_this(), from, to, round, now] {
+    for (uint32_t p = from; p < to && !round->future->done(); ++p) self->launch_one(p, round, now);
+  });
+}
+
+void Planned::Work::launch_one(uint32_t index, const std::shared_ptr<Round>& round, Nanos now) {
+  Part& part = *parts_[index];
+  part.mark = {};
+  if (core.recorder().on()) {
+    observe::Entry entry = entry_of(*round);
+    entry.kind = observe::Kind::kBuffer;
+    entry.buffer = index;
+    entry.bytes = part.task.bytes;
+    entry.at[static_cast<size_t>(observe::Moment::kReady)] = now;
+    part.mark = {&core.recorder(), core.recorder().begin(entry)};
+  }
+  rounds.part_begins(round->future);
+  NodeTask task = part.task;
+  task.mark = part.mark;
+  task.key.round = round->number;
+  task.active = round->active;
+  task.deadline = core.deadline(0);
+  if (staged_) {
+    task.on_done = [this, round, index](uint32_t workers) {
+      if (options.group->called_off().ok()) part_done(round, index, workers);
+      rounds.part_ended(round->future);
+    };
+    task.keeps = shared_from_this();
+    if (options.devices && index < plan.buffers.size() && options.group->local_size() > 1) {
+      task.adder = options.devices->adder(index);
+      if (round->number == 0) {
+        task.on_posted = [devices = options.devices, index](std::vector<PostedMemory> memory) {
+          devices->learn(index, std::move(memory));
+        };
+      }
+    }
+    core.node_stage->post(std::move(task));
+    return;
+  }
+  part.round = round;
+  links::Transfer& transfer = part.transfer;
+  transfer.key = task.key;
+  transfer.lockstep = true;
+  transfer.open.dtype = task.dtype;
+  transfer.open.reduction = task.reduction;
+  transfer.open.workers = task.active ? 1 : 0;
+  transfer.open.deadline = task.deadline;
+  transfer.open.name = task.name;
+  transfer.send = task.active ? task.data : nullptr;
+  transfer.receive = task.data;
+  transfer.shards = task.shards;
+  transfer.runs = plan::local_slice(transfer.shards, core.options.links.segment_bytes, 0, 1);
+  transfer.owner = &part;
+  transfer.mark = part.mark;
+  const Status pushed = core.links->push(transfer, shared_from_this());
+  if (!pushed.ok()) core.ending.fail_now(pushed);
+}
+
+void Planned::Work::part_done(const std::shared_ptr<Round>& round, uint32_t part,
+                              uint32_t workers) {
+  contributors.store(workers);
+  if (part < count() && parts_[part]->mark) parts_[part]->mark.end(core.loop->now());
+  if (options.averaged && part < plan.buffers.size()) options.averaged(part);
+  if (--round->buffers_left > 0) return;
+  rounds.untrack(round->future);
+  round->future->set({});
+}
+
+}  // namespace herring::rounds

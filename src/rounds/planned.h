@@ -1,0 +1,157 @@
+// A planned operation: all-reduce of the fusion buffers of one plan, round after round, without any
+// negotiation (paper, III-2). Gradients may become ready in any order. Buffers are pushed in plan
+// order as they fill. A plan may have a note: a few bytes that each active rank sends along with a
+// round. At each byte, every rank gets the largest value that any rank gave.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "node/node_work.h"
+#include "plan/plan.h"
+#include "rounds/rounds.h"
+
+namespace herring {
+class NodeStage;
+}
+
+namespace herring::rounds {
+
+// Interface to the devices that take part in the node stage of a plan's rounds; see DeviceNode.
+// Engine thread, unless stated otherwise.
+class PlannedDevices {
+ public:
+  // Size of the card that each rank of a node gives the others, and number of rounds in which it
+  // does.
+  static constexpr size_t kCardBytes = 1024;
+  static constexpr uint32_t kCardRounds = 2;
+
+  virtual ~PlannedDevices() = default;
+  // Writes the card of this rank; called on the thread that begins the round.
+  virtual void write_card(uint32_t round, char* card) = 0;
+  // Called when all ranks of the node have posted a buffer in the first round. `memory` says where,
+  // sorted by local index.
+  virtual void learn(uint32_t buffer, std::vector<PostedMemory> memory) = 0;
+  // Returns null if the processor combines this rank's slice of the buffer.
+  virtual std::shared_ptr<SliceAdder> adder(uint32_t buffer) = 0;
+};
+
+struct PlannedOptions {
+  std::string name;
+  std::shared_ptr<Group> group;         // null means all ranks
+  ReduceOp op = ReduceOp::kAverage;
+  bool divide_by_all = false;           // averages divide by all members, not by the contributors
+  bool narrow = false;                  // float32 arenas travel as `wire`
+  DType wire = DType::kFloat32;
+  size_t buffer_bytes = 0;              // 0: chosen from model and cluster
+  size_t note_bytes = 0;                // 0: rounds have no note
+  std::optional<uint32_t> stream;       // from Group::next_stream(), if taken already
+  Use use = Use::kHost;                 // of the arenas' memory
+  bool on_devices = false;              // gradients of some rank lie on a device
+  bool casts = false;                   // devices cast float32 gradients to `wire`, on all ranks
+  std::function<void(uint32_t buffer)> averaged;  // engine thread; may be null
+  std::shared_ptr<PlannedDevices> devices;        // null if no device takes part
+};
+
+class Planned {
+ public:
+  // Allocates the arenas. All ranks must create the planned operations of a group in the same
+  // order. The caller must compare signature() across ranks before the first round.
+  static Result<std::unique_ptr<Planned>> create(Rounds& rounds,
+                                                 const std::vector<plan::Gradient>& gradients,
+                                                 PlannedOptions options);
+  // A round in which everything is ready goes on, and the arenas live until it ends. Inside any
+  // other round, the job fails on every rank, because nobody can supply the missing gradients any
+  // more.
+  ~Planned();
+
+  const plan::Plan& plan() const;
+  // Returns arena `i` with a share of the plan's memory. The memory may outlive this object but not
+  // the engine.
+  std::shared_ptr<char> arena(size_t i) const;
+  // Two ranks have equal signatures exactly if their planned operations are compatible.
+  uint64_t signature() const;
+
+  // Starts a round. active = false: this worker contributes nothing. Then all buffers are pushed at
+  // once or, if held, when let_go() is called.
+  Status begin(bool active, bool held = false);
+  // Releases a held round. Any thread.
+  void let_go();
+  // Declares that gradient `index` is in its place in the arena. Any thread.
+  Status ready(size_t index);
+  // Declares that the part of the gradient that lies in one of its buffers is in its place. Instead
+  // of ready(), for each of its buffers in turn. Any thread.
+  Status ready_in(size_t index, uint32_t buffer);
+  // Gives this rank's note of the round, exactly once: an active rank's round is not complete
+  // without it. Best called before the last gradient is ready, so that both leave together. Any
+  // thread.
+  Status note(std::string_view bytes);
+  bool lacks_note() const;  // and the running round needs one
+  // Returns the future of the latest round; null before the first.
+  std::shared_ptr<Future> round() const;
+  // Reports that the adder of a buffer in the running round has combined this rank's slice, or has
+  // given its result to all ranks of the node. Any thread.
+  void added(uint32_t buffer);
+  void given(uint32_t buffer);
+  // Returns how many rounds have begun. Any thread.
+  uint32_t rounds() const;
+  // Returns the cards of the node's ranks from a finished round, sorted by local index. Empty if
+  // this rank is alone on its node.
+  std::vector<char> cards() const;
+  const Group& group() const;
+  const PlannedOptions& options() const;
+  const std::string& node_stage() const;  // value of the setting node_stage
+  std::shared_ptr<SharedHeap> shared_heap() const;
+  // Returns the part of a fusion buffer that the rank with local index `place` combines.
+  plan::Range slice(uint32_t buffer, uint32_t place) const;
+  // Returns the timeout of the job's operations.
+  Nanos timeout() const;
+  // Ends the job, which cannot go on without this rank's data.
+  void fail(const Status& why);
+  // Returns the running round's future. Returns kInvalidArgument, naming the gradients that are not
+  // ready, if any.
+  Result<std::shared_ptr<Future>> waiting();
+  // Returns the number of workers that contributed to the last finished round.
+  uint32_t contributors() const;
+  // Returns the combined note of the last round; all bytes are 0 if no rank was active.
+  Result<std::string> notes();
+
+ private:
+  class Work;  // the plan and its memory; the engine's tasks own shares of it
+  class RoundFuture;
+  struct Round {
+    std::shared_ptr<RoundFuture> future;
+    uint32_t number = 0;
+    bool active = true;
+    uint32_t buffers_left = 0;  // engine thread
+  };
+
+  explicit Planned(std::shared_ptr<Work> work);
+  bool has_note() const;
+  // Makes this report to the node stage, about a buffer in the running round.
+  void report(void (NodeStage::*what)(const wire::Key& key), uint32_t buffer);
+  // Returns an error if the gradient cannot become ready now. The caller holds the lock.
+  Status may_be_ready(size_t index) const;
+  // Returns text that says what has not happened yet, such as "gradients 3, 4 were ready".
+  std::string missing() const;
+  // Pushes the buffers that are complete and next in order.
+  void advance();
+
+  const std::shared_ptr<Work> work_;
+
+  mutable std::mutex mutex_;  // guards everything below
+  std::shared_ptr<Round> round_;
+  std::vector<bool> ready_;
+  std::vector<uint32_t> missing_;  // gradients not yet ready, by buffer; the last entry is the note
+  uint32_t next_buffer_ = 0;
+  bool held_ = false;
+  uint32_t next_round_ = 0;
+};
+
+}  // namespace herring::rounds
