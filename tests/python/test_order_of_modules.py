@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -141,3 +142,13 @@ def test_sleeps_and_limits_of_tests_are_found(house: Path, monkeypatch: pytest.M
     assert check_style.clocks([file]) == []
     monkeypatch.setitem(check_style.SLEEPERS, "tests/python/test_x.py", 4)
     assert "allows 4, but has 3" in check_style.clocks([file])[0]
+
+
+def test_each_module_of_the_core_says_what_it_is() -> None:
+    order = check_style.CORE_MODULES.search((ROOT / "CMakeLists.txt").read_text())
+    picture = (ROOT / "docs/architecture.md").read_text().split("```")[1]
+    for module in order[1].split():
+        readme = (ROOT / "src" / module / "README.md").read_text()
+        assert readme.startswith(f"# {module}\n"), module
+        assert len(readme.splitlines()) <= 25, module
+        assert re.search(rf"^   (\w+  )*{module}\b", picture, re.MULTILINE), module
