@@ -31,7 +31,7 @@ def echo(channel: Channel) -> None:
 def listening(handle: Any = echo, warn: Any = print) -> Iterator[int]:
     listener = Listener([socket.create_server((HOST, 0))], SECRET, DOCTOR, handle, warn)
     try:
-        yield listener._sockets[0].getsockname()[1]
+        yield listener._door.sockets[0].getsockname()[1]
     finally:
         listener.close()
 

@@ -20,20 +20,18 @@ import secrets
 import select
 import socket
 import struct
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from herring.errors import AuthenticationError
+from herring.rendezvous.door import Door
 
 _MAGIC_BYTES = 8
 _NONCE_BYTES = 32
 _MAC_BYTES = 32
 _MOST_BYTES = 4 << 20  # of a message; the facts of a host have some kilobytes
 _PROOF_SECONDS = 5.0
-_GUESTS = 256  # connections without a proof
-_PAUSE = 0.05  # seconds after a connection that could not be served
 # Bytes of a segment where a path may lose full packets. Every path carries this size.
 _SMALL_SEGMENT = 1000
 _LENGTH = struct.Struct("!I")
@@ -139,68 +137,24 @@ class Listener:
             handle: Called in a thread of its own with each connection, which it has to close.
             warn: Called with a text if connections are dropped because no thread can be started.
         """
-        self._warn = warn
         self._purpose = purpose
-        self._sockets = list(sockets)
         self._secret = secret
         self._handle = handle
-        self._guests: dict[socket.socket, None] = {}  # the oldest one comes first
-        self._lock = threading.Lock()
-        for each in self._sockets:
-            each.settimeout(None)
-            threading.Thread(target=self._accept, args=(each,), daemon=True).start()
+        self._door = Door(sockets, self._hear, purpose.who, warn)
 
     def close(self) -> None:
         """Closes the ports."""
-        for each in self._sockets:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
-            each.close()
+        self._door.close()
 
-    def _accept(self, listener: socket.socket) -> None:
-        warned = False
-        while True:
-            try:
-                guest, _ = listener.accept()
-            except OSError:
-                if listener.fileno() < 0:
-                    return
-                time.sleep(_PAUSE)  # no descriptor is left, or the guest has gone
-                continue
-            with self._lock:
-                if len(self._guests) >= _GUESTS:
-                    oldest = next(iter(self._guests))
-                    del self._guests[oldest]
-                    with contextlib.suppress(OSError):
-                        oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
-                self._guests[guest] = None
-            try:
-                threading.Thread(target=self._welcome, args=(guest,), daemon=True).start()
-                warned = False
-            except RuntimeError as error:
-                with self._lock:
-                    self._guests.pop(guest, None)
-                guest.close()
-                if not warned:
-                    warned = True
-                    self._warn(
-                        f"connections to {self._purpose.who} are dropped: {error}. Raise the limit "
-                        "of processes and threads (ulimit -u, or the cgroup's pids.max)"
-                    )
-                time.sleep(_PAUSE)
-
-    def _welcome(self, guest: socket.socket) -> None:
+    def _hear(self, guest: socket.socket) -> bool:
         try:
             deadline = time.monotonic() + _PROOF_SECONDS
             prove_as_server(guest, self._secret, self._purpose, deadline)
-            with self._lock:
-                self._guests.pop(guest, None)
+            self._door.admit(guest)
             self._handle(Channel(guest))
+            return True
         except (OSError, AuthenticationError, ValueError, KeyError, TypeError):
-            guest.close()  # a stranger, or a peer that has gone
-        finally:
-            with self._lock:
-                self._guests.pop(guest, None)
+            return False  # a stranger, or a peer that has gone
 
 
 def call(

@@ -16,29 +16,20 @@ sent back is not taken for one. The gate is closed once all ranks have registere
 from __future__ import annotations
 
 import contextlib
-import errno
-import itertools
 import json
-import os
 import secrets
-import selectors
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping
 
 from herring.base.units import in_seconds
 from herring.errors import ConfigurationError, TimeoutError
+from herring.rendezvous.door import Door
 from herring.rendezvous.munge import MungeError
 from herring.rendezvous.publication import Wait
 
 _LINE_BYTES = 8192
-_GUESTS = 256  # connections that have not asked yet; the others wait in the system's queue
 _GUEST_SECONDS = 5.0
-# Seconds that every connection has, even if more connections want a place. A member asks as soon as
-# it is connected; a member that was dropped because it is slow connects again.
-_FAIR_SECONDS = 0.1
-_OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _POLL_SECONDS = 0.05
 _MOST_POLL_SECONDS = 1.0
 
@@ -65,127 +56,24 @@ class Gate:
             encode: Makes a credential that only this user can open.
             decode: Opens a credential; raises MungeError if it is not this user's.
         """
-        self._listener = listener
         self._keys = keys
         self._content = dict(content)
         self._encode = encode
         self._decode = decode
-        self._guests: dict[socket.socket, _Guest] = {}  # the oldest guest comes first
-        self._paused_until = 0.0  # set while there is no place, or no descriptor, for another guest
-        self._owner = os.getpid()
-        self._read, self._write = os.pipe()
-        listener.setblocking(False)
-        self._thread = threading.Thread(target=self._serve, name="herring-gate", daemon=True)
-        self._thread.start()
+        self._closed = False
+        self._door = Door([listener], self._hear, "the gate of rank 0")
 
     def close(self) -> None:
         """Shuts the gate; nobody gets anything afterwards. Harmless to repeat, and after a fork."""
-        write, self._write = self._write, -1
-        if write < 0:
-            return
-        if os.getpid() == self._owner:
-            os.write(write, b"\0")  # closing says nothing while a child has a copy
-            os.close(write)
-            self._thread.join()
-            return
-        os.close(write)
-        # The thread does not exist in the child, but its descriptors do.
-        for each in (self._listener, *self._guests):
-            each.close()
-        os.close(self._read)
+        self._closed = True
+        self._door.close()
 
-    def _serve(self) -> None:
-        with selectors.PollSelector() as selector:
-            selector.register(self._read, selectors.EVENT_READ)
-            selector.register(self._listener, selectors.EVENT_READ)
-            try:
-                while self._turn(selector):
-                    pass
-            finally:
-                for guest in list(self._guests):
-                    self._part(selector, guest)
-                self._listener.close()
-                os.close(self._read)
-
-    def _turn(self, selector: selectors.BaseSelector) -> bool:
-        ends = [self._since(guest) + _GUEST_SECONDS for guest in self._oldest()]
-        if self._paused_until:
-            ends.append(self._paused_until)
-        left = max(min(ends) - time.monotonic(), 0.0) if ends else None
-        for key, _ in selector.select(left):
-            if key.fileobj == self._read:
-                return False
-            if key.fileobj is self._listener:
-                self._admit(selector)
-            elif isinstance(key.fileobj, socket.socket) and key.fileobj in self._guests:
-                self._hear(selector, key.fileobj)  # else it has just made room for another guest
-        now = time.monotonic()
-        while any(self._since(guest) + _GUEST_SECONDS <= now for guest in self._oldest()):
-            self._part(selector, *self._oldest())
-        if self._paused_until and self._paused_until <= now:
-            self._resume(selector)
-        return True
-
-    def _since(self, guest: socket.socket) -> float:
-        return self._guests[guest].since
-
-    def _oldest(self) -> list[socket.socket]:
-        """Returns a list of the guest that came first, or an empty list."""
-        return list(itertools.islice(self._guests, 1))
-
-    def _admit(self, selector: selectors.BaseSelector) -> None:
-        wait = self._drop_one(selector) if len(self._guests) >= _GUESTS else 0.0
-        try:
-            if wait <= 0:
-                guest, _ = self._listener.accept()
-        except OSError as error:
-            if error.errno not in _OUT_OF_RESOURCES:
-                return
-            wait = self._drop_one(selector)  # its descriptor is for the next guest
-            if wait <= 0:
-                return
-        if wait > 0:
-            # A connection in the system's queue would wake this thread again and again.
-            selector.unregister(self._listener)
-            self._paused_until = time.monotonic() + wait
-            return
-        guest.setblocking(False)
-        self._guests[guest] = _Guest()
-        selector.register(guest, selectors.EVENT_READ)
-
-    def _drop_one(self, selector: selectors.BaseSelector) -> float:
-        """Drops the oldest guest, or returns for how many seconds that guest may still stay."""
-        for guest in self._oldest():
-            left = self._since(guest) + _FAIR_SECONDS - time.monotonic()
-            if left > 0:
-                return left
-            self._hear(selector, guest)  # the guest may have asked meanwhile
-            if guest in self._guests:
-                self._part(selector, guest)
-            return 0.0
-        return _FAIR_SECONDS
-
-    def _resume(self, selector: selectors.BaseSelector) -> None:
-        if self._paused_until:
-            self._paused_until = 0.0
-            selector.register(self._listener, selectors.EVENT_READ)
-
-    def _hear(self, selector: selectors.BaseSelector, guest: socket.socket) -> None:
-        about = self._guests[guest]
-        try:
-            data = guest.recv(_LINE_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        about.line += data
-        if data and len(about.line) <= _LINE_BYTES and not about.line.endswith(b"\n"):
-            return
-        if about.line.endswith(b"\n"):
-            with contextlib.suppress(OSError, MungeError, ConfigurationError):
-                # The answer is one small line, which fits into the socket's buffer.
-                guest.send(self._answer(about.line.strip()))
-        self._part(selector, guest)
+    def _hear(self, guest: socket.socket) -> bool:
+        with contextlib.suppress(OSError, MungeError, ConfigurationError):
+            line = _receive(guest, time.monotonic() + _GUEST_SECONDS)
+            if line.endswith(b"\n") and not self._closed:
+                guest.send(self._answer(line.strip()))
+        return False
 
     def _answer(self, line: bytes) -> bytes:
         asked = _parse(self._decode(line))
@@ -194,20 +82,6 @@ class Gate:
             return b""
         answer = {**self._content, "herring": "answer", "job": job, "nonce": nonce}
         return self._encode(json.dumps(answer).encode()) + b"\n"
-
-    def _part(self, selector: selectors.BaseSelector, guest: socket.socket) -> None:
-        del self._guests[guest]
-        selector.unregister(guest)
-        guest.close()
-        self._resume(selector)
-
-
-class _Guest:
-    """A connection that has not asked yet: the bytes received so far, and when it was made."""
-
-    def __init__(self) -> None:
-        self.line = b""
-        self.since = time.monotonic()
 
 
 def ask(host: str, port: int, key: str, wait: Wait, encode: Codec, decode: Codec) -> dict[str, str]:
@@ -259,14 +133,19 @@ def _exchange(host: str, port: int, question: bytes, seconds: float) -> bytes:
     deadline = time.monotonic() + seconds
     with socket.create_connection((host, port), seconds) as connection:
         connection.sendall(question + b"\n")
-        line = b""
-        while not line.endswith(b"\n") and len(line) <= _LINE_BYTES:
-            connection.settimeout(max(deadline - time.monotonic(), 0.01))
-            data = connection.recv(_LINE_BYTES)
-            if not data:
-                break
-            line += data
-    return line.strip()
+        return _receive(connection, deadline).strip()
+
+
+def _receive(connection: socket.socket, deadline: float) -> bytes:
+    """Returns a line, or what came before the end, the limit of its length, or the deadline."""
+    line = b""
+    while not line.endswith(b"\n") and len(line) <= _LINE_BYTES:
+        connection.settimeout(max(deadline - time.monotonic(), 0.01))
+        data = connection.recv(_LINE_BYTES)
+        if not data:
+            break
+        line += data
+    return line
 
 
 def _parse(payload: bytes) -> dict[str, str]:
