@@ -32,12 +32,7 @@ def cores(root: Path | None = None, membership: str | None = None) -> float | No
 
 
 def memory_limit(root: Path | None = None, membership: str | None = None) -> int | None:
-    """Returns the bytes that the control groups of this process allow, or None.
-
-    Args:
-        root: See `cores`.
-        membership: See `cores`.
-    """
+    """Returns the bytes that the control groups of this process allow, or None."""
     found = []
     for folder in _folders(root, membership, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):

@@ -77,9 +77,6 @@ def require_writable(path: str | os.PathLike[str], option: str) -> None:
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
     """Makes errors of the system into errors that say which file could not be written.
 
-    Args:
-      path: The file or folder that the block writes.
-
     Raises:
       ConfigurationError: The block raised OSError.
     """

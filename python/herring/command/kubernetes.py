@@ -155,9 +155,6 @@ class JobOptions:
 def manifests(options: JobOptions) -> list[dict[str, Any]]:
     """Returns the objects of the job, in the order in which Kubernetes must create them.
 
-    Args:
-        options: What the user asked for.
-
     Returns:
         A Secret, if the options do not name one, and the JobSet or TrainingRuntime; as dictionaries
         in the form of Kubernetes' JSON.

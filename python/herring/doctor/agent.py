@@ -24,13 +24,7 @@ _CALL_SECONDS = 3.0
 
 
 def introduction(rank: int, identity: str, address: str) -> dict[str, Any]:
-    """Returns what each rank tells rank 0 first.
-
-    Args:
-        rank: The rank.
-        identity: The identity of its host.
-        address: The address by which other hosts reach this host.
-    """
+    """Returns what each rank tells rank 0 first."""
     settings, problem, warnings = facts.given_settings()
     return {
         "doctor": VERSION,
@@ -49,13 +43,7 @@ class Agent:
     """Answers the hub's questions until the hub ends the examination."""
 
     def __init__(self, hub: Channel, secret: bytes, address: str) -> None:
-        """Prepares to answer.
-
-        Args:
-            hub: The connection to the hub.
-            secret: The job's secret.
-            address: The address by which other hosts reach this host.
-        """
+        """Prepares to answer."""
         self._hub = hub
         self._secret = secret
         self._address = address

@@ -16,12 +16,7 @@ from herring.doctor import facts
 from herring.doctor.agent import Agent, introduction
 from herring.doctor.hub import Hub
 from herring.doctor.records import Examination, Host, Rank
-from herring.errors import (
-    ConfigurationError,
-    HerringError,
-    PeerLostError,
-    TimeoutError,
-)
+from herring.errors import ConfigurationError, HerringError, PeerLostError, TimeoutError
 from herring.rendezvous import joined
 from herring.rendezvous.channel import DOCTOR, Channel, call
 from herring.rendezvous.detect import WorkerEnvironment, detect, parse_address
@@ -51,9 +46,6 @@ class Wishes:
 
 def examine(wishes: Wishes) -> Examination | None:
     """Examines the job that the environment describes.
-
-    Args:
-        wishes: What the user asked for.
 
     Returns:
         What was found out, on rank 0; None on the other ranks.

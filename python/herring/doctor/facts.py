@@ -35,9 +35,6 @@ _OWN = ("HERRING_INTERFACE", "HERRING_HOST_ID")
 def gather(address: str) -> dict[str, Any]:
     """Examines this host.
 
-    Args:
-        address: The address by which the other hosts reach this host.
-
     Returns:
         A dictionary that JSON can represent. Each group of facts has a key.
     """

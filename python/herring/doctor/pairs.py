@@ -12,11 +12,7 @@ MOST_ROUNDS = 15
 
 
 def rounds_of(hosts: int) -> list[list[tuple[int, int]]]:
-    """Returns the pairs of each round.
-
-    Args:
-        hosts: The number of hosts.
-    """
+    """Returns the pairs of each round."""
     if hosts < 2:
         return []
     places: list[int | None] = [*range(hosts)]

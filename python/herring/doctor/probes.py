@@ -61,10 +61,6 @@ class Probes:
     def __init__(self, address: str, secret: bytes) -> None:
         """Binds a port and starts to answer.
 
-        Args:
-            address: The address of this host.
-            secret: The job's secret.
-
         Raises:
             OSError: The address cannot be bound.
         """

@@ -56,11 +56,7 @@ class Analysis:
 
 
 def analyse(record: Record) -> Analysis:
-    """Finds out who waited for whom.
-
-    Args:
-        record: The flight record.
-    """
+    """Finds out who waited for whom."""
     return _Analyser(record).analyse()
 
 

@@ -13,12 +13,7 @@ _LATE = 0.1  # seconds; ranks that come within this time count as together
 
 
 def path_finding(record: Record, operation: Operation) -> Finding:
-    """Says where the data of an operation is that every rank has called.
-
-    Args:
-        record: The flight record.
-        operation: An operation that has not ended well everywhere.
-    """
+    """Says where the data of an operation is that every rank has called."""
     if (late := _late(record, operation)) is not None:
         return late
     unready = [r for r in operation.waiting if operation.calls[r].ready is None]

@@ -163,13 +163,7 @@ def concerned(name: str, size: int) -> tuple[int, ...] | None:
 
 
 def members_of(record: Record, group: int, seen: Iterable[int]) -> tuple[int, ...] | None:
-    """Returns the ranks of a group, in ascending order; None if the record does not tell.
-
-    Args:
-        record: The flight record.
-        group: The group's number.
-        seen: The ranks that have called an operation of the group.
-    """
+    """Returns the ranks of a group, in ascending order; None if the record does not tell."""
     if group == 0:
         return tuple(range(record.size))
     if group in record.groups:
@@ -237,11 +231,7 @@ def _add_sums(record: Record, found: Mapping[Key, Operation]) -> None:
 
 
 class Histories:
-    """What the ranks of a record have called and kept; each rank's entries are read only once.
-
-    Args:
-        record: The flight record.
-    """
+    """What the ranks of a record have called and kept; each rank's entries are read only once."""
 
     def __init__(self, record: Record) -> None:
         self.record = record

@@ -187,10 +187,6 @@ def read(path: Path) -> Record:
 def parse(document: Any, name: str = "the document") -> Record:
     """Makes a record of a parsed JSON document.
 
-    Args:
-        document: What the file contains.
-        name: The file's name, for errors.
-
     Raises:
         ConfigurationError: The document is not a flight record; the error names the wrong value.
     """

@@ -52,12 +52,7 @@ def as_text(
 
 
 def as_json(record: Record, analysis: Analysis) -> dict[str, Any]:
-    """Returns the analysis as a document.
-
-    Args:
-        record: The flight record.
-        analysis: What was found in it.
-    """
+    """Returns the analysis as a document."""
 
     def title(operation: Operation | None) -> str | None:
         return None if operation is None else operation.title
@@ -97,13 +92,7 @@ def as_json(record: Record, analysis: Analysis) -> dict[str, Any]:
 
 
 def state_of(analysis: Analysis, place: int, rank: int) -> str:
-    """Returns what a rank has done in an operation, in a word or two.
-
-    Args:
-        analysis: The analysis.
-        place: The operation's place in `analysis.operations`.
-        rank: The rank.
-    """
+    """Returns what a rank has done in an operation, in a word or two."""
     operation = analysis.operations[place]
     entry = operation.calls.get(rank)
     if entry is None:

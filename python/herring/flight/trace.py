@@ -26,9 +26,6 @@ def as_trace(record: Record) -> dict[str, Any]:
     """Returns the trace as a document: one process for each rank and server.
 
     Entries that had not ended last until the record was written, and their names say so.
-
-    Args:
-        record: The flight record.
     """
     events: list[dict[str, Any]] = []
     for offset, processes in ((0, record.ranks), (100_000, record.servers)):

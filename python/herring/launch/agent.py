@@ -354,13 +354,7 @@ def _ends() -> tuple[str, str]:
 
 
 class _Pipe:
-    """A pipe with the output of a process.
-
-    Attributes:
-        stream: The reading end.
-        kind: The kind of the frames that carry the output.
-        number: The number of the process.
-    """
+    """A pipe with the output of a process."""
 
     def __init__(self, stream: IO[bytes], kind_: int, number: int) -> None:
         self.stream = stream

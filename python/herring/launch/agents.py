@@ -32,13 +32,7 @@ class Agents:
     """The agents on all hosts other than this machine; there may be none."""
 
     def __init__(self, options: RunOptions, processes: Processes, listeners: Listeners) -> None:
-        """Starts nothing yet.
-
-        Args:
-            options: The options of the job.
-            processes: Owns every ssh process.
-            listeners: Handle the data that agents send.
-        """
+        """Starts nothing yet."""
         self._options = options
         self._processes = processes
         self._listeners = listeners
@@ -107,9 +101,6 @@ class Agents:
     def require_different_hosts(self, own: str) -> None:
         """Checks that the hosts of workers are not two names of one host.
 
-        Args:
-            own: The identity of this machine.
-
         Raises:
             ConfigurationError: Two names mean the same host.
         """
@@ -127,9 +118,6 @@ class Agents:
 
     def rendezvous(self, turn: Callable[[float], bool]) -> tuple[str, int]:
         """Makes the agent of rank 0's host listen.
-
-        Args:
-            turn: See `reach`.
 
         Returns:
             HOST:PORT, empty if the job does not go on; and a port on that host that is kept free.

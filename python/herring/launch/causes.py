@@ -50,11 +50,6 @@ def find_cause(
     its error names, if that one failed, too. A server without which the job was to go on is the
     cause only if an error names it.
 
-    Args:
-        first: The process whose failure was noticed first.
-        children: All processes.
-        last_words: Returns what the process with this number printed last.
-
     Returns:
         The process, and the end of a sentence: when it failed and how, with what it said last.
     """

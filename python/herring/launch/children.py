@@ -86,11 +86,7 @@ class Children:
     """All processes of a job, in the order of their start."""
 
     def __init__(self, processes: Processes) -> None:
-        """Creates an empty collection.
-
-        Args:
-            processes: The processes on this machine.
-        """
+        """Creates an empty collection."""
         self._processes = processes
         self._by_number: dict[int, Child] = {}
 

@@ -11,10 +11,6 @@ def module_command(module: str, python: str = sys.executable) -> list[str]:
     ``python -m`` searches the current directory first. If other users can write to it, their code
     would run with the job's secret; and a user's own ``queue.py`` would replace Python's.
 
-    Args:
-        module: The module's full name.
-        python: The interpreter.
-
     Returns:
         Program and arguments, to which the caller appends those of the module.
     """

@@ -96,11 +96,6 @@ def job_variables(options: RunOptions, rendezvous: str, secret: str) -> dict[str
     """Returns the variables that all processes of a new job share.
 
     Every call makes a new name for the job.
-
-    Args:
-        options: The options of the job.
-        rendezvous: Where it meets, as HOST:PORT.
-        secret: What `job_secret` returned.
     """
     variables = {
         "HERRING_RENDEZVOUS": rendezvous,
@@ -230,21 +225,9 @@ class Place(NamedTuple):
 
 
 def worker_task(
-    options: RunOptions,
-    job: Mapping[str, str],
-    store: Mapping[str, str],
-    place: Place,
-    number: int,
+    options: RunOptions, job: Mapping[str, str], store: Mapping[str, str], place: Place, number: int
 ) -> Task:
-    """Returns a worker before its start.
-
-    Args:
-        options: The options of `herring run`.
-        job: The result of `job_variables`.
-        store: The result of `store_variables`.
-        place: Its place in the job.
-        number: Its number among all processes of the job.
-    """
+    """Returns a worker before its start."""
     environment = {
         **job,
         **store,

@@ -20,11 +20,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def child_setup(launcher: int) -> None:
-    """Makes the child a process group that dies with the launcher; runs between fork and exec.
-
-    Args:
-        launcher: Process id of the launcher.
-    """
+    """Makes the child a process group that dies with the launcher; runs between fork and exec."""
     os.setpgid(0, 0)
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != launcher:  # the launcher died before the line above

@@ -105,8 +105,7 @@ class Launcher:
             *(self._restarts, self._ending, self._start_added, self._say),
         )
         self._outcome = Outcome(
-            *(options, self._children, self._streams, self._restarts, self._ending),
-            self._training,
+            *(options, self._children, self._streams, self._restarts, self._ending), self._training
         )
 
     def run(self) -> int:

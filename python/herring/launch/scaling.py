@@ -44,19 +44,7 @@ class Scaling:
         start: Callable[[Host, int, int], None],
         say: Callable[[str, str], None],
     ) -> None:
-        """Starts nothing yet.
-
-        Args:
-            options: The options of the job.
-            processes: Owns the processes on this machine.
-            selector: Watches their output.
-            children: The processes of the job.
-            agents: The agents on its other hosts.
-            restarts: Starts workers again that have died.
-            ending: How the job ends.
-            start: Starts a worker; called with its host, its rank and its local rank.
-            say: Tells the user; called with a level and a text.
-        """
+        """Starts nothing yet."""
         self._discovery = None if options.elastic is None else options.elastic.discovery
         self._most = options.workers
         if options.elastic is not None:

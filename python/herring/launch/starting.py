@@ -146,14 +146,7 @@ class Starting:
             self._start_far(task)
 
     def added(self, host: Host, rank: int, local_rank: int, number: int) -> Task:
-        """Returns a worker besides those with which the job has begun.
-
-        Args:
-            host: Its host.
-            rank: Its rank.
-            local_rank: Its place on the host.
-            number: Its number among all processes of the job.
-        """
+        """Returns a worker besides those with which the job has begun."""
         workers = len(self._children.running(workers_only=True)) + 1
         place = Place(host, rank, workers, local_rank, host.slots, 0, 1)
         return worker_task(self._options, *self._variables, place, number)

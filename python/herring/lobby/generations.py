@@ -94,11 +94,7 @@ class Formed:
 
 @dataclass(frozen=True)
 class Stop:
-    """The job ends, because no generation may follow.
-
-    Attributes:
-        why: The reason, for all that wait.
-    """
+    """The job ends, because no generation may follow."""
 
     why: str
 

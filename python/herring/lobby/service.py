@@ -36,11 +36,7 @@ class Lobby:
     """
 
     def __init__(
-        self,
-        listener: socket.socket,
-        secret: bytes,
-        rules: Rules,
-        say: Callable[[str, str], None],
+        self, listener: socket.socket, secret: bytes, rules: Rules, say: Callable[[str, str], None]
     ) -> None:
         """Starts threads that serve the members.
 

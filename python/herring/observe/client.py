@@ -131,9 +131,6 @@ def elastic_job(name: str) -> str | None:
 def next_generation(path: Path) -> Path | None:
     """Returns the socket of the latest generation that follows that of a socket.
 
-    Args:
-        path: The socket of a generation of an elastic job.
-
     Returns:
         None if no later generation of that job runs on this machine.
     """

@@ -42,10 +42,7 @@ _RETRY = 0.25  # seconds between two looks for it
 
 
 def view(
-    status: Mapping[str, Any],
-    history: Sequence[float],
-    console: Console,
-    trouble: str = "",
+    status: Mapping[str, Any], history: Sequence[float], console: Console, trouble: str = ""
 ) -> RenderableType:
     """Returns the view that follows a job, as it is now.
 
@@ -128,10 +125,7 @@ class _Followed:
     """
 
     def __init__(
-        self,
-        fetch: Callable[[], Mapping[str, Any]],
-        later: Callable[[], None] | None,
-        where: str,
+        self, fetch: Callable[[], Mapping[str, Any]], later: Callable[[], None] | None, where: str
     ) -> None:
         self._fetch, self._later, self._where = fetch, later, where
         self._gone: float | None = None  # since when nobody answers

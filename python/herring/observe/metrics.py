@@ -87,11 +87,7 @@ def family(name: str) -> Metric | None:
 
 
 def prometheus(status: Mapping[str, Any]) -> str:
-    """Returns a status in Prometheus' text format, version 0.0.4.
-
-    Args:
-      status: What `schema.parse` returns.
-    """
+    """Returns a status in Prometheus' text format, version 0.0.4."""
     lines = []
     for metric in METRICS:
         found = [

@@ -40,10 +40,7 @@ _FRESH_SECONDS = 0.5  # All instruments of one collection see the same status.
 
 
 def instrument(
-    where: str | None = None,
-    *,
-    meter_provider: MeterProvider | None = None,
-    timeout: float = 2.0,
+    where: str | None = None, *, meter_provider: MeterProvider | None = None, timeout: float = 2.0
 ) -> None:
     """Registers observable gauges and counters, which OpenTelemetry reads when it exports.
 

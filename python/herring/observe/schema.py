@@ -107,13 +107,7 @@ _STATUS = {
     "missing": [{"what": str, "for": _NUMBER, "ranks": [int], "by": int}],
     "groups": [_GROUP],
     "operations": [
-        {
-            "collective": str,
-            "message_size": str,
-            "ended": int,
-            "bytes": int,
-            "seconds": _NUMBER,
-        }
+        {"collective": str, "message_size": str, "ended": int, "bytes": int, "seconds": _NUMBER}
     ],
     "findings": [str],
 }
@@ -132,10 +126,6 @@ def parse(text: str, where: str) -> dict[str, Any]:
     A field that the text lacks is None, and a list that it lacks is empty. Fields that this version
     does not know are kept. Control characters in texts become blanks, because a terminal would
     obey them.
-
-    Args:
-      text: The JSON.
-      where: Who sent it, for the message.
 
     Raises:
       StatusError: The text is not a status, or has a schema that this version does not know.

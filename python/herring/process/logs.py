@@ -34,9 +34,6 @@ def start(settings: Mapping[str, Any]) -> dict[str, str]:
     the effective level of the logger ``herring`` decides, if the program has given it a level or a
     handler.
 
-    Args:
-        settings: The settings that the program gives to the core.
-
     Returns:
         A setting to add: the level that follows from `logging`. Empty if that does not decide.
     """

@@ -61,11 +61,7 @@ class ChannelError(OSError):
 
 
 class Channel:
-    """A connection whose ends have proved themselves. One thread may send while another receives.
-
-    Attributes:
-        socket: The connection.
-    """
+    """A connection whose ends have proved themselves. A thread may send while one receives."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

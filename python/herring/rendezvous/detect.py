@@ -249,10 +249,6 @@ def detect_server(environ: Mapping[str, str], address: str | None = None) -> Ser
 def parse_address(text: str, variable: str = "HERRING_RENDEZVOUS") -> tuple[str, int]:
     """Splits ``HOST:PORT`` (``[HOST]:PORT`` for IPv6).
 
-    Args:
-        text: The address.
-        variable: Where it came from, for the message.
-
     Returns:
         The host without brackets, and the port.
 

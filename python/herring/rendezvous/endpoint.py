@@ -133,10 +133,6 @@ def bind(host: str, port: int) -> socket.socket:
 def bind_any(host: str, environ: Mapping[str, str]) -> socket.socket:
     """Returns a socket that listens at `host`, at a free port of ``HERRING_PORTS`` if that is set.
 
-    Args:
-        host: An address literal of this machine.
-        environ: The environment.
-
     Raises:
         ConfigurationError: No port of the range is free.
         OSError: The address is not one of this machine's.
@@ -160,9 +156,6 @@ def reserve(environ: Mapping[str, str]) -> socket.socket:
     process that asks for this port with SO_REUSEADDR, as servers do (torch's store among them),
     gets it, on each address. With ``HERRING_PORTS`` the port is the last free one, because
     listeners begin with the first.
-
-    Args:
-        environ: The environment of the job.
 
     Returns:
         A socket that is bound and does not listen.

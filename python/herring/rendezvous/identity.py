@@ -14,9 +14,6 @@ def host_identity(environ: Mapping[str, str] = os.environ) -> str:
     """Returns a text that identifies this host: boot id, host name and network namespace.
 
     ``HERRING_HOST_ID`` overrides it. Workers with the same identity form a node.
-
-    Args:
-        environ: The environment of the process.
     """
     if given := value_of(environ, "HERRING_HOST_ID"):
         return str(given)

@@ -34,12 +34,7 @@ from herring.rendezvous.detect import (
 )
 from herring.rendezvous.endpoint import bind_any, is_loopback_name, listen, resolve, within_reach
 from herring.rendezvous.gate import Gate, ask
-from herring.rendezvous.network import (
-    is_local_address,
-    loopback_address,
-    own_address,
-    with_port,
-)
+from herring.rendezvous.network import is_local_address, loopback_address, own_address, with_port
 from herring.rendezvous.settings import setting, value_of
 
 SECRET_BYTES = 32

@@ -68,12 +68,7 @@ def decode(credential: bytes, socket: str = "") -> bytes:
     data, length, uid = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_uint()
     try:
         status = library.munge_decode(
-            credential,
-            context,
-            ctypes.byref(data),
-            ctypes.byref(length),
-            ctypes.byref(uid),
-            None,
+            credential, context, ctypes.byref(data), ctypes.byref(length), ctypes.byref(uid), None
         )
         _check(library, status, socket)
         payload = ctypes.string_at(data, length.value) if length.value else b""

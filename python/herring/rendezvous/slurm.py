@@ -43,12 +43,7 @@ def in_step(env: Mapping[str, str]) -> bool:
 
 
 def local_size(env: Mapping[str, str], size: int) -> int | None:
-    """Returns the number of tasks of this step on this host, or None if the variables do not tell.
-
-    Args:
-        env: The environment.
-        size: The number of tasks of the step.
-    """
+    """Returns the number of tasks of this step on this host, or None if no variable tells it."""
     if node_count(env) == "1":
         return size
     if "SLURM_HET_SIZE" in env:

@@ -80,13 +80,7 @@ class Progress:
         self._name = f"{name} "
 
     def __call__(self, done: int, total: int, what: str) -> None:
-        """Reports that a step begins.
-
-        Args:
-          done: number of finished steps.
-          total: number of all steps.
-          what: the step that begins.
-        """
+        """Reports that a step begins."""
         if self._quiet:
             return
         now = time.monotonic()
