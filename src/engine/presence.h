@@ -1,4 +1,4 @@
-// Which processes of the job are gone for this worker, and which servers come. The roof, src/worker,
+// Which processes of the job are gone for this worker, and which servers come. The roof (src/worker)
 // keeps it up to date. Engine thread.
 #pragma once
 
