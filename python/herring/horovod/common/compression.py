@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 
@@ -38,6 +39,24 @@ class NoneCompressor(Compressor):
     def decompress(tensor: Any, ctx: Any) -> Any:
         """Returns the tensor itself."""
         return tensor
+
+
+class HalfCompressor(Compressor):
+    """Sends floating-point tensors as float16; each framework sets the three attributes."""
+
+    float16: Any
+    is_float: Callable[[Any], bool]
+    cast: Callable[[Any, Any], Any]
+
+    @classmethod
+    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+        """Converts a floating-point tensor to float16; also returns its original dtype."""
+        return (cls.cast(tensor, cls.float16) if cls.is_float(tensor) else tensor), tensor.dtype
+
+    @classmethod
+    def decompress(cls, tensor: Any, ctx: Any) -> Any:
+        """Converts a tensor back to its original dtype, which is `ctx`."""
+        return cls.cast(tensor, ctx)
 
 
 def is_half(compression: Any) -> bool:

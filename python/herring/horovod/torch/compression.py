@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from herring.horovod.common.compression import Compressor, NoneCompressor
+from herring.horovod.common.compression import Compressor, HalfCompressor, NoneCompressor
 
 __all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
-class FP16Compressor(Compressor):
+class FP16Compressor(HalfCompressor):
     """Sends floating-point tensors as float16."""
 
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Converts a floating-point tensor to float16; also returns its original dtype."""
-        return (tensor.half() if tensor.is_floating_point() else tensor), tensor.dtype
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Converts a tensor back to its original dtype, which is `ctx`."""
-        return tensor.to(ctx)
+    float16 = torch.float16
+    is_float = staticmethod(torch.is_floating_point)
+    cast = staticmethod(torch.Tensor.to)
 
 
 class Compression:
