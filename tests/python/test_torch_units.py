@@ -18,7 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from herring.errors import InvalidArgumentError, ShutdownError  # noqa: E402
-from herring.torch import arguments, ddp, layout, passes, state, tensors  # noqa: E402
+from herring.torch import arguments, ddp, engine, layout, state, tensors  # noqa: E402
 from herring.torch.backend import hooks, messages, reconfiguring, works  # noqa: E402
 
 DTYPES = [
@@ -141,11 +141,13 @@ def test_output_tensors_are_found():
     assert [id(t) for t in found] == [id(t) for t in (a, b, c, d)]
 
 
-def test_first_leaf():
-    assert passes._first_leaf(None) is None
+def test_the_nodes_of_a_graph_lead_to_its_leaves_once_each():
+    assert not list(engine.nodes_below([None]))
     x = torch.nn.Parameter(torch.zeros(3))
-    y = (x * 2).exp().sum()
-    assert passes._first_leaf(y.grad_fn).variable is x
+    y = (x * 2).exp() + x.exp()
+    nodes = list(engine.nodes_below([y.grad_fn]))
+    assert len(nodes) == len(set(nodes)) == 5
+    assert [node.variable for node in nodes if hasattr(node, "variable")][0] is x
 
 
 def test_optimizer_state_is_taken_apart_and_put_together():

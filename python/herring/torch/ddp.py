@@ -26,10 +26,10 @@ from herring.torch.arguments import (
 )
 from herring.torch.buffers import Buffers
 from herring.torch.compiled import untraced
+from herring.torch.engine import accumulates, in_backward
 from herring.torch.join import Join
 from herring.torch.membership import Membership
 from herring.torch.partial import InRounds, PartialReducer, wants_rounds
-from herring.torch.passes import accumulates, in_backward
 from herring.torch.reducer import GradientReducer
 from herring.torch.state import broadcast_tensors
 from herring.torch.tensors import describe, require_writable

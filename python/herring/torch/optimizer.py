@@ -14,6 +14,7 @@ from herring.arrays.calls import named as named_call
 from herring.arrays.groups import Group, scope_of
 from herring.errors import HerringError, InvalidArgumentError
 from herring.partial import Quorum, Replay, RoundInfo
+from herring.torch.naming import listed, named_in, require_all
 from herring.torch.partial import InRounds, PartialReducer, wants_rounds
 from herring.torch.ranges import work_range
 from herring.torch.reducer import GradientReducer
@@ -107,7 +108,7 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
             )
         scope_of(group)
         self.inner = optimizer
-        self._known = None if named_parameters is None else _listed(named_parameters)
+        self._known = listed(named_parameters)
         if not any(p.requires_grad for entry in optimizer.param_groups for p in entry["params"]):
             raise InvalidArgumentError(
                 "DistributedOptimizer: none of the optimizer's parameters requires a gradient, so "
@@ -157,28 +158,9 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
         return None if sizes == self._sizes else self._name_parameters()
 
     def _name_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
-        groups = self.inner.param_groups
-        self._sizes = [len(group["params"]) for group in groups]
-        if self._known is None:
-            return [
-                (f"group{g}.parameter{i}", parameter)
-                for g, group in enumerate(groups)
-                for i, parameter in enumerate(group["params"])
-            ]
-        names = [key for key, _ in self._known]
-        if len(set(names)) != len(names):
-            twice = next(key for key in names if names.count(key) > 1)
-            raise InvalidArgumentError(f"named_parameters has the name {twice!r} twice")
-        mine = {id(p) for group in groups for p in group["params"]}
-        known = {id(p) for _, p in self._known}
-        for g, group in enumerate(groups):
-            for i, parameter in enumerate(group["params"]):
-                if parameter.requires_grad and id(parameter) not in known:
-                    raise InvalidArgumentError(
-                        f"parameter {i} of group {g} is not among named_parameters; pass "
-                        "model.named_parameters() of all models that the optimizer trains"
-                    )
-        return [(key, parameter) for key, parameter in self._known if id(parameter) in mine]
+        self._sizes = [len(group["params"]) for group in self.inner.param_groups]
+        require_all(self.inner, self._known, frozen=False)
+        return named_in(self.inner, self._known)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates the parameters with the averaged gradients.
@@ -355,15 +337,3 @@ def no_copies() -> InvalidArgumentError:
 def _evaluated(closure: Callable[[], Any]) -> Any:
     with torch.enable_grad():
         return closure()
-
-
-def _listed(named_parameters: Any) -> list[tuple[str, torch.nn.Parameter]]:
-    try:
-        pairs = [(name, parameter) for name, parameter in named_parameters]
-    except (TypeError, ValueError, RuntimeError):
-        pairs = [("", None)]
-    if all(isinstance(one, torch.Tensor) and isinstance(name, str) for name, one in pairs):
-        return pairs
-    raise InvalidArgumentError(
-        f"named_parameters is {shown(named_parameters)}; it must be model.named_parameters()"
-    )

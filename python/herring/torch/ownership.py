@@ -89,19 +89,6 @@ def collect(
     return names, parameters
 
 
-def runs_last(parameter: torch.nn.Parameter, handle: Any) -> bool:
-    """Returns whether a hook is the last of its parameter; if not, moves it to the end.
-
-    Args:
-      handle: The handle that `parameter.register_post_accumulate_grad_hook` returned.
-    """
-    hooks = parameter._post_accumulate_grad_hooks
-    if next(reversed(hooks)) == handle.id:
-        return True
-    hooks[handle.id] = hooks.pop(handle.id)
-    return False
-
-
 def claim(parameters: Sequence[torch.nn.Parameter], owner: Any) -> None:
     """Records that `owner` averages these parameters."""
     owner.claimed_in = runtime.job()

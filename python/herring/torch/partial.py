@@ -27,6 +27,7 @@ from herring.partial import (
     RoundStatistics,
     is_partial,
 )
+from herring.torch.engine import at_end_of_pass, current_pass
 from herring.torch.ownership import release
 from herring.torch.ranges import each_shown
 from herring.torch.reducer import Listing, Relist
@@ -134,11 +135,11 @@ class PartialReducer(Listing):
         return parameter.register_post_accumulate_grad_hook(hook)
 
     def _produced(self) -> None:
-        running = torch._C._current_graph_task_id()
+        running = current_pass()
         if self._pass != running:
             self._pass = running
             # The engine calls this only if the pass does not raise.
-            torch.autograd.Variable._execution_engine.queue_callback(self._passed)
+            at_end_of_pass(self._passed)
 
     def _passed(self) -> None:
         self._pass = None

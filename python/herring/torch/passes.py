@@ -7,15 +7,12 @@ rounds in the order of its own graph, ranks could wait for each other in a circl
 
 from __future__ import annotations
 
-import itertools
 import threading
 import weakref
-from collections.abc import Iterable
 from typing import Any
 
-import torch
-
 from herring.arrays.groups import Group
+from herring.torch.engine import current_pass
 
 _lock = threading.Lock()
 _open: weakref.WeakSet[EndsWithPass] = weakref.WeakSet()
@@ -31,7 +28,7 @@ class EndsWithPass:
 
     def _enter_pass(self) -> None:
         """Marks this object as to be ended with the backward pass that is running now."""
-        self._pass = torch._C._current_graph_task_id()
+        self._pass = current_pass()
         with _lock:
             _open.add(self)
 
@@ -48,42 +45,3 @@ class EndsWithPass:
     def _rest_of_pass(self) -> list[str]:
         """Returns the turns of this object, and of those that are to be ended after it, as text."""
         return [str(one._turn) for one in self._together()]
-
-
-def in_backward() -> bool:
-    """Returns whether the calling thread is inside a backward pass."""
-    return torch._C._current_graph_task_id() != -1
-
-
-def _first_leaf(node: Any) -> Any:
-    """Returns a node below `node` that accumulates into a leaf, or None if there is none."""
-    seen = set()
-    stack = [node]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        if hasattr(node, "variable"):
-            return node
-        seen.add(node)
-        stack.extend(successor for successor, _ in node.next_functions)
-    return None
-
-
-def accumulates(parameters: Iterable[torch.nn.Parameter]) -> bool:
-    """Returns whether the running pass adds to `.grad` of leaves, seen from a hook on an output.
-
-    A plain backward pass executes every leaf of its graph, so any leaf tells. With
-    `backward(inputs=...)` only one of `parameters` can tell.
-    """
-    leaf = _first_leaf(torch._C._current_autograd_node())
-    ours = (
-        torch.autograd.graph.get_gradient_edge(parameter).node
-        for parameter in parameters
-        if parameter.requires_grad
-    )
-    leaves = ours if leaf is None else itertools.chain([leaf], ours)
-    try:
-        return any(map(torch._C._will_engine_execute_node, leaves))
-    except RuntimeError:  # torch raises it in autograd.grad with respect to the leaf
-        return False

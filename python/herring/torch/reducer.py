@@ -16,9 +16,10 @@ from herring.arrays.groups import Group, scope_of
 from herring.arrays.objects import allgather_plain
 from herring.base.units import ranks_text
 from herring.errors import HerringError, InvalidArgumentError, MismatchError
+from herring.torch.engine import accumulates, at_end_of_pass
 from herring.torch.layout import Layout, Options
 from herring.torch.ownership import Pausable, claim, collect, release
-from herring.torch.passes import EndsWithPass, accumulates
+from herring.torch.passes import EndsWithPass
 from herring.torch.ranges import work_range
 from herring.torch.round import STEPS_INSIDE, Round
 from herring.torch.sparse import average_sparse
@@ -241,7 +242,7 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
         with self._lock:
             if self.round_open or not self.enabled or not self._has_plan():
                 return
-            torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
+            at_end_of_pass(self._after_backward)
             self._begins_in_pass()
             self._begin()
             self._enter_pass()

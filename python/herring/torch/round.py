@@ -9,8 +9,8 @@ import torch
 
 from herring.errors import HerringError, InvalidArgumentError
 from herring.torch.devices import Streams
+from herring.torch.engine import runs_last
 from herring.torch.layout import FLAGS, STEP_BYTES, Layout
-from herring.torch.ownership import runs_last
 from herring.torch.tensors import warn_once
 
 STEPS_INSIDE = (

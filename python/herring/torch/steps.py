@@ -27,7 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from herring.arrays import runtime
 from herring.arrays.groups import Group, scope_of
 from herring.torch.compiled import uncompiled, untraced
-from herring.torch.passes import in_backward
+from herring.torch.engine import in_backward, nodes_below
 from herring.torch.sparse import average_sparse
 from herring.torch.state import broadcast_tensors
 
@@ -280,16 +280,9 @@ def _after_pass(roots: Iterable[torch.Tensor]) -> None:
 
 def _reaches_parameter(roots: Iterable[torch.Tensor]) -> bool:
     """Returns whether the tensors depend on any parameter, also on one that is not averaged."""
-    seen = set()
-    stack = [root.grad_fn for root in roots]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
+    for node in nodes_below(root.grad_fn for root in roots):
         if isinstance(getattr(node, "variable", None), torch.nn.Parameter):
             return True
-        seen.add(node)
-        stack.extend(successor for successor, _ in node.next_functions)
     return any(isinstance(root, torch.nn.Parameter) for root in roots)
 
 

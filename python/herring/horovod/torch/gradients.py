@@ -20,9 +20,9 @@ from herring.horovod.common.handles import Call
 from herring.horovod.common.process_sets import ProcessSet, group_of
 from herring.horovod.common.starter import Reduction
 from herring.horovod.torch.starts import Starter
+from herring.torch.engine import current_pass
+from herring.torch.naming import Named
 from herring.torch.reducer import GradientReducer
-
-Named = list[tuple[str, torch.nn.Parameter]]
 
 
 class _Counts:
@@ -139,7 +139,7 @@ class PlannedGradients:
         self._counts.watch(named, produced)
 
     def _produced(self) -> None:
-        running = torch._C._current_graph_task_id()
+        running = current_pass()
         if running == self._pass:
             return
         self._pass = running

@@ -27,8 +27,9 @@ from herring.horovod.common.process_sets import ProcessSet, global_process_set, 
 from herring.horovod.common.starter import Reduction
 from herring.horovod.torch.compiled import level_of_program, untraced
 from herring.horovod.torch.compression import Compression
-from herring.horovod.torch.gradients import Named, PlannedGradients, TensorGradients
+from herring.horovod.torch.gradients import PlannedGradients, TensorGradients
 from herring.horovod.torch.starts import Starter
+from herring.torch.naming import Named, listed, named_in, require_all
 from herring.torch.optimizer import no_copies
 from herring.torch.ownership import retire_ended
 
@@ -78,7 +79,7 @@ class _Distributed(torch.optim.Optimizer):
             return
         group = group_of(process_set)
         name = name_of_next("horovod.DistributedOptimizer", group)
-        named = _named_parameters(self, self._known)
+        named = named_in(self, self._known)
         for _, parameter in named:
             retire_ended(parameter)  # of another wrapper, which the program may still hold
         if process_set.size() == 1:
@@ -238,7 +239,7 @@ class _Distributed(torch.optim.Optimizer):
         gradients = self.__dict__.get("_gradients")
         if gradients is None:
             return
-        named = _named_parameters(self, known)
+        named = named_in(self, known)
         gradients.adopt(named, [(n, p) for n, p in named if id(p) not in before])
 
 
@@ -298,56 +299,6 @@ class _DistributedAdasum(_Distributed):
             for p, old, delta, (_, context) in zip(parameters, before, call.result(), pairs):
                 p.copy_(old + options.compression.decompress(delta, context))
         return loss
-
-
-def _check_named(optimizer: torch.optim.Optimizer, named: Any) -> Named | None:
-    """Returns the named parameters as a list, or None.
-
-    Raises:
-      InvalidArgumentError: an element is not a pair of a name and a parameter, a name occurs twice,
-        or parameters of the optimizer are missing.
-    """
-    if named is None:
-        return None
-    listed = list(named)
-    for one in listed:
-        if not isinstance(one, tuple) or len(one) != 2 or not isinstance(one[1], torch.Tensor):
-            raise InvalidArgumentError(
-                f"named_parameters contains {type(one).__name__} {str(one)[:60]!r}; it must be a "
-                "sequence of tuples (name, parameter), such as model.named_parameters()"
-            )
-    names = [name for name, _ in listed]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise InvalidArgumentError(
-            f"named_parameters contains names more than once: {', '.join(twice)}; give each "
-            "parameter a name of its own"
-        )
-    known = {id(p) for _, p in listed}
-    missing = [
-        f"parameter {i} of group {g}, {list(p.shape)}"
-        for g, group in enumerate(optimizer.param_groups)
-        for i, p in enumerate(group["params"])
-        if id(p) not in known
-    ]
-    if missing:
-        raise InvalidArgumentError(
-            f"named_parameters was given, but lacks {len(missing)} of the optimizer's parameters "
-            f"({'; '.join(missing[:5])}); pass model.named_parameters() of all its models"
-        )
-    return listed
-
-
-def _named_parameters(optimizer: torch.optim.Optimizer, known: Named | None) -> Named:
-    groups = optimizer.param_groups
-    if known is None:
-        return [
-            (f"group{g}.parameter{i}", p)
-            for g, group in enumerate(groups)
-            for i, p in enumerate(group["params"])
-        ]
-    mine = {id(p) for group in groups for p in group["params"]}
-    return [(name, p) for name, p in known if id(p) in mine]
 
 
 def _check_groups(groups: Any, num_groups: int) -> None:
@@ -413,7 +364,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         raise InvalidArgumentError("the optimizer is a DistributedOptimizer already")
     check_passes(backward_passes_per_step)
     _check_groups(groups, num_groups)
-    known = _check_named(optimizer, named_parameters)
+    known = listed(named_parameters)
+    require_all(optimizer, known, frozen=True)
     base = _DistributedAdasum if op == Adasum else _Distributed
     made_of: tuple[Any, ...] = (base, type(optimizer))
     kind: Any = type(type(optimizer).__name__, made_of, {"__doc__": base.__doc__})
@@ -433,7 +385,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     wrapper._synchronized = False
     wrapper.backward_passes_per_step = backward_passes_per_step
     wrapper.op, wrapper.process_set = op, process_set
-    wrapper._parameter_names = {p: name for name, p in _named_parameters(optimizer, known)}
+    wrapper._parameter_names = {p: name for name, p in named_in(optimizer, known)}
     herring.rank()  # Raises an error if this process is not in a job.
     if wrapper._defers:
         elastic.enter_later(wrapper)
