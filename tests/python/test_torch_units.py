@@ -147,7 +147,7 @@ def test_the_nodes_of_a_graph_lead_to_its_leaves_once_each():
     y = (x * 2).exp() + x.exp()
     nodes = list(engine.nodes_below([y.grad_fn]))
     assert len(nodes) == len(set(nodes)) == 5
-    assert [node.variable for node in nodes if hasattr(node, "variable")][0] is x
+    assert next(node.variable for node in nodes if hasattr(node, "variable")) is x
 
 
 def test_optimizer_state_is_taken_apart_and_put_together():

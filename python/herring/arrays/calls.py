@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 
-from herring.arrays.arguments import name_given
+from herring.arrays.arguments import Timeout, name_given
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.names import has_joined, next_name
 from herring.arrays.runtime import job
 from herring.errors import HerringError, InvalidArgumentError, PeerLostError, ShutdownError
+
+
+@dataclasses.dataclass(frozen=True)
+class CallOptions:
+    """What any call of a collective may be given, as it goes from the face to the core.
+
+    Attributes:
+      name: The operation's name; None means the next name of its kind.
+      timeout: The time until the operation fails; None means ``HERRING_TIMEOUT``.
+      group: The group that takes part; None means all ranks.
+    """
+
+    name: str | None = None
+    timeout: Timeout = None
+    group: Group | None = None
+
+    def named(self, kind: str) -> CallOptions:
+        """Returns these options with the name that was given, checked, or the next of a kind."""
+        return dataclasses.replace(self, name=named(self.name, kind, self.group))
+
+    def part(self, name: str) -> CallOptions:
+        """Returns the options of one of several operations that a call makes."""
+        return dataclasses.replace(self, name=f"{self.name}.{name}")
+
+    def refusing(self, kind: str) -> AbstractContextManager[str]:
+        """Returns a context in which an exception refuses the call on all ranks (`called`)."""
+        return called(kind, self.name, self.group)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ import numpy as np
 
 from herring import _core
 from herring.arrays.arguments import Array, Operator, Timeout, count_of, shown
+from herring.arrays.calls import CallOptions
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.operations import Handle, submit
 from herring.arrays.runtime import job
@@ -69,17 +70,14 @@ def broadcast(
     Returns:
       `array`.
     """
-    operation = submit("broadcast", array, name, timeout, group, root=root)
-    Handle(operation, array).wait()
+    Handle(submit("broadcast", array, CallOptions(name, timeout, group), root=root), array).wait()
     return array
 
 
 def collect(
     kind: str,
     array: Any,
-    name: str | None,
-    timeout: Timeout,
-    group: Group | None,
+    call: CallOptions,
     splits: Sequence[int] | None = None,
     agreement: str = "",
     **options: Any,
@@ -90,12 +88,10 @@ def collect(
         if kind == "alltoall" and 0 in _tail(array):
             raise InvalidArgumentError(f"alltoall: rows of shape {_tail(array)} have no elements")
         if kind == "alltoall" or splits is not None:
-            return {"splits": checked_splits(kind, shape_of(array)[0], splits, group)}
+            return {"splits": checked_splits(kind, shape_of(array)[0], splits, call.group)}
         return {}
 
-    operation = submit(
-        kind, array, name, timeout, group, agreement=agreement, check=splits_of_kind, **options
-    )
+    operation = submit(kind, array, call, agreement=agreement, check=splits_of_kind, **options)
     operation.wait()
     return operation, operation.result().view(_NUMPY[_core.dtype_of(array)])
 
@@ -135,7 +131,7 @@ def allgather(
     Returns:
       A new array. A bfloat16 array comes as its bits in uint16, because NumPy has no bfloat16.
     """
-    operation, flat = collect("allgather", array, name, timeout, group)
+    operation, flat = collect("allgather", array, CallOptions(name, timeout, group))
     return flat.reshape(sum(operation.counts), *_tail(array))
 
 
@@ -160,18 +156,16 @@ def reduce_scatter(
     Returns:
       A new array with this rank's rows. A bfloat16 array comes as its bits in uint16.
     """
-    _, flat = collect(
-        "reduce_scatter",
-        array,
-        name,
-        timeout,
-        group,
-        splits,
-        op=op,
-        prescale=prescale,
-        postscale=postscale,
-    )
-    scope = scope_of(group)
+    call = CallOptions(name, timeout, group)
+    return scattered(array, splits, call, op=op, prescale=prescale, postscale=postscale)
+
+
+def scattered(
+    array: Any, splits: Sequence[int] | None, call: CallOptions, **options: Any
+) -> np.ndarray:
+    """Does a `reduce_scatter`."""
+    _, flat = collect("reduce_scatter", array, call, splits, **options)
+    scope = scope_of(call.group)
     counts = even_parts(len(array), scope.size) if splits is None else splits
     return flat.reshape(counts[scope.rank], *_tail(array))
 
@@ -198,19 +192,14 @@ def alltoall(
     Raises:
       InvalidArgumentError: `splits` does not fit, or another argument cannot be used on some rank.
     """
-    return exchange(array, splits, name, timeout, group, "")
+    return exchange(array, splits, CallOptions(name, timeout, group))
 
 
 def exchange(
-    array: Any,
-    splits: Sequence[int] | None,
-    name: str | None,
-    timeout: Timeout,
-    group: Group | None,
-    agreement: str,
+    array: Any, splits: Sequence[int] | None, call: CallOptions, agreement: str = ""
 ) -> np.ndarray:
     """Does an `alltoall`; ranks must also give the same text as `agreement`."""
-    _, flat = collect("alltoall", array, name, timeout, group, splits, agreement)
+    _, flat = collect("alltoall", array, call, splits, agreement)
     return flat.reshape(-1, *_tail(array))
 
 
@@ -250,7 +239,7 @@ def barrier(
     *, name: str | None = None, timeout: Timeout = None, group: Group | None = None
 ) -> None:
     """Returns when every rank has called it."""
-    submit("barrier", None, name, timeout, group).wait()
+    submit("barrier", None, CallOptions(name, timeout, group)).wait()
 
 
 def empty(shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray:

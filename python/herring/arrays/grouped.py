@@ -19,7 +19,7 @@ import numpy as np
 
 from herring import _core
 from herring.arrays.arguments import Array, Operator, Timeout
-from herring.arrays.calls import called, named
+from herring.arrays.calls import CallOptions
 from herring.arrays.groups import Group
 from herring.arrays.operations import Handle, submit
 from herring.errors import InvalidArgumentError
@@ -37,21 +37,19 @@ __all__ = [
 def _start(
     kind: str,
     arrays: Any,
-    name: str | None,
-    timeout: Timeout,
-    group: Group | None,
+    call: CallOptions,
     *,
     waits: bool = True,
     **options: Any,
 ) -> tuple[_core.Operation, list[Any]]:
     """Starts a collective on a list; returns the operation and the list."""
-    name = named(name, f"grouped_{kind}", group)
-    with called(kind, name, group):
+    call = call.named(f"grouped_{kind}")
+    with call.refusing(kind):
         if hasattr(arrays, "shape") or not isinstance(arrays, Iterable):
             what = "one array" if hasattr(arrays, "shape") else type(arrays).__name__
             raise InvalidArgumentError(f"grouped_{kind} takes a list of arrays, not {what}")
         arrays = list(arrays)
-    operation = submit(kind, arrays, name, timeout, group, waits=waits, listed=True, **options)
+    operation = submit(kind, arrays, call, waits=waits, listed=True, **options)
     return operation, arrays
 
 
@@ -91,7 +89,7 @@ def grouped_allreduce(
         After any of these errors the arrays have their old content.
     """
     scales = {"op": op, "prescale": prescale, "postscale": postscale}
-    return Handle(*_start("allreduce", arrays, name, timeout, group, **scales)).wait()
+    return Handle(*_start("allreduce", arrays, CallOptions(name, timeout, group), **scales)).wait()
 
 
 def grouped_allreduce_async(
@@ -117,7 +115,9 @@ def grouped_allreduce_async(
       A handle of the operation.
     """
     scales = {"op": op, "prescale": prescale, "postscale": postscale}
-    return Handle(*_start("allreduce", arrays, name, timeout, group, waits=False, **scales))
+    return Handle(
+        *_start("allreduce", arrays, CallOptions(name, timeout, group), waits=False, **scales)
+    )
 
 
 def grouped_reduce_scatter(
@@ -142,7 +142,7 @@ def grouped_reduce_scatter(
       in uint16.
     """
     scales = {"op": op, "prescale": prescale, "postscale": postscale}
-    operation, _ = _start("reduce_scatter", arrays, name, timeout, group, **scales)
+    operation, _ = _start("reduce_scatter", arrays, CallOptions(name, timeout, group), **scales)
     operation.wait()
     return results_of(operation)
 
@@ -164,7 +164,7 @@ def grouped_allgather(
     Returns:
       A new array for each array of the list. A bfloat16 array comes as its bits in uint16.
     """
-    operation, _ = _start("allgather", arrays, name, timeout, group)
+    operation, _ = _start("allgather", arrays, CallOptions(name, timeout, group))
     operation.wait()
     return results_of(operation)
 
@@ -191,4 +191,4 @@ def grouped_broadcast(
       TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
         After any of these errors the arrays have their old content.
     """
-    return Handle(*_start("broadcast", arrays, name, timeout, group, root=root)).wait()
+    return Handle(*_start("broadcast", arrays, CallOptions(name, timeout, group), root=root)).wait()

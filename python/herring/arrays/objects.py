@@ -15,7 +15,7 @@ import numpy as np
 
 from herring.arrays import plain
 from herring.arrays.arguments import Timeout, rank_of
-from herring.arrays.calls import called, named
+from herring.arrays.calls import CallOptions
 from herring.arrays.collectives import broadcast, collect
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.runtime import job
@@ -139,7 +139,8 @@ def broadcast_object(
       InvalidArgumentError: An argument cannot be used on some rank, or JSON cannot carry `obj`.
     """
     form = _form("broadcast_object")
-    return _broadcast(form, obj, root, named(name, "broadcast_object", group), timeout, group)
+    call = CallOptions(name, timeout, group).named("broadcast_object")
+    return _broadcast(form, obj, root, call)
 
 
 def broadcast_plain(
@@ -154,23 +155,21 @@ def broadcast_plain(
 ) -> Any:
     """Hands plain data of rank `root` to every rank, without pickle (see `plain.packed`)."""
     form = _Form(lambda data: plain.packed(data, lift), lambda data: plain.unpacked(data, lower))
-    return _broadcast(form, value, root, name, timeout, group)
+    return _broadcast(form, value, root, CallOptions(name, timeout, group))
 
 
-def _broadcast(
-    form: _Form, obj: Any, root: int, name: str, timeout: Timeout, group: Group | None
-) -> Any:
-    with called("broadcast", f"{name}.length", group):
-        sending = rank_of(root, scope_of(group).size, "broadcast_object", group) == (
-            scope_of(group).rank
-        )
+def _broadcast(form: _Form, obj: Any, root: int, call: CallOptions) -> Any:
+    group = call.group
+    with call.part("length").refusing("broadcast"):
+        scope = scope_of(group)
+        sending = rank_of(root, scope.size, "broadcast_object", group) == scope.rank
         data = np.frombuffer(form.pack(obj) if sending else b"", np.uint8).copy()
     length = np.array([len(data)], np.int64)
-    broadcast(length, root, name=f"{name}.length", timeout=timeout, group=group)
+    broadcast(length, root, name=f"{call.name}.length", timeout=call.timeout, group=group)
     if not sending:
-        with called("broadcast", f"{name}.bytes", group):  # there may be no memory for it
+        with call.part("bytes").refusing("broadcast"):  # there may be no memory for it
             data = np.empty(int(length[0]), np.uint8)
-    broadcast(data, root, name=f"{name}.bytes", timeout=timeout, group=group)
+    broadcast(data, root, name=f"{call.name}.bytes", timeout=call.timeout, group=group)
     return obj if sending else form.unpack(data.tobytes())
 
 
@@ -199,20 +198,18 @@ def allgather_object(
       InvalidArgumentError: An argument cannot be used on some rank, or JSON cannot carry `obj`.
     """
     form = _form("allgather_object")
-    return _allgather(form, obj, named(name, "allgather_object", group), timeout, group)
+    return _allgather(form, obj, CallOptions(name, timeout, group).named("allgather_object"))
 
 
 def allgather_plain(value: Any, *, name: str, group: Group | None = None) -> list[Any]:
     """Hands plain data of every rank to every rank, without pickle (see `plain.packed`)."""
-    return _allgather(_Form(plain.packed, plain.unpacked), value, name, None, group)
+    return _allgather(_Form(plain.packed, plain.unpacked), value, CallOptions(name, group=group))
 
 
-def _allgather(
-    form: _Form, obj: Any, name: str, timeout: Timeout, group: Group | None
-) -> list[Any]:
-    with called("allgather", name, group):
+def _allgather(form: _Form, obj: Any, call: CallOptions) -> list[Any]:
+    with call.refusing("allgather"):
         data = np.frombuffer(form.pack(obj), np.uint8).copy()
-    operation, flat = collect("allgather", data, name, timeout, group)
+    operation, flat = collect("allgather", data, call)
     objects, start = [], 0
     for length in operation.counts:
         objects.append(form.unpack(flat[start : start + length].tobytes()))

@@ -8,9 +8,9 @@ from typing import Any
 
 from herring import _core
 from herring.arrays.arguments import Timeout, function_of, options_of, seconds_of
-from herring.arrays.calls import called
+from herring.arrays.calls import CallOptions
 from herring.arrays.devices import check_not_capturing, take_back
-from herring.arrays.groups import Group, scope_of
+from herring.arrays.groups import scope_of
 from herring.arrays.handles import DoneCallbacks, call_later
 from herring.arrays.runtime import job
 from herring.errors import HerringError
@@ -110,9 +110,7 @@ class Handle:
 def submit(
     kind: str,
     array: Any,
-    name: str | None,
-    timeout: Timeout,
-    group: Group | None = None,
+    call: CallOptions,
     *,
     waits: bool = True,
     agreement: str = "",
@@ -125,7 +123,6 @@ def submit(
     """Starts a collective.
 
     Args:
-      name: The operation's name; None means the next name of this kind.
       waits: Whether the caller waits for the operation at once, so that no other thread has to be
         woken to start it.
       agreement: What all ranks must give alike besides what the core compares, in words.
@@ -134,20 +131,20 @@ def submit(
         results there. All-reduces and broadcasts take arrays on a GPU anyway.
       check: A function called before anything is started; it returns more options.
     """
-    with called(kind, name, group) as full_name:
+    with call.refusing(kind) as full_name:
         options |= check()
         operation = job().submit(
             kind,
             array,
             full_name,
-            timeout=seconds_of(timeout),
+            timeout=seconds_of(call.timeout),
             waits=waits,
-            group=scope_of(group).handle,
+            group=scope_of(call.group).handle,
             agreement=agreement,
             listed=listed,
             into=into,
             anywhere=anywhere,
-            **options_of(kind, options, scope_of(group).size, group),
+            **options_of(kind, options, scope_of(call.group).size, call.group),
         )
     if kind in _IN_PLACE:
         note_write(array)

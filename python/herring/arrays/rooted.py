@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from herring.arrays.arguments import Operator, Timeout, rank_of
-from herring.arrays.calls import called, named
+from herring.arrays.calls import CallOptions
 from herring.arrays.collectives import (
     checked_splits,
     exchange,
-    reduce_scatter,
+    scattered,
     shape_of,
 )
 from herring.arrays.groups import Group, scope_of
@@ -46,19 +46,10 @@ def reduce(
     Returns:
       A new array on `root` (a bfloat16 array comes as its bits in uint16); None on other ranks.
     """
-    name = named(name, "reduce", group)
-    with called("reduce_scatter", name, group):
+    call = CallOptions(name, timeout, group).named("reduce")
+    with call.refusing("reduce_scatter"):
         splits = _all_to(root, array, "reduce", group)
-    found = reduce_scatter(
-        array,
-        op,
-        splits,
-        name=name,
-        prescale=prescale,
-        postscale=postscale,
-        timeout=timeout,
-        group=group,
-    )
+    found = scattered(array, splits, call, op=op, prescale=prescale, postscale=postscale)
     return found if scope_of(group).rank == root else None
 
 
@@ -81,10 +72,10 @@ def gather(
       A new array on `root` with the rows in rank order (a bfloat16 array comes as its bits in
       uint16); None on other ranks.
     """
-    name = named(name, "gather", group)
-    with called("alltoall", name, group):
+    call = CallOptions(name, timeout, group).named("gather")
+    with call.refusing("alltoall"):
         splits = _all_to(root, array, "gather", group)
-    found = exchange(array, splits, name, timeout, group, f"gather to rank {root}")
+    found = exchange(array, splits, call, f"gather to rank {root}")
     return found if scope_of(group).rank == root else None
 
 
@@ -113,20 +104,22 @@ def scatter(
       InvalidArgumentError: The root's array or `splits` does not fit, or another argument cannot be
         used on some rank.
     """
-    name = named(name, "scatter", group)
+    call = CallOptions(name, timeout, group).named("scatter")
     rows: list[int] = []
     whole = np.empty(0)
-    with called("broadcast", f"{name}.shape.length", group):
+    with call.part("shape.length").refusing("broadcast"):
         sends = rank_of(root, scope_of(group).size, "scatter", group) == scope_of(group).rank
         if sends:
             whole = _on_host(array)
             rows = checked_splits("scatter", len(whole), splits, group)
     about = (whole.dtype.str, whole.shape[1:]) if sends else None
     # The other ranks pass no array, so they learn from the root what to expect.
-    dtype, tail = broadcast_plain(about, root, name=f"{name}.shape", timeout=timeout, group=group)
+    dtype, tail = broadcast_plain(
+        about, root, name=f"{call.name}.shape", timeout=timeout, group=group
+    )
     if not sends:
         whole, rows = np.empty((0, *tail), dtype), [0] * scope_of(group).size
-    return exchange(whole, rows, name, timeout, group, f"scatter from rank {root}")
+    return exchange(whole, rows, call, f"scatter from rank {root}")
 
 
 def _all_to(root: int, array: Any, kind: str, group: Group | None) -> list[int]:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from herring.arrays.arguments import Operator, Timeout, seconds_of
+from herring.arrays.calls import CallOptions
 from herring.arrays.groups import Group, scope_of
 from herring.base.split import even_parts
 from herring.errors import HerringError, InvalidArgumentError
@@ -58,21 +59,18 @@ def allreduce(
       A tree of the same structure, shapes and dtypes, equal on all ranks.
     """
     leaves, treedef = _leaves_of("allreduce", tree)
-    found = reduce_leaves(
-        leaves, op, name=name, prescale=prescale, postscale=postscale, timeout=timeout, group=group
-    )
+    call = CallOptions(name, timeout, group)
+    found = reduce_leaves(leaves, call, op=op, prescale=prescale, postscale=postscale)
     return jax.tree.unflatten(treedef, found)
 
 
 def reduce_leaves(
     leaves: list[Any],
-    op: Operator,
+    call: CallOptions,
     *,
-    name: str | None,
+    op: Operator,
     prescale: float = 1.0,
     postscale: float = 1.0,
-    timeout: Timeout = None,
-    group: Group | None = None,
     refusal: str = "",
 ) -> list[Any]:
     """Reduces every array of a list over all ranks, element by element.
@@ -85,11 +83,10 @@ def reduce_leaves(
     Returns:
       A list of arrays of the same shapes and dtypes, equal on all ranks.
     """
-    _check_or_refuse("allreduce", leaves, op, prescale, postscale, name, timeout, group)
-    return _in_calls(
-        "allreduce", leaves, name, timeout, group, _buckets(leaves), _reduce_bucket,
-        op=op, prescale=prescale, postscale=postscale, refusal=refusal,
-    )  # fmt: skip
+    how: dict[str, Any] = {"op": op, "prescale": prescale, "postscale": postscale}
+    _check_or_refuse("allreduce", leaves, call, **how)
+    buckets = _buckets(leaves)
+    return _in_calls("allreduce", leaves, call, buckets, _reduce_bucket, refusal=refusal, **how)
 
 
 def broadcast(
@@ -114,9 +111,8 @@ def broadcast(
     root, size = operator.index(root), scope_of(group).size
     if not 0 <= root < size:
         raise InvalidArgumentError(f"root is {root}; ranks are 0 to {size - 1}")
-    found = _in_calls(
-        "broadcast", leaves, name, timeout, group, _all_at_once(leaves), _move, root=root
-    )
+    call = CallOptions(name, timeout, group)
+    found = _in_calls("broadcast", leaves, call, _all_at_once(leaves), _move, root=root)
     return jax.tree.unflatten(treedef, found)
 
 
@@ -140,9 +136,8 @@ def allgather(
     leaves, treedef = _leaves_of("allgather", tree, rows=True)
     size = scope_of(group).size
     shapes = [(leaf.shape[0] * size, *leaf.shape[1:]) for leaf in leaves]
-    found = _in_calls(
-        "allgather", leaves, name, timeout, group, _all_at_once(leaves), _move, shapes=shapes
-    )
+    call = CallOptions(name, timeout, group)
+    found = _in_calls("allgather", leaves, call, _all_at_once(leaves), _move, shapes)
     return jax.tree.unflatten(treedef, found)
 
 
@@ -168,15 +163,14 @@ def reduce_scatter(
       program, may differ between ranks.
     """
     leaves, treedef = _leaves_of("reduce_scatter", tree, rows=True)
-    _check_or_refuse("reduce_scatter", leaves, op, prescale, postscale, name, timeout, group)
+    call = CallOptions(name, timeout, group)
+    how: dict[str, Any] = {"op": op, "prescale": prescale, "postscale": postscale}
+    _check_or_refuse("reduce_scatter", leaves, call, **how)
     scope = scope_of(group)
     shapes = [
         (even_parts(leaf.shape[0], scope.size)[scope.rank], *leaf.shape[1:]) for leaf in leaves
     ]
-    found = _in_calls(
-        "reduce_scatter", leaves, name, timeout, group, _buckets(leaves), _move,
-        shapes=shapes, op=op, prescale=prescale, postscale=postscale,
-    )  # fmt: skip
+    found = _in_calls("reduce_scatter", leaves, call, _buckets(leaves), _move, shapes, **how)
     return jax.tree.unflatten(treedef, found)
 
 
@@ -197,28 +191,19 @@ def _leaves_of(kind: str, tree: Any, rows: bool = False) -> tuple[list[Any], Any
     return leaves, treedef
 
 
-def _check_or_refuse(
-    kind: str,
-    leaves: Sequence[Any],
-    op: Operator,
-    prescale: float,
-    postscale: float,
-    name: str | None,
-    timeout: Timeout,
-    group: Group | None,
-) -> None:
+def _check_or_refuse(kind: str, leaves: Sequence[Any], call: CallOptions, **how: Any) -> None:
     """Checks a reduction; outside of programs, tells the other ranks if this rank refuses it."""
     try:
-        _check_reduction(kind, leaves, op, prescale, postscale)
+        _check_reduction(kind, leaves, **how)
     except InvalidArgumentError as error:
         if outside_programs(leaves):
             with contextlib.suppress(HerringError):
-                call = Call(
-                    kind, key_of(kind, name, leaves), group=group, timeout=seconds_of(timeout),
-                    refusal=str(error),
+                refused = Call(
+                    kind, key_of(kind, call.name, leaves), group=call.group,
+                    timeout=seconds_of(call.timeout), refusal=str(error),
                 )  # fmt: skip
-                one = jnp.zeros(scope_of(group).size, jnp.float32)
-                execute(call, last_token(), [one], [jax.ShapeDtypeStruct((1,), one.dtype)])
+                one = jnp.zeros(scope_of(call.group).size, jnp.float32)
+                execute(refused, last_token(), [one], [jax.ShapeDtypeStruct((1,), one.dtype)])
         raise
 
 
@@ -269,9 +254,7 @@ def _all_at_once(leaves: Sequence[Any]) -> list[list[int]]:
 def _in_calls(
     kind: str,
     leaves: list[Any],
-    name: str | None,
-    timeout: Timeout,
-    group: Group | None,
+    asked: CallOptions,
     buckets: Sequence[Sequence[int]],
     make: Callable[..., Sequence[Any]],
     shapes: Sequence[tuple[int, ...]] | None = None,
@@ -282,14 +265,14 @@ def _in_calls(
     Ranks must agree which leaves are empty, so calls describe those, too. If all leaves are empty,
     a call without them tells the ranks whether all others have empty leaves.
     """
-    seconds = seconds_of(timeout)
+    group, seconds = asked.group, seconds_of(asked.timeout)
     scope_of(group)
     shapes = shapes or [leaf.shape for leaf in leaves]
     found = [
         leaf if leaf.size > 0 else jnp.zeros(shape, leaf.dtype)
         for leaf, shape in zip(leaves, shapes)
     ]
-    key = key_of(kind, name, leaves)
+    key = key_of(kind, asked.name, leaves)
     token = last_token()
     empty = [leaf for leaf in leaves if leaf.size == 0]
     if leaves and not buckets:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from herring.arrays.calls import called
+from herring.arrays.calls import CallOptions, called
 from herring.arrays.gradients import Averager, GradientRounds, Source, agree
 from herring.arrays.objects import allgather_plain
 from herring.errors import ConfigurationError, InvalidArgumentError
@@ -189,8 +189,8 @@ class JaxAverager(HostAverager):
             present[i] if i in present else jnp.zeros(sources[i].shape, sources[i].dtype)
             for i in keyed.used
         ]
-        op, group = self._options["op"], self._options["group"]
-        return reduce_leaves(leaves, op, name=keyed.name, group=group, refusal=refusal)
+        call = CallOptions(keyed.name, group=self._options["group"])
+        return reduce_leaves(leaves, call, op=self._options["op"], refusal=refusal)
 
     def _by_callback(self, rounds: GradientRounds, present: dict[int, Any]) -> Sequence[Any]:
         import jax

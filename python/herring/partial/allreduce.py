@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from herring.arrays.arguments import Array, Operator, Timeout
+from herring.arrays.calls import CallOptions
 from herring.arrays.groups import Group
 from herring.arrays.operations import Handle, note_write, submit
 from herring.errors import InvalidArgumentError
@@ -71,7 +72,8 @@ def allreduce(
             note_write(array)
             return array
     scales = {"prescale": prescale, "postscale": postscale}
-    _start(array, op, name, timeout, group, algorithm=algorithm, **scales).wait()
+    call = CallOptions(name, timeout, group)
+    _start(array, call, op=op, algorithm=algorithm, **scales).wait()
     return array
 
 
@@ -97,15 +99,9 @@ def allreduce_async(
       A handle, whose `Handle.wait` returns `array`.
     """
     scales = {"prescale": prescale, "postscale": postscale}
-    return _start(array, op, name, timeout, group, waits=False, algorithm=algorithm, **scales)
+    call = CallOptions(name, timeout, group)
+    return _start(array, call, op=op, waits=False, algorithm=algorithm, **scales)
 
 
-def _start(
-    array: Any,
-    op: Operator,
-    name: str | None,
-    timeout: Timeout,
-    group: Group | None,
-    **options: Any,
-) -> Handle:
-    return Handle(submit("allreduce", array, name, timeout, group, op=op, **options), array)
+def _start(array: Any, call: CallOptions, **options: Any) -> Handle:
+    return Handle(submit("allreduce", array, call, **options), array)

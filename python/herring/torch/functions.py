@@ -19,7 +19,7 @@ import torch
 
 import herring
 from herring.arrays.arguments import Timeout, rank_of
-from herring.arrays.calls import called, named
+from herring.arrays.calls import CallOptions, called, named
 from herring.arrays.collectives import checked_splits, exchange
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.objects import broadcast_plain
@@ -292,7 +292,7 @@ def scatter(
     dtype = getattr(torch, kind)
     if not sends:
         words, _ = _words(torch.empty((0, *tail), dtype=dtype, device="cpu"))
-    found = exchange(words, rows, name, None, group, f"scatter from rank {root}")
+    found = exchange(words, rows, CallOptions(name, group=group), f"scatter from rank {root}")
     device = tensor.device if isinstance(tensor, torch.Tensor) else torch.device("cpu")
     return _tensor(found, dtype, device)
 

@@ -9,7 +9,7 @@ import torch
 
 from herring.arrays.agreement import require_agreement
 from herring.arrays.arguments import name_given, shown
-from herring.arrays.calls import called
+from herring.arrays.calls import CallOptions, called
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.objects import broadcast_plain, may_pickle
 from herring.arrays.operations import Handle, submit
@@ -88,10 +88,8 @@ def broadcast_tensors(
         if is_root:
             flat.pack(tensors)
     for index, block in enumerate(flat.blocks):
-        operation = submit(
-            "broadcast", block, f"{name}.{index}", None, group, root=root, agreement=agreement
-        )
-        Handle(operation, block).wait()
+        call = CallOptions(f"{name}.{index}", group=group)
+        Handle(submit("broadcast", block, call, root=root, agreement=agreement), block).wait()
     if not is_root:
         flat.unpack(tensors)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 from herring import _core
-from herring.arrays.calls import name_of_next, refuse
+from herring.arrays.calls import CallOptions, name_of_next, refuse
 from herring.arrays.devices import check_not_capturing, take_back
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.operations import submit
@@ -103,9 +103,7 @@ class Call:
         self._operation = submit(
             self._kind,
             array,
-            self.name,
-            None,
-            self.group,
+            CallOptions(self.name, group=self.group),
             waits=False,
             agreement=about,
             **options,

@@ -17,7 +17,7 @@ from torch._C import _distributed_c10d as c10d
 
 import herring
 from herring.arrays import runtime
-from herring.arrays.calls import called
+from herring.arrays.calls import CallOptions, called
 from herring.arrays.names import next_name
 from herring.arrays.operations import submit
 from herring.base.units import counted
@@ -335,11 +335,12 @@ class BaseProcessGroup(dist.ProcessGroup):
         waits = not option(options, "asyncOp", True)
         limit = limit_of(option(options, "timeout", None), self._limit)
         more |= {"waits": waits, "agreement": about}
+        call = CallOptions(name, limit, self._group)
         if not profiling():
-            return submit(kind, tensor, name, limit, self._group, **more)
+            return submit(kind, tensor, call, **more)
         self._started.name = name
         with work_range(kind, name):
-            return submit(kind, tensor, name, limit, self._group, **more)
+            return submit(kind, tensor, call, **more)
 
     def _start_list(
         self,
@@ -391,7 +392,7 @@ class BaseProcessGroup(dist.ProcessGroup):
             return  # the others then learn of the failure sooner
         # The barrier has no timeout of its own, which would count as a failure of the job.
         with suppress(HerringError):
-            submit("barrier", None, "torch.goodbye", None, None).wait(_GOODBYE)
+            submit("barrier", None, CallOptions("torch.goodbye")).wait(_GOODBYE)
 
     def abort(self) -> None:
         """Fails operations under way on this rank; in the group of all ranks, on every rank."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from herring.arrays.calls import CallOptions
 from herring.arrays.operations import submit
 from herring.base.units import counted
 from herring.errors import InvalidArgumentError, MismatchError, TimeoutError
@@ -158,8 +159,8 @@ class HerringProcessGroup(ReducingProcessGroup):
         for rank, part in enumerate(parts):
             root, called_ = self._places[rank], name if rank == 0 else f"{name}.{rank}"
             limit = limit_of(option(opts, "timeout", None), self._limit)
-            more = {"waits": False, "root": root}
-            operations.append(submit("broadcast", part, called_, limit, self._group, **more))
+            call = CallOptions(called_, limit, self._group)
+            operations.append(submit("broadcast", part, call, waits=False, root=root))
         then = (
             None
             if target.data_ptr() == output.data_ptr()
