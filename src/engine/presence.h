@@ -1,5 +1,5 @@
-// Which processes of the job are gone for this worker, and which servers come. The roof (src/worker)
-// keeps it up to date. Engine thread.
+// Which processes of the job are gone for this worker, and which servers come. The roof
+// (src/worker) keeps it up to date. Engine thread.
 #pragma once
 
 #include <algorithm>

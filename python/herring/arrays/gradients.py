@@ -127,6 +127,38 @@ def agree(
     return first + sorted(used.difference(first), reverse=True)
 
 
+class PlannedList(PlannedReduction):
+    """A planned reduction of some gradients of a list, each known by its place in the list.
+
+    All adapters that average lists in planned rounds stand on it.
+
+    Args:
+      sizes: The number of elements and the dtype name of each gradient of the list.
+      order: The places of the gradients that take part, in the order of the plan.
+      options: The options of `PlannedReduction`.
+    """
+
+    def __init__(
+        self, sizes: Sequence[tuple[int, str]], order: Iterable[int], **options: Any
+    ) -> None:
+        self._entries = {place: entry for entry, place in enumerate(order)}
+        super().__init__([sizes[place] for place in self._entries], **options)
+
+    def __contains__(self, place: int) -> bool:
+        return place in self._entries
+
+    def cut(self, arenas: Sequence[Any]) -> dict[int, Any]:
+        """Returns each gradient's part of the arenas, which are given as bytes."""
+        return {
+            place: arenas[arena][offset : offset + nbytes]
+            for place, (arena, offset, nbytes) in zip(self._entries, self.placements)
+        }
+
+    def filled(self, places: Iterable[int]) -> None:
+        """Says that the gradients at these places of the list are in the arenas."""
+        self.ready_all([self._entries[place] for place in places])
+
+
 class GradientRounds:
     """Averages the gradients of a list of variables over all ranks, round by round.
 
@@ -186,9 +218,9 @@ class GradientRounds:
         self._scope = scope_of(group)
         self.order = agree(sources, present, name=name, group=group, order=order)
         self.used = sorted(self.order)
-        in_order = [self.sources[i] for i in self.order]
-        self._plan = PlannedReduction(
-            [(source.elements, _PLANNED[source.dtype][0]) for source in in_order],
+        self._plan = PlannedList(
+            [(source.elements, _PLANNED[source.dtype][0]) for source in self.sources],
+            self.order,
             name=name,
             op=op,
             wire_dtype=wire_dtype,
@@ -197,12 +229,7 @@ class GradientRounds:
             note_bytes=self._scope.size,
             divide_by_all=divide_by_all,
         )
-        arenas = [self._plan.arena(i) for i in range(len(self._plan.arenas))]
-        self._places = {
-            index: arenas[arena][offset : offset + nbytes]
-            for index, (arena, offset, nbytes) in zip(self.order, self._plan.placements)
-        }
-        self._entry = {index: entry for entry, index in enumerate(self.order)}
+        self._places = self._plan.cut([self._plan.arena(i) for i in range(len(self._plan.arenas))])
         self._lock = threading.Lock()
         self._open = False
         self._missing: set[int] = set()
@@ -221,15 +248,15 @@ class GradientRounds:
         with self._lock:
             if not self._open:
                 self._begin()
-            elif not self._missing.issuperset(i for i in indices if i in self._entry):
+            elif not self._missing.issuperset(i for i in indices if i in self._plan):
                 self._report = _GIVEN_UP
                 self._end()
-            placed = {i: array for i, array in zip(indices, arrays) if i in self._entry}
+            placed = {i: array for i, array in zip(indices, arrays) if i in self._plan}
             if len(placed) < len(indices):
                 self._report = _MORE
             self._missing.difference_update(placed)
         _core.copy_parts(self._parts(placed.items()))
-        self._plan.ready_all([self._entry[index] for index in placed])
+        self._plan.filled(placed)
 
     def finish(self, dtypes: Sequence[Any]) -> list[np.ndarray]:
         """Ends the round and waits for the averages; a gradient that was not put in is zeros.
@@ -279,8 +306,8 @@ class GradientRounds:
         note = bytearray(self._scope.size)
         note[self._scope.rank] = self._report
         self._open = False
-        self._plan.note(note)
-        self._plan.ready_all([self._entry[index] for index in self._missing])
+        self._plan.note(bytes(note))
+        self._plan.filled(self._missing)
         self._plan.wait()
         self.contributors = self._plan.contributors
         notes = self._plan.notes

@@ -1,16 +1,18 @@
-"""The places of gradients in the arenas of a planned reduction, as torch tensors."""
+"""The places of gradients in the arenas of a planned reduction, and the rounds over them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import threading
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from herring.arrays.gradients import PlannedList
 from herring.arrays.groups import Group
-from herring.arrays.planned import PlannedReduction
-from herring.errors import InvalidArgumentError
+from herring.errors import HerringError, InvalidArgumentError
 from herring.torch import devices
+from herring.torch.engine import runs_last
 from herring.torch.tensors import check_not_capturing, dense_strides, dtype_name, warn_once
 
 # A round's note (the bytes that travel with its gradients) has one byte per parameter, which says
@@ -28,6 +30,14 @@ _BATCH_BYTES = 256 << 10
 # Queueing a copy on a GPU takes as long as moving some 200 kB over its link.
 _GPU_BATCH_BYTES = 2 << 20
 
+STEPS_INSIDE = (
+    "An optimizer that makes its step inside the backward pass would use this rank's gradients; "
+    "make the step after backward()"
+)
+# The states of a parameter's gradient in a round.
+_MISSING, _PRODUCED, _SENT, _SENT_ZEROS = range(4)
+_USED = bytes(state == _SENT for state in range(256))  # a table for bytes.translate
+
 
 class Options(NamedTuple):
     """The options of a `GradientReducer`, which its constructor describes."""
@@ -44,6 +54,8 @@ class Options(NamedTuple):
 class Layout:
     """A planned reduction over the gradients of `parameters`, and a view of each place.
 
+    A round goes from the first gradient that this rank produces to the averages.
+
     Attributes:
       parameters: The parameters in registration order. Below, a parameter is its index here.
       order: The parameters that have a place, in the order in which gradients are produced.
@@ -56,7 +68,19 @@ class Layout:
         dtype, and gap-free strides in the parameter's dimension order. Only this package uses the
         views. Users get aliases, because `module.to()` and similar calls point existing gradient
         tensors to other memory.
+      active: Whether this rank contributes to the round.
+      steps: The number of the optimizer's steps on this rank.
+      without: Empty if a backward pass has begun the round. Else why this rank takes part: "pass",
+        a backward pass reached no parameter, or "step", the optimizer makes its step.
+      failing: Whether this rank's backward pass has raised, or this rank refuses the round.
+      refusal: Why this rank cannot take part; None if it can. None of its gradients are sent then.
     """
+
+    active: bool
+    steps: int
+    without: str
+    failing: bool
+    refusal: HerringError | None
 
     def __init__(
         self,
@@ -82,8 +106,9 @@ class Layout:
         # Those whose gradients torch copies to host memory.
         self._copied = [p for p in parameters if p.is_cuda] if self.gpu is None else []
         self._warn_of_copies()
-        self.plan = PlannedReduction(
-            [(parameters[i].numel(), dtype_name(parameters[i].dtype)) for i in order],
+        self.plan = PlannedList(
+            [(p.numel(), dtype_name(p.dtype)) for p in parameters],
+            self.order,
             name=name,
             op="average",
             wire_dtype=options.wire_dtype,
@@ -94,11 +119,10 @@ class Layout:
             divide_by_all=options.divide_by_all,
         )
         arenas = self._arenas(order)
-        self._entries = {index: entry for entry, index in enumerate(order)}  # places in the plan
         self.views: list[torch.Tensor] = [torch.empty(0, device="cpu")] * len(parameters)
-        for index, (arena, offset, nbytes) in zip(order, self.plan.placements):
+        for index, place in self.plan.cut(arenas).items():
             parameter = parameters[index]
-            flat = arenas[arena][offset : offset + nbytes].view(parameter.dtype)
+            flat = place.view(parameter.dtype)
             self.views[index] = flat.as_strided(
                 parameter.shape, dense_strides(parameter.detach()), flat.storage_offset()
             )
@@ -200,9 +224,168 @@ class Layout:
                     "and make a new one"
                 )
 
-    def ready(self, indices: Iterable[int]) -> None:
-        """Reports that the gradients of these parameters are in their places."""
-        self.plan.ready_all([self._entries[index] for index in indices])
+    # -- a round ----------------------------------------------------------------------------------
+
+    def begin(
+        self,
+        active: bool,
+        *,
+        steps: int,
+        without: str = "",
+        refusal: HerringError | None = None,
+    ) -> None:
+        """Begins a round, in which this rank has the gradients of so many steps."""
+        self.active = active
+        self.steps, self.without = steps, without
+        self.failing, self.refusal = False, None
+        if refusal is not None:
+            self.refuse(refusal)
+        self._seen: set[int] = set()  # gradients that autograd has produced
+        self._again: set[int] = set()  # gradients that have grown after they were sent
+        self._state = bytearray(len(self.parameters))
+        for index in self.deferred | self.sparse:
+            self._state[index] = _PRODUCED  # sent at the end, whenever it is produced
+        self._waiting: list[int] = []  # gradients that are produced and not yet sent
+        self._waiting_bytes = 0
+        self._streams = devices.Streams()  # the GPU's streams in which gradients are made
+        self._repeated: list[int] = []  # gradients accumulated again before the layout is final
+        self._lock = threading.Lock()  # gradients on several devices arrive on several threads
+        self._versions = [p._version for p in self.parameters]
+        self.plan.begin(active=active)
+
+    def refuse(self, refusal: HerringError) -> None:
+        """Lets the round fail on all ranks, which raise the error of the first rank."""
+        self.failing = True
+        self.refusal = self.refusal or refusal
+
+    def _check_untouched(self) -> None:
+        """Refuses the round if a gradient or a parameter was taken before it was averaged."""
+        for index, parameter in enumerate(self.parameters):
+            taken = index in self._seen and parameter.grad is None
+            if taken or parameter._version != self._versions[index]:
+                what = "its gradient was removed" if taken else "it was changed"
+                self.refuse(
+                    InvalidArgumentError(
+                        f"{self.options.name}: {what} inside the backward pass, before it was "
+                        f"averaged: parameter {self.names[index]!r}. {STEPS_INSIDE}"
+                    )
+                )
+                return
+
+    def produced(self, index: int) -> None:
+        """Handles that autograd has added to the gradient of parameter `index`."""
+        state = self._state
+        if self.refusal is not None:
+            return
+        self._seen.add(index)
+        if state[index] == _MISSING:
+            state[index] = _PRODUCED
+            self._waiting.append(index)
+            if self.gpu is not None:
+                self._streams.join(self.parameters[index])
+            self._waiting_bytes += self.nbytes[index]
+            # A user's hook that comes after this one may still change or replace the gradient. The
+            # gradient is then taken at the end of the pass, and from the next pass on this hook
+            # comes last.
+            if (
+                self._waiting_bytes >= self.batch_bytes
+                and self.final
+                and runs_last(self.parameters[index], self.hooks[index])
+            ):
+                with self._lock:
+                    batch, self._waiting = self._waiting, []
+                    self._waiting_bytes = 0
+                    self.plan.filled(self._place(batch))
+        elif state[index] == _SENT:
+            self._again.add(index)
+        elif not self.final:
+            self._repeated.append(index)
+
+    def _place(self, indices: Sequence[int], *, last: bool = False) -> list[int]:
+        """Copies gradients to their places; a None gradient becomes zeros if `last` is set.
+
+        Returns:
+          The parameters whose places are filled.
+        """
+        sources: dict[int, torch.Tensor] = {}  # gradients, none of which is in the arena
+        empty: list[int] = []
+        for index in indices:
+            gradient = self.parameters[index].grad
+            if gradient is not None:
+                dense = gradient.layout == torch.strided
+                sources[index] = gradient if dense else self._dense(index, gradient)
+            elif last:  # otherwise a user's hook has removed the gradient
+                empty.append(index)
+        with torch.no_grad():
+            if sources:
+                torch._foreach_copy_([self.views[i] for i in sources], list(sources.values()))
+            if empty:
+                torch._foreach_zero_([self.views[i] for i in empty])
+        for index in sources:
+            self._state[index] = _SENT
+        for index in empty:
+            self._state[index] = _SENT_ZEROS
+        return [*sources, *empty]
+
+    def _dense(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
+        options, name = self.options, self.names[index]
+        if options.sparse == "error":
+            raise InvalidArgumentError(
+                f"parameter {name!r} has a sparse gradient, but sparse='error' was "
+                "given; build its module with sparse=False, or pass sparse='keep' or 'densify'"
+            )
+        if options.sparse == "densify":
+            warn_once(
+                "sparse",
+                "herring.torch: sparse gradients are made dense before they are averaged, as "
+                f"sparse='densify' asks for (first seen in {name!r})",
+            )
+        self.found.add(index)
+        return gradient.to_dense()
+
+    def finish(self, *, changed: bool = False) -> tuple[set[int], set[str]]:
+        """Sends the remaining gradients and waits for the averages.
+
+        Returns:
+          The parameters that no rank has used, and the flags (of `FLAGS`) that some rank has set;
+          also "steps" if ranks have made different numbers of steps.
+        """
+        state = self._state
+        if self.active:
+            if not self.failing:
+                self._check_untouched()
+            rest = [index for index in self.order if state[index] < _SENT]
+            if not self.failing:
+                self._place(rest, last=True)
+                for index in self.sparse:
+                    used = self.parameters[index].grad is not None
+                    state[index] = _SENT if used else _SENT_ZEROS
+            flags = bytes((bool(self._again), changed, self.failing, bool(self.without)))
+            steps = (self.steps % 256**STEP_BYTES).to_bytes(STEP_BYTES, "little")
+            complement = bytes(255 - byte for byte in steps)
+            self.plan.note(state.translate(_USED) + flags + steps + complement)
+            self.plan.filled(rest)
+        self.plan.wait()
+        self.deferred |= self._again
+        if not self.plan.contributors:  # Nobody has given a note.
+            return set(range(len(state))), set()
+        notes, flags_from = self.plan.notes, len(state)
+        steps_from = flags_from + len(FLAGS)
+        unused = {index for index in range(flags_from) if not notes[index]}
+        found = {flag for flag, told in zip(FLAGS, notes[flags_from:steps_from]) if told}
+        largest, others = notes[steps_from:-STEP_BYTES], notes[-STEP_BYTES:]
+        if any(one + other != 255 for one, other in zip(largest, others)):
+            found.add("steps")
+        return unused, found
+
+    def learn_order(self) -> list[int]:
+        """Returns the order in which gradients became whole, for the final layout.
+
+        Gradients that were accumulated more than once are sent at the end from now on.
+        """
+        repeated = [index for index in self._repeated if index not in self.sparse]
+        self.deferred.update(repeated)
+        return list(dict.fromkeys(reversed(self._waiting + repeated)))[::-1]
 
     def show(self, unused: set[int], averages: dict[int, torch.Tensor | None]) -> None:
         """Makes `.grad` of all parameters the averages.

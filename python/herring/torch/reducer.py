@@ -17,11 +17,10 @@ from herring.arrays.objects import allgather_plain
 from herring.base.units import ranks_text
 from herring.errors import HerringError, InvalidArgumentError, MismatchError
 from herring.torch.engine import accumulates, at_end_of_pass
-from herring.torch.layout import Layout, Options
+from herring.torch.layout import STEPS_INSIDE, Layout, Options
 from herring.torch.ownership import Pausable, claim, collect, release
 from herring.torch.passes import EndsWithPass
 from herring.torch.ranges import work_range
-from herring.torch.round import STEPS_INSIDE, Round
 from herring.torch.sparse import average_sparse
 from herring.torch.steps import Stepped
 from herring.torch.tensors import describe, wire_dtype_name
@@ -194,7 +193,7 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
         self._generation = 0
         self._lock = threading.RLock()  # gradients on several devices arrive on several threads
         self._layout: Layout | None = None  # None: all parameters are frozen
-        self._round: Round | None = None  # the round that a backward pass has begun
+        self._open = False  # whether a backward pass has begun a round
         self._set_up(name)
         Stepped.__init__(self, missing)
 
@@ -224,11 +223,17 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
             if not reducer.enabled:
                 reducer._passes_by()
                 return
-            if reducer._round is None:
+            if not reducer._open:
                 reducer.arm()
-            reducer._round.produced(index)
+            reducer._planned.produced(index)
 
         return parameter.register_post_accumulate_grad_hook(hook)
+
+    @property
+    def _planned(self) -> Layout:
+        """The layout of a reducer that has one."""
+        assert self._layout is not None
+        return self._layout
 
     @property
     def parameters(self) -> Sequence[torch.nn.Parameter]:
@@ -266,12 +271,11 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
     def _begin(self, without: str = "") -> None:
         refusal = None
         try:
-            self._layout.prepare()
+            self._planned.prepare()
         except InvalidArgumentError as error:
             refusal = error  # raised at the end of the round, where the other ranks hear of it
-        self._round = Round(
-            self._layout, active=True, steps=self.steps, without=without, refusal=refusal
-        )
+        self._planned.begin(active=True, steps=self.steps, without=without, refusal=refusal)
+        self._open = True
 
     def refuse_step(self) -> None:
         """Fails the round of the running pass, because an optimizer is about to step inside it.
@@ -281,7 +285,7 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
         """
         if self.enabled:
             self.arm()
-            self._round.refuse(
+            self._planned.refuse(
                 InvalidArgumentError(
                     f"{self.name}: an optimizer makes a step inside the backward pass. "
                     + STEPS_INSIDE
@@ -315,7 +319,7 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
     @property
     def round_open(self) -> bool:
         """Returns whether a backward pass has begun a round and not ended it."""
-        return self._round is not None
+        return self._open
 
     def abandon(self, stacklevel: int = 0) -> None:
         """Ends a round whose backward pass raised, so that the ranks stay in step (collective).
@@ -338,7 +342,7 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
         refusal = None
         for reducer in self._together():
             if reducer.round_open:
-                reducer._round.failing = True
+                reducer._planned.failing = True
                 try:
                     reducer._finish()
                 except InvalidArgumentError as error:
@@ -349,7 +353,8 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
     def shadow(self) -> None:
         """Takes part in a round without contributing, for a rank that has no more data."""
         if self._layout is not None:
-            self._round = Round(self._layout, active=False, steps=self.steps)
+            self._layout.begin(active=False, steps=self.steps)
+            self._open = True
             self._finish()
             self.even_out(active=False)
 
@@ -358,50 +363,52 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
             self._end_round()
 
     def _end_round(self) -> None:
-        ended, layout = self._round, self._layout
+        layout = self._planned
+        active, without = layout.active, layout.without
         try:
-            changed = ended.active and not ended.failing and self._has_changed()
-            unused, flags = ended.finish(changed=changed)
+            changed = active and not layout.failing and self._has_changed()
+            unused, flags = layout.finish(changed=changed)
         finally:
-            self._round = None
+            self._open = False
             self._leave_pass()
         self.rounds += 1
         self.contributors = layout.plan.contributors
         self.given_up = "failed" in flags
         if self.given_up:
-            self._raise_failure(ended)
+            self._raise_failure(layout)
             return
         if "steps" in flags:
-            self._raise_steps(ended)
+            self._raise_steps(layout)
             return
-        produced = [] if layout.final else ended.learn_order()
+        produced = [] if layout.final else layout.learn_order()
         if "changed" in flags:
             produced = []
             self._generation += 1
             self._set_up(f"{self.name}.{self._generation}")
         if flags - {"without"}:  # repeats the round with whole gradients
-            unused, _ = Round(self._layout, ended.active, steps=self.steps).finish()
-        layout = self._layout
+            self._planned.begin(active, steps=self.steps)
+            unused, _ = self._planned.finish()
+        layout = self._planned
         averages = {}
         if sparse := sorted(layout.sparse):
             found = average_sparse(
                 [layout.parameters[index] for index in sparse],
-                active=ended.active,
+                active=active,
                 name=f"{self.name}.sparse",
                 group=self._options.group,
                 divide_by_all=self._options.divide_by_all,
             )
             averages = dict(zip(sparse, found))
-        if ended.active:
+        if active:
             layout.show(unused, averages)
         if not layout.final:
             self._finalize(produced)
         told = None
         if "without" in flags:
-            mine = (ended.without, self._rest_of_pass()) if ended.active else None
+            mine = (without, self._rest_of_pass()) if active else None
             told = allgather_plain(mine, name=f"{self.name}.without", group=self._options.group)
         used = [index for index in range(len(layout.parameters)) if index not in unused]
-        self._round_ended(told, used, ended.without)
+        self._round_ended(told, used, without)
 
     def _scope(self) -> Group | None:
         return self._options.group
@@ -409,7 +416,7 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
     def _sparse(self) -> set[int]:
         return set() if self._layout is None else self._layout.sparse
 
-    def _raise_steps(self, ended: Round) -> None:
+    def _raise_steps(self, ended: Layout) -> None:
         group = self._options.group
         mine = ended.steps if ended.active else None
         told = allgather_plain(mine, name=f"{self.name}.steps", group=group)
@@ -431,7 +438,7 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
             "to go on here, close() the wrapper and wrap the model again, which makes ranks equal"
         )
 
-    def _raise_failure(self, ended: Round) -> None:
+    def _raise_failure(self, ended: Layout) -> None:
         group = self._options.group
         mine = ended.failing, str(ended.refusal or "")
         told = allgather_plain(mine, name=f"{self.name}.failed", group=group)
@@ -457,7 +464,7 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
 
     def _finalize(self, produced: list[int]) -> None:
         """Hands rank 0's order of production to all ranks and makes the final plan with it."""
-        layout, group = self._layout, self._options.group
+        layout, group = self._planned, self._options.group
         mine = (produced if scope_of(group).rank == 0 else [], sorted(layout.found))
         everyone = allgather_plain(mine, name=f"{self.name}.order", group=group)
         produced = everyone[0][0]
@@ -495,7 +502,7 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
 
     def retire(self) -> None:
         """Removes the hooks after the job has ended; no other rank takes part."""
-        self._round = None
+        self._open = False
         self._leave_pass()
         self._let_go()
 
@@ -506,5 +513,5 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
         """
         self.abandon()
         self._let_go()
-        self._round = None
+        self._open = False
         self._leave_pass()
