@@ -48,7 +48,7 @@ NEEDS_newest = $(call extra,test) scikit-learn
 TORCH_lowest = $(shell sed -nE 's/^torch = \["torch>=(.*)"\]$$/\1/p' pyproject.toml)
 TORCH_newest := 2.15.0
 TESTS_versions := check_tune collectives doctor doctor_report grouped launch_cli messages objects partial \
-  progress settings status status_tables status_words torch torch_backend torch_groups torch_units \
+  settings status status_tables status_words torch torch_backend torch_groups torch_units \
   horovod wrong_types
 # For `make soak`: the number of programs, the first seed, and the features (empty: all).
 PROGRAMS ?= 10000

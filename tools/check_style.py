@@ -66,6 +66,7 @@ PYTHON_MODULES = (
     # The distribution herring-dl-lab.
     "herring_lab",
     "herring_lab.report",
+    "herring_lab.progress",
     "herring_lab._simulate",
     "herring_lab.simulate",
     "herring_lab.emulate",

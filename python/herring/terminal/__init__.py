@@ -1,1 +1,1 @@
-"""What all commands share: one parser with its errors, and a status line."""
+"""What all commands share: one parser with its errors, and the printing of reports."""

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 
 from herring.base.units import show_time
 from herring.launch.output import Sink, Source, prefix
-from herring.terminal.progress import StatusLine
 from herring_lab.emulate import folders
 from herring_lab.emulate.cluster import Cluster, Job
 from herring_lab.emulate.environment import (
@@ -27,6 +26,7 @@ from herring_lab.emulate.environment import (
     write_secret,
 )
 from herring_lab.emulate.mpi import Rank, launch
+from herring_lab.progress import StatusLine
 
 _PORT = 29400
 _EXIT_TIMEOUT = 124

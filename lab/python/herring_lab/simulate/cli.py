@@ -11,7 +11,7 @@ from typing import Any
 from herring.base.provenance import provenance
 from herring.base.units import parse_option, parse_rate, parse_seconds, parse_share, parse_size
 from herring.errors import ConfigurationError
-from herring.terminal.progress import Progress
+from herring_lab.progress import Progress
 from herring_lab.report import output_folder, show, write
 from herring_lab.simulate import catalogue
 from herring_lab.simulate.answer import Job, Prices, best_servers

@@ -6,7 +6,7 @@ import sys
 import time
 
 from herring.base.units import show_time
-from herring.terminal.progress import StatusLine
+from herring_lab.progress import StatusLine
 
 _LOOK = 1.0  # seconds from one text on a terminal to the next
 _PARTS = 10  # without a terminal, a line for each part of the whole

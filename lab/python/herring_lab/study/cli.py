@@ -20,11 +20,11 @@ from herring.base.units import (
 )
 from herring.errors import ConfigurationError
 from herring.terminal.command_line import integer
-from herring.terminal.progress import Progress
 from herring_lab.competitors import ALGORITHMS, PEERS, MissingLibraryError, missing
 from herring_lab.emulate.cluster import ClusterError, signals_unwind
 from herring_lab.emulate.limits import require_queue, require_rate
 from herring_lab.emulate.options import add_queue
+from herring_lab.progress import Progress
 from herring_lab.report import Table, draw, output_folder, read, show, write
 from herring_lab.study.bench import Network
 from herring_lab.study.comparisons import COMPARISONS

@@ -10,7 +10,7 @@ import pty
 import pytest
 
 from herring.terminal import progress
-from herring.terminal.progress import Progress, StatusLine
+from herring_lab.progress import Progress, StatusLine
 
 
 class Terminal:
