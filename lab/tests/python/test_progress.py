@@ -9,7 +9,7 @@ import pty
 
 import pytest
 
-from herring.terminal import progress
+from herring_lab import progress
 from herring_lab.progress import Progress, StatusLine
 
 
