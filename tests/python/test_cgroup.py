@@ -71,7 +71,7 @@ def test_check_and_doctor_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     write(tmp_path, {"membership": V2, "a/cpu.max": "250000 100000\n", "a/memory.max": "4000\n"})
     monkeypatch.setattr(cgroup, "_ROOT", tmp_path)
     monkeypatch.setattr(cgroup, "_MEMBERSHIP", tmp_path / "membership")
-    assert facts._cores()["quota"] == 2.5
+    assert facts.cores()["quota"] == 2.5
     said = {finding.name: finding.value for finding in [*check._cpu(), *check._memory()]}
     assert "limited to 2.5 by the control group" in said["cores"]
     assert "limited to 4 kB by the control group" in said["memory"]

@@ -19,7 +19,6 @@ import pytest
 import herring
 import warm
 from herring import _core
-from herring.base import cgroup
 from herring.command import check, cli, config
 from herring.doctor import facts
 from herring.errors import ConfigurationError
@@ -184,16 +183,6 @@ def test_check_advises_how_to_open_more_files(
     found = check._limits()[0]
     assert found.verdict == ("note" if advice else "ok")
     assert advice in found.advice and ("ulimit -n 512" not in found.advice)
-
-
-def test_check_and_doctor_report_the_same_quotas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cgroup, "cores", lambda: 1.5)
-    monkeypatch.setattr(cgroup, "memory_limit", lambda: 2_000_000_000)
-    told = facts.cores()["quota"], facts.memory()["limit"]
-    assert told == (1.5, 2_000_000_000)
-    found = {one.name: one.value for one in (*check._cpu(), *check._memory())}
-    assert found["cores"].endswith("limited to 1.5 by the control group")
-    assert found["memory"].endswith("limited to 2 GB by the control group")
 
 
 def test_check_reports_a_failed_trial(
