@@ -214,7 +214,7 @@ class Reference:
     def _siblings(self, function: griffe.Function) -> list[dict[str, dict[str, str]]]:
         """The sections of the functions of which this one is another form."""
         found, name = [], function.name
-        while (shorter := re.sub(r"(_async|_)$|^grouped_", "", name)) != name:
+        while (shorter := re.sub(r"(_async|_)$|^grouped_(?!.*(_async|_)$)", "", name)) != name:
             name = shorter
             other = function.parent.members.get(name) if function.parent else None
             if other is not None and not other.is_alias and other.is_function and other.docstring:

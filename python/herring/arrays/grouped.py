@@ -107,10 +107,6 @@ def grouped_allreduce_async(
     The operation reduces the content that the arrays have at the call. Results are written to the
     arrays at some time before `Handle.done` is true.
 
-    Args:
-      arrays: A list of arrays that `herring.allreduce` takes, of any mix of shapes and dtypes;
-        equal on all ranks. The list may be empty.
-
     Returns:
       A handle of the operation.
     """

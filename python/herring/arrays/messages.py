@@ -3,6 +3,14 @@
 A message goes straight from worker to worker. Without `HERRING_FAILOVER`, a small message instead
 waits at a server until the receiver asks for it. Messages with one sender, receiver and tag arrive
 in the order of sending.
+
+Args:
+  group: A group of which both ranks are members; None means all ranks.
+
+Raises:
+  InvalidArgumentError: An argument cannot be used.
+  PeerLostError: The other rank, or a server that is needed, died or left.
+  ShutdownError: This process is not in a job.
 """
 
 from __future__ import annotations
@@ -50,12 +58,9 @@ def send(
       tag: 0 to 2**63 - 1. A receive asks for this tag, or for any tag.
       timeout: Seconds until the call fails because no rank receives the message; None means
         ``HERRING_TIMEOUT``.
-      group: A group of which both ranks are members; None means all ranks.
 
     Raises:
-      InvalidArgumentError: An argument cannot be used.
       MismatchError: The receive has another dtype or number of elements; the receive fails too.
-      PeerLostError: The other rank, or a server that is needed, died or left.
       TimeoutError: The message was not received in time.
     """
     send_async(array, to, tag, timeout=timeout, group=group).wait()
@@ -74,17 +79,9 @@ def send_async(
     Args:
       array: A contiguous array of any shape and of a dtype that `allreduce` takes. Leave it alone
         until `Handle.wait` has returned.
-      to: The rank that receives the message, not this rank; with `group`, a rank inside it.
-      tag: 0 to 2**63 - 1. A receive asks for this tag, or for any tag.
-      timeout: Seconds until the operation fails because no rank receives the message; None means
-        ``HERRING_TIMEOUT``.
-      group: A group of which both ranks are members; None means all ranks.
 
     Returns:
       A handle, whose `wait` returns when the message has been received.
-
-    Raises:
-      InvalidArgumentError: An argument cannot be used.
     """
     return Handle(_submit("send", array, to, tag, timeout, group), array)
 
@@ -105,15 +102,12 @@ def receive(
       tag: The tag with which the message is sent; None means any tag.
       timeout: Seconds until the call fails because no matching message is sent; None means
         ``HERRING_TIMEOUT``.
-      group: A group of which both ranks are members; None means all ranks.
 
     Returns:
       The rank that sent the message.
 
     Raises:
-      InvalidArgumentError: An argument cannot be used.
       MismatchError: The message has another dtype or number of elements; the send fails too.
-      PeerLostError: The other rank, or a server that is needed, died or left.
       TimeoutError: No matching message arrived in time.
     """
     receiving = receive_async(array, source, tag, timeout=timeout, group=group)
@@ -134,17 +128,9 @@ def receive_async(
     Args:
       array: A contiguous, writable array with the dtype and number of elements of the message.
         Leave it alone until `Handle.wait` has returned.
-      source: The rank that sends the message (with `group`, inside it); None means any rank.
-      tag: The tag with which the message is sent; None means any tag.
-      timeout: Seconds until the operation fails because no matching message is sent; None means
-        ``HERRING_TIMEOUT``.
-      group: A group of which both ranks are members; None means all ranks.
 
     Returns:
       A handle that tells the source and the tag once it is complete.
-
-    Raises:
-      InvalidArgumentError: An argument cannot be used.
     """
     operation = _submit("receive", array, source, tag, timeout, group)
     note_write(array)

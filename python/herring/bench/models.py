@@ -1,8 +1,7 @@
 """Cost models: the shortest time that an all-reduce can take, and the bytes it sends.
 
 All functions are pure. They depend on the number of hosts, the bytes of the array and the network.
-``bandwidth`` is in bytes per second and per direction of a host's link. ``latency`` is the time in
-seconds that a message without content takes one way. Sources:
+Sources:
 
 * study: F. Iandola, *Distributed deep neural network training: A measurement study*, section 4,
 * paper: *Herring: Rethinking the Parameter Server at Scale for the Cloud* (Thangakrishnan
@@ -10,6 +9,11 @@ seconds that a message without content takes one way. Sources:
 
 `time` and `wire` take the name of an algorithm, as ``allreduce(algorithm=)`` does. The tests in
 ``tests/unit/collective`` check that the schedules send what `wire` says.
+
+Args:
+  size: n, the bytes of the array.
+  bandwidth: BW, bytes per second and per direction of a host's link.
+  latency: Seconds that a message without content takes one way.
 """
 
 from __future__ import annotations
@@ -65,9 +69,6 @@ def parameter_server_time(hosts: int, size: float, bandwidth: float, latency: fl
 
     Args:
       hosts: The number of ranks including the server, at least 1.
-      size: n, the bytes of the array.
-      bandwidth: BW, bytes/s per direction of a link.
-      latency: Seconds.
 
     Returns:
       Seconds.
@@ -86,9 +87,6 @@ def tree_time(hosts: int, size: float, bandwidth: float, latency: float = 0.0) -
 
     Args:
       hosts: p, the number of ranks, at least 1.
-      size: n, the bytes of the array.
-      bandwidth: BW, bytes/s per direction of a link.
-      latency: Seconds.
 
     Returns:
       Seconds.
@@ -105,9 +103,6 @@ def ring_time(hosts: int, size: float, bandwidth: float, latency: float = 0.0) -
 
     Args:
       hosts: p, the number of ranks, at least 1.
-      size: n, the bytes of the array.
-      bandwidth: BW, bytes/s per direction of a link.
-      latency: Seconds.
 
     Returns:
       Seconds.
@@ -125,9 +120,6 @@ def butterfly_time(hosts: int, size: float, bandwidth: float, latency: float = 0
 
     Args:
       hosts: p, the number of ranks, at least 1.
-      size: n, the bytes of the array.
-      bandwidth: BW, bytes/s per direction of a link.
-      latency: Seconds.
 
     Returns:
       Seconds.
@@ -156,7 +148,6 @@ def herring_time(
 
     Args:
       hosts: p, the number of nodes with workers; servers are not counted.
-      size: n, the bytes of the array.
       bandwidth: 1 / beta, bytes/s per direction of a link.
       latency: alpha, seconds to send one segment to a server.
       segment_sum: gamma, seconds to add one segment to the sum.
@@ -256,9 +247,7 @@ def time(
     Args:
       algorithm: One of `ALGORITHMS`.
       hosts: The number of hosts, each with one worker.
-      size: The bytes of the array.
       bandwidth: Bytes/s per direction of a link.
-      latency: Seconds.
       dedicated: The number of hosts with dedicated servers, for "herring" only. None means as many
         as `hosts`.
 
@@ -305,7 +294,6 @@ def wire(algorithm: str, hosts: int, size: float, dedicated: int | None = None) 
     Args:
       algorithm: One of `ALGORITHMS`.
       hosts: The number of hosts, each with one worker.
-      size: The bytes of the array.
       dedicated: The number of hosts with dedicated servers, for "herring" only. None means as many
         as `hosts`.
 

@@ -15,8 +15,10 @@ Args:
   tensors: The tensors of a list, which may have different shapes and dtypes. The operation succeeds
     or fails for all of them. Each is one that the function for a single tensor takes.
   name: Identifies the operation across ranks; None numbers the calls.
+  obj: The object to send. Only the root's is sent by a broadcast.
   op: Average (the default), Sum, Min, Max, Product or Adasum, the same on all ranks. Adasum needs
-    floats and a power of two of ranks. Gradients take Average, Sum or Adasum.
+    floats and a power of two of ranks. Gradients take Average, Sum or Adasum, and reduce-scatters
+    any operator but Adasum.
   average: Older form of `op`: True is Average, False is Sum.
   prescale_factor: Factor for each rank's values before the reduction.
   postscale_factor: Factor for the result.

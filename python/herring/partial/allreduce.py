@@ -93,7 +93,6 @@ def allreduce_async(
     Args:
       array: An array of any shape and of a dtype that `herring.allreduce` takes; equal on all
         ranks. Leave it alone until `Handle.wait` has returned.
-      algorithm: "herring", or an algorithm without servers.
 
     Returns:
       A handle, whose `Handle.wait` returns `array`.

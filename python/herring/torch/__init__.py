@@ -10,6 +10,7 @@ Collectives have the arguments and errors of those of `herring`. Their tensors m
 contiguous. See docs/pytorch.md.
 
 Args:
+  root: The rank whose values all ranks get; with `group`, a rank inside it.
   op: "average" (floats only), "sum", "min", "max" or "product", or a `torch.distributed.ReduceOp`.
 """
 

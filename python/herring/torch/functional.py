@@ -56,7 +56,6 @@ def broadcast(
 
     Args:
       tensor: Equal shape and dtype on all ranks; only the values of `root` are used.
-      root: The rank whose values all ranks get; with `group`, a rank inside it.
 
     Returns:
       A new tensor. In the backward pass the root gets the sum of all gradients, and the other ranks

@@ -127,8 +127,6 @@ def allreduce_async(
     Args:
       tensor: Any shape; float16, bfloat16, float32, float64 and, except for "average", int8, int16,
         int32, int64, uint8 and bool. Leave it alone until `Handle.wait` has returned.
-      algorithm: "herring", "server", "tree", "ring", "butterfly" or "cuda-butterfly"; see
-        `herring.allreduce`.
 
     Returns:
       A handle, whose `Handle.wait` returns `tensor`.
@@ -166,7 +164,6 @@ def broadcast(
 
     Args:
       tensor: Equal shape and dtype on every rank.
-      root: The rank whose values all ranks get; with `group`, a rank inside it.
 
     Returns:
       `tensor`.

@@ -75,7 +75,6 @@ def broadcast_tensors(
 
     Args:
       tensors: Tensors with equal dtypes, shapes and order on all ranks; any strides and devices.
-      root: The rank whose values all ranks get; with `group`, a rank inside it.
       flat: A packing that was made for these tensors earlier, which saves allocating one.
       agreement: What all ranks must give alike besides numbers of bytes, in words.
     """
@@ -106,7 +105,6 @@ def broadcast_parameters(
     Args:
       parameters: `model.state_dict()` or `model.named_parameters()`. Entries of a state_dict that
         are not tensors are left alone.
-      root: The rank whose values all ranks get; with `group`, a rank inside it.
       name: The prefix of the operations' names. Calls on different threads need different names.
 
     Raises:

@@ -1,4 +1,12 @@
-"""Keras 3 optimizers that average gradients over all ranks, with Horovod's options."""
+"""Keras 3 optimizers that average gradients over all ranks, with Horovod's options.
+
+Args:
+  optimizer: A keras.optimizers.Optimizer, which is changed in place.
+  name: Prefix of the operation names, the same on all ranks. None numbers the optimizers in the
+    order of their creation, which must be the same on all ranks.
+  op: Average, Sum or, on TensorFlow, Adasum, which combines the gradients of a power of two of
+    ranks.
+"""
 
 from __future__ import annotations
 
@@ -51,13 +59,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     mixed_float16, wrap the outermost optimizer:
     ``DistributedOptimizer(LossScaleOptimizer(Adam()))``. A rank that is not in the process set
     steps without communication.
-
-    Args:
-      optimizer: a keras.optimizers.Optimizer.
-      name: prefix of the operation names, the same on all ranks. None numbers the optimizers in the
-        order of their creation, which must be the same on all ranks.
-      op: Average, Sum or, on TensorFlow, Adasum, which combines the gradients of a power of two of
-        ranks.
 
     Returns:
       `optimizer`, with an additional method ``register_local_var(variable)``, which excludes the
@@ -115,11 +116,6 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     The optimizer is changed in place and returned.
 
     Args:
-      optimizer: a keras.optimizers.Optimizer.
-      name: prefix of the operation names, the same on all ranks. None numbers the optimizers in the
-        order of their creation, which must be the same on all ranks.
-      op: Average, Sum or, on TensorFlow, Adasum, which combines the gradients of a power of two of
-        ranks.
       local_layers: a built Keras layer, or a list of layers, the same on all ranks; None means
         none.
 

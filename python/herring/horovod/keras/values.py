@@ -1,4 +1,8 @@
-"""Collectives on numbers, arrays and tensors of Keras' backend, outside compiled functions."""
+"""Collectives on numbers, arrays and tensors of Keras' backend, outside compiled functions.
+
+Args:
+  value: A number, an array or a tensor of the backend, the same shape and dtype on all ranks.
+"""
 
 from __future__ import annotations
 
@@ -71,15 +75,10 @@ def allreduce(
     """Reduces a value over all ranks.
 
     Args:
-      value: a number, an array or a tensor of the backend, the same shape and dtype on all ranks.
       compression: `Compression.fp16` sends floats as float16; `Compression.none` does not.
 
     Returns:
       A tensor of the backend.
-
-    Raises:
-      InvalidArgumentError: the operator or dtype is not supported, the process set is not
-        registered or does not contain this rank, or the backend cannot hold the result.
     """
     how = Reduction(operator_or_average(op, average), prescale_factor, postscale_factor)
     array = _array(value)
@@ -100,10 +99,6 @@ def allgather(
 
     Returns:
       A tensor of the backend.
-
-    Raises:
-      InvalidArgumentError: an argument is invalid, the process set is not registered or does not
-        contain this rank, or the backend's dtype (JAX: 32 bits) cannot hold the result.
     """
     return Starter(name, process_set).allgather(value).result()
 
@@ -116,15 +111,8 @@ def broadcast(
 ) -> Any:
     """Copies a value from one rank to all ranks.
 
-    Args:
-      value: a number, an array or a tensor of the backend, the same shape and dtype on all ranks.
-
     Returns:
       A tensor of the backend.
-
-    Raises:
-      InvalidArgumentError: an argument is invalid, the process set is not registered or does not
-        contain this rank, or the backend's dtype (JAX: 32 bits) cannot hold the result.
     """
     return Starter(name, process_set).broadcast(value, root_rank).result()
 
@@ -140,14 +128,9 @@ def reducescatter(
     Args:
       value: an array or a tensor of the backend, the same shape and dtype on all ranks, with at
         least one dimension. It is divided along dimension 0.
-      op: Average, Sum, Min, Max or Product.
 
     Returns:
       A tensor of the backend.
-
-    Raises:
-      InvalidArgumentError: an argument is invalid, the process set is not registered or does not
-        contain this rank, or the backend's dtype (JAX: 32 bits) cannot hold the result.
     """
     return Starter(name, process_set).reducescatter(value, Reduction(op)).result()
 

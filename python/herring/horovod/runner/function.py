@@ -49,6 +49,10 @@ def run(
 ) -> list[Any]:
     """Starts a job on this machine that calls a function in each of its processes.
 
+    Arguments that would change the number of processes, or name other machines, must be None. Other
+    arguments that are not described below have no effect; `np`, `min_np` and `max_np` are older
+    names of `num_proc`, `min_num_proc` and `max_num_proc`.
+
     Args:
       func: the function to call. It is sent with cloudpickle if that is installed, else with
         pickle, which does not support lambdas and functions of the script itself.
@@ -57,28 +61,12 @@ def run(
       num_proc: number of processes of the job.
       min_num_proc: must be None, because the job keeps its processes. `herring run --elastic` has
         options for elastic jobs.
-      max_num_proc: must be None.
-      slots: must be None.
-      reset_limit: must be None.
-      cooldown_range: must be None.
       hosts: None, or this machine, for example "localhost:4".
-      hostfile: must be None.
-      host_discovery_script: must be None.
       start_timeout: seconds in which all processes must have started.
-      ssh_port: ignored.
-      ssh_identity_file: ignored.
-      disable_cache: ignored.
       output_filename: folder for the output of each process.
-      verbose: ignored.
-      use_gloo: ignored.
-      use_mpi: ignored.
-      mpi_args: ignored.
       network_interface: name of the network interface to use.
       network_interfaces: a list with the name of the network interface to use.
       executable: path of the Python interpreter for the processes; None uses the current one.
-      np: older name of `num_proc`.
-      min_np: older name of `min_num_proc`.
-      max_np: older name of `max_num_proc`.
 
     Returns:
       A list with the function's result in each process, in rank order.

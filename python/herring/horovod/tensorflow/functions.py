@@ -142,9 +142,6 @@ def broadcast_object(
     It travels by pickle, so every rank trusts `root_rank`. ``HERRING_OBJECTS=json`` sends only
     what JSON can carry, and ``HERRING_OBJECTS=none`` sends nothing.
 
-    Args:
-      obj: the object to send; ignored on ranks other than the root.
-
     Returns:
       A copy of the root's object; on the root, `obj` itself.
     """
@@ -177,9 +174,6 @@ def allgather_object(
 
     It travels by pickle, so every rank trusts all others. ``HERRING_OBJECTS=json`` sends only
     what JSON can carry, and ``HERRING_OBJECTS=none`` sends nothing.
-
-    Args:
-      obj: this rank's object.
 
     Returns:
       A list with the objects of all ranks, in rank order.

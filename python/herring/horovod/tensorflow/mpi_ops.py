@@ -252,7 +252,6 @@ def reducescatter(
     Args:
       tensor: a tensor of shape [n, ...] with a dtype that `allreduce` supports, the same on all
         ranks. It is divided along dimension 0; the first n % ranks blocks have one row more.
-      op: Average, Sum, Min, Max or Product.
 
     Returns:
       A new tensor. Gradients are gathered, and multiplied by the number of ranks for Sum, as in

@@ -1,4 +1,9 @@
-"""DistributedOptimizer with the argument order of horovod.tensorflow."""
+"""DistributedOptimizer with the argument order of horovod.tensorflow.
+
+Args:
+  name: Prefix of the operation names, the same on all ranks. None numbers the optimizers in the
+    order of their creation, which must be the same on all ranks.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +39,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Args:
       optimizer: a tf.keras.optimizers.Optimizer.
-      name: prefix of the operation names, the same on all ranks. None numbers the optimizers in the
-        order of their creation, which must be the same on all ranks.
 
     Returns:
       `optimizer`.
