@@ -76,7 +76,8 @@ def take_back(operation: _core.Operation, array: Any, seconds: float) -> None:
       seconds: How long to wait for the copy if the host has to wait; 0 means without a limit.
     """
     streams = {stream_of(one) for one in (array if isinstance(array, list) else [array])}
-    operation.take_back([] if None in streams else list(streams), seconds)
+    known = [stream for stream in streams if stream is not None]
+    operation.take_back(known if len(known) == len(streams) else [], seconds)
 
 
 def return_to(operation: _core.Operation, arrays: list[Any]) -> None:

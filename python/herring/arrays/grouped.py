@@ -88,7 +88,7 @@ def grouped_allreduce(
       TimeoutError: Not all ranks made the call in time; the message names the missing ranks.
         After any of these errors the arrays have their old content.
     """
-    scales = {"op": op, "prescale": prescale, "postscale": postscale}
+    scales: dict[str, Any] = {"op": op, "prescale": prescale, "postscale": postscale}
     return Handle(*_start("allreduce", arrays, CallOptions(name, timeout, group), **scales)).wait()
 
 
@@ -110,7 +110,7 @@ def grouped_allreduce_async(
     Returns:
       A handle of the operation.
     """
-    scales = {"op": op, "prescale": prescale, "postscale": postscale}
+    scales: dict[str, Any] = {"op": op, "prescale": prescale, "postscale": postscale}
     return Handle(
         *_start("allreduce", arrays, CallOptions(name, timeout, group), waits=False, **scales)
     )
@@ -137,7 +137,7 @@ def grouped_reduce_scatter(
       the first ``N % P`` ranks get one row more than the others. A bfloat16 array comes as its bits
       in uint16.
     """
-    scales = {"op": op, "prescale": prescale, "postscale": postscale}
+    scales: dict[str, Any] = {"op": op, "prescale": prescale, "postscale": postscale}
     operation, _ = _start("reduce_scatter", arrays, CallOptions(name, timeout, group), **scales)
     operation.wait()
     return results_of(operation)

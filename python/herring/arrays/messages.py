@@ -147,7 +147,8 @@ def _submit(
 ) -> Any:
     scope = scope_of(group)
     what = "to" if kind == "send" else "source"
-    peer, options = None, {}
+    peer = None
+    options: dict[str, Any] = {}
     if kind == "send" or tag is not None:
         options["tag"] = count_of(tag, "tag", 0, _MOST_TAG)
     if kind == "send" or other is not None:

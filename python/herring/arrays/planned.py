@@ -182,8 +182,8 @@ class PlannedReduction:
     def _stream(self) -> int:
         """Returns a stream that comes after the work queued for the arenas until now."""
         streams = {stream_of(arena) for arena in self._arenas}
-        if len(streams) == 1 and None not in streams:
-            return streams.pop()
+        if len(streams) == 1 and (stream := streams.pop()) is not None:
+            return stream
         out = self._open.out_stream()
         for arena in self._arenas:
             arena.__dlpack__(stream=out)  # the arena's library makes that stream wait for its work
@@ -275,13 +275,14 @@ class PlannedReduction:
         """
         seconds = seconds_of(timeout)
         streams = {stream_of(arena) for arena in self._arenas}
-        self._open.wait(seconds, [stream for stream in streams if stream is not None])
+        known = [stream for stream in streams if stream is not None]
+        self._open.wait(seconds, known)
         if self._device is None:
             return
-        if not streams or None in streams:
+        if not streams or len(known) < len(streams):
             self._open.await_back(seconds)
         else:
-            for stream in streams:
+            for stream in known:
                 self._open.join(stream)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from herring import _core
 from herring.arrays.apart import not_waited_for
@@ -533,6 +533,4 @@ def stats() -> Stats:
     running, meter = job(), _meter
     if meter is None:  # another thread has called shutdown() just now
         meter = Meter(running)
-    counters: Stats = running.stats()
-    counters["seconds"] = meter.read()
-    return counters
+    return cast(Stats, {**running.stats(), "seconds": meter.read()})

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from herring.arrays.arguments import Operator
 from herring.bench.arrays import HostArrays, Prepared
 from herring.bench.gpus import GpuArrays, Gpus
 
@@ -29,13 +30,13 @@ class Communicator(Protocol):
     def barrier(self) -> None:
         """Returns when every rank has entered."""
 
-    def allreduce(self, count: int, dtype: str, op: str) -> Prepared:
+    def allreduce(self, count: int, dtype: str, op: Operator) -> Prepared:
         """Returns an all-reduce of a zeroed array of ``count`` elements."""
 
-    def planned(self, counts: list[int], dtype: str, op: str) -> Prepared:
+    def planned(self, counts: list[int], dtype: str, op: Operator) -> Prepared:
         """Returns the planned reduction of gradients of ``counts`` elements, as in training."""
 
-    def variables(self, counts: list[int], dtype: str, op: str) -> Prepared:
+    def variables(self, counts: list[int], dtype: str, op: Operator) -> Prepared:
         """Returns a reduction of the same gradients with one operation for each gradient."""
 
     def gather(self, numbers: np.ndarray) -> np.ndarray:
@@ -86,7 +87,7 @@ class HerringCommunicator:
             return GpuArrays.of(self._gpu, counts, dtype)
         return HostArrays.of(self._herring.empty if shared else np.empty, counts, dtype)
 
-    def allreduce(self, count: int, dtype: str, op: str) -> Prepared:
+    def allreduce(self, count: int, dtype: str, op: Operator) -> Prepared:
         arrays = self._arrays([count], dtype, self._shared)
         (operand,) = arrays.operands()
         # A name belongs to one kind of operation until the job ends.
@@ -98,11 +99,11 @@ class HerringCommunicator:
 
         return arrays.prepared(run)
 
-    def planned(self, counts: list[int], dtype: str, op: str) -> Prepared:
+    def planned(self, counts: list[int], dtype: str, op: Operator) -> Prepared:
         name = f"bench.planned.{op}.{dtype}.{sum(counts)}.{len(counts)}"
         sized = [(count, dtype) for count in counts]
-        where = {} if self._gpu is None else {"device": self._gpu.index}
-        reduction = self._herring.PlannedReduction(sized, name=name, op=op, **where)
+        device = None if self._gpu is None else self._gpu.index
+        reduction = self._herring.PlannedReduction(sized, name=name, op=op, device=device)
         arrays: HostArrays | GpuArrays
         if self._gpu is None:
             arrays = HostArrays.placed(reduction, counts, dtype)
@@ -122,7 +123,7 @@ class HerringCommunicator:
 
         return arrays.prepared(run, close)
 
-    def variables(self, counts: list[int], dtype: str, op: str) -> Prepared:
+    def variables(self, counts: list[int], dtype: str, op: Operator) -> Prepared:
         arrays = self._arrays(counts, dtype, True)
         names = [f"bench.variable.{op}.{dtype}.{sum(counts)}.{i}" for i in range(len(counts))]
         operands, start = arrays.operands(), self._herring.allreduce_async

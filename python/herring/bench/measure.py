@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from herring.arrays.arguments import Operator
 from herring.bench import pattern
 from herring.bench.communicator import Communicator, Prepared
 
@@ -28,7 +29,7 @@ class Request:
 
     size_bytes: int
     dtype: str = "float32"
-    op: str = "average"
+    op: Operator = "average"
     warmup: int = 3
     iterations: int = 10
     batches: int = 1

@@ -192,7 +192,8 @@ class State:
 
     def _values_of(self, root: int) -> dict[str, Any]:
         """Returns the values of rank `root`, and the notes of its parts (collective)."""
-        plain, objects = {}, {}
+        plain: dict[str, Any] = {}
+        objects: dict[str, Any] = {}
         for name, value in self._values.items():
             part = self._parts.get(name)
             is_own = part is not None and part.is_own

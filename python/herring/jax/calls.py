@@ -233,7 +233,9 @@ def _error_of(error: Exception) -> Exception:
     """Returns the error that Herring raised inside XLA, or `error` if it was not Herring's."""
     text = str(error).partition("\n----")[0]  # without JAX's text about its own frames
     found = re.search(r"(?:^|herring\.)(\w+Error): (.*)", text, re.DOTALL | re.MULTILINE)
-    kind = getattr(herring.errors, found[1], None) if found else None
+    if found is None:
+        return error
+    kind = getattr(herring.errors, found[1], None)
     if not (isinstance(kind, type) and issubclass(kind, HerringError)):
         return error
     return kind(found[2].strip())

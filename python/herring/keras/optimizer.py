@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import keras
@@ -179,7 +180,7 @@ class Averaging:
 
 
 @functools.cache
-def _distributed(kind: type) -> type:
+def _distributed(kind: Any) -> type:
     """Returns a subclass of the optimizer class `kind` that averages gradients."""
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
@@ -269,9 +270,9 @@ def _require_outermost(optimizer: Any) -> None:
     The LossScaleOptimizer would check only this rank's own gradients for overflow, so some ranks
     would skip a step that others take.
     """
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     for _ in range(40):  # A LossScaleOptimizer would be only a few frames up.
-        frame = frame.f_back
+        frame = None if frame is None else frame.f_back
         if frame is None:
             return
         if frame.f_globals.get("__name__") != keras.optimizers.LossScaleOptimizer.__module__:

@@ -94,6 +94,7 @@ class PartialReduction:
             self._replay = sync.open(self.statistics.series, self.name)
             quorum = _recorded_quorum(sync, self._replay, elements, dtype, op)
             quorum.check(running.size)
+        assert quorum is not None  # sync is not "full"
         self.quorum = quorum
         self._partial = _core.Partial.create(
             running,
@@ -379,7 +380,7 @@ forget_job.append(_forget)
 
 
 def _series_of(
-    name: str, sync: str | Quorum | Replay, array: Any, op: str, group: Group | None
+    name: str, sync: str | Quorum | Replay, array: Any, op: Operator, group: Group | None
 ) -> PartialReduction | None:
     key = (name, group)
     if key in _series:

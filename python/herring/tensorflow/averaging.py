@@ -272,7 +272,7 @@ def _source(variable: Any) -> Source:
     name = getattr(variable, "path", None) or getattr(variable, "name", "a tensor")
     if not shape.is_fully_defined():
         raise InvalidArgumentError(f"{name!r} has shape {shape}; it must be known")
-    return Source(name, tuple(shape.as_list()), tf.as_dtype(variable.dtype).name)
+    return Source(str(name), tuple(shape.as_list()), tf.as_dtype(variable.dtype).name)
 
 
 def _order(gradients: Sequence[Any]) -> list[int]:

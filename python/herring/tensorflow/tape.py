@@ -16,7 +16,7 @@ from herring.errors import InvalidArgumentError
 from herring.tensorflow.averaging import TensorAverager
 
 
-class _KnownList(dict):
+class _KnownList(dict[Any, Any]):
     """The averagers for one list of variables, by options."""
 
     def __init__(self, variables: Sequence[Any]) -> None:

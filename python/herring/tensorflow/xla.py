@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import FrameType
 
 from herring.errors import InvalidArgumentError
 
@@ -21,7 +22,7 @@ def refuse_xla(name: str) -> None:
     """
     # Both tf.function and Keras' trainer keep the user's choice in this attribute; there is no
     # public way to ask during tracing.
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if getattr(frame.f_locals.get("self"), "_jit_compile", None) is True:
             raise InvalidArgumentError(f"{name}: {XLA_ADVICE}")

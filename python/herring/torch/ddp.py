@@ -146,7 +146,7 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
         self.module = module
         self._device = input_device(module, device_ids, output_device)
         self._broadcast_buffers = bool(forward_sync_buffers)
-        self._options = {
+        self._options: dict[str, Any] = {
             "wire_dtype": wire_dtype,
             "buffer_bytes": buffer_bytes,
             "sparse": sparse,

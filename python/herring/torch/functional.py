@@ -148,7 +148,7 @@ def _gradient_name(name: str) -> str:
 class _AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, tensor: torch.Tensor, op: str, name: str, group: Group | None
+        ctx: Any, tensor: torch.Tensor, op: Operator, name: str, group: Group | None
     ) -> torch.Tensor:
         ctx.options = op, _gradient_name(name), group
         copy = tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -198,7 +198,7 @@ class _AllGather(torch.autograd.Function):
 class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, tensor: torch.Tensor, op: str, name: str, group: Group | None
+        ctx: Any, tensor: torch.Tensor, op: Operator, name: str, group: Group | None
     ) -> torch.Tensor:
         ctx.options = op, tensor.shape, _gradient_name(name), group
         return functions.reduce_scatter(tensor.detach().contiguous(), op, name=name, group=group)

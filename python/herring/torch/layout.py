@@ -395,7 +395,7 @@ class Layout:
         """
         options = self.options
         gradients = [parameter.grad for parameter in self.parameters]
-        targets: list[torch.Tensor] = []
+        targets: list[Any] = []
         sources: list[torch.Tensor] = []
         if not (unused or averages or options.views) and all(map(_plain, gradients)):
             targets, sources = gradients, self.views

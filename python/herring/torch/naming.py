@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from herring.arrays.arguments import shown
 from herring.errors import InvalidArgumentError
 
 Named = list[tuple[str, torch.nn.Parameter]]
@@ -27,8 +28,8 @@ def listed(named_parameters: Any) -> Named | None:
         kinds = [str, torch.Tensor] if isinstance(pair, (tuple, list)) and len(pair) == 2 else []
         if not kinds or not all(map(isinstance, pair, kinds)):
             raise InvalidArgumentError(
-                f"named_parameters contains {type(pair).__name__} {str(pair)[:60]!r}; it must be a "
-                "sequence of tuples (name, parameter), such as model.named_parameters()"
+                f"named_parameters contains {shown(pair)}; it must be a sequence of tuples (name, "
+                "parameter), such as model.named_parameters()"
             )
     names = [name for name, _ in pairs]
     if twice := sorted({name for name in names if names.count(name) > 1}):

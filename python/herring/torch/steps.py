@@ -191,8 +191,8 @@ class Stepped:
         if rows := [self.parameters[index] for index in sorted(self._sparse())]:
             lends = active and scope_of(group).rank == lender
             found = average_sparse(rows, active=lends, name=f"{name}.rows", group=group)
-            for p, gradient in zip(rows, found if active else ()):
-                p.grad = gradient
+            for p, row in zip(rows, found if active else ()):
+                p.grad = row
 
     def _scope(self) -> Group | None:
         """Returns the group whose gradients are averaged."""

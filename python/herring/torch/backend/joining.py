@@ -31,7 +31,7 @@ from herring.rendezvous.publication import Wait
 
 _SECRET_BYTES = 32
 # How often this process has met under a key. A second meeting must not read the first one's entry.
-_uses: defaultdict[str, itertools.count] = defaultdict(itertools.count)
+_uses: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count)
 
 
 def join_by_store(store: Any, rank: int, size: int, settings: Mapping[str, Any]) -> bool:

@@ -235,7 +235,7 @@ class _Work(dist.Work):
         """Makes sure that the work finishes even if nobody waits for it."""
 
     @outside_graphs
-    def get_future(self) -> torch.futures.Future:
+    def get_future(self) -> torch.futures.Future[Any]:
         """Returns a future of the outputs, a list of tensors, or of the error."""
         self._check_not_capturing()
         with self._lock:
@@ -519,10 +519,10 @@ class JoinedWork(_Work):
         return [tensor for work in self._works for tensor in work.result()]
 
     @outside_graphs
-    def get_future(self) -> torch.futures.Future:
+    def get_future(self) -> torch.futures.Future[Any]:
         """Returns a future of the outputs of all works, as one list."""
         if not self._works:
-            done: torch.futures.Future = torch.futures.Future()
+            done: torch.futures.Future[Any] = torch.futures.Future()
             done.set_result([])
             return done
 
