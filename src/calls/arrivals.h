@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "calls/operation.h"
+#include "calls/underway.h"
 
 namespace herring::calls {
 
@@ -17,10 +17,10 @@ class Arrivals {
   Arrivals(Core& core, Calls& calls) : core_(core), calls_(calls) {}
 
   // Registers an operation whose copies to the host are queued. They may already have arrived.
-  void expect(const std::shared_ptr<Operation>& operation);
+  void expect(const std::shared_ptr<Underway>& operation);
   // Handles the end of the copies. If they succeeded, the operation starts; if not, the other ranks
   // are told why. An operation that was given up in the meantime does not start.
-  void come(const std::shared_ptr<Operation>& operation, const Status& out);
+  void come(const std::shared_ptr<Underway>& operation, const Status& out);
 
   // Warns if a device does not reach a call. Refuses the call on all ranks when its time is up.
   void check_deadlines(Nanos now);
@@ -32,11 +32,11 @@ class Arrivals {
 
  private:
   // Refuses the call on all ranks; on this one it ends with the status `told`.
-  void refuse(Operation& operation, const std::string& why, const Status& told);
+  void refuse(Underway& operation, const std::string& why, const Status& told);
 
   Core& core_;
   Calls& calls_;
-  std::map<std::shared_ptr<Operation>, bool> expected_;  // value: a warning was logged
+  std::map<std::shared_ptr<Underway>, bool> expected_;  // value: a warning was logged
 };
 
 }  // namespace herring::calls

@@ -17,21 +17,20 @@ std::string box_of(const Group& group, const wire::Collective& what) {
 
 }  // namespace
 
-std::string Calls::title(const Operation& operation) {
-  return concat("'", operation.call_.name, "'", operation.call_.group->members().suffix());
+std::string Calls::title(const Underway& operation) {
+  return concat("'", operation.call.name, "'", operation.call.group->members().suffix());
 }
 
-Result<std::shared_ptr<Operation>> Calls::make(Call call,
-                                                        std::optional<wire::Announce> theirs) {
-  auto operation = std::make_shared<Operation>(*this, std::move(call), core_.loop,
-                                               core_.heap);
-  operation->theirs_ = std::move(theirs);
-  HERRING_RETURN_IF_ERROR(operation->prepare());
-  return operation;
+Result<std::shared_ptr<Underway>> Calls::make(Call call, std::optional<wire::Announce> theirs) {
+  auto handle = std::make_shared<Operation>(std::move(call), core_.loop, core_.heap,
+                                            [this](const Status& why) { core_.ending.abort(why); });
+  HERRING_RETURN_IF_ERROR(handle->prepare([this](const Call& one) { return sharing_members(one); },
+                                          theirs.has_value()));
+  return std::make_shared<Underway>(*this, std::move(handle), std::move(theirs));
 }
 
 // Checks whether the call can begin here, and makes its operation.
-Result<std::shared_ptr<Operation>> Calls::admit(Call call) {
+Result<std::shared_ptr<Underway>> Calls::admit(Call call) {
   const std::shared_ptr<Group> group = call.group;
   const bool forms = wire::is<wire::FormGroup>(call.what);
   const bool message = wire::is_message(call.what);
@@ -47,7 +46,7 @@ Result<std::shared_ptr<Operation>> Calls::admit(Call call) {
   }
   auto made = make(std::move(call));
   if (!made.ok()) return made.status();
-  HERRING_RETURN_IF_ERROR(names_.take((*made)->call_, (*made)->name_, (*made)->number_));
+  HERRING_RETURN_IF_ERROR(names_.take((*made)->call, (*made)->name, (*made)->number));
   return made;
 }
 
@@ -64,22 +63,22 @@ Result<std::shared_ptr<Operation>> Calls::submit(Call call, bool waits) {
     engine::Asked(core_.program, entry).end(core_.loop->now(), made.status().code());
     return made.status();
   }
-  const std::shared_ptr<Operation> operation = *made;
-  entry.number = operation->number_;
-  operation->begin(core_.program, entry);
+  const std::shared_ptr<Underway> operation = *made;
+  entry.number = operation->number;
+  operation->handle->begin(core_.program, entry);
   // Until the operation has started, only its caller knows of it.
   const auto fail = [this, operation](const Status& why) { drop(*operation, why); };
   const Status begun = or_tell(fail, [&] {
-    if (operation->comes_back()) return bring_out(operation);
-    if (operation->sums_) {
-      HERRING_RETURN_IF_ERROR(operation->sums_->queue(operation->call_));
+    if (operation->handle->comes_back()) return bring_out(operation);
+    if (operation->handle->sums()) {
+      HERRING_RETURN_IF_ERROR(operation->handle->sums()->queue(operation->call));
     }
     const auto starts = [this, operation] {
-      or_tell([&](const Status& why) { operation->set(why); }, [&] { start(operation); });
+      or_tell([&](const Status& why) { operation->handle->set(why); }, [&] { start(operation); });
     };
     return core_.run(starts, waits);
   });
-  if (begun.ok()) return operation;
+  if (begun.ok()) return operation->handle;
   fail(begun);
   return begun;
 }
@@ -87,13 +86,13 @@ Result<std::shared_ptr<Operation>> Calls::submit(Call call, bool waits) {
 // Queues the copies of the arrays to the staging memory, without waiting for them. The operation
 // starts when they are done. The callback may run after this object is gone, but the task that it
 // posts runs only as long as the loop does.
-Status Calls::bring_out(const std::shared_ptr<Operation>& operation) {
-  operation->started_ = core_.loop->now();
-  HERRING_RETURN_IF_ERROR(operation->bring_out([this, operation](const Status& out) {
-    const bool runs = operation->loop_of()->post([this, operation, out] {
+Status Calls::bring_out(const std::shared_ptr<Underway>& operation) {
+  operation->started = core_.loop->now();
+  HERRING_RETURN_IF_ERROR(operation->handle->bring_out([this, operation](const Status& out) {
+    const bool runs = operation->handle->loop_of()->post([this, operation, out] {
       arrivals_.come(operation, out);
     });
-    if (!runs) operation->set({Code::kShutdown, "herring was shut down"});
+    if (!runs) operation->handle->set({Code::kShutdown, "herring was shut down"});
   }));
   // Queued copies cannot be withdrawn, so from here on the operation reports its own failure.
   const Status known = core_.run([this, operation] { arrivals_.expect(operation); }, true);
@@ -101,10 +100,10 @@ Status Calls::bring_out(const std::shared_ptr<Operation>& operation) {
   return {};
 }
 
-void Calls::drop(Operation& operation, const Status& why) {
-  if (operation.sums_) operation.sums_->end(why);
-  names_.give_back(operation.name_);
-  operation.set(why);
+void Calls::drop(Underway& operation, const Status& why) {
+  if (operation.handle->sums()) operation.handle->sums()->end(why);
+  names_.give_back(operation.name);
+  operation.handle->set(why);
 }
 
 void Calls::refuse(const std::shared_ptr<Group>& group, wire::Collective what,
@@ -125,66 +124,65 @@ void Calls::refuse(const std::shared_ptr<Group>& group, wire::Collective what,
   }));
 }
 
-void Calls::end_job(const Status& why) { core_.ending.abort(why); }
-
 bool Calls::has_ended(const Owner& owner) const {
   return core_.presence.has_ended(owner.server) || !core_.owners.has(owner.server);
 }
 
-void Calls::keep(const std::shared_ptr<Operation>& operation) {
-  operation->id_ = new_id();
-  operation->started_ = core_.loop->now();
-  operations_.emplace(operation->id_, operation);
+void Calls::keep(const std::shared_ptr<Underway>& operation) {
+  operation->id = new_id();
+  operation->started = core_.loop->now();
+  operations_.emplace(operation->id, operation);
 }
 
-void Calls::start(const std::shared_ptr<Operation>& operation) {
+void Calls::start(const std::shared_ptr<Underway>& operation) {
   keep(operation);
   if (Status status = core_.ending.failure(); !status.ok()) return finish(*operation, status);
-  const Call& call = operation->call_;
+  const Call& call = operation->call;
   Group& group = *call.group;
-  auto* forms = std::get_if<wire::FormGroup>(&operation->call_.what);
+  auto* forms = std::get_if<wire::FormGroup>(&operation->call.what);
   if (Status why = group.called_off(); !why.ok() && forms == nullptr) {
     return finish(*operation, why);
   }
   if (group.size() == 1 && !group.is_world() && forms == nullptr) {
-    operation->mark().at(observe::Moment::kReady, operation->started_);
+    operation->handle->mark().at(observe::Moment::kReady, operation->started);
     return mover_.alone(*operation);
   }
   if (forms != nullptr) {
     forms->turn = call.unique ? 0 : ++turns_[fnv1a(Names::of(call).second)];
-    operation->asked_ = handovers_.owner_of(*forms, call.name);
+    operation->asked = handovers_.owner_of(*forms, call.name);
   } else {
-    operation->asked_ = core_.owner_of(
+    operation->asked = core_.owner_of(
         group, wire::is_message(call.what) ? box_of(group, call.what) : call.name);
   }
-  if (has_ended(operation->asked_)) {
+  if (has_ended(operation->asked)) {
     return finish(*operation, {Code::kPeerLost,
-                               concat(core_.cluster.describe_server(operation->asked_.server),
+                               concat(core_.cluster.describe_server(operation->asked.server),
                                       " has ended")});
   }
   if (wire::is<wire::Join>(call.what)) return joins_.start(*operation);
   if (wire::is<wire::AllReduce>(call.what) && !wire::is_reserved(call.name)) ++group.called;
-  if (Status said = announce(*operation, operation->asked_); !said.ok()) finish(*operation, said);
+  if (Status said = announce(*operation, operation->asked); !said.ok()) finish(*operation, said);
 }
 
 // The address is missing.
-wire::Announce Calls::announcement_of(const Operation& operation) const {
-  const Call& call = operation.call_;
+wire::Announce Calls::announcement_of(const Underway& operation) const {
+  const Call& call = operation.call;
   const Group& group = *call.group;
-  const size_t bytes = operation.bytes();
+  const size_t bytes = operation.handle->bytes();
   wire::Announce announce;
-  announce.id = operation.id_;
+  announce.id = operation.id;
   announce.what = call.what;
-  if (auto* forms = std::get_if<wire::FormGroup>(&announce.what); forms && operation.formed) {
-    forms->number = operation.formed->id();
+  const std::shared_ptr<Group>& formed = operation.handle->formed;
+  if (auto* forms = std::get_if<wire::FormGroup>(&announce.what); forms && formed) {
+    forms->number = formed->id();
   }
-  for (const Bundle& bundle : operation.bundles_) announce.arrays.push_back(bundle.array);
-  announce.listed = operation.absent() ? operation.theirs_->listed : call.list;
+  for (const Bundle& bundle : operation.bundles) announce.arrays.push_back(bundle.array);
+  announce.listed = operation.absent() ? operation.theirs->listed : call.list;
   announce.timeout_ms = core_.timeout_ms(call.timeout);
   announce.warn_ms = core_.warn_ms();
   announce.servers = core_.links->serving().epoch;
   announce.name = operation.announced_name();
-  announce.agreement = operation.absent() ? operation.theirs_->agreement
+  announce.agreement = operation.absent() ? operation.theirs->agreement
                                           : wire::agreement_of(call.agreement);
   // A gathered result must fit into a reply. The choice must depend only on the call itself,
   // because it decides in which order a sum is computed.
@@ -203,17 +201,17 @@ wire::Announce Calls::announcement_of(const Operation& operation) const {
   return announce;
 }
 
-Status Calls::announce(const Operation& operation, const Owner& owner) {
-  const Call& call = operation.call_;
+Status Calls::announce(const Underway& operation, const Owner& owner) {
+  const Call& call = operation.call;
   const Group& group = *call.group;
-  const size_t bytes = operation.bytes();
+  const size_t bytes = operation.handle->bytes();
   wire::Announce announce = announcement_of(operation);
   if (wire::is_message(call.what) && !announce.inline_payload) {
     HERRING_RETURN_IF_ERROR(meeting_.own_address().move_to(announce.address));
   }
   std::string payload = encode(announce);
   if (announce.inline_payload && wire::gives_data(call.what, group.index())) {
-    for (const Bundle& bundle : operation.bundles_) {
+    for (const Bundle& bundle : operation.bundles) {
       payload.append(bundle.send, bundle.array.bytes());
     }
   }
@@ -223,14 +221,14 @@ Status Calls::announce(const Operation& operation, const Owner& owner) {
   header.stream = owner.reign.home;
   header.round = owner.reign.epoch;
   core_.links->send_control(owner.server, header, std::move(payload));
-  const observe::Mark mark = operation.mark();
+  const observe::Mark mark = operation.handle->mark();
   const Nanos now = mark ? core_.loop->now() : 0;
   mark.at(observe::Moment::kReady, now);
   if (announce.inline_payload && bytes > 0) mark.at(observe::Moment::kPushed, now);
   return {};
 }
 
-std::shared_ptr<Operation> Calls::find(uint64_t id) const {
+std::shared_ptr<Underway> Calls::find(uint64_t id) const {
   const auto found = operations_.find(id);
   return found == operations_.end() ? nullptr : found->second;
 }
@@ -251,9 +249,9 @@ void Calls::on_control(uint32_t server, const wire::FrameHeader& header,
     if (error->id == 0) return core_.ending.fail_now(why);
     auto operation = find(error->id);
     if (!operation) return;
-    if (wire::is<wire::Join>(operation->call_.what)) return joins_.on_error(*operation, why);
+    if (wire::is<wire::Join>(operation->call.what)) return joins_.on_error(*operation, why);
     // Bytes on their way cannot be withdrawn by one rank.
-    return operation->launched_ ? core_.ending.fail_now(why) : finish(*operation, why);
+    return operation->launched ? core_.ending.fail_now(why) : finish(*operation, why);
   }
   std::string_view rest;
   auto go = wire::decode_go(payload, &rest);
@@ -264,40 +262,40 @@ void Calls::on_control(uint32_t server, const wire::FrameHeader& header,
   }
   auto operation = find(go->id);
   if (!operation) return;  // failed in the meantime
-  if (operation->launched_) {
-    return malformed(breach("answered '", operation->call_.name, "' twice"));
+  if (operation->launched) {
+    return malformed(breach("answered '", operation->call.name, "' twice"));
   }
-  const bool arrays = !operation->bundles_.empty();
+  const bool arrays = !operation->bundles.empty();
   if (header.type != wire::FrameType::kReply) {
-    if (!arrays) return malformed(breach("has nothing to move for '", operation->call_.name, "'"));
+    if (!arrays) return malformed(breach("has nothing to move for '", operation->call.name, "'"));
     launch(*operation, header, std::move(*go), rest);
-  } else if (wire::is<wire::Join>(operation->call_.what)) {
+  } else if (wire::is<wire::Join>(operation->call.what)) {
     const auto servers = static_cast<uint32_t>(core_.cluster.servers.size());
     joins_.on_reply(*operation, server, home_of(header.stream, servers), std::move(go->counts));
-  } else if (operation->formed) {
+  } else if (operation->handle->formed) {
     confirmed(*operation, server);
   } else {
-    operation->counts = std::move(go->counts);
-    wire::is<wire::FormGroup>(operation->call_.what) ? on_numbered(*operation)
+    operation->handle->counts = std::move(go->counts);
+    wire::is<wire::FormGroup>(operation->call.what) ? on_numbered(*operation)
                                                      : mover_.take(*operation, rest);
   }
 }
 
-void Calls::launch(Operation& operation, const wire::FrameHeader& header, wire::Go go,
+void Calls::launch(Underway& operation, const wire::FrameHeader& header, wire::Go go,
                              std::string_view rest) {
-  operation.launched_ = true;
-  operation.counts = std::move(go.counts);
-  const Group& group = *operation.call_.group;
+  operation.launched = true;
+  operation.handle->counts = std::move(go.counts);
+  const Group& group = *operation.call.group;
   if (Status why = group.called_off(); !why.ok()) return finish(operation, why);
   if (header.group != group.id()) {
     return core_.ending.fail_now(
         breach(title(operation), " was answered for group ", header.group));
   }
-  core_.recorder().place(operation.mark().id, header.stream, header.round);
+  core_.recorder().place(operation.handle->mark().id, header.stream, header.round);
   const Key key{header.stream, header.round, 0, group.id()};
-  if (mover_.can_try_again(operation.call_)) {
-    operation.attempt_ = {go.servers, key};
-    if (go.servers > core_.links->serving().epoch) return early_.push_back(operation.id_);
+  if (mover_.can_try_again(operation.call)) {
+    operation.attempt = {go.servers, key};
+    if (go.servers > core_.links->serving().epoch) return early_.push_back(operation.id);
   }
   mover_.move(operation, key, std::string(rest));
 }
@@ -306,32 +304,32 @@ void Calls::serve(const control::ServerSet& set) {
   handovers_.serve(set);
   while (!early_.empty() && !core_.ending.begun()) {
     const auto operation = find(early_.front());
-    if (operation && operation->attempt_->servers > set.epoch) return;
+    if (operation && operation->attempt->servers > set.epoch) return;
     early_.pop_front();
-    if (operation) mover_.move(*operation, operation->attempt_->key, {});
+    if (operation) mover_.move(*operation, operation->attempt->key, {});
   }
 }
 
 // A part of an operation may be lost for some ranks only. All make another attempt then. So nobody
 // gives its arrays back before all have everything.
-void Calls::ask_whether_whole(Operation& operation) {
-  const Key& key = operation.attempt_->key;
+void Calls::ask_whether_whole(Underway& operation) {
+  const Key& key = operation.attempt->key;
   Call call;
-  call.group = operation.call_.group;
+  call.group = operation.call.group;
   call.what = wire::AllReduce{{ReduceOp::kMin}};
   // Errors name a call that is late, so its name says what it is about.
-  call.name = concat(wire::kWholePrefix, key.stream, '/', key.round, " of ", operation.call_.name);
+  call.name = concat(wire::kWholePrefix, key.stream, '/', key.round, " of ", operation.call.name);
   call.name.resize(std::min(call.name.size(), wire::kMaxName));
-  call.timeout = operation.call_.timeout;
-  char* const whole = reinterpret_cast<char*>(&operation.whole_);
+  call.timeout = operation.call.timeout;
+  char* const whole = reinterpret_cast<char*>(&operation.whole);
   call.buffers = {{{DType::kUInt8, {1}}, whole, whole}};
   auto asks = make(std::move(call));
   if (!asks.ok()) return core_.ending.fail_now(asks.status());
-  (*asks)->then_ = [this, asked = operation.shared_from_this()](const Status& status) {
-    if (find(asked->id_) != asked) return;
+  (*asks)->then = [this, asked = operation.shared_from_this()](const Status& status) {
+    if (find(asked->id) != asked) return;
     if (!status.ok()) {
       finish(*asked, status);
-    } else if (asked->whole_ == 0) {
+    } else if (asked->whole == 0) {
       try_again(*asked);
     } else {
       complete(*asked, {});
@@ -340,39 +338,39 @@ void Calls::ask_whether_whole(Operation& operation) {
   start(*asks);
 }
 
-void Calls::try_again(Operation& operation) {
-  const Key& key = operation.attempt_->key;
-  operation.again_ = concat(wire::kAgainPrefix, key.stream, '/', key.round);
+void Calls::try_again(Underway& operation) {
+  const Key& key = operation.attempt->key;
+  operation.again = concat(wire::kAgainPrefix, key.stream, '/', key.round);
   operation.begin_again();
   core_.node_stage->release_regions();
-  operation.started_ = core_.loop->now();
-  operation.asked_ = core_.owner_of(*operation.call_.group, operation.again_);
+  operation.started = core_.loop->now();
+  operation.asked = core_.owner_of(*operation.call.group, operation.again);
   log(LogLevel::kDebug, title(operation), " begins again, because a server is lost");
-  if (Status said = announce(operation, operation.asked_); !said.ok()) finish(operation, said);
+  if (Status said = announce(operation, operation.asked); !said.ok()) finish(operation, said);
 }
 
 // First the server sends the group's number. Then every server of the group confirms that it knows
 // the group.
-void Calls::confirmed(Operation& operation, uint32_t server) {
-  if (std::erase(operation.unconfirmed_, server) == 0 || !operation.unconfirmed_.empty()) return;
-  core_.groups.formed(operation.formed);
+void Calls::confirmed(Underway& operation, uint32_t server) {
+  if (std::erase(operation.unconfirmed, server) == 0 || !operation.unconfirmed.empty()) return;
+  core_.groups.formed(operation.handle->formed);
   finish(operation, {});
 }
 
-void Calls::on_numbered(Operation& operation) {
-  const std::string& name = operation.call_.name;
-  const std::vector<uint64_t>& counts = operation.counts;
+void Calls::on_numbered(Underway& operation) {
+  const std::string& name = operation.call.name;
+  const std::vector<uint64_t>& counts = operation.handle->counts;
   if (counts.size() != 1 || counts[0] == control::Group::kWorld ||
       counts[0] >= control::Group::kForming) {
     return core_.ending.fail_now(breach("a server formed group '", name, "' without a number"));
   }
-  operation.formed = core_.groups.define(
+  operation.handle->formed = core_.groups.define(
       static_cast<uint32_t>(counts[0]), name,
-      std::get<wire::FormGroup>(operation.call_.what).ranks, operation.id_);
-  for (const uint32_t one : operation.formed->servers()) {
+      std::get<wire::FormGroup>(operation.call.what).ranks, operation.id);
+  for (const uint32_t one : operation.handle->formed->servers()) {
     const bool serves = core_.owners.has(one) || core_.presence.comes(one);
     if (!serves) continue;  // others stand in for it
-    operation.unconfirmed_.push_back(one);
+    operation.unconfirmed.push_back(one);
     if (!core_.presence.has_ended(one)) continue;
     return finish(operation, {Code::kPeerLost,
                               concat("group '", name, "' cannot be formed: ",
@@ -380,14 +378,14 @@ void Calls::on_numbered(Operation& operation) {
   }
 }
 
-void Calls::part_done(Operation& operation) {
-  if (--operation.parts_left_ > 0) return;
-  const Status why = operation.call_.group->called_off();
+void Calls::part_done(Underway& operation) {
+  if (--operation.parts_left > 0) return;
+  const Status why = operation.call.group->called_off();
   // It is not known yet who is gone; the operation ends when that is known.
-  if (operation.called_off_ && why.ok()) return;
-  if (operation.attempt_ && why.ok()) {
+  if (operation.called_off && why.ok()) return;
+  if (operation.attempt && why.ok()) {
     // It may have ended because of a new set of servers, of which Handovers has yet to hear.
-    core_.loop->post([this, id = operation.id_] {
+    core_.loop->post([this, id = operation.id] {
       if (const auto moved = find(id)) ask_whether_whole(*moved);
     });
     return;
@@ -395,49 +393,49 @@ void Calls::part_done(Operation& operation) {
   complete(operation, why);
 }
 
-void Calls::complete(Operation& operation, const Status& why) {
-  for (const Operation::Copy& copy : operation.copies_) {
+void Calls::complete(Underway& operation, const Status& why) {
+  for (const Underway::Copy& copy : operation.copies) {
     if (copy.bytes > 0 && why.ok()) std::memcpy(copy.to, copy.from, copy.bytes);
   }
   finish(operation, why);
 }
 
-void Calls::finish(Operation& operation, const Status& status) {
-  const auto found = operations_.find(operation.id_);
+void Calls::finish(Underway& operation, const Status& status) {
+  const auto found = operations_.find(operation.id);
   if (found == operations_.end()) return;
-  const std::shared_ptr<Operation> keep = found->second;
-  const Call& call = keep->call_;
+  const std::shared_ptr<Underway> keep = found->second;
+  const Call& call = keep->call;
   Status told = status;
-  if (keep->list_ && !keep->absent() && status.ok()) {
-    if (told = keep->unpack(); !told.ok()) return core_.ending.fail_now(told);
+  if (keep->call.list && !keep->absent() && status.ok()) {
+    if (told = keep->handle->unpack(); !told.ok()) return core_.ending.fail_now(told);
   }
-  if ((!keep->list_ && !keep->on_device()) || keep->absent() || !status.ok()) {
-    keep->drop_staging();
+  if ((!keep->call.list && !keep->handle->on_device()) || keep->absent() || !status.ok()) {
+    keep->handle->drop_staging();
     core_.node_stage->release_regions();
   }
-  if (keep->sums_) {
-    keep->sums_->end(status);
+  if (keep->handle->sums()) {
+    keep->handle->sums()->end(status);
     if (status.ok()) ++device_sums_;
-    if (status.ok() && keep->sums_->reads_neighbours()) ++neighbour_sums_;
+    if (status.ok() && keep->handle->sums()->reads_neighbours()) ++neighbour_sums_;
   }
   // From here until the result is set, nothing allocates memory.
   operations_.erase(found);
   if (keep->absent()) return joins_.settle(call.group->id());
-  names_.give_back(keep->name_);
-  if (keep->formed && !status.ok()) {
-    core_.groups.forget(keep->formed);
-    keep->formed.reset();
+  names_.give_back(keep->name);
+  if (keep->handle->formed && !status.ok()) {
+    core_.groups.forget(keep->handle->formed);
+    keep->handle->formed.reset();
   }
   if (wire::is<wire::Join>(call.what) && status.ok()) {
     call.group->count_join();
     call.group->called = 0;
   }
-  keep->set(std::move(told));
-  if (keep->then_) keep->then_(status);
+  keep->handle->set(std::move(told));
+  if (keep->then) keep->then(status);
 }
 
-void Calls::fail(Operation& operation, const Status& why) {
-  wire::is<wire::Join>(operation.call_.what) ? joins_.fail(operation, why)
+void Calls::fail(Underway& operation, const Status& why) {
+  wire::is<wire::Join>(operation.call.what) ? joins_.fail(operation, why)
                                              : finish(operation, why);
 }
 
@@ -451,39 +449,40 @@ NearMembers Calls::sharing_members(const Call& call) const {
 }
 
 bool Calls::uses(const Group& group) const {
-  const auto here = [&group](const auto& one) { return one.second->call_.group.get() == &group; };
+  const auto here = [&group](const auto& one) { return one.second->call.group.get() == &group; };
   return arrivals_.any(group) || std::any_of(operations_.begin(), operations_.end(), here);
 }
 
 bool Calls::stands_still() const {
   const uint32_t usual = core_.timeout_ms(0);
   return arrivals_.empty() && std::ranges::none_of(operations_, [&](const auto& one) {
-    return one.second->launched_ || core_.timeout_ms(one.second->call_.timeout) < usual;
+    return one.second->launched || core_.timeout_ms(one.second->call.timeout) < usual;
   });
 }
 
 bool Calls::may_need(const Group& group, uint32_t server) const {
   return std::ranges::any_of(operations_, [&](const auto& one) {
-    const Operation& operation = *one.second;
-    if (operation.call_.group.get() != &group) return false;
-    return !wire::is_message(operation.call_.what) ||
-           (operation.asked_.server == server && !operation.launched_);
+    const Underway& operation = *one.second;
+    if (operation.call.group.get() != &group) return false;
+    return !wire::is_message(operation.call.what) ||
+           (operation.asked.server == server && !operation.launched);
   });
 }
 
 void Calls::server_ended(uint32_t server, const Status& why) {
-  std::vector<std::shared_ptr<Operation>> unanswered;
+  std::vector<std::shared_ptr<Underway>> unanswered;
   for (const auto& [id, operation] : operations_) {
-    if (operation->launched_) continue;
-    const Call& call = operation->call_;
-    const bool told = operation->formed && operation->formed->is_known_to(server);
+    if (operation->launched) continue;
+    const Call& call = operation->call;
+    const bool told = operation->handle->formed && operation->handle->formed->is_known_to(server);
     const bool asked = wire::is<wire::Join>(call.what) &&
                        std::ranges::count(call.group->shards().owners, server) > 0;
-    if (operation->asked_.server == server || told || asked) unanswered.push_back(operation);
+    if (operation->asked.server == server || told || asked) unanswered.push_back(operation);
   }
   for (const auto& operation : unanswered) {
-    const Group& group = operation->formed ? *operation->formed : *operation->call_.group;
-    fail(*operation, {why.code(), concat("'", operation->call_.name, "'",
+    const std::shared_ptr<Group>& formed = operation->handle->formed;
+    const Group& group = formed ? *formed : *operation->call.group;
+    fail(*operation, {why.code(), concat("'", operation->call.name, "'",
                                          group.members().suffix(), " cannot complete: ",
                                          why.message())});
   }
@@ -491,11 +490,11 @@ void Calls::server_ended(uint32_t server, const Status& why) {
 
 void Calls::call_off(const Group& group, const Status& why) {
   arrivals_.call_off(group, why);
-  std::vector<std::shared_ptr<Operation>> ended;
+  std::vector<std::shared_ptr<Underway>> ended;
   for (const auto& [id, operation] : operations_) {
-    const Call& call = operation->call_;
+    const Call& call = operation->call;
     if (call.group.get() != &group || wire::is<wire::FormGroup>(call.what)) continue;
-    if (!operation->launched_ || operation->parts_left_ == 0) ended.push_back(operation);
+    if (!operation->launched || operation->parts_left == 0) ended.push_back(operation);
   }
   for (const auto& operation : ended) fail(*operation, why);
 }
@@ -509,12 +508,12 @@ void Calls::fail_all(const Status& why) {
 std::string Calls::overdue(Nanos now, Nanos margin, Nanos* waited,
                                      uint32_t* server) const {
   for (const auto& [id, operation] : operations_) {
-    if (operation->launched_) continue;
-    const Nanos age = now - operation->started_;
-    const uint32_t timeout_ms = core_.timeout_ms(operation->call_.timeout);
+    if (operation->launched) continue;
+    const Nanos age = now - operation->started;
+    const uint32_t timeout_ms = core_.timeout_ms(operation->call.timeout);
     if (age <= timeout_ms * kMillisecond + margin) continue;
     *waited = age;
-    *server = operation->asked_.server;
+    *server = operation->asked.server;
     return title(*operation);
   }
   return {};

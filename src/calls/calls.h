@@ -19,7 +19,7 @@
 #include "calls/meeting.h"
 #include "calls/mover.h"
 #include "calls/names.h"
-#include "calls/operation.h"
+#include "calls/underway.h"
 #include "control/server_set.h"
 #include "engine/core.h"
 #include "wire/frame.h"
@@ -40,9 +40,6 @@ class Calls final : public engine::Carrier {
   // thread.
   void refuse(const std::shared_ptr<Group>& group, wire::Collective what, const std::string& name,
               const std::string& why);
-
-  // Ends the job with this error on all ranks.
-  void end_job(const Status& why);
 
   // Handles a frame of type kGo, kReply or kOpError.
   void on_control(uint32_t server, const wire::FrameHeader& header, std::string_view payload);
@@ -77,9 +74,9 @@ class Calls final : public engine::Carrier {
   NearMembers sharing_members(const Call& call) const;
 
   // For the classes that carry operations out.
-  using Operations = std::map<uint64_t, std::shared_ptr<Operation>>;
+  using Operations = std::map<uint64_t, std::shared_ptr<Underway>>;
   const Operations& operations() const { return operations_; }
-  std::shared_ptr<Operation> find(uint64_t id) const;
+  std::shared_ptr<Underway> find(uint64_t id) const;
   Meeting& meeting() { return meeting_; }
   Mover& mover() { return mover_; }
   Arrivals& arrivals() { return arrivals_; }
@@ -87,35 +84,35 @@ class Calls final : public engine::Carrier {
   const Handovers& handovers() const { return handovers_; }
   // Makes an operation of a call, without registering it. `theirs`: of a call of other ranks, as
   // one of them has announced it; see Joins.
-  Result<std::shared_ptr<Operation>> make(Call call, std::optional<wire::Announce> theirs = {});
+  Result<std::shared_ptr<Underway>> make(Call call, std::optional<wire::Announce> theirs = {});
   // Registers the operation under a new number.
-  void keep(const std::shared_ptr<Operation>& operation);
-  void start(const std::shared_ptr<Operation>& operation);
-  wire::Announce announcement_of(const Operation& operation) const;
-  Status announce(const Operation& operation, const Owner& owner);
+  void keep(const std::shared_ptr<Underway>& operation);
+  void start(const std::shared_ptr<Underway>& operation);
+  wire::Announce announcement_of(const Underway& operation) const;
+  Status announce(const Underway& operation, const Owner& owner);
   // A server confirms that it knows the group that the operation forms, or need not do so.
-  void confirmed(Operation& operation, uint32_t server);
+  void confirmed(Underway& operation, uint32_t server);
   bool has_ended(const Owner& owner) const;
   uint64_t new_id() { return next_id_++; }
-  void launch(Operation& operation, const wire::FrameHeader& header, wire::Go go,
+  void launch(Underway& operation, const wire::FrameHeader& header, wire::Go go,
               std::string_view rest);
-  void part_done(Operation& operation);
-  void finish(Operation& operation, const Status& status);
+  void part_done(Underway& operation);
+  void finish(Underway& operation, const Status& status);
   // Ends an operation that has not started.
-  void drop(Operation& operation, const Status& why);
+  void drop(Underway& operation, const Status& why);
   // Returns the name of an operation for use in messages.
-  static std::string title(const Operation& operation);
+  static std::string title(const Underway& operation);
 
  private:
-  Result<std::shared_ptr<Operation>> admit(Call call);
-  Status bring_out(const std::shared_ptr<Operation>& operation);
-  void on_numbered(Operation& operation);
-  void ask_whether_whole(Operation& operation);
-  void try_again(Operation& operation);
+  Result<std::shared_ptr<Underway>> admit(Call call);
+  Status bring_out(const std::shared_ptr<Underway>& operation);
+  void on_numbered(Underway& operation);
+  void ask_whether_whole(Underway& operation);
+  void try_again(Underway& operation);
   // Copies results from staging memory to their places, and finishes.
-  void complete(Operation& operation, const Status& why);
+  void complete(Underway& operation, const Status& why);
   // Calls finish(); a join instead ends when no all-reduce of others is left.
-  void fail(Operation& operation, const Status& why);
+  void fail(Underway& operation, const Status& why);
 
   Core& core_;
   Arrivals arrivals_;

@@ -39,37 +39,37 @@ std::vector<uint32_t> Handovers::owners_of(const Call& call) const {
 }
 
 // Returns whether the server of this home has been asked about an operation and has not answered.
-bool Handovers::is_asked(const Operation& operation, const Group& group, uint32_t home) const {
-  const Call& call = operation.call_;
+bool Handovers::is_asked(const Underway& operation, const Group& group, uint32_t home) const {
+  const Call& call = operation.call;
   const bool forms = wire::is<wire::FormGroup>(call.what);
-  return !operation.launched_ && !forms && call.group.get() == &group &&
+  return !operation.launched && !forms && call.group.get() == &group &&
          (wire::is<wire::Join>(call.what)
-              ? std::ranges::count(operation.unconfirmed_, home) > 0
-              : operation.asked_.reign.home == home);
+              ? std::ranges::count(operation.unconfirmed, home) > 0
+              : operation.asked.reign.home == home);
 }
 
 bool Handovers::can_move(const control::ServerSet& set) const {
   engine::Owners next = core_.owners;
   next.serve(set);
   return std::ranges::none_of(calls_.operations(), [&](const auto& one) {
-    const Operation& operation = *one.second;
-    const wire::Collective& what = operation.call_.what;
-    if (operation.launched_ || operation.formed) return false;
-    const std::vector<uint32_t> owners = owners_of(operation.call_);
+    const Underway& operation = *one.second;
+    const wire::Collective& what = operation.call.what;
+    if (operation.launched || operation.handle->formed) return false;
+    const std::vector<uint32_t> owners = owners_of(operation.call);
     if (wire::is<wire::Join>(what)) {
-      return std::ranges::any_of(operation.unconfirmed_, [&](uint32_t home) {
+      return std::ranges::any_of(operation.unconfirmed, [&](uint32_t home) {
         return !set.has(next.of(owners, home).server);
       });
     }
-    if (set.has(operation.asked_.server)) return false;
-    return !set.has(next.of(owners, operation.asked_.reign.home).server);
+    if (set.has(operation.asked.server)) return false;
+    return !set.has(next.of(owners, operation.asked.reign.home).server);
   });
 }
 
-std::vector<std::shared_ptr<Operation>> Handovers::forming() const {
-  std::vector<std::shared_ptr<Operation>> found;
+std::vector<std::shared_ptr<Underway>> Handovers::forming() const {
+  std::vector<std::shared_ptr<Underway>> found;
   for (const auto& [id, operation] : calls_.operations()) {
-    if (wire::is<wire::FormGroup>(operation->call_.what)) found.push_back(operation);
+    if (wire::is<wire::FormGroup>(operation->call.what)) found.push_back(operation);
   }
   return found;
 }
@@ -78,9 +78,9 @@ std::vector<std::shared_ptr<Operation>> Handovers::forming() const {
 // the group, also if of its servers the replacement is the last.
 uint64_t Handovers::confirms(uint32_t server, const Group& group) {
   for (const auto& operation : forming()) {
-    if (operation->formed.get() != &group || !group.is_known_to(server)) continue;
-    operation->unconfirmed_.push_back(server);
-    return operation->id_;
+    if (operation->handle->formed.get() != &group || !group.is_known_to(server)) continue;
+    operation->unconfirmed.push_back(server);
+    return operation->id;
   }
   return 0;
 }
@@ -93,16 +93,16 @@ void Handovers::drop(uint32_t server) {
 // the new owner, because others may lack it.
 void Handovers::serve(const control::ServerSet& set) {
   for (const auto& operation : forming()) {
-    for (const uint32_t server : std::vector(operation->unconfirmed_)) {
+    for (const uint32_t server : std::vector(operation->unconfirmed)) {
       if (!set.has(server) && !core_.presence.comes(server)) {
         calls_.confirmed(*operation, server);
       }
     }
-    const Owner owner = core_.owners.of(owners_of(operation->call_), operation->asked_.reign.home);
-    const bool moves = calls_.find(operation->id_) && owner != operation->asked_;
+    const Owner owner = core_.owners.of(owners_of(operation->call), operation->asked.reign.home);
+    const bool moves = calls_.find(operation->id) && owner != operation->asked;
     if (!moves || !set.has(owner.server)) continue;
-    operation->asked_ = owner;
-    operation->started_ = core_.loop->now();  // the new owner gives it all the time
+    operation->asked = owner;
+    operation->started = core_.loop->now();  // the new owner gives it all the time
     static_cast<void>(calls_.announce(*operation, owner));
   }
 }
@@ -127,10 +127,10 @@ void Handovers::move(const Group& group, const Owner& owner) {
       send(refusal->second, owner);
       continue;
     }
-    Operation& operation = *calls_.find(id);
+    Underway& operation = *calls_.find(id);
     // A join is asked of all owners; one of them says which rank was last.
-    if (operation.asked_.reign.home == home) operation.asked_ = owner;
-    operation.started_ = core_.loop->now();  // the new owner gives it all the time
+    if (operation.asked.reign.home == home) operation.asked = owner;
+    operation.started = core_.loop->now();  // the new owner gives it all the time
     static_cast<void>(calls_.announce(operation, owner));
   }
   hand_over(group, owner);
@@ -153,11 +153,11 @@ void Handovers::hand_over(const Group& group, const Owner& owner) {
 void Handovers::tell_met(const Group& group, uint32_t home, std::vector<wire::Met>& met) {
   const auto servers = static_cast<uint32_t>(core_.cluster.servers.size());
   for (const auto& [id, operation] : calls_.operations()) {
-    const bool here = operation->met_ && operation->call_.group.get() == &group &&
-                      home_of(operation->met_->stream, servers) == home;
+    const bool here = operation->met && operation->call.group.get() == &group &&
+                      home_of(operation->met->stream, servers) == home;
     if (!here) continue;
-    wire::Met& one = met.emplace_back(*operation->met_);
-    const uint64_t tag = operation->counts.at(1);
+    wire::Met& one = met.emplace_back(*operation->met);
+    const uint64_t tag = operation->handle->counts.at(1);
     one.text = encode(wire::Go{0, {group.index(), tag}}).substr(sizeof(wire::Go::id)) +
                *calls_.meeting().own_address();
   }
@@ -219,12 +219,12 @@ Result<bool> Handovers::receive_met(uint32_t server, const wire::FrameHeader& he
   std::memcpy(&id, payload.data(), sizeof(id));
   const auto operation = calls_.find(id);
   if (!operation) return true;
-  if (!wire::is_message(operation->call_.what)) return breach("answered a call like a message");
-  if (operation->asked_.server != server) return false;
+  if (!wire::is_message(operation->call.what)) return breach("answered a call like a message");
+  if (operation->asked.server != server) return false;
   wire::Met met{id, header.round, wire::answer_number(header), header.type, header.stream, 0, {}};
   if (header.type == wire::FrameType::kOpError) {
     met.text = payload.substr(sizeof(id));
-    auto& latest = mismatches_[{header.group, operation->asked_.reign.home}];
+    auto& latest = mismatches_[{header.group, operation->asked.reign.home}];
     latest.push_back(std::move(met));
     if (latest.size() > wire::kMostKept) latest.pop_front();
     return true;
@@ -235,7 +235,7 @@ Result<bool> Handovers::receive_met(uint32_t server, const wire::FrameHeader& he
   if (go->counts.size() != 2) return true;  // Mover refuses it
   met.other = static_cast<uint32_t>(go->counts[0]);
   met.ticket = header.round;
-  operation->met_ = std::move(met);
+  operation->met = std::move(met);
   return true;
 }
 
@@ -247,9 +247,9 @@ Result<bool> Handovers::receive(uint32_t server, const wire::FrameHeader& header
   std::memcpy(&id, payload.data(), sizeof(id));
   const auto operation = calls_.find(id);
   if (number == 0) {
-    const bool numbers = operation && wire::is<wire::FormGroup>(operation->call_.what) &&
-                         !operation->formed;
-    return !numbers || operation->asked_.server == server;
+    const bool numbers = operation && wire::is<wire::FormGroup>(operation->call.what) &&
+                         !operation->handle->formed;
+    return !numbers || operation->asked.server == server;
   }
   if (header.flags & wire::kFlagMet) return receive_met(server, header, payload);
   const auto group = core_.groups.find(header.group);
@@ -262,7 +262,7 @@ Result<bool> Handovers::receive(uint32_t server, const wire::FrameHeader& header
   }
   if (core_.owners.of(owners, home).server != server) return false;
   Answers& answers = answers_[{header.group, home}];
-  const bool joins = operation && wire::is<wire::Join>(operation->call_.what);
+  const bool joins = operation && wire::is<wire::Join>(operation->call.what);
   if (joins && header.type == wire::FrameType::kReply) {
     answers.all_joined(number);
   } else {
@@ -272,10 +272,10 @@ Result<bool> Handovers::receive(uint32_t server, const wire::FrameHeader& header
                         std::string(payload.substr(sizeof(id))), {}};
   if (operation) {
     kept.name = operation->announced_name();
-    kept.own = own_elements(operation->call_);
+    kept.own = own_elements(operation->call);
     // One that is made again takes all ranks that took part before.
-    const bool without = header.type == wire::FrameType::kGo && operation->again_.empty() &&
-                         wire::goes_without_joined(operation->call_.what);
+    const bool without = header.type == wire::FrameType::kGo && operation->again.empty() &&
+                         wire::goes_without_joined(operation->call.what);
     if (without) kept.call = encode(calls_.announcement_of(*operation));
     answers.keep(std::move(kept));
   } else if (id == 0 && header.type == wire::FrameType::kGo) {

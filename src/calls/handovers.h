@@ -21,7 +21,7 @@ namespace herring::calls {
 using engine::Owner;
 
 class Calls;
-class Operation;
+struct Underway;
 
 class Handovers {
  public:
@@ -66,8 +66,8 @@ class Handovers {
   };
 
   std::vector<uint32_t> owners_of(const Call& call) const;
-  std::vector<std::shared_ptr<Operation>> forming() const;
-  bool is_asked(const Operation& operation, const Group& group, uint32_t home) const;
+  std::vector<std::shared_ptr<Underway>> forming() const;
+  bool is_asked(const Underway& operation, const Group& group, uint32_t home) const;
   void hand_over(const Group& group, const Owner& owner);
   Result<bool> receive_met(uint32_t server, const wire::FrameHeader& header,
                            std::string_view payload);

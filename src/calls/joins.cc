@@ -5,11 +5,11 @@
 namespace herring::calls {
 
 // Every server that answers for names must know that this rank has joined, once for each home.
-void Joins::start(Operation& join) {
-  Group& group = *join.call_.group;
-  std::get<wire::Join>(join.call_.what).called = group.called;
+void Joins::start(Underway& join) {
+  Group& group = *join.call.group;
+  std::get<wire::Join>(join.call.what).called = group.called;
   const std::vector<uint32_t>& owners = group.shards().owners;
-  join.unconfirmed_ = owners;
+  join.unconfirmed = owners;
   std::vector<Owner> asked;
   for (const uint32_t home : owners) {
     asked.push_back(core_.owners.of(owners, home));
@@ -23,42 +23,42 @@ void Joins::start(Operation& join) {
 }
 
 // The reply for the join's own home also says which rank was last.
-void Joins::on_reply(Operation& join, uint32_t server, uint32_t home,
+void Joins::on_reply(Underway& join, uint32_t server, uint32_t home,
                      std::vector<uint64_t> counts) {
-  const Group& group = *join.call_.group;
-  if (std::erase(join.unconfirmed_, home) == 0 || counts.size() != 1 ||
+  const Group& group = *join.call.group;
+  if (std::erase(join.unconfirmed, home) == 0 || counts.size() != 1 ||
       counts[0] >= group.size()) {
     return core_.ending.fail_now(breach(core_.cluster.describe_server(server), " answered join()",
                                    group.members().suffix(), " with nonsense"));
   }
-  if (home == join.asked_.reign.home) join.counts = std::move(counts);
+  if (home == join.asked.reign.home) join.handle->counts = std::move(counts);
   settle(group.id());
 }
 
 // The other servers still consider this rank joined.
-void Joins::on_error(Operation& join, const Status& why) {
-  const std::shared_ptr<Group> group = join.call_.group;
+void Joins::on_error(Underway& join, const Status& why) {
+  const std::shared_ptr<Group> group = join.call.group;
   if (why.code() != Code::kPeerLost) return core_.groups.fail(group->id(), why);
   group->leave(why);  // not call_off(): messages between the remaining members go on
   fail(join, why);
 }
 
-void Joins::fail(Operation& join, const Status& why) {
-  if (join.failed_.ok()) join.failed_ = why;
-  settle(join.call_.group->id());
+void Joins::fail(Underway& join, const Status& why) {
+  if (join.failed.ok()) join.failed = why;
+  settle(join.call.group->id());
 }
 
 // Waits until all-reduces of others that go through this rank are over. Afterwards nothing of the
 // group is in flight.
 void Joins::settle(uint32_t group) {
-  std::shared_ptr<Operation> join;
+  std::shared_ptr<Underway> join;
   for (const auto& [id, operation] : calls_.operations()) {
-    if (operation->call_.group->id() != group) continue;
+    if (operation->call.group->id() != group) continue;
     if (operation->absent()) return;
-    if (wire::is<wire::Join>(operation->call_.what)) join = operation;
+    if (wire::is<wire::Join>(operation->call.what)) join = operation;
   }
-  if (!join || (!join->unconfirmed_.empty() && join->failed_.ok())) return;
-  calls_.finish(*join, join->failed_);
+  if (!join || (!join->unconfirmed.empty() && join->failed.ok())) return;
+  calls_.finish(*join, join->failed);
 }
 
 Status Joins::take_part(const wire::FrameHeader& header, std::string_view announced) {

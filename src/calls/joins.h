@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "calls/operation.h"
+#include "calls/underway.h"
 #include "wire/frame.h"
 
 namespace herring::calls {
@@ -16,13 +16,13 @@ class Joins {
  public:
   Joins(Core& core, Calls& calls) : core_(core), calls_(calls) {}
 
-  void start(Operation& join);
+  void start(Underway& join);
   // Handles the reply of a server, which says for a home that all ranks have joined.
-  void on_reply(Operation& join, uint32_t server, uint32_t home, std::vector<uint64_t> counts);
+  void on_reply(Underway& join, uint32_t server, uint32_t home, std::vector<uint64_t> counts);
   // Handles an error that a server sent for the join.
-  void on_error(Operation& join, const Status& why);
+  void on_error(Underway& join, const Status& why);
   // Fails the join once no all-reduce of other ranks goes through this rank.
-  void fail(Operation& join, const Status& why);
+  void fail(Underway& join, const Status& why);
   // Takes part in an operation that another rank of the group announced. Returns kProtocol if it
   // cannot.
   Status take_part(const wire::FrameHeader& header, std::string_view announced);

@@ -21,11 +21,11 @@ Result<std::string> Meeting::own_address() {
   return own_address_;
 }
 
-void Meeting::when_met(Operation& operation, Key key) {
-  const std::shared_ptr<Group>& group = operation.call_.group;
+void Meeting::when_met(Underway& operation, Key key) {
+  const std::shared_ptr<Group>& group = operation.call.group;
   if (!std::exchange(group->meets, true)) begin(group);
   if (group->met) return calls_.mover().start_schedule(operation, key);
-  waiting_.emplace(group->id(), std::pair(operation.id_, key));
+  waiting_.emplace(group->id(), std::pair(operation.id, key));
 }
 
 // Schedules always wait for their own group to meet, even if other groups have already told the
@@ -56,7 +56,8 @@ void Meeting::begin(const std::shared_ptr<Group>& group) {
   call.buffers = {{{DType::kUInt8, {kMaxAddress}}, place->data()}};
   auto operation = calls_.make(std::move(call));
   if (!operation.ok()) return core_.ending.fail_now(operation.status());
-  (*operation)->then_ = [this, place, group, gathered = operation->get()](const Status& status) {
+  const Operation* const gathered = (*operation)->handle.get();
+  (*operation)->then = [this, place, group, gathered](const Status& status) {
     if (status.ok()) return on_addresses(group, *gathered);
     // If the group is called off, that fails the group's own operations.
     if (core_.ending.begun()) return;

@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "calls/operation.h"
+#include "calls/underway.h"
 
 namespace herring::calls {
 
@@ -20,7 +20,7 @@ class Meeting {
   // on.
   Result<std::string> own_address();
   // Starts the schedule of an operation as soon as its group has met.
-  void when_met(Operation& operation, Key key);
+  void when_met(Underway& operation, Key key);
 
  private:
   void begin(const std::shared_ptr<Group>& group);

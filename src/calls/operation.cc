@@ -6,7 +6,6 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "calls/calls.h"
 #include "device/kept.h"
 
 namespace herring::calls {
@@ -41,9 +40,10 @@ struct Operation::Return {
   std::vector<char*> results;        // in the memory, by array
 };
 
-Operation::Operation(Calls& owner, Call call, std::shared_ptr<transport::EventLoop> loop,
-                     std::shared_ptr<SharedHeap> heap)
-    : Future(std::move(loop)), owner_(owner), call_(std::move(call)), heap_(std::move(heap)) {}
+Operation::Operation(Call call, std::shared_ptr<transport::EventLoop> loop,
+                     std::shared_ptr<SharedHeap> heap, EndJob end_job)
+    : Future(std::move(loop)), end_job_(std::move(end_job)), call_(std::move(call)),
+      staging_(std::move(heap)) {}
 
 std::string Operation::where() const {
   return concat(call_.title(), call_.group->members().suffix(),
@@ -52,13 +52,14 @@ std::string Operation::where() const {
                                  : "");
 }
 
-// Copies the arrays of a list, and creates the bundles.
-Status Operation::prepare() {
+Status Operation::prepare(const std::function<NearMembers(const Call&)>& near, bool joined) {
   // Checked first, because everything below would break a stream capture.
   for (const device::Stream stream : call_.streams) {
     HERRING_RETURN_IF_ERROR(copier()->device().check_not_capturing(stream));
   }
-  if (call_.list) return pack();
+  if (call_.list) {
+    return pack(!joined && wire::gives_data(call_.what, call_.group->index()));
+  }
   if (call_.buffers.empty()) return {};
   const Buffer& one = call_.buffers.front();
   if (!on_device()) {
@@ -67,33 +68,32 @@ Status Operation::prepare() {
   }
   if (call_.device_sums) {
     HERRING_RETURN_IF_ERROR(
-        DeviceSums::create(call_, owner_.sharing_members(call_), heap_, loop_of()).move_to(sums_));
+        DeviceSums::create(call_, near(call_), staging_.heap(), loop_of()).move_to(sums_));
   }
   if (sums_ != nullptr) {
     bundles_.push_back({one.array, sums_->image(), sums_->image()});
     return {};
   }
-  HERRING_RETURN_IF_ERROR(stage(one.array.bytes()));
-  bundles_.push_back({one.array, staging_, staging_});
-  return {};
+  Status why;
+  char* const staged = stage(one.array.bytes(), why);
+  bundles_.push_back({one.array, staged, staged});
+  return why;
 }
 
-Status Operation::stage(size_t bytes) {
-  auto staging =
-      heap_->allocate(bytes, on_device() ? Use::devices_at(copier()->memory_node()) : Use::kHost);
-  if (!staging.ok()) return staging.status();
-  staging_ = static_cast<char*>(*staging);
-  return {};
+char* Operation::stage(size_t bytes, Status& why) {
+  why = staging_.allocate(
+      bytes, on_device() ? Use::devices_at(copier()->memory_node()) : Use::kHost);
+  return why.ok() ? staging_.memory() : nullptr;
 }
 
 std::vector<device::Copy> Operation::device_copies() {
   std::vector<device::Copy> copies;
   if (!list_) {
     const Buffer& one = call_.buffers.front();
-    copies.push_back({one.on_device, staging_, one.array.bytes()});
+    copies.push_back({one.on_device, staging_.memory(), one.array.bytes()});
     return copies;
   }
-  list_->pack(staging_, [&](char* staged, uint32_t i, size_t first, size_t bytes) {
+  list_->pack(staging_.memory(), [&](char* staged, uint32_t i, size_t first, size_t bytes) {
     copies.push_back({call_.buffers[i].on_device + first, staged, bytes});
   });
   return copies;
@@ -119,8 +119,8 @@ Status Operation::check_device() {
 
 Status Operation::end_if_lost(const Status& why) {
   if (why.code() != Code::kDevice || copier()->check().ok()) return why;
-  // The task runs only as long as the loop does, and the owner lives longer.
-  loop_of()->post([this, self = shared_from_this(), why] { owner_.end_job(why); });
+  // The task runs only as long as the loop does, and the engine lives longer.
+  loop_of()->post([self = shared_from_this(), why] { self->end_job_(why); });
   return why;
 }
 
@@ -164,7 +164,7 @@ Status Operation::return_to(std::vector<Place> places, const std::vector<device:
   if (!queued.ok()) {
     returned->flag.set(returned->value);  // no stream waits for it any more
     if (copier()->await_idle(monotonic_now() + device::Copier::kPatienceAfterError)) {
-      end_return();
+      staging_.let_go();
       copier()->flags().give_back(returned->flag);
     } else {
       log(LogLevel::kWarning, "'", call_.name, "': GPU ", copier()->device().index(),
@@ -193,24 +193,20 @@ Result<std::shared_ptr<Operation::Return>> Operation::plan_return(
     const std::vector<Place>& places) {
   const bool moved =
       wire::is<wire::AllReduce>(call_.what) || wire::is<wire::Broadcast>(call_.what);
-  auto returned = std::make_shared<Return>(heap_);
+  auto returned = std::make_shared<Return>(staging_.heap());
   auto flag = copier()->flags().take();
   if (!flag.ok()) return flag.status();
   returned->flag = *flag;
   returned->value = flag->word->load() + 1;
-  if (moved) {
-    std::lock_guard lock(staging_mutex_);
-    returns_ = staging_ != nullptr;  // null: it has just failed
-    if (returns_) {
-      list_->pack(staging_, [&](char* staged, uint32_t i, size_t first, size_t bytes) {
-        returned->copies.push_back({places[i].address + first, staged, bytes});
-      });
-      return returned;
-    }
+  if (moved && staging_.hold()) {  // else it has just failed
+    list_->pack(staging_.memory(), [&](char* staged, uint32_t i, size_t first, size_t bytes) {
+      returned->copies.push_back({places[i].address + first, staged, bytes});
+    });
+    return returned;
   }
   size_t bytes = 0;
   for (const Place& place : places) bytes += aligned(place.bytes);
-  auto memory = heap_->allocate(bytes, Use::devices_at(copier()->memory_node()));
+  auto memory = staging_.heap()->allocate(bytes, Use::devices_at(copier()->memory_node()));
   if (!memory.ok()) {
     copier()->flags().give_back(*flag);
     return memory.status();
@@ -235,7 +231,7 @@ Status Operation::queue_return(const std::shared_ptr<Return>& returned,
                            then = std::move(then)](const Status& there) {
     // The flag of a device that is lost is never used again.
     if (there.ok()) self->copier()->flags().give_back(returned->flag);
-    self->end_return();
+    self->staging_.let_go();
     then(there);
   });
 }
@@ -249,23 +245,7 @@ void Operation::fill(Return& returned, const std::function<void()>& failed) {
   returned.flag.set(returned.value);
 }
 
-void Operation::end_return() {
-  {
-    std::lock_guard lock(staging_mutex_);
-    returns_ = false;
-  }
-  drop_staging();
-}
-
-Operation::~Operation() { drop_staging(); }
-
-void Operation::drop_staging() {
-  std::lock_guard lock(staging_mutex_);
-  if (returns_) return;
-  if (char* const staging = std::exchange(staging_, nullptr)) heap_->free(staging);
-}
-
-Status Operation::pack() {
+Status Operation::pack(bool gives) {
   std::vector<wire::Array> arrays;
   for (const Buffer& one : call_.buffers) arrays.push_back(one.array);
   list_.emplace(call_.what, std::move(arrays), call_.group->index(), call_.group->size());
@@ -276,11 +256,12 @@ Status Operation::pack() {
   if (auto* scatter = std::get_if<wire::ReduceScatter>(&call_.what)) {
     scatter->rows = list_->splits();
   }
-  HERRING_RETURN_IF_ERROR(stage(list_->staging_bytes()));
-  const bool gives = !absent() && wire::gives_data(call_.what, call_.group->index());
-  if (gives && !on_device()) list_->pack(call_.buffers, staging_);
+  Status why;
+  char* const staged = stage(list_->staging_bytes(), why);
+  HERRING_RETURN_IF_ERROR(why);
+  if (gives && !on_device()) list_->pack(call_.buffers, staged);
   for (const List::Bundle& one : list_->bundles()) {
-    bundles_.push_back({one.array, staging_ + one.offset, staging_ + one.offset});
+    bundles_.push_back({one.array, staged + one.offset, staged + one.offset});
   }
   return {};
 }
@@ -289,12 +270,6 @@ size_t Operation::bytes() const {
   size_t all = 0;
   for (const Bundle& bundle : bundles_) all += bundle.array.bytes();
   return all;
-}
-
-void Operation::on_transfer_done(links::Transfer& transfer) {
-  called_off_ |= transfer.called_off;
-  if (transfer.fewest_workers == 0) whole_ = 0;
-  owner_.part_done(*this);
 }
 
 char* Operation::place_result(size_t bytes) {
@@ -308,31 +283,9 @@ char* Operation::place_result(size_t bytes) {
   return result.get();
 }
 
-bool Operation::save(size_t bundle) {
-  if (!attempt_) return true;
-  const char* const from = bundles_[bundle].receive;
-  const size_t bytes = bundles_[bundle].array.bytes();
-  std::unique_ptr<char[]>& saved = saved_[bundle];
-  if (saved == nullptr) saved.reset(new (std::nothrow) char[std::max<size_t>(bytes, 1)]);
-  if (saved != nullptr) std::memcpy(saved.get(), from, bytes);
-  return saved != nullptr;
-}
-
-void Operation::begin_again() {
-  for (const auto& [bundle, bytes] : saved_) {
-    std::memcpy(bundles_[bundle].receive, bytes.get(), bundles_[bundle].array.bytes());
-  }
-  if (!list_ && !on_device()) drop_staging();
-  transfers_.clear();
-  copies_.clear();
-  parts_ = {};
-  whole_ = 1;
-  attempt_.reset();
-  launched_ = false;
-}
-
 Status Operation::unpack() {
-  HERRING_RETURN_IF_ERROR(list_->read(result ? result.get() : staging_, result_bytes, counts));
+  HERRING_RETURN_IF_ERROR(
+      list_->read(result ? result.get() : staging_.memory(), result_bytes, counts));
   if (call_.buffers.empty() || call_.buffers.front().receive == nullptr) return {};
   std::vector<char*> to;
   for (const Buffer& one : call_.buffers) to.push_back(one.receive);
@@ -341,7 +294,7 @@ Status Operation::unpack() {
 }
 
 void Operation::take(const std::vector<char*>& to) {
-  list_->unpack(result ? result.get() : staging_, to);
+  list_->unpack(result ? result.get() : staging_.memory(), to);
   result.reset();
   drop_staging();
 }

@@ -1,32 +1,23 @@
-// A named operation on one rank, from its call to its result.
+// A named operation on one rank, as its caller sees it.
 #pragma once
 
 #include <atomic>
-#include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "calls/call.h"
 #include "calls/device_sums.h"
 #include "calls/list.h"
+#include "calls/staging.h"
 #include "engine/future.h"
-#include "engine/owners.h"
-#include "links/transfer.h"
-#include "node/shared_memory.h"
-#include "wire/handover.h"
 
 namespace herring::calls {
 
-using engine::Future, engine::Owner, engine::Where;
-using wire::Key;
-
-class Calls;
+using engine::Future, engine::Where;
 
 // The data that moves for a call: its array, or the arrays of its list that have one dtype.
 struct Bundle {
@@ -35,13 +26,14 @@ struct Bundle {
   char* receive = nullptr;  // the array itself
 };
 
-class Operation : public Future,
-                  private links::TransferOwner,
-                  public std::enable_shared_from_this<Operation> {
+// The caller's handle of a named operation, with the memory of its call. What the engine notes of
+// it meanwhile is in Underway.
+class Operation : public Future, public std::enable_shared_from_this<Operation> {
  public:
-  Operation(Calls& owner, Call call, std::shared_ptr<transport::EventLoop> loop,
-            std::shared_ptr<SharedHeap> heap);
-  ~Operation() override;
+  // Ends the job with this error on all ranks; engine thread.
+  using EndJob = std::function<void(const Status& why)>;
+  Operation(Call call, std::shared_ptr<transport::EventLoop> loop,
+            std::shared_ptr<SharedHeap> heap, EndJob end_job);
 
   // The result of allgather, reduce_scatter and alltoall, valid once complete. `placed`: the result
   // was written to the memory that the call names; `result` is then empty.
@@ -58,7 +50,7 @@ class Operation : public Future,
   const std::vector<uint64_t>& result_rows() const { return list_->result_rows(); }
   void take(const std::vector<char*>& to);
   // Frees the copies of the arrays; take() also does so.
-  void drop_staging();
+  void drop_staging() { staging_.drop(); }
 
   // Returns the call for use in messages, such as "allreduce 'x'" or "send 'x' (rank 3)".
   std::string where() const override;
@@ -100,93 +92,43 @@ class Operation : public Future,
   // device is lost, and the job ends with it. Must run on a thread that may call the driver.
   Status check_device();
 
- private:
-  friend class Arrivals;
-  friend class Handovers;
-  friend class Joins;
-  friend class Meeting;
-  friend class Mover;
-  friend class Calls;
-  void on_transfer_done(links::Transfer&) override;
-  Status prepare();
-  Status pack();
-  Status stage(size_t bytes);
+  // For the engine. Creates the bundles, and copies the arrays of a list unless this rank has
+  // `joined`. `near`: see DeviceSums::create(). On the thread of the caller.
+  Status prepare(const std::function<NearMembers(const Call&)>& near, bool joined);
   // Queues the copies out of the arrays that this rank gives; see Copier::out. `then` owns a share
-  // of this.
+  // of this. On the thread of the caller.
   Status bring_out(device::Watcher::Then then);
+  // The engine's thread, once the operation has started.
+  Call& call() { return call_; }
+  const std::vector<Bundle>& bundles() const { return bundles_; }
+  const std::shared_ptr<DeviceSums>& sums() const { return sums_; }
+  size_t bytes() const;              // of all bundles
+  char* stage(size_t bytes, Status& why);  // null: `why` says why
+  char* place_result(size_t bytes);  // null if there is no memory
+  Status unpack();                   // of a list: copies results to where they go
+
+ private:
+  struct Return;
+  Status pack(bool gives);
   Status queue_back(const std::vector<device::Stream>& streams);
   // Ends the job if the device is lost. Otherwise the others would learn only that a rank has left.
   Status end_if_lost(const Status& why);
   std::vector<device::Copy> device_copies();
-  struct Return;
   Result<std::shared_ptr<Return>> plan_return(const std::vector<Place>& places);
   Status queue_return(const std::shared_ptr<Return>& returned,
                       const std::vector<device::Stream>& streams, device::Watcher::Then then);
   Status complete_here();              // waits until the operation is complete
   void fill(Return& returned, const std::function<void()>& failed);  // once complete
-  void end_return();                   // the device copies nothing from the staging any more
-  size_t bytes() const;                // of all bundles
-  const std::string& announced_name() const { return again_.empty() ? call_.name : again_; }
-  // Returns a mark for one of several parts.
-  observe::Mark part() {
-    observe::Mark mark = Future::mark();
-    mark.parts = &parts_;
-    return mark;
-  }
-  char* place_result(size_t bytes);    // null if there is no memory
-  // Keeps what is in the bundle's memory if an attempt may overwrite it in vain. False: no memory.
-  bool save(size_t bundle);
-  // Makes the operation as it was before its attempt.
-  void begin_again();
-  Status unpack();                     // of a list: copies results to where they go
 
-  Calls& owner_;
+  const EndJob end_job_;
   Call call_;
   std::vector<Bundle> bundles_;
   std::optional<List> list_;
-  const std::shared_ptr<SharedHeap> heap_;
-  std::pair<uint32_t, std::string> name_;  // as registered in Names
-  uint32_t number_ = 0;                    // of the call among those of its name
-  uint64_t id_ = 0;
-  Owner asked_;                        // the server that is to answer
+  Staging staging_;
+  std::shared_ptr<DeviceSums> sums_;   // null if no device does the sums
   std::atomic<bool> goes_out_{false};  // a device still reads its arrays
-  bool came_ = false;                  // engine thread: the device no longer reads them
-  bool launched_ = false;              // bytes of it may be moving
-  std::optional<wire::Met> met_;       // of a message that a server has paired, without the text
-  observe::Parts parts_;               // of the entry
-  Nanos started_ = 0;
-  std::deque<links::Transfer> transfers_;
-  size_t parts_left_ = 0;
-  // Servers that may not know the group yet that is formed; homes that have not answered a join.
-  std::vector<uint32_t> unconfirmed_;
-  bool called_off_ = false;            // a part of it was called off
-  // Of what is repeated if a part of it is lost with a server; see Transfer::attempt.
-  struct Attempt {
-    uint32_t servers = 0;
-    wire::Key key;
-  };
-  std::optional<Attempt> attempt_;
-  uint8_t whole_ = 1;                  // 0: a part of the attempt was lost
-  std::map<size_t, std::unique_ptr<char[]>> saved_;  // by bundle
   std::mutex taking_back_;
   std::shared_ptr<Future> taken_back_;  // null if take_back() was not called
-  std::string again_;                  // the name under which it is announced again
-  // An operation of others: this rank has joined. What one of them has announced.
-  std::optional<wire::Announce> theirs_;
-  bool absent() const { return theirs_.has_value(); }
-  Status failed_;                      // error of a join, while others' operations go on
-  std::mutex staging_mutex_;
-  char* staging_ = nullptr;            // in the shared heap, for arrays outside it
-  bool returns_ = false;               // the staging is copied to a device; see return_to()
-  // A copy from the staging memory to the result, done when all parts are done.
-  struct Copy {
-    char* to = nullptr;
-    const char* from = nullptr;
-    size_t bytes = 0;
-  };
-  std::vector<Copy> copies_;
-  std::shared_ptr<DeviceSums> sums_;   // null if no device does the sums
-  std::function<void(const Status&)> then_;  // called at the end, in place of a caller
 };
 
 }  // namespace herring::calls
