@@ -110,12 +110,12 @@ void DeviceNode::let_go() {
 void DeviceNode::part_with_arenas() {
   if (level_ != kStaged) return;
   for (size_t i = 0; i < plan().arenas.size(); ++i) {
-    planned_->shared_heap()->retire(planned_->arena(i).get());
+    planned_.heap->retire(planned_.arenas[i]);
   }
 }
 
-void DeviceNode::attach(const Planned& planned, std::vector<device::Address> arenas) {
-  planned_ = &planned;
+void DeviceNode::attach(PlanOnNode plan, std::vector<device::Address> arenas) {
+  planned_ = std::move(plan);
   arenas_ = std::move(arenas);
   std::lock_guard lock(mutex_);
   parts_.resize(places());
@@ -123,13 +123,12 @@ void DeviceNode::attach(const Planned& planned, std::vector<device::Address> are
 }
 
 Status DeviceNode::usable() const {
-  const PlannedOptions& options = planned_->options();
-  if (planned_->node_stage() == "host") return {Code::kConfiguration, "node_stage is host"};
+  if (planned_.node_stage == "host") return {Code::kConfiguration, "node_stage is host"};
   if (places() > device::kMostSources) {
     return {Code::kConfiguration, concat("the node has ", places(), " ranks; GPUs add for up to ",
                                          device::kMostSources)};
   }
-  if (options.narrow && !one_node()) {
+  if (planned_.narrow && !one_node()) {
     return {Code::kConfiguration, "data between nodes has another dtype"};
   }
   if (arenas_.size() > kMostArenas) return {Code::kConfiguration, "too many dtypes"};
@@ -155,6 +154,16 @@ void DeviceNode::write_card(uint32_t round, char* to) {
   std::memcpy(to, &card, sizeof card);
 }
 
+void DeviceNode::read_cards(const std::vector<char>& cards) {
+  std::lock_guard lock(mutex_);
+  cards_ = cards;
+}
+
+std::vector<char> DeviceNode::last_cards() {
+  std::lock_guard lock(mutex_);
+  return cards_;
+}
+
 void DeviceNode::learn(uint32_t buffer, std::vector<PostedMemory> memory) {
   const plan::Buffer& one = plan().buffers[buffer];
   std::lock_guard lock(mutex_);
@@ -168,26 +177,26 @@ void DeviceNode::learn(uint32_t buffer, std::vector<PostedMemory> memory) {
 void DeviceNode::prepare(uint32_t round) {
   if (places() == 1 || plan().buffers.empty()) return;
   if (round == 1) {
-    auto reached = meet(planned_->cards());
+    auto reached = meet(last_cards());
     if (reached.ok()) {
       reached_ = *reached;
     } else {
-      log(LogLevel::kInfo, "'", planned_->options().name, "': processors add for GPU ",
+      log(LogLevel::kInfo, "'", planned_.name, "': processors add for GPU ",
           device_.index(), ": ", reached.status().message());
     }
   } else if (round == 2) {
     level_ = kIpc;
-    const std::vector<char> cards = planned_->cards();
+    const std::vector<char> cards = last_cards();
     for (uint32_t place = 0; place < places(); ++place) {
       const Card card = Card::read(cards, place);
       level_ = std::min(level_, card.magic == kMagic ? static_cast<Level>(card.level) : kHost);
     }
     for (const auto& adder : adders_) adder->will_give = gives();
-    log(LogLevel::kInfo, "'", planned_->options().name, "': the node stage of GPU ",
+    log(LogLevel::kInfo, "'", planned_.name, "': the node stage of GPU ",
         device_.index(), " is ", name_of(level_));
-    const std::string& wanted = planned_->node_stage();
+    const std::string& wanted = planned_.node_stage;
     if (wanted == "auto" || wanted == name_of(level_)) return;
-    log(LogLevel::kWarning, "'", planned_->options().name, "': HERRING_NODE_STAGE is ", wanted,
+    log(LogLevel::kWarning, "'", planned_.name, "': HERRING_NODE_STAGE is ", wanted,
         ", which is not available on this node; using ", name_of(level_),
         " (HERRING_LOG_LEVEL=info says why)");
   }
@@ -204,9 +213,9 @@ Result<DeviceNode::Level> DeviceNode::meet(const std::vector<char>& cards) {
   HERRING_RETURN_IF_ERROR(reach_host_memory());
   HERRING_RETURN_IF_ERROR(take_scratch());
   HERRING_RETURN_IF_ERROR(make_adders());
-  if (planned_->node_stage() == "staged") return kStaged;
+  if (planned_.node_stage == "staged") return kStaged;
   if (Status reached = reach_devices(cards); !reached.ok()) {
-    log(LogLevel::kInfo, "'", planned_->options().name, "': GPU ", device_.index(),
+    log(LogLevel::kInfo, "'", planned_.name, "': GPU ", device_.index(),
         " reaches its neighbours through host memory: ", reached.message());
     return kStaged;
   }
@@ -215,7 +224,7 @@ Result<DeviceNode::Level> DeviceNode::meet(const std::vector<char>& cards) {
 
 Status DeviceNode::load_kernels() {
   for (const plan::Arena& arena : plan().arenas) {
-    const auto name = device::KernelName::of(arena.dtype, planned_->options().op);
+    const auto name = device::KernelName::of(arena.dtype, planned_.op);
     auto kernel = device::ready_kernel(copier_, name);
     if (!kernel.ok()) return kernel.status();
     if (*kernel == 0) {
@@ -234,8 +243,8 @@ Status DeviceNode::reach_host_memory() {
       part.address = place == own_place() ? arenas_[i] : 0;
       if (plan().arenas[i].bytes == 0) continue;
       if (place == own_place()) {
-        part.memory = planned_->arena(i).get();
-        if (!planned_->shared_heap()->is_pinned(part.memory)) return not_pinned();
+        part.memory = planned_.arenas[i];
+        if (!planned_.heap->is_pinned(part.memory)) return not_pinned();
       } else if (part.host.region) {
         part.host.region->pin();
         if (!part.host.region->is_pinned()) return not_pinned();
@@ -268,7 +277,7 @@ Status DeviceNode::reach_devices(const std::vector<char>& cards) {
 size_t DeviceNode::largest_slice() const {
   size_t largest = 0;
   for (uint32_t buffer = 0; buffer < plan().buffers.size(); ++buffer) {
-    largest = std::max(largest, planned_->slice(buffer, own_place()).bytes);
+    largest = std::max(largest, planned_.slices[buffer][own_place()].bytes);
   }
   return (largest + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
 }
@@ -284,7 +293,7 @@ Status DeviceNode::take_scratch() {
 
 Status DeviceNode::make_adders() {
   const size_t count = plan().buffers.size() * steps();
-  const std::shared_ptr<SharedHeap> heap = planned_->shared_heap();
+  const std::shared_ptr<SharedHeap> heap = planned_.heap;
   auto memory = heap->allocate(count * sizeof(device::Command),
                                Use::devices_at(copier_.memory_node()));
   if (!memory.ok()) return memory.status();
@@ -339,7 +348,7 @@ std::vector<plan::Range> DeviceNode::to_copy_out(uint32_t buffer, const plan::Ra
   std::vector<plan::Range> all;
   if (level_ == kIpc) return all;
   const size_t own_from = own_offset(buffer);
-  const size_t own_to = own_from + planned_->slice(buffer, own_place()).bytes;
+  const size_t own_to = own_from + planned_.slices[buffer][own_place()].bytes;
   for (const auto& [begin, end] : {std::pair{range.offset, std::min(range.end(), own_from)},
                                    std::pair{std::max(range.offset, own_to), range.end()}}) {
     if (begin < end) all.push_back({begin, end - begin});
@@ -348,12 +357,12 @@ std::vector<plan::Range> DeviceNode::to_copy_out(uint32_t buffer, const plan::Ra
 }
 
 size_t DeviceNode::own_offset(uint32_t buffer) const {
-  return plan().buffers[buffer].range.offset + planned_->slice(buffer, own_place()).offset;
+  return plan().buffers[buffer].range.offset + planned_.slices[buffer][own_place()].offset;
 }
 
 device::Copier::Sum DeviceNode::step_of(uint32_t buffer, bool gift) const {
   const plan::Buffer& one = plan().buffers[buffer];
-  const plan::Range slice = planned_->slice(buffer, own_place());
+  const plan::Range slice = planned_.slices[buffer][own_place()];
   Adder& adder = *adders_[buffer];
   device::Copier::Sum sum;
   device::Combination& what = sum.launch.what;
@@ -369,7 +378,7 @@ device::Copier::Sum DeviceNode::step_of(uint32_t buffer, bool gift) const {
 }
 
 plan::Range DeviceNode::own_slice(uint32_t buffer) const {
-  return {own_offset(buffer), planned_->slice(buffer, own_place()).bytes};
+  return {own_offset(buffer), planned_.slices[buffer][own_place()].bytes};
 }
 
 // The sum overwrites this rank's slice in its own arena.
@@ -377,7 +386,7 @@ device::Copier::Sum DeviceNode::sum_of(uint32_t buffer) const {
   device::Copier::Sum sum = step_of(buffer, false);
   device::Combination& what = sum.launch.what;
   const plan::Buffer& one = plan().buffers[buffer];
-  const size_t bytes = planned_->slice(buffer, own_place()).bytes, offset = own_offset(buffer);
+  const size_t bytes = planned_.slices[buffer][own_place()].bytes, offset = own_offset(buffer);
   what.number_of_sources = places();
   device::Address scratch = scratch_ + parts_scratch_;
   for (uint32_t place = 0; place < places(); ++place) {
@@ -397,8 +406,8 @@ device::Copier::Sum DeviceNode::sum_of(uint32_t buffer) const {
     sum.out.push_back({own.address + offset, own.memory + offset, bytes});
   }
   if (!one_node()) {
-    what.postscale = wire_scale(planned_->group().members(), plan().arenas[one.arena].dtype,
-                                planned_->options().op);
+    what.postscale = wire_scale(planned_.group->members(), plan().arenas[one.arena].dtype,
+                                planned_.op);
   }
   return sum;
 }
@@ -408,7 +417,7 @@ device::Copier::Sum DeviceNode::gift_of(uint32_t buffer) const {
   device::Copier::Sum gift = step_of(buffer, true);
   device::Combination& what = gift.launch.what;
   const plan::Buffer& one = plan().buffers[buffer];
-  const size_t bytes = planned_->slice(buffer, own_place()).bytes, offset = own_offset(buffer);
+  const size_t bytes = planned_.slices[buffer][own_place()].bytes, offset = own_offset(buffer);
   const Part& own = parts_[own_place()][one.arena];
   gift.in.push_back({own.address + offset, own.memory + offset, bytes});
   what.number_of_sources = 1;
@@ -443,14 +452,14 @@ std::vector<device::Copy> DeviceNode::to_copy_back(uint32_t buffer) const {
   const plan::Buffer& one = plan().buffers[buffer];
   const device::Address to = arenas_[one.arena];
   if (level_ == kHost) {
-    return {{to + one.range.offset, planned_->arena(one.arena).get() + one.range.offset,
+    return {{to + one.range.offset, planned_.arenas[one.arena] + one.range.offset,
              one.range.bytes}};
   }
   std::vector<device::Copy> all;
   if (level_ == kIpc) return all;
   for (uint32_t place = 0; place < places(); ++place) {
     if (place == own_place() && one_node()) continue;
-    const plan::Range slice = planned_->slice(buffer, place);
+    const plan::Range slice = planned_.slices[buffer][place];
     const size_t offset = one.range.offset + slice.offset;
     if (slice.bytes > 0) {
       all.push_back({to + offset, parts_[place][one.arena].memory + offset, slice.bytes});

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "device/copier.h"
-#include "rounds/planned.h"
+#include "rounds/node_devices.h"
 
 namespace herring::rounds {
 
@@ -32,9 +32,9 @@ class DeviceNode final : public PlannedDevices {
 
   // The following calls come from threads that may call the device's driver, one call at a time.
 
-  // `planned` must have been created with this object. It and the copier must outlive all calls
+  // `plan` must have been created with this object. It and the copier must outlive all calls
   // except the destructor, which may run on the engine's thread. `arenas`: addresses on the device.
-  void attach(const Planned& planned, std::vector<device::Address> arenas);
+  void attach(PlanOnNode plan, std::vector<device::Address> arenas);
   // Prepares round `round`, which has not begun. The round before it must have succeeded.
   void prepare(uint32_t round);
   Level level() const { return level_; }
@@ -64,6 +64,7 @@ class DeviceNode final : public PlannedDevices {
   void release();
 
   void write_card(uint32_t round, char* card) override;
+  void read_cards(const std::vector<char>& cards) override;
   void learn(uint32_t buffer, std::vector<PostedMemory> memory) override;
   std::shared_ptr<SliceAdder> adder(uint32_t buffer) override;
 
@@ -80,6 +81,7 @@ class DeviceNode final : public PlannedDevices {
   };
 
   Status usable() const;
+  std::vector<char> last_cards();
   // Returns the highest level that this rank can use, given the cards of the others.
   Result<Level> meet(const std::vector<char>& cards);
   Status reach_host_memory();
@@ -99,14 +101,14 @@ class DeviceNode final : public PlannedDevices {
   // Returns how many steps there may be for each buffer: a sum, and the gift of its result.
   size_t steps() const { return one_node() ? 1 : 2; }
   void give_back_flags(const std::vector<std::shared_ptr<Adder>>& adders);
-  const plan::Plan& plan() const { return planned_->plan(); }
-  uint32_t places() const { return planned_->group().local_size(); }
-  uint32_t own_place() const { return planned_->group().local_index(); }
-  bool one_node() const { return planned_->group().members().nodes() == 1; }
+  const plan::Plan& plan() const { return *planned_.plan; }
+  uint32_t places() const { return planned_.group->local_size(); }
+  uint32_t own_place() const { return planned_.group->local_index(); }
+  bool one_node() const { return planned_.group->members().nodes() == 1; }
 
   device::Copier& copier_;
   device::Device& device_;
-  const Planned* planned_ = nullptr;
+  PlanOnNode planned_;
   std::vector<device::Address> arenas_;
   Level level_ = kHost, reached_ = kHost;
   std::vector<device::Kernel> kernels_;    // by arena
@@ -115,6 +117,7 @@ class DeviceNode final : public PlannedDevices {
   size_t parts_scratch_ = 0;               // offset of these parts
   std::vector<std::vector<Part>> parts_;   // by place, by arena
   std::mutex mutex_;
+  std::vector<char> cards_;                // of the last round that had some; guarded by mutex_
   std::vector<std::shared_ptr<Adder>> adders_;  // by buffer; set once, before the first use
 };
 

@@ -36,7 +36,7 @@ Result<std::unique_ptr<DeviceRounds>> DeviceRounds::create(
                                           std::move(options))
                               .move_to(rounds->planned_));
   if (casts) rounds->wide_ = casts->widened(rounds->planned_->plan());
-  rounds->node_->attach(*rounds->planned_, {});
+  rounds->node_->attach(rounds->planned_->on_node(), {});
   HERRING_RETURN_IF_ERROR(rounds->take_flags());
   return rounds;
 }
@@ -127,7 +127,7 @@ Status DeviceRounds::place(std::vector<device::Address> arenas) {
   }
   arenas_ = std::move(arenas);
   pinned_ = is_pinned();
-  node_->attach(*planned_, arenas_);
+  node_->attach(planned_->on_node(), arenas_);
   return {};
 }
 
@@ -274,9 +274,9 @@ void DeviceRounds::is_out(const std::vector<Part>& parts, const Status& status) 
 }
 
 bool DeviceRounds::is_pinned() const {
+  const PlanOnNode here = planned_->on_node();
   for (size_t i = 0; i < arenas_.size(); ++i) {
-    if (planned_->plan().arenas[i].bytes == 0) continue;
-    if (!planned_->shared_heap()->is_pinned(planned_->arena(i).get())) return false;
+    if (here.plan->arenas[i].bytes > 0 && !here.heap->is_pinned(here.arenas[i])) return false;
   }
   return true;
 }

@@ -50,10 +50,8 @@ class Planned::Work : public std::enable_shared_from_this<Work> {
   std::vector<char*> arenas;
   char* note = nullptr;  // null if rounds have none
   std::atomic<uint32_t> contributors{0};
-  // Cards of the first rounds, exchanged between the ranks of a node; null if this rank is alone
-  // there.
+  // The card of this rank in the first rounds; null if it is alone on its node.
   char* card = nullptr;
-  std::vector<char> cards;  // received
 
  private:
   class Part;
@@ -64,6 +62,7 @@ class Planned::Work : public std::enable_shared_from_this<Work> {
   void exchange_cards(const std::shared_ptr<Round>& round);
   void part_done(const std::shared_ptr<Round>& round, uint32_t part, uint32_t workers);
 
+  std::vector<char> cards_;  // of all ranks of the node
   std::vector<char*> memory_;
   // Whether all parts go through the node stage. If only some did, the others would overtake them,
   // and the order of a stream must be the same on every worker.
@@ -131,7 +130,7 @@ Status Planned::Work::allocate() {
   }
   if (!staged_ || options.group->local_size() == 1 || count() == 0) return {};
   HERRING_RETURN_IF_ERROR(take_memory(PlannedDevices::kCardBytes, card));
-  cards.assign(options.group->local_size() * PlannedDevices::kCardBytes, 0);
+  cards_.assign(options.group->local_size() * PlannedDevices::kCardBytes, 0);
   return {};
 }
 
@@ -395,14 +394,22 @@ uint32_t Planned::rounds() const {
   return next_round_;
 }
 
-std::vector<char> Planned::cards() const { return work_->cards; }
-const Group& Planned::group() const { return *work_->options.group; }
 const PlannedOptions& Planned::options() const { return work_->options; }
-const std::string& Planned::node_stage() const { return work_->core.options.node_stage; }
-std::shared_ptr<SharedHeap> Planned::shared_heap() const { return work_->core.heap; }
 
-plan::Range Planned::slice(uint32_t buffer, uint32_t place) const {
-  return work_->slice(buffer, place);
+PlanOnNode Planned::on_node() const {
+  const PlannedOptions& options = work_->options;
+  PlanOnNode found{&work_->plan,     options.group,
+                   options.name,     options.op,
+                   options.narrow,   work_->core.options.node_stage,
+                   work_->core.heap, work_->arenas,
+                   {}};
+  for (uint32_t buffer = 0; buffer < plan().buffers.size(); ++buffer) {
+    std::vector<plan::Range>& slices = found.slices.emplace_back();
+    for (uint32_t place = 0; place < options.group->local_size(); ++place) {
+      slices.push_back(work_->slice(buffer, place));
+    }
+  }
+  return found;
 }
 
 void Planned::fail(const Status& why) { work_->core.ending.abort(why); }
@@ -475,8 +482,9 @@ void Planned::Work::exchange_cards(const std::shared_ptr<Round>& round) {
     piece.receive = place * PlannedDevices::kCardBytes;
     piece.bytes = PlannedDevices::kCardBytes;
   }
-  task.out = cards.data();
+  task.out = cards_.data();
   task.on_done = [this, round](uint32_t) {
+    if (options.devices) options.devices->read_cards(cards_);
     if (options.group->called_off().ok()) part_done(round, count(), contributors.load());
     rounds.part_ended(round->future);
   };

@@ -13,8 +13,8 @@
 #include <string_view>
 #include <vector>
 
-#include "node/node_work.h"
 #include "plan/plan.h"
+#include "rounds/node_devices.h"
 #include "rounds/rounds.h"
 
 namespace herring {
@@ -22,25 +22,6 @@ class NodeStage;
 }
 
 namespace herring::rounds {
-
-// Interface to the devices that take part in the node stage of a plan's rounds; see DeviceNode.
-// Engine thread, unless stated otherwise.
-class PlannedDevices {
- public:
-  // Size of the card that each rank of a node gives the others, and number of rounds in which it
-  // does.
-  static constexpr size_t kCardBytes = 1024;
-  static constexpr uint32_t kCardRounds = 2;
-
-  virtual ~PlannedDevices() = default;
-  // Writes the card of this rank; called on the thread that begins the round.
-  virtual void write_card(uint32_t round, char* card) = 0;
-  // Called when all ranks of the node have posted a buffer in the first round. `memory` says where,
-  // sorted by local index.
-  virtual void learn(uint32_t buffer, std::vector<PostedMemory> memory) = 0;
-  // Returns null if the processor combines this rank's slice of the buffer.
-  virtual std::shared_ptr<SliceAdder> adder(uint32_t buffer) = 0;
-};
 
 struct PlannedOptions {
   std::string name;
@@ -101,15 +82,8 @@ class Planned {
   void given(uint32_t buffer);
   // Returns how many rounds have begun. Any thread.
   uint32_t rounds() const;
-  // Returns the cards of the node's ranks from a finished round, sorted by local index. Empty if
-  // this rank is alone on its node.
-  std::vector<char> cards() const;
-  const Group& group() const;
   const PlannedOptions& options() const;
-  const std::string& node_stage() const;  // value of the setting node_stage
-  std::shared_ptr<SharedHeap> shared_heap() const;
-  // Returns the part of a fusion buffer that the rank with local index `place` combines.
-  plan::Range slice(uint32_t buffer, uint32_t place) const;
+  PlanOnNode on_node() const;
   // Returns the timeout of the job's operations.
   Nanos timeout() const;
   // Ends the job, which cannot go on without this rank's data.

@@ -210,7 +210,7 @@ std::unique_ptr<TlsSession> Tls::begin(int fd, bool accepts) const {
 
 TlsSession::TlsSession(std::shared_ptr<const Tls> tls, int fd, bool accepts)
     : tls_(std::move(tls)), fd_(fd), expects_answer_(!accepts) {
-  ssl_ = SSL_new(tls_->context_);
+  ssl_ = SSL_new(tls_->context());
   BIO* const pipe = ssl_ == nullptr ? nullptr : BIO_new(TlsPipe::method());
   if (pipe == nullptr) {
     SSL_free(ssl_);
@@ -252,11 +252,11 @@ std::string TlsSession::complaint() const {
   if (tls_->encryption() == Encryption::kPsk) {
     if (wrong_key_) why = concat(wire::describe(wire::Verdict::kWrongSecret), "; ");
   } else if (verified != X509_V_OK) {
-    why = concat("HERRING_TLS_CA=", tls_->options_.authorities, " does not vouch for its "
+    why = concat("HERRING_TLS_CA=", tls_->options().authorities, " does not vouch for its "
                  "certificate: ", X509_verify_cert_error_string(verified), "; ");
   } else {
     why = concat("it may not know the authority of HERRING_TLS_CERTIFICATE=",
-                 tls_->options_.certificate, "; ");
+                 tls_->options().certificate, "; ");
   }
   return concat(why, "TLS says: ", reason_);
 }
@@ -361,7 +361,7 @@ ssize_t TlsSession::write(const iovec* pieces, int count) {
       }
       data = gathered;
     }
-    if (half_sent_ == 0 && ++records_ > tls_->options_.records_per_key) renew_key();
+    if (half_sent_ == 0 && ++records_ > tls_->options().records_per_key) renew_key();
     more_ = n < left;
     ERR_clear_error();
     errno = 0;

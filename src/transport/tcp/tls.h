@@ -42,11 +42,12 @@ class Tls : public std::enable_shared_from_this<Tls> {
   ~Tls();
 
   wire::Encryption encryption() const { return options_.encryption; }
+  const TlsOptions& options() const { return options_; }
+  ssl_ctx_st* context() const { return context_; }
   // `fd` must be a connected, non-blocking socket, and outlive the session.
   std::unique_ptr<TlsSession> begin(int fd, bool accepts) const;
 
  private:
-  friend class TlsSession;
   friend struct TlsPipe;
   explicit Tls(TlsOptions options) : options_(std::move(options)) {}
   Status use_key(std::string_view secret);
