@@ -15,6 +15,7 @@ from herring.doctor.links import answer_pings, discard, ping, race, reach, resol
 from herring.doctor.probes import Peer, Probes
 from herring.errors import AuthenticationError
 from herring.rendezvous.channel import DOCTOR, Channel, ChannelError, Listener, call
+from herring.rendezvous.door import Door
 
 SECRET = secrets.token_bytes(32)
 HOST = "127.0.0.1"
@@ -43,6 +44,27 @@ def test_members_exchange_messages() -> None:
             channel.send(message)
             assert channel.receive(60.0) == message
         channel.close()
+
+
+def test_members_may_come_while_the_listener_is_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    came = threading.Event()
+    made = Door.__init__
+
+    def make(door: Door, *given: Any) -> None:
+        made(door, *given)
+        assert came.wait(60.0)
+
+    def handle(channel: Channel) -> None:
+        channel.close()
+        came.set()
+
+    monkeypatch.setattr(Door, "__init__", make)
+    with socket.create_server((HOST, 0)) as server:
+        port = server.getsockname()[1]
+        member = threading.Thread(target=lambda: call(HOST, port, SECRET, DOCTOR, 60.0).close())
+        member.start()
+        Listener([server], SECRET, DOCTOR, handle).close()
+        member.join()
 
 
 def test_it_accepts_again_when_threads_can_be_started_again(

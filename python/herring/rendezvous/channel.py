@@ -142,11 +142,11 @@ class Listener:
         """Closes the ports."""
         self._door.close()
 
-    def _hear(self, guest: socket.socket) -> bool:
+    def _hear(self, guest: socket.socket, admit: Callable[[], None]) -> bool:
         try:
             deadline = time.monotonic() + _PROOF_SECONDS
             prove_as_server(guest, self._secret, self._purpose, deadline)
-            self._door.admit(guest)
+            admit()
             self._handle(Channel(guest))
             return True
         except (OSError, AuthenticationError, ValueError, KeyError, TypeError):

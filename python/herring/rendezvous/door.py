@@ -28,7 +28,7 @@ class Door:
     def __init__(
         self,
         sockets: Sequence[socket.socket],
-        hear: Callable[[socket.socket], bool],
+        hear: Callable[[socket.socket, Callable[[], None]], bool],
         who: str,
         warn: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -36,9 +36,10 @@ class Door:
 
         Args:
             sockets: Sockets that listen; `close` closes them.
-            hear: Called in a thread of its own with each guest. It sets time limits itself, and
-                returns whether it keeps the connection, which otherwise is closed. It calls `admit`
-                as soon as the guest has shown that it belongs.
+            hear: Called in a thread of its own with each guest, perhaps before this constructor
+                returns, and with a function to call as soon as the guest has shown that it belongs.
+                It sets time limits itself, and returns whether it keeps the connection, which
+                otherwise is closed.
             who: The process that listens, for messages.
             warn: Called with a text if connections are dropped because no thread can be started.
         """
@@ -69,7 +70,7 @@ class Door:
         for guest in self._guests:
             guest.close()
 
-    def admit(self, guest: socket.socket) -> None:
+    def _admit(self, guest: socket.socket) -> None:
         """Takes a guest for a member, which nobody drops."""
         with self._lock:
             self._guests.pop(guest, None)
@@ -93,7 +94,7 @@ class Door:
                 threading.Thread(target=self._welcome, args=(guest,), daemon=True).start()
                 warned = False
             except RuntimeError as error:
-                self.admit(guest)
+                self._admit(guest)
                 guest.close()
                 if not warned:
                     warned = True
@@ -118,9 +119,9 @@ class Door:
     def _welcome(self, guest: socket.socket) -> None:
         kept = False
         try:
-            kept = self._hear(guest)
+            kept = self._hear(guest, lambda: self._admit(guest))
         finally:
-            self.admit(guest)
+            self._admit(guest)
             if not kept:
                 guest.close()
 

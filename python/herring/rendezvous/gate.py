@@ -68,7 +68,7 @@ class Gate:
         self._closed = True
         self._door.close()
 
-    def _hear(self, guest: socket.socket) -> bool:
+    def _hear(self, guest: socket.socket, _: Callable[[], None]) -> bool:
         with contextlib.suppress(OSError, MungeError, ConfigurationError):
             line = _receive(guest, time.monotonic() + _GUEST_SECONDS)
             if line.endswith(b"\n") and not self._closed:
