@@ -68,15 +68,17 @@ class Gate:
         self._closed = True
         self._door.close()
 
-    def _hear(self, guest: socket.socket, _: Callable[[], None]) -> bool:
+    def _hear(self, guest: socket.socket, admit: Callable[[], None]) -> bool:
         with contextlib.suppress(OSError, MungeError, ConfigurationError):
             line = _receive(guest, time.monotonic() + _GUEST_SECONDS)
-            if line.endswith(b"\n") and not self._closed:
-                guest.send(self._answer(line.strip()))
+            if line.endswith(b"\n"):
+                asked = _parse(self._decode(line.strip()))
+                admit()  # it is a process of this user
+                if not self._closed:
+                    guest.send(self._answer(asked))
         return False
 
-    def _answer(self, line: bytes) -> bytes:
-        asked = _parse(self._decode(line))
+    def _answer(self, asked: Mapping[str, str]) -> bytes:
         job, nonce = asked.get("job"), asked.get("nonce")
         if asked.get("herring") != "ask" or job not in self._keys or not nonce:
             return b""
