@@ -148,7 +148,8 @@ void Calls::start(const std::shared_ptr<Underway>& operation) {
     return mover_.alone(*operation);
   }
   if (forms != nullptr) {
-    forms->turn = call.unique ? 0 : ++turns_[fnv1a(Names::of(call).second)];
+    const bool counts = core_.options.failover && !call.unique;
+    forms->turn = counts ? ++turns_[fnv1a(Names::of(call).second)] : 0;
     operation->asked = handovers_.owner_of(*forms, call.name);
   } else {
     operation->asked = core_.owner_of(

@@ -123,8 +123,9 @@ class Calls final : public engine::Carrier {
   Operations operations_;
   // Exchanges that use a version of the set of servers that this rank has yet to hear of.
   std::deque<uint64_t> early_;
-  // How often this rank has formed a group with a name and ranks, by their hash: these are kept
-  // until the job ends, because other ranks may call for a name again after any time.
+  // How often this rank has formed a group with a name and ranks, by their hash. Used only in a job
+  // that goes on when a server dies, where members may call for the next group of a name before
+  // others have heard of this one. Kept until the job ends: a name may come again at any time.
   std::unordered_map<uint64_t, uint32_t> turns_;
   uint64_t next_id_ = 1;
   uint64_t device_sums_ = 0, neighbour_sums_ = 0;

@@ -64,8 +64,8 @@ struct Barrier {
 struct FormGroup {
   static constexpr const char* kName = "form_group";
   std::vector<uint32_t> ranks;  // ranks of the job, ascending
-  // How often the rank has called for this name and these ranks, now included; 0 for a name that no
-  // other call has.
+  // How often the rank has called for this name and these ranks, now included. Always 0 for a name
+  // that no other call has, and in a job that ends when a server dies.
   uint32_t turn = 1;
   // The group's number, if a server that is lost gave one to this rank; else 0.
   uint32_t number = 0;

@@ -1,4 +1,4 @@
-"""Tests that a process does not grow while plans, groups and series come and go."""
+"""Tests that a process does not grow while groups and series come and go."""
 
 from __future__ import annotations
 
