@@ -103,6 +103,11 @@ def barriers_name_who_is_missing() -> None:
         if rank == 2:
             raises(RuntimeError, words, dist.monitored_barrier, group, short, wait_all_ranks)
         dist.barrier()
+    group = dist.new_group()
+    if rank == 1:  # no time at all is not the group's time
+        words = "Rank 0 failed to pass monitoredBarrier in 1 ms: "
+        raises(RuntimeError, words, dist.monitored_barrier, group, timedelta())
+    dist.barrier()
     group = dist.new_group(timeout=short)
     if rank == 1:
         # torch's own tests look for these words.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -308,14 +309,15 @@ class HerringProcessGroup(ReducingProcessGroup):
         """Returns when every rank has called it.
 
         Args:
-          timeout: How long to wait; None means the group's timeout.
+          timeout: How long to wait, at least 1 ms; None means the group's timeout.
           wait_all_ranks: Whether the error begins with all missing ranks instead of the first one.
 
         Raises:
           TimeoutError: Not all ranks called it in time; the message names all missing ranks.
         """
         opts = dist.BarrierOptions()
-        opts.timeout = timeout or self._limit
+        least = timedelta(milliseconds=1)
+        opts.timeout = self._limit if timeout is None else max(timeout, least)
         try:
             self.barrier(opts).wait()
         except TimeoutError as error:
