@@ -54,7 +54,8 @@ void Arrivals::check_deadlines(Nanos now) {
     expected_.erase(operation);
     const std::string why =
         concat("GPU ", operation->handle->copier()->device().index(),
-               " has not reached the call after ", in_seconds(now - operation->started), ": ", kHint,
+               " has not reached the call after ", in_seconds(now - operation->started), ": ",
+               kHint,
                ". Check the kernels launched before the call, or pass a longer timeout");
     refuse(*operation, why,
            {Code::kTimeout, concat(Calls::title(*operation), ": ", why)});
