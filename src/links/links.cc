@@ -14,31 +14,32 @@ namespace {
 // answered and one that is on its way.
 constexpr double kFramesAhead = 2;
 
+// Returns `segments` as a share of the item's transfer.
+double share(const Item& item, double segments, size_t segment_bytes) {
+  const plan::Shard& shard = item.transfer->shards[item.transfer->runs[item.run].shard];
+  return segments / static_cast<double>(plan::segment_count(shard.bytes, segment_bytes));
+}
+
 }  // namespace
 
 Links::Links(transport::EventLoop& loop, LinksOptions options, OnControl on_control,
              OnClosed on_closed, OnCalledOff on_called_off)
     : loop_(loop),
-      options_(options),
+      options_(std::move(options)),
       on_control_(std::move(on_control)),
       on_closed_(std::move(on_closed)),
       on_called_off_(std::move(on_called_off)),
-      world_(options_, options_.credit_initial, options_.steers),
-      chunks_(chunk_bytes(options_)) {
-  world_.even = options_.even;
-}
+      route_(options_),
+      credits_(options_, route_, links_),
+      kept_(options_, route_, *this) {}
 
 Links::~Links() = default;
 
 void Links::add_flow(uint32_t server, transport::Connection& connection) {
   if (server >= links_.size()) {
     links_.resize(server + 1);
-    serving_.serving.resize(server + 1, true);
-    serving_.since.resize(server + 1, 0);
-    versions_ = {{0, serving_}};
-    for (auto one = static_cast<uint32_t>(all_servers_.size()); one <= server; ++one) {
-      all_servers_.push_back(one);
-    }
+    route_.add_server(server);
+    kept_.add_server(server);
   }
   auto flow = std::make_unique<LinkFlow>();
   flow->server = server;
@@ -50,59 +51,30 @@ void Links::add_flow(uint32_t server, transport::Connection& connection) {
   links_[server].paths.emplace_back();
   links_[server].share = share_of(options_.weights, server);
   balances_ |= links_[server].share > 1;
-  size_t flows = 0;
-  for (const Link& link : links_) flows += link.flows.size();
-  world_.controller.set_flows(flows);
-  fit(world_);
-}
-
-// Makes the counters cover all links and flows.
-void Links::fit(Pace& pace) const {
-  pace.links.resize(links_.size());
-  for (size_t i = 0; i < links_.size(); ++i) {
-    pace.links[i].outstanding.resize(links_[i].flows.size(), 0);
-  }
+  credits_.add_flow();
 }
 
 void Links::add_group(uint32_t group, const std::vector<uint32_t>& servers, bool steers,
                       bool even) {
-  Pace& pace = groups_.try_emplace(group, options_, world_.credit(), steers).first->second;
-  pace.even = even;
-  owners_[group] = servers;
-  size_t flows = 0;
-  for (const uint32_t server : servers) flows += links_[server].flows.size();
-  pace.controller.set_flows(flows);
-  fit(pace);
-  // Losses counted before the group existed are not its own.
-  for (size_t i = 0; i < links_.size(); ++i) pace.links[i].signals = world_.links[i].signals;
+  credits_.add_group(group, servers, steers);
+  route_.add_group(group, servers, even);
 }
 
 void Links::remove_group(uint32_t group) {
   empty_queues(group, false);
   pump_released();
-  for (Link& link : links_) {
-    std::erase_if(link.settling, [&](const auto& one) { return one.first.group == group; });
-  }
-  std::erase_if(reigns_, [&](const auto& one) { return one.first.first == group; });
-  std::erase_if(over_, [&](const auto& one) { return one.first.first == group; });
-  pace_of(group).removed = true;
-  std::vector<Key> all = kept();
-  std::erase_if(all, [group](const Key& key) { return key.group != group; });
-  forget_settled(all);
-  end_removal(group);
+  credits_.of(group).removed = true;
+  kept_.remove_group(group);
+  forgotten(group);
 }
 
-// Results that were given to a server have yet to be answered.
-void Links::end_removal(uint32_t group) {
-  const auto found = groups_.find(group);  // forgetting the last result may have ended it already
-  if (found == groups_.end() || !found->second.removed) return;
-  if (std::ranges::any_of(kept_, [&](const auto& one) { return one.first.group == group; })) return;
-  owners_.erase(group);
-  groups_.erase(found);
-}
-
-Pace& Links::pace_of(uint32_t group) {
-  return group == 0 ? world_ : groups_.find(group)->second;
+// Results that were given to a server have yet to be answered. Forgetting the last one may have
+// removed the group already.
+void Links::forgotten(uint32_t group) {
+  const bool removed = credits_.has(group) && credits_.of(group).removed;
+  if (!removed || kept_.any(group)) return;
+  route_.remove_group(group);
+  credits_.remove_group(group);
 }
 
 bool Links::busy(uint32_t group) const {
@@ -145,27 +117,9 @@ size_t Links::undelivered() const {
   return left;
 }
 
-Links::Stream& Links::stream_of(Link& link, const StreamId& id, Pace& pace) {
-  const auto found = link.streams.lower_bound({id.group, 0, 0, 0});
-  const bool first = found == link.streams.end() || found->first.group != id.group;
-  Stream& stream = link.streams[id];
-  stream.pace = &pace;
-  link.groups += first;
-  return stream;
-}
-
-// Every pump visits all streams of a link, so finished streams are removed.
-Links::Streams::iterator Links::erase_stream(Link& link, Streams::iterator stream) {
-  const uint32_t group = stream->first.group;
-  const auto next = link.streams.erase(stream);
-  const auto found = link.streams.lower_bound({group, 0, 0, 0});
-  link.groups -= found == link.streams.end() || found->first.group != group;
-  return next;
-}
-
 Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
   const Key& key = transfer.key;
-  if (key.group != 0 && !groups_.contains(key.group)) {
+  if (!credits_.has(key.group)) {
     return defect("'", transfer.open.name, "' was pushed in group ", key.group,
                   ", which does not exist here");
   }
@@ -187,30 +141,31 @@ Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
     transfer.segments_left += run.count;
     transfer.answered[r].assign(run.count, false);
   }
-  Pace& pace = pace_of(key.group);
+  Pace& pace = credits_.of(key.group);
   transfer.called_off =
       pace.abandoned || (pace.called_off && !wire::outlives_members(key.stream));
   transfer.ways.assign(options_.failover ? transfer.runs.size() : 0, {});
   const bool attempts = transfer.attempt && !pace.abandoned;
   for (uint32_t r = 0; r < transfer.ways.size() && attempts; ++r) {
     choose_way(transfer, r);
-    if (is_gone(transfer, r)) lose(transfer, r);
+    if (route_.is_gone(transfer, r)) lose(transfer, r);
   }
   if (transfer.segments_left == 0 || transfer.called_off) {
     if (!transfer.called_off) transfer.mark.at(observe::Moment::kPushed, transfer.pushed_at);
-    if (options_.failover && !transfer.called_off && keeps_results(transfer)) note_over(transfer);
+    const bool keeps = options_.failover && !transfer.called_off;
+    if (keeps && route_.keeps_results(transfer)) kept_.note_over(transfer);
     transfer.owner->on_transfer_done(transfer);
     return {};
   }
   pace.begin(loop_.now());
   transfers_.emplace(key, Pushed{&transfer, std::move(keeps)});
-  begin_in_reign(key);
+  kept_.begin_in_reign(key);
   std::vector<uint32_t> touched;
   const StreamId id{key.group, key.stream, 0, 0};
   const uint64_t number = balances_ ? orders_[id].transfers++ : 0;
   for (uint32_t r = 0; r < transfer.runs.size(); ++r) {
     if (options_.failover && !transfer.attempt) choose_way(transfer, r);
-    if (options_.failover && is_gone(transfer, r)) continue;
+    if (options_.failover && route_.is_gone(transfer, r)) continue;
     enqueue(transfer, r, number);
     touched.push_back(server_of(transfer, r));
   }
@@ -223,12 +178,13 @@ Status Links::push(Transfer& transfer, std::shared_ptr<void> keeps) {
   return {};
 }
 
-// Groups that push here at the same time divide the most that a flow may ever have outstanding.
-size_t Links::window(uint32_t server, const Pace& pace) const {
-  const Link& link = links_[server];
-  const size_t most = std::max<size_t>(options_.credit_max / std::max(link.groups, 1u), 1);
-  return opening_of(window_of(pace.credit(), link.share, link.length, most),
-                    pace.links[server].returned);
+// Queues the run at the end of its stream.
+void Links::enqueue(Transfer& transfer, uint32_t run, uint64_t number) {
+  const uint32_t server = server_of(transfer, run);
+  const StreamId id = stream_id(transfer, run);
+  Stream& stream = links_[server].stream_of(id, credits_.of(id.group));
+  stream.queue.push({&transfer, run, transfer.runs[run].first, number});
+  if (balances_ && stream.queue.size() == 1) note_position(server, id, stream);
 }
 
 void Links::pump(uint32_t server) {
@@ -258,14 +214,8 @@ void Links::pump_link(Link& link) {
     while (!stream.queue.empty() && send_next(link, id, stream)) {}
     // Nothing was left to push of runs that had moved here.
     const bool idle = stream.queue.empty() && stream.outstanding == 0;
-    one = idle ? erase_stream(link, one) : std::next(one);
+    one = idle ? link.erase(one) : std::next(one);
   }
-}
-
-// Returns `segments` as a share of the item's transfer.
-double Links::share(const Item& item, double segments) const {
-  const plan::Shard& shard = item.transfer->shards[item.transfer->runs[item.run].shard];
-  return segments / static_cast<double>(plan::segment_count(shard.bytes, options_.segment_bytes));
 }
 
 // Records the position of the stream's first item on this link, which is a new one or has advanced.
@@ -279,7 +229,8 @@ void Links::note_position(uint32_t server, const StreamId& id, Stream& stream) {
     balance.remove(server);
   } else {
     const Item& item = stream.queue.front();
-    balance.set(server, static_cast<double>(item.number) + share(item, item.next));
+    balance.set(server, static_cast<double>(item.number) +
+                            share(item, item.next, options_.segment_bytes));
   }
   while (const auto link = balance.release()) released_.push_back(*link);
   if (balance.empty() && !is_queued(id)) orders_.erase(order);
@@ -294,8 +245,34 @@ bool Links::is_queued(const StreamId& id) const {
   });
 }
 
+// Tells the server of the item's transfer before its first data there, and returns the header of
+// frames about it.
+wire::FrameHeader Links::header_of(LinkFlow& flow, const Item& item, const StreamId& id,
+                                   bool again) {
+  Transfer& transfer = *item.transfer;
+  const plan::Shard& shard = transfer.shards[transfer.runs[item.run].shard];
+  wire::FrameHeader header;
+  header.group = id.group;
+  header.stream = id.stream;
+  header.home = static_cast<uint16_t>(id.home);
+  header.epoch = id.epoch;
+  header.round = transfer.key.round;
+  header.buffer = transfer.key.buffer;
+  if (!(transfer.opened[item.run] >> flow.index & 1)) {
+    transfer.opened[item.run] |= uint64_t{1} << flow.index;
+    header.type = wire::FrameType::kOpen;
+    wire::Open open = transfer.open;
+    open.shard_bytes = shard.bytes;
+    open.again = again;
+    open.stays = options_.failover && !route_.keeps_results(transfer);
+    open.result_workers = again ? transfer.workers : 0;
+    flow.flow->send_owned(header, encode(open));
+  }
+  return header;
+}
+
 bool Links::send_next(Link& link, const StreamId& id, Stream& stream) {
-  if (id.stream >= kReignStreams && waits_for_earlier_reign(id)) return false;
+  if (id.stream >= kReignStreams && kept_.waits_for_earlier_reign(id)) return false;
   const size_t chosen = soonest(link.paths);
   LinkFlow& flow = *link.flows[chosen];
   Path& path = link.paths[chosen];
@@ -304,12 +281,12 @@ bool Links::send_next(Link& link, const StreamId& id, Stream& stream) {
   const plan::SegmentRun& run = transfer.runs[item.run];
   Pace& pace = *stream.pace;
   size_t& of_group = pace.links[flow.server].outstanding[flow.index];
-  const size_t window = this->window(flow.server, pace);
+  const size_t window = credits_.window(flow.server, pace);
   const size_t frame_limit =
       frame_of(window, link.frames, options_.frame_max, options_.segment_bytes);
   const bool again = goes_again(transfer, item.run);
   Piece piece{std::min<size_t>(run.first + run.count - item.next, frame_limit), false};
-  if (again) piece = next_piece(item, piece.count);
+  if (again) piece = Kept::next_piece(item, piece.count);
   size_t count = piece.count;
   if (count == 0) {  // nothing is left that another worker may lack
     stream.queue.pop();
@@ -325,28 +302,13 @@ bool Links::send_next(Link& link, const StreamId& id, Stream& stream) {
   }
   const bool balanced = balances_ && id.home == 0 && !again;
   if (balanced) {
-    const double allowed = share(item, kFramesAhead * static_cast<double>(count));
+    const double allowed =
+        share(item, kFramesAhead * static_cast<double>(count), options_.segment_bytes);
     if (orders_.find(id)->second.balance.hold(flow.server, allowed)) return false;
   }
 
+  wire::FrameHeader header = header_of(flow, item, id, again);
   const plan::Shard& shard = transfer.shards[run.shard];
-  wire::FrameHeader header;
-  header.group = id.group;
-  header.stream = id.stream;
-  header.home = static_cast<uint16_t>(id.home);
-  header.epoch = id.epoch;
-  header.round = transfer.key.round;
-  header.buffer = transfer.key.buffer;
-  if (!(transfer.opened[item.run] >> flow.index & 1)) {
-    transfer.opened[item.run] |= uint64_t{1} << flow.index;
-    header.type = wire::FrameType::kOpen;
-    wire::Open open = transfer.open;
-    open.shard_bytes = shard.bytes;
-    open.again = again;
-    open.stays = options_.failover && !keeps_results(transfer);
-    open.result_workers = again ? transfer.workers : 0;
-    flow.flow->send_owned(header, encode(open));
-  }
   const size_t begin = item.next * options_.segment_bytes;
   const size_t bytes = std::min(count * options_.segment_bytes, shard.bytes - begin);
   header.type = wire::FrameType::kData;
@@ -362,13 +324,13 @@ bool Links::send_next(Link& link, const StreamId& id, Stream& stream) {
   }
   header.signals = flow.signals;
   header.taken = flow.taken_told = flow.taken;
-  account(link, pace, count);
+  credits_.sent(link, pace, count, loop_.now());
   path.outstanding += count;
   of_group += count;
   stream.outstanding += count;
   transfer.on_the_way[item.run] += static_cast<uint32_t>(count);
   if (piece.gives) {
-    flow.flow->send_owned(header, results(transfer, item.run, item.next, count));
+    flow.flow->send_owned(header, kept_.results(transfer, item.run, item.next, count));
   } else if (transfer.send == nullptr) {
     flow.flow->send(header, nullptr, 0, 0);
   } else {
@@ -389,11 +351,19 @@ bool Links::send_next(Link& link, const StreamId& id, Stream& stream) {
   return true;
 }
 
-void Links::account(Link& link, Pace& pace, size_t sent) {
-  const Nanos now = loop_.now();
-  pace.sent(sent, now);
-  link.count(now);
-  link.outstanding += sent;
+// Empties the queues of the group's streams. `goes_on`: but not those of partial all-reduces.
+void Links::empty_queues(uint32_t group, bool goes_on) {
+  for (uint32_t server = 0; server < links_.size(); ++server) {
+    Link& link = links_[server];
+    for (auto one = link.first_of(group);
+         one != link.streams.end() && one->first.group == group &&
+         !(goes_on && wire::outlives_members(one->first.stream));) {
+      const bool had_more = !one->second.queue.empty();
+      while (!one->second.queue.empty()) one->second.queue.pop();
+      if (balances_ && had_more) note_position(server, one->first, one->second);
+      one = one->second.outstanding == 0 ? link.erase(one) : std::next(one);
+    }
+  }
 }
 
 void Links::send_control(uint32_t server, const wire::FrameHeader& header, std::string payload) {
@@ -428,11 +398,20 @@ std::vector<transport::PathInfo> Links::paths() const {
   return all;
 }
 
+Nanos Links::unheard(uint32_t server) {
+  Nanos longest = 0;
+  for (const auto& flow : links_[server].flows) {
+    if (flow->flow->closed()) continue;
+    longest = std::max(longest, flow->silence.at(flow->flow->path_info(), loop_.now()));
+  }
+  return longest;
+}
+
 void Links::stop() {
   stopped_ = true;
   for (Link& link : links_) {
     for (auto& flow : link.flows) {
-      if (path_of(*flow).outstanding > 0) flow->flow->finish(false);
+      if (link.paths[flow->index].outstanding > 0) flow->flow->finish(false);
     }
   }
 }
@@ -455,7 +434,7 @@ void Links::clear() {
 void Links::finish() {
   for (Link& link : links_) {
     for (auto& flow : link.flows) {
-      path_of(*flow).outstanding > 0 ? flow->flow->abandon() : flow->flow->finish();
+      link.paths[flow->index].outstanding > 0 ? flow->flow->abandon() : flow->flow->finish();
     }
   }
   forget_transfers();
@@ -463,14 +442,9 @@ void Links::finish() {
 
 // To be called when no flow accesses the memory of transfers any more.
 void Links::forget_transfers() {
-  for (Link& link : links_) {
-    link.streams.clear();
-    link.groups = 0;
-  }
+  for (Link& link : links_) link.forget_streams();
   orders_.clear();
   released_.clear();
-  reigns_.clear();
-  over_.clear();
   kept_.clear();
   const auto let_go = std::exchange(transfers_, {});
 }

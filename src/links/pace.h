@@ -28,7 +28,6 @@ struct Pace {
 
   const LinksOptions& options;
   const bool steers;
-  bool even = true;  // all nodes of the group have the same number of members
   CreditController controller;         // used if this rank steers
   uint16_t told;                       // otherwise: the credit that results carry
   size_t transfers = 0;                // in flight

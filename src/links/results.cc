@@ -1,70 +1,10 @@
-// The part of Links that handles what comes back from servers: results, returned credit, and
-// measurements of the paths. It also handles results that will never come. Sending is in links.cc.
+// The part of Links that handles what comes back from servers, and what will never come. Sending is
+// in links.cc.
 #include <algorithm>
-#include <numeric>
 
 #include "links/links.h"
-#include "links/window.h"
 
 namespace herring::links {
-namespace {
-
-// Results needed from the nearest server between two measurements of the time to a result.
-constexpr double kLeastAnswered = 8;
-// Speed of today's fastest links, in bytes per nanosecond (100 Gbit/s).
-constexpr double kFastestLink = 12.5;
-
-}  // namespace
-
-void Links::measure_paths() {
-  const Link* near = nullptr;
-  for (const Link& link : links_) {
-    if (link.shortest > 0 && (near == nullptr || link.shortest < near->shortest)) near = &link;
-  }
-  if (near == nullptr || near->answered < kLeastAnswered) return;
-  const double response = near->waited / near->answered;
-  const Nanos nearest = near->shortest;
-  for (Link& link : links_) {
-    if (link.answered > 0) {
-      link.frames = frames_of(static_cast<double>(link.round_trip), link.waited / link.answered);
-    }
-    if (!options_.credit_fixed) {
-      link.length = length_of(static_cast<double>(link.shortest - nearest), response);
-    }
-    link.waited = link.answered = 0;
-  }
-}
-
-// Tells the server which lent results were read. Data frames carry this number; if nothing is left
-// to push, a frame of its own does.
-void Links::give_back(LinkFlow& flow) {
-  if (flow.taken == flow.taken_told || path_of(flow).outstanding > 0) return;
-  wire::FrameHeader header;
-  header.type = wire::FrameType::kTaken;
-  header.taken = flow.taken_told = flow.taken;
-  flow.flow->send_owned(header, {});
-}
-
-// Tells the credit to servers to which this rank pushes nothing of the group now. Others of its
-// node may do so: each has a part of a buffer, and with it some of the servers.
-void Links::tell_credit(uint32_t group, Pace& pace) {
-  const uint16_t credit = pace.credit();
-  for (const uint32_t server : owners_of(group)) {
-    Link& link = links_[server];
-    if (pace.links[server].said == credit) continue;
-    if (!serving_.has(server) || link.flows.empty()) continue;
-    const auto stream = link.streams.lower_bound({group, 0, 0, 0});
-    if (stream != link.streams.end() && stream->first.group == group) continue;
-    LinkFlow& flow = *link.flows.front();
-    wire::FrameHeader header;
-    header.type = wire::FrameType::kTaken;
-    header.flags = wire::kFlagSteers;
-    header.group = group;
-    header.credit = pace.links[server].said = credit;
-    header.taken = flow.taken_told = flow.taken;
-    flow.flow->send_owned(header, {});
-  }
-}
 
 Status Links::on_header(transport::Flow& flow, const wire::FrameHeader& header,
                         transport::Destinations& out) {
@@ -90,66 +30,29 @@ Status Links::on_header(transport::Flow& flow, const wire::FrameHeader& header,
 Status Links::on_result_header(LinkFlow& flow, const wire::FrameHeader& header,
                                transport::Destinations& out) {
   const Key key{header.stream, header.round, header.buffer, header.group};
-  Transfer* const known = find(key);
-  const auto nonsense = [&](const char* what) {
-    return breach("server ", flow.server, " sent a result ", what, " (stream ", key.stream,
-                  ", round ", key.round, ", buffer ", key.buffer, ", segments ",
-                  header.first_segment, "+", header.segments, ")");
-  };
-  if (known == nullptr) return nonsense("that no transfer waits for");
-  Transfer& transfer = *known;
-  const uint32_t home = header.home == 0 ? flow.server : header.home - 1u;
-  uint32_t r = 0;
-  for (; r < transfer.runs.size(); ++r) {
-    if (home_of(transfer, r) == home) break;
+  Transfer* const moving = in_flight(key);
+  Transfer* const transfer = moving != nullptr ? moving : kept_.find(key);
+  Pace* const pace = transfer == nullptr ? nullptr : &credits_.of(key.group);
+  size_t outstanding = 0;
+  if (pace != nullptr) {
+    outstanding = std::min(links_[flow.server].paths[flow.index].outstanding,
+                           pace->links[flow.server].outstanding[flow.index]);
   }
-  if (r == transfer.runs.size()) return nonsense("of a shard that another server owns");
-  const plan::SegmentRun& run = transfer.runs[r];
-  const uint64_t first = header.first_segment, count = header.segments;
-  if (first < run.first || first + count > uint64_t{run.first} + run.count) {
-    return nonsense("of segments that were not pushed");
-  }
-  const Way* const way = transfer.ways.empty() ? nullptr : &transfer.ways[r];
-  const bool elsewhere = is_elsewhere(transfer, r, flow.server, header);
-  if (way == nullptr && home != flow.server) return nonsense("of a shard that another server owns");
-  const bool empty = header.flags & wire::kFlagEmpty;
-  const bool unused = elsewhere || (header.flags & wire::kFlagMoved);
-  // A server acknowledges results that were given to it.
-  bool given = way != nullptr && way->again && empty;
-  for (uint64_t s = first; s < first + count; ++s) {
-    const bool answered = transfer.answered[r][s - run.first];
-    given &= answered;
-    if (answered && !unused && !(empty && way != nullptr && way->again)) return nonsense("twice");
-  }
-  const plan::Shard& shard = transfer.shards[run.shard];
-  const size_t begin = first * options_.segment_bytes;
-  const size_t bytes = std::min(count * options_.segment_bytes, shard.bytes - begin);
-  const bool lacks = (header.flags & wire::kFlagCalledOff) || unused || given;
-  if ((empty != (transfer.receive == nullptr) && !(empty && lacks) && !elsewhere) ||
-      header.payload != (empty ? 0 : bytes)) {
-    return nonsense("of the wrong length");
-  }
-  Pace& pace = pace_of(key.group);
-  const Way::Elsewhere* const old =
-      elsewhere ? elsewhere_of(transfer, r, flow.server, header.epoch) : nullptr;
-  const uint32_t on_the_way =
-      elsewhere ? (old == nullptr ? 0 : old->segments) : transfer.on_the_way[r];
-  if (count > on_the_way || count > path_of(flow).outstanding ||
-      count > pace.links[flow.server].outstanding[flow.index]) {
-    return nonsense("beyond what is outstanding");
-  }
-  flow.transfer = &transfer;
-  flow.pace = &pace;
-  flow.run = r;
-  flow.range = {shard.offset + begin, bytes};
-  if (empty) return {};
-  if (unused) {
-    flow.control.resize(bytes);
-    out.add(flow.control.data(), bytes);
-  } else if (way != nullptr && keeps_results(transfer)) {
-    place_results(transfer, r, header.first_segment, header.segments, out);
+  const auto place =
+      check_result(transfer, flow.server, header, options_.segment_bytes, outstanding);
+  if (!place.ok()) return place.status();
+  flow.transfer = transfer;
+  flow.pace = pace;
+  flow.run = place->run;
+  flow.range = place->range;
+  if (place->empty) return {};
+  if (place->unused) {
+    flow.control.resize(flow.range.bytes);
+    out.add(flow.control.data(), flow.range.bytes);
+  } else if (!transfer->ways.empty() && route_.keeps_results(*transfer)) {
+    kept_.place_results(*transfer, flow.run, header.first_segment, header.segments, out);
   } else {
-    out.add(transfer.receive + flow.range.offset, bytes);
+    out.add(transfer->receive + flow.range.offset, flow.range.bytes);
   }
   return {};
 }
@@ -162,24 +65,6 @@ Status Links::on_frame(transport::Flow& flow, const wire::FrameHeader& header) {
     on_control_(link_flow.server, header, link_flow.control);
   }
   return {};
-}
-
-// The segments are answered, so their credit is back.
-void Links::account_answer(LinkFlow& flow, const wire::FrameHeader& header, const StreamId& id,
-                           Pace& pace, Nanos now) {
-  Link& link = links_[flow.server];
-  Path& path = path_of(flow);
-  path.outstanding -= header.segments;
-  path.carried = true;
-  if (header.flags & wire::kFlagLent) flow.taken += header.segments;
-  const auto stream = link.streams.find(id);
-  stream->second.outstanding -= header.segments;
-  if (stream->second.outstanding == 0 && stream->second.queue.empty()) erase_stream(link, stream);
-  link.count(now);
-  link.outstanding -= header.segments;
-  link.answered += header.segments;
-  pace.answered(header, flow.server, flow.index, now);
-  if (pace.steers && !stopped_) tell_credit(id.group, pace);
 }
 
 void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
@@ -198,7 +83,7 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
     transfer.answered[run][i] = true;
   }
   const Nanos now = answered_at_ = loop_.now();
-  account_answer(flow, header, stream_id(transfer, run), pace, now);
+  credits_.answered(flow, header, stream_id(transfer, run), pace, now, !stopped_);
   transfer.on_the_way[run] -= header.segments;
   if (fresh > 0) {
     transfer.workers = header.workers;
@@ -212,36 +97,64 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
     on_called_off_(transfer.key.group);
   }
   if (transfer.owner == nullptr) {
-    forget_kept(Key(transfer.key));
+    kept_.forget(Key(transfer.key));
   } else {
     take_result(transfer, run, header, flow.range, fresh);
   }
   if (server < links_.size()) pump(server);
-  give_back(flow);
+  credits_.give_back(flow);
+}
+
+// A server has answered segments that another server has now.
+void Links::on_result_elsewhere(LinkFlow& flow, const wire::FrameHeader& header) {
+  Transfer& transfer = *flow.transfer;
+  const uint32_t run = flow.run, server = flow.server;
+  Way& way = transfer.ways[run];
+  const auto left = std::ranges::find_if(way.elsewhere, [&](const Way::Elsewhere& one) {
+    return one.server == server && one.since == header.epoch;
+  });
+  const uint32_t home = left->since == 0 ? 0 : home_of(transfer, run) + 1;
+  credits_.answered(flow, header, {transfer.key.group, transfer.key.stream, home, left->since},
+                    *flow.pace, loop_.now(), !stopped_);
+  if ((left->segments -= header.segments) == 0) {
+    std::erase_if(way.elsewhere, [](const auto& one) { return one.segments == 0; });
+  }
+  const auto found = transfers_.find(transfer.key);
+  if (found == transfers_.end()) {
+    kept_.forget(Key(transfer.key));
+  } else if (is_over(transfer)) {
+    kept_.keep(transfer);
+    end({&transfer});
+  }
+  for (uint32_t one = 0; one < links_.size(); ++one) pump(one);
+  credits_.give_back(flow);
 }
 
 // `fresh`: number of results that were not here before.
 void Links::take_result(Transfer& transfer, uint32_t run, const wire::FrameHeader& header,
                         plan::Range range, uint32_t fresh) {
   transfer.called_off |= (header.flags & wire::kFlagCalledOff) != 0;
-  const bool kept = !transfer.ways.empty() && keeps_results(transfer);
+  const bool kept = !transfer.ways.empty() && route_.keeps_results(transfer);
   const bool here = fresh > 0 && transfer.receive != nullptr && !transfer.called_off;
   if (here && kept) {
-    copy_results(transfer, run, header.first_segment, header.segments);
-    settle(transfer, run, header.first_segment + header.segments - 1);
+    kept_.copy_results(transfer, run, header.first_segment, header.segments);
+    kept_.settle(transfer, run, header.first_segment + header.segments - 1);
   }
   const bool done = is_over(transfer);
-  if (done) keep(transfer);
+  if (done) kept_.keep(transfer);
   const Key key = transfer.key;
   const auto let_go = done ? take(transfer) : Transfers::node_type();
   if (here) transfer.owner->on_result(transfer, range);
   if (done) transfer.owner->on_transfer_done(transfer);  // may push more
-  if (done && kept) forget_kept(key);
+  if (done && kept) kept_.forget(key);
 }
 
+// After the last transfer of a reign, those of the next one no longer have to wait.
 Links::Transfers::node_type Links::take(const Transfer& transfer) {
-  --pace_of(transfer.key.group).transfers;
-  end_in_reign(transfer.key);
+  --credits_.of(transfer.key.group).transfers;
+  if (kept_.end_in_reign(transfer.key)) {
+    for (uint32_t server = 0; server < links_.size(); ++server) released_.push_back(server);
+  }
   return transfers_.extract(transfer.key);
 }
 
@@ -252,91 +165,39 @@ void Links::end(const std::vector<Transfer*>& transfers) {
   for (Transfer* transfer : transfers) transfer->owner->on_transfer_done(*transfer);
 }
 
-// Empties the queues of the group's streams. `goes_on`: but not those of partial all-reduces.
-void Links::empty_queues(uint32_t group, bool goes_on) {
-  for (uint32_t server = 0; server < links_.size(); ++server) {
-    Streams& streams = links_[server].streams;
-    for (auto one = streams.lower_bound({group, 0, 0, 0});
-         one != streams.end() && one->first.group == group &&
-         !(goes_on && wire::outlives_members(one->first.stream));) {
-      const bool had_more = !one->second.queue.empty();
-      while (!one->second.queue.empty()) one->second.queue.pop();
-      if (balances_ && had_more) note_position(server, one->first, one->second);
-      one = one->second.outstanding == 0 ? erase_stream(links_[server], one) : std::next(one);
-    }
-  }
-}
-
 void Links::call_off(uint32_t group) {
-  Pace& pace = pace_of(group);
+  Pace& pace = credits_.of(group);
   if (std::exchange(pace.called_off, true)) return;
   empty_queues(group, true);
   std::vector<Transfer*> ended;
   for (auto& [key, pushed] : transfers_) {
     if (key.group != group || wire::outlives_members(key.stream)) continue;
-    Transfer& transfer = *pushed.transfer;
-    transfer.called_off = true;
-    transfer.segments_left =
-        std::accumulate(transfer.on_the_way.begin(), transfer.on_the_way.end(), 0u);
-    if (is_over(transfer)) ended.push_back(&transfer);
+    links::call_off(*pushed.transfer);
+    if (is_over(*pushed.transfer)) ended.push_back(pushed.transfer);
   }
-  for (Transfer* transfer : ended) keep(*transfer);
+  for (Transfer* transfer : ended) kept_.keep(*transfer);
   end(ended);
   pump_released();
 }
 
 void Links::abandon(uint32_t group) {
-  pace_of(group).abandoned = true;
+  credits_.of(group).abandoned = true;
   empty_queues(group, false);
   for (auto& [key, pushed] : transfers_) {
-    if (key.group != group) continue;
-    Transfer& transfer = *pushed.transfer;
-    transfer.called_off = true;
-    transfer.segments_left =
-        std::accumulate(transfer.on_the_way.begin(), transfer.on_the_way.end(), 0u);
+    if (key.group == group) links::call_off(*pushed.transfer);
   }
-  for (Link& link : links_) {
-    std::erase_if(link.settling, [&](const auto& one) { return one.first.group == group; });
-  }
-  for (const Key& key : kept()) {
-    if (key.group != group) continue;
-    Transfer& transfer = *kept_[key];
-    transfer.on_the_way.assign(transfer.on_the_way.size(), 0);
-    for (Way& way : transfer.ways) way.elsewhere.clear();
-    release(transfer);
-    forget_kept(key);
-  }
+  kept_.abandon(group);
   pump_released();
 }
 
-// Gives up what the transfer lacks of a run, because its server is gone.
-void Links::lose(Transfer& transfer, uint32_t run) {
-  auto& answered = transfer.answered[run];
-  // A transfer that is called off waits only for what is on its way.
-  const auto lost = transfer.called_off ? transfer.on_the_way[run]
-                                        : std::ranges::count(answered, false);
-  if (lost == 0) return;
-  answered.assign(answered.size(), true);
-  transfer.on_the_way[run] = 0;
-  transfer.fewest_workers = 0;
-  transfer.segments_left -= static_cast<uint32_t>(lost);
-}
-
 void Links::server_lost(uint32_t server) {
-  Link& link = links_[server];
-  for (auto& flow : link.flows) flow->flow->abandon();
-  for (Path& path : link.paths) path.outstanding = 0;
-  link.count(loop_.now());
-  link.outstanding = 0;
-  link.streams.clear();
-  link.groups = 0;
-  world_.forget(server);
-  for (auto& [group, pace] : groups_) pace.forget(server);
+  links_[server].drop(loop_.now());
+  credits_.forget(server);
   std::vector<Transfer*> ended;
   for (auto& [key, pushed] : transfers_) {
     Transfer& transfer = *pushed.transfer;
     for (uint32_t r = 0; r < transfer.runs.size(); ++r) {
-      if (transfer.shards[transfer.runs[r].shard].server != server) continue;
+      if (home_of(transfer, r) != server) continue;
       const uint32_t left = transfer.segments_left;
       lose(transfer, r);
       if (left > 0 && transfer.segments_left == 0) ended.push_back(&transfer);
@@ -369,37 +230,6 @@ std::vector<uint32_t> Links::awaited(const Transfer& transfer) const {
 
 void Links::on_closed(transport::Flow& flow, const Status& why) {
   on_closed_(static_cast<LinkFlow*>(flow.user)->server, why);
-}
-
-void Links::poll_paths() {
-  const Nanos now = loop_.now();
-  Nanos queueing = 0;
-  int flows = 0;
-  for (Link& link : links_) {
-    for (auto& flow : link.flows) {
-      const transport::PathInfo info = flow->flow->path_info();
-      flow->signals += static_cast<uint32_t>(flow->losses.poll(info));
-      Path& path = path_of(*flow);
-      if (path.carried) {
-        queueing += info.rtt - info.min_rtt;
-        ++flows;
-        link.shortest = info.min_rtt;
-        link.round_trip = info.rtt;
-      }
-      path.report(info.rtt);
-    }
-    retry_slow_paths(link.paths, now);
-  }
-  measure_paths();
-  if (flows == 0) return;
-  Nanos longest = 0;
-  for (const Link& link : links_) longest = std::max(longest, link.shortest);
-  const auto steer = [&](Pace& pace) {
-    pace.controller.on_queueing(queueing / flows);
-    pace.controller.allow(static_cast<size_t>(kFastestLink * static_cast<double>(longest)));
-  };
-  steer(world_);
-  for (auto& [group, pace] : groups_) steer(pace);
 }
 
 }  // namespace herring::links
