@@ -3,7 +3,7 @@
 
 #include "bindings.h"
 #include "device/cuda/compiler.h"
-#include "device/rates.h"
+#include "rates.h"
 
 namespace herring::bindings {
 namespace {
@@ -40,9 +40,9 @@ nb::dict describe_devices() {
 nb::dict measure_copies(int index, size_t bytes) {
   using namespace nb::literals;
   device::Platform& all = platform();
-  const device::Rates rates = take(without_gil([&]() -> Result<device::Rates> {
+  const Rates rates = take(without_gil([&]() -> Result<Rates> {
     auto one = all.device(index);
-    return one.ok() ? device::measure_rates(all, **one, bytes) : one.status();
+    return one.ok() ? measure_rates(all, **one, bytes) : one.status();
   }));
   return dict_of("out"_a = rates.out, "in"_a = rates.in, "both"_a = rates.both,
                  "pinned"_a = rates.pinned.ok(), "refused"_a = rates.pinned.message());

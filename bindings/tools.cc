@@ -7,12 +7,12 @@
 #include "base/reminders.h"
 #include "base/settings.h"
 #include "bindings.h"
+#include "cost.h"
 #include "job/dedicated.h"
 #include "job/options.h"
 #include "job/process.h"
 #include "observe/metrics_table.h"
 #include "reduce/reduce.h"
-#include "transport/tcp/cost.h"
 #include "wire/hello.h"
 
 namespace herring::bindings {
@@ -108,7 +108,7 @@ std::tuple<double, double> encryption_cost(const std::string& tls, size_t bytes)
   const transport::Credentials credentials =
       take(job::credentials_of("a secret for measurements", settings));
   const auto cost =
-      without_gil([&] { return transport::tcp::measure_cost(credentials.tls, bytes); });
+      without_gil([&] { return measure_cost(credentials.tls, bytes); });
   check(cost.status());
   return {cost->rate, cost->cpu_per_gb};
 }

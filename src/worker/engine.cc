@@ -38,31 +38,32 @@ Status Engine::destroy(const std::shared_ptr<Group>& group) {
 
 void Engine::fail(const Status& status) { core_->core().ending.fail(status); }
 
-void Engine::peer_lost(const control::Loss& loss) {
-  loop()->post([core = core_.get(), loss] {
-    if (!core->core().ending.begun()) core->membership().peer_lost(loss);
+// News of the rendezvous, in the order in which they come.
+void Engine::tell(std::function<void(EngineCore&)> news) {
+  loop()->post([core = core_.get(), news = std::move(news)] {
+    if (!core->core().ending.begun()) news(*core);
   });
 }
 
+void Engine::peer_lost(const control::Loss& loss) {
+  tell([loss](EngineCore& core) { core.membership().peer_lost(loss); });
+}
+
 void Engine::rank_left(uint32_t rank) {
-  loop()->post([core = core_.get(), rank] {
-    if (!core->core().ending.begun()) core->membership().rank_left(rank);
-  });
+  tell([rank](EngineCore& core) { core.membership().rank_left(rank); });
 }
 
 void Engine::server_comes(const control::Replacement& news,
                           std::vector<std::unique_ptr<transport::Connection>> flows) {
   // std::function needs copyable captures.
   const auto shared = std::make_shared<decltype(flows)>(std::move(flows));
-  loop()->post([core = core_.get(), news, shared] {
-    if (!core->core().ending.begun()) core->coming_servers().server_comes(news, std::move(*shared));
+  tell([news, shared](EngineCore& core) {
+    core.coming_servers().server_comes(news, std::move(*shared));
   });
 }
 
 void Engine::server_news(const control::Replacement& news) {
-  loop()->post([core = core_.get(), news] {
-    if (!core->core().ending.begun()) core->coming_servers().server_news(news);
-  });
+  tell([news](EngineCore& core) { core.coming_servers().server_news(news); });
 }
 
 Status Engine::failure() const { return core_->core().ending.failure(); }

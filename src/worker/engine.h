@@ -107,6 +107,8 @@ class Engine {
   size_t credit_bytes() const;
 
  private:
+  void tell(std::function<void(EngineCore&)> news);
+
   const std::unique_ptr<EngineCore> core_;
 };
 

@@ -7,7 +7,7 @@
 #include "base/status.h"
 #include "transport/tcp/tls.h"
 
-namespace herring::transport::tcp {
+namespace herring::bindings {
 
 struct Cost {
   double rate = 0;        // bytes per second over one connection
@@ -16,6 +16,6 @@ struct Cost {
 
 // Sends `bytes` in frames over one loopback connection, from one thread to another, in the way of a
 // job's flows. Without `tls`, nothing is encrypted.
-Result<Cost> measure_cost(const std::shared_ptr<const Tls>& tls, size_t bytes);
+Result<Cost> measure_cost(const std::shared_ptr<const transport::tcp::Tls>& tls, size_t bytes);
 
-}  // namespace herring::transport::tcp
+}  // namespace herring::bindings

@@ -5,7 +5,7 @@
 
 #include "device/device.h"
 
-namespace herring::device {
+namespace herring::bindings {
 
 struct Rates {
   double out = 0, in = 0, both = 0;  // bytes per second; both: the sum of both directions at once
@@ -14,6 +14,6 @@ struct Rates {
 
 // Copies `bytes` bytes several times each way. Waits for the device, and needs the memory at both
 // ends.
-Result<Rates> measure_rates(Platform& platform, Device& device, size_t bytes);
+Result<Rates> measure_rates(device::Platform& platform, device::Device& device, size_t bytes);
 
-}  // namespace herring::device
+}  // namespace herring::bindings

@@ -1,4 +1,4 @@
-#include "transport/tcp/cost.h"
+#include "cost.h"
 
 #include <sys/socket.h>
 
@@ -14,8 +14,11 @@
 #include "transport/tcp/flow.h"
 #include "transport/tcp/socket.h"
 
-namespace herring::transport::tcp {
+namespace herring::bindings {
 namespace {
+
+using transport::Destinations, transport::EpollLoop, transport::Flow, transport::FlowHandler;
+using transport::tcp::Socket, transport::tcp::TcpFlow, transport::tcp::TlsSession;
 
 constexpr size_t kFrame = 256 << 10;
 constexpr Nanos kPatience = 60 * kSecond;
@@ -69,22 +72,22 @@ Status shake_hands(TlsSession& client, TlsSession& server) {
 }
 
 Result<std::pair<Socket, Socket>> connected_pair() {
-  auto listener = listen_on({"127.0.0.1", 0}, 1);
+  auto listener = transport::tcp::listen_on({"127.0.0.1", 0}, 1);
   if (!listener.ok()) return listener.status();
-  auto address = local_address(listener->get());
+  auto address = transport::tcp::local_address(listener->get());
   if (!address.ok()) return address.status();
-  auto client = connect_to(*address, "", monotonic_now() + kPatience);
+  auto client = transport::tcp::connect_to(*address, "", monotonic_now() + kPatience);
   if (!client.ok()) return client.status();
   GuardedFd server = GuardedFd::open(
       [&] { return accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK); });
   if (!server.valid()) return Status(Code::kInternal, "nobody connected over loopback");
-  HERRING_RETURN_IF_ERROR(make_flow_socket(server.get()));
+  HERRING_RETURN_IF_ERROR(transport::tcp::make_flow_socket(server.get()));
   return std::pair<Socket, Socket>(std::move(*client), std::move(server));
 }
 
 }  // namespace
 
-Result<Cost> measure_cost(const std::shared_ptr<const Tls>& tls, size_t bytes) {
+Result<Cost> measure_cost(const std::shared_ptr<const transport::tcp::Tls>& tls, size_t bytes) {
   auto made = connected_pair();
   if (!made.ok()) return made.status();
   auto& [near, far] = *made;
@@ -125,4 +128,4 @@ Result<Cost> measure_cost(const std::shared_ptr<const Tls>& tls, size_t bytes) {
   return Cost{sent / seconds, spent / (sent / 1e9)};
 }
 
-}  // namespace herring::transport::tcp
+}  // namespace herring::bindings

@@ -1,4 +1,4 @@
-#include "device/rates.h"
+#include "rates.h"
 
 #include <sys/mman.h>
 
@@ -9,8 +9,10 @@
 #include "base/clock.h"
 #include "device/numa.h"
 
-namespace herring::device {
+namespace herring::bindings {
 namespace {
+
+using device::Device, device::Platform;
 
 constexpr int kTimes = 5;  // the fastest try counts
 
@@ -37,7 +39,7 @@ class Way {
       return {Code::kInternal, concat("no memory to copy to: ", std::strerror(errno))};
     }
     host_ = static_cast<char*>(host);
-    place_near(near_node(device_.properties()), host_, bytes_);
+    device::place_near(device::near_node(device_.properties()), host_, bytes_);
     std::memset(host_, 0, bytes_);  // touches all pages before copies are timed
     pinned_ = platform_.register_host(host_, bytes_);
     return {};
@@ -52,8 +54,8 @@ class Way {
   Platform& platform_;
   Device& device_;
   const size_t bytes_;
-  Stream stream_ = 0;
-  Address there_ = 0;
+  device::Stream stream_ = 0;
+  device::Address there_ = 0;
   char* host_ = nullptr;
   Status pinned_;
 };
@@ -95,4 +97,4 @@ Result<Rates> measure_rates(Platform& platform, Device& device, size_t bytes) {
   return rates;
 }
 
-}  // namespace herring::device
+}  // namespace herring::bindings
