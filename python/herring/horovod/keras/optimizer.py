@@ -129,23 +129,9 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
       NotSupportedError: an argument is supported on TensorFlow only.
       ShutdownError: `init` was not called.
     """
-    variables = variables_of(local_layers)
-    DistributedOptimizer(
-        optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
-    )
+    options = {**locals()}  # the arguments by name
+    variables = variables_of(options.pop("local_layers"))
+    DistributedOptimizer(**options)
     for variable in variables:
         optimizer.register_local_var(variable)
     return optimizer

@@ -49,22 +49,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
       NotSupportedError: `optimizer` is an optimizer of TensorFlow 1.
       ShutdownError: `init` was not called.
     """
+    options = {**locals()}  # the arguments by name
+    del options["use_locking"]
     if type(optimizer).__module__.startswith("tensorflow.python.training"):
         raise NotSupportedError(
             f"{type(optimizer).__name__} is an optimizer of TensorFlow 1; use one of "
             "tf.keras.optimizers, or hvd.DistributedGradientTape"
         )
-    return of_keras.DistributedOptimizer(
-        optimizer,
-        name,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        op=op,
-        backward_passes_per_step=backward_passes_per_step,
-        average_aggregated_gradients=average_aggregated_gradients,
-        num_groups=num_groups,
-        groups=groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-    )
+    return of_keras.DistributedOptimizer(**options)

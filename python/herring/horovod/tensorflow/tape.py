@@ -157,19 +157,9 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
         a layer, or another argument has an invalid value.
       ShutdownError: `init` was not called.
     """
-    tape = DistributedGradientTape(
-        gradtape,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
-    )
-    for variable in variables_of(local_layers):
+    options = {**locals()}  # the arguments by name
+    variables = variables_of(options.pop("local_layers"))
+    tape = DistributedGradientTape(**options)
+    for variable in variables:
         tape.register_local_source(variable)
     return tape
