@@ -313,3 +313,10 @@ def test_a_server_that_cannot_tell() -> None:
         from herring.launch.server import run_server
 
         run_server("127.0.0.1:5", ready_file="/nonexistent/x")
+
+
+def test_a_value_that_the_template_does_not_have_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    edited = [{"kind": "JobSet", "metadata": {"name": "${jobname}"}}]
+    monkeypatch.setattr("herring.command.kubernetes.data_file", lambda *_: edited)
+    with pytest.raises(ConfigurationError, match=r"no value 'jobname'; allowed are name, image,"):
+        manifests(JobOptions(**COMMON))

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import herring
-from herring.base.parts import LAB, install_command, missing_part
+from herring.base.parts import LAB, data_file, install_command, missing_part
+from herring.errors import ConfigurationError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,6 +38,13 @@ def run_without_lab(program: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=600,
     )
+
+
+def test_a_data_file_that_was_edited_wrongly_is_named_with_the_line(tmp_path):
+    edited = tmp_path / "dashboard.json"
+    edited.write_text('{\n  "title" "Herring"\n}\n')
+    with pytest.raises(ConfigurationError, match=rf"^{edited} cannot be read: .* line 2 column 11"):
+        data_file(str(edited))
 
 
 @pytest.mark.parametrize("command", ["lab", "study", "simulate", "soak"])

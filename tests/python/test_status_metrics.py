@@ -28,7 +28,7 @@ from herring.observe.metrics import METRICS, SCOPES, family, prometheus, samples
 from herring.observe.schema import parse
 from status_server import StatusServer, short_folder
 
-DASHBOARD = json.loads(data_file("observe/dashboard.json"))
+DASHBOARD = data_file("observe/dashboard.json")
 ROOT = Path(__file__).resolve().parents[2]
 openmetrics = pytest.importorskip("prometheus_client.parser")
 

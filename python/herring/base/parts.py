@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,22 @@ LAB = "herring_lab"
 _COPY = "in a copy of Herring's repository"
 
 
-def data_file(name: str) -> str:
-    """Returns the content of a data file of this package, such as ``observe/dashboard.json``."""
-    return (Path(__file__).parents[1] / name).read_text(encoding="utf-8")
+def data_file(name: str, parse: Callable[[str], Any] = json.loads) -> Any:
+    """Returns the content of a data file of this package, which users may have edited.
+
+    Args:
+      name: Where it is in the package, such as ``observe/dashboard.json``.
+      parse: Reads the text of the file.
+
+    Raises:
+      ConfigurationError: The text is not what `parse` reads; the error says where it is wrong.
+    """
+    path = Path(__file__).parents[1] / name
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except Exception as error:  # what parsers raise has no type in common
+        where = " ".join(str(error).split())
+        raise ConfigurationError(f"{path} cannot be read: {where}") from None
 
 
 def missing_part(error: ModuleNotFoundError) -> str:

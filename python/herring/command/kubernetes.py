@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from herring.base.parts import data_file, import_optional
 from herring.base.units import counted
@@ -160,22 +160,32 @@ def manifests(options: JobOptions) -> list[dict[str, Any]]:
         in the form of Kubernetes' JSON.
 
     Raises:
-        ConfigurationError: An option has a value that is not allowed.
+        ConfigurationError: An option has a value that is not allowed, or kubernetes.yaml was edited
+            and is not right.
     """
     options.check()
     yaml = import_optional("yaml", "PyYAML", "reads and writes the file", "kubernetes")
-    objects = yaml.safe_load(data_file("command/kubernetes.yaml"))
+    objects = data_file("command/kubernetes.yaml", yaml.safe_load)
     filled: list[dict[str, Any]] = _fill(objects, _values(options))
     return filled
 
 
-def _values(options: JobOptions) -> dict[str, Any]:
+class _Values(dict[str, Any]):
+    """The values by their names in the template."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise ConfigurationError(
+            f"kubernetes.yaml: there is no value {name!r}; allowed are {', '.join(self)}"
+        )
+
+
+def _values(options: JobOptions) -> _Values:
     """Returns what the placeholders and conditions of kubernetes.yaml stand for."""
     jobset = options.kind == "jobset"
     # Kubeflow Trainer expects its own words; a TrainJob and its JobSet have the same name.
     worker = "worker" if jobset else "node"
     job = options.name if jobset else "$(JOBSET_NAME)"
-    return {
+    found = {
         **vars(options),
         "jobset": jobset,
         "runtime": not jobset,
@@ -191,6 +201,7 @@ def _values(options: JobOptions) -> dict[str, Any]:
         # Kubernetes turns "$$" into "$" and "$(NAME)" into the value of a variable.
         "command": [word.replace("$", "$$") for word in options.command],
     }
+    return _Values(found)
 
 
 def _fill(part: Any, values: Mapping[str, Any]) -> Any:

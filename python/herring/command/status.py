@@ -112,7 +112,7 @@ def _handle(options: argparse.Namespace) -> int:
     if options.dashboard:
         if options.where or options.job is not None:
             raise ConfigurationError("--dashboard is the same for all jobs: give it no WHERE")
-        print(json.dumps(json.loads(data_file("observe/dashboard.json")), indent=2))
+        print(json.dumps(data_file("observe/dashboard.json"), indent=2))
         return 0
     if options.token:
         if options.where or options.job is not None:

@@ -10,7 +10,6 @@ program. The table of libraries in libraries.json decides it, to which lines may
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sysconfig
@@ -39,7 +38,7 @@ def _by_module(table: dict[str, list[str]]) -> _Rows:
     return rows
 
 
-_LIBRARIES = json.loads(data_file("process/libraries.json"))
+_LIBRARIES = data_file("process/libraries.json")
 _ROWS, _WEAK_ROWS, _EVALUATION_ROWS = (
     _by_module(_LIBRARIES[name]) for name in ("decides", "otherwise", "evaluates")
 )
