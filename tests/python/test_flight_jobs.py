@@ -118,7 +118,9 @@ else:
     assert re.search(r"rank 1\b.*never called allreduce 'loss' \(call 61\), for which", verdict)
     analysis = analyse(record)
     assert analysis.last_common and analysis.last_common.title == "allreduce 'loss' (call 60)"
-    assert longest_wait(record, analysis.operations[-1]) > 0.9
+    # By clocks of processes, whose error is larger beside load, a message may be the latest.
+    (late,) = (one for one in analysis.operations if one.title == "allreduce 'loss' (call 61)")
+    assert longest_wait(record, late) > 0.9
 
 
 def test_a_group_that_is_not_formed(folder: Path) -> None:
