@@ -17,7 +17,7 @@ JOBS ?= $(shell nproc)
 TORCH_VERSION := 2.13.0
 # For `make test`: the number of Python test files that run in parallel. Most of them wait most of the
 # time for processes of theirs.
-LANES ?= 3
+LANES ?= 4
 # For `make test-frameworks`, `soak-adapters` and `faults`: how many suites or jobs run in parallel.
 PARALLEL ?= 3
 # For `make test`: the frameworks whose examples run, in the environment "keras".
