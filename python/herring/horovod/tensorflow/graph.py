@@ -107,6 +107,9 @@ def run(
     @remember
     def begin(*arrays: np.ndarray) -> np.int64:
         call, number = start(starter, *map(_array, arrays)), next(numbers)
+        if not results:
+            call.result()  # nothing follows in the graph that would wait for an empty list
+            return np.int64(number)
         calls[number] = call
         calls.pop(number - _UNASKED, None)
         return np.int64(number)
