@@ -97,3 +97,29 @@ def test_bytes_of_exchanges_cross_once(
     assert moved["reduce_scatter"] == " ".join([reduce_scatter] * 4), output
     if "--nodes" not in layout:
         assert moved["allgather"] == moved["alltoall"] == broadcast, output
+
+
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_a_rank_without_memory_for_what_others_send_ends_the_job_by_name(nodes: str) -> None:
+    script = """
+import resource
+herring.init()
+r = herring.rank()
+sent = np.ones(16 << 20 if r == 0 else 0, np.float32)
+herring.barrier()
+if r == 1:
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (16 << 20), resource.RLIM_INFINITY))
+words = "out of memory: the result of 'x' needs 67108864 bytes"
+if r == 1:
+    raises(herring.HerringError, words, herring.alltoall, sent, [0, 0], name="x")
+else:
+    text = "the job was aborted: rank 1 (127.0.0.1, pid "
+    try:
+        herring.alltoall(sent, [0, len(sent)], name="x")
+    except herring.PeerLostError as error:
+        assert text in str(error) and words in str(error), error
+    else:
+        raise AssertionError("the result was too large for rank 1")
+"""
+    expect_success(run_job(["-n", "2", "--nodes", nodes], script))

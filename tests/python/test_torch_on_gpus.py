@@ -66,7 +66,7 @@ TWO, APART, THREE = ("-n", "2"), ("-n", "2", "--nodes", "2"), ("-n", "3")
 IN_TURN = {
     TWO: ["gpu_moved_parameters", "gpu_captured_torch", "gpu_several"],
     APART: ["gpu_horovod_bytes", "gpu_backend_bytes"],
-    THREE: ["gpu_refused_round", "gpu_backend_bytes"],
+    THREE: ["gpu_refused_round", "gpu_no_memory", "gpu_backend_bytes"],
 }
 
 
@@ -98,6 +98,11 @@ def test_parameters_that_have_left_the_gpu_of_their_plan_are_named() -> None:
 @STANDIN
 def test_a_round_that_one_rank_refuses_is_an_error_on_all_ranks() -> None:
     expect_well(THREE, "gpu_refused_round")
+
+
+@STANDIN
+def test_a_gpu_without_memory_for_the_gradients_refuses_the_wrapper_on_all_ranks() -> None:
+    expect_well(THREE, "gpu_no_memory")
 
 
 @STANDIN

@@ -99,6 +99,7 @@ class PlannedReduction:
         # Gradients may lie in different memory on different ranks, but all ranks must agree on how
         # to reduce them.
         places = allgather_plain((device is not None, casts), name=f"{name}.plan", group=group)
+        self._on_devices = any(on_device for on_device, _ in places)
         with called("allgather", f"{name}.plan", group):
             self._planned: _core.Planned | None = _core.Planned.create(
                 self._job,
@@ -111,7 +112,7 @@ class PlannedReduction:
                 stream,
                 handle,
                 device,
-                any(on_device for on_device, _ in places),
+                self._on_devices,
                 all(casts for _, casts in places),
                 divide_by_all,
             )
@@ -145,6 +146,11 @@ class PlannedReduction:
     def buffers(self) -> list[tuple[int, int, int]]:
         """The arena, byte offset and bytes of every fusion buffer, in push order."""
         return self._open.buffers
+
+    @property
+    def on_devices(self) -> bool:
+        """Whether the gradients of any rank lie on a GPU; the same on all ranks."""
+        return self._on_devices
 
     @property
     def contributors(self) -> int:

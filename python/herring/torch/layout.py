@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from herring.arrays.calls import called
+from herring.arrays.collectives import barrier
 from herring.arrays.gradients import PlannedList
 from herring.arrays.groups import Group
 from herring.errors import HerringError, InvalidArgumentError
@@ -118,7 +120,13 @@ class Layout:
             device=self.gpu,
             divide_by_all=options.divide_by_all,
         )
-        arenas = self._arenas(order)
+        if self.plan.on_devices:
+            meets = f"{name}.arenas"
+            with called("barrier", meets, options.group):  # a GPU may lack the memory
+                arenas = self._arenas(order)
+            barrier(name=meets, group=options.group)
+        else:
+            arenas = self._arenas(order)
         self.views: list[torch.Tensor] = [torch.empty(0, device="cpu")] * len(parameters)
         for index, place in self.plan.cut(arenas).items():
             parameter = parameters[index]
