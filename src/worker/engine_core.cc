@@ -26,7 +26,8 @@ EngineCore::EngineCore(const control::Cluster& cluster, engine::EngineOptions op
       held_up_(core_),
       coming_servers_(core_, calls_.handovers(), held_up_),
       membership_(core_, coming_servers_),
-      keeping_(core_, calls_.handovers(), series_) {
+      keeping_(core_, calls_.handovers(), series_),
+      pauses_(kTick, core_.loop->now()) {
   core_.carriers = {&calls_, &rounds_, &series_};
   core_.links = std::make_unique<links::Links>(
       *core_.loop, core_.options.links,
@@ -113,13 +114,14 @@ bool EngineCore::stands_still() const {
 
 // If a server dies, it no longer watches deadlines. Therefore this process watches them as well.
 void EngineCore::check_deadlines(Nanos now) {
+  const Nanos margin = kDeadlineMargin + pauses_.at(now);
   calls_.arrivals().check_deadlines(now);
-  core_.node_stage->check_deadlines(now, kDeadlineMargin);
+  core_.node_stage->check_deadlines(now, margin);
   core_.executor->check_deadlines(now);
   Nanos waited = 0;
   std::vector<uint32_t> servers(1);
-  std::string name = calls_.overdue(now, kDeadlineMargin, &waited, &servers[0]);
-  if (const links::Transfer* late = core_.links->overdue(now, kDeadlineMargin)) {
+  std::string name = calls_.overdue(now, margin, &waited, &servers[0]);
+  if (const links::Transfer* late = core_.links->overdue(now, margin)) {
     name = concat("'", late->open.name, "'");
     waited = now - late->pushed_at;
     servers = core_.links->awaited(*late);

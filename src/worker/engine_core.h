@@ -9,6 +9,7 @@
 
 #include "calls/calls.h"
 #include "engine/core.h"
+#include "engine/pauses.h"
 #include "rounds/rounds.h"
 #include "rounds/series_list.h"
 #include "worker/coming_servers.h"
@@ -52,6 +53,7 @@ class EngineCore {
   ComingServers coming_servers_;
   Membership membership_;
   Keeping keeping_;
+  engine::Pauses pauses_;
   uint64_t notice_bytes_ = 0;  // of warnings; see Engine::Counters
 };
 

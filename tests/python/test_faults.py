@@ -74,6 +74,12 @@ def test_everybody_learns_of_a_killed_server() -> None:
     assert output.count("told") == 3, output[-4000:]
 
 
+def test_a_machine_that_stood_still_accuses_no_server() -> None:
+    job = run_job(["-n", "2", "--servers", "1"], program("machine_pauses"))
+    expect_success(job)
+    assert job.stdout.count("sum 2.0") == 2, job.stdout
+
+
 def test_garbage_on_every_port_harms_nobody() -> None:
     expect_success(
         run_job(
