@@ -14,9 +14,11 @@ from pathlib import Path
 import numpy as np
 
 FOLDER = Path(__file__).resolve().parents[2] / "build/tests/device"
+PYTHON = Path(__file__).parents[1] / "python"
+_PATHS = (Path(__file__).parent, PYTHON, os.environ.get("PYTHONPATH", ""))  # what programs import
 ENVIRONMENT = {
     "LD_LIBRARY_PATH": f"{FOLDER}:{os.environ.get('LD_LIBRARY_PATH', '')}".rstrip(":"),
-    "PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}".rstrip(":"),
+    "PYTHONPATH": ":".join(map(str, _PATHS)).rstrip(":"),
 }
 
 # The driver refuses to pin memory, as it does if a process may lock too little.
@@ -29,7 +31,7 @@ BY_KERNELS = {"STANDIN_STREAM_MEMORY": "0"}
 TORCH_ENVIRONMENT = {
     **ENVIRONMENT,
     "STANDIN_JITTER": "50",
-    "PYTHONPATH": f"{Path(__file__).parents[1] / 'python' / 'on_gpus'}:{ENVIRONMENT['PYTHONPATH']}",
+    "PYTHONPATH": f"{PYTHON / 'on_gpus'}:{ENVIRONMENT['PYTHONPATH']}",
 }
 
 # The first line of a short script whose arrays lie on GPUs; it joins the job.

@@ -4,13 +4,14 @@ import numpy as np
 
 import herring
 from gpu_job import GpuArray, driver, gpus, rank, size
+from herring.arrays.calls import CallOptions
 from herring.arrays.devices import return_to
 from herring.arrays.operations import submit
 from support import raises
 
 
 def list_of(kind, sent, places, *, late, **options):
-    operation = submit(kind, sent, None, None, listed=True, anywhere=True, **options)
+    operation = submit(kind, sent, CallOptions(), listed=True, anywhere=True, **options)
     for one in places:
         one.fill(-1, late)  # The result must come after this.
     operation.wait()

@@ -4,6 +4,7 @@ import numpy as np
 
 import herring
 from herring.arrays.gradients import GradientRounds, Source
+from herring.base.units import ranks_text
 from support import raises
 
 herring.init()
@@ -26,7 +27,7 @@ for op in ("average", "sum"):
             [np.float32] * 2,
         )
         rounds.put([0], [one])
-        who = "rank 1" if size == 2 else "ranks " + ", ".join(map(str, range(1, size)))
+        who = ranks_text(range(1, size))
         if size > 1:  # all ranks except 0 restart their step
             raises(
                 herring.HerringError,
