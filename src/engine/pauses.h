@@ -24,7 +24,8 @@ class Pauses {
   }
 
  private:
-  static constexpr Nanos kLongest = 60 * kSecond;  // or a thread that is always late saw no deadline
+  // If there were no limit, a thread that is always late would never see a deadline.
+  static constexpr Nanos kLongest = 60 * kSecond;
 
   const Nanos period_;
   Nanos looked_;
