@@ -148,7 +148,10 @@ def futures_wait_for_futures() -> None:
     received, own = torch.empty(3), dist.get_rank()
     message = dist.irecv(received, own)
     work = dist.all_reduce(torch.ones(1_000_000), async_op=True)
-    after = work.get_future().then(lambda _: message.wait())
+    # If the work is over already, torch calls the callback in `then`, where it must not wait.
+    registered = threading.Event()
+    after = work.get_future().then(lambda _: not registered.is_set() or message.wait())
+    registered.set()
     following = message.get_future().then(lambda _: message.wait())
     work.wait()
     dist.isend(torch.ones(3), own)

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import herring.torch as herring
+from herring.base.units import ranks_text
 
 from .support import case, mine, mlp, raises, same_everywhere, train
 
@@ -146,7 +147,7 @@ def module_interface():
 @case
 def mismatches():
     rank, size = herring.rank(), herring.size()
-    others = "rank 0" if size == 2 else "ranks 0, " + ", ".join(map(str, range(1, size - 1)))
+    others = ranks_text(range(size - 1))
     with raises(herring.MismatchError, f"{others}: 2.weight", f"rank {size - 1}: 2.weight"):
         model = mlp()
         if rank == size - 1:
