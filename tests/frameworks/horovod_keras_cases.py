@@ -177,7 +177,7 @@ def test_copies(rank, size):
         for one in (optimizer, {"optimizer": optimizer}):
             raises(herring.InvalidArgumentError, "cannot be pickled", pickle.dumps, one)
         config = pickle.loads(pickle.dumps(keras.optimizers.serialize(optimizer)))
-        assert type(keras.optimizers.deserialize(config)) is SGD
+        assert type(keras.optimizers.deserialize(config)) is type(SGD(0.1))
         loaded = pickle.loads(pickle.dumps(model)).optimizer  # like a saved one
         assert isinstance(loaded, SGD) and not herring.keras.is_distributed(loaded)
     alone = network(seed=1)
