@@ -105,11 +105,29 @@ Status Operation::bring_out(device::Watcher::Then then) {
   const Status queued = call_.copier->out(
       call_.streams, gives ? device_copies() : std::vector<device::Copy>(),
       [this, then = std::move(then)](const Status& out) {  // copies own a share of this
-        goes_out_.store(false);
+        gone_out();
         then(out);
       });
-  if (!queued.ok()) goes_out_.store(false);
+  if (!queued.ok()) gone_out();
   return queued;
+}
+
+void Operation::gone_out() {
+  std::function<void()> then;
+  {
+    std::lock_guard lock(going_out_);
+    goes_out_.store(false);
+    then = std::exchange(after_out_, nullptr);
+  }
+  if (then) then();
+}
+
+void Operation::when_out(std::function<void()> then) {
+  {
+    std::lock_guard lock(going_out_);
+    if (goes_out_.load()) return void(after_out_ = std::move(then));
+  }
+  then();
 }
 
 Status Operation::check_device() {
@@ -175,7 +193,9 @@ Status Operation::return_to(std::vector<Place> places, const std::vector<device:
   }
   if (waits) return {};
   const auto fills = [self = shared_from_this(), returned, failed = std::move(failed)] {
-    self->fill(*returned, failed);
+    if (self->status().ok()) return self->fill(*returned, failed);
+    // The arrays may go out to the memory from which the results come back.
+    self->when_out([self, returned, failed] { self->fill(*returned, failed); });
   };
   Future::then(returned->memory == nullptr ? Where::kEngine : Where::kThread, fills);
   return {};

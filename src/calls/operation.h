@@ -119,6 +119,9 @@ class Operation : public Future, public std::enable_shared_from_this<Operation> 
                       const std::vector<device::Stream>& streams, device::Watcher::Then then);
   Status complete_here();              // waits until the operation is complete
   void fill(Return& returned, const std::function<void()>& failed);  // once complete
+  void gone_out();                     // no device reads the arrays any more
+  // Calls `then` when no device reads the arrays any more: at once, or on the watcher's thread.
+  void when_out(std::function<void()> then);
 
   const EndJob end_job_;
   Call call_;
@@ -126,7 +129,9 @@ class Operation : public Future, public std::enable_shared_from_this<Operation> 
   std::optional<List> list_;
   Staging staging_;
   std::shared_ptr<DeviceSums> sums_;   // null if no device does the sums
-  std::atomic<bool> goes_out_{false};  // a device still reads its arrays
+  std::mutex going_out_;
+  std::atomic<bool> goes_out_{false};  // a device still reads its arrays; set under the mutex
+  std::function<void()> after_out_;    // guarded by the mutex; see when_out()
   std::mutex taking_back_;
   std::shared_ptr<Future> taken_back_;  // null if take_back() was not called
 };
