@@ -267,15 +267,22 @@ def _followed_by(closure: Callable[[], Any], then: Callable[[], None]) -> Callab
 
 def _after_pass(roots: Iterable[torch.Tensor]) -> None:
     """Handles that a backward pass has reached no reducer."""
-    waiting = []
+    waiting, unused = [], []
     for one in list(_live):
         if not one.enabled:
             one._uncovered = False  # The pass belongs to `no_sync`.
         elif one.awaits_pass():
             waiting.append(one)
+        elif one.missing == "forward" and one.rounds == 0:
+            unused.append(one)
+    if not (waiting or unused) or _reaches_parameter(roots):
+        return
     # If several models wait, the optimizer's step shows whose turn it was.
-    if len(waiting) == 1 and not _reaches_parameter(roots):
+    if len(waiting) == 1:
         waiting[0].finish_step()
+    # So it does for models without any round yet: rounds may come without their forward passes.
+    for one in unused:
+        one._uncovered = True
 
 
 def _reaches_parameter(roots: Iterable[torch.Tensor]) -> bool:
