@@ -18,7 +18,7 @@ STEPS = 5
 
 
 def lacks(step: int, rank: int) -> bool:
-    """Returns whether the rank's batch of this step has no target. For rank 2, the first has none."""
+    """Returns whether the batch of a rank has no target in this step; rank 2 begins so."""
     return (step + rank) % 3 == 2 and rank > 0
 
 
