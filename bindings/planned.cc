@@ -76,7 +76,8 @@ PlanHandle make_plan(nb::object job_object,
                      const std::vector<std::pair<int64_t, std::string>>& gradients,
                      const std::string& name, const std::string& op, const std::string& wire_dtype,
                      size_t buffer_bytes, size_t note_bytes, uint32_t stream, nb::handle group,
-                     std::optional<int> device, bool on_devices, bool casts, bool divide_by_all) {
+                     std::optional<int> device, bool on_devices, bool casts, bool divide_by_all,
+                     bool error_feedback) {
   job::Job& job = nb::cast<job::Job&>(job_object);
   rounds::PlannedOptions options;
   options.group = group_of(group);
@@ -92,11 +93,12 @@ PlanHandle make_plan(nb::object job_object,
   options.name = name;
   options.op = take(parse_reduce_op(op));
   options.narrow = !wire_dtype.empty();
-  if (options.narrow) options.wire = take(parse_dtype(wire_dtype));
+  if (options.narrow) options.wire = take(parse_wire_dtype(wire_dtype));
   options.buffer_bytes = buffer_bytes;
   options.note_bytes = note_bytes;
   options.on_devices = on_devices;
   options.divide_by_all = divide_by_all;
+  options.error_feedback = error_feedback;
   keep_for_a_while({});
   PlanHandle handle(job_object);
   if (!device) {
@@ -130,6 +132,28 @@ nb::object arena(const PlanHandle& handle, size_t i) {
   });
   return nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(
       reinterpret_cast<uint8_t*>(owner->memory.get()), {planned.plan().arenas[i].bytes}, capsule));
+}
+
+// Returns the residual of an arena as a new array.
+nb::object residual(const PlanHandle& handle, size_t i) {
+  if (i >= handle.planned().plan().arenas.size()) throw nb::index_error("no such arena");
+  auto* values = new std::vector<float>(take(handle.planned().residual(i)));
+  nb::capsule capsule(values, [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<1>>(values->data(), {values->size()},
+                                                             capsule));
+}
+
+using Values = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void set_residual(const PlanHandle& handle, size_t i, const Values& values) {
+  const auto& arenas = handle.planned().plan().arenas;
+  if (i >= arenas.size()) throw nb::index_error("no such arena");
+  const size_t elements = arenas[i].bytes / size_of(arenas[i].dtype);
+  if (values.size() != elements) {
+    raise({Code::kInvalidArgument, concat("the residual of arena ", i, " has ", elements,
+                                          " elements, not ", values.size())});
+  }
+  check(handle.planned().set_residual(i, {values.data(), values.data() + elements}));
 }
 
 // Returns (arena, offset, bytes) for each item.
@@ -179,8 +203,8 @@ void queue(Call&& call) {
 
 // Loads the kernels that cast on this GPU. Returns why that is not possible, or an empty text.
 std::string load_casts(int device, const std::string& wire_dtype) {
-  const DType wire = take(parse_dtype(wire_dtype));
-  if (size_of(wire) != 2) return concat("wire_dtype is ", name_of(wire));
+  const DType wire = take(parse_wire_dtype(wire_dtype));
+  if (is_packed(wire)) return concat("wire_dtype is ", name_of(wire));
   const auto casts = without_gil([&]() -> Result<std::shared_ptr<DeviceCasts>> {
     auto copier = device::own_copier(device);
     if (!copier.ok()) return copier.status();
@@ -202,7 +226,7 @@ void register_planned(nb::module_& module) {
       .def_static("create", &make_plan, "job"_a, "gradients"_a, "name"_a, "op"_a, "wire_dtype"_a,
                   "buffer_bytes"_a, "note_bytes"_a, "stream"_a, "group"_a = nb::none(),
                   "device"_a = nb::none(), "on_devices"_a = false, "casts"_a = false,
-                  "divide_by_all"_a = false)
+                  "divide_by_all"_a = false, "error_feedback"_a = true)
       .def("place", &place, "arenas"_a)
       .def("out_stream", [](PlanHandle& h) { return h.on_device().copier()->out_stream(); })
       .def("begin_on", [](PlanHandle& h, device::Stream stream, bool active) {
@@ -257,6 +281,11 @@ void register_planned(nb::module_& module) {
         }
       }, "seconds"_a = 0.0, "streams"_a = std::vector<device::Stream>())
       .def("arena", &arena, "index"_a)
+      .def_prop_ro("local_size", [](const PlanHandle& h) {
+        return h.planned().options().group->local_size();
+      })
+      .def("residual", &residual, "index"_a)
+      .def("set_residual", &set_residual, "index"_a, "values"_a)
       .def_prop_ro("arenas", [](const PlanHandle& h) {
         std::vector<std::pair<std::string, size_t>> all;
         for (const auto& arena : h.plan().arenas) {

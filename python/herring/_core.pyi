@@ -3,10 +3,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import threading
-from typing import Any
+from typing import Annotated, Any
 
+import numpy
 import numpy as np
 from numpy import typing as npt
+from numpy.typing import NDArray
 
 class jax:
     @staticmethod
@@ -332,6 +334,13 @@ class Planned:
     def wait(self, seconds: float = 0.0, streams: Sequence[int] = []) -> None: ...
 
     def arena(self, index: int) -> npt.NDArray[np.uint8]: ...
+
+    @property
+    def local_size(self) -> int: ...
+
+    def residual(self, index: int) -> object: ...
+
+    def set_residual(self, index: int, values: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
 
     @property
     def arenas(self) -> list[tuple[str, int]]: ...

@@ -7,6 +7,7 @@ constexpr const char* kDTypeNames[kNumDTypes] = {"float32", "float64", "float16"
                                                  "int8",    "int16",   "int32",   "int64",
                                                  "uint8",   "bool"};
 constexpr size_t kDTypeSizes[kNumDTypes] = {4, 8, 2, 2, 1, 2, 4, 8, 1, 1};
+constexpr const char* kPackedNames[kNumWireDTypes - kNumDTypes] = {"fp8_e4m3", "fp8_e5m2", "int8"};
 constexpr const char* kOpNames[kNumReduceOps] = {"sum", "average", "min", "max", "product"};
 
 template <size_t N>
@@ -18,11 +19,26 @@ std::string join(const char* const (&names)[N]) {
 
 }  // namespace
 
-size_t size_of(DType dtype) { return kDTypeSizes[static_cast<int>(dtype)]; }
-const char* name_of(DType dtype) { return kDTypeNames[static_cast<int>(dtype)]; }
+size_t size_of(DType dtype) {
+  return is_packed(dtype) ? kPackBytes : kDTypeSizes[static_cast<int>(dtype)];
+}
+const char* name_of(DType dtype) {
+  const int number = static_cast<int>(dtype);
+  return is_packed(dtype) ? kPackedNames[number - kNumDTypes] : kDTypeNames[number];
+}
 const char* name_of(ReduceOp op) { return kOpNames[static_cast<int>(op)]; }
 
-bool is_float(DType dtype) { return dtype <= DType::kBFloat16; }
+bool is_float(DType dtype) { return dtype <= DType::kBFloat16 || is_packed(dtype); }
+bool is_packed(DType dtype) { return dtype >= DType::kMxE4M3; }
+
+size_t numbers_in(size_t bytes, DType dtype) {
+  return bytes / size_of(dtype) * (is_packed(dtype) ? kPackNumbers : 1);
+}
+
+size_t bytes_for(size_t numbers, DType dtype) {
+  if (!is_packed(dtype)) return numbers * size_of(dtype);
+  return (numbers + kPackNumbers - 1) / kPackNumbers * kPackBytes;
+}
 
 Result<DType> parse_dtype(const std::string& name) {
   for (int i = 0; i < kNumDTypes; ++i) {
@@ -30,6 +46,18 @@ Result<DType> parse_dtype(const std::string& name) {
   }
   return Status(Code::kInvalidArgument,
                 concat("dtype '", name, "' is not supported; use one of ", join(kDTypeNames)));
+}
+
+Result<DType> parse_wire_dtype(const std::string& name) {
+  if (name == "float16") return DType::kFloat16;
+  if (name == "bfloat16") return DType::kBFloat16;
+  for (int i = 0; i < kNumWireDTypes - kNumDTypes; ++i) {
+    if (name == kPackedNames[i]) return static_cast<DType>(kNumDTypes + i);
+  }
+  if (name == "fp8") return DType::kMxE4M3;
+  return Status(Code::kInvalidArgument,
+                concat("wire_dtype '", name, "' is not supported; use one of float16, bfloat16, ",
+                       "fp8, ", join(kPackedNames)));
 }
 
 Result<ReduceOp> parse_reduce_op(const std::string& name) {
@@ -41,7 +69,7 @@ Result<ReduceOp> parse_reduce_op(const std::string& name) {
 }
 
 DType accumulator_of(DType dtype) {
-  return dtype == DType::kFloat16 || dtype == DType::kBFloat16 ? DType::kFloat32 : dtype;
+  return is_float(dtype) && dtype != DType::kFloat64 ? DType::kFloat32 : dtype;
 }
 
 double divisor_of(const Reduction& reduction, uint64_t contributors) {

@@ -19,20 +19,40 @@ enum class DType : uint8_t {
   kInt64,
   kUInt8,
   kBool,
+  // On the wire only, in packs: 8 bits for each number, and one scale for 32 of them.
+  kMxE4M3,
+  kMxE5M2,
+  kMxInt8,
 };
-inline constexpr int kNumDTypes = 10;
+inline constexpr int kNumDTypes = 10;      // that an array may have
+inline constexpr int kNumWireDTypes = 13;  // that may travel
+
+// The 8-bit types are those of the OCP Microscaling Formats (MX) Specification 1.0: MXFP8 E4M3,
+// MXFP8 E5M2 and MXINT8. A block is 32 numbers with one scale, a power of two. A pack is the
+// smallest amount that travels: 31 scales, a byte that is 0, then the 31 blocks. So segments of
+// whole KiB have no block in two, and every block is aligned.
+inline constexpr size_t kBlockNumbers = 32, kPackBlocks = 31;
+inline constexpr size_t kPackNumbers = kPackBlocks * kBlockNumbers;
+inline constexpr size_t kPackBytes = 1024;
 
 enum class ReduceOp : uint8_t { kSum = 0, kAverage, kMin, kMax, kProduct };
 inline constexpr int kNumReduceOps = 5;
 
-size_t size_of(DType dtype);
+size_t size_of(DType dtype);  // of the 8-bit types: the size of a pack
 const char* name_of(DType dtype);  // "float32", ...
 const char* name_of(ReduceOp op);  // "sum", ...
 bool is_float(DType dtype);
+bool is_packed(DType dtype);  // whether it is one of the 8-bit types
+// Returns how many numbers lie in so many bytes, and how many bytes they take at least.
+size_t numbers_in(size_t bytes, DType dtype);
+size_t bytes_for(size_t numbers, DType dtype);
 Result<DType> parse_dtype(const std::string& name);
+// Parses "float16", "bfloat16", "fp8" (that is "fp8_e4m3"), "fp8_e5m2" or "int8".
+Result<DType> parse_wire_dtype(const std::string& name);
 Result<ReduceOp> parse_reduce_op(const std::string& name);
 
-// Returns the type in which `dtype` is summed: float32 for 16-bit floats, otherwise `dtype` itself.
+// Returns the type in which `dtype` is summed: float32 for 8-bit and 16-bit floats, otherwise
+// `dtype` itself.
 DType accumulator_of(DType dtype);
 
 // How values are combined: each rank's value is multiplied by `prescale`, and the result by

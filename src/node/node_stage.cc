@@ -272,17 +272,16 @@ void NodeStage::schedule_work() {
 
 void NodeStage::do_work() {
   size_t budget = kWorkBytes;
-  while (!ready_.empty() && budget >= plan::kAlignment) {
+  while (!ready_.empty() && budget >= kPackBytes) {
     const auto found = works_.find(ready_.front());
     if (found == works_.end() || called_off_.contains(found->first.group)) {
       ready_.pop();
       continue;
     }
     const std::shared_ptr<NodeWork> work = found->second;
-    // Works on whole elements only: an earlier buffer may have left an odd number of bytes of the
-    // budget.
-    size_t bytes = std::min(budget / plan::kAlignment * plan::kAlignment,
-                            work->slice.bytes - work->worked);
+    // Works on whole elements and packs only: an earlier buffer may have left an odd number of
+    // bytes of the budget.
+    size_t bytes = std::min(budget / kPackBytes * kPackBytes, work->slice.bytes - work->worked);
     if (adders_.helps(*work)) {
       bytes = adders_.add(work, bytes);
     } else {

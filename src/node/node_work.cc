@@ -136,29 +136,41 @@ bool NodeWork::leaves_as_is() const {
 
 void NodeWork::reduce(size_t begin, size_t bytes) const {
   if (leaves_as_is()) return;
-  const size_t item = size_of(task.dtype), wire_item = size_of(task.wire);
-  const bool last = last_stage();
+  const size_t item = size_of(task.dtype);
+  const bool last = last_stage(), packs = !last && is_packed(task.wire);
   const reduce::Stage stage = this->stage();
-  size_t element = begin / wire_item;
-  const size_t end = element + bytes / wire_item;
+  size_t element = numbers_before(begin);
+  const size_t end = numbers_before(begin + bytes);
   std::vector<const void*> sources;
   while (element < end) {
-    const size_t count = std::min(kBlockBytes / item, end - element);
+    const size_t count = std::min(packs ? kPackNumbers : kBlockBytes / item, end - element);
     sources.clear();
     for (const uint32_t local : group().locals()) {
       const Posted& rank = ranks[local];
       if (rank.active) sources.push_back(rank.data.get() + element * item);
     }
     char* out = last || !converts() ? task.data + element * item
-                                    : task.staging + element * wire_item;
+                                    : task.staging + bytes_for(element, task.wire);
     if (sources.empty()) {
-      std::memset(out, 0, count * size_of(stage.out));
+      std::memset(out, 0, bytes_for(count, stage.out));
+    } else if (packs) {
+      pack(sources, element, count);
     } else {
       reduce::combine(sources.data(), sources.size(), out, count, stage);
     }
     if (last) share(element, count);
     element += count;
   }
+}
+
+void NodeWork::pack(const std::vector<const void*>& sources, size_t element, size_t count) const {
+  float sums[kPackNumbers];
+  reduce::Stage sum = stage();
+  sum.out = DType::kFloat32;
+  reduce::combine(sources.data(), sources.size(), sums, count, sum);
+  float* const residual =
+      task.residual == nullptr ? nullptr : task.residual + element - numbers_before(slice.offset);
+  reduce::pack(sums, count, task.wire, task.staging + bytes_for(element, task.wire), residual);
 }
 
 // Copies finished elements from this rank's buffer to the other ranks' buffers.
@@ -221,11 +233,19 @@ void NodeWork::prepare_push() {
 
 void NodeWork::place(plan::Range range) {
   if (task.adder) return;
-  const size_t wire_item = size_of(task.wire), item = size_of(task.dtype);
-  const size_t element = range.offset / wire_item, count = range.bytes / wire_item;
+  const size_t item = size_of(task.dtype);
+  const size_t element = numbers_before(range.offset);
+  const size_t count = numbers_before(range.end()) - element;
   if (converts()) {
-    reduce::convert(task.staging + range.offset, task.wire, task.data + element * item, task.dtype,
-                    count, 1.0);
+    const size_t whole = is_packed(task.wire) ? count / kPackNumbers * kPackNumbers : count;
+    char* const to = task.data + element * item;
+    reduce::convert(task.staging + range.offset, task.wire, to, task.dtype, whole, 1.0);
+    if (whole < count) {
+      float last[kPackNumbers];
+      reduce::convert(task.staging + range.offset + bytes_for(whole, task.wire), task.wire, last,
+                      DType::kFloat32, kPackNumbers, 1.0);
+      reduce::convert(last, DType::kFloat32, to + whole * item, task.dtype, count - whole, 1.0);
+    }
   }
   share(element, count);
 }

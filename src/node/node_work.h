@@ -1,6 +1,7 @@
 // One buffer or exchange of a group on its way through this rank's node stage.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -57,6 +58,7 @@ struct NodeTask {
   DType dtype = DType::kFloat32;       // of the buffer
   DType wire = DType::kFloat32;        // between nodes
   char* staging = nullptr;             // for bytes of the wire dtype, if it differs
+  float* residual = nullptr;           // of this rank's slice, for a packed wire dtype; may be null
   Reduction reduction;
   bool active = true;                  // false: this worker has nothing to add
   Deadline deadline;
@@ -152,6 +154,8 @@ struct NodeWork {
   // Reduces wire bytes [begin, begin + bytes) of the slice.
   void reduce(size_t begin, size_t bytes) const;
   void share(size_t element, size_t elements) const;
+  // Reduces the numbers of the buffer from `element` on to one pack.
+  void pack(const std::vector<const void*>& sources, size_t element, size_t count) const;
   // Copies bytes [begin, begin + bytes) of an exchange's pieces, as if the pieces lay in a row.
   void take(size_t begin, size_t bytes) const;
   wire::Open open() const;
@@ -159,6 +163,11 @@ struct NodeWork {
     return wire_scale(task.group->members(), task.wire, task.reduction.op);
   }
   bool converts() const { return task.wire != task.dtype; }
+  // Returns how many numbers begin before this byte of the wire's form of the buffer. The last pack
+  // may have fewer than others.
+  size_t numbers_before(size_t wire_byte) const {
+    return std::min(numbers_in(wire_byte, task.wire), task.bytes / size_of(task.dtype));
+  }
 };
 
 }  // namespace herring

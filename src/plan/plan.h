@@ -34,10 +34,11 @@ struct Shard {
 };
 
 // Splits `bytes` over servers in proportion to `weights`. Boundaries fall on multiples of
-// kAlignment. With equal weights, shards differ by at most kAlignment bytes, plus the unaligned
+// `alignment`. With equal weights, shards differ by at most so many bytes, plus the unaligned
 // rest of the last shard. Servers that get nothing are left out. Shards are in server order and
 // cover [0, bytes) exactly. At least one weight is needed; all must be finite and >= 0, not all 0.
-std::vector<Shard> shard_layout(size_t bytes, const std::vector<double>& weights);
+std::vector<Shard> shard_layout(size_t bytes, const std::vector<double>& weights,
+                                size_t alignment = kAlignment);
 
 // Returns the weight of each server for n nodes with k dedicated servers.
 // Dedicated servers come first, then one colocated server per node, if there are colocated ones.

@@ -22,7 +22,8 @@ std::vector<double> server_weights(uint32_t nodes, uint32_t dedicated) {
 // unit goes to the next largest fraction, the lower index first, so no server is more than one unit
 // from its proportion. The computation uses only IEEE doubles in a fixed order, so every rank gets
 // the same result.
-std::vector<Shard> shard_layout(size_t bytes, const std::vector<double>& weights) {
+std::vector<Shard> shard_layout(size_t bytes, const std::vector<double>& weights,
+                                size_t alignment) {
   const size_t servers = weights.size();
   const double largest = servers == 0 ? 0 : *std::max_element(weights.begin(), weights.end());
   if (bytes == 0 || !(largest > 0)) return {};
@@ -30,7 +31,7 @@ std::vector<Shard> shard_layout(size_t bytes, const std::vector<double>& weights
   for (size_t i = 0; i < servers; ++i) scaled[i] = weights[i] / largest;
   const double total = std::accumulate(scaled.begin(), scaled.end(), 0.0);
 
-  const size_t whole = bytes / kAlignment;
+  const size_t whole = bytes / alignment;
   std::vector<size_t> units(servers);
   std::vector<double> fraction(servers);
   std::vector<size_t> order;  // servers with a positive weight, largest fraction first
@@ -52,7 +53,7 @@ std::vector<Shard> shard_layout(size_t bytes, const std::vector<double>& weights
   size_t offset = 0;
   for (size_t i = 0; i < servers; ++i) {
     if (units[i] == 0) continue;
-    shards.push_back({static_cast<uint32_t>(i), offset, units[i] * kAlignment});
+    shards.push_back({static_cast<uint32_t>(i), offset, units[i] * alignment});
     offset += shards.back().bytes;
   }
   if (shards.empty()) {  // less than a unit: all of it goes to the strongest server

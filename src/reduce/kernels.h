@@ -30,6 +30,11 @@ struct Row {
   size_t fan_in;
 };
 
+// Writes a pack of kPackNumbers numbers, and reads one. If `residual` is not null, its numbers are
+// added first, and it gets what rounding has lost.
+using PackKernel = void (*)(const float* values, void* pack, float* residual);
+using UnpackKernel = void (*)(const void* pack, float* values);
+
 struct KernelTable {
   const char* name;
   // Returns a row with a fan-in of 0 if there is no fused kernel. There is always one for integers,
@@ -40,6 +45,9 @@ struct KernelTable {
   Row (*row)(DType in, DType out, ReduceOp op, Scaled scaled);
   // Divides, scales and rounds one array from float32 or float64 to any float type.
   Kernel (*finish)(DType accumulator, DType out);
+  // By packed dtype, from kMxE4M3 on.
+  PackKernel pack[kNumWireDTypes - kNumDTypes];
+  UnpackKernel unpack[kNumWireDTypes - kNumDTypes];
 };
 
 extern const KernelTable kBaselineKernels;

@@ -168,13 +168,12 @@ void combine_subtree(const void* const* sources, size_t n, size_t first, size_t 
   steps.middle[used - 1](results, out, count, kUnscaled);
 }
 
-void combine_in_blocks(const void* const* sources, size_t n, void* out, size_t count,
-                       const Stage& stage, const KernelTable& kernels) {
+Steps steps_of(const Stage& stage, const KernelTable& kernels) {
   const DType accumulator = accumulator_of(stage.in);
   const Scaling leaf_scaling = {stage.prescale, 1.0, 1.0};
   const Scaling last_scaling = {1.0, stage.divisor, stage.postscale};
   const Row leaf = kernels.row(stage.in, accumulator, stage.op, scaled_by(leaf_scaling));
-  const Steps steps = {
+  return {
       leaf.kernels,
       kernels.row(accumulator, accumulator, stage.op, Scaled::kNot).kernels,
       kernels.row(accumulator, stage.out, stage.op, scaled_by(last_scaling)).kernels,
@@ -185,7 +184,12 @@ void combine_in_blocks(const void* const* sources, size_t n, void* out, size_t c
       size_of(stage.in),
       size_of(stage.out),
   };
-  const size_t per_block = kBlockBytes / size_of(accumulator);
+}
+
+void combine_in_blocks(const void* const* sources, size_t n, void* out, size_t count,
+                       const Stage& stage, const KernelTable& kernels) {
+  const Steps steps = steps_of(stage, kernels);
+  const size_t per_block = kBlockBytes / size_of(accumulator_of(stage.in));
   Block blocks[kTreeGroup];
   Block sum;
   const void* results[kTreeGroup];
@@ -207,6 +211,63 @@ void combine_in_blocks(const void* const* sources, size_t n, void* out, size_t c
   }
 }
 
+struct alignas(64) Numbers {
+  float values[kPackNumbers];
+};
+
+// Sums pack `index` of n sources, with the prescale.
+void sum_packs(const void* const* sources, size_t n, size_t index, Numbers& sum,
+               const Stage& stage, const KernelTable& kernels) {
+  Numbers parts[kTreeGroup];
+  const void* added[kTreeGroup];
+  const bool leaf = n <= kTreeGroup;
+  const size_t branch = leaf ? 1 : branch_size(n, kTreeGroup);
+  const UnpackKernel unpack = kernels.unpack[static_cast<int>(stage.in) - kNumDTypes];
+  size_t used = 0;
+  for (size_t i = 0; i < n; i += branch, ++used) {
+    added[used] = &parts[used];
+    if (leaf) {
+      unpack(at(sources[i], index * kPackBytes), parts[used].values);
+    } else {
+      sum_packs(sources + i, std::min(branch, n - i), index, parts[used], stage, kernels);
+    }
+  }
+  const Scaling scaling = {leaf ? stage.prescale : 1.0, 1.0, 1.0};
+  kernels.row(DType::kFloat32, DType::kFloat32, ReduceOp::kSum, scaled_by(scaling))
+      .kernels[used - 1](added, &sum, kPackNumbers, scaling);
+}
+
+// Combines one pack after the other in float32, then rounds it.
+void combine_packs(const void* const* sources, size_t n, void* out, size_t count,
+                   const Stage& stage, const KernelTable& kernels) {
+  const Scaling last = {1.0, stage.divisor, stage.postscale};
+  const Kernel finish =
+      kernels.finish(DType::kFloat32, is_packed(stage.out) ? DType::kFloat32 : stage.out);
+  const size_t out_bytes = bytes_for(kPackNumbers, stage.out);
+  Numbers sum;
+  for (size_t i = 0; i < count / kPackNumbers; ++i) {
+    if (is_packed(stage.in)) {
+      sum_packs(sources, n, i, sum, stage, kernels);
+    } else {
+      const Steps steps =
+          steps_of({stage.in, DType::kFloat32, stage.op, stage.prescale}, kernels);
+      constexpr size_t kStep = kBlockBytes / sizeof(float);
+      for (size_t from = 0; from < kPackNumbers; from += kStep) {
+        combine_subtree(sources, n, i * kPackNumbers + from,
+                        std::min(kStep, kPackNumbers - from), sum.values + from, steps);
+      }
+    }
+    const void* const whole = &sum;
+    char* const to = static_cast<char*>(out) + i * out_bytes;
+    if (!is_packed(stage.out)) {
+      finish(&whole, to, kPackNumbers, last);
+      continue;
+    }
+    if (scaled_by(last) != Scaled::kNot) finish(&whole, &sum, kPackNumbers, last);
+    kernels.pack[static_cast<int>(stage.out) - kNumDTypes](sum.values, to, nullptr);
+  }
+}
+
 // Checks that a factor survives rounding to the type in which it is applied.
 Status check_factor(const char* name, double value, bool may_be_zero, DType in) {
   const bool narrow = accumulator_of(in) == DType::kFloat32;
@@ -225,6 +286,9 @@ Status check_factor(const char* name, double value, bool may_be_zero, DType in) 
 void combine(const void* const* sources, size_t n, void* out, size_t count, const Stage& stage) {
   const DefaultFloatMode mode;
   const KernelTable& kernels = active();
+  if (is_packed(stage.in) || is_packed(stage.out)) {
+    return combine_packs(sources, n, out, count, stage, kernels);
+  }
   if (n <= kTreeGroup) {
     const Scaling scaling = {stage.prescale, stage.divisor, stage.postscale};
     const Row row = kernels.row(stage.in, stage.out, stage.op, scaled_by(scaling));
@@ -237,9 +301,9 @@ Status check_stage(const Stage& stage) {
   const int in = static_cast<int>(stage.in);
   const int out = static_cast<int>(stage.out);
   const int op = static_cast<int>(stage.op);
-  if (in >= kNumDTypes || out >= kNumDTypes || op >= kNumReduceOps) {
+  if (in >= kNumWireDTypes || out >= kNumWireDTypes || op >= kNumReduceOps) {
     return {Code::kInvalidArgument,
-            concat("dtype numbers ", in, " and ", out, " must be below ", kNumDTypes,
+            concat("dtype numbers ", in, " and ", out, " must be below ", kNumWireDTypes,
                    ", reduction number ", op, " below ", kNumReduceOps)};
   }
   HERRING_RETURN_IF_ERROR(
@@ -248,6 +312,18 @@ Status check_stage(const Stage& stage) {
     return {Code::kInvalidArgument,
             concat("a reduction of ", name_of(stage.in), " cannot give ", name_of(stage.out),
                    "; only float types convert")};
+  }
+  if (is_packed(stage.in) || is_packed(stage.out)) {
+    if (stage.op != ReduceOp::kSum && stage.op != ReduceOp::kAverage) {
+      return {Code::kInvalidArgument,
+              concat("op '", name_of(stage.op), "' has no meaning for ", name_of(stage.in),
+                     " blocks with scales; use 'sum' or 'average'")};
+    }
+    if (stage.in == DType::kFloat64) {
+      return {Code::kInvalidArgument,
+              concat("float64 cannot be rounded to ", name_of(stage.out),
+                     "; use float32, float16 or bfloat16")};
+    }
   }
   if (!is_float(stage.in)) {
     if (stage.divisor == 1.0) return {};
@@ -263,6 +339,17 @@ Status check_stage(const Stage& stage) {
 void convert(const void* in, DType in_type, void* out, DType out_type, size_t count,
              double scale) {
   combine(&in, 1, out, count, {in_type, out_type, ReduceOp::kSum, scale, 1.0, 1.0});
+}
+
+void pack(const float* values, size_t count, DType packed, void* pack, float* residual) {
+  const DefaultFloatMode mode;
+  const PackKernel kernel = active().pack[static_cast<int>(packed) - kNumDTypes];
+  if (count == kPackNumbers) return kernel(values, pack, residual);
+  Numbers all = {}, rest = {};
+  std::copy_n(values, count, all.values);
+  if (residual != nullptr) std::copy_n(residual, count, rest.values);
+  kernel(all.values, pack, residual == nullptr ? nullptr : rest.values);
+  if (residual != nullptr) std::copy_n(rest.values, count, residual);
 }
 
 const char* simd_level() { return active().name; }

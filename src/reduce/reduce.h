@@ -44,6 +44,7 @@ inline Stage whole(DType dtype, const Reduction& reduction, uint64_t contributor
 // are left unchanged.
 // Integers wrap. For bool, any byte but 0 is true, and results are 0 or 1; sum and max mean "or",
 // product and min mean "and".
+// Packed types are for sums and averages. `count` is then a multiple of kPackNumbers.
 // `out` may be exactly one of the sources if size_of(in) == size_of(out); nothing else may overlap.
 void combine(const void* const* sources, size_t n, void* out, size_t count, const Stage& stage);
 
@@ -53,6 +54,11 @@ Status check_stage(const Stage& stage);
 // Converts `count` elements between float types and multiplies them by `scale`. Rounds to nearest
 // even, keeps subnormals and makes NaN canonical. May work in place if the sizes are equal.
 void convert(const void* in, DType in_type, void* out, DType out_type, size_t count, double scale);
+
+// Rounds up to kPackNumbers values to a pack of this type; those that are missing count as 0. If
+// `residual` is not null, its numbers are added first, and it gets what rounding has lost, so that
+// the next pack may make up for it (error feedback). It is 0 where the pack has a NaN.
+void pack(const float* values, size_t count, DType packed, void* pack, float* residual);
 
 // Returns the level that combine() uses: "avx512", "avx2" or "baseline". HERRING_SIMD, which is
 // read once, caps the level (for tests and triage); an invalid value is ignored.

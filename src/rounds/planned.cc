@@ -1,4 +1,4 @@
-#include "rounds/planned.h"
+#include "rounds/planned_work.h"
 
 #include <algorithm>
 
@@ -7,89 +7,6 @@
 #include "base/log.h"
 
 namespace herring::rounds {
-
-class Planned::RoundFuture : public Future {
- public:
-  RoundFuture(const Work& work, uint32_t number);
-  std::string where() const override { return concat(*title_, " (round ", number_, ")"); }
-
- private:
-  const std::shared_ptr<const std::string> title_;
-  const uint32_t number_;
-};
-
-class Planned::Work : public std::enable_shared_from_this<Work> {
- public:
-  Work(Rounds& rounds, PlannedOptions options, plan::Plan plan)
-      : rounds(rounds), core(rounds.core()), options(std::move(options)), plan(std::move(plan)),
-        stream(*this->options.stream),
-        title(std::make_shared<std::string>(
-            concat("'", this->options.name, "'", members().suffix()))) {}
-  ~Work();
-  Status allocate();
-  void log_choices() const;
-
-  // Queues a task for the engine thread. If that thread has ended, the round fails.
-  void run(const std::shared_ptr<Round>& round, std::function<void()> task);
-  void begin(const std::shared_ptr<Round>& round);
-  // `now`: when the program gave the last of the data.
-  void launch(uint32_t from, uint32_t to, const std::shared_ptr<Round>& round, Nanos now);
-  // Returns an entry without its kind and its moments.
-  observe::Entry entry_of(const Round& round) const;
-  const control::Group& members() const { return options.group->members(); }
-  uint32_t count() const { return static_cast<uint32_t>(parts_.size()); }
-  plan::Range slice(uint32_t part, uint32_t place) const;
-
-  Rounds& rounds;
-  Core& core;
-  const PlannedOptions options;
-  const plan::Plan plan;
-  const uint32_t stream;
-  const uint32_t generation = fork_generation();
-  const std::shared_ptr<const std::string> title;  // for messages
-  std::vector<char*> arenas;
-  char* note = nullptr;  // null if rounds have none
-  std::atomic<uint32_t> contributors{0};
-  // The card of this rank in the first rounds; null if it is alone on its node.
-  char* card = nullptr;
-
- private:
-  class Part;
-
-  Status take_memory(size_t bytes, char*& place);
-  void add_part(char* data, size_t bytes, DType dtype, ReduceOp op, char* staging);
-  void launch_one(uint32_t part, const std::shared_ptr<Round>& round, Nanos now);
-  void exchange_cards(const std::shared_ptr<Round>& round);
-  void part_done(const std::shared_ptr<Round>& round, uint32_t part, uint32_t workers);
-
-  std::vector<char> cards_;  // of all ranks of the node
-  std::vector<char*> memory_;
-  // Whether all parts go through the node stage. If only some did, the others would overtake them,
-  // and the order of a stream must be the same on every worker.
-  bool staged_ = false;
-  std::vector<std::unique_ptr<Part>> parts_;  // the fusion buffers, then the note
-};
-
-// A part travels as a unit: it is a fusion buffer or the note. If the node stage is not needed, a
-// part goes directly from its memory to the servers and back.
-class Planned::Work::Part : public links::TransferOwner {
- public:
-  explicit Part(Work& work) : work_(work) {}
-  NodeTask task;    // without the fields that differ from round to round
-  links::Transfer transfer;
-  std::shared_ptr<Round> round;
-  observe::Mark mark;  // of the running round
-
-  void on_transfer_done(links::Transfer& done) override {
-    const std::shared_ptr<Round> ended = std::exchange(round, nullptr);
-    // If the transfer was called off, the round fails with its group.
-    if (!done.called_off) work_.part_done(ended, task.key.buffer, done.workers);
-    work_.rounds.part_ended(ended->future);
-  }
-
- private:
-  Work& work_;
-};
 
 Planned::RoundFuture::RoundFuture(const Work& work, uint32_t number)
     : Future(work.core.loop), title_(work.title), number_(number) {}
@@ -101,39 +18,6 @@ std::shared_ptr<char> Planned::arena(size_t i) const { return {work_, work_->are
 uint32_t Planned::contributors() const { return work_->contributors.load(); }
 bool Planned::has_note() const { return work_->note != nullptr; }
 
-Status Planned::Work::take_memory(size_t bytes, char*& place) {
-  auto memory = core.heap->allocate(bytes, options.use);
-  if (!memory.ok()) return memory.status();
-  place = memory_.emplace_back(static_cast<char*>(*memory));
-  return {};
-}
-
-Status Planned::Work::allocate() {
-  staged_ = options.group->uses_node_stage();
-  std::vector<char*> staging;  // by arena; null if nothing is converted
-  for (const plan::Arena& arena : plan.arenas) {
-    HERRING_RETURN_IF_ERROR(take_memory(arena.bytes, arenas.emplace_back()));
-    staging.push_back(nullptr);
-    if (!options.narrow || arena.dtype != DType::kFloat32) continue;
-    HERRING_RETURN_IF_ERROR(take_memory(arena.bytes / 2, staging.back()));
-    staged_ = true;
-  }
-  for (const plan::Buffer& buffer : plan.buffers) {
-    const auto& [offset, bytes] = buffer.range;
-    char* narrow = staging[buffer.arena];
-    add_part(arenas[buffer.arena] + offset, bytes, plan.arenas[buffer.arena].dtype, options.op,
-             narrow == nullptr ? nullptr : narrow + offset / 2);
-  }
-  if (options.note_bytes > 0) {
-    HERRING_RETURN_IF_ERROR(take_memory(options.note_bytes, note));
-    add_part(note, options.note_bytes, DType::kUInt8, ReduceOp::kMax, nullptr);
-  }
-  if (!staged_ || options.group->local_size() == 1 || count() == 0) return {};
-  HERRING_RETURN_IF_ERROR(take_memory(PlannedDevices::kCardBytes, card));
-  cards_.assign(options.group->local_size() * PlannedDevices::kCardBytes, 0);
-  return {};
-}
-
 void Planned::Work::log_choices() const {
   size_t bytes = 0;
   for (const plan::Arena& arena : plan.arenas) bytes += arena.bytes;
@@ -141,51 +25,9 @@ void Planned::Work::log_choices() const {
       counted(plan.gradients.size(), "gradient"), ", ", bytes / 1e6, " MB in ",
       counted(plan.buffers.size(), "fusion buffer"), "; ",
       options.narrow || options.casts
-          ? concat("float32 travels as ", name_of(options.wire),
-                   options.casts ? ", from the GPU on" : "")
+          ? concat(is_packed(options.wire) ? "all" : "float32", " travels as ",
+                   name_of(options.wire), options.casts ? ", from the GPU on" : "")
           : std::string("gradients travel in their own dtype"));
-}
-
-void Planned::Work::add_part(char* data, size_t bytes, DType dtype, ReduceOp op, char* staging) {
-  const size_t wire_bytes = staging == nullptr ? bytes : bytes / 2;
-  const std::vector<double>& weights = options.group->shards().weights;
-  NodeTask& task = parts_.emplace_back(std::make_unique<Part>(*this))->task;
-  task.group = options.group;
-  task.key = {stream, 0, count() - 1, members().id()};
-  task.name = options.name;
-  task.lockstep = true;
-  task.data = data;
-  task.bytes = bytes;
-  task.dtype = dtype;
-  task.wire = staging == nullptr ? dtype : options.wire;
-  task.staging = staging;
-  task.reduction.op = op;
-  if (options.divide_by_all) task.reduction.divisor = static_cast<uint32_t>(members().size());
-  if (members().nodes() == 1 || (data == note && bytes <= plan.segment_bytes)) {
-    const auto heaviest = std::max_element(weights.begin(), weights.end()) - weights.begin();
-    task.shards = {{static_cast<uint32_t>(heaviest), 0, wire_bytes}};  // in one piece
-  } else {
-    task.shards = plan::shard_layout(wire_bytes, weights);
-  }
-}
-
-// Uses the same slices as NodeWork.
-plan::Range Planned::Work::slice(uint32_t part, uint32_t place) const {
-  const NodeTask& task = parts_[part]->task;
-  const std::vector<plan::Shard>& shards = task.shards;
-  plan::Range whole;  // at first in bytes on the wire
-  for (const plan::SegmentRun& run :
-       plan::local_slice(shards, plan.segment_bytes, place, options.group->local_size())) {
-    const plan::Range range = plan::run_range(shards, plan.segment_bytes, run);
-    if (whole.bytes == 0) whole.offset = range.offset;
-    whole.bytes += range.bytes;
-  }
-  const size_t wider = size_of(task.dtype) / size_of(task.wire);
-  return {whole.offset * wider, whole.bytes * wider};
-}
-
-Planned::Work::~Work() {
-  for (char* memory : memory_) core.heap->free(memory);
 }
 
 Result<std::unique_ptr<Planned>> Planned::create(Rounds& rounds,
@@ -196,12 +38,11 @@ Result<std::unique_ptr<Planned>> Planned::create(Rounds& rounds,
   // A stream is taken even if creation fails below: the next plan must have the same stream on all
   // ranks.
   if (!options.stream) options.stream = options.group->next_stream();
+  if (options.narrow && is_packed(options.wire)) {
+    HERRING_RETURN_IF_ERROR(check_packs(gradients, options, core.options.links.segment_bytes));
+  }
   for (const plan::Gradient& gradient : gradients) {
     HERRING_RETURN_IF_ERROR(check_reducible(gradient.dtype, {options.op}));
-  }
-  if (options.narrow && size_of(options.wire) != 2) {
-    return Status(Code::kInvalidArgument, concat("wire_dtype is ", name_of(options.wire),
-                                                 "; use float16 or bfloat16"));
   }
   plan::Cluster shape{options.group->members().nodes(), options.group->shards().weights};
   plan::Options plan_options;

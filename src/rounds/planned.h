@@ -28,8 +28,10 @@ struct PlannedOptions {
   std::shared_ptr<Group> group;         // null means all ranks
   ReduceOp op = ReduceOp::kAverage;
   bool divide_by_all = false;           // averages divide by all members, not by the contributors
-  bool narrow = false;                  // float32 arenas travel as `wire`
+  bool narrow = false;                  // float32 arenas travel as `wire`; all do if it is packed
   DType wire = DType::kFloat32;
+  // What rounding to a packed `wire` loses stays here and is added to the next round's sum.
+  bool error_feedback = true;
   size_t buffer_bytes = 0;              // 0: chosen from model and cluster
   size_t note_bytes = 0;                // 0: rounds have no note
   std::optional<uint32_t> stream;       // from Group::next_stream(), if taken already
@@ -80,6 +82,11 @@ class Planned {
   // given its result to all ranks of the node. Any thread.
   void added(uint32_t buffer);
   void given(uint32_t buffer);
+  // Returns what rounding has lost so far of each element of arena `i` and is still to be sent. It
+  // is 0 for elements that other ranks of the node send. Not inside a round.
+  Result<std::vector<float>> residual(size_t i) const;
+  // Replaces it; values for elements that other ranks send are ignored. Not inside a round.
+  Status set_residual(size_t i, const std::vector<float>& values);
   // Returns how many rounds have begun. Any thread.
   uint32_t rounds() const;
   const PlannedOptions& options() const;
@@ -107,6 +114,9 @@ class Planned {
   };
 
   explicit Planned(std::shared_ptr<Work> work);
+  // Returns an error if such gradients cannot travel in packs.
+  static Status check_packs(const std::vector<plan::Gradient>& gradients,
+                            const PlannedOptions& options, size_t segment_bytes);
   bool has_note() const;
   // Makes this report to the node stage, about a buffer in the running round.
   void report(void (NodeStage::*what)(const wire::Key& key), uint32_t buffer);
@@ -116,6 +126,9 @@ class Planned {
   std::string missing() const;
   // Pushes the buffers that are complete and next in order.
   void advance();
+  // Calls visit(first element, values) for each part of arena `i` whose residual is here.
+  template <typename Visit>
+  Status visit_residual(size_t i, const Visit& visit) const;
 
   const std::shared_ptr<Work> work_;
 

@@ -28,7 +28,7 @@ Aggregator::Aggregator(const control::Cluster& cluster, const GroupTable& groups
       now_(std::move(now)),
       recorder_(recorder),
       lanes_(segment_bytes),
-      wide_lanes_(2 * segment_bytes),
+      wide_lanes_(kWidest * segment_bytes),
       servers_(control::ServerSet::all(cluster.servers.size())),
       open_(cluster.size),
       lateness_(cluster.size) {}
@@ -65,6 +65,9 @@ Status Aggregator::check(const control::Group& group, const wire::Open& open,
     return breach("rank ", rank, " opens '", open.name, "'", group.suffix(), " ", what...);
   };
   if (!group.has(rank)) return wrong("without being a member");
+  if (is_packed(open.dtype) && segment_bytes_ % kPackBytes != 0) {
+    return wrong("in ", name_of(open.dtype), ", but segments have ", segment_bytes_, " bytes");
+  }
   if (contributor_of(group, open, rank) == kNobody ||
       (open.participants == wire::Participants::kPair &&
        (open.pair_a >= open.pair_b || open.pair_b >= group.size()))) {
@@ -429,7 +432,7 @@ void Aggregator::combine_group(Slot& slot, uint32_t group_index) {
     group.partial = lanes[0];
   }
   const reduce::Stage stage{open.dtype, accumulator, open.reduction.op, open.reduction.prescale};
-  reduce::combine(sources, n, group.partial, slot.bytes / size_of(open.dtype), stage);
+  reduce::combine(sources, n, group.partial, numbers_in(slot.bytes, open.dtype), stage);
   std::lock_guard lock(mutex_);
   for (size_t i = group.wide ? 0 : 1; i < n; ++i) lanes_.give(lanes[i]);
 }
@@ -444,7 +447,7 @@ void Aggregator::finish(Slot& slot) {
           [](const Contribution& one) { return one.state != Contribution::kLost; })),
       std::memory_order_relaxed);
   const bool single = slot.groups.size() == 1;
-  const size_t count = slot.bytes / size_of(open.dtype);
+  const size_t count = numbers_in(slot.bytes, open.dtype);
   const void* few[64];
   std::vector<const void*> many;
   const size_t limit = single ? slot.op->expected : slot.groups.size();

@@ -207,6 +207,8 @@ class Aggregator {
  private:
   static constexpr uint32_t kNobody = ~0u;
 
+  // Partial sums of packed numbers take less than four times as many bytes as the packs.
+  static constexpr size_t kWidest = 4;
   // Limit for all operations in progress together: 1 TB in segments of 8 KiB.
   static constexpr uint64_t kMostSegments = uint64_t{1} << 27;
   static Block* const kAllReleased;
@@ -258,7 +260,7 @@ class Aggregator {
   std::mutex mutex_;  // guards everything below
   std::map<Key, std::unique_ptr<Operation>> operations_;
   LanePool lanes_;
-  LanePool wide_lanes_;  // for partial sums of 16-bit floats
+  LanePool wide_lanes_;  // for partial sums of 8-bit and 16-bit floats
   std::vector<std::unique_ptr<Slot>> all_slots_;
   std::vector<Slot*> free_slots_;
   std::vector<std::unique_ptr<Block>> all_blocks_;

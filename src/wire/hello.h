@@ -25,7 +25,7 @@
 
 namespace herring::wire {
 
-inline constexpr uint16_t kProtocolVersion = 17;
+inline constexpr uint16_t kProtocolVersion = 18;
 
 using Nonce = std::array<uint8_t, 32>;
 using Mac = std::array<uint8_t, 32>;

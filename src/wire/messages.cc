@@ -59,7 +59,8 @@ void fields(Io& io, Of<Io, Array>& array) {
 
 template <typename Io>
 void fields(Io& io, Of<Io, Open>& open) {
-  io(open.dtype, open.reduction);
+  io.choice(open.dtype, kNumWireDTypes);
+  io(open.reduction);
   io.choice(open.participants, 3);
   io(open.workers, open.shard_bytes, open.deadline.timeout_ms, open.deadline.stall_ms);
   io(open.deadline.warn_ms, open.pair_a, open.pair_b);

@@ -48,7 +48,7 @@ class Member {
 
   wire::Open open(Input& in) const {
     wire::Open open;
-    open.dtype = static_cast<DType>(in.below(kNumDTypes));
+    open.dtype = static_cast<DType>(in.below(kNumWireDTypes));
     open.reduction.op = static_cast<ReduceOp>(in.below(kNumReduceOps));
     open.participants = static_cast<wire::Participants>(in.below(3));
     open.workers = in.seldom() ? static_cast<uint32_t>(in.any()) : in.below(4);

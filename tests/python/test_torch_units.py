@@ -69,15 +69,19 @@ def test_flat_bytes_writes_through_parameters():
         (torch.float16, "float16"),
         ("float16", "float16"),
         ("float32", "float32"),
+        ("fp8", "fp8"),
+        (torch.float8_e4m3fn, "fp8_e4m3"),
+        (torch.float8_e5m2, "fp8_e5m2"),
+        (torch.int8, "int8"),
     ],
 )
 def test_wire_dtypes(given, name):
     assert tensors.wire_dtype_name(given) == name
 
 
-@pytest.mark.parametrize("given", ["half", torch.int8, torch.float64, 16])
+@pytest.mark.parametrize("given", ["half", torch.int16, torch.float64, "fp4", 16])
 def test_wire_dtypes_refused(given):
-    with pytest.raises(InvalidArgumentError, match="wire_dtype must be"):
+    with pytest.raises(InvalidArgumentError, match="it must be None or one of float32, "):
         tensors.wire_dtype_name(given)
 
 

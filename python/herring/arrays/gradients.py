@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -154,6 +154,26 @@ class PlannedList(PlannedReduction):
             for place, (arena, offset, nbytes) in zip(self._entries, self.placements)
         }
 
+    def residuals(self) -> dict[int, np.ndarray]:
+        """Returns what rounding has lost of each gradient, one float32 for each of its elements."""
+        return self._by_place([self.residual(i) for i in range(len(self.arenas))])
+
+    def set_residuals(self, values: Mapping[int, np.ndarray]) -> None:
+        """Replaces the residuals of these gradients, and sets those of the others to 0."""
+        arrays = [np.zeros_like(self.residual(i)) for i in range(len(self.arenas))]
+        for place, part in self._by_place(arrays).items():
+            if place in values:
+                part[:] = values[place]
+        for index, array in enumerate(arrays):
+            self.set_residual(index, array)
+
+    def _by_place(self, arrays: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
+        sizes = [nbytes // max(array.size, 1) for (_, nbytes), array in zip(self.arenas, arrays)]
+        return {
+            place: arrays[arena][offset // sizes[arena] : (offset + nbytes) // sizes[arena]]
+            for place, (arena, offset, nbytes) in zip(self._entries, self.placements)
+        }
+
     def filled(self, places: Iterable[int]) -> None:
         """Says that the gradients at these places of the list are in the arenas."""
         self.ready_all([self._entries[place] for place in places])
@@ -196,7 +216,7 @@ class GradientRounds:
           sources: One source per variable, in an order that is the same on all ranks.
           present: Indices into `sources` of the variables that have a gradient on this rank.
           name: Identifies the list; the same on all ranks, different for each list.
-          wire_dtype: "float16" or "bfloat16", in which float32 gradients travel between nodes.
+          wire_dtype: As in `PlannedReduction`.
           order: Indices into `sources` in the order in which this rank produces the gradients.
           divide_by_all: Whether averages divide by the number of all ranks, also in rounds to which
             some do not contribute.
@@ -335,7 +355,7 @@ class Averager:
       numbered: Whether `name` is a kind, of which averagers are numbered: as they are made, or as
         they are first used in a generation of an elastic job, because a worker that has come may
         have made other ones.
-      wire_dtype: "float16" or "bfloat16", in which float32 gradients travel between nodes.
+      wire_dtype: As in `PlannedReduction`.
       divide_by_all: Whether averages divide by the number of all ranks, also in rounds to which
         some do not contribute.
 

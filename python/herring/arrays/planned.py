@@ -50,7 +50,9 @@ class PlannedReduction:
       name: Identifies the operation in messages; None numbers the planned operations.
       op: "average", "sum", "min", "max" or "product".
       wire_dtype: "float16" or "bfloat16", in which float32 arenas travel between nodes. If all
-        ranks have GPUs, float32 gradients leave the GPUs in it, and averages return in it.
+        ranks have GPUs, float32 gradients leave the GPUs in it, and averages return in it. Or
+        "fp8" (which is "fp8_e4m3"), "fp8_e5m2" or "int8", in which sums and averages of float32,
+        float16 and bfloat16 travel, with a scale for each 32 numbers.
       buffer_bytes: The size of a fusion buffer; 0 chooses it from the model and the cluster.
       note_bytes: The length of a round's note; 0 means that rounds have no note.
       device: The number of the GPU on which the gradients lie; None means host memory. It may
@@ -59,6 +61,7 @@ class PlannedReduction:
         blocks, until the other ranks are done.
       divide_by_all: Whether averages divide by the number of all ranks, also in rounds that some
         begin with ``active=False``. By default averages divide by the number of active ranks.
+      error_feedback: Whether what rounding to 8 bits loses is added to the next round's sum.
 
     Raises:
       InvalidArgumentError: A dtype or size is not supported.
@@ -77,6 +80,7 @@ class PlannedReduction:
         note_bytes: int = 0,
         device: int | None = None,
         divide_by_all: bool = False,
+        error_feedback: bool = True,
     ) -> None:
         name = named(name, "planned", group)
         self._job = job()
@@ -93,6 +97,7 @@ class PlannedReduction:
             device = None if device is None else count_of(device, "device", 0, _MOST_DEVICES)
             wire = "" if wire_dtype is None else text_of(wire_dtype, "wire_dtype")
             divide_by_all = boolean_of(divide_by_all, "divide_by_all")
+            error_feedback = boolean_of(error_feedback, "error_feedback")
             casts = device is not None and wire != "" and _casts(device, wire, name)
         self._device = device
         self._arenas: list[Any] = []  # the arenas on the GPU
@@ -115,13 +120,15 @@ class PlannedReduction:
                 self._on_devices,
                 all(casts for _, casts in places),
                 divide_by_all,
+                error_feedback,
             )
         bytes_by_dtype = ", ".join(f"{n} bytes of {dtype}" for dtype, n in self._planned.arenas)
         check_same(
             f"planned operation '{name}'",
             f"{counted(len(listed), 'gradient')}, {bytes_by_dtype}, op {op}"
-            f"{' divided by all ranks' if divide_by_all else ''}, wire "
-            f"dtype {wire_dtype}, notes of {note_bytes} bytes, plan {self._planned.signature:016x}",
+            f"{' divided by all ranks' if divide_by_all else ''}, wire dtype {wire_dtype}"
+            f"{'' if error_feedback else ' without error feedback'}, notes of {note_bytes} bytes, "
+            f"plan {self._planned.signature:016x}",
             name=f"{name}.plan",
             group=group,
         )
@@ -169,6 +176,36 @@ class PlannedReduction:
     def arena(self, index: int) -> np.ndarray:
         """Returns arena `index` as uint8 bytes, shared with the workers of this node."""
         return self._open.arena(count_of(index, "index", 0, len(self.arenas) - 1))
+
+    @property
+    def local_size(self) -> int:
+        """The number of the group's ranks on this node, whose gradients are summed here first."""
+        return self._open.local_size
+
+    def residual(self, index: int) -> np.ndarray:
+        """Returns what rounding to 8 bits has lost of arena `index` and is still to be sent.
+
+        Returns:
+          One float32 for each element of the arena. It is 0 without error feedback, on one node,
+          and where another rank of this node sends the element.
+
+        Raises:
+          InvalidArgumentError: The round has not been waited for.
+        """
+        return self._open.residual(count_of(index, "index", 0, len(self.arenas) - 1))
+
+    def set_residual(self, index: int, values: np.ndarray) -> None:
+        """Replaces the residual of arena `index`, such as after a restart.
+
+        Args:
+          values: One float32 for each element of the arena. Those of elements that another rank of
+            this node sends are ignored.
+
+        Raises:
+          InvalidArgumentError: The round has not been waited for, or the size is another.
+        """
+        index = count_of(index, "index", 0, len(self.arenas) - 1)
+        self._open.set_residual(index, np.ascontiguousarray(values, np.float32).reshape(-1))
 
     def place(self, arenas: Sequence[Any]) -> None:
         """Says where the arenas of a plan with `device` are on the GPU; once, before any round.

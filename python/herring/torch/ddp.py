@@ -31,12 +31,13 @@ from herring.torch.join import Join
 from herring.torch.membership import Membership
 from herring.torch.partial import InRounds, PartialReducer, wants_rounds
 from herring.torch.reducer import GradientReducer
+from herring.torch.residuals import KeepsResiduals
 from herring.torch.state import broadcast_tensors
 from herring.torch.tensors import describe, require_writable
 from herring.torch.watch import registrations
 
 
-class DistributedDataParallel(InRounds, torch.nn.Module):
+class DistributedDataParallel(InRounds, KeepsResiduals, torch.nn.Module):
     """Wraps a module so that `backward()` returns with gradients averaged over all ranks.
 
     With a `group`, "all ranks" means the ranks of the group, here and below. A model may consist of
@@ -79,6 +80,7 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
         *,
         forward_sync_buffers: bool | None = None,
         wire_dtype: str | torch.dtype | None = None,
+        error_feedback: bool = True,
         buffer_bytes: int = 0,
         sparse: str = "keep",
         sync: str | Quorum | Replay = "full",
@@ -110,7 +112,11 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
             and its memory, but the next backward pass overwrites gradients that the user kept.
           static_graph: Not needed; each step may use other parameters.
           forward_sync_buffers: The newer name of `broadcast_buffers`.
-          wire_dtype: "bfloat16" or "float16" sends float32 gradients in half the bytes.
+          wire_dtype: What gradients travel in between nodes: "bfloat16" or "float16" (float32
+            gradients, half the bytes), "fp8", "fp8_e5m2" or "int8" (8 bits and one scale for each
+            32 numbers, a quarter of float32's bytes). Sums are made in float32.
+          error_feedback: Whether what rounding to 8 bits loses is added to the next gradients
+            (`residuals`).
           buffer_bytes: The size of a fusion buffer in bytes; 0 lets the plan choose.
           sparse: "keep" exchanges the rows of sparse gradients, which stay sparse. "densify" makes
             them dense, with one warning. "error" refuses them.
@@ -148,6 +154,7 @@ class DistributedDataParallel(InRounds, torch.nn.Module):
         self._broadcast_buffers = bool(forward_sync_buffers)
         self._options: dict[str, Any] = {
             "wire_dtype": wire_dtype,
+            "error_feedback": error_feedback,
             "buffer_bytes": buffer_bytes,
             "sparse": sparse,
             "views": gradient_as_bucket_view,

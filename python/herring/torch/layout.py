@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,13 @@ from herring.arrays.groups import Group
 from herring.errors import HerringError, InvalidArgumentError
 from herring.torch import devices
 from herring.torch.engine import runs_last
-from herring.torch.tensors import check_not_capturing, dense_strides, dtype_name, warn_once
+from herring.torch.tensors import (
+    PACKED_DTYPES,
+    check_not_capturing,
+    dense_strides,
+    dtype_name,
+    warn_once,
+)
 
 # A round's note (the bytes that travel with its gradients) has one byte per parameter, which says
 # whether the rank used it. Behind these bytes come flags. "again": a gradient has grown after it
@@ -51,6 +57,7 @@ class Options(NamedTuple):
     views: bool
     group: Group | None
     divide_by_all: bool
+    error_feedback: bool = True
 
 
 class Layout:
@@ -119,6 +126,7 @@ class Layout:
             note_bytes=len(parameters) + len(FLAGS) + 2 * STEP_BYTES,
             device=self.gpu,
             divide_by_all=options.divide_by_all,
+            error_feedback=options.error_feedback,
         )
         if self.plan.on_devices:
             meets = f"{name}.arenas"
@@ -129,11 +137,7 @@ class Layout:
             arenas = self._arenas(order)
         self.views: list[torch.Tensor] = [torch.empty(0, device="cpu")] * len(parameters)
         for index, place in self.plan.cut(arenas).items():
-            parameter = parameters[index]
-            flat = place.view(parameter.dtype)
-            self.views[index] = flat.as_strided(
-                parameter.shape, dense_strides(parameter.detach()), flat.storage_offset()
-            )
+            self.views[index] = self._shaped(index, place.view(parameters[index].dtype))
         self._addresses = [view.data_ptr() for view in self.views]
         self._aliases = [view.detach() for view in self.views]
         self._dtypes = [p.dtype for p in parameters]
@@ -169,11 +173,46 @@ class Layout:
         final = [index for index in order if index not in sparse]
         layout = self
         if final != self.order:
+            lost = self.residuals()
             self.close()  # .grad does not use the arena before the final layout
             layout = type(self)(self.options, self.names, self.parameters, sparse, final, name=name)
+            layout.give_residuals(lost)
             layout.deferred, layout.hooks = self.deferred, self.hooks
         layout.final = True
         return layout
+
+    @property
+    def rounds_to_8_bits(self) -> bool:
+        """Whether rounding loses something that the next round makes up for."""
+        return self.options.wire_dtype in PACKED_DTYPES and self.options.error_feedback
+
+    def residuals(self) -> dict[int, torch.Tensor]:
+        """Returns what rounding has lost on this rank, in the shapes of the parameters."""
+        if not self.rounds_to_8_bits:
+            return {}
+        return {
+            index: self._shaped(index, torch.from_numpy(values))
+            for index, values in self.plan.residuals().items()
+        }
+
+    def give_residuals(self, residuals: Mapping[int, torch.Tensor]) -> None:
+        """Replaces what rounding has lost on this rank; what is missing becomes 0."""
+        if not self.rounds_to_8_bits:
+            return
+        places = {
+            index: torch.empty(self.parameters[index].numel(), dtype=torch.float32, device="cpu")
+            for index in residuals
+        }
+        for index, values in residuals.items():
+            self._shaped(index, places[index]).copy_(values)
+        self.plan.set_residuals({index: place.numpy() for index, place in places.items()})
+
+    def _shaped(self, index: int, place: torch.Tensor) -> torch.Tensor:
+        """Returns a place, which is flat, in the parameter's shape and order of dimensions."""
+        parameter = self.parameters[index]
+        return place.as_strided(
+            parameter.shape, dense_strides(parameter.detach()), place.storage_offset()
+        )
 
     def close(self) -> None:
         """Ends the plan and releases its memory; views that others hold stay readable."""

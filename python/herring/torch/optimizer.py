@@ -18,6 +18,7 @@ from herring.torch.naming import listed, named_in, require_all
 from herring.torch.partial import InRounds, PartialReducer, wants_rounds
 from herring.torch.ranges import work_range
 from herring.torch.reducer import GradientReducer
+from herring.torch.residuals import KeepsResiduals
 from herring.torch.state import broadcast_parameters as _broadcast_parameters
 
 # Attributes of the wrapper itself. All other attributes are the wrapped optimizer's.
@@ -35,7 +36,7 @@ _OWN = frozenset(
 )
 
 
-class DistributedOptimizer(InRounds, torch.optim.Optimizer):
+class DistributedOptimizer(InRounds, KeepsResiduals, torch.optim.Optimizer):
     """Wraps any torch optimizer, for models that are not wrapped themselves.
 
     Gradients are sent during the backward pass and are averaged when `backward()` returns, so
@@ -59,6 +60,7 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
         wire_dtype: str | torch.dtype | None = None,
         *,
+        error_feedback: bool = True,
         buffer_bytes: int = 0,
         sparse: str = "keep",
         gradient_as_bucket_view: bool = False,
@@ -75,7 +77,11 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
           optimizer: An optimizer over the same parameters on every rank.
           named_parameters: `model.named_parameters()`, so that messages can name parameters. It
             must have all parameters of the optimizer that require gradients.
-          wire_dtype: "bfloat16" or "float16" sends float32 gradients in half the bytes.
+          wire_dtype: What gradients travel in between nodes: "bfloat16" or "float16" (float32
+            gradients, half the bytes), "fp8", "fp8_e5m2" or "int8" (8 bits and one scale for each
+            32 numbers, a quarter of float32's bytes). Sums are made in float32.
+          error_feedback: Whether what rounding to 8 bits loses is added to the next gradients
+            (`residuals`).
           buffer_bytes: The size of a fusion buffer in bytes; 0 lets the plan choose.
           sparse: "keep" exchanges the rows of sparse gradients, which stay sparse. "densify" makes
             them dense, with one warning. "error" refuses them.
@@ -141,6 +147,7 @@ class DistributedOptimizer(InRounds, torch.optim.Optimizer):
             named,
             name=self.name,
             wire_dtype=wire_dtype,
+            error_feedback=error_feedback,
             buffer_bytes=buffer_bytes,
             sparse=sparse,
             views=gradient_as_bucket_view,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from herring.arrays.agreement import job_ranks, require_agreement
-from herring.arrays.arguments import count_of, text_of
+from herring.arrays.arguments import boolean_of, count_of, text_of
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.objects import allgather_plain
 from herring.base.units import ranks_text
@@ -151,6 +151,7 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
         group: Group | None = None,
         missing: str | None = None,
         divide_by_all: bool = False,
+        error_feedback: bool = True,
     ) -> None:
         """Checks the parameters, compares them across ranks and plans (collective).
 
@@ -158,8 +159,8 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
           named_parameters: Names and parameters in registration order. Empty and repeated ones are
             left out, and frozen ones are left out until they require gradients.
           name: The reducer's name, the same on every rank and different for each reducer.
-          wire_dtype: "float16" or "bfloat16" sends float32 gradients in half the bytes; None sends
-            them unchanged.
+          wire_dtype: What gradients are sent in (`herring.torch.DistributedDataParallel`); None
+            sends them unchanged.
           buffer_bytes: The size of a fusion buffer in bytes; 0 lets the plan choose.
           sparse: "keep" exchanges the rows of sparse gradients. "densify" makes them dense, with
             one warning. "error" refuses them.
@@ -173,6 +174,7 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
           missing: What shows that this rank has no gradients in a step (`Stepped`).
           divide_by_all: Whether averages divide by the number of all ranks, also in rounds to which
             some do not contribute.
+          error_feedback: Whether what rounding to 8 bits loses is added to the next gradients.
 
         Raises:
           InvalidArgumentError: A dtype cannot be averaged, an option is unknown, or another reducer
@@ -189,7 +191,10 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
         self.contributors = 0
         wire = wire_dtype_name(wire_dtype)
         wire = None if wire == "float32" else wire  # float32 means unchanged
-        self._options = Options(name, wire, buffer_bytes, sparse, views, group, divide_by_all)
+        error_feedback = boolean_of(error_feedback, "error_feedback")
+        self._options = Options(
+            name, wire, buffer_bytes, sparse, views, group, divide_by_all, error_feedback
+        )
         self._generation = 0
         self._lock = threading.RLock()  # gradients on several devices arrive on several threads
         self._layout: Layout | None = None  # None: all parameters are frozen
@@ -206,6 +211,10 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
             name,
             options.group,
         )
+        lost = {}
+        if self._layout is not None:
+            before = self._layout.parameters
+            lost = {id(before[i]): value for i, value in self._layout.residuals().items()}
         self._let_go()
         self._take_over(parameters)
         if parameters:
@@ -213,6 +222,21 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
             order = [i for i in range(len(parameters) - 1, -1, -1) if i not in sparse]
             self._layout = Layout(options, names, parameters, sparse, order, name=f"{name}.first")
             self._layout.hooks = [self._hook(i, p) for i, p in enumerate(parameters)]
+            self._layout.give_residuals(
+                {i: lost[id(parameters[i])] for i in order if id(parameters[i]) in lost}
+            )
+
+    def resting_layout(self, call: str) -> Layout | None:
+        """Returns the layout between two steps, None if all parameters are frozen.
+
+        Raises:
+          InvalidArgumentError: A step is not complete; the message names `call`.
+        """
+        if self._open:
+            raise InvalidArgumentError(
+                f"{self.name}: {call} inside a step; call it after the optimizer's step"
+            )
+        return self._layout
 
     def _hook(self, index: int, parameter: torch.nn.Parameter) -> Any:
         myself = weakref.ref(self)  # the garbage collector does not see the engine's hooks

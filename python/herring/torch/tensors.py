@@ -27,14 +27,21 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+PACKED_DTYPES = ("fp8", "fp8_e4m3", "fp8_e5m2", "int8")
+_WIRE_DTYPES = ("float32", "float16", "bfloat16", *PACKED_DTYPES)
+
+
 def wire_dtype_name(wire_dtype: str | torch.dtype | None) -> str | None:
     """Returns the name of a wire dtype that is given as a torch dtype or a name."""
     if wire_dtype is None:
         return None
     name = dtype_name(wire_dtype) if isinstance(wire_dtype, torch.dtype) else wire_dtype
-    if not isinstance(name, str) or name not in ("float16", "bfloat16", "float32"):
+    if name == "float8_e4m3fn" or name == "float8_e5m2":
+        name = name.removesuffix("fn").replace("float", "fp")
+    if not isinstance(name, str) or name not in _WIRE_DTYPES:
         raise InvalidArgumentError(
-            f"wire_dtype must be None, 'float16', 'bfloat16' or 'float32', not {shown(wire_dtype)}"
+            f"wire_dtype is {shown(wire_dtype)}; it must be None or one of "
+            + ", ".join(_WIRE_DTYPES)
         )
     return name
 

@@ -121,6 +121,9 @@ const char* type_name(DType dtype) {
     case DType::kInt64: return "Int64";
     case DType::kUInt8: return "UInt8";
     case DType::kBool: return "Bool";
+    case DType::kMxE4M3:  // between hosts only
+    case DType::kMxE5M2:
+    case DType::kMxInt8: break;
   }
   return "";
 }

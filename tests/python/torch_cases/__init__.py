@@ -7,6 +7,7 @@ Every case runs on all ranks of a job and raises if it fails. `test_torch.py` st
 from . import (
     buffers,
     collectives,
+    eight_bits,
     grids,
     groups,
     models,
@@ -26,6 +27,7 @@ __all__ = [
     "GROUP_CASES",
     "buffers",
     "collectives",
+    "eight_bits",
     "grids",
     "groups",
     "models",
