@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from jobs import LAYOUTS, expect_success, program, run_job
@@ -10,3 +12,16 @@ from jobs import LAYOUTS, expect_success, program, run_job
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rounds_in_8_bits(layout: str) -> None:
     assert "are right" in expect_success(run_job(LAYOUTS[layout], program("packed_rounds")))
+
+
+def test_the_death_of_servers_changes_no_bit() -> None:
+    """Workers send again what they sent, although its place has other numbers by then."""
+    digests = []
+    for arguments in ([], ["kill"]):
+        layout = ["-n", "3", "--nodes", "3", "--servers", "2"]
+        script = program("failover_packed", *arguments)
+        output = expect_success(run_job(layout, script, HERRING_FAILOVER="true"))
+        assert output.count("is replaced by") == 3 * len(arguments), output
+        digests.append(sorted(set(re.findall(r"rank \d: [0-9a-f]{64}", output))))
+        assert len(digests[-1]) == 3, output
+    assert digests[0] == digests[1]

@@ -14,7 +14,8 @@ class Maker {
   Maker(uint64_t seed, uint32_t index, const Layout& layout, uint32_t features)
       : random_({seed, 2, index}), group_random_({seed, 3, index}),
         join_random_({seed, 4, index}), leave_random_({seed, 5, index}),
-        message_random_({seed, 6, index}), layout_(layout), features_(features) {
+        message_random_({seed, 6, index}), packed_random_({seed, 7, index}),
+        layout_(layout), features_(features) {
     program_.index = index;
     std::vector<uint32_t> all;
     for (uint32_t rank = 0; rank < layout.size; ++rank) all.push_back(rank);
@@ -157,7 +158,21 @@ class Maker {
       plan.gradients.push_back({some_elements(dtype, has(kLarge)), dtype});
     }
     if (random_.chance(0.5)) plan.note_bytes = some_elements(DType::kUInt8, false);
+    if (has(kEightBits) && packed_random_.chance(0.3)) pack(plan);
     return plan;
+  }
+
+  // Lets a plan travel in 8 bits, if its segments are whole packs.
+  void pack(PlanSpec& plan) {
+    if (layout_.segment_bytes % kPackBytes != 0) return;
+    plan.narrow = true;
+    plan.wire = packed_random_.pick({DType::kMxE4M3, DType::kMxE5M2, DType::kMxInt8});
+    if (plan.op != ReduceOp::kAverage) plan.op = ReduceOp::kSum;
+    for (plan::Gradient& gradient : plan.gradients) {
+      if (!is_float(gradient.dtype) || gradient.dtype == DType::kFloat64) {
+        gradient.dtype = packed_random_.pick({DType::kFloat32, DType::kBFloat16});
+      }
+    }
   }
 
   void make_plans() {
@@ -469,7 +484,7 @@ class Maker {
   Random random_;
   // These features have generators of their own, so that without them seeds make the same programs
   // as before.
-  Random group_random_, join_random_, leave_random_, message_random_;
+  Random group_random_, join_random_, leave_random_, message_random_, packed_random_;
   uint32_t first_group_ = 0;     // the first group that steps may use
   std::vector<Usable> usable_;   // by group
   const Layout& layout_;

@@ -49,6 +49,7 @@ enum Feature : uint32_t {
   kDeaths = 1 << 18,     // a rank dies
   kMessages = 1 << 19,   // sends and receives
   kLists = 1 << 20,      // arrays that are cut into lists
+  kEightBits = 1 << 21,  // plans whose gradients travel in 8 bits
 };
 inline constexpr struct {
   const char* name;
@@ -60,7 +61,7 @@ inline constexpr struct {
                  {"weights", kWeights},       {"counts", kCounts},
                  {"torn", kTorn},             {"groups", kGroups},     {"joins", kJoins},
                  {"leaving", kLeaving},       {"deaths", kDeaths},     {"messages", kMessages},
-                 {"lists", kLists}};
+                 {"lists", kLists},           {"eight-bits", kEightBits}};
 
 inline constexpr uint32_t kDeferral = 2;  // batches
 

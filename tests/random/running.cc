@@ -37,6 +37,9 @@ Values RunningProgram::values_of(const Step& step, size_t index) const {
     }
     values.dtype = plan.gradients[index].dtype;
     narrow = plan.narrow;
+    if (narrow && is_packed(plan.wire)) {
+      values.lone = static_cast<uint32_t>(program_.groups.front().ranks.size());
+    }
   }
   const bool coarse = values.dtype == DType::kFloat16 || values.dtype == DType::kBFloat16;
   // 16-bit results are rounded more than once if there are several stages.

@@ -79,6 +79,7 @@ Range range_of(const Values& values) {
 }
 
 inline int64_t value_of(const Range& range, const Values& values, uint64_t place, uint32_t rank) {
+  if (values.lone != 0 && mix(place) % values.lone != rank) return 0;
   const uint32_t bits = bits_of(place, rank);
   if (values.op == ReduceOp::kProduct && range.least < 0) {
     return std::initializer_list<int64_t>{1, -1, 2, 1}.begin()[bits >> 30];
@@ -155,6 +156,9 @@ void with_type(DType dtype, F f) {
     case DType::kInt64: return f(static_cast<int64_t*>(nullptr));
     case DType::kUInt8:
     case DType::kBool: return f(static_cast<uint8_t*>(nullptr));
+    case DType::kMxE4M3:  // only on their way
+    case DType::kMxE5M2:
+    case DType::kMxInt8: break;
   }
 }
 

@@ -20,6 +20,9 @@ struct Values {
   // For averages only: values are multiples of this, so that the division is exact. 0 allows any
   // whole number.
   uint32_t divisor = 0;
+  // In each place only one of the job's ranks, of which there are so many, has a number other than
+  // 0. So 8 bits hold all sums. 0: all ranks have numbers.
+  uint32_t lone = 0;
 };
 
 // Writes elements first ... first + count - 1 of `rank`'s array.
