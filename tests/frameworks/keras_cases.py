@@ -266,6 +266,7 @@ def test_ways_on_jax(rank, size):
     reference, _ = trained(keras.optimizers.SGD(0.1), x, y, 24)
     ways = [("", {}), ("callback", {}), ("callback" if rank == 0 else "ffi", {})]
     ways += [("", {"buffer_bytes": 1 << 16}), ("", {"wire_dtype": "bfloat16"})]
+    ways.append(("", {"wire_dtype": "fp8"}))
     for way, options in ways:
         os.environ["HERRING_JAX_IMPL"] = way
         optimizer = herring.DistributedOptimizer(keras.optimizers.SGD(0.1), **options)

@@ -64,6 +64,10 @@ def test_a_step_has_what_cannot_be_hidden() -> None:
     half = answer(dataclasses.replace(LARGE, wire_dtype="bfloat16"), network)
     assert half.job.size * 2 == found.job.size
     assert half.timeline.exposed < 0.8 * found.timeline.exposed
+    # 8 bits and their scales are a little more than a quarter.
+    eighth = answer(dataclasses.replace(LARGE, wire_dtype="fp8"), network)
+    assert eighth.job.size == pytest.approx(0.2581 * found.job.size, rel=1e-3)
+    assert eighth.timeline.exposed < 0.6 * half.timeline.exposed
     # With links that are ten times slower, averaging takes most of the step.
     slow = answer(LARGE, dataclasses.replace(network, rate=10e9, server_rate=10e9))
     assert slow.binds == "link"
@@ -287,7 +291,7 @@ def test_the_catalogue_is_listed(capsys) -> None:
             "--backward 0.5 is a part of --step TIME, which is missing",
         ),
         ("--size 1M --dtype float16 --wire-dtype float32", "--wire-dtype float32 with --dtype"),
-        ("--size 1M --dtype float16 --wire-dtype bfloat16", "only float32 can be sent"),
+        ("--size 1M --dtype float16 --wire-dtype bfloat16", "float32 can be sent in"),
         ("--size 1M --node-rate 1G", "--node-rate 1G with one worker per node"),
         ("--size 1M --servers 0 --server-rate 1gbit", "--server-rate 1gbit with --servers 0"),
         ("--size 1M --node-price 3", "--server-price is missing"),

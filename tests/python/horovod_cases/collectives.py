@@ -60,7 +60,8 @@ def every_dtype():
     narrow = hvd.allreduce(torch.tensor([200], dtype=torch.uint8))
     assert narrow.item() == 200  # summed in float64, so it does not wrap
     sent = torch.full((2,), 1.5)
-    assert torch.equal(hvd.allreduce(sent, compression=hvd.Compression.fp16), sent)
+    for compression in (hvd.Compression.fp16, hvd.Compression.fp8, hvd.Compression.int8):
+        assert torch.equal(hvd.allreduce(sent, compression=compression), sent)
 
 
 @case

@@ -24,6 +24,8 @@ OPTIONS = (
     {},
     {"op": hvd.Sum},
     {"compression": hvd.Compression.fp16},
+    {"compression": hvd.Compression.fp8},
+    {"compression": hvd.Compression.int8, "op": hvd.Sum},
     {"compression": Own},
     {"compression": Own, "op": hvd.Sum},
     {"gradient_predivide_factor": 2.0, "groups": 2},
@@ -72,8 +74,13 @@ def options():
                 optimizer.step()
             scheduler.step()
         scale = 1.0 if chosen.get("op") == hvd.Sum else 1 / size
-        half = chosen.get("compression") is hvd.Compression.fp16
-        close(model, reference(3, passes, scale), 2e-3 if half else 1e-4)
+        tolerances = {
+            hvd.Compression.fp16: 2e-3,
+            hvd.Compression.fp8: 0.05,
+            hvd.Compression.int8: 0.05,
+        }
+        tolerance = tolerances.get(chosen.get("compression"), 1e-4)
+        close(model, reference(3, passes, scale), tolerance)
         same(model)
         guards(model, optimizer, passes)
 

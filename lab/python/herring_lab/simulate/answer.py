@@ -10,7 +10,7 @@ from herring.errors import ConfigurationError
 from herring_lab.simulate import coarse
 from herring_lab.simulate.catalogue import Gradient
 from herring_lab.simulate.network import PEERS, Herring, Network, peer_seconds
-from herring_lab.simulate.options import DTYPES
+from herring_lab.simulate.options import DTYPES, WIRE_DTYPES
 from herring_lab.simulate.timeline import (
     Buffer,
     Stages,
@@ -60,13 +60,23 @@ class Job:
             raise ConfigurationError(
                 f"--backward is {self.backward:g}; it must be above 0 and at most 1"
             )
-        if DTYPES[self.wire_dtype] > DTYPES[self.dtype] or (
-            self.wire_dtype != self.dtype and DTYPES[self.wire_dtype] == DTYPES[self.dtype]
+        if self.wire_dtype != self.dtype and (
+            WIRE_DTYPES[self.wire_dtype] >= WIRE_DTYPES[self.dtype]
         ):
             raise ConfigurationError(
-                f"--wire-dtype {self.wire_dtype} with --dtype {self.dtype}: only float32 can be "
-                "sent in another type, float16 or bfloat16"
+                f"--wire-dtype {self.wire_dtype} with --dtype {self.dtype}: float32 can be sent in "
+                "float16 or bfloat16, and any type in fp8 or int8"
             )
+
+    def of_peers(self) -> Job:
+        """Returns the job as algorithms without servers send it.
+
+        Each of their steps would round 8-bit numbers again, so they send 16 bits instead.
+        """
+        if self.wire_dtype in DTYPES:
+            return self
+        wire = "bfloat16" if self.dtype == "float32" else self.dtype
+        return dataclasses.replace(self, wire_dtype=wire)
 
     @property
     def elements(self) -> int:
@@ -76,7 +86,7 @@ class Job:
     @property
     def size(self) -> int:
         """Bytes of all gradients on the wire."""
-        return self.elements * DTYPES[self.wire_dtype]
+        return round(self.elements * WIRE_DTYPES[self.wire_dtype])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,12 +237,13 @@ def peer_step(
     Returns:
       Seconds.
     """
+    job = job.of_peers()
     start = peer_seconds(name, network, 0, headers)
     pace = (peer_seconds(name, network, job.size, headers) - start) / job.size
     # A flat ring has links of its own between the workers of a node, and no node stage.
     own = network.workers > 1 and name != "ring"
     stages = Stages(1 / network.node_rate if own else 0.0, pace, start, network.lateness)
-    itemsize = DTYPES[job.wire_dtype]
+    itemsize = WIRE_DTYPES[job.wire_dtype]
     return min(
         play(
             fuse_evenly(job.gradients, itemsize, size, job.step, job.backward), stages, job.step
@@ -248,7 +259,7 @@ def peer_steps(found: Answer) -> dict[str, float]:
     buffers.
     """
     headers = found.herring.headers if found.herring else 1.0
-    small = found.buffers[0].size
+    small = found.buffers[0].size * found.job.of_peers().size / found.job.size
     return {name: peer_step(name, found.job, found.network, headers, small) for name in PEERS}
 
 

@@ -7,8 +7,10 @@ import argparse
 from herring.terminal.command_line import integer
 from herring_lab.simulate.catalogue import MODELS
 
-#: Bytes per element of each dtype that gradients may have, in memory and on the wire.
+#: Bytes per element of each dtype that gradients may have.
 DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2}
+#: Bytes per element on the wire. A pack of 1 KiB has 992 numbers of 8 bits and their scales.
+WIRE_DTYPES = {**DTYPES, "fp8": 1024 / 992, "int8": 1024 / 992}
 #: Names of the options that --sweep can vary.
 SWEEPS = ("nodes", "servers", "rate", "rtt", "loss")
 
@@ -112,7 +114,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--dtype", choices=DTYPES, default="float32", help="type of the gradients (default float32)"
     )
     job.add_argument(
-        "--wire-dtype", choices=DTYPES, help="type in which gradients are sent (default: --dtype)"
+        "--wire-dtype",
+        choices=WIRE_DTYPES,
+        help="type in which gradients are sent (default: --dtype)",
     )
     job.add_argument(
         "--step",

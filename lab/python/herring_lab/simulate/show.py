@@ -133,6 +133,8 @@ def answer_text(best: Best, found: Answer, prices: Prices | None) -> str:
         text = ""
         if name == PEERS[0]:
             text = "all-reduces without servers: models, see below"
+            if (wire := job.of_peers().wire_dtype) != job.wire_dtype:
+                text += f"; they send {wire}"
             if best.usual_ring > _WORTH_A_WORD * seconds:
                 text += f"; {_duration(best.usual_ring)} in buffers of 25 MiB or more"
         rows.append((name, _duration(seconds), text))

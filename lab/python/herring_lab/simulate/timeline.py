@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from herring import _core
 from herring_lab.simulate.catalogue import Gradient
-from herring_lab.simulate.options import DTYPES
+from herring_lab.simulate.options import DTYPES, WIRE_DTYPES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,21 +93,24 @@ def fuse(
       step: seconds of forward and backward pass.
       backward: the part of `step` that the backward pass takes.
     """
-    narrow = DTYPES[dtype] // DTYPES[wire_dtype]
+    narrow = DTYPES[dtype] / WIRE_DTYPES[wire_dtype]
     made = _core.fusion_buffers([each.elements for each in gradients], dtype, nodes, servers)
-    return [Buffer(size // narrow, _moment(step, backward, gradients[last])) for size, last in made]
+    return [
+        Buffer(round(size / narrow), _moment(step, backward, gradients[last]))
+        for size, last in made
+    ]
 
 
 def fuse_evenly(
-    gradients: Sequence[Gradient], itemsize: int, size: float, step: float, backward: float
+    gradients: Sequence[Gradient], itemsize: float, size: float, step: float, backward: float
 ) -> list[Buffer]:
     """Returns buffers of whole gradients; a buffer is full when it has at least `size` bytes."""
-    buffers, filled = [], 0
+    buffers, filled = [], 0.0
     for index, gradient in enumerate(gradients):
         filled += gradient.elements * itemsize
         if filled and (filled >= size or index == len(gradients) - 1):
-            buffers.append(Buffer(filled, _moment(step, backward, gradient)))
-            filled = 0
+            buffers.append(Buffer(round(filled), _moment(step, backward, gradient)))
+            filled = 0.0
     return buffers
 
 

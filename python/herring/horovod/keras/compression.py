@@ -1,10 +1,10 @@
-"""Compressors for gradients of Keras optimizers: none, or conversion to 16 bits."""
+"""Compressors for gradients of Keras optimizers: none, 16 bits, or 8 bits with scales."""
 
 from __future__ import annotations
 
-from herring.horovod.common.compression import NoneCompressor
+from herring.horovod.common.compression import FP8Compressor, INT8Compressor, NoneCompressor
 
-__all__ = ["Compression", "FP16Compressor", "NoneCompressor"]
+__all__ = ["Compression", "FP8Compressor", "FP16Compressor", "INT8Compressor", "NoneCompressor"]
 
 
 class FP16Compressor:
@@ -16,3 +16,5 @@ class Compression:
 
     none = NoneCompressor
     fp16 = FP16Compressor
+    fp8 = FP8Compressor
+    int8 = INT8Compressor

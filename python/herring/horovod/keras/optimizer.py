@@ -19,7 +19,7 @@ import herring
 from herring.arrays.gradients import GradientRounds
 from herring.errors import InvalidArgumentError
 from herring.horovod.common import rounds
-from herring.horovod.common.compression import NoneCompressor, is_half
+from herring.horovod.common.compression import is_half, is_own, wire_dtype_of
 from herring.horovod.common.exceptions import NotSupportedError, internal_errors
 from herring.horovod.common.local import Alone, LocalVariables, check_groups, variables_of
 from herring.horovod.common.operators import (
@@ -158,15 +158,14 @@ def _averager(
             f"op=hvd.Adasum is not supported with Keras on {backend!r}; use the TensorFlow "
             "backend, or herring.horovod.torch"
         )
-    half = is_half(compression)
-    if not half and compression is not NoneCompressor:
+    if not is_own(compression):
         raise NotSupportedError(
             f"compression={compression!r} is not supported with Keras on {backend!r}; use "
-            "hvd.Compression.none or hvd.Compression.fp16"
+            "hvd.Compression.none, fp16, fp8 or int8"
         )
     options = {
         "op": "sum" if op == Sum else "average",
-        "wire_dtype": "float16" if half else None,
+        "wire_dtype": wire_dtype_of(compression),
         "buffer_bytes": 0,
         "sparse": "densify",
         "group": group_of(process_set),

@@ -12,12 +12,12 @@ from herring.arrays.calls import name_of_next
 from herring.arrays.runtime import is_elastic
 from herring.horovod.common import rounds
 from herring.horovod.common.adasum import require_power_of_two
+from herring.horovod.common.compression import is_own, wire_dtype_of
 from herring.horovod.common.exceptions import internal_errors
 from herring.horovod.common.local import Alone
 from herring.horovod.common.operators import Adasum, Sum
 from herring.horovod.common.process_sets import ProcessSet, global_process_set, group_of
 from herring.horovod.tensorflow import mpi_ops
-from herring.horovod.tensorflow.compression import Compression
 from herring.horovod.tensorflow.graph import now
 from herring.tensorflow.averaging import TensorAverager
 
@@ -50,11 +50,11 @@ def make_averager(
     group = group_of(process_set)
     if op == Adasum:
         require_power_of_two(process_set.size() or 1)
-    if op != Adasum and compression in (Compression.none, Compression.fp16):
+    if op != Adasum and is_own(compression):
         return _Planned(
             name,
             op="sum" if op == Sum else "average",
-            wire_dtype="float16" if compression is Compression.fp16 else None,
+            wire_dtype=wire_dtype_of(compression),
             sparse="densify" if sparse_as_dense else "gather",
             group=group,
             divide_by_all=rounds.joined_as_zeros(),

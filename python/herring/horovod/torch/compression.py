@@ -1,12 +1,25 @@
-"""Compressors for PyTorch tensors: none, or conversion to 16 bits."""
+"""Compressors for PyTorch tensors: none, 16 bits, or 8 bits with scales."""
 
 from __future__ import annotations
 
 import torch
 
-from herring.horovod.common.compression import Compressor, HalfCompressor, NoneCompressor
+from herring.horovod.common.compression import (
+    Compressor,
+    FP8Compressor,
+    HalfCompressor,
+    INT8Compressor,
+    NoneCompressor,
+)
 
-__all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
+__all__ = [
+    "Compression",
+    "Compressor",
+    "FP8Compressor",
+    "FP16Compressor",
+    "INT8Compressor",
+    "NoneCompressor",
+]
 
 
 class FP16Compressor(HalfCompressor):
@@ -22,3 +35,5 @@ class Compression:
 
     none = NoneCompressor
     fp16 = FP16Compressor
+    fp8 = FP8Compressor
+    int8 = INT8Compressor

@@ -103,7 +103,7 @@ class PlannedGradients:
         name: str,
         passes: int,
         sums: bool,
-        half: bool,
+        wire_dtype: str | None,
         densify: bool,
         sparse: Sequence[torch.nn.Parameter],
         process_set: ProcessSet,
@@ -118,7 +118,7 @@ class PlannedGradients:
         self._reducer = _Reducer(
             named,
             name=name,
-            wire_dtype="float16" if half else None,
+            wire_dtype=wire_dtype,
             sparse="densify" if densify else "keep",
             sparse_parameters=sparse,
             relist=relist,

@@ -16,6 +16,7 @@ from herring.arrays.calls import name_of_next
 from herring.errors import InvalidArgumentError
 from herring.horovod.common import elastic
 from herring.horovod.common.adasum import require_power_of_two
+from herring.horovod.common.compression import is_own, wire_dtype_of
 from herring.horovod.common.operators import (
     Adasum,
     Average,
@@ -88,13 +89,13 @@ class _Distributed(torch.optim.Optimizer):
         # SparseAdam accepts sparse gradients only, so all ranks' rows are gathered: the same sums.
         takes_sparse = isinstance(self, torch.optim.SparseAdam)
         densify = options.sparse_as_dense and not takes_sparse
-        if options.compression in (Compression.none, Compression.fp16):
+        if is_own(options.compression):
             self._gradients = PlannedGradients(
                 named,
                 name=name,
                 passes=passes,
                 sums=options.op == Sum,
-                half=options.compression is Compression.fp16,
+                wire_dtype=wire_dtype_of(options.compression),
                 densify=densify,
                 sparse=[p for _, p in named] if takes_sparse else [],
                 process_set=process_set,
