@@ -322,6 +322,44 @@ def failover(context: Context) -> list[Figure]:
     return [Figure("failover with/without", statistics.median(ratios), 1.2, measured)]
 
 
+def eight_bits(context: Context) -> list[Figure]:
+    """8 + 8 hosts, 200 Mbit/s, queues of 20 ms, 25 MB of float32: rounds that travel in 8 bits.
+
+    They alternate with rounds in float32, in bfloat16, and with Gloo's float32 ring on 8 hosts.
+    """
+    if context.peer_only:
+        return []
+    arguments = context.arguments("25M", 2, 5, batches=3, check=False)
+    layout = Layout(range(8), range(8, 16))
+    figures = []
+    for wire, other, required in (
+        ("fp8", "float32", 0.27),
+        ("int8", "float32", 0.27),
+        ("fp8", "bfloat16", None),
+        ("fp8", "gloo", 1 / 7),
+    ):
+        peer = "gloo" if other == "gloo" else "herring"
+        theirs = [] if other in ("float32", "gloo") else ["--wire-dtype", other]
+        ours = [*arguments, "--wire-dtype", wire]
+        operation = "allreduce" if peer == "gloo" else "planned"
+        with (
+            Cluster(16, 200 * MEGABIT, 0.020) as hosts,
+            BenchJob(hosts, layout, ours, operation="planned") as narrow,
+            BenchJob(hosts, layout, [*arguments, *theirs], peer, operation=operation) as full,
+        ):
+            run_pairs(narrow, full)
+            short, long = (
+                _batch_medians(context.note(f"eight-bits {wire}", job.finish(), hosts))
+                for job in (narrow, full)
+            )
+        ratios = [one / another for one, another in zip(short, long)]
+        measured = {wire: statistics.median(short), other: statistics.median(long)}
+        measured |= {"least": min(ratios), "most": max(ratios)}
+        name = f"eight-bits {wire}/{other}"
+        figures.append(Figure(name, statistics.median(ratios), required, measured))
+    return figures
+
+
 # --- memory --------------------------------------------------------------------------------------
 
 
@@ -356,6 +394,7 @@ FIGURES: dict[str, Callable[[Context], list[Figure]]] = {
     "cpu-bound": cpu_bound,
     "one-node": one_node,
     "small": small,
+    "eight-bits": eight_bits,
     "failover": failover,
     "server-memory": server_memory,
 }

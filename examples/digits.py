@@ -62,10 +62,10 @@ def parse_arguments() -> argparse.Namespace:
     add("--seed", type=int, default=1, help="seed of the initial weights and the shuffling")
     add(
         "--wire-dtype",
-        choices=["float32", "bfloat16", "float16"],
+        choices=["float32", "bfloat16", "float16", "fp8", "fp8_e5m2", "int8"],
         default="float32",
         help="dtype of gradients that are sent between nodes and servers; 16 bits halve the bytes, "
-        "and sums are still computed in float32",
+        "8 bits (with scales) quarter them, and sums are still computed in float32",
     )
     add("--no-progress", action="store_true", help="print only the result, no progress bar")
     add("--output", type=Path, default=Path("run/summary.json"), help="file for the figures")

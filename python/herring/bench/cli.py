@@ -102,7 +102,9 @@ def _open(options: argparse.Namespace) -> Communicator:
             ) from error
         return open_peer(options.peer, options.algorithm, gpus)
     shared = options.array in (None, "herring")
-    return HerringCommunicator(shared, options.algorithm or "herring", gpus)
+    return HerringCommunicator(
+        shared, options.algorithm or "herring", gpus, getattr(options, "wire_dtype", None)
+    )
 
 
 def _run(communicator: Communicator, options: argparse.Namespace) -> int:
@@ -225,6 +227,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
             metavar="N",
             help="divide the bytes into N gradients of uneven size (default: 50)",
         )
+    planned.add_argument(
+        "--wire-dtype",
+        choices=("float16", "bfloat16", "fp8", "fp8_e5m2", "int8"),
+        help="dtype in which gradients travel between nodes (default: their own); its rounding "
+        "excludes --check",
+    )
     allreduce.add_argument(
         "--array",
         choices=("herring", "numpy"),

@@ -59,12 +59,17 @@ class HerringCommunicator:
       shared: whether to allocate arrays with ``herring.empty``, whose memory local ranks share,
         or with numpy.
       gpus: puts tensors on one of these GPUs; None puts arrays in host memory.
+      wire_dtype: the dtype in which planned gradients travel between nodes; None: their own.
     """
 
     name = "herring"
 
     def __init__(
-        self, shared: bool = True, algorithm: str = "herring", gpus: Gpus | None = None
+        self,
+        shared: bool = True,
+        algorithm: str = "herring",
+        gpus: Gpus | None = None,
+        wire_dtype: str | None = None,
     ) -> None:
         import herring
 
@@ -72,6 +77,7 @@ class HerringCommunicator:
         self._herring = herring
         self._shared = shared
         self._algorithm = algorithm
+        self._wire_dtype = wire_dtype
         self.rank: int = herring.rank()
         self.size: int = herring.size()
         self.local_size: int = herring.local_size()
@@ -103,7 +109,9 @@ class HerringCommunicator:
         name = f"bench.planned.{op}.{dtype}.{sum(counts)}.{len(counts)}"
         sized = [(count, dtype) for count in counts]
         device = None if self._gpu is None else self._gpu.index
-        reduction = self._herring.PlannedReduction(sized, name=name, op=op, device=device)
+        reduction = self._herring.PlannedReduction(
+            sized, name=name, op=op, device=device, wire_dtype=self._wire_dtype
+        )
         arrays: HostArrays | GpuArrays
         if self._gpu is None:
             arrays = HostArrays.placed(reduction, counts, dtype)
