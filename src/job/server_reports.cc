@@ -12,31 +12,10 @@ std::optional<observe::Report> ServerReports::report() {
   if (now < due_) return std::nullopt;
   server::ServerView view = server_.view(now);
   due_ = now + (view.missing.empty() ? kInterval : kStalledInterval);
-  observe::Report report;
-  report.still = stands_still(view, now);
-  report.resources = observe::own_resources(true);
-  report.bytes_sent = view.bytes_out;
-  report.bytes_received = view.bytes_in;
-  report.retransmits = view.retransmits;
-  report.in_flight = view.in_flight + view.announced;
-  report.sums = view.sums;
-  report.sum_time = view.sum_time;
-  for (uint32_t rank = 0; rank < view.ranks.size(); ++rank) {
-    const observe::Lateness& late = view.ranks[rank];
-    if (late.calls > 0 || late.segments > 0) report.lateness.emplace_back(rank, late);
-  }
-  for (const auto& path : view.paths) {
-    report.paths.push_back({path.rank, path.rtt, path.rtt, path.retransmits});
-  }
-  for (auto& one : view.missing) {
-    report.missing.push_back({std::move(one.what), now - one.since, std::move(one.ranks)});
-  }
-  for (auto& one : view.messages) {
-    std::vector<uint32_t> other;
-    if (one.other) other.push_back(*one.other);
-    report.missing.push_back({std::move(one.what), now - one.since, std::move(other), one.by});
-  }
-  return report;
+  view.still = stands_still(view, now);
+  view.resources = observe::own_resources(true);
+  view.in_flight += view.announced;
+  return observe::Report(std::move(view));
 }
 
 // Returns since when the server has done nothing and all that it has sent has arrived. Everything

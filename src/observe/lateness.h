@@ -16,6 +16,16 @@ struct Lateness {
   // Segments with several contributors, in the same way; a node counts as its rank that pushes.
   uint64_t segments = 0, last_segments = 0;
   Nanos segments_waited = 0;
+
+  Lateness& operator+=(const Lateness& more) {
+    calls += more.calls;
+    last_calls += more.last_calls;
+    calls_waited += more.calls_waited;
+    segments += more.segments;
+    last_segments += more.last_segments;
+    segments_waited += more.segments_waited;
+    return *this;
+  }
 };
 
 }  // namespace herring::observe

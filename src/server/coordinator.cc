@@ -400,13 +400,7 @@ void Coordinator::set_whereabouts(uint32_t rank, std::string text) {
 }
 
 void Coordinator::report(Nanos now, ServerView& view) const {
-  for (size_t rank = 0; rank < lateness_.size(); ++rank) {
-    const observe::Lateness& counted = lateness_[rank];
-    observe::Lateness& told = view.ranks[rank];
-    told.calls += counted.calls;
-    told.last_calls += counted.last_calls;
-    told.calls_waited += counted.calls_waited;
-  }
+  view.add(lateness_);
   mailbox_.report(now, view);
   view.announced += waiting_;
   if (waiting_ == 0) return;
@@ -421,7 +415,7 @@ void Coordinator::report(Nanos now, ServerView& view) const {
   std::partial_sort(waiting.begin(), waiting.begin() + told, waiting.end());
   for (size_t i = 0; i < told; ++i) {
     const auto& [since, pending] = waiting[i];
-    view.missing.push_back({Reminders::name_of(*pending), since, pending->missing()});
+    view.missing.push_back({Reminders::name_of(*pending), now - since, pending->missing()});
   }
 }
 

@@ -234,9 +234,10 @@ void Mailbox::report(Nanos now, ServerView& view) const {
   for (size_t i = 0; i < told; ++i) {
     const auto& [group, post] = waiting[i];
     const std::vector<uint32_t>& ranks = group->members.ranks();
-    const auto other = post->other();
-    view.messages.push_back({describe(*group, *post), post->since, ranks[post->index],
-                             other ? std::optional(ranks[*other]) : std::nullopt});
+    std::vector<uint32_t> other;
+    if (const auto index = post->other()) other.push_back(ranks[*index]);
+    view.messages.push_back({describe(*group, *post), now - post->since, std::move(other),
+                             ranks[post->index]});
   }
 }
 

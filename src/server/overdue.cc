@@ -103,13 +103,7 @@ void Aggregator::report(Nanos now, ServerView& view) {
   constexpr size_t kMostLooked = 16 * ServerView::kMostMissing;
   std::vector<std::pair<Nanos, const Operation*>> waiting;
   std::lock_guard lock(mutex_);
-  for (size_t rank = 0; rank < lateness_.size(); ++rank) {
-    const observe::Lateness& counted = lateness_[rank];
-    observe::Lateness& told = view.ranks[rank];
-    told.segments += counted.segments;
-    told.last_segments += counted.last_segments;
-    told.segments_waited += counted.segments_waited;
-  }
+  view.add(lateness_);
   view.sums += sums_;
   view.sum_time += sum_time_;
   for (const auto& [key, op] : operations_) {
@@ -130,7 +124,7 @@ void Aggregator::report(Nanos now, ServerView& view) {
     if (ranks.empty()) continue;  // only results are on their way
     view.missing.push_back({concat("'", op->open.name, "'", op->group->members.suffix(),
                                    " (round ", op->key.round, ")"),
-                            since, std::move(ranks)});
+                            now - since, std::move(ranks)});
   }
 }
 

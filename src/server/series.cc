@@ -374,7 +374,7 @@ void SeriesTable::report(Nanos now, ServerView& view) const {
     view.missing.push_back({concat("partial all-reduce '", series->options.name, "'",
                                    series->group->members.suffix(), " (round ",
                                    series->owner.round(), ")"),
-                            since, missing(*series)});
+                            now - since, missing(*series)});
   }
 }
 

@@ -222,7 +222,7 @@ void Server::watch(Proxy& proxy) {
     if (const uint32_t losses = peer->poll_losses(path)) add_signals(losses);
     const uint64_t needed = path.retransmits - std::min(path.spurious, path.retransmits);
     seen.push_back({peer->counters().bytes_received, peer->counters().bytes_sent,
-                    {peer->rank(), path.rtt, needed}, peer->undelivered(path)});
+                    {peer->rank(), path.rtt, path.rtt, needed}, peer->undelivered(path)});
   }
   {
     std::lock_guard lock(proxy.seen_mutex_);

@@ -66,7 +66,7 @@ class Proxy {
   // The counters of its flows, for any thread.
   struct Seen {
     uint64_t bytes_in = 0, bytes_out = 0;
-    ServerView::Path path;
+    observe::PathReport path;
     size_t undelivered = 0;
   };
   std::mutex seen_mutex_;

@@ -240,7 +240,6 @@ TEST_P(AggregatorTest, BlamesNobodyWhereAllHaveSentTheSame) {
             std::string::npos)
       << late[0].text;
   ServerView view;
-  view.ranks.resize(nodes);
   aggregator.report(monotonic_now() + 600 * kMillisecond, view);
   EXPECT_TRUE(view.missing.empty());
 }
@@ -428,7 +427,6 @@ TEST_P(AggregatorTest, WhatWasPushedAgainRestsUntilLaterOnesHaveBegun) {
   EXPECT_TRUE(aggregator.idle());
   EXPECT_TRUE(aggregator.overdue(monotonic_now() + 3600 * kSecond).empty());
   ServerView view;
-  view.ranks.resize(nodes);
   aggregator.report(monotonic_now() + 3600 * kSecond, view);
   EXPECT_TRUE(view.missing.empty()) << view.missing.front().what;
   EXPECT_EQ(view.in_flight, 0u);

@@ -553,12 +553,12 @@ TEST_P(ServerTest, AViewTellsWhoIsMissingAndWhatMovedAndWhoWasLast) {
   for (const uint32_t rank : {1, 2}) clients[rank]->announce(call, "abcd");
   const Nanos deadline = monotonic_now() + kPatience;
   ServerView view;
-  while (view.sums < 1 || view.announced < 3 || view.missing.empty() || view.bytes_out == 0) {
+  while (view.sums < 1 || view.announced < 3 || view.missing.empty() || view.bytes_sent == 0) {
     ASSERT_LT(monotonic_now(), deadline);
     std::this_thread::yield();
     view = server->view(monotonic_now());
   }
-  EXPECT_GT(view.bytes_in, kRanks * kSegment);
+  EXPECT_GT(view.bytes_received, kRanks * kSegment);
   ASSERT_EQ(view.missing.size(), 1u);
   EXPECT_EQ(view.missing[0].what, "allreduce 'x'");
   EXPECT_EQ(view.missing[0].ranks, std::vector<uint32_t>{3});
