@@ -28,6 +28,7 @@ struct EngineOptions {
   // Called on any thread, and must not block: the engine or one of its operations has failed, for a
   // reason that its flight record may explain.
   std::function<void(const Status& why)> failed = [](const Status&) {};
+  Nanos connect_timeout = 60 * kSecond;  // to a server that comes while the job runs
   // After twice this time without an acknowledgement, a server that others may stand in for is
   // reported as unreachable. After many times that, any other server ends the job. 0: never.
   Nanos server_timeout = 0;

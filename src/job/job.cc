@@ -19,6 +19,7 @@ namespace {
 
 // When this process finds that it cannot take part, others may still be on their way.
 constexpr Nanos kTelling = 10 * kSecond;
+constexpr Nanos kMargin = 250 * kMillisecond;
 
 std::string encode_bus(const LocalAddress& address) {
   ByteWriter out;
@@ -185,6 +186,9 @@ Status Job::connect() {
   engine.abort = [member = member_.get()](const std::string& reason) { member->abort(reason); };
   engine.server_timeout = from_seconds(settings.get_seconds("heartbeat_timeout"));
   if (engine.failover) {
+    // The rendezvous waits a moment longer, and hears why.
+    engine.connect_timeout =
+        member->connect_timeout - std::min(member->connect_timeout / 10, kMargin);
     engine.report_server = [member = member_.get()](uint32_t server, uint32_t number,
                                                     bool reachable, const std::string& why) {
       member->report_server(server, number, reachable, why);
@@ -200,15 +204,6 @@ Status Job::connect() {
     if (settings.get_string("status") != "off") take_status_signal();
   }
 
-  if (shared->get_bool("failover")) {
-    newcomers_ = std::make_unique<Newcomers>(
-        *member, *options_.transport, options_.rank, cluster.incarnation, plane.flows,
-        [this](const control::Replacement& news, Result<Newcomers::Connections> connected) {
-          if (connected.ok()) return engine_->server_comes(news, std::move(*connected));
-          member_->report_server(news.server, news.number, false,
-                                 connected.status().message());
-        });
-  }
   std::lock_guard lock(news_);
   hears_ = true;
   for (const control::Loss& loss : std::exchange(early_losses_, {})) tell_engine(loss);
@@ -310,10 +305,6 @@ void Job::on_replacement(const control::Replacement& news) {
 }
 
 void Job::tell_engine(const control::Replacement& news) {
-  using Stage = control::Replacement::Stage;
-  if (!newcomers_) return;
-  if (news.stage == Stage::kComing) return newcomers_->come(news);
-  if (news.stage == Stage::kDropped) newcomers_->give_up(news);
   engine_->server_news(news);
 }
 
@@ -351,15 +342,8 @@ void Job::abort(const std::string& reason) {
   engine_->fail({Code::kPeerLost, concat("the job was aborted: ", reason)});
 }
 
-void Job::stop_connecting() {
-  std::unique_ptr<Newcomers> ended;  // after the lock, because its end takes a moment
-  std::lock_guard lock(news_);
-  ended.swap(newcomers_);
-}
-
 void Job::shutdown(bool failed) {
   if (std::exchange(down_, true)) return;
-  stop_connecting();
   const Status failure = engine_ ? engine_->failure() : Status();
   const bool healthy = engine_ && failure.ok();
   if (reporter_) give_back_status_signal();
@@ -385,7 +369,6 @@ void Job::shutdown(bool failed) {
 
 void Job::vanish() {
   if (std::exchange(down_, true)) return;
-  stop_connecting();
   reporter_.reset();
   engine_->fail({Code::kShutdown, "this worker is taken for dead"});
   engine_->stop();

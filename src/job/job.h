@@ -11,7 +11,6 @@
 #include "control/member.h"
 #include "control/rendezvous.h"
 #include "job/colocated.h"
-#include "job/newcomers.h"
 #include "job/reporter.h"
 #include "job/worker_reports.h"
 #include "transport/tcp/transport.h"
@@ -79,7 +78,6 @@ class Job {
   Status cannot_connect();
   void log_begin(const engine::EngineOptions& engine, uint32_t flows);
   void log_end();
-  void stop_connecting();
 
   JobOptions options_;
   std::unique_ptr<LocalBus> bus_;  // until the engine takes it
@@ -88,7 +86,6 @@ class Job {
   std::unique_ptr<Colocated> colocated_;
   std::unique_ptr<control::Member> member_;
   std::unique_ptr<worker::Engine> engine_;
-  std::unique_ptr<Newcomers> newcomers_;  // null without failover
   // Null if the job is not observed.
   std::unique_ptr<WorkerReports> reports_;
   std::unique_ptr<Reporter> reporter_;

@@ -99,7 +99,7 @@ engine::EngineOptions engine_options(const control::Cluster& cluster, uint32_t r
   }
   engine.links.steers = rank == 0;
   engine.links.failover = shared.get_bool("failover");
-  engine.links.several_flows = plane.flows > 1;
+  engine.links.flows = plane.flows;
   engine.links.even = control::Group(cluster).even();
   for (const control::ServerInfo& server : cluster.servers) {
     engine.links.weights.push_back(server.weight);

@@ -18,7 +18,7 @@ struct LinksOptions {
   bool steers = false;          // rank 0: its controller steers the credit of the world group
   bool failover = false;        // others stand in for a server that dies
   bool even = true;             // all nodes have the same number of workers
-  bool several_flows = false;   // this worker has more than one connection to each server
+  uint32_t flows = 1;           // connections of this worker to each server
   uint32_t first_server = 0;    // server at which pushing starts; differs from node to node
   std::vector<double> weights;  // one per server; empty means that all are equal
 };

@@ -57,7 +57,7 @@ void lose(Transfer& transfer, uint32_t run);
 class Route {
  public:
   explicit Route(const LinksOptions& options)
-      : several_flows_(options.several_flows), world_{{}, options.even} {}
+      : several_flows_(options.flows > 1), world_{{}, options.even} {}
 
   void add_server(uint32_t server);
   // `even`: whether all nodes of the group have the same number of members.

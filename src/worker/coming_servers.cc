@@ -20,13 +20,42 @@ constexpr uint64_t kDefinition = uint64_t{1} << 63;
 
 }  // namespace
 
-void ComingServers::server_comes(const control::Replacement& news,
-                                 std::vector<std::unique_ptr<transport::Connection>> flows) {
-  const uint32_t server = news.server;
-  if (news.number <= dropped_[server] || core_.links->serving().has(server)) return;
+void ComingServers::connect(const control::Replacement& news) {
+  const engine::EngineOptions& options = core_.options;
+  const auto address = transport::parse_address(news.address, "a server's address");
+  if (!address.ok()) {
+    return options.report_server(news.server, news.number, false, address.status().message());
+  }
+  Attempt& attempt = attempts_[news.server] = {news.number, {}, options.links.flows, {}};
+  attempt.made.resize(options.links.flows);
+  for (uint32_t flow = 0; flow < options.links.flows; ++flow) {
+    const wire::Hello hello{wire::Role::kWorker, options.rank, flow, options.mesh.incarnation};
+    attempt.connecting.push_back(transport_.connect(
+        *core_.loop, *address, options.mesh.source, hello, options.mesh.credentials,
+        options.connect_timeout,
+        [this, server = news.server, flow](Result<Connections::value_type> connection) {
+          if (connection.ok()) return connected(server, flow, std::move(*connection));
+          const Attempt failed = std::move(attempts_.extract(server).mapped());
+          core_.options.report_server(server, failed.number, false, connection.status().message());
+        }));
+  }
+}
+
+void ComingServers::connected(uint32_t server, uint32_t flow,
+                              Connections::value_type connection) {
+  Attempt& attempt = attempts_[server];
+  attempt.made[flow] = std::move(connection);
+  if (--attempt.missing > 0) return;
+  Attempt done = std::move(attempts_.extract(server).mapped());
+  if (!core_.ending.begun()) comes(server, done.number, std::move(done.made));
+}
+
+// A replacement for a dedicated server comes.
+void ComingServers::comes(uint32_t server, uint32_t number, Connections flows) {
+  if (core_.links->serving().has(server)) return;
   core_.links->server_replaced(server, std::move(flows));
   core_.presence.ended_servers.erase(server);
-  core_.presence.coming[server] = {news.number, {}};
+  core_.presence.coming[server] = {number, {}};
   for (const auto& [number, group] : core_.groups.but_the_world()) {
     const uint64_t id = handovers_.confirms(server, *group);
     id == 0 ? static_cast<void>(define_at(server, *group))
@@ -77,14 +106,14 @@ void ComingServers::report_ready(uint32_t server) {
 }
 
 void ComingServers::server_news(const control::Replacement& news) {
+  if (news.stage == control::Replacement::Stage::kComing) return connect(news);
+  attempts_.erase(news.server);
   if (news.stage == control::Replacement::Stage::kServes) {
     core_.presence.coming.erase(news.server);
     numbers_[news.server] = news.number;
     core_.cluster.servers[news.server].address = news.address;
     return core_.groups.serve({news.epoch, news.serving, {}});
   }
-  uint32_t& dropped = dropped_[news.server];
-  dropped = std::max(dropped, news.number);
   const auto coming = core_.presence.coming.find(news.server);
   if (coming == core_.presence.coming.end() || coming->second.number != news.number) return;
   drop(news.server);

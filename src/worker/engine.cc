@@ -53,15 +53,6 @@ void Engine::rank_left(uint32_t rank) {
   tell([rank](EngineCore& core) { core.membership().rank_left(rank); });
 }
 
-void Engine::server_comes(const control::Replacement& news,
-                          std::vector<std::unique_ptr<transport::Connection>> flows) {
-  // std::function needs copyable captures.
-  const auto shared = std::make_shared<decltype(flows)>(std::move(flows));
-  tell([news, shared](EngineCore& core) {
-    core.coming_servers().server_comes(news, std::move(*shared));
-  });
-}
-
 void Engine::server_news(const control::Replacement& news) {
   tell([news](EngineCore& core) { core.coming_servers().server_news(news); });
 }

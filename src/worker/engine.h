@@ -61,10 +61,8 @@ class Engine {
   void peer_lost(const control::Loss& loss);
   // Handles a rank that has left the job: operations that still need it fail.
   void rank_left(uint32_t rank);
-  // Handles a replacement for a dedicated server. `flows`: this worker's connections to one that
-  // comes, in order; says that it is ready when the server knows what it has to.
-  void server_comes(const control::Replacement& news,
-                    std::vector<std::unique_ptr<transport::Connection>> flows);
+  // Handles a replacement for a dedicated server: connects to one that comes, and says that it is
+  // ready when the server knows what it has to.
   void server_news(const control::Replacement& news);
   Status failure() const;
   // Ends the thread; operations in flight fail with kShutdown.

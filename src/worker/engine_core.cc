@@ -24,7 +24,7 @@ EngineCore::EngineCore(const control::Cluster& cluster, engine::EngineOptions op
       rounds_(core_),
       series_(core_),
       held_up_(core_),
-      coming_servers_(core_, calls_.handovers(), held_up_),
+      coming_servers_(core_, transport, calls_.handovers(), held_up_),
       membership_(core_, coming_servers_),
       keeping_(core_, calls_.handovers(), series_),
       pauses_(kTick, core_.loop->now()) {

@@ -186,7 +186,7 @@ class FailingJob {
     options.steers = rank == 0;
     options.first_server = rank;
     options.failover = true;
-    options.several_flows = plane_.flows > 1;
+    options.flows = plane_.flows;
     return options;
   }
   Nanos at_most(Nanos most) { return static_cast<Nanos>(faults_() % static_cast<uint64_t>(most)); }

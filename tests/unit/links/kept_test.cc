@@ -73,7 +73,7 @@ TEST_F(KeptTest, ResultsAreKeptUntilAWindowHasFollowed) {
 }
 
 TEST_F(KeptTest, ARoundSettlesThoseBefore) {
-  options.several_flows = true;  // so the window says nothing
+  options.flows = 2;  // so the window says nothing
   Route several(options);
   several.add_server(0);
   Kept rounds(options, several, *this);

@@ -97,7 +97,7 @@ class LinksTest : public ::testing::Test, public TransferOwner {
     options.weights = weights;
     options.failover = failover;
     options.steers = steers;
-    options.several_flows = several_flows;
+    options.flows = several_flows ? 2 : 1;
     links = std::make_unique<Links>(
         loop, options, [](uint32_t, const wire::FrameHeader&, std::string_view) {},
         [](uint32_t, const Status& why) { FAIL() << why.message(); });

@@ -86,7 +86,7 @@ TEST_F(RouteTest, TheWindowSettlesIfAllPushTheSameOnOneConnection) {
   EXPECT_TRUE(route.window_settles(6));
   EXPECT_EQ(route.servers_of(6), (std::vector<uint32_t>{0, 2}));
   LinksOptions options;
-  options.several_flows = true;
+  options.flows = 2;
   EXPECT_FALSE(Route(options).window_settles(0));
 }
 

@@ -167,17 +167,7 @@ class MovingJob {
     control::Replacement news{control::Replacement::Stage::kComing, server, ++numbers_[server],
                               servers_[server]->address().to_string(), set_.epoch, set_.serving};
     ready_[server] = 0;
-    tell_ranks([this, news, address = servers_[server]->address()](EngineCore& core,
-                                                                   uint32_t rank) {
-      std::vector<std::unique_ptr<transport::Connection>> flows;
-      for (uint32_t flow = 0; flow < plane_.flows; ++flow) {
-        auto connection = transports_[rank]->connect_now(
-            address, {wire::Role::kWorker, rank, flow, cluster_.incarnation}, credentials());
-        ASSERT_TRUE(connection.ok());
-        flows.push_back(std::move(*connection));
-      }
-      core.coming_servers().server_comes(news, std::move(flows));
-    });
+    tell_ranks([news](EngineCore& core, uint32_t) { core.coming_servers().server_news(news); });
   }
 
   // It serves when all ranks are ready for it.
