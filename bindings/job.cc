@@ -295,7 +295,7 @@ std::unique_ptr<Handle> form_group(Job& job, const std::vector<uint32_t>& ranks,
   check(control::Group::check(job.cluster(), ranks));
   if (!std::binary_search(ranks.begin(), ranks.end(), job.rank())) {
     raise({Code::kInvalidArgument, concat("rank ", job.rank(), " is not in group '", name, "' (",
-                                          control::list_ranks(ranks), ") that it forms")});
+                                          list_ranks(ranks), ") that it forms")});
   }
   calls::Call call;
   call.what = wire::FormGroup{ranks};
@@ -303,7 +303,7 @@ std::unique_ptr<Handle> form_group(Job& job, const std::vector<uint32_t>& ranks,
   call.timeout = timeout;
   call.unique = unique;
   auto handle = std::make_unique<Handle>();
-  handle->what = concat("new_group '", name, "' (", control::list_ranks(ranks), ")");
+  handle->what = concat("new_group '", name, "' (", list_ranks(ranks), ")");
   handle->operation = take(job.engine().submit(std::move(call), true));
   return handle;
 }

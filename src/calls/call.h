@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "base/ranks.h"
+#include "base/lists.h"
 #include "device/copier.h"
 #include "engine/group.h"
 #include "wire/array.h"

@@ -21,7 +21,7 @@ class Names {
   static Name of(const Group& group, const wire::Collective& what, const std::string& name) {
     const auto* forms = std::get_if<wire::FormGroup>(&what);
     if (forms == nullptr) return {group.id(), name};
-    return {control::Group::kForming, concat(name, '\n', control::list_ranks(forms->ranks))};
+    return {control::Group::kForming, concat(name, '\n', list_ranks(forms->ranks))};
   }
 
   // Takes the name of a call, and counts the calls that had it. Returns kInvalidArgument if the

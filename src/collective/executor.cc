@@ -274,12 +274,9 @@ void Executor::check_deadlines(Nanos now) {
     const Nanos age = now - active->since;
     const bool overdue = active->deadline.passed(now, active->since, moved_);
     if (!overdue && (active->warned || !active->deadline.warns(now, active->since))) continue;
-    std::string missing;
     std::vector<uint32_t> ranks;
-    for (const uint32_t index : active->run.missing()) {
-      ranks.push_back(active->rank_of(index));
-      missing += (missing.empty() ? "" : ", ") + cluster_.describe_rank(ranks.back());
-    }
+    for (const uint32_t index : active->run.missing()) ranks.push_back(active->rank_of(index));
+    std::string missing = cluster_.describe_ranks(ranks);
     // Those who are missing here may wait for others, whose states explain more.
     const std::string known = states_.describe(active->run.task().ranks);
     if (!active->begun) missing = "the addresses of the other ranks";

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <numeric>
+#include <span>
 #include <string_view>
 
+#include "base/lists.h"
 #include "base/settings.h"
 #include "plan/plan.h"
 
@@ -17,29 +19,22 @@ std::string who_has_what(const std::vector<RegisteredWorker>& workers, Value val
   for (const RegisteredWorker& worker : workers) {
     ranks_by_value[value(worker.registration)].push_back(worker.registration.rank);
   }
-  std::string text;
-  for (const auto& [what, ranks] : ranks_by_value) {
-    text += concat(text.empty() ? "" : ", ", what, " (rank", ranks.size() == 1 ? " " : "s ",
-                   list_numbers(ranks), ")");
-  }
-  return text;
+  return list_of(ranks_by_value, [](const auto& one) {
+    return concat(one.first, " (", list_ranks(one.second, kMostRanges), ")");
+  });
 }
 
 // Lists every rank of a node with its given local rank and size.
 std::string local_values(const std::vector<const RegisteredWorker*>& node) {
+  constexpr size_t kMost = 16;
   const auto value = [](int given) { return given < 0 ? "unset" : std::to_string(given); };
-  std::string text;
-  size_t shown = 0;
-  for (const RegisteredWorker* worker : node) {
-    if (++shown > 16) {
-      text += concat(" and ", node.size() - 16, " more");
-      break;
-    }
-    text += concat(text.empty() ? "" : ", ", "rank ", worker->registration.rank, " has local rank ",
-                   value(worker->registration.local_rank), " of ",
-                   value(worker->registration.local_size));
-  }
-  return text;
+  const std::string text =
+      list_of(std::span(node).first(std::min(node.size(), kMost)), [&](const auto* worker) {
+        const WorkerRegistration& given = worker->registration;
+        return concat("rank ", given.rank, " has local rank ", value(given.local_rank), " of ",
+                      value(given.local_size));
+      });
+  return node.size() > kMost ? concat(text, " and ", node.size() - kMost, " more") : text;
 }
 
 // Returns the local ranks of one node's workers, which are in order of rank. Given local ranks
@@ -86,25 +81,6 @@ std::string describe(const RegisteredWorker& worker) {
 std::string objects_of(const WorkerRegistration& worker) {
   const auto given = worker.settings.find("objects");
   return given == worker.settings.end() ? default_of("objects").text : given->second;
-}
-
-std::string list_numbers(std::vector<uint32_t> numbers) {
-  constexpr size_t kMaxRuns = 16;
-  std::sort(numbers.begin(), numbers.end());
-  std::string text;
-  size_t runs = 0;
-  for (size_t i = 0; i < numbers.size();) {
-    size_t end = i + 1;
-    while (end < numbers.size() && numbers[end] - numbers[end - 1] <= 1) ++end;
-    if (++runs > kMaxRuns) return concat(text, " and ", numbers.size() - i, " more");
-    if (!text.empty()) text += ", ";
-    const uint32_t first = numbers[i], last = numbers[end - 1];
-    text += first == last       ? std::to_string(first)
-            : last - first == 1 ? concat(first, ", ", last)
-                                : concat(first, " to ", last);
-    i = end;
-  }
-  return text;
 }
 
 Status find_contradiction(const std::vector<RegisteredWorker>& workers, uint32_t size,
@@ -176,7 +152,7 @@ std::string list_missing(const std::vector<RegisteredWorker>& workers, uint32_t 
   }
   std::string missing;
   if (!ranks.empty()) {
-    missing = concat(ranks.size() == 1 ? "rank " : "ranks ", list_numbers(ranks), " of ", size);
+    missing = concat(list_ranks(ranks, kMostRanges), " of ", size);
   }
   if (dedicated < dedicated_servers) {
     missing += concat(missing.empty() ? "" : " and ", dedicated_servers - dedicated, " of ",

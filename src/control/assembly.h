@@ -20,8 +20,6 @@ struct RegisteredWorker {
 
 // Returns "rank 3 (10.0.0.4, pid 123)".
 std::string describe(const RegisteredWorker& worker);
-// Returns "0, 2 to 5, 9"; long lists end with "and 7 more".
-std::string list_numbers(std::vector<uint32_t> numbers);
 
 // Returns the worker's HERRING_OBJECTS. The setting guards the rank that has it, so it is not taken
 // over from rank 0: ranks with different values do not form a job.
@@ -66,7 +64,7 @@ class Refusals {
   std::string shown_;
 };
 
-// Lists who has not registered yet: "ranks 1, 3 to 5 of 6 and 1 of 2 dedicated servers".
+// Lists who has not registered yet: "ranks 1, 3-5 of 6 and 1 of 2 dedicated servers".
 std::string list_missing(const std::vector<RegisteredWorker>& workers, uint32_t size,
                          uint32_t dedicated, uint32_t dedicated_servers);
 

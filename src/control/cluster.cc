@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/lists.h"
+
 namespace herring::control {
 
 uint32_t Cluster::local_size(uint32_t node) const {
@@ -20,6 +22,10 @@ std::vector<uint32_t> Cluster::ranks_of(uint32_t node) const {
 std::string Cluster::describe_rank(uint32_t rank) const {
   if (rank >= workers.size()) return concat("rank ", rank);
   return concat("rank ", rank, " (", workers[rank].host, ", pid ", workers[rank].pid, ")");
+}
+
+std::string Cluster::describe_ranks(const std::vector<uint32_t>& ranks) const {
+  return list_of(ranks, [this](uint32_t rank) { return describe_rank(rank); });
 }
 
 std::optional<uint32_t> Cluster::rank_with(const ServerInfo& server) const {

@@ -68,6 +68,7 @@ struct Cluster {
   // Returns in whose process a server is; nothing if it is dedicated.
   std::optional<uint32_t> rank_with(const ServerInfo& server) const;
   std::string describe_rank(uint32_t rank) const;        // "rank 3 (10.0.0.4, pid 123)"
+  std::string describe_ranks(const std::vector<uint32_t>& ranks) const;
   std::string describe_server(uint32_t index) const;     // "server 1 (10.0.0.5:40123)"
 };
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "base/ranks.h"
+#include "base/lists.h"
 #include "base/status.h"
 #include "control/cluster.h"
 
@@ -58,7 +58,6 @@ class Group {
   std::string name_;
 };
 
-using herring::list_ranks;
 
 // Who serves a group: which server sums which share of each buffer, and which server answers for a
 // name. Immutable; if owners move, a map with a higher version replaces this one.

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/log.h"
-#include "base/ranks.h"
+#include "base/lists.h"
 
 namespace herring::control {
 

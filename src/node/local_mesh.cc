@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "base/interrupt.h"
+#include "base/lists.h"
 
 namespace herring {
 namespace {
@@ -277,14 +278,14 @@ class Mesh {
   }
 
   Status timed_out(Nanos waited) const {
-    std::string missing;
+    std::vector<uint32_t> missing;
     for (uint32_t r = 0; r < peers_.size(); ++r) {
-      if (r == rank_ || connected_[r]) continue;
-      missing += concat(missing.empty() ? "" : ", ", r);
+      if (r != rank_ && !connected_[r]) missing.push_back(r);
     }
     return Status(Code::kTimeout,
                   concat("node: local rank ", rank_, " waited ", in_seconds(waited),
-                         " for a connection with local ranks ", missing, " of ", peers_.size()));
+                         " for a connection with local ranks ", list_numbers(missing), " of ",
+                         peers_.size()));
   }
 
   const uint32_t rank_;

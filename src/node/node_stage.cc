@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/lists.h"
 #include "base/log.h"
 
 namespace herring {
@@ -474,10 +475,10 @@ void NodeStage::check_deadlines(Nanos now, Nanos servers_margin) {
     // the time, and so on.
     const uint32_t times = 1u << std::min(work.turn_to_warn(missing), kMostDoublings);
     if (!overdue && !deadline.warns(now - margin, work.since, times)) continue;
-    std::string names;
+    const std::string names =
+        list_of(missing, [this](uint32_t local) { return options_.names[local]; });
     std::vector<uint32_t> awaited;
     for (const uint32_t local : missing) {
-      names += (names.empty() ? "" : ", ") + options_.names[local];
       if (options_.states != nullptr) awaited.push_back(options_.ranks[local]);
     }
     // A neighbour that has submitted the buffer waits for other nodes.

@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <vector>
 
-#include "base/ranks.h"
+#include "base/lists.h"
 #include "base/status.h"
 
 namespace herring::observe {
@@ -42,13 +43,14 @@ std::string describe_deadlock(std::span<const Waiting> ranks) {
     place->ranks.push_back(rank);
     place->longest = std::max(place->longest, age);
   }
-  std::string who;
-  for (size_t i = 0; i < std::min(places.size(), kMostCalls); ++i) {
-    const auto& [where, there, longest] = places[i];
+  const auto show = [](const Place& place) {
+    const auto& [where, there, longest] = place;
     const std::string_view in = where.substr(std::min(where.size(), where.find(' ')));
-    who += concat(i == 0 ? "" : "; ", list_ranks(there), there.size() == 1 ? " waits" : " wait", in,
-                  " (", in_seconds(longest), ")");
-  }
+    return concat(list_ranks(there), there.size() == 1 ? " waits" : " wait", in, " (",
+                  in_seconds(longest), ")");
+  };
+  const size_t shown = std::min(places.size(), kMostCalls);
+  std::string who = list_of(std::span(places).first(shown), show, "; ");
   if (places.size() > kMostCalls) {
     who += concat("; others in ", counted(places.size() - kMostCalls, "more call"));
   }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/ranks.h"
+#include "base/lists.h"
 #include "base/status.h"
 
 namespace herring::observe {

@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <tuple>
 
-#include "base/ranks.h"
+#include "base/lists.h"
 #include "observe/json.h"
 #include "observe/picture.h"
 #include "observe/status_fields.h"

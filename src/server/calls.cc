@@ -1,9 +1,11 @@
 #include "server/calls.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 #include <variant>
 
+#include "base/lists.h"
 #include "plan/split.h"
 #include "reduce/reduce.h"
 
@@ -20,11 +22,8 @@ constexpr size_t kMostShown = 16;  // numbers of a list
 
 template <typename Number>
 std::string listed(const std::vector<Number>& numbers, size_t most) {
-  std::string text = "[";
-  for (size_t i = 0; i < std::min(numbers.size(), most); ++i) {
-    text += concat(i == 0 ? "" : ", ", numbers[i]);
-  }
-  return text + (numbers.size() > most ? ", ...]" : "]");
+  return concat("[", list_of(std::span(numbers).first(std::min(numbers.size(), most))),
+                numbers.size() > most ? ", ...]" : "]");
 }
 
 bool agree(const Announce& a, const Announce& b) {
@@ -94,7 +93,7 @@ std::string describe_mismatch(const control::Group& group, const Announces& call
   }
   std::string text = concat("ranks disagree about '", first.name, "'", group.suffix(), ":");
   for (const auto& [what, ranks] : who) {
-    text += concat(" ", control::list_ranks(ranks), ": ", what, ";");
+    text += concat(" ", list_ranks(ranks), ": ", what, ";");
   }
   if (others > 0) {
     text += concat(" and ", counted(others, "more rank"), " with other calls");

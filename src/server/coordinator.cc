@@ -337,7 +337,7 @@ Status Coordinator::objection_to_joined(const Pending& pending, const Announce& 
   std::sort(ranks.begin(), ranks.end());
   return {Code::kMismatch,
           concat(wire::name_of(message.what), " '", message.name, "'", members.suffix(),
-                 " cannot complete: ", control::list_ranks(ranks),
+                 " cannot complete: ", list_ranks(ranks),
                  " called join(), and only all-reduces by servers go on without them")};
 }
 

@@ -50,7 +50,7 @@ Result<std::shared_ptr<JobGroup>> Coordinator::group_of(uint32_t group, const An
 Coordinator::Name Coordinator::name_of(const Home& home, const Announce& message) {
   const auto* const forms = std::get_if<wire::FormGroup>(&message.what);
   if (forms == nullptr) return {home, message.name};
-  return {home, concat(message.name, '\n', control::list_ranks(forms->ranks), '\n', forms->turn)};
+  return {home, concat(message.name, '\n', list_ranks(forms->ranks), '\n', forms->turn)};
 }
 
 // Notes that a member has the group's number from a server that is lost, and gives it to members

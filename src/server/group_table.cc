@@ -56,8 +56,8 @@ Status GroupTable::define(uint32_t id, std::string name, std::vector<uint32_t> r
     entry.group->called_off = !entry.group->gone.empty();
   } else if (entry.group->members.ranks() != ranks) {
     return {Code::kMismatch, concat("rank ", rank, " says that group '", name, "' has ",
-                                    control::list_ranks(ranks), "; others say ",
-                                    control::list_ranks(entry.group->members.ranks()),
+                                    list_ranks(ranks), "; others say ",
+                                    list_ranks(entry.group->members.ranks()),
                                     "; give new_group() the same ranks everywhere")};
   }
   entry.defined[entry.group->members.index_of(rank)] = true;

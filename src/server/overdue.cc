@@ -33,21 +33,14 @@ Aggregator::Awaited Aggregator::awaited(const Operation& op) const {
 }
 
 std::string Aggregator::describe(const Operation& op, const Awaited& awaited) const {
-  const auto list = [this](const std::vector<uint32_t>& ranks) {
-    std::string text;
-    for (const uint32_t rank : ranks) {
-      text += (text.empty() ? "" : ", ") + cluster_.describe_rank(rank);
-    }
-    return text;
-  };
-  if (!awaited.missing.empty()) return list(awaited.missing);
+  if (!awaited.missing.empty()) return cluster_.describe_ranks(awaited.missing);
   if (awaited.fewest == op.segments) return "workers to read the results";
   if (awaited.level()) {
     return concat("segments that no rank has sent yet; ", awaited.fewest, " of ", op.segments,
                   " have arrived from each");
   }
-  return concat("segments of ", list(awaited.behind), "; ", awaited.fewest, " of ", op.segments,
-                " have arrived");
+  return concat("segments of ", cluster_.describe_ranks(awaited.behind), "; ", awaited.fewest,
+                " of ", op.segments, " have arrived");
 }
 
 std::vector<Aggregator::Overdue> Aggregator::overdue(Nanos now) {

@@ -18,11 +18,8 @@ std::string Reminders::name_of(const Pending& pending) {
 }
 
 std::string Reminders::waits(const Pending& pending, Nanos now, const char* verb) const {
-  std::string who;
-  for (const uint32_t rank : pending.missing()) {
-    who += (who.empty() ? "" : ", ") + cluster_.describe_rank(rank);
-  }
-  return concat(name_of(pending), verb, in_seconds(now - pending.since), " for ", who);
+  return concat(name_of(pending), verb, in_seconds(now - pending.since), " for ",
+                cluster_.describe_ranks(pending.missing()));
 }
 
 Status Reminders::timed_out(const Pending& pending, Nanos now) const {

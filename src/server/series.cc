@@ -398,15 +398,12 @@ void SeriesTable::overdue(Nanos now, std::vector<Answer>& out) {
     // All have given what they have. If a server with their sums is lost, they know it themselves.
     if (ranks.empty() || lacks_server(*series)) continue;
     series->warned_for = since;
-    std::string who;
-    for (const uint32_t rank : ranks) {
-      who += (who.empty() ? "" : ", ") + cluster_.describe_rank(rank);
-    }
     const std::string text =
         concat("partial all-reduce '", options.name, "'", series->group->members.suffix(),
                ", round ", series->owner.round(),
                ", has waited ", in_seconds(age), " for ",
-               options.replays ? "recorded contributors among " : "", who,
+               options.replays ? "recorded contributors among " : "",
+               cluster_.describe_ranks(ranks),
                fatal ? ", which did not contribute" : "", whereabouts_.describe(ranks),
                fatal ? "; check that every rank contributes until it calls flush(), or give it "
                        "more time (timeout=, HERRING_TIMEOUT)"

@@ -265,14 +265,10 @@ void SeriesTable::overdue(TakeOver& take_over, Nanos now, std::vector<Answer>& o
     return;
   }
   const std::vector<uint32_t> ranks = missing(take_over);
-  std::string who;
-  for (const uint32_t rank : ranks) {
-    who += (who.empty() ? "" : ", ") + cluster_.describe_rank(rank);
-  }
   const std::string text =
       concat("partial all-reduce '", options.name, "'", take_over.group->members.suffix(),
-             " has waited ", in_seconds(age), " for ", who, " to hear that a server is lost",
-             whereabouts_.describe(ranks));
+             " has waited ", in_seconds(age), " for ", cluster_.describe_ranks(ranks),
+             " to hear that a server is lost", whereabouts_.describe(ranks));
   if (fatal) {
     take_over.settled = true;
     return fail({Code::kTimeout, text}, out);

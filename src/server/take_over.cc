@@ -276,12 +276,9 @@ void Coordinator::introduce(Handover& handover, std::vector<Answer>& out) {
 
 void Coordinator::overdue(Handover& handover, Nanos now, std::vector<Answer>& out) {
   const auto waits = [&](const Announcement& call) {
-    std::string who;
-    for (const uint32_t rank : handover.missing()) {
-      who += (who.empty() ? "" : ", ") + cluster_.describe_rank(rank);
-    }
     return concat("'", call.message.name, "'", handover.group->members.suffix(), " has waited ",
-                  in_seconds(now - call.since), " for ", who,
+                  in_seconds(now - call.since), " for ",
+                  cluster_.describe_ranks(handover.missing()),
                   " to hear that a server is lost", whereabouts_.describe(handover.missing()));
   };
   for (const Announcement& call : handover.held) {

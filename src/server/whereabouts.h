@@ -37,7 +37,7 @@ class Whereabouts {
     size_t left = kMostPlaces;
     for (const auto& [place, here] : by_place) {
       if (left-- == 0) return text + "; and more";
-      text += concat("; ", control::list_ranks(here), here.size() == 1 ? " waits in " : " wait in ",
+      text += concat("; ", list_ranks(here), here.size() == 1 ? " waits in " : " wait in ",
                      place);
     }
     return text + states_.describe(elsewhere);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/continuations.h"
+#include "base/lists.h"
 #include "base/log.h"
 #include "device/watcher.h"
 
@@ -127,10 +128,8 @@ void EngineCore::check_deadlines(Nanos now) {
     servers = core_.links->awaited(*late);
   }
   if (name.empty()) return;
-  std::string who;
-  for (const uint32_t server : servers) {
-    who += concat(who.empty() ? "" : " and ", core_.cluster.describe_server(server));
-  }
+  const std::string who = list_of(
+      servers, [this](uint32_t server) { return core_.cluster.describe_server(server); }, " and ");
   core_.ending.fail_now({Code::kTimeout,
                          concat(name, " has waited ", in_seconds(waited), " for ", who,
                                 ", and nobody has answered or reported the timeout; look at "

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/lists.h"
 #include "base/reminders.h"
 
 namespace herring::worker {
@@ -21,10 +22,8 @@ void HeldUp::tell(Nanos now) {
   // Before servers warn.
   const Nanos since = now - first_reminder(from_seconds(core_.options.warn_after)) / 2;
   core_.program->held_up(now, since, all);
-  std::string text;
-  for (size_t i = 0; i < std::min(all.size(), kMostPlaces); ++i) {
-    text += concat(i == 0 ? "" : " and in ", all[i]);
-  }
+  all.resize(std::min(all.size(), kMostPlaces));
+  std::string text = list_of(all, {}, " and in ");
   text.resize(std::min(text.size(), wire::kMaxWhereabouts));
   if (text == text_) return;
   text_ = text;

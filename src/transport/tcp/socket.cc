@@ -22,6 +22,7 @@
 #include <string_view>
 
 #include "base/interrupt.h"
+#include "base/lists.h"
 #include "transport/transport.h"
 
 namespace herring::transport::tcp {
@@ -349,11 +350,9 @@ Result<std::string> interface_address(const std::string& name) {
     if (family == AF_INET) break;
   }
   if (!found.empty()) return found;
-  std::string all;
-  for (const std::string& one : names) all += (all.empty() ? "" : ", ") + one;
   return Status(Code::kConfiguration,
                 concat("HERRING_INTERFACE is '", name, "', which is neither an address nor an "
-                       "interface that has one; this host has ", all));
+                       "interface that has one; this host has ", list_of(names)));
 }
 
 uint64_t link_rate(const std::string& address) {

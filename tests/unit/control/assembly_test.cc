@@ -25,17 +25,6 @@ RegisteredWorker worker(uint32_t rank, const std::string& host, int local_rank =
   return one;
 }
 
-TEST(Assembly, NumbersAreListedInRuns) {
-  EXPECT_EQ(list_numbers({}), "");
-  EXPECT_EQ(list_numbers({3}), "3");
-  EXPECT_EQ(list_numbers({4, 3}), "3, 4");
-  EXPECT_EQ(list_numbers({9, 0, 2, 3, 4, 5, 9}), "0, 2 to 5, 9");
-  std::vector<uint32_t> odd;
-  for (uint32_t i = 0; i < 20; ++i) odd.push_back(2 * i + 1);
-  EXPECT_EQ(list_numbers(odd),
-            "1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31 and 4 more");
-}
-
 TEST(Assembly, NodesAreNumberedByTheirLowestRank) {
   auto cluster = assemble({worker(3, "x"), worker(2, "y"), worker(1, "x"), worker(0, "z")});
   ASSERT_TRUE(cluster.ok());

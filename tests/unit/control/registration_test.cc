@@ -172,7 +172,7 @@ TEST(Registration, DifferentSizesAreToldToEverybody) {
   WorkerRegistration odd = job.worker(2);
   odd.size = 4;
   expect_everywhere(job, {job.worker(0), job.worker(1), odd}, Code::kConfiguration,
-                    {"HERRING_SIZE", "3 (ranks 0, 1)", "4 (rank 2)", "the rendezvous expects 3"});
+                    {"HERRING_SIZE", "3 (ranks 0-1)", "4 (rank 2)", "the rendezvous expects 3"});
 }
 
 TEST(Registration, DifferentServerCountsAreToldToEverybody) {
@@ -188,7 +188,7 @@ TEST(Registration, DifferentWaysToSendObjectsAreToldToEverybody) {
   WorkerRegistration odd = job.worker(2);
   odd.settings["objects"] = "json";
   expect_everywhere(job, {job.worker(0), job.worker(1), odd}, Code::kConfiguration,
-                    {"HERRING_OBJECTS", "json (rank 2)", "pickle (ranks 0, 1)"});
+                    {"HERRING_OBJECTS", "json (rank 2)", "pickle (ranks 0-1)"});
 }
 
 TEST(Registration, ARankTwiceIsToldToEverybody) {
@@ -224,7 +224,7 @@ TEST(Registration, MissingRanksAndServersAreListed) {
   Job job(6, 2, 700 * kMillisecond);
   job.options().connect_timeout = kPatience;  // so the rendezvous' timeout comes first
   expect_everywhere(job, {job.worker(0), job.worker(2)}, Code::kTimeout,
-                    {"ranks 1, 3 to 5 of 6", "1 of 2 dedicated servers"}, 1);
+                    {"ranks 1, 3-5 of 6", "1 of 2 dedicated servers"}, 1);
 }
 
 TEST(Registration, TheMostImpatientMemberGetsTheListInTime) {
@@ -242,7 +242,7 @@ TEST(Registration, AColocatedServerThatNeverComesIsNamed) {
   auto first = Member::join(job.options(), job.worker(0, "a"), nothing);
   for (const Status& status : {first.status(), second.get().status()}) {
     EXPECT_EQ(status.code(), Code::kTimeout);
-    EXPECT_TRUE(contains(status.message(), "the colocated servers of nodes 0, 1"))
+    EXPECT_TRUE(contains(status.message(), "the colocated servers of nodes 0-1"))
         << status.message();
   }
 }
