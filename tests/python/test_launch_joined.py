@@ -7,15 +7,15 @@ import time
 
 import pytest
 
-from herring.rendezvous.joined import Joined, tell
+from herring.rendezvous.joined import JoinNotices, tell
 from launched import run
 
 
 def test_those_who_have_joined_are_heard() -> None:
     job = f"run-test-{time.time_ns()}"
     tell(job, 1)  # nobody listens
-    box = Joined(job)
-    second = Joined(job)
+    box = JoinNotices(job)
+    second = JoinNotices(job)
     assert second.socket is None
     tell(job, 3)
     tell("somebody else's", 4)

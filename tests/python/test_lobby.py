@@ -22,7 +22,7 @@ from herring.errors import (
     TimeoutError,
 )
 from herring.lobby import connection, service, versions
-from herring.lobby.connection import Connection, Generation, Left, Over
+from herring.lobby.connection import Connection, Generation, MemberLeft, TrainingEnded
 from herring.lobby.generations import Rules
 from herring.lobby.service import Lobby
 
@@ -184,7 +184,7 @@ def test_some_leave_between_two_steps(house: House, leavers: list[int]) -> None:
     ends = house.train(*members)
     assert len(set(ends)) == 1 and ends[0] <= 30
     for one in leavers:
-        with pytest.raises(Left):
+        with pytest.raises(MemberLeft):
             members[one].next_generation()
         members[one].close()
     others = [one for index, one in enumerate(members) if index not in leavers]
@@ -198,7 +198,7 @@ def test_a_worker_leaves_before_a_generation_begins(house: House) -> None:
     wait = house.wait(members[2])
     until(lambda: members[2]._waits_at is not None)
     members[2].leave()
-    with pytest.raises(Left):
+    with pytest.raises(MemberLeft):
         wait.result(600)
     members[2].close()
     until(lambda: house.said == ["worker 2 leaves the elastic job"])
@@ -364,7 +364,7 @@ def test_who_comes_after_the_end_is_told_so(house: House) -> None:
     one = house.come(0)
     house.all_wait(one)
     one.finished()
-    with pytest.raises(Over):
+    with pytest.raises(TrainingEnded):
         house.wait(house.come(1)).result(600)
 
 

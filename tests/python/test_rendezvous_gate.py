@@ -21,10 +21,10 @@ from herring.errors import ConfigurationError, TimeoutError
 from herring.rendezvous import munge, slurm
 from herring.rendezvous.detect import detect
 from herring.rendezvous.endpoint import bind, resolve
-from herring.rendezvous.gate import Gate, ask
 from herring.rendezvous.meet import meet
 from herring.rendezvous.munge import MungeError
 from herring.rendezvous.publication import Wait
+from herring.rendezvous.secret_server import SecretServer, ask
 
 CONTENT = {"address": "127.0.0.1:5", "secret": "ab" * 32, "size": "2", "step": "0"}
 
@@ -45,10 +45,10 @@ def decode(credential: bytes) -> bytes:
 
 
 @pytest.fixture
-def gate() -> Iterator[tuple[Gate, int]]:
+def gate() -> Iterator[tuple[SecretServer, int]]:
     listener = bind("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    opened = Gate(listener, ("job#0", "job"), CONTENT, encode, decode)
+    opened = SecretServer(listener, ("job#0", "job"), CONTENT, encode, decode)
     yield opened, port
     opened.close()
 
@@ -83,7 +83,7 @@ def question(**changes: str) -> bytes:
     return json.dumps({"herring": "ask", "job": "job", "nonce": "0", **changes}).encode()
 
 
-def test_members_get_an_answer(gate: tuple[Gate, int]) -> None:
+def test_members_get_an_answer(gate: tuple[SecretServer, int]) -> None:
     for key in ("job#0", "job", "job#0"):
         answer = request(gate[1], key)
         assert {name: answer[name] for name in CONTENT} == CONTENT
@@ -105,17 +105,17 @@ def test_members_get_an_answer(gate: tuple[Gate, int]) -> None:
     ],
     ids=["empty", "hello", "long", "user", "list", "types", "start", "answer", "nonce", "bytes"],
 )
-def test_strangers_get_nothing(gate: tuple[Gate, int], line: bytes) -> None:
+def test_strangers_get_nothing(gate: tuple[SecretServer, int], line: bytes) -> None:
     assert raw(gate[1], line) == b""
     assert request(gate[1], "job")["secret"] == CONTENT["secret"]
 
 
 @pytest.mark.parametrize("strangers", [300, 700])
 def test_who_says_nothing_keeps_nobody_out(
-    gate: tuple[Gate, int], strangers: int, monkeypatch: pytest.MonkeyPatch
+    gate: tuple[SecretServer, int], strangers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor is anybody delayed by the time that a guest has to ask, however many come again."""
-    monkeypatch.setattr("herring.rendezvous.gate._GUEST_SECONDS", 600.0)
+    monkeypatch.setattr("herring.rendezvous.secret_server._GUEST_SECONDS", 600.0)
     complete, over = threading.Event(), threading.Event()
 
     def linger() -> None:
@@ -143,9 +143,9 @@ def test_who_says_nothing_keeps_nobody_out(
 
 
 def test_without_descriptors_the_gate_neither_spins_nor_ends(
-    gate: tuple[Gate, int], monkeypatch: pytest.MonkeyPatch
+    gate: tuple[SecretServer, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("herring.rendezvous.gate._GUEST_SECONDS", 600.0)
+    monkeypatch.setattr("herring.rendezvous.secret_server._GUEST_SECONDS", 600.0)
     door = gate[0]._door
     turns: list[float] = []
     make_room = door._make_room
@@ -206,14 +206,14 @@ def test_an_echo_is_no_answer() -> None:
             mirror.join()
 
 
-def test_a_closed_gate(gate: tuple[Gate, int]) -> None:
+def test_a_closed_gate(gate: tuple[SecretServer, int]) -> None:
     gate[0].close()
     gate[0].close()
     with pytest.raises(TimeoutError, match=r"rank 1 of 2 .* answer at 127\.0\.0\.1:\d+ \(Conn"):
         refused(gate[1], "job")
 
 
-def test_another_job_is_not_answered(gate: tuple[Gate, int]) -> None:
+def test_another_job_is_not_answered(gate: tuple[SecretServer, int]) -> None:
     with pytest.raises(TimeoutError, match="has no answer for this job"):
         refused(gate[1], "other")
 
@@ -228,7 +228,7 @@ def test_a_false_rank_0_is_not_believed() -> None:
     for false, reason in ((forge, "not this user's"), (repeat, "no answer for this job")):
         listener = bind("127.0.0.1", 0)
         port = listener.getsockname()[1]
-        opened = Gate(listener, ("job",), CONTENT, false, decode)
+        opened = SecretServer(listener, ("job",), CONTENT, false, decode)
         try:
             with pytest.raises(TimeoutError, match=reason):
                 refused(port, "job")
@@ -236,7 +236,7 @@ def test_a_false_rank_0_is_not_believed() -> None:
             opened.close()
 
 
-def test_a_forked_child_does_not_keep_the_gate(gate: tuple[Gate, int]) -> None:
+def test_a_forked_child_does_not_keep_the_gate(gate: tuple[SecretServer, int]) -> None:
     here, there = socket.socketpair()
 
     def run() -> None:

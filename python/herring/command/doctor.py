@@ -73,13 +73,13 @@ def handle(options: argparse.Namespace) -> int:
     for flag, given in _given(options):
         if given:
             raise ConfigurationError(f"{flag} has a meaning only with -H or --hostfile")
-    from herring.doctor.examine import Wishes, examine
+    from herring.doctor.examine import ExamineOptions, examine
 
     names = enumerate((options.hosts_of_ranks or "").split(","))
-    wishes = Wishes(
+    examine_options = ExamineOptions(
         options.time_limit, options.gradients, {rank: name for rank, name in names if name}
     )
-    about = examine(wishes)
+    about = examine(examine_options)
     if about is None:
         return 0
     from herring.doctor.judge import judge, verdict

@@ -30,7 +30,7 @@ _CALL_SECONDS = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Wishes:
+class ExamineOptions:
     """What the user asked for.
 
     Attributes:
@@ -44,7 +44,7 @@ class Wishes:
     names: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
 
-def examine(wishes: Wishes) -> Examination | None:
+def examine(options: ExamineOptions) -> Examination | None:
     """Examines the job that the environment describes.
 
     Returns:
@@ -59,24 +59,24 @@ def examine(wishes: Wishes) -> Examination | None:
     start = time.monotonic()
     worker = detect(os.environ)
     if worker.rendezvous.kind == "none":
-        about = _alone(wishes)
+        about = _alone(options)
     else:
-        patience = min(value_of(os.environ, "HERRING_CONNECT_TIMEOUT"), wishes.time_limit / 2)
+        patience = min(value_of(os.environ, "HERRING_CONNECT_TIMEOUT"), options.time_limit / 2)
         meeting = meet(worker, os.environ, patience)
         try:
             joined.tell(worker.job, worker.rank)  # `herring run` would miss the rank otherwise
             left = max(start + patience - time.monotonic(), _RETRY_SECONDS)
             if worker.rank != 0:
-                _follow(worker, meeting, left, wishes.time_limit)
+                _follow(worker, meeting, left, options.time_limit)
                 return None
-            about = _lead(worker, meeting, left, start + wishes.time_limit, wishes)
+            about = _lead(worker, meeting, left, start + options.time_limit, options)
         finally:
             meeting.close()
     about.seconds = time.monotonic() - start
     return about
 
 
-def _alone(wishes: Wishes) -> Examination:
+def _alone(options: ExamineOptions) -> Examination:
     """Examines this host, which has the only rank."""
     address = own_address(interface=value_of(os.environ, "HERRING_INTERFACE"))
     told = introduction(0, "", address)
@@ -85,11 +85,15 @@ def _alone(wishes: Wishes) -> Examination:
     )
     name = socket.gethostname()
     host = Host(name, name, address, [rank], facts.gather(address))
-    return Examination(1, [host], source="single", gradients=wishes.gradients)
+    return Examination(1, [host], source="single", gradients=options.gradients)
 
 
 def _lead(
-    worker: WorkerEnvironment, meeting: Meeting, patience: float, deadline: float, wishes: Wishes
+    worker: WorkerEnvironment,
+    meeting: Meeting,
+    patience: float,
+    deadline: float,
+    options: ExamineOptions,
 ) -> Examination:
     """Asks all hosts; this process answers for its own host, too."""
     place = worker.rendezvous
@@ -100,7 +104,7 @@ def _lead(
         rendezvous="" if _is_literal(place.host) else place.host,
         by_munge=place.kind == "munge",
         port_range=given(os.environ, "HERRING_PORTS") or "",
-        gradients=wishes.gradients,
+        gradients=options.gradients,
     )
     descriptor = meeting.take_descriptor()
     assert descriptor is not None  # rank 0 holds the rendezvous
@@ -111,7 +115,7 @@ def _lead(
     own.daemon = True
     try:
         own.start()
-        hub.gather(patience, wishes.names)
+        hub.gather(patience, options.names)
         meeting.started()
         hub.examine()
     finally:

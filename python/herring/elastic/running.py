@@ -19,7 +19,7 @@ from herring.base.reminders import FIRST_REMINDER
 from herring.base.units import counted
 from herring.elastic.translation import own_errors
 from herring.errors import ConfigurationError, HerringError, PeerLostError, TimeoutError
-from herring.lobby.connection import Connection, Generation, Left, Over
+from herring.lobby.connection import Connection, Generation, MemberLeft, TrainingEnded
 from herring.lobby.notice import EXIT_LEFT, Notice, Watch
 from herring.rendezvous import joined
 from herring.rendezvous.detect import Rendezvous, WorkerEnvironment, parse_address, parse_secret
@@ -149,10 +149,10 @@ def join(settings: dict[str, Any], enter: Callable[[], None] = lambda: None) -> 
     while True:
         try:
             present, listener = _next(connection)
-        except Over as over:
+        except TrainingEnded as over:
             _core.log_info(str(over))
             sys.exit(0)
-        except Left as left:
+        except MemberLeft as left:
             _core.log_info(str(left))
             connection.close()
             sys.exit(EXIT_LEFT)

@@ -27,7 +27,7 @@ from herring.launch.processes import LEFTOVER_SECONDS, Process, Processes, prepa
 from herring.lobby.notice import Notice
 from herring.rendezvous.endpoint import bind_any, reserve
 from herring.rendezvous.identity import host_identity
-from herring.rendezvous.joined import Joined
+from herring.rendezvous.joined import JoinNotices
 from herring.rendezvous.network import is_reachable_address, own_address, with_port
 from herring.rendezvous.settings import value_of
 
@@ -55,7 +55,7 @@ class Agent:
         self._waiting = False  # whether reading pipes is suspended
         self._listener: socket.socket | None = None
         self._store: socket.socket | None = None  # keeps its port free
-        self._joined: Joined | None = None
+        self._joined: JoinNotices | None = None
         self._ending = False
         self._servers_stay = False  # until the workers here have ended
         self._elastic = False
@@ -114,7 +114,7 @@ class Agent:
                 self._forward(key.data)
             elif isinstance(key.data, socket.socket):
                 self._on_signals(key.data)
-            elif isinstance(key.data, Joined):
+            elif isinstance(key.data, JoinNotices):
                 self._report_joined()
             else:
                 self._read()
@@ -271,7 +271,7 @@ class Agent:
         environment = {**self._environment, **task["environment"]}
         job = task["environment"].get("HERRING_JOB")
         if self._joined is None and job is not None:
-            self._joined = Joined(job)
+            self._joined = JoinNotices(job)
             if self._joined.socket is not None:
                 self._selector.register(self._joined.socket, selectors.EVENT_READ, self._joined)
         command, keep = prepared(

@@ -34,7 +34,7 @@ from herring.launch.starting import Starting
 from herring.launch.streams import Streams
 from herring.launch.terminal import Keyboard
 from herring.launch.training import Training
-from herring.rendezvous.joined import Joined
+from herring.rendezvous.joined import JoinNotices
 
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
@@ -199,7 +199,7 @@ class Launcher:
                 key.data.flush()
             elif isinstance(key.data, Keyboard):
                 self._streams.type_on()
-            elif isinstance(key.data, Joined):
+            elif isinstance(key.data, JoinNotices):
                 self._training.note()
             else:
                 self._streams.read(key)
@@ -381,4 +381,4 @@ class Launcher:
 
 def _is_read(key: selectors.SelectorKey) -> bool:
     """Returns whether a key belongs to the output of a process or an ssh."""
-    return key.data is not None and not isinstance(key.data, (Outbox, Joined, Keyboard))
+    return key.data is not None and not isinstance(key.data, (Outbox, JoinNotices, Keyboard))

@@ -84,13 +84,13 @@ def _serve_generations(interface: str | None, settings: dict[str, str]) -> None:
     """Serves the generations of an elastic job until it ends, or has notice of its own end."""
     from herring import _core
     from herring.elastic.running import connect, heeding_notice
-    from herring.lobby.connection import Left
+    from herring.lobby.connection import MemberLeft
 
     connection = connect(os.environ, server=True)
     with heeding_notice(connection.leave, lambda: connection.job_ends):
         try:
             _serve_each_generation(connection, interface, settings)
-        except Left as left:
+        except MemberLeft as left:
             _core.log_info(str(left))
             connection.close()
             sys.exit(EXIT_LEFT)
@@ -101,12 +101,12 @@ def _serve_each_generation(
 ) -> None:
     from herring import _core
     from herring.elastic.running import settings_of
-    from herring.lobby.connection import Over
+    from herring.lobby.connection import TrainingEnded
 
     while True:
         try:
             present = connection.next_generation()
-        except Over:
+        except TrainingEnded:
             return
         options: dict[str, object] = {
             **settings,

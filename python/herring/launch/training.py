@@ -11,7 +11,7 @@ from herring.launch.options import RunOptions
 from herring.lobby.generations import Rules
 from herring.lobby.service import Lobby
 from herring.rendezvous.endpoint import bind_any
-from herring.rendezvous.joined import Joined
+from herring.rendezvous.joined import JoinNotices
 
 
 class Training:
@@ -24,7 +24,7 @@ class Training:
     def __init__(self, options: RunOptions, children: Children) -> None:
         self._options = options
         self._children = children
-        self._joined: Joined | None = None
+        self._joined: JoinNotices | None = None
         self.lobby: Lobby | None = None
 
     def open_lobby(
@@ -54,9 +54,10 @@ class Training:
 
         Args:
             job: The value of HERRING_JOB.
-            selector: Watches the socket, with a `Joined` as data; the caller then calls `note`.
+            selector: Watches the socket, with a `JoinNotices` as data. The caller then calls
+                `note`.
         """
-        self._joined = Joined(job)
+        self._joined = JoinNotices(job)
         if self._joined.socket is not None:
             selector.register(self._joined.socket, selectors.EVENT_READ, self._joined)
 

@@ -35,11 +35,11 @@ _COMMIT_SECONDS = 5.0  # the first rank waits for so long to hear of the others
 _FINISH_SECONDS = 5.0  # for the lobby to hear that the training has ended
 
 
-class Over(HerringError):
+class TrainingEnded(HerringError):
     """The training has ended; there is nothing to join any more."""
 
 
-class Left(HerringError):
+class MemberLeft(HerringError):
     """This process was to leave the job, and is in no generation any more."""
 
 
@@ -123,8 +123,8 @@ class Connection:
             address: Where this worker listens in case that it becomes rank 0.
 
         Raises:
-            Left: This process was to leave.
-            Over: The training has ended.
+            MemberLeft: This process was to leave.
+            TrainingEnded: The training has ended.
             PeerLostError: There have been too few workers for too long.
             TimeoutError: The lobby cannot be reached.
         """
@@ -135,7 +135,7 @@ class Connection:
                 self._send({"kind": "wait", "address": address})
             while self._told is None:
                 if self._leaves:
-                    raise Left("this process leaves the elastic job")
+                    raise MemberLeft("this process leaves the elastic job")
                 if self._ended is not None:
                     raise self._ended
                 self._changed.wait(1.0)  # so that Ctrl-C is seen
@@ -263,7 +263,7 @@ class Connection:
                     if self._starts:
                         _core.end_start(True)
             elif kind == "over":
-                self._ended = Over("the training of the elastic job has ended")
+                self._ended = TrainingEnded("the training of the elastic job has ended")
             elif kind == "failed":
                 self._ended = PeerLostError(f"the elastic job ends: {message['why']}")
             elif kind == "ends":

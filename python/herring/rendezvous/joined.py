@@ -16,7 +16,7 @@ import socket
 JOB_PREFIX = "run-"
 
 
-class Joined:
+class JoinNotices:
     """The receiving end, in the launcher or in an agent.
 
     Attributes:

@@ -33,8 +33,8 @@ from herring.rendezvous.detect import (
     warn_of_weak_secret,
 )
 from herring.rendezvous.endpoint import bind_any, is_loopback_name, listen, resolve, within_reach
-from herring.rendezvous.gate import Gate, ask
 from herring.rendezvous.network import is_local_address, loopback_address, own_address, with_port
+from herring.rendezvous.secret_server import SecretServer, ask
 from herring.rendezvous.settings import setting, value_of
 
 SECRET_BYTES = 32
@@ -95,7 +95,7 @@ class Meeting:
         if self._listener is not None:
             self._listener.close()
         owner = getattr(self._withdraw, "__self__", None)
-        if isinstance(owner, (publication.Publication, Gate)):
+        if isinstance(owner, (publication.Publication, SecretServer)):
             owner.close()
         self._withdraw = None
 
@@ -334,21 +334,21 @@ def _meet_by_munge(
     munge.encode(b"", socket_path)  # raises an error if MUNGE is missing, before anybody waits
     resolved = resolve(place.host, place.variable, environ, wait)
     host = within_reach(place.host, resolved, environ)
-    gate_listener = listen(place.host, resolved, host, place.port, place.variable)
+    server_listener = listen(place.host, resolved, host, place.port, place.variable)
     try:
         if not is_local_address(host):
             _require_first_node(place, environ)
             host = own_address(interface=value_of(environ, "HERRING_INTERFACE"))
         listener = bind_any(host, environ)
     except BaseException:
-        gate_listener.close()
+        server_listener.close()
         raise
     secret = secrets.token_bytes(SECRET_BYTES)
     address = _address_of(listener)
     content = {"address": address, "secret": secret.hex(), "size": str(worker.size)}
     content["step"] = environ.get("SLURM_STEP_ID", "")
-    gate = Gate(gate_listener, (key, place.key), content, *_codec(socket_path))
-    return Meeting(address, secret, listener, gate.close)
+    server = SecretServer(server_listener, (key, place.key), content, *_codec(socket_path))
+    return Meeting(address, secret, listener, server.close)
 
 
 def _ask_gate(

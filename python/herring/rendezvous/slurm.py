@@ -1,7 +1,7 @@
 """Reads what Slurm says about a job from its variables, and from `scontrol` if these do not tell.
 
 Nothing here is secret. Everybody on a cluster can see job IDs, node names and addresses. They lead
-to rank 0 and prove nothing; see `herring.rendezvous.gate` for the secret.
+to rank 0 and prove nothing; see `herring.rendezvous.secret_server` for the secret.
 """
 
 from __future__ import annotations

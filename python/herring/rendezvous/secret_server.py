@@ -1,16 +1,16 @@
 """Gives ranks rank 0's address and the job's secret over a network, without a file.
 
-Rank 0 opens a *gate*, a listening port. A process that names the job in a MUNGE credential gets the
-answer in another credential. Credentials are encrypted under the cluster's key, and only processes
-of the same user on hosts of the cluster can open them. Others get nothing, not even an answer on
-which they could try guesses, and cannot pretend to be rank 0.
+Rank 0 has a *secret server*, which listens on a port. A process that names the job in a MUNGE
+credential gets the answer in another credential. Credentials are encrypted under the cluster's key,
+and only processes of the same user on hosts of the cluster can open them. Others get nothing, not
+even an answer on which they could try guesses, and cannot pretend to be rank 0.
 
     asks:     CREDENTIAL{"herring": "ask", "job": JOB, "nonce": N}
     answer:   CREDENTIAL{"herring": "answer", "job": JOB, "nonce": N,
                          "address": HOST:PORT, "secret": S, "size": W}
 
 Each credential is on a line of its own. An answer says that it is an answer, so a question that is
-sent back is not taken for one. The gate is closed once all ranks have registered.
+sent back is not taken for one. The server is closed once all ranks have registered.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MOST_POLL_SECONDS = 1.0
 Codec = Callable[[bytes], bytes]  # encode or decode of `herring.rendezvous.munge`, with the socket
 
 
-class Gate:
+class SecretServer:
     """Answers processes that ask for the job, until `close`."""
 
     def __init__(
@@ -47,10 +47,10 @@ class Gate:
         encode: Codec,
         decode: Codec,
     ) -> None:
-        """Opens the gate.
+        """Starts to listen for questions.
 
         Args:
-            listener: A socket that listens already; the gate closes it.
+            listener: A socket that listens already; the server closes it.
             keys: The names under which the job may be asked for.
             content: What a process that asks gets.
             encode: Makes a credential that only this user can open.
@@ -61,10 +61,10 @@ class Gate:
         self._encode = encode
         self._decode = decode
         self._closed = False
-        self._door = Door([listener], self._hear, "the gate of rank 0")
+        self._door = Door([listener], self._hear, "the secret server of rank 0")
 
     def close(self) -> None:
-        """Shuts the gate; nobody gets anything afterwards. Harmless to repeat, and after a fork."""
+        """Stops listening: nobody gets anything any more. Harmless to repeat, and after a fork."""
         self._closed = True
         self._door.close()
 
@@ -87,18 +87,18 @@ class Gate:
 
 
 def ask(host: str, port: int, key: str, wait: Wait, encode: Codec, decode: Codec) -> dict[str, str]:
-    """Asks rank 0's gate until it answers.
+    """Asks rank 0's secret server until it answers.
 
     Args:
         host: An address literal.
-        port: The gate's port.
+        port: The server's port.
         key: The name under which the job is asked for.
         wait: Who asks, and how long.
         encode: Makes a credential that only this user can open.
         decode: Opens a credential; raises MungeError if it is not this user's.
 
     Returns:
-        The content that was given to the gate.
+        The content that was given to the server.
 
     Raises:
         ConfigurationError: MUNGE is missing here.
