@@ -72,14 +72,12 @@ Status shake_hands(TlsSession& client, TlsSession& server) {
 }
 
 Result<std::pair<Socket, Socket>> connected_pair() {
-  auto listener = transport::tcp::listen_on({"127.0.0.1", 0}, 1);
-  if (!listener.ok()) return listener.status();
-  auto address = transport::tcp::local_address(listener->get());
-  if (!address.ok()) return address.status();
-  auto client = transport::tcp::connect_to(*address, "", monotonic_now() + kPatience);
+  HERRING_ASSIGN_OR_RETURN(auto& listener, transport::tcp::listen_on({"127.0.0.1", 0}, 1));
+  HERRING_ASSIGN_OR_RETURN(auto& address, transport::tcp::local_address(listener.get()));
+  auto client = transport::tcp::connect_to(address, "", monotonic_now() + kPatience);
   if (!client.ok()) return client.status();
   GuardedFd server = GuardedFd::open(
-      [&] { return accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK); });
+      [&] { return accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK); });
   if (!server.valid()) return Status(Code::kInternal, "nobody connected over loopback");
   HERRING_RETURN_IF_ERROR(transport::tcp::make_flow_socket(server.get()));
   return std::pair<Socket, Socket>(std::move(*client), std::move(server));
@@ -88,9 +86,8 @@ Result<std::pair<Socket, Socket>> connected_pair() {
 }  // namespace
 
 Result<Cost> measure_cost(const std::shared_ptr<const transport::tcp::Tls>& tls, size_t bytes) {
-  auto made = connected_pair();
-  if (!made.ok()) return made.status();
-  auto& [near, far] = *made;
+  HERRING_ASSIGN_OR_RETURN(auto& made, connected_pair());
+  auto& [near, far] = made;
   if (tls) {
     near.encrypt(*tls, false);
     far.encrypt(*tls, true);

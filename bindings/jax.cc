@@ -188,9 +188,8 @@ Result<KeyedCall> call_of(const xla::CallFrame& frame) {
   HERRING_RETURN_IF_ERROR(parse_collective(kind, reduction, root).move_to(call.call.what));
   HERRING_RETURN_IF_ERROR(
       buffers_of(frame.arguments, 1, call.call.what).move_to(call.call.buffers));
-  auto places = buffers_of(frame.results, 1, call.call.what);
-  if (!places.ok()) return places.status();
-  for (calls::Buffer& one : *places) call.results.push_back(std::move(one.array));
+  HERRING_ASSIGN_OR_RETURN(auto& places, buffers_of(frame.results, 1, call.call.what));
+  for (calls::Buffer& one : places) call.results.push_back(std::move(one.array));
   return call;
 }
 
@@ -264,9 +263,8 @@ xla::Error* look(const xla::CallFrame& frame, const xla::Operands& arrays, OnDev
       return defect("a program's call has no array");
     }
     const auto* const array = static_cast<const xla::Array*>(arrays.values[0]);
-    auto platform = device::platform();
-    if (!platform.ok()) return platform.status();
-    return (*platform)->query(reinterpret_cast<device::Address>(array->data));
+    HERRING_ASSIGN_OR_RETURN(auto& platform, device::platform());
+    return platform->query(reinterpret_cast<device::Address>(array->data));
   }();
   if (!pointer.ok()) return error_of(api, pointer.status());
   if (pointer->kind != device::Kind::kDevice && pointer->kind != device::Kind::kManaged) {

@@ -140,10 +140,9 @@ Status KeyedCalls::submit(const Key& key, KeyedCall& call) {
             concat("'", call.key, "' was compiled for another number of ranks, or another rank; "
                    "compile it again (jax.clear_caches())")};
   }
-  auto submitted = job_->engine().submit(std::move(call.call));
-  if (!submitted.ok()) return submitted.status();
+  HERRING_ASSIGN_OR_RETURN(auto& submitted, job_->engine().submit(std::move(call.call)));
   std::lock_guard calls(mutex_);
-  running_[key].operation = std::move(*submitted);
+  running_[key].operation = std::move(submitted);
   return {};
 }
 

@@ -106,13 +106,12 @@ PlanHandle make_plan(nb::object job_object,
     return handle;
   }
   handle.rounds = take(without_gil([&]() -> Result<std::unique_ptr<DeviceRounds>> {
-    auto copier = device::own_copier(*device);
-    if (!copier.ok()) return copier.status();
+    HERRING_ASSIGN_OR_RETURN(auto& copier, device::own_copier(*device));
     std::shared_ptr<DeviceCasts> made;
     if (casts && DeviceCasts::apply_to(list, options.wire)) {
-      HERRING_RETURN_IF_ERROR(DeviceCasts::create(**copier, options.wire).move_to(made));
+      HERRING_RETURN_IF_ERROR(DeviceCasts::create(*copier, options.wire).move_to(made));
     }
-    return DeviceRounds::create(job.engine().rounds(), list, std::move(options), *copier,
+    return DeviceRounds::create(job.engine().rounds(), list, std::move(options), copier,
                                 std::move(made));
   }));
   return handle;
@@ -206,9 +205,8 @@ std::string load_casts(int device, const std::string& wire_dtype) {
   const DType wire = take(parse_wire_dtype(wire_dtype));
   if (is_packed(wire)) return concat("wire_dtype is ", name_of(wire));
   const auto casts = without_gil([&]() -> Result<std::shared_ptr<DeviceCasts>> {
-    auto copier = device::own_copier(device);
-    if (!copier.ok()) return copier.status();
-    return DeviceCasts::create(**copier, wire);
+    HERRING_ASSIGN_OR_RETURN(auto& copier, device::own_copier(device));
+    return DeviceCasts::create(*copier, wire);
   });
   return casts.ok() ? std::string() : casts.status().message();
 }

@@ -319,7 +319,8 @@ _CALL = re.compile(r"(?:[\w.]|->|::|\[[^\]\n]*\]|\(\))+\(.*\);", re.DOTALL)
 _ASSIGNMENT = re.compile(rf"{_TARGET} (?:[-+*/|&^%]|<<|>>)?= .*;", re.DOTALL)
 _STEP = re.compile(rf"(?:\+\+|--){_TARGET};|{_TARGET}(?:\+\+|--);|(?:continue|break|return);")
 _NO_STATEMENT = re.compile(
-    r"(?:static_assert|if|for|while|switch|log|assert|operator|sizeof|decltype|alignas|friend)\b"
+    r"(?:static_assert|if|for|while|switch|log|assert|operator|sizeof|decltype|alignas|friend"
+    r"|HERRING_ASSIGN_OR_RETURN)\b"
 )
 _LOCKED = re.compile(r"std::(lock_guard|scoped_lock|unique_lock)\b[^;{}()]* \w+\(([^;]*)\);")
 _RETURN_IF = re.compile(r"HERRING_RETURN_IF_ERROR(?=\()")

@@ -185,3 +185,14 @@ Status defect(const Each&... what) {
   do {                                                   \
     if (::herring::Status status_ = (expression); !status_.ok()) return status_; \
   } while (0)
+
+// Declares a reference to the value of a Result, or returns its error from the function:
+//   HERRING_ASSIGN_OR_RETURN(const auto& address, parse_address(text));
+#define HERRING_ASSIGN_OR_RETURN(declaration, ...) \
+  HERRING_ASSIGN_FROM_(HERRING_NAME_(result_of_line_, __LINE__), declaration, __VA_ARGS__)
+#define HERRING_ASSIGN_FROM_(result, declaration, ...) \
+  auto result = (__VA_ARGS__);                         \
+  if (!result.ok()) return result.status();            \
+  declaration = *result
+#define HERRING_NAME_(text, line) HERRING_NAME_OF_(text, line)
+#define HERRING_NAME_OF_(text, line) text##line

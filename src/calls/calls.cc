@@ -216,11 +216,9 @@ Status Calls::announce(const Underway& operation, const Owner& owner) {
       payload.append(bundle.send, bundle.array.bytes());
     }
   }
-  wire::FrameHeader header;
-  header.type = wire::FrameType::kAnnounce;
-  header.group = wire::is<wire::FormGroup>(call.what) ? 0 : group.id();
-  header.stream = owner.reign.home;
-  header.round = owner.reign.epoch;
+  wire::FrameHeader header{.type = wire::FrameType::kAnnounce,
+                           .group = wire::is<wire::FormGroup>(call.what) ? 0 : group.id(),
+                           .stream = owner.reign.home, .round = owner.reign.epoch};
   core_.links->send_control(owner.server, header, std::move(payload));
   const observe::Mark mark = operation.handle->mark();
   const Nanos now = mark ? core_.loop->now() : 0;

@@ -137,11 +137,8 @@ void Handovers::move(const Group& group, const Owner& owner) {
 }
 
 void Handovers::hand_over(const Group& group, const Owner& owner) {
-  wire::FrameHeader header;
-  header.type = wire::FrameType::kHandOver;
-  header.group = group.id();
-  header.stream = owner.reign.home;
-  header.round = owner.reign.epoch;
+  wire::FrameHeader header{.type = wire::FrameType::kHandOver, .group = group.id(),
+                           .stream = owner.reign.home, .round = owner.reign.epoch};
   const auto found = answers_.find({group.id(), owner.reign.home});
   wire::Handover told = found == answers_.end() ? wire::Handover() : found->second.tell();
   tell_met(group, owner.reign.home, told.met);
@@ -204,11 +201,8 @@ void Handovers::refuse(const Group& group, wire::Announce refusal) {
 }
 
 void Handovers::send(const Refusal& refusal, const Owner& owner) {
-  wire::FrameHeader header;
-  header.type = wire::FrameType::kAnnounce;
-  header.group = refusal.group;
-  header.stream = owner.reign.home;
-  header.round = owner.reign.epoch;
+  wire::FrameHeader header{.type = wire::FrameType::kAnnounce, .group = refusal.group,
+                           .stream = owner.reign.home, .round = owner.reign.epoch};
   core_.links->send_control(owner.server, header, encode(refusal.message));
 }
 
@@ -230,10 +224,9 @@ Result<bool> Handovers::receive_met(uint32_t server, const wire::FrameHeader& he
     return true;
   }
   std::string_view address;
-  auto go = wire::decode_go(payload, &address);
-  if (!go.ok()) return go.status();
-  if (go->counts.size() != 2) return true;  // Mover refuses it
-  met.other = static_cast<uint32_t>(go->counts[0]);
+  HERRING_ASSIGN_OR_RETURN(auto& go, wire::decode_go(payload, &address));
+  if (go.counts.size() != 2) return true;  // Mover refuses it
+  met.other = static_cast<uint32_t>(go.counts[0]);
   met.ticket = header.round;
   operation->met = std::move(met);
   return true;

@@ -62,30 +62,29 @@ void Joins::settle(uint32_t group) {
 }
 
 Status Joins::take_part(const wire::FrameHeader& header, std::string_view announced) {
-  auto theirs = wire::decode_announce(announced);
-  if (!theirs.ok()) return theirs.status();
+  HERRING_ASSIGN_OR_RETURN(auto& theirs, wire::decode_announce(announced));
   const std::shared_ptr<Group> group = core_.groups.find(header.group);
   if (!group) return {};  // the group was destroyed in the meantime
-  const auto* allreduce = std::get_if<wire::AllReduce>(&theirs->what);
-  bool fits = wire::goes_without_joined(theirs->what) && theirs->payload.empty() &&
-              theirs->bytes() > 0 && (theirs->listed || theirs->arrays.size() == 1);
-  for (const wire::Array& array : theirs->arrays) {
+  const auto* allreduce = std::get_if<wire::AllReduce>(&theirs.what);
+  bool fits = wire::goes_without_joined(theirs.what) && theirs.payload.empty() &&
+              theirs.bytes() > 0 && (theirs.listed || theirs.arrays.size() == 1);
+  for (const wire::Array& array : theirs.arrays) {
     fits = fits && check_reducible(array.dtype, allreduce->reduction).ok();
   }
   if (!fits) {
-    return breach("this rank cannot do without calling ", wire::name_of(theirs->what), " '",
-                  theirs->name, "'");
+    return breach("this rank cannot do without calling ", wire::name_of(theirs.what), " '",
+                  theirs.name, "'");
   }
   Call call;
   call.group = group;
-  call.what = theirs->what;
-  call.name = theirs->name;
-  call.timeout = theirs->timeout_ms / 1000.0;
+  call.what = theirs.what;
+  call.name = theirs.name;
+  call.timeout = theirs.timeout_ms / 1000.0;
   call.list = true;  // each buffer is a place for the data that passes through
-  for (const wire::Array& array : theirs->arrays) call.buffers.push_back({array});
-  const uint32_t servers = theirs->servers;
-  theirs->payload = {};  // it is empty, and views the frame
-  auto operation = calls_.make(std::move(call), std::move(*theirs));
+  for (const wire::Array& array : theirs.arrays) call.buffers.push_back({array});
+  const uint32_t servers = theirs.servers;
+  theirs.payload = {};  // it is empty, and views the frame
+  auto operation = calls_.make(std::move(call), std::move(theirs));
   if (!operation.ok()) {
     core_.ending.fail_now(operation.status());
     return {};

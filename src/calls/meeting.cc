@@ -13,10 +13,9 @@ using wire::kMaxAddress;
 
 Result<std::string> Meeting::own_address() {
   if (own_address_.empty()) {
-    auto own = core_.executor->listen();
-    if (!own.ok()) return own.status();
-    if (own->size() > kMaxAddress) return defect("the address '", *own, "' is too long");
-    own_address_ = *own;
+    HERRING_ASSIGN_OR_RETURN(auto& own, core_.executor->listen());
+    if (own.size() > kMaxAddress) return defect("the address '", own, "' is too long");
+    own_address_ = own;
   }
   return own_address_;
 }

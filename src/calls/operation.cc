@@ -171,9 +171,8 @@ Status Operation::queue_back(const std::vector<device::Stream>& streams) {
 Status Operation::return_to(std::vector<Place> places, const std::vector<device::Stream>& streams,
                             std::function<void()> failed, device::Watcher::Then then) {
   if (done()) HERRING_RETURN_IF_ERROR(status());
-  auto planned = plan_return(places);
-  if (!planned.ok()) return planned.status();
-  const std::shared_ptr<Return> returned = std::move(*planned);
+  HERRING_ASSIGN_OR_RETURN(auto& planned, plan_return(places));
+  const std::shared_ptr<Return> returned = std::move(planned);
   // A copy of memory that is not pinned may block this thread until the flag is set.
   const bool waits = !returned->is_pinned();
   Status queued = waits ? complete_here() : Status();
@@ -214,10 +213,9 @@ Result<std::shared_ptr<Operation::Return>> Operation::plan_return(
   const bool moved =
       wire::is<wire::AllReduce>(call_.what) || wire::is<wire::Broadcast>(call_.what);
   auto returned = std::make_shared<Return>(staging_.heap());
-  auto flag = copier()->flags().take();
-  if (!flag.ok()) return flag.status();
-  returned->flag = *flag;
-  returned->value = flag->word->load() + 1;
+  HERRING_ASSIGN_OR_RETURN(auto& flag, copier()->flags().take());
+  returned->flag = flag;
+  returned->value = flag.word->load() + 1;
   if (moved && staging_.hold()) {  // else it has just failed
     list_->pack(staging_.memory(), [&](char* staged, uint32_t i, size_t first, size_t bytes) {
       returned->copies.push_back({places[i].address + first, staged, bytes});
@@ -228,7 +226,7 @@ Result<std::shared_ptr<Operation::Return>> Operation::plan_return(
   for (const Place& place : places) bytes += aligned(place.bytes);
   auto memory = staging_.heap()->allocate(bytes, Use::devices_at(copier()->memory_node()));
   if (!memory.ok()) {
-    copier()->flags().give_back(*flag);
+    copier()->flags().give_back(flag);
     return memory.status();
   }
   char* at = returned->memory = static_cast<char*>(*memory);

@@ -18,9 +18,8 @@ class Staging {
   const std::shared_ptr<SharedHeap>& heap() const { return heap_; }
   // Before anyone else knows of it.
   Status allocate(size_t bytes, Use use) {
-    auto memory = heap_->allocate(bytes, use);
-    if (!memory.ok()) return memory.status();
-    memory_ = static_cast<char*>(*memory);
+    HERRING_ASSIGN_OR_RETURN(auto& memory, heap_->allocate(bytes, use));
+    memory_ = static_cast<char*>(memory);
     return {};
   }
   char* memory() const { return memory_; }  // null: there is none, or it is gone

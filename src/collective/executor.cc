@@ -114,8 +114,7 @@ class Executor::Active : public Run::Wire {
         key_{run.task().group, run.task().stream, run.task().ticket} {}
 
   wire::FrameHeader header(wire::FrameType type, uint32_t message, uint32_t frame) const {
-    wire::FrameHeader header;
-    header.type = type;
+    wire::FrameHeader header{.type = type};
     std::tie(header.group, header.stream, header.round) = key_;
     header.buffer = message;
     header.first_segment = frame;

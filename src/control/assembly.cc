@@ -178,11 +178,10 @@ Result<Cluster> assemble(const std::vector<RegisteredWorker>& workers) {
   cluster.nodes = static_cast<uint32_t>(nodes.size());
   cluster.workers.resize(workers.size());
   for (uint32_t node = 0; node < cluster.nodes; ++node) {
-    auto locals = local_ranks(nodes[node]);
-    if (!locals.ok()) return locals.status();
+    HERRING_ASSIGN_OR_RETURN(auto& locals, local_ranks(nodes[node]));
     for (size_t i = 0; i < nodes[node].size(); ++i) {
       const RegisteredWorker& worker = *nodes[node][i];
-      cluster.workers[worker.registration.rank] = {worker.registration.rank, node,     (*locals)[i],
+      cluster.workers[worker.registration.rank] = {worker.registration.rank, node,     locals[i],
                                                    worker.host,              worker.pid,
                                                    worker.registration.bus};
     }

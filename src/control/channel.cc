@@ -18,18 +18,15 @@ void Channel::check_acknowledged(Nanos late, Nanos now) {
 }
 
 void Channel::send(FrameType type, std::string payload, uint8_t flags) {
-  wire::FrameHeader header;
-  header.type = type;
-  header.flags = flags;
+  wire::FrameHeader header{.type = type, .flags = flags};
   flow_->send_owned(header, std::move(payload));
 }
 
 void Channel::send(FrameType type, std::string own, std::shared_ptr<const std::string> common) {
   const Shared& kept = shared_.emplace_back(std::move(own), std::move(common));  // until the end
   const std::string& rest = *kept.second;
-  wire::FrameHeader header;
-  header.type = type;
-  header.payload = static_cast<uint32_t>(kept.first.size() + rest.size());
+  wire::FrameHeader header{.type = type,
+                           .payload = static_cast<uint32_t>(kept.first.size() + rest.size())};
   const iovec pieces[] = {{const_cast<char*>(kept.first.data()), kept.first.size()},
                           {const_cast<char*>(rest.data()), rest.size()}};
   flow_->send(header, pieces, 2, 0);

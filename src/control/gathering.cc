@@ -43,11 +43,10 @@ void Gathering::start() {
 
 Status Gathering::on_register(Peer& peer, std::string_view payload) {
   if (peer.kind != Peer::Kind::kUnknown) return nonsense("a second registration");
-  auto decoded = decode_registration(payload);
-  if (!decoded.ok()) return decoded.status();
-  peer.pid = decoded->pid;
-  peer.host_name = std::move(decoded->host_name);
-  auto* worker = std::get_if<WorkerRegistration>(&decoded->what);
+  HERRING_ASSIGN_OR_RETURN(auto& decoded, decode_registration(payload));
+  peer.pid = decoded.pid;
+  peer.host_name = std::move(decoded.host_name);
+  auto* worker = std::get_if<WorkerRegistration>(&decoded.what);
   if (state_ == State::kFailed) {
     // A process that already knows of the failure comes for the next job.
     const bool knows = worker != nullptr ? !told_.insert(worker->rank).second
@@ -70,7 +69,7 @@ Status Gathering::on_register(Peer& peer, std::string_view payload) {
     ++registered_;
     roster_.add(peer.worker);
   } else {
-    peer.server = std::move(std::get<ServerRegistration>(decoded->what));
+    peer.server = std::move(std::get<ServerRegistration>(decoded.what));
     if (peer.server.host.empty()) peer.server.host = peer.host;
     if (options_.failover && peer.server.dedicated && state_ == State::kComplete && !stopping_) {
       outcome_.offer(peer);
@@ -93,7 +92,7 @@ Status Gathering::on_register(Peer& peer, std::string_view payload) {
     }
   }
   log(LogLevel::kInfo, describe(peer), " joined");
-  shorten_deadline(decoded->patience);
+  shorten_deadline(decoded.patience);
   advance();
   return {};
 }

@@ -243,14 +243,12 @@ class Member::Impl final : public Channel::Owner {
       case FrameType::kRecord:
       case FrameType::kTimeline: return teller_->on_message(type, flags, payload);
       case FrameType::kPeerLost: {
-        auto notice = decode_losses(payload);
-        if (!notice.ok()) return notice.status();
-        return on_losses(std::move(*notice));
+        HERRING_ASSIGN_OR_RETURN(auto& notice, decode_losses(payload));
+        return on_losses(std::move(notice));
       }
       case FrameType::kServerNews: {
-        auto news = decode_replacement(payload);
-        if (!news.ok()) return news.status();
-        return on_replacement(std::move(*news));
+        HERRING_ASSIGN_OR_RETURN(auto& news, decode_replacement(payload));
+        return on_replacement(std::move(news));
       }
       case FrameType::kGoodbye:
         if (flags == 0) {
@@ -269,25 +267,24 @@ class Member::Impl final : public Channel::Owner {
   }
 
   Status on_cluster(FrameType type, std::string_view payload) {
-    auto message = decode_cluster(payload);
-    if (!message.ok()) return message.status();
-    const size_t limit = is_server_ ? message->cluster.servers.size() : message->cluster.size;
+    HERRING_ASSIGN_OR_RETURN(auto& message, decode_cluster(payload));
+    const size_t limit = is_server_ ? message.cluster.servers.size() : message.cluster.size;
     std::lock_guard lock(mutex_);
     const bool in_order = type == FrameType::kReady
                               ? phase_ != Phase::kReady && phase_ != Phase::kFailed
                               : phase_ == Phase::kRegistered && !is_server_;
-    const uint32_t epoch = message->cluster.epoch;
+    const uint32_t epoch = message.cluster.epoch;
     // A server may come later, as a replacement.
     const bool first = epoch == (type == FrameType::kReady ? kFirstEpoch : 0);
-    if (!in_order || message->index >= limit ||
-        (first ? !message->gone.empty() : !is_server_ || epoch <= kFirstEpoch)) {
+    if (!in_order || message.index >= limit ||
+        (first ? !message.gone.empty() : !is_server_ || epoch <= kFirstEpoch)) {
       return breach("an unexpected description of the cluster");
     }
-    gone_ = std::move(message->gone);
+    gone_ = std::move(message.gone);
     for (const Loss& loss : gone_) known_losses_.emplace(loss.is_server, loss.index);
-    index_ = message->index;
-    start_server_ = message->start_server;
-    cluster_ = std::move(message->cluster);
+    index_ = message.index;
+    start_server_ = message.start_server;
+    cluster_ = std::move(message.cluster);
     epoch_ = epoch;
     set_phase(type == FrameType::kReady ? Phase::kReady : Phase::kAssembled);
     return {};
@@ -501,9 +498,8 @@ Result<std::unique_ptr<Member>> Member::meet(const Options& options, wire::Role 
   const Nanos deadline = monotonic_now() + options.connect_timeout;
   Reminders reminders = reminders_of(options);
   for (Nanos pause = kPause;; pause = std::min(pause * 2, kLongestPause)) {
-    auto fd = connect(options, role, rank, deadline, reminders);
-    if (!fd.ok()) return fd.status();
-    auto impl = std::make_unique<Impl>(options, std::move(*fd));
+    HERRING_ASSIGN_OR_RETURN(auto& fd, connect(options, role, rank, deadline, reminders));
+    auto impl = std::make_unique<Impl>(options, std::move(fd));
     const Status status = register_(*impl, std::max<Nanos>(deadline - monotonic_now(), 0));
     if (status.ok()) return std::unique_ptr<Member>(new Member(std::move(impl)));
     if (!impl->again() || monotonic_now() + pause >= deadline || interrupted()) return status;
@@ -547,9 +543,8 @@ Result<std::string> Member::find_own_address(const Options& options) {
                        return transport::tcp::connect_to(options.rendezvous, "", until);
                      });
   if (!probe.ok()) return cannot_join(options, probe.status());
-  auto local = transport::tcp::local_address(probe->get());
-  if (!local.ok()) return local.status();
-  return local->host;
+  HERRING_ASSIGN_OR_RETURN(auto& local, transport::tcp::local_address(probe->get()));
+  return local.host;
 }
 
 const Cluster& Member::cluster() const { return impl_->cluster(); }

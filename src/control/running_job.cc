@@ -134,21 +134,20 @@ void RunningJob::offer(Peer& peer) {
 }
 
 Status RunningJob::on_server_report(const Peer& from, std::string_view payload) {
-  auto report = decode_server_report(payload);
-  if (!report.ok()) return report.status();
-  if (report->server >= cluster_.servers.size()) return nonsense("a report about no server");
-  if (replacements_.report(from, *report)) return {};
+  HERRING_ASSIGN_OR_RETURN(auto& report, decode_server_report(payload));
+  if (report.server >= cluster_.servers.size()) return nonsense("a report about no server");
+  if (replacements_.report(from, report)) return {};
   // What comes late may be about an earlier server.
-  const auto current = [this, server = report->server, number = report->number]() -> Peer* {
+  const auto current = [this, server = report.server, number = report.number]() -> Peer* {
     if (!set_.has(server) || numbers_[server] != number) return nullptr;
     for (const auto& peer : peers_) {
       if (peer->is_member() && peer->index == server && can_spare(*peer)) return peer.get();
     }
     return nullptr;
   };
-  if (report->reachable || from.kind != Peer::Kind::kWorker || current() == nullptr) return {};
+  if (report.reachable || from.kind != Peer::Kind::kWorker || current() == nullptr) return {};
   const std::string how =
-      concat(cluster_.describe_rank(from.index), " cannot reach it: ", report->text);
+      concat(cluster_.describe_rank(from.index), " cannot reach it: ", report.text);
   loop_.call_after(kBetterReason, [this, current, how] {
     Peer* const peer = current();
     if (peer == nullptr) return;

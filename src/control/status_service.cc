@@ -327,18 +327,16 @@ class StatusService::Client : private transport::DescriptorHandler {
 
 Result<std::unique_ptr<StatusService>> StatusService::listen_locally(
     transport::DescriptorLoop& loop, const std::string& job, Answer answer) {
-  auto folder = runtime_folder();
-  if (!folder.ok()) return folder.status();
-  remove_stale(*folder);
-  const std::string path = concat(*folder, "/", job, "-", getpid(), ".sock");
+  HERRING_ASSIGN_OR_RETURN(auto& folder, runtime_folder());
+  remove_stale(folder);
+  const std::string path = concat(folder, "/", job, "-", getpid(), ".sock");
   // Until it listens, a socket looks like a stale one, so it gets its name only then.
   const std::string early = path + ".new";
-  auto address = unix_address(early);
-  if (!address.ok()) return address.status();
+  HERRING_ASSIGN_OR_RETURN(auto& address, unix_address(early));
   GuardedFd listener = unix_socket();
   unlink(early.c_str());
   if (!listener.valid() ||
-      ::bind(listener.get(), reinterpret_cast<sockaddr*>(&*address), sizeof *address) != 0 ||
+      ::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
       ::listen(listener.get(), kBacklog) != 0 || rename(early.c_str(), path.c_str()) != 0) {
     const Status why = system_error(concat("cannot listen on ", path));
     unlink(early.c_str());
@@ -351,13 +349,11 @@ Result<std::unique_ptr<StatusService>> StatusService::listen_locally(
 Result<std::unique_ptr<StatusService>> StatusService::listen_at(
     transport::DescriptorLoop& loop, const transport::Address& address, std::string secret,
     Answer answer) {
-  auto listener = transport::tcp::listen_on(address, kBacklog);
-  if (!listener.ok()) return listener.status();
-  auto local = transport::tcp::local_address(listener->get());
-  if (!local.ok()) return local.status();
-  const bool loopback = local->host.starts_with("127.") || local->host == "::1";
+  HERRING_ASSIGN_OR_RETURN(auto& listener, transport::tcp::listen_on(address, kBacklog));
+  HERRING_ASSIGN_OR_RETURN(auto& local, transport::tcp::local_address(listener.get()));
+  const bool loopback = local.host.starts_with("127.") || local.host == "::1";
   return std::unique_ptr<StatusService>(
-      new StatusService(loop, std::move(*listener), local->to_string(), "",
+      new StatusService(loop, std::move(listener), local.to_string(), "",
                         loopback ? std::string() : std::move(secret), std::move(answer)));
 }
 

@@ -31,9 +31,8 @@ void Teller::heartbeat(const Rhythm& rhythm) {
 Status Teller::on_message(FrameType type, uint8_t flags, std::string_view payload) {
   switch (type) {
     case FrameType::kRankTexts: {
-      auto texts = observe::decode_rank_texts(payload);
-      if (!texts.ok()) return texts.status();
-      if (observer_.rank_texts) observer_.rank_texts(*texts);
+      HERRING_ASSIGN_OR_RETURN(auto& texts, observe::decode_rank_texts(payload));
+      if (observer_.rank_texts) observer_.rank_texts(texts);
       return {};
     }
     case FrameType::kRecord:

@@ -97,14 +97,13 @@ void Watch::prepare_record(const Options& options) {
 }
 
 Status Watch::record(const Peer& from, bool failed, std::string_view payload) {
-  auto record = observe::decode_process_record(payload);
-  if (!record.ok()) return record.status();
-  monitor_.groups(process_of(from), record->groups, loop_.now());
+  HERRING_ASSIGN_OR_RETURN(auto& record, observe::decode_process_record(payload));
+  monitor_.groups(process_of(from), record.groups, loop_.now());
   if (!recording_) return {};
   if (failed && !expects_failures_) {
-    recording_->begin(concat(monitor_.roster().name(process_of(from)), ": ", record->failure));
+    recording_->begin(concat(monitor_.roster().name(process_of(from)), ": ", record.failure));
   }
-  recording_->add(from, std::move(*record));
+  recording_->add(from, std::move(record));
   return {};
 }
 
@@ -118,12 +117,11 @@ Result<std::string> Watch::write_record(const std::string& why) {
 }
 
 Status Watch::timeline(const Peer& from, bool last, std::string_view payload) {
-  auto entries = observe::decode_process_record(payload);
-  if (!entries.ok()) return entries.status();
+  HERRING_ASSIGN_OR_RETURN(auto& entries, observe::decode_process_record(payload));
   if (!timeline_) return {};
   const observe::Process process = process_of(from);
-  if (!trace_->write(timeline_->add(process, *entries, loop_.now()))) {
-    dropped_ += entries->entries.size();
+  if (!trace_->write(timeline_->add(process, entries, loop_.now()))) {
+    dropped_ += entries.entries.size();
   }
   if (last) last_came(process);
   return {};
@@ -208,9 +206,8 @@ void Watch::finish() {
 }
 
 Status Watch::report(const Peer& from, std::string_view payload) {
-  auto report = observe::decode_report(payload);
-  if (!report.ok()) return report.status();
-  monitor_.report(process_of(from), std::move(*report), loop_.now());
+  HERRING_ASSIGN_OR_RETURN(auto& report, observe::decode_report(payload));
+  monitor_.report(process_of(from), std::move(report), loop_.now());
   return {};
 }
 

@@ -44,34 +44,29 @@ class Copiers {
     auto all = platform();  // before locking: in a forked child the lock may be held for ever
     if (!all.ok()) return all.status();
     std::lock_guard lock(mutex_);
-    auto device = of(**all, index);
-    if (!device.ok()) return device.status();
+    HERRING_ASSIGN_OR_RETURN(auto& device, of(**all, index));
     unmap();
-    if ((*device)->shared == nullptr) {
+    if (device->shared == nullptr) {
       HERRING_RETURN_IF_ERROR(
-          Copier::create((*device)->flags, Watcher::shared()).move_to((*device)->shared));
+          Copier::create(device->flags, Watcher::shared()).move_to(device->shared));
     }
-    return (*device)->shared;
+    return device->shared;
   }
 
   Result<std::shared_ptr<Copier>> own(int index) {
-    auto all = platform();
-    if (!all.ok()) return all.status();
+    HERRING_ASSIGN_OR_RETURN(auto& all, platform());
     std::lock_guard lock(mutex_);
-    auto device = of(**all, index);
-    if (!device.ok()) return device.status();
-    auto made = Copier::create((*device)->flags, Watcher::shared());
-    if (made.ok()) (*device)->own.push_back(*made);
+    HERRING_ASSIGN_OR_RETURN(auto& device, of(*all, index));
+    auto made = Copier::create(device->flags, Watcher::shared());
+    if (made.ok()) device->own.push_back(*made);
     return made;
   }
 
   Result<Taken> relay(int index, DType dtype, ReduceOp op, const Near& near) {
-    auto all = platform();
-    if (!all.ok()) return all.status();
+    HERRING_ASSIGN_OR_RETURN(auto& all, platform());
     std::lock_guard lock(mutex_);
-    auto found = of(**all, index);
-    if (!found.ok()) return found.status();
-    OfDevice& device = **found;
+    HERRING_ASSIGN_OR_RETURN(auto& found, of(*all, index));
+    OfDevice& device = *found;
     // A lost relay whose device may still come to it holds itself, and nothing may be loaded or
     // unmapped meanwhile.
     std::erase_if(device.relays,
@@ -81,30 +76,25 @@ class Copiers {
       if (one.use_count() == 1) relay = one;
     }
     if (relay == nullptr && device.relays.size() < kMostRelays) {
-      auto made = Relay::create(device.flags, Watcher::shared());
-      if (!made.ok()) return made.status();
-      device.relays.push_back(relay = *made);
+      HERRING_ASSIGN_OR_RETURN(auto& made, Relay::create(device.flags, Watcher::shared()));
+      device.relays.push_back(relay = made);
     }
     if (relay == nullptr) return Taken{};
-    auto kernel = ready(device, *relay, KernelName::of(dtype, op));
-    if (!kernel.ok()) return kernel.status();
-    if (*kernel == 0) return Taken{};
+    HERRING_ASSIGN_OR_RETURN(auto& kernel, ready(device, *relay, KernelName::of(dtype, op)));
+    if (kernel == 0) return Taken{};
     if (!near.owners.empty()) share(device, relay, near);
-    return Taken{relay, *kernel};
+    return Taken{relay, kernel};
   }
 
   Result<Kernel> kernel(Copier& copier, const KernelName& name) {
-    auto all = platform();
-    if (!all.ok()) return all.status();
+    HERRING_ASSIGN_OR_RETURN(auto& all, platform());
     std::lock_guard lock(mutex_);
-    auto device = of(**all, copier.device().index());
-    if (!device.ok()) return device.status();
+    HERRING_ASSIGN_OR_RETURN(auto& device, of(*all, copier.device().index()));
     const Status idle = copier.drain(monotonic_now() + Copier::kPatience);
     if (idle.code() == Code::kTimeout) return Kernel{0};
     HERRING_RETURN_IF_ERROR(idle);
-    auto relay = Relay::create((*device)->flags, Watcher::shared());
-    if (!relay.ok()) return relay.status();
-    return ready(**device, **relay, name);
+    HERRING_ASSIGN_OR_RETURN(auto& relay, Relay::create(device->flags, Watcher::shared()));
+    return ready(*device, *relay, name);
   }
 
   void unmap_if_idle() {
@@ -129,10 +119,9 @@ class Copiers {
 
  private:
   Result<OfDevice*> of(Platform& platform, int index) {
-    auto device = platform.device(index);
-    if (!device.ok()) return device.status();
+    HERRING_ASSIGN_OR_RETURN(auto& device, platform.device(index));
     std::unique_ptr<OfDevice>& one = devices_[index];
-    if (one == nullptr) one = std::make_unique<OfDevice>(platform, **device);
+    if (one == nullptr) one = std::make_unique<OfDevice>(platform, *device);
     return one.get();
   }
 
@@ -184,10 +173,9 @@ class Copiers {
   }
 
   static Status load(OfDevice& device, Relay& relay, const KernelName& name) {
-    auto kernel = device.flags.device().kernel(name);
-    if (!kernel.ok()) return kernel.status();
-    HERRING_RETURN_IF_ERROR(relay.try_kernel(*kernel));
-    device.kernels.emplace(name, *kernel);
+    HERRING_ASSIGN_OR_RETURN(auto& kernel, device.flags.device().kernel(name));
+    HERRING_RETURN_IF_ERROR(relay.try_kernel(kernel));
+    device.kernels.emplace(name, kernel);
     return {};
   }
 

@@ -215,9 +215,8 @@ bool Relay::should_share(size_t bytes) const {
 
 Status Relay::share(size_t bytes) {
   while (spare_.size() < 4 * kMostWays - 4 * ways_.size()) {
-    auto flag = flags_.take();
-    if (!flag.ok()) return flag.status();
-    spare_.push_back(*flag);
+    HERRING_ASSIGN_OR_RETURN(auto& flag, flags_.take());
+    spare_.push_back(flag);
   }
   for (; !spare_.empty(); spare_.resize(spare_.size() - 4)) {
     const Flag* const four = &spare_[spare_.size() - 4];
@@ -239,9 +238,8 @@ Status Relay::try_kernel(Kernel kernel) {
   nothing.command = commands_[0].address;
   HERRING_RETURN_IF_ERROR(device_.combine(kernel, nothing, 1, ins_stream_));
   const Nanos deadline = monotonic_now() + Copier::kPatience;
-  const auto idle = device_.empty_by(deadline, {ins_stream_});
-  if (!idle.ok()) return idle.status();
-  if (*idle) return {};
+  HERRING_ASSIGN_OR_RETURN(const auto& idle, device_.empty_by(deadline, {ins_stream_}));
+  if (idle) return {};
   const Status why(Code::kConfiguration, concat("GPU ", device_.index(), " has not run a kernel "
                                                 "without elements in 5 s: it is occupied"));
   give_up(deadline, why, nullptr);

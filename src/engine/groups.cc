@@ -53,10 +53,7 @@ std::shared_ptr<Group> Groups::define(uint32_t number, const std::string& name,
 }
 
 void Groups::tell_of(const Group& group, uint32_t server, uint64_t id, uint8_t flags) {
-  wire::FrameHeader header;
-  header.type = wire::FrameType::kGroup;
-  header.flags = flags;
-  header.group = group.id();
+  wire::FrameHeader header{.type = wire::FrameType::kGroup, .flags = flags, .group = group.id()};
   const control::Group& members = group.members();
   core_.links->send_control(server, header,
                             encode(wire::GroupMessage{id, members.name(), members.ranks()}));
@@ -107,10 +104,8 @@ void Groups::forget(const std::shared_ptr<Group>& group) {
 }
 
 void Groups::tell_servers(const Group& group, uint8_t flags, const std::string& why) {
-  wire::FrameHeader header;
-  header.type = wire::FrameType::kLeaveGroup;
-  header.flags = flags;
-  header.group = group.id();
+  wire::FrameHeader header{.type = wire::FrameType::kLeaveGroup, .flags = flags,
+                           .group = group.id()};
   for (const uint32_t server : group.servers()) {
     const bool knows = core_.owners.has(server) || core_.presence.comes(server);
     if (knows && !core_.presence.has_ended(server)) core_.links->send_control(server, header, why);

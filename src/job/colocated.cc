@@ -11,10 +11,9 @@ namespace herring::job {
 Result<std::unique_ptr<Colocated>> Colocated::start(const control::Member::Options& member,
                                                     uint32_t node,
                                                     transport::Transport& transport) {
-  auto serving = Serving::start(member, transport);
-  if (!serving.ok()) return serving.status();
+  HERRING_ASSIGN_OR_RETURN(auto& serving, Serving::start(member, transport));
   std::unique_ptr<Colocated> colocated(
-      new Colocated(std::move(*serving), member.connect_timeout));
+      new Colocated(std::move(serving), member.connect_timeout));
   colocated->joining_ = std::thread([self = colocated.get(), member, node] {
     self->status_ =
         without_exceptions([&]() -> Status { return self->serving_->join(member, node); });

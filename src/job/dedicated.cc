@@ -86,16 +86,15 @@ Status serve(const std::string& rendezvous, const std::string& secret, const Set
              std::unique_ptr<Serving>& serving) {
   apply_process_settings(settings);
   set_log_identity("server");
-  auto options = member_options(rendezvous, secret, settings);
-  if (!options.ok()) return options.status();
-  const Nanos patience = options->connect_timeout;
+  HERRING_ASSIGN_OR_RETURN(auto& options, member_options(rendezvous, secret, settings));
+  const Nanos patience = options.connect_timeout;
   const Nanos deadline = monotonic_now() + patience;
-  options->waits_since = waits_since == 0 ? monotonic_now() : waits_since;
+  options.waits_since = waits_since == 0 ? monotonic_now() : waits_since;
   log(LogLevel::kInfo, "waits for its job at ", rendezvous);
-  HERRING_RETURN_IF_ERROR(Serving::start(*options, transport).move_to(serving));
-  options->connect_timeout = std::max(deadline - monotonic_now(), kMillisecond);
+  HERRING_RETURN_IF_ERROR(Serving::start(options, transport).move_to(serving));
+  options.connect_timeout = std::max(deadline - monotonic_now(), kMillisecond);
   const auto wanted = static_cast<uint32_t>(settings.get_int("server_number"));  // -1: any
-  const Status joined = serving->join(*options, Serving::kNoNode, wanted);
+  const Status joined = serving->join(options, Serving::kNoNode, wanted);
   if (joined.code() == Code::kShutdown) {
     log(LogLevel::kInfo, joined.message());
     return {};

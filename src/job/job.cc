@@ -115,9 +115,8 @@ Status Job::join() {
   auto member = member_options(options_.rendezvous, options_.secret, settings);
   if (!member.ok()) return member.status();
 
-  auto bus = LocalBus::listen();
-  if (!bus.ok()) return bus.status();
-  bus_ = std::move(*bus);
+  HERRING_ASSIGN_OR_RETURN(auto& bus, LocalBus::listen());
+  bus_ = std::move(bus);
   control::WorkerRegistration registration;
   registration.rank = options_.rank;
   registration.size = options_.size;
@@ -156,9 +155,8 @@ Status Job::connect() {
   auto member = member_options(options_.rendezvous, options_.secret, settings);
   if (!member.ok()) return member.status();
   const control::Cluster& cluster = member_->cluster();
-  auto shared = adopt(cluster.settings);
-  if (!shared.ok()) return shared.status();
-  const server::DataPlaneOptions plane = data_plane(*shared, cluster, {});
+  HERRING_ASSIGN_OR_RETURN(auto& shared, adopt(cluster.settings));
+  const server::DataPlaneOptions plane = data_plane(shared, cluster, {});
   if (colocated_) HERRING_RETURN_IF_ERROR(colocated_->attach());
 
   const Nanos deadline = monotonic_now() + member->connect_timeout;
@@ -169,10 +167,9 @@ Status Job::connect() {
                  [this](const control::Replacement& news) { on_replacement(news); });
   HERRING_RETURN_IF_ERROR(connect_neighbours(deadline));
   std::string own_host = member->source;  // if empty, the address from which servers are reached
-  auto flows = connect_servers(*member, plane.flows, deadline, own_host);
-  if (!flows.ok()) return flows.status();
+  HERRING_ASSIGN_OR_RETURN(auto& flows, connect_servers(*member, plane.flows, deadline, own_host));
 
-  engine::EngineOptions engine = engine_options(cluster, options_.rank, plane, *shared);
+  engine::EngineOptions engine = engine_options(cluster, options_.rank, plane, shared);
   engine.mesh.host = own_host;
   engine.mesh.source = member->source;
   engine.mesh.credentials = member->credentials;
@@ -195,7 +192,7 @@ Status Job::connect() {
     };
   }
   engine_ = std::make_unique<worker::Engine>(cluster, engine, *options_.transport, std::move(bus_),
-                                             std::move(*flows));
+                                             std::move(flows));
   log_begin(engine, plane.flows);
   if (engine.observe) {
     reports_ = std::make_unique<WorkerReports>(*engine_, options_.rank);
@@ -252,9 +249,8 @@ Status Job::connect_neighbours(Nanos deadline) {
   const control::WorkerInfo& me = cluster.workers[options_.rank];
   std::vector<LocalAddress> neighbours;
   for (uint32_t rank : cluster.ranks_of(me.node)) {
-    auto address = decode_bus(cluster.workers[rank].bus);
-    if (!address.ok()) return address.status();
-    neighbours.push_back(std::move(*address));
+    HERRING_ASSIGN_OR_RETURN(auto& address, decode_bus(cluster.workers[rank].bus));
+    neighbours.push_back(std::move(address));
   }
   return bus_->connect(me.local_rank, neighbours, deadline, [this] { return cannot_connect(); });
 }
@@ -263,25 +259,23 @@ Result<std::vector<worker::ServerFlow>> Job::connect_servers(
     const control::Member::Options& member, uint32_t flows, Nanos deadline,
     std::string& own_host) {
   const control::Cluster& cluster = member_->cluster();
-  auto doors = doors_of(cluster, options_.rank, flows);
-  if (!doors.ok()) return doors.status();
+  HERRING_ASSIGN_OR_RETURN(auto& doors, doors_of(cluster, options_.rank, flows));
   std::vector<transport::tcp::Wanted> wanted;
-  for (const Door& door : *doors) wanted.push_back({door.address, door.hello});
+  for (const Door& door : doors) wanted.push_back({door.address, door.hello});
   auto connected = transport::tcp::connect_all(wanted, member.source, member.credentials, deadline,
                                                size_t{options_.rank} * flows,
                                                [this] { return cannot_connect(); });
   if (!connected.ok()) return connected.status();
   if (own_host.empty() && !connected->empty()) {
-    auto local = transport::tcp::local_address(connected->front().get());
-    if (!local.ok()) return local.status();
-    own_host = local->host;
+    HERRING_ASSIGN_OR_RETURN(auto& local, transport::tcp::local_address(connected->front().get()));
+    own_host = local.host;
   }
   std::vector<worker::ServerFlow> made;
   for (size_t i = 0; i < connected->size(); ++i) {
-    const control::ServerInfo& server = cluster.servers[(*doors)[i].server];
+    const control::ServerInfo& server = cluster.servers[doors[i].server];
     made.push_back({server.index, options_.transport->make_connection(
                                       std::move((*connected)[i]), server.address,
-                                      (*doors)[i].hello)});
+                                      doors[i].hello)});
   }
   return made;
 }

@@ -25,10 +25,9 @@ Result<transport::Credentials> credentials_of(const std::string& secret,
   tls.certificate = settings.get_string("tls_certificate");
   tls.key = settings.get_string("tls_key");
   tls.authorities = settings.get_string("tls_ca");
-  auto made = transport::tcp::Tls::make(std::move(tls), secret);
-  if (!made.ok()) return made.status();
+  HERRING_ASSIGN_OR_RETURN(auto& made, transport::tcp::Tls::make(std::move(tls), secret));
   return transport::Credentials{secret, wire::job_id(settings.get_string("job")),
-                                std::move(*made)};
+                                std::move(made)};
 }
 
 Result<control::Member::Options> member_options(const std::string& rendezvous,

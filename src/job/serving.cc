@@ -30,16 +30,15 @@ Status Serving::join(const control::Member::Options& member, uint32_t node,
 
 Status Serving::attach(size_t others) {
   const control::Cluster& cluster = member_->cluster();
-  auto shared = adopt(cluster.settings);
-  if (!shared.ok()) return shared.status();
+  HERRING_ASSIGN_OR_RETURN(auto& shared, adopt(cluster.settings));
   const auto address = transport::parse_address(
       cluster.servers[member_->server_index()].address, "a server's address");
   const server::DataPlaneOptions plane =
-      data_plane(*shared, cluster, serving_host(address.ok() ? address->host : ""));
+      data_plane(shared, cluster, serving_host(address.ok() ? address->host : ""));
   HERRING_RETURN_IF_ERROR(
       transport::tcp::want_descriptors((size_t{cluster.size} + others) * plane.flows));
   server_->attach(cluster, member_->server_index(), plane);
-  if (shared->get_bool("observe")) {
+  if (shared.get_bool("observe")) {
     reports_ = std::make_unique<ServerReports>(*server_);
     reporter_ = std::make_unique<Reporter>(*member_, *reports_);
   }

@@ -85,9 +85,7 @@ void Credits::answered(LinkFlow& flow, const wire::FrameHeader& header, const St
 void Credits::give_back(LinkFlow& flow) {
   if (flow.taken == flow.taken_told) return;
   if (links_[flow.server].paths[flow.index].outstanding > 0) return;
-  wire::FrameHeader header;
-  header.type = wire::FrameType::kTaken;
-  header.taken = flow.taken_told = flow.taken;
+  wire::FrameHeader header{.type = wire::FrameType::kTaken, .taken = flow.taken_told = flow.taken};
   flow.flow->send_owned(header, {});
 }
 
@@ -100,12 +98,9 @@ void Credits::tell(uint32_t group, Pace& pace) {
     if (pace.links[server].said == credit) continue;
     if (!route_.serving().has(server) || link.flows.empty() || link.has(group)) continue;
     LinkFlow& flow = *link.flows.front();
-    wire::FrameHeader header;
-    header.type = wire::FrameType::kTaken;
-    header.flags = wire::kFlagSteers;
-    header.group = group;
-    header.credit = pace.links[server].said = credit;
-    header.taken = flow.taken_told = flow.taken;
+    wire::FrameHeader header{.type = wire::FrameType::kTaken, .flags = wire::kFlagSteers,
+                             .group = group, .credit = pace.links[server].said = credit,
+                             .taken = flow.taken_told = flow.taken};
     flow.flow->send_owned(header, {});
   }
 }

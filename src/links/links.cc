@@ -251,13 +251,9 @@ wire::FrameHeader Links::header_of(LinkFlow& flow, const Item& item, const Strea
                                    bool again) {
   Transfer& transfer = *item.transfer;
   const plan::Shard& shard = transfer.shards[transfer.runs[item.run].shard];
-  wire::FrameHeader header;
-  header.group = id.group;
-  header.stream = id.stream;
-  header.home = static_cast<uint16_t>(id.home);
-  header.epoch = id.epoch;
-  header.round = transfer.key.round;
-  header.buffer = transfer.key.buffer;
+  wire::FrameHeader header{.group = id.group, .stream = id.stream, .round = transfer.key.round,
+                           .buffer = transfer.key.buffer, .home = static_cast<uint16_t>(id.home),
+                           .epoch = id.epoch};
   if (!(transfer.opened[item.run] >> flow.index & 1)) {
     transfer.opened[item.run] |= uint64_t{1} << flow.index;
     header.type = wire::FrameType::kOpen;

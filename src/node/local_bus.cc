@@ -65,20 +65,18 @@ LocalBus::LocalBus(LocalListener listener)
 LocalBus::~LocalBus() { close(); }
 
 Result<std::unique_ptr<LocalBus>> LocalBus::listen() {
-  auto listener = LocalListener::open();
-  if (!listener.ok()) return listener.status();
-  return std::unique_ptr<LocalBus>(new LocalBus(std::move(*listener)));
+  HERRING_ASSIGN_OR_RETURN(auto& listener, LocalListener::open());
+  return std::unique_ptr<LocalBus>(new LocalBus(std::move(listener)));
 }
 
 Status LocalBus::connect(uint32_t local_rank, const std::vector<LocalAddress>& peers,
                          Nanos deadline, const std::function<Status()>& given_up) {
-  auto fds = listener_.connect_all(local_rank, peers, deadline, given_up);
-  if (!fds.ok()) return fds.status();
+  HERRING_ASSIGN_OR_RETURN(auto& fds, listener_.connect_all(local_rank, peers, deadline, given_up));
   local_rank_ = local_rank;
   peers_ = std::vector<Peer>(peers.size());
   for (uint32_t r = 0; r < peers.size(); ++r) {
     if (r == local_rank) continue;
-    peers_[r].fd = std::move((*fds)[r]);
+    peers_[r].fd = std::move(fds[r]);
     rank_of_fd_[peers_[r].fd.get()] = r;
   }
   for (const auto& [id, exported] : exports_) {
@@ -370,15 +368,14 @@ Result<std::shared_ptr<SharedRegion>> LocalBus::peer_region(uint32_t peer, uint3
 
 Result<std::shared_ptr<char>> LocalBus::peer_memory(uint32_t peer, uint32_t region,
                                                     uint64_t offset, uint64_t bytes) const {
-  auto mapped = peer_region(peer, region);
-  if (!mapped.ok()) return mapped.status();
-  const uint64_t size = (*mapped)->bytes();
+  HERRING_ASSIGN_OR_RETURN(auto& mapped, peer_region(peer, region));
+  const uint64_t size = mapped->bytes();
   if (offset > size || bytes > size - offset) {
     return breach("node: bytes ", offset, " + ", bytes, " of region ", region, " of local rank ",
                   peer, ", which has ", size);
   }
-  char* const data = (*mapped)->data() + offset;
-  return std::shared_ptr<char>(std::move(*mapped), data);
+  char* const data = mapped->data() + offset;
+  return std::shared_ptr<char>(std::move(mapped), data);
 }
 
 void LocalBus::close(bool leaves) {

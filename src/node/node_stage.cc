@@ -205,9 +205,8 @@ Status NodeStage::tell_posted(const NodeWork& work) {
     PostedMemory& one = all.emplace_back();
     const NodeWork::Posted& posted = work.ranks[local];
     if (local == options_.local_rank || posted.bytes == 0) continue;
-    auto region = bus_.peer_region(local, posted.region);
-    if (!region.ok()) return region.status();
-    one = {std::move(*region), posted.offset};
+    HERRING_ASSIGN_OR_RETURN(auto& region, bus_.peer_region(local, posted.region));
+    one = {std::move(region), posted.offset};
   }
   work.task.on_posted(std::move(all));
   return {};

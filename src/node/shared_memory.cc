@@ -107,10 +107,9 @@ Result<std::shared_ptr<SharedRegion>> SharedRegion::create(size_t bytes, Sharing
     }
     for (size_t made = 0; made < bytes; made += files.back().bytes) {
       const size_t size = std::min(bytes - made, most);
-      auto file = create_file(size);
-      if (!file.ok()) return file.status();
-      files.push_back({file->get(), size});
-      region->files_.push_back(std::move(*file));
+      HERRING_ASSIGN_OR_RETURN(auto& file, create_file(size));
+      files.push_back({file.get(), size});
+      region->files_.push_back(std::move(file));
     }
   }
   Result<char*> address = map_pages(files, bytes);
@@ -219,9 +218,8 @@ Result<void*> SharedHeap::allocate_small(size_t bytes, Use use) {
       if (hole->second >= bytes) return take(entry, hole);
     }
   }
-  auto added = add_region(kSlabBytes, use);
-  if (!added.ok()) return added.status();
-  Entry& entry = (*added)->second;
+  HERRING_ASSIGN_OR_RETURN(auto& added, add_region(kSlabBytes, use));
+  Entry& entry = added->second;
   entry.slab = true;
   entry.holes.emplace(0, entry.region->bytes());
   return take(entry, entry.holes.begin());

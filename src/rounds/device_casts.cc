@@ -29,13 +29,12 @@ Result<std::shared_ptr<DeviceCasts>> DeviceCasts::create(device::Copier& copier,
   for (const bool narrows : {true, false}) {
     const auto name = narrows ? device::KernelName::cast(kWide, wire)
                               : device::KernelName::cast(wire, kWide);
-    auto kernel = device::ready_kernel(copier, name);
-    if (!kernel.ok()) return kernel.status();
-    if (*kernel == 0) {
+    HERRING_ASSIGN_OR_RETURN(auto& kernel, device::ready_kernel(copier, name));
+    if (kernel == 0) {
       return Status(Code::kConfiguration,
                     "kernels cannot be loaded while other plans are in a round");
     }
-    (narrows ? casts->narrows_ : casts->widens_) = *kernel;
+    (narrows ? casts->narrows_ : casts->widens_) = kernel;
   }
   return casts;
 }

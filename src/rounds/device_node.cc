@@ -225,12 +225,11 @@ Result<DeviceNode::Level> DeviceNode::meet(const std::vector<char>& cards) {
 Status DeviceNode::load_kernels() {
   for (const plan::Arena& arena : plan().arenas) {
     const auto name = device::KernelName::of(arena.dtype, planned_.op);
-    auto kernel = device::ready_kernel(copier_, name);
-    if (!kernel.ok()) return kernel.status();
-    if (*kernel == 0) {
+    HERRING_ASSIGN_OR_RETURN(auto& kernel, device::ready_kernel(copier_, name));
+    if (kernel == 0) {
       return {Code::kConfiguration, "kernels cannot be loaded while other plans are in a round"};
     }
-    kernels_.push_back(*kernel);
+    kernels_.push_back(kernel);
   }
   return {};
 }

@@ -43,10 +43,9 @@ Result<std::unique_ptr<DeviceRounds>> DeviceRounds::create(
 
 Status DeviceRounds::take_flags() {
   for (size_t i = 0; i < planned_->plan().buffers.size(); ++i) {
-    auto flag = copier_->flags().take();
-    if (!flag.ok()) return flag.status();
-    flags_->of_buffers.push_back(*flag);
-    flags_->values.push_back(flag->word->load());
+    HERRING_ASSIGN_OR_RETURN(auto& flag, copier_->flags().take());
+    flags_->of_buffers.push_back(flag);
+    flags_->values.push_back(flag.word->load());
   }
   return {};
 }

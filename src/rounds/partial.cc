@@ -67,11 +67,8 @@ wire::Enlist Partial::enlist_for(uint32_t server) const {
 }
 
 void Partial::announce_to(uint32_t server) {
-  wire::FrameHeader header;
-  header.type = wire::FrameType::kEnlist;
-  header.group = group().id();
-  header.stream = owner_.reign.home;
-  header.round = owner_.reign.epoch;
+  wire::FrameHeader header{.type = wire::FrameType::kEnlist, .group = group().id(),
+                           .stream = owner_.reign.home, .round = owner_.reign.epoch};
   core_.links->send_control(server, header, encode(enlist_for(server)));
 }
 
@@ -140,8 +137,7 @@ void Partial::announce(const partial::Join& join, std::string payload) {
     core_.recorder().mark(next_.id(), observe::Moment::kReady, now);
     if (!pushes_) core_.recorder().mark(next_.id(), observe::Moment::kPushed, now);
   }
-  wire::FrameHeader header;
-  header.type = wire::FrameType::kJoin;
+  wire::FrameHeader header{.type = wire::FrameType::kJoin};
   const std::string text = encode(message) + payload;
   if (memory_) {
     memory_->known.announced({join, message.digest_round, message.digest, std::move(payload)});
@@ -249,8 +245,7 @@ void Partial::on_transfer_done(links::Transfer& done) {
   transferring_ = false;
   transferred_ = done.fewest_workers == info_.contributors.size();
   wire::RoundMark mark{id_, info_.round, attempt_, transferred_};
-  wire::FrameHeader header;
-  header.type = wire::FrameType::kReceived;
+  wire::FrameHeader header{.type = wire::FrameType::kReceived};
   if (memory_) memory_->known.received(transferred_);
   core_.links->send_control(owner_.server, header, encode(mark));
   if (committed_) settle();

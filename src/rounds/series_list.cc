@@ -37,10 +37,9 @@ void SeriesList::delist(uint64_t id) {
 Status SeriesList::on_control(uint32_t server, const wire::FrameHeader& header,
                               std::string_view payload) {
   if (header.type == wire::FrameType::kOpError) {
-    auto error = wire::decode_op_error(payload);
-    if (!error.ok()) return error.status();
-    if (const auto found = partials_.extract(error->id); !found.empty()) {
-      found.mapped()->fail({error->code, error->text});
+    HERRING_ASSIGN_OR_RETURN(auto& error, wire::decode_op_error(payload));
+    if (const auto found = partials_.extract(error.id); !found.empty()) {
+      found.mapped()->fail({error.code, error.text});
     }
     return {};
   }
@@ -52,15 +51,13 @@ Status SeriesList::on_control(uint32_t server, const wire::FrameHeader& header,
   };
   std::shared_ptr<Partial> partial;
   if (header.type == wire::FrameType::kRound) {
-    auto round = wire::decode_round(payload);
-    if (!round.ok()) return round.status();
-    if (!(partial = of(round->id))) return {};
-    HERRING_RETURN_IF_ERROR(partial->on_round(header, std::move(*round), payload));
+    HERRING_ASSIGN_OR_RETURN(auto& round, wire::decode_round(payload));
+    if (!(partial = of(round.id))) return {};
+    HERRING_RETURN_IF_ERROR(partial->on_round(header, std::move(round), payload));
   } else {
-    auto mark = wire::decode_mark(payload);
-    if (!mark.ok()) return mark.status();
-    if (!(partial = of(mark->id))) return {};
-    HERRING_RETURN_IF_ERROR(partial->on_commit(*mark));
+    HERRING_ASSIGN_OR_RETURN(auto& mark, wire::decode_mark(payload));
+    if (!(partial = of(mark.id))) return {};
+    HERRING_RETURN_IF_ERROR(partial->on_commit(mark));
   }
   return {};
 }

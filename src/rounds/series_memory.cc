@@ -9,11 +9,8 @@ namespace herring::rounds {
 namespace {
 
 wire::FrameHeader header_of(wire::FrameType type, uint32_t group, const Owner& owner) {
-  wire::FrameHeader header;
-  header.type = type;
-  header.group = group;
-  header.stream = owner.reign.home;
-  header.round = owner.reign.epoch;
+  wire::FrameHeader header{.type = type, .group = group, .stream = owner.reign.home,
+                           .round = owner.reign.epoch};
   return header;
 }
 
@@ -33,16 +30,12 @@ void SeriesMemory::tell(links::Links& links, const Owner& owner) {
   links.send_control(owner.server, header_of(FrameType::kSeries, group_, owner),
                      wire::encode_known(id, all));
   for (const partial::Heard& round : all.heard) {
-    wire::FrameHeader header;
-    header.type = FrameType::kRound;
-    header.group = group_;
-    header.stream = round.stream;
-    header.round = round.ticket;
+    wire::FrameHeader header{.type = FrameType::kRound, .group = group_, .stream = round.stream,
+                             .round = round.ticket};
     links.send_control(owner.server, header, round.text);
   }
   for (const partial::Said& said : all.said) {
-    wire::FrameHeader header;
-    header.type = FrameType::kJoin;
+    wire::FrameHeader header{.type = FrameType::kJoin};
     links.send_control(owner.server, header, encode(wire::message_of(id, said)) + said.payload);
   }
 }

@@ -64,9 +64,7 @@ void ComingServers::comes(uint32_t server, uint32_t number, Connections flows) {
   // Others that still use these groups must not wait for this rank.
   for (const auto& group : core_.groups.destroyed()) {
     if (!define_at(server, *group)) continue;
-    wire::FrameHeader header;
-    header.type = wire::FrameType::kLeaveGroup;
-    header.group = group->id();
+    wire::FrameHeader header{.type = wire::FrameType::kLeaveGroup, .group = group->id()};
     core_.links->send_control(server, header, {});
   }
   for (engine::Carrier* carrier : core_.carriers) carrier->server_comes(server);

@@ -30,16 +30,14 @@ void HeldUp::tell(Nanos now) {
   for (uint32_t server = 0; server < core_.cluster.servers.size(); ++server) {
     if (core_.presence.has_ended(server)) continue;
     bytes_sent_ += wire::kHeaderBytes + text.size();
-    wire::FrameHeader header;
-    header.type = wire::FrameType::kWhereabouts;
+    wire::FrameHeader header{.type = wire::FrameType::kWhereabouts};
     core_.links->send_control(server, header, text);
   }
 }
 
 void HeldUp::tell_to(uint32_t server) {
   if (text_.empty()) return;
-  wire::FrameHeader header;
-  header.type = wire::FrameType::kWhereabouts;
+  wire::FrameHeader header{.type = wire::FrameType::kWhereabouts};
   core_.links->send_control(server, header, text_);
 }
 

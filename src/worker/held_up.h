@@ -1,5 +1,5 @@
 // Tells the servers in which calls threads of this rank have been held up for a while. The servers
-// tell the ranks that wait for this one (server/whereabouts.h). Engine thread.
+// tell the ranks that wait for this one (observe/whereabouts.h). Engine thread.
 #pragma once
 
 #include <cstdint>

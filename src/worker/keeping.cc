@@ -70,9 +70,7 @@ void Keeping::tick(Nanos now) {
     one = over ? said_.erase(one) : std::next(one);
   }
   for (const auto& [to, all] : news) {
-    wire::FrameHeader header;
-    header.type = wire::FrameType::kSettled;
-    header.group = to.second;
+    wire::FrameHeader header{.type = wire::FrameType::kSettled, .group = to.second};
     for (auto first = all.begin(); first != all.end();) {
       const auto end = first + std::min<ptrdiff_t>(all.end() - first, wire::kMostSettled);
       core_.links->send_control(to.first, header, encode(std::vector(first, end)));
@@ -82,10 +80,9 @@ void Keeping::tick(Nanos now) {
 }
 
 Status Keeping::receive(uint32_t group, std::string_view text) {
-  const auto all = wire::decode_settled(text);
-  if (!all.ok()) return all.status();
+  HERRING_ASSIGN_OR_RETURN(const auto& all, wire::decode_settled(text));
   if (!core_.groups.find(group)) return {};  // it is destroyed
-  for (const wire::Settled& one : *all) {
+  for (const wire::Settled& one : all) {
     const auto found = said_.find({group, one.subject});
     if (found == said_.end()) continue;
     const uint64_t upto = std::min(one.upto, found->second.upto);

@@ -133,8 +133,7 @@ void Membership::release_servers() {
                          any([&](const Carrier* one) { return one->may_need(*group, server); }));
       if ((goes_on && group->shards().uses(server)) || ends) return false;
     }
-    wire::FrameHeader header;
-    header.type = wire::FrameType::kReleased;
+    wire::FrameHeader header{.type = wire::FrameType::kReleased};
     core_.links->send_control(server, header, {});
     return true;
   });

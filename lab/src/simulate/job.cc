@@ -108,23 +108,21 @@ Status SimulatedJob::set_up() {
   for (uint32_t i = 0; i < servers_.size(); ++i) servers_[i]->attach(cluster_, i, plane);
 
   for (uint32_t rank = 0; rank < options_.nodes; ++rank) {
-    auto doors = job::doors_of(cluster_, rank, plane.flows);
-    if (!doors.ok()) return doors.status();
+    HERRING_ASSIGN_OR_RETURN(auto& doors, job::doors_of(cluster_, rank, plane.flows));
     std::vector<worker::ServerFlow> flows;
-    for (const job::Door& door : *doors) {
+    for (const job::Door& door : doors) {
       auto connection = transports_[rank]->connect_now(door.address, door.hello, credentials());
       if (!connection.ok()) return connection.status();
       flows.push_back({door.server, std::move(*connection)});
     }
-    auto bus = LocalBus::listen();
-    if (!bus.ok()) return bus.status();
-    HERRING_RETURN_IF_ERROR((*bus)->connect(0, {(*bus)->address()}, monotonic_now() + kSecond));
+    HERRING_ASSIGN_OR_RETURN(auto& bus, LocalBus::listen());
+    HERRING_RETURN_IF_ERROR(bus->connect(0, {bus->address()}, monotonic_now() + kSecond));
     engine::EngineOptions engine = job::engine_options(cluster_, rank, plane, *settings);
     engine.mesh.host = transports_[rank]->address();
     engine.mesh.credentials = credentials();
     engine.observe = false;  // nobody reads the entries, of which thousands of ranks have many
     engines_.push_back(std::make_unique<worker::Engine>(cluster_, engine, *transports_[rank],
-                                                        std::move(*bus), std::move(flows)));
+                                                        std::move(bus), std::move(flows)));
     programs_.push_back(std::make_unique<Program>());
     programs_.back()->engine = engines_.back().get();
     programs_.back()->rank = rank;

@@ -102,9 +102,8 @@ Result<const Nvrtc*> nvrtc() {
   static const Nvrtc* loaded = nullptr;
   std::lock_guard lock(*mutex);
   if (loaded == nullptr) {
-    auto found = load();
-    if (!found.ok()) return found.status();
-    loaded = new Nvrtc(*found);
+    HERRING_ASSIGN_OR_RETURN(auto& found, load());
+    loaded = new Nvrtc(found);
   }
   return loaded;
 }
@@ -190,18 +189,17 @@ class Compilation {
 };
 
 Result<std::string> compile(int major, int minor, const Source& source) {
-  auto found = nvrtc();
-  if (!found.ok()) return found.status();
+  HERRING_ASSIGN_OR_RETURN(auto& found, nvrtc());
   {
-    Compilation machine(**found);
+    Compilation machine(*found);
     const Outcome outcome = machine.compile(concat("--gpu-architecture=sm_", major, minor), source);
-    if (outcome == 0) return machine.take((*found)->code_size, (*found)->code);
+    if (outcome == 0) return machine.take(found->code_size, found->code);
   }
   // The compiler does not know this GPU yet.
-  Compilation text(**found);
+  Compilation text(*found);
   const Outcome outcome = text.compile(kOldestText, source);
   if (outcome != 0) return text.failed(outcome);
-  return text.take((*found)->text_size, (*found)->text);
+  return text.take(found->text_size, found->text);
 }
 
 }  // namespace
@@ -212,10 +210,9 @@ void add_compiler_folder(const std::string& folder) {
 }
 
 Result<std::string> compiler_version() {
-  auto found = nvrtc();
-  if (!found.ok()) return found.status();
+  HERRING_ASSIGN_OR_RETURN(auto& found, nvrtc());
   int major = 0, minor = 0;
-  (*found)->version(&major, &minor);
+  found->version(&major, &minor);
   return concat("NVRTC ", major, ".", minor);
 }
 

@@ -132,14 +132,13 @@ class CudaDevice : public Device {
       HERRING_CUDA(load_module, &module, code->data());
       HERRING_CUDA(find_function, &wait, module, kWait);
       HERRING_CUDA(find_function, &write, module, kWrite);
-      auto stream = make_stream();
-      if (!stream.ok()) return stream.status();
+      HERRING_ASSIGN_OR_RETURN(auto& stream, make_stream());
       // The first launch of a kernel loads its code, and may wait as the loading of a module does.
       Status launched;
       for (Function kernel : {wait, write}) {
-        if (launched.ok()) launched = launch_for_word(kernel, 0, 0, *stream);
+        if (launched.ok()) launched = launch_for_word(kernel, 0, 0, stream);
       }
-      destroy_stream(*stream);
+      destroy_stream(stream);
       if (!launched.ok()) return launched;
       write_ = write;
       wait_ = wait;
@@ -505,9 +504,8 @@ class CudaPlatform : public Platform {
 }  // namespace
 
 Result<std::unique_ptr<Platform>> load(const std::string& library) {
-  auto driver = Driver::load(library);
-  if (!driver.ok()) return driver.status();
-  auto platform = std::make_unique<CudaPlatform>(*driver);
+  HERRING_ASSIGN_OR_RETURN(auto& driver, Driver::load(library));
+  auto platform = std::make_unique<CudaPlatform>(driver);
   if (Status started = platform->start(); !started.ok()) {
     return Status(Code::kConfiguration, started.message());
   }

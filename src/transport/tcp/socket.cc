@@ -78,12 +78,11 @@ Result<GuardedFd> start_connecting(const addrinfo& info, const std::string& sour
     return Status(Code::kConfiguration, concat("cannot create a socket: ", strerror(errno)));
   }
   if (!source.empty()) {
-    auto local = resolve({source, 0}, true);
-    if (!local.ok()) return local.status();
-    if ((*local)->ai_family != info.ai_family) {
+    HERRING_ASSIGN_OR_RETURN(auto& local, resolve({source, 0}, true));
+    if (local->ai_family != info.ai_family) {
       return Status(Code::kInvalidArgument, "");  // the caller tries the host's other addresses
     }
-    if (bind(fd.get(), (*local)->ai_addr, (*local)->ai_addrlen) != 0) {
+    if (bind(fd.get(), local->ai_addr, local->ai_addrlen) != 0) {
       return Status(Code::kConfiguration, concat("cannot use local address ", source, ": ",
                                                  strerror(errno)));
     }
@@ -96,9 +95,8 @@ Result<GuardedFd> start_connecting(const addrinfo& info, const std::string& sour
 
 // Makes one attempt. Returns kTimeout if the time is up, and kPeerLost if another may succeed.
 Result<GuardedFd> connect_once(const addrinfo& info, const std::string& source, Nanos deadline) {
-  auto started = start_connecting(info, source);
-  if (!started.ok()) return started.status();
-  GuardedFd fd = std::move(*started);
+  HERRING_ASSIGN_OR_RETURN(auto& started, start_connecting(info, source));
+  GuardedFd fd = std::move(started);
   pollfd waiting{fd.get(), POLLOUT, 0};
   const int n = poll_until(&waiting, 1, deadline);
   if (n == 0) return Status(Code::kTimeout, "no answer");
@@ -124,10 +122,9 @@ std::atomic<PortRange> g_listening_ports{PortRange{}};
 
 // Sets `error` to the reason if the system refused. It stays 0 if the address has no meaning.
 Result<GuardedFd> try_to_listen(const Address& address, int backlog, int& error) {
-  auto info = resolve(address, true);
-  if (!info.ok()) return info.status();
+  HERRING_ASSIGN_OR_RETURN(auto& info, resolve(address, true));
   // A name may stand for several addresses: "localhost" also for ::1, even on hosts without IPv6.
-  for (const addrinfo* one = info->get(); one != nullptr; one = one->ai_next) {
+  for (const addrinfo* one = info.get(); one != nullptr; one = one->ai_next) {
     GuardedFd fd = GuardedFd::open([&] {
       return socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     });
@@ -317,9 +314,8 @@ Result<GuardedFd> connect_to(const Address& address, const std::string& source, 
 }
 
 Result<GuardedFd> begin_connecting(const Address& address, const std::string& source) {
-  auto info = resolve(address, false);
-  if (!info.ok()) return info.status();
-  auto fd = start_connecting(**info, source);
+  HERRING_ASSIGN_OR_RETURN(auto& info, resolve(address, false));
+  auto fd = start_connecting(*info, source);
   if (fd.ok() || fd.status().code() != Code::kInvalidArgument) return fd;
   return Status(Code::kConfiguration, concat("local address ", source, " cannot reach it: one is "
                                              "IPv4, the other IPv6"));

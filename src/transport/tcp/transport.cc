@@ -154,10 +154,9 @@ std::shared_ptr<EventLoop> TcpTransport::make_loop(bool lends) {
 Result<std::unique_ptr<Listener>> TcpTransport::listen(EventLoop& loop, const Address& address,
                                                        Credentials credentials, Admit admit,
                                                        Accepted accepted) {
-  auto socket = listen_on(address, kBacklog);
-  if (!socket.ok()) return socket.status();
+  HERRING_ASSIGN_OR_RETURN(auto& socket, listen_on(address, kBacklog));
   return std::unique_ptr<Listener>(
-      std::make_unique<TcpListener>(*this, DescriptorLoop::of(loop), std::move(*socket),
+      std::make_unique<TcpListener>(*this, DescriptorLoop::of(loop), std::move(socket),
                                     std::move(credentials), std::move(admit),
                                     std::move(accepted)));
 }
