@@ -120,10 +120,9 @@ Monitor::Links Monitor::links() const {
   return links;
 }
 
-Nanos Monitor::made_at(const Known& known) {
-  const Report& report = known.report;
-  if (report.sent == 0 || report.offset_error < 0) return known.at;
-  return std::min(known.at, report.sent + report.offset);
+Nanos Monitor::Known::made_at() const {
+  if (report.sent == 0 || report.offset_error < 0) return at;
+  return std::min(at, report.sent + report.offset);
 }
 
 Monitor::Compared Monitor::compare() const {
@@ -147,8 +146,8 @@ Monitor::Compared Monitor::compare() const {
 
 // Returns whether chance does not explain how often a rank was the last one. If all are alike, each
 // is the last one in a round with the same probability, however much rounds vary.
-bool Monitor::last_too_often(const Rounds::Late& late, Nanos step) const {
-  const double ranks = static_cast<double>(ranks_.size());
+bool LastVerdict::last_too_often(const Rounds::Late& late, Nanos step) const {
+  const double ranks = static_cast<double>(late_.size());
   if (ranks < 2 || late.rounds < kFewestRounds || late.share() < kChronic ||
       static_cast<double>(late.median) <= kWorthPart * static_cast<double>(step)) {
     return false;
@@ -165,21 +164,21 @@ bool Monitor::last_too_often(const Rounds::Late& late, Nanos step) const {
 
 // Ranks whose steps vary are all late at times. A rank stands out if it is later than is typical by
 // more than chance explains. The more ranks there are, the later one of them is by chance.
-bool Monitor::standing_out(const Rounds::Late& late, double mean, double error, Nanos step,
-                           bool held) const {
-  const double part = held ? kHolds : 1;
+bool LastVerdict::standing_out(uint32_t rank, const Rounds::Late& late, double mean, double error,
+                               Nanos step) const {
+  const double part = late_[rank] ? kHolds : 1;
   if (late.rounds < kFewestRounds || late.share() < part * kChronic) return false;
   const double worth = part * kWorthPart * static_cast<double>(step);
-  const double chance = part * (2 + std::sqrt(2 * std::log(static_cast<double>(ranks_.size()))));
+  const double chance = part * (2 + std::sqrt(2 * std::log(static_cast<double>(late_.size()))));
   return static_cast<double>(late.median) > worth &&
          late.mean - mean > std::max(worth / 2, chance * std::hypot(late.mean_error, error));
 }
 
-Monitor::Change Monitor::change(const Known& known) {
+Monitor::Change Monitor::Known::change() const {
   Change change;
-  if (known.earlier.size() < 2) return change;
-  const Past& before = known.earlier.front();
-  const Past& latest = known.earlier.back();
+  if (earlier.size() < 2) return change;
+  const Past& before = earlier.front();
+  const Past& latest = earlier.back();
   change.seconds = to_seconds(latest.at - before.at);
   if (change.seconds <= 0) return {};
   const auto rate = [&](auto from, auto to) {
@@ -219,7 +218,7 @@ Monitor::Usual Monitor::usual() const {
                         std::vector<double>& delays) {
     for (const Known& one : all) {
       if (!one.reported) continue;
-      const Change found = change(one);
+      const Change found = one.change();
       faults.push_back(found.major_faults);
       delays.push_back(found.run_delay);
     }
@@ -246,7 +245,7 @@ std::string Monitor::own_cause(const Process& who, const Usual& usual, Nanos now
   if (now - one.silence_at < kMemory && one.longest_silence > options_.silent_after) {
     return "stopped";
   }
-  const Change own = change(one);
+  const Change own = one.change();
   const auto& faults = who.is_server ? usual.server_faults : usual.rank_faults;
   const auto& delays = who.is_server ? usual.server_delays : usual.rank_delays;
   if (own.major_faults > kSwapping &&
@@ -270,11 +269,11 @@ void Monitor::judge_rank(Picture& picture, uint32_t rank, const Usual& usual,
   Picture::Rank& judged = picture.ranks[rank];
   // Who was late for long, and is so no more, is not late.
   const bool always = compared.latest[rank].share() >= kChronic / 2 &&
-                      (standing_out(compared.late[rank], compared.mean, compared.error,
-                                    picture.split.step, was_late(rank)) ||
-                       last_too_often(compared.late[rank], picture.split.step));
-  const bool lately = standing_out(compared.latest[rank], compared.latest_mean,
-                                   compared.latest_error, picture.split.step, was_late(rank));
+                      (last_.standing_out(rank, compared.late[rank], compared.mean, compared.error,
+                                          picture.split.step) ||
+                       last_.last_too_often(compared.late[rank], picture.split.step));
+  const bool lately = last_.standing_out(rank, compared.latest[rank], compared.latest_mean,
+                                         compared.latest_error, picture.split.step);
   const Rounds::Late late = judged.late =
       lately && !always ? compared.latest[rank] : compared.late[rank];
   judged.score = rounds_.score(rank);
@@ -287,7 +286,7 @@ void Monitor::judge_rank(Picture& picture, uint32_t rank, const Usual& usual,
                             static_cast<double>(picture.split.step));
   const Nanos rtt = compared.links.ranks[rank];
   const LateAtServers& own = usual.at_servers[rank];
-  const double seconds = change(ranks_[rank]).seconds;
+  const double seconds = ranks_[rank].change().seconds;
   // Others wait for what a slow link brings: in rounds, or in calls.
   const bool waited_for = picture.compared > 0
                               ? late.received > late.computed || tail > kBinds
@@ -349,15 +348,21 @@ void Monitor::judge_rank(Picture& picture, uint32_t rank, const Usual& usual,
   }
 }
 
+void LastVerdict::take(const Picture& picture) {
+  binds_ = picture.binds;
+  rank_ = picture.binds_rank.value_or(~0u);
+  for (size_t rank = 0; rank < late_.size(); ++rank) late_[rank] = picture.ranks[rank].chronic;
+}
+
 // Returns the rank that is late chronically and costs the others most; none if there is none.
-std::optional<uint32_t> Monitor::find_slowest(const Picture& picture) const {
+std::optional<uint32_t> LastVerdict::slowest(const Picture& picture) const {
   std::optional<uint32_t> slowest;
   double most = 0;
   for (uint32_t rank = 0; rank < picture.ranks.size(); ++rank) {
     const Picture::Rank& one = picture.ranks[rank];
     if (!one.chronic) continue;
     const double costs = one.late.share() * static_cast<double>(one.late.median) /
-                         (held_.rank == rank ? kHolds : 1);
+                         (rank_ == rank ? kHolds : 1);
     if (!slowest || costs > most) {
       slowest = rank;
       most = costs;
@@ -380,10 +385,10 @@ void Monitor::judge_binding(Picture& picture) const {
   };
   binds(Picture::Binds::kCompute, std::max(1 - ranks - node - network, 0.0));
   // What bound before binds on, until something else is clearly larger.
-  const auto held = [this](Picture::Binds what) { return held_.binds == what ? kHeldPart : 0; };
-  const auto late = find_slowest(picture);
+  const auto held = [this](Picture::Binds what) { return last_.binds(what) ? kHeldPart : 0; };
+  const auto late = last_.slowest(picture);
   // If all ranks are late at times, none of them binds, and what a step takes is their compute.
-  const double least = late ? kBinds * (held_.rank == *late ? kHolds : 1)
+  const double least = late ? kBinds * (last_.binds_rank(*late) ? kHolds : 1)
                             : kUneven - held(Picture::Binds::kRank);
   const double compute = picture.binds_share - held(Picture::Binds::kNetwork) -
                          held(Picture::Binds::kNodeStage) + held(Picture::Binds::kCompute);
@@ -445,8 +450,8 @@ std::optional<Nanos> Monitor::absent_until(uint32_t rank, const std::string& wha
   // not. Inside a node, and among workers, servers see nothing.
   if (one.report.where.find(what) != std::string::npos) return std::nullopt;
   // What it does now began after the server has told: it may have come in the meantime.
-  if (made_at(one) - one.report.age > told) return std::nullopt;
-  return made_at(one);
+  if (one.made_at() - one.report.age > told) return std::nullopt;
+  return one.made_at();
 }
 
 // For whom others wait, as servers and ranks tell. Only time for which a rank is known to have been
@@ -459,7 +464,7 @@ void Monitor::find_missing(Picture& picture, Nanos now) const {
   };
   for (const Known& server : servers_) {
     if (!server.reported || server.left || server.lost) continue;
-    const Nanos told = made_at(server);
+    const Nanos told = server.made_at();
     for (const Missing& one : server.report.missing) {
       if (one.by) continue;  // find_messages()
       for (const uint32_t rank : one.ranks) {
@@ -480,7 +485,7 @@ void Monitor::find_missing(Picture& picture, Nanos now) const {
         what.find("(rank") != std::string::npos) {
       continue;
     }
-    const Nanos since = made_at(ranks_[rank]) - ranks_[rank].report.age;
+    const Nanos since = ranks_[rank].made_at() - ranks_[rank].report.age;
     for (uint32_t other = 0; other < picture.ranks.size(); ++other) {
       const Known& one = ranks_[other];
       if (mute({false, other}, now)) {
@@ -488,7 +493,7 @@ void Monitor::find_missing(Picture& picture, Nanos now) const {
         continue;
       }
       // Who computes for less time than this one waits has been elsewhere meanwhile.
-      const Nanos until = made_at(one);
+      const Nanos until = one.made_at();
       if (picture.ranks[other].state == State::kComputing &&
           until - one.report.age < since + kStalled / 5 && until - since >= kStalled) {
         add(what, other, until - since);
@@ -541,14 +546,14 @@ void Monitor::find_messages(Picture& picture, Nanos now) const {
   std::map<uint32_t, Found> found;  // by the rank that waits
   for (const Known& server : servers_) {
     if (!server.reported || server.left || server.lost) continue;
-    const Nanos told = made_at(server);
+    const Nanos told = server.made_at();
     for (const Missing& one : server.report.missing) {
       if (!one.by || *one.by >= ranks_.size()) continue;
       const Known& waits = ranks_[*one.by];
       if (picture.ranks[*one.by].state != State::kWaiting) continue;
       if (!is_message(waits.report.where, one)) continue;
       // Of several messages alike, the program waits in that which it gave when the wait began.
-      const Nanos since = told - one.age, began = made_at(waits) - waits.report.age;
+      const Nanos since = told - one.age, began = waits.made_at() - waits.report.age;
       const Found here{&one, told, std::abs(since - began)};
       const auto [place, added] = found.try_emplace(*one.by, here);
       if (!added && here.apart < place->second.apart) place->second = here;
@@ -557,9 +562,9 @@ void Monitor::find_messages(Picture& picture, Nanos now) const {
   for (const auto& [rank, one] : found) {
     const Known& waits = ranks_[rank];
     const Nanos began = std::max(one.told - one.message->age,
-                                 made_at(waits) - waits.report.age);
+                                 waits.made_at() - waits.report.age);
     Missing message = *one.message;
-    message.age = std::max(one.told, made_at(waits)) - began;
+    message.age = std::max(one.told, waits.made_at()) - began;
     if (message.age < kStalled / 2) continue;
     const bool usual = std::any_of(message.ranks.begin(), message.ranks.end(), [&](uint32_t other) {
       return message.age < usual_wait(picture, other, message.age, now);

@@ -18,7 +18,7 @@ constexpr Nanos kWorthALine = kSecond;
 Monitor::Monitor(Roster roster, Options options, Nanos now)
     : roster_(std::move(roster)), options_(options), began_(now), ranks_(roster_.ranks.size()),
       servers_(roster_.servers.size()), rounds_(static_cast<uint32_t>(roster_.ranks.size())),
-      groups_(static_cast<uint32_t>(roster_.ranks.size())),
+      groups_(static_cast<uint32_t>(roster_.ranks.size())), last_(roster_.ranks.size()),
       line_due_(now + std::min(options.report_every, 60 * kSecond)) {
   for (auto* all : {&ranks_, &servers_}) {
     for (Known& one : *all) one.process_heard = one.system_heard = now;
@@ -352,17 +352,10 @@ void Monitor::add_operations(Picture& picture) const {
   for (const auto& [of, sum] : sums) picture.operations.push_back(sum);
 }
 
-void Monitor::hold(const Picture& picture) {
-  held_.binds = picture.binds;
-  held_.rank = picture.binds_rank.value_or(~0u);
-  held_.late.clear();
-  for (const Picture::Rank& rank : picture.ranks) held_.late.push_back(rank.chronic);
-}
-
 std::vector<std::string> Monitor::due_lines(Nanos now) {
   if (now < std::min(line_due_, judgement_due_)) return {};
   const Picture picture = this->picture(now);
-  hold(picture);
+  last_.take(picture);
   judgement_due_ = now + kSecond;
   std::vector<std::string> lines = picture.findings;
   if (now < line_due_) {

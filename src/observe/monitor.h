@@ -22,6 +22,27 @@ inline constexpr Nanos kStalled = kSecond;
 inline constexpr Nanos kOnceLate = 250 * kMillisecond;
 inline constexpr Nanos kOnceSteps = 3;
 
+// What was judged last. A judgement holds until the opposite is clearly true, so that it does not
+// turn with every report.
+class LastVerdict {
+ public:
+  explicit LastVerdict(size_t ranks) : late_(ranks) {}
+
+  void take(const Picture& picture);
+  // Returns whether a rank stands out from ranks that are late by `mean`, with that error.
+  bool standing_out(uint32_t rank, const Rounds::Late& late, double mean, double error,
+                    Nanos step) const;
+  bool last_too_often(const Rounds::Late& late, Nanos step) const;
+  std::optional<uint32_t> slowest(const Picture& picture) const;
+  bool binds(Picture::Binds what) const { return binds_ == what; }
+  bool binds_rank(uint32_t rank) const { return rank_ == rank; }
+
+ private:
+  Picture::Binds binds_ = Picture::Binds::kNothing;
+  uint32_t rank_ = ~0u;     // that binds
+  std::vector<bool> late_;  // by rank: whether it is late chronically
+};
+
 class Monitor {
  public:
   struct Options {
@@ -74,6 +95,12 @@ class Monitor {
     std::vector<std::pair<uint32_t, Lateness>> lateness;
     std::vector<PathReport> paths;
   };
+  // What changed over some seconds.
+  struct Change {
+    double seconds = 0;
+    double major_faults = 0, run_delay = 0;  // per second
+    double retransmits = 0;
+  };
   struct Known {
     bool reported = false, left = false, lost = false;
     Nanos lost_at = 0, replaced_at = 0;  // of a server; 0: never
@@ -92,12 +119,9 @@ class Monitor {
       std::string cause, stack;
     } stall, once;
     std::map<std::string, double> causes;  // of its code; what was seen lately weighs more
-  };
-  // What changed over some seconds.
-  struct Change {
-    double seconds = 0;
-    double major_faults = 0, run_delay = 0;  // per second
-    double retransmits = 0;
+
+    Nanos made_at() const;  // when the report was made
+    Change change() const;
   };
   // Round trips between ranks and servers, of the last few reports. A path is as slow as the slower
   // one of its ends, so the fast paths of a process tell how fast its own link is: their lower
@@ -133,18 +157,10 @@ class Monitor {
   const Known& known(const Process& who) const;
   Known& known(const Process& who);
   State state_of(const Process& who, Nanos now) const;
-  // When the latest report of a process was made.
-  static Nanos made_at(const Known& known);
-  static Change change(const Known& known);
   std::vector<LateAtServers> late_at_servers() const;
   Usual usual() const;
   Links links() const;
   Compared compare() const;
-  // `held`: whether it has stood out until now.
-  bool standing_out(const Rounds::Late& late, double mean, double error, Nanos step,
-                    bool held) const;
-  bool last_too_often(const Rounds::Late& late, Nanos step) const;
-  bool was_late(uint32_t rank) const { return rank < held_.late.size() && held_.late[rank]; }
   bool mute(const Process& who, Nanos now) const;
   void note_long_round(uint32_t rank, const RoundSample& sample, Nanos now);
   void judge_rank(Picture& picture, uint32_t rank, const Usual& usual, const Compared& compared,
@@ -160,7 +176,6 @@ class Monitor {
   // `late`: the part of the time by which it is late, if that is known.
   std::string own_cause(const Process& who, const Usual& usual, Nanos now, double late = 0) const;
   void judge_binding(Picture& picture) const;
-  std::optional<uint32_t> find_slowest(const Picture& picture) const;
   void add_operations(Picture& picture) const;
   uint32_t living() const;
 
@@ -174,14 +189,7 @@ class Monitor {
   Rounds rounds_;
   Groups groups_;
   Usual usual_;  // at the last tick
-  // What was judged last. A judgement holds until the opposite is clearly true, so that it does not
-  // turn with every report.
-  struct Held {
-    Picture::Binds binds = Picture::Binds::kNothing;
-    uint32_t rank = ~0u;      // that binds
-    std::vector<bool> late;   // ranks that are late chronically
-  } held_;
-  void hold(const Picture& picture);
+  LastVerdict last_;
   Nanos step_ended_ = 0;  // the latest one of any rank; 0: none has ended
   uint32_t epoch_ = 0;
   Nanos line_due_ = 0, judgement_due_ = 0;

@@ -19,16 +19,13 @@ struct Answer {
 
 // Returns a kOpError for the call `id`, or for the whole job if `id` is 0.
 inline Answer error_answer(uint32_t rank, uint64_t id, const Status& why) {
-  wire::FrameHeader header;
-  header.type = wire::FrameType::kOpError;
-  return {rank, header, encode(wire::OpError{id, why.code(), why.message()})};
+  return {rank, {.type = wire::FrameType::kOpError},
+          encode(wire::OpError{id, why.code(), why.message()})};
 }
 
 // Returns a warning for the worker's log.
 inline Answer warning_answer(uint32_t rank, std::string text) {
-  wire::FrameHeader header;
-  header.type = wire::FrameType::kWarning;
-  return {rank, header, std::move(text)};
+  return {rank, {.type = wire::FrameType::kWarning}, std::move(text)};
 }
 
 }  // namespace herring::server

@@ -89,13 +89,12 @@ Status Changes::control(const wire::FrameHeader& header, uint32_t rank, std::str
 
 Status Changes::define_group(const wire::FrameHeader& header, uint32_t rank, std::string_view text,
                              std::vector<Answer>& out) {
-  auto message = wire::decode_group(text);
-  if (!message.ok()) return message.status();
+  HERRING_ASSIGN_OR_RETURN(auto& message, wire::decode_group(text));
   const bool formed = header.flags & wire::kFlagFormed;
-  const Status defined = groups_.define(header.group, std::move(message->name),
-                                        std::move(message->ranks), rank, message->id, formed);
+  const Status defined = groups_.define(header.group, std::move(message.name),
+                                        std::move(message.ranks), rank, message.id, formed);
   if (defined.code() == Code::kInvalidArgument) {
-    out.push_back(error_answer(rank, message->id, defined));
+    out.push_back(error_answer(rank, message.id, defined));
     return {};
   }
   HERRING_RETURN_IF_ERROR(defined);
@@ -111,10 +110,8 @@ void Changes::answer_defined(std::vector<Answer>& out) {
       out.push_back(error_answer(one.rank, one.call, one.status));
       continue;
     }
-    wire::FrameHeader header;
-    header.type = wire::FrameType::kReply;
-    header.group = one.group;
-    out.push_back({one.rank, header, encode(wire::Go{one.call, {}})});
+    out.push_back({one.rank, {.type = wire::FrameType::kReply, .group = one.group},
+                   encode(wire::Go{one.call, {}})});
   }
 }
 
@@ -122,10 +119,8 @@ void Changes::answer_defined(std::vector<Answer>& out) {
 void Changes::call_off(JobGroup& group, uint32_t author, const std::string& why,
                        std::vector<Answer>& out) {
   if (std::exchange(group.told, true)) return;
-  wire::FrameHeader header;
-  header.type = wire::FrameType::kLeaveGroup;
-  header.flags = wire::kFlagCalledOff;
-  header.group = group.members.id();
+  wire::FrameHeader header{.type = wire::FrameType::kLeaveGroup, .flags = wire::kFlagCalledOff,
+                           .group = group.members.id()};
   for (const uint32_t rank : group.members.ranks()) {
     if (rank != author) out.push_back({rank, header, why});
   }

@@ -8,20 +8,11 @@ namespace {
 using wire::Announce;
 using control::Group;
 
-// Limits per rank: far more than a program needs that waits for its results.
-constexpr size_t kMostCalls = 1 << 16, kMostCallBytes = size_t{1} << 30;
 // Limit of failed calls that some rank has still not made. If there are more, ranks make different
 // calls.
 constexpr size_t kMostFailed = 1 << 16;
 // Larger gathered results are sent in segments within credit, not as one frame.
 constexpr uint64_t kLargestReply = 8 << 20;
-
-wire::FrameHeader header_of(wire::FrameType type, const JobGroup& group) {
-  wire::FrameHeader header;
-  header.type = type;
-  header.group = group.members.id();
-  return header;
-}
 
 // All have joined, so each rank is told which one was last. Servers hear of joins in different
 // orders. Therefore the number of calls that a rank has made decides, not the time of arrival.
@@ -33,7 +24,8 @@ void answer_joins(const Pending& pending, std::vector<Answer>& out) {
   for (const Announcement& call : pending.calls) {
     if (called(call) >= called(*last)) last = &call;
   }
-  const wire::FrameHeader header = header_of(wire::FrameType::kReply, *pending.group);
+  const wire::FrameHeader header{.type = wire::FrameType::kReply,
+                                 .group = pending.group->members.id()};
   for (const Announcement& call : pending.calls) {
     out.push_back({pending.group->members.ranks()[call.index], header,
                    encode(wire::Go{call.message.id, {last->index}})});
@@ -51,9 +43,8 @@ void launch(JobGroup& group, const Announces& calls, const Reign& reign, uint32_
     if (call != nullptr) servers = std::max(servers, call->servers);
   }
   go.servers = servers;
-  wire::FrameHeader header = header_of(wire::FrameType::kGo, group);
-  header.stream = stream;
-  header.round = group.next_ticket++;
+  const wire::FrameHeader header{.type = wire::FrameType::kGo, .group = group.members.id(),
+                                 .stream = stream, .round = group.next_ticket++};
   for (uint32_t index = 0; index < calls.size(); ++index) {
     std::string text;
     if (calls[index] != nullptr) {
@@ -72,7 +63,7 @@ void launch(JobGroup& group, const Announces& calls, const Reign& reign, uint32_
 void reply(const JobGroup& group, const Announces& calls, std::vector<Answer>& out) {
   const Results results = compute(calls);
   wire::Go head = common_head(calls);
-  const wire::FrameHeader header = header_of(wire::FrameType::kReply, group);
+  const wire::FrameHeader header{.type = wire::FrameType::kReply, .group = group.members.id()};
   for (uint32_t index = 0; index < calls.size(); ++index) {
     if (calls[index] == nullptr) continue;
     complete_head(head, calls, index);
@@ -92,18 +83,44 @@ Coordinator::Coordinator(const control::Cluster& cluster, GroupTable& groups, ui
       mailbox_(cluster, whereabouts_),
       reminders_(cluster, whereabouts_),
       loads_(cluster.size),
-      lateness_(cluster.size) {}
+      lateness_(cluster.size),
+      numbers_(servers_) {}
 
-Pending& Coordinator::add_call(Calls& calls, const std::shared_ptr<JobGroup>& group, Reign reign,
-                               Nanos now) {
-  Pending& pending = calls.emplace_back();
-  pending.group = group;
-  pending.reign = reign;
-  pending.since = now;
-  pending.here.assign(group->members.size(), false);
-  for (const JobGroup::Gone& one : group->gone) pending.here[one.index] = true;
-  pending.arrived = static_cast<uint32_t>(group->gone.size());
-  return pending;
+// Returns the group that the call is for. For a call that forms a group, that is the future group.
+Result<std::shared_ptr<JobGroup>> Coordinator::group_of(uint32_t group, const Announce& message,
+                                                        uint32_t rank) const {
+  const auto wrong = [&](const std::string& what) {
+    return breach("rank ", rank, " announced '", message.name, "' ", what);
+  };
+  const auto* const forms = std::get_if<wire::FormGroup>(&message.what);
+  if (forms == nullptr) {
+    auto found = groups_.find(group);
+    if (!found) return wrong(concat("in group ", group, ", which it did not define"));
+    if (!found->members.has(rank)) return wrong(concat("in group ", group, " as a non-member"));
+    return found;
+  }
+  if (Status fits = control::Group::check(cluster_, forms->ranks); !fits.ok()) {
+    return wrong(concat("with an impossible group: ", fits.message()));
+  }
+  auto formed = std::make_shared<JobGroup>(
+      cluster_, control::Group(Group::kForming, cluster_, forms->ranks, message.name), 1);
+  if (!formed->members.has(rank)) return wrong("without being a member");
+  groups_.note_gone(*formed);
+  return formed;
+}
+
+// Notes that a member has the group's number from a server that is lost, and gives it to members
+// that wait.
+Status Coordinator::note_number(const Name& name, uint32_t number, uint32_t rank, uint32_t index,
+                                std::vector<Answer>& out) {
+  HERRING_RETURN_IF_ERROR(numbers_.note(name, number, rank, index));
+  const auto found = names_.find(name);
+  if (found == names_.end()) return {};
+  Calls& calls = found->second;
+  numbers_.count(name, calls.front());
+  advance(calls, calls.begin(), out);
+  if (calls.empty()) names_.erase(found);
+  return {};
 }
 
 // Gives the answers to a call, from `first` on, its number. They name the home by its stream.
@@ -131,12 +148,12 @@ Coordinator::Calls::iterator Coordinator::next_call(Calls& calls,
     return !pending.here[index];
   });
   if (found != calls.end()) return found;
-  Pending& pending = add_call(calls, group, reign, now);
+  Pending& pending = calls.emplace_back(group, reign, now);
   if (wire::is_reserved(message.name)) return calls.end() - 1;
   const Pending* const join = joining({group->members.id(), reign.home});
   if (join != nullptr) {
     for (const Announcement& call : join->calls) {
-      if (call.index != index) go_without(pending, call.index);
+      if (call.index != index) pending.go_without(call.index);
     }
   }
   return calls.end() - 1;
@@ -144,33 +161,30 @@ Coordinator::Calls::iterator Coordinator::next_call(Calls& calls,
 
 Status Coordinator::announce(uint32_t rank, uint32_t group_id, Reign reign, std::string text,
                              Nanos now, std::vector<Answer>& out) {
-  auto decoded = wire::decode_announce(text);
-  if (!decoded.ok()) return decoded.status();
-  auto group = group_of(group_id, *decoded, rank);
-  if (!group.ok()) return group.status();
-  const control::Group& members = (*group)->members;
+  HERRING_ASSIGN_OR_RETURN(auto& decoded, wire::decode_announce(text));
+  HERRING_ASSIGN_OR_RETURN(auto& group, group_of(group_id, decoded, rank));
+  const control::Group& members = group->members;
   const uint32_t index = members.index_of(rank);
   const bool own = reign == Reign{index_};
   if (!own && (reign.home >= servers_ || reign.epoch == 0)) {
-    return breach("rank ", rank, " announced '", decoded->name, "' to the wrong server");
+    return breach("rank ", rank, " announced '", decoded.name, "' to the wrong server");
   }
-  if (decoded->payload.size() != payload_bytes(*decoded, index)) {
-    return breach("rank ", rank, " announced '", decoded->name, "' with ", decoded->payload.size(),
-                  " bytes, not ", payload_bytes(*decoded, index));
+  if (decoded.payload.size() != payload_bytes(decoded, index)) {
+    return breach("rank ", rank, " announced '", decoded.name, "' with ", decoded.payload.size(),
+                  " bytes, not ", payload_bytes(decoded, index));
   }
-  if ((*group)->is_gone(index)) return {};  // nobody waits for its announcements
-  if (const auto* forms = std::get_if<wire::FormGroup>(&decoded->what);
+  if (group->is_gone(index)) return {};  // nobody waits for its announcements
+  if (const auto* forms = std::get_if<wire::FormGroup>(&decoded.what);
       forms != nullptr && forms->number != 0) {
-    return note_number(name_of({Group::kForming, reign.home}, *decoded), forms->number, rank, index,
+    return note_number(name_of({Group::kForming, reign.home}, decoded), forms->number, rank, index,
                        out);
   }
-  Announcement call(index, std::move(text), std::move(*decoded));
+  Announcement call(index, std::move(text), std::move(decoded));
   if (members.id() != Group::kForming) {
-    auto handover = handover_of(*group, reign);
-    if (!handover.ok()) return handover.status();
-    if (*handover != nullptr) return hold(**handover, rank, std::move(call), now);
+    HERRING_ASSIGN_OR_RETURN(auto& handover, handover_of(group, reign));
+    if (handover != nullptr) return hold(*handover, rank, std::move(call), now);
   }
-  take(*group, reign, std::move(call), now, out);
+  take(group, reign, std::move(call), now, out);
   return {};
 }
 
@@ -179,15 +193,14 @@ void Coordinator::take(const std::shared_ptr<JobGroup>& group, Reign reign, Anno
   const control::Group& members = group->members;
   const uint32_t index = call.index, rank = members.ranks()[index];
   if (wire::is_message(call.message.what)) {
-    return mailbox_.post(group, rank, stream_of(reign, servers_), std::move(call.text),
-                         std::move(call.message), now, out);
+    return mailbox_.post(group, stream_of(reign, servers_), std::move(call), now, out);
   }
   const Home home{members.id(), reign.home};
   const auto name = names_.try_emplace(name_of(home, call.message)).first;
   const auto place = next_call(name->second, group, reign, call.message, index, now);
   Pending& pending = *place;
   pending.count(index);
-  if (members.id() == Group::kForming) count_numbered(name->first, pending);
+  if (members.id() == Group::kForming) numbers_.count(name->first, pending);
 
   const bool refused = !call.message.refusal.empty();
   const uint64_t id = call.message.id;
@@ -195,9 +208,7 @@ void Coordinator::take(const std::shared_ptr<JobGroup>& group, Reign reign, Anno
     Status objection = objection_to(pending, call);
     if (!refused) {
       pending.timeout_ms = std::min(pending.timeout_ms, call.message.timeout_ms);
-      ++waiting_;
-      ++loads_[rank].calls;
-      loads_[rank].bytes += call.text.size();
+      loads_.add(*group, call);
       pending.calls.push_back(std::move(call));
     }
     const bool fails = !objection.ok();
@@ -249,10 +260,6 @@ const Pending* Coordinator::joining(const Home& home) const {
   return nullptr;
 }
 
-void Coordinator::go_without(Pending& pending, uint32_t index) {
-  if (pending.count(index)) pending.joined.push_back(index);
-}
-
 // Calls that this rank has not made go on without it.
 void Coordinator::join(const Home& home, uint32_t index, std::vector<Answer>& out) {
   for (auto name = names_.lower_bound({home, ""});
@@ -261,7 +268,7 @@ void Coordinator::join(const Home& home, uint32_t index, std::vector<Answer>& ou
     Calls& calls = name->second;
     if (!wire::is_reserved(text)) {
       for (auto pending = calls.begin(); pending != calls.end();) {
-        go_without(*pending, index);
+        pending->go_without(index);
         if (!pending->failure) {
           Status objection = objection_to_joined(*pending, pending->calls.front().message);
           if (!objection.ok()) fail(*pending, std::move(objection), out);
@@ -296,8 +303,7 @@ Status Coordinator::objection_to(const Pending& pending, const Announcement& cal
   }
   if (!group.gone.empty()) return gone(group, message.name);
   HERRING_RETURN_IF_ERROR(objection_to_joined(pending, message));
-  const Load& load = loads_[rank];
-  if (load.calls >= kMostCalls || load.bytes + call.text.size() > kMostCallBytes) {
+  if (const Load& load = loads_.of(rank); !load.admits(call.text.size())) {
     return {Code::kInvalidArgument,
             concat("'", message.name, "' exceeds the limit: ", counted(load.calls, "call"), " of ",
                    cluster_.describe_rank(rank), " with ", load.bytes,
@@ -308,24 +314,14 @@ Status Coordinator::objection_to(const Pending& pending, const Announcement& cal
 
 // Keeps a call until the hand-over is complete.
 Status Coordinator::hold(Handover& handover, uint32_t rank, Announcement call, Nanos now) {
-  Load& load = loads_[rank];
-  if (load.calls >= kMostCalls || load.bytes + call.text.size() > kMostCallBytes) {
+  if (const Load& load = loads_.of(rank); !load.admits(call.text.size())) {
     return breach("rank ", rank, " announces ", counted(load.calls, "call"), " with ", load.bytes,
                   " bytes while a server is replaced");
   }
-  ++waiting_;
-  ++load.calls;
-  load.bytes += call.text.size();
+  loads_.add(*handover.group, call);
   call.since = now;
   handover.held.push_back(std::move(call));
   return {};
-}
-
-void Coordinator::release(const JobGroup& group, const Announcement& call) {
-  Load& load = loads_[group.members.ranks()[call.index]];
-  --waiting_;
-  --load.calls;
-  load.bytes -= call.text.size();
 }
 
 // Returns why a call cannot go on without the ranks that have joined.
@@ -349,7 +345,7 @@ void Coordinator::fail(Pending& pending, Status why, std::vector<Answer>& out) {
     out.push_back(error_answer(ranks[call.index], call.message.id, why));
   }
   sign(pending, out, first);
-  answered(pending);
+  for (const Announcement& call : pending.calls) loads_.remove(*pending.group, call);
   pending.calls.clear();
   pending.failure = std::move(why);
   if (++failed_ != kMostFailed) return;
@@ -364,10 +360,6 @@ void Coordinator::fail(Pending& pending, Status why, std::vector<Answer>& out) {
   }
 }
 
-void Coordinator::answered(const Pending& pending) {
-  for (const Announcement& call : pending.calls) release(*pending.group, call);
-}
-
 void Coordinator::resolve(Pending& pending, std::vector<Answer>& out) {
   JobGroup& group = *pending.group;
   Announces calls(group.members.size());
@@ -376,7 +368,7 @@ void Coordinator::resolve(Pending& pending, std::vector<Answer>& out) {
     calls[call.index] = &call.message;
     small &= call.message.inline_payload;
   }
-  answered(pending);
+  for (const Announcement& call : pending.calls) loads_.remove(*pending.group, call);
   const wire::Collective& what = first_of(calls).what;
   const size_t first = out.size();
   if (Status wrong = check(group.members, calls); !wrong.ok()) {
@@ -395,15 +387,27 @@ void Coordinator::resolve(Pending& pending, std::vector<Answer>& out) {
   sign(pending, out, first);
 }
 
-void Coordinator::set_whereabouts(uint32_t rank, std::string text) {
-  whereabouts_.set(rank, std::move(text));
+void Coordinator::form(const Pending& pending, const Announces& calls, std::vector<Answer>& out) {
+  const auto number = numbers_.take(
+      name_of({Group::kForming, pending.reign.home}, first_of(calls)), pending.reign);
+  for (uint32_t index = 0; index < calls.size(); ++index) {
+    if (calls[index] == nullptr) continue;
+    const uint32_t rank = pending.group->members.ranks()[index];
+    if (!number) {
+      out.push_back(error_answer(rank, calls[index]->id,
+                                 {Code::kInvalidArgument, "this job has formed too many groups"}));
+      continue;
+    }
+    out.push_back({rank, {.type = wire::FrameType::kReply},
+                   encode(wire::Go{calls[index]->id, {*number}})});
+  }
 }
 
 void Coordinator::report(Nanos now, ServerView& view) const {
   view.add(lateness_);
   mailbox_.report(now, view);
-  view.announced += waiting_;
-  if (waiting_ == 0) return;
+  view.announced += loads_.calls();
+  if (loads_.calls() == 0) return;
   std::vector<std::pair<Nanos, const Pending*>> waiting;
   for (const auto& [name, calls] : names_) {
     for (const Pending& pending : calls) {
@@ -422,7 +426,7 @@ void Coordinator::report(Nanos now, ServerView& view) const {
 void Coordinator::overdue(Nanos now, std::vector<Answer>& out) {
   mailbox_.overdue(now, out);
   for (auto& [home, handover] : handovers_) overdue(handover, now, out);
-  if (waiting_ == 0) return;
+  if (loads_.calls() == 0) return;
   for (auto& [name, calls] : names_) {
     for (Pending& pending : calls) {
       if (pending.failure) continue;

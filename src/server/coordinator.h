@@ -30,13 +30,14 @@
 #include "control/cluster.h"
 #include "observe/lateness.h"
 #include "observe/rank_states.h"
+#include "observe/whereabouts.h"
 #include "server/answer.h"
 #include "server/group_table.h"
+#include "server/group_numbers.h"
 #include "server/handover.h"
 #include "server/mailbox.h"
 #include "server/pending.h"
 #include "server/view.h"
-#include "server/whereabouts.h"
 
 namespace herring::server {
 
@@ -63,28 +64,19 @@ class Coordinator {
                  std::vector<Answer>& out);
 
   // Sets the calls in which the rank says that it is held up; empty means none.
-  void set_whereabouts(uint32_t rank, std::string text);
+  void set_whereabouts(uint32_t rank, std::string text) {
+    whereabouts_.set(rank, std::move(text));
+  }
   const Whereabouts& whereabouts() const { return whereabouts_; }
   // Adds what there is to tell about calls. Takes a time bounded by their number.
   void report(Nanos now, ServerView& view) const;
 
   // Returns whether nobody waits for an answer.
-  bool idle() const { return waiting_ == 0 && handovers_.empty() && mailbox_.idle(); }
+  bool idle() const { return loads_.calls() == 0 && handovers_.empty() && mailbox_.idle(); }
 
  private:
   using Calls = std::deque<Pending>;
-  using Home = std::pair<uint32_t, uint32_t>;   // number of the group, and home
-  using Name = std::pair<Home, std::string>;
 
-  // The number of a group that a server gave before it was lost, and which members say so.
-  struct Numbered {
-    uint32_t number = 0;
-    std::vector<uint32_t> by;  // by index
-  };
-  // How many calls of one rank wait for an answer. This is bounded, whatever the rank sends.
-  struct Load {
-    size_t calls = 0, bytes = 0;
-  };
   Result<std::shared_ptr<JobGroup>> group_of(uint32_t group, const wire::Announce& message,
                                              uint32_t rank) const;
   Result<Handover*> handover_of(const std::shared_ptr<JobGroup>& group, Reign reign);
@@ -95,11 +87,8 @@ class Coordinator {
   Status give(Handover& handover, const Lacked& lacked, Nanos now, std::vector<Answer>& out);
   void introduce(Handover& handover, std::vector<Answer>& out);
   void overdue(Handover& handover, Nanos now, std::vector<Answer>& out);
-  void release(const JobGroup& group, const Announcement& call);
   void take(const std::shared_ptr<JobGroup>& group, Reign reign, Announcement call, Nanos now,
             std::vector<Answer>& out);
-  static Pending& add_call(Calls& calls, const std::shared_ptr<JobGroup>& group, Reign reign,
-                           Nanos now);
   Calls::iterator next_call(Calls& calls, const std::shared_ptr<JobGroup>& group, Reign reign,
                             const wire::Announce& message, uint32_t index, Nanos now);
   void tell_failure(Pending& pending, uint32_t rank, uint64_t id, std::vector<Answer>& out) const;
@@ -108,17 +97,13 @@ class Coordinator {
   Status objection_to_joined(const Pending& pending, const wire::Announce& message) const;
   Status gone(const JobGroup& group, const std::string& name) const;
   void fail(Pending& pending, Status why, std::vector<Answer>& out);
-  void answered(const Pending& pending);
   void compare(Pending& pending, uint32_t rank, Nanos now);
   Calls::iterator advance(Calls& calls, Calls::iterator pending, std::vector<Answer>& out);
   void resolve(Pending& pending, std::vector<Answer>& out);
-  static Name name_of(const Home& home, const wire::Announce& message);
   Status note_number(const Name& name, uint32_t number, uint32_t rank, uint32_t index,
                      std::vector<Answer>& out);
-  void count_numbered(const Name& name, Pending& pending) const;
   void form(const Pending& pending, const Announces& calls, std::vector<Answer>& out);
   const Pending* joining(const Home& home) const;
-  static void go_without(Pending& pending, uint32_t index);
   void join(const Home& home, uint32_t index, std::vector<Answer>& out);
   template <typename Concerns>
   void never_called(const Concerns& concerns, uint32_t rank, std::vector<Answer>& out);
@@ -130,12 +115,10 @@ class Coordinator {
   Mailbox mailbox_;
   Reminders reminders_;
   std::map<Name, Calls> names_;
-  std::vector<Load> loads_;       // by rank
+  Loads loads_;                   // of calls that wait for an answer
   std::vector<observe::Lateness> lateness_;  // by rank
-  size_t waiting_ = 0;            // calls that wait for an answer
   size_t failed_ = 0;             // failed calls that some rank has not made yet
-  std::map<Reign, uint32_t> formed_;     // how many groups were formed here
-  std::map<Name, Numbered> numbered_;    // groups that some members have yet to hear of
+  GroupNumbers numbers_;
   std::map<Home, Handover> handovers_;   // that wait for ranks
 };
 

@@ -7,9 +7,6 @@
 namespace herring::server {
 namespace {
 
-// Limits per rank: far more than a program needs that waits for its results.
-constexpr size_t kMostPosts = 1 << 16, kMostPostBytes = size_t{1} << 30;
-
 std::string name_of_array(const wire::Announce& a) {
   return concat(counted(a.arrays.front().elements(), "element"), " of ",
                 name_of(a.arrays.front().dtype));
@@ -51,12 +48,6 @@ std::string Mailbox::where_other(const JobGroup& group, const Post& post) const 
   return other ? whereabouts_.describe({group.members.ranks()[*other]}) : std::string();
 }
 
-void Mailbox::count(const JobGroup& group, const Post& post, bool waits) {
-  Load& load = loads_[group.members.ranks()[post.index]];
-  load.posts += waits ? 1 : -1;
-  load.bytes += waits ? post.text.size() : -post.text.size();
-}
-
 Status Mailbox::gone(const JobGroup& group, const Post& post) const {
   const auto is_gone = [&](uint32_t index) { return index == post.index || group.is_gone(index); };
   const auto other = post.other();
@@ -77,17 +68,11 @@ Status Mailbox::gone(const JobGroup& group, const Post& post) const {
                  cluster_.describe_rank(group.members.ranks()[missing]), " ", how->how)};
 }
 
-void Mailbox::post(const std::shared_ptr<JobGroup>& group, uint32_t rank, uint32_t stream,
-                   std::string text, wire::Announce message, Nanos now, std::vector<Answer>& out) {
-  Post post;
-  post.index = group->members.index_of(rank);
-  // Moving the text may have moved its bytes, so the payload is set again; it is the end of the
-  // text.
-  const size_t payload = message.payload.size();
-  post.text = std::move(text);
-  post.message = std::move(message);
-  post.message.payload = std::string_view(post.text).substr(post.text.size() - payload);
+void Mailbox::post(const std::shared_ptr<JobGroup>& group, uint32_t stream, Announcement call,
+                   Nanos now, std::vector<Answer>& out) {
+  Post post{std::move(call)};
   post.since = now;
+  const uint32_t rank = group->members.ranks()[post.index];
   const auto peer = post.other();
   const auto refuse = [&](Status why) {
     out.push_back(error_answer(rank, post.message.id, why));
@@ -99,10 +84,9 @@ void Mailbox::post(const std::shared_ptr<JobGroup>& group, uint32_t rank, uint32
                           peer ? concat("rank ", *peer) : "any rank", group->members.suffix())});
   }
   if (Status why = gone(*group, post); !why.ok()) return refuse(why);
-  const Load& load = loads_[rank];
-  if (load.posts >= kMostPosts || load.bytes + post.text.size() > kMostPostBytes) {
+  if (const Load& load = loads_.of(rank); !load.admits(post.text.size())) {
     return refuse({Code::kInvalidArgument,
-                   concat(describe(*group, post), " exceeds the limit: ", load.posts,
+                   concat(describe(*group, post), " exceeds the limit: ", load.calls,
                           " messages of ", cluster_.describe_rank(rank), " with ", load.bytes,
                           " bytes already wait")});
   }
@@ -115,14 +99,12 @@ void Mailbox::post(const std::shared_ptr<JobGroup>& group, uint32_t rank, uint32
   const auto fits = std::find_if(others.begin(), others.end(),
                                  [&post](const Post& other) { return post.fits(other); });
   if (fits == others.end()) {
-    count(*group, post, true);
-    const size_t size = post.message.payload.size();
-    Post& kept = (post.sends() ? box.sends : box.receives).emplace_back(std::move(post));
-    kept.message.payload = std::string_view(kept.text).substr(kept.text.size() - size);
+    loads_.add(*group, post);
+    (post.sends() ? box.sends : box.receives).push_back(std::move(post));
     return;
   }
   post.sends() ? pair(box, post, *fits, out) : pair(box, *fits, post, out);
-  count(*group, *fits, false);
+  loads_.remove(*group, *fits);
   others.erase(fits);
   if (box.sends.empty() && box.receives.empty()) boxes_.erase(place);
 }
@@ -161,8 +143,7 @@ void Mailbox::pair(const Box& box, const Post& send, const Post& receive,
     return;
   }
   const bool rode_along = send.message.inline_payload;
-  wire::FrameHeader header;
-  header.type = rode_along ? wire::FrameType::kReply : wire::FrameType::kGo;
+  wire::FrameHeader header{.type = rode_along ? wire::FrameType::kReply : wire::FrameType::kGo};
   const uint64_t tag = *send.tag();
   tell_met(header, box, receive);
   if (!rode_along) header.round = group.next_ticket++;
@@ -186,7 +167,7 @@ void Mailbox::fail_where(const std::function<Status(const Box&, Post&)>& why,
           ++post;
           continue;
         }
-        count(group, *post, false);
+        loads_.remove(group, *post);
         out.push_back(
             error_answer(group.members.ranks()[post->index], post->message.id, status));
         post = posts->erase(post);

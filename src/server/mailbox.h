@@ -16,10 +16,8 @@
 
 #include "base/clock.h"
 #include "control/cluster.h"
-#include "server/answer.h"
-#include "server/group_table.h"
+#include "server/pending.h"
 #include "server/view.h"
-#include "server/whereabouts.h"
 
 namespace herring::server {
 
@@ -28,10 +26,10 @@ class Mailbox {
   // `whereabouts` must outlive this object.
   Mailbox(const control::Cluster& cluster, const Whereabouts& whereabouts);
 
-  // Posts a send or receive of `rank`, a member. `stream`: the stream of larger payloads to the
-  // same receiver. `text` owns the bytes that the message's payload views.
-  void post(const std::shared_ptr<JobGroup>& group, uint32_t rank, uint32_t stream,
-            std::string text, wire::Announce message, Nanos now, std::vector<Answer>& out);
+  // Posts a send or receive of a member. `stream`: the stream of larger payloads to the same
+  // receiver.
+  void post(const std::shared_ptr<JobGroup>& group, uint32_t stream, Announcement call, Nanos now,
+            std::vector<Answer>& out);
   // Appends warnings and errors for posts that have waited too long.
   void overdue(Nanos now, std::vector<Answer>& out);
   // Adds the posts that have waited for a while. Takes a time bounded by the number of posts.
@@ -41,11 +39,7 @@ class Mailbox {
   bool idle() const { return boxes_.empty(); }
 
  private:
-  struct Post {
-    uint32_t index = 0;       // of the rank that posted, in the group
-    std::string text;
-    wire::Announce message;
-    Nanos since = 0;
+  struct Post : Announcement {
     bool warned = false;
 
     bool sends() const { return wire::is<wire::Send>(message.what); }
@@ -61,10 +55,6 @@ class Mailbox {
     std::deque<Post> sends, receives;
   };
   using Boxes = std::map<std::pair<uint32_t, uint32_t>, Box>;  // by group and receiver
-  // How much of one rank waits. This is bounded, whatever the rank sends.
-  struct Load {
-    size_t posts = 0, bytes = 0;
-  };
 
   static void tell_met(wire::FrameHeader& header, const Box& box, const Post& other);
   void pair(const Box& box, const Post& send, const Post& receive, std::vector<Answer>& out);
@@ -73,12 +63,11 @@ class Mailbox {
   Status gone(const JobGroup& group, const Post& post) const;
   std::string describe(const JobGroup& group, const Post& post) const;
   std::string where_other(const JobGroup& group, const Post& post) const;
-  void count(const JobGroup& group, const Post& post, bool waits);
 
   const control::Cluster& cluster_;
   const Whereabouts& whereabouts_;
   Boxes boxes_;
-  std::vector<Load> loads_;  // by rank
+  Loads loads_;
 };
 
 }  // namespace herring::server

@@ -218,9 +218,8 @@ void Peer::flush_results() {
     const Result first = results_.front();
     Operation& op = *first.slot->op;
     op.handed.store(now, std::memory_order_relaxed);
-    wire::FrameHeader header;
-    header.type = wire::FrameType::kResult;
-    header.flags = first.with_payload ? 0 : wire::kFlagEmpty;
+    wire::FrameHeader header{.type = wire::FrameType::kResult};
+    if (!first.with_payload) header.flags = wire::kFlagEmpty;
     if (first.slot->called_off) {
       header.flags |= op.moved ? wire::kFlagMoved : wire::kFlagCalledOff;
     }

@@ -12,12 +12,14 @@
 #include "base/reminders.h"
 #include "base/streams.h"
 #include "control/cluster.h"
+#include "observe/whereabouts.h"
 #include "server/answer.h"
 #include "server/calls.h"
 #include "server/group_table.h"
-#include "server/whereabouts.h"
 
 namespace herring::server {
+
+using observe::Whereabouts;
 
 // A call as one rank announces it.
 struct Announcement {
@@ -53,6 +55,15 @@ struct Announcement {
 
 // One call of a name by all ranks of a group.
 struct Pending {
+  Pending(const std::shared_ptr<JobGroup>& group, Reign reign, Nanos now)
+      : group(group),
+        reign(reign),
+        since(now),
+        here(group->members.size()),
+        arrived(static_cast<uint32_t>(group->gone.size())) {
+    for (const JobGroup::Gone& one : group->gone) here[one.index] = true;
+  }
+
   std::shared_ptr<JobGroup> group;
   Reign reign;
   uint64_t number = 0;       // of its answers; 0: not answered yet
@@ -67,6 +78,10 @@ struct Pending {
   std::optional<Status> failure;
 
   std::vector<uint32_t> missing() const;  // ranks in the job
+  // Goes on without a rank that has joined, unless that has made the call.
+  void go_without(uint32_t index) {
+    if (count(index)) joined.push_back(index);
+  }
   // Notes that the rank has made the call, or never will. Returns whether that is new.
   bool count(uint32_t index) {
     if (here[index]) return false;
@@ -74,6 +89,40 @@ struct Pending {
     ++arrived;
     return true;
   }
+};
+
+// How much of a rank waits here for other ranks. This is bounded, whatever the rank sends.
+struct Load {
+  // Far more than a program needs that waits for its results.
+  static constexpr size_t kMostCalls = 1 << 16, kMostBytes = size_t{1} << 30;
+
+  size_t calls = 0, bytes = 0;
+
+  bool admits(size_t more) const { return calls < kMostCalls && bytes + more <= kMostBytes; }
+};
+
+class Loads {
+ public:
+  explicit Loads(uint32_t ranks) : loads_(ranks) {}
+
+  const Load& of(uint32_t rank) const { return loads_[rank]; }
+  size_t calls() const { return calls_; }  // of all ranks
+  void add(const JobGroup& group, const Announcement& call) {
+    Load& load = loads_[group.members.ranks()[call.index]];
+    ++calls_;
+    ++load.calls;
+    load.bytes += call.text.size();
+  }
+  void remove(const JobGroup& group, const Announcement& call) {
+    Load& load = loads_[group.members.ranks()[call.index]];
+    --calls_;
+    --load.calls;
+    load.bytes -= call.text.size();
+  }
+
+ private:
+  std::vector<Load> loads_;  // by rank
+  size_t calls_ = 0;
 };
 
 // Creates the messages about calls that wait.

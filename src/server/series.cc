@@ -57,30 +57,28 @@ void SeriesTable::add_held(Series& series, uint32_t index, std::string_view payl
 
 Status SeriesTable::enlist(uint32_t rank, uint32_t group_id, Reign reign, std::string_view text,
                            Nanos now, std::vector<Answer>& out) {
-  auto enlist = wire::decode_enlist(text);
-  if (!enlist.ok()) return enlist.status();
+  HERRING_ASSIGN_OR_RETURN(auto& enlist, wire::decode_enlist(text));
   const std::shared_ptr<JobGroup> group = groups_.find(group_id);
   const uint32_t index = group ? group->members.index_of(rank) : control::Group::kNobody;
   if (index == control::Group::kNobody) {
-    return breach("rank ", rank, " begins '", enlist->name, "' in group ", group_id,
+    return breach("rank ", rank, " begins '", enlist.name, "' in group ", group_id,
                   ", of which it is not a member");
   }
-  HERRING_RETURN_IF_ERROR(check_reducible(enlist->dtype, {enlist->op}));
+  HERRING_RETURN_IF_ERROR(check_reducible(enlist.dtype, {enlist.op}));
   if (Status status = partial::check(
-          {group->members.size(), enlist->quorum, enlist->grace, enlist->staleness});
+          {group->members.size(), enlist.quorum, enlist.grace, enlist.staleness});
       !status.ok()) {
-    return {status.code(), concat("rank ", rank, ", '", enlist->name, "': ", status.message())};
+    return {status.code(), concat("rank ", rank, ", '", enlist.name, "': ", status.message())};
   }
   any_.store(true);
-  if (!enlist->owner) return {};
-  auto waits = take_over_of(group, reign, now);
-  if (!waits.ok()) return waits.status();
-  const uint64_t id = wire::series_id(enlist->name, group_id, enlist->number);
+  if (!enlist.owner) return {};
+  HERRING_ASSIGN_OR_RETURN(auto& waits, take_over_of(group, reign, now));
+  const uint64_t id = wire::series_id(enlist.name, group_id, enlist.number);
   // Those that have ended are told of, too, if another rank may lack their end.
-  const size_t most = kMaxSeries + (*waits != nullptr ? wire::kMostEndedSeries : 0);
+  const size_t most = kMaxSeries + (waits != nullptr ? wire::kMostEndedSeries : 0);
   if (series_.size() >= most && !series_.contains(id)) {
     fail({Code::kInvalidArgument,
-          concat(cluster_.describe_rank(rank), " begins '", enlist->name, "' besides ", kMaxSeries,
+          concat(cluster_.describe_rank(rank), " begins '", enlist.name, "' besides ", kMaxSeries,
                  " other series of partial all-reduces on ", cluster_.describe_server(server_),
                  "; flush() those that are no longer used")},
          out);
@@ -88,8 +86,8 @@ Status SeriesTable::enlist(uint32_t rank, uint32_t group_id, Reign reign, std::s
   }
   std::unique_ptr<Series>& series = series_[id];
   if (!series) {
-    series = std::make_unique<Series>(*enlist, group, reign);
-    if (*waits != nullptr) {
+    series = std::make_unique<Series>(enlist, group, reign);
+    if (waits != nullptr) {
       series->told.resize(series->size());
     } else {
       series->stream = free_stream(reign);
@@ -97,9 +95,9 @@ Status SeriesTable::enlist(uint32_t rank, uint32_t group_id, Reign reign, std::s
     for (uint32_t i = 0; i < series->size(); ++i) {
       if (lost_[series->rank(i)]) series->owner.lost(i);
     }
-  } else if (!agree(series->options, *enlist)) {
+  } else if (!agree(series->options, enlist)) {
     fail({Code::kMismatch, concat("ranks disagree about a partial all-reduce: ",
-                                  cluster_.describe_rank(rank), ": ", describe(*enlist),
+                                  cluster_.describe_rank(rank), ": ", describe(enlist),
                                   "; others: ", describe(series->options),
                                   "; give every rank the same options")},
          out);
@@ -163,9 +161,8 @@ void SeriesTable::fail(const Status& why, std::vector<Answer>& out) const {
 
 Status SeriesTable::join(uint32_t rank, std::string_view text, Nanos now,
                          std::vector<Answer>& out) {
-  auto join = wire::decode_join(text);
-  if (!join.ok()) return join.status();
-  const auto found = series_.find(join->id);
+  HERRING_ASSIGN_OR_RETURN(auto& join, wire::decode_join(text));
+  const auto found = series_.find(join.id);
   if (found == series_.end()) {
     return breach("rank ", rank, " joins a series that it did not enlist in");
   }
@@ -177,40 +174,40 @@ Status SeriesTable::join(uint32_t rank, std::string_view text, Nanos now,
   }
   if (series.failed) return {};
   const wire::Enlist& options = series.options;
-  const bool adds = join->upto > series.owner.announced(index);
+  const bool adds = join.upto > series.owner.announced(index);
   const size_t bytes =
-      options.inline_payload && (adds || !join->last) ? options.elements * size_of(options.dtype)
+      options.inline_payload && (adds || !join.last) ? options.elements * size_of(options.dtype)
                                                       : 0;
-  const bool counted = !series.told.empty() && join->payload.empty();
-  if (join->payload.size() != bytes && !counted) {
-    return breach("rank ", rank, " joins '", options.name, "' with ", join->payload.size(),
+  const bool counted = !series.told.empty() && join.payload.empty();
+  if (join.payload.size() != bytes && !counted) {
+    return breach("rank ", rank, " joins '", options.name, "' with ", join.payload.size(),
                   " bytes, not ", bytes);
   }
   if (!series.owner.member(index)) return {};  // the rank counts as dead
   const bool misplaced = options.replays
-                             ? join->contributors == 0 || join->contributors > series.size() ||
-                                   join->round < series.owner.round()
-                             : join->contributors != 0;
+                             ? join.contributors == 0 || join.contributors > series.size() ||
+                                   join.round < series.owner.round()
+                             : join.contributors != 0;
   if (adds && misplaced) {
-    return breach("rank ", rank, " joins round ", join->round, " of '", options.name, "' with ",
-                  join->contributors, " contributors, but ",
+    return breach("rank ", rank, " joins round ", join.round, " of '", options.name, "' with ",
+                  join.contributors, " contributors, but ",
                   options.replays ? "the current round is " : "it is not a replay; it is in round ",
                   series.owner.round());
   }
-  if (!series.told.empty()) return told_join(rank, index, series, *join, out);
-  const partial::Join said{index,      join->upto,  join->base,
-                           join->last, join->round, join->contributors};
+  if (!series.told.empty()) return told_join(rank, index, series, join, out);
+  const partial::Join said{index,      join.upto,  join.base,
+                           join.last, join.round, join.contributors};
   if (Status possible = series.owner.check(said); !possible.ok()) {
     return {possible.code(),
             concat("rank ", rank, " joins '", options.name, "' with ", possible.message())};
   }
   if (!series.owner.join(said, now)) return {};  // a duplicate
-  if (options.inline_payload && adds) add_held(series, index, join->payload);
-  if (Status same = compare(series, index, *join); !same.ok()) {
+  if (options.inline_payload && adds) add_held(series, index, join.payload);
+  if (Status same = compare(series, index, join); !same.ok()) {
     fail(same, out);
     return {};
   }
-  advance(join->id, series, now, out);
+  advance(join.id, series, now, out);
   return {};
 }
 
@@ -231,9 +228,8 @@ Status SeriesTable::compare(Series& series, uint32_t index, const wire::JoinMess
 
 Status SeriesTable::received(uint32_t rank, std::string_view text, Nanos now,
                              std::vector<Answer>& out) {
-  auto mark = wire::decode_mark(text);
-  if (!mark.ok()) return mark.status();
-  const auto found = series_.find(mark->id);
+  HERRING_ASSIGN_OR_RETURN(auto& mark, wire::decode_mark(text));
+  const auto found = series_.find(mark.id);
   if (found == series_.end()) return {};  // this was its last round: the series has ended
   Series& series = *found->second;
   const uint32_t index = series.group->members.index_of(rank);
@@ -241,15 +237,13 @@ Status SeriesTable::received(uint32_t rank, std::string_view text, Nanos now,
     return breach("rank ", rank, " has received a round of '", series.options.name,
                   "', but is not a member of its group");
   }
-  if (!series.told.empty()) return told_received(rank, index, series, *mark);
-  if (series.owner.received(index, mark->round, mark->attempt, mark->whole)) {
-    wire::FrameHeader header;
-    header.type = wire::FrameType::kCommit;
+  if (!series.told.empty()) return told_received(rank, index, series, mark);
+  if (series.owner.received(index, mark.round, mark.attempt, mark.whole)) {
     for (const uint32_t one : series.group->members.ranks()) {
-      if (!lost_[one]) out.push_back({one, header, encode(*mark)});
+      if (!lost_[one]) out.push_back({one, {.type = wire::FrameType::kCommit}, encode(mark)});
     }
   }
-  advance(mark->id, series, now, out);
+  advance(mark.id, series, now, out);
   return {};
 }
 
@@ -298,11 +292,8 @@ void SeriesTable::advance(uint64_t id, Series& series, Nanos now, std::vector<An
     }
     std::string payload = encode(message);
     if (series.options.inline_payload) payload += sum(series, *closed, message.divisor);
-    wire::FrameHeader header;
-    header.type = wire::FrameType::kRound;
-    header.group = series.group->members.id();
-    header.stream = series.stream;
-    header.round = series.next_ticket++;
+    wire::FrameHeader header{.type = wire::FrameType::kRound, .group = series.group->members.id(),
+                             .stream = series.stream, .round = series.next_ticket++};
     // Ranks that wait come first, because the others are computing.
     std::vector<bool> waits(series.size(), false);
     for (const uint32_t index : closed->waiting) waits[index] = true;
@@ -413,13 +404,10 @@ void SeriesTable::overdue(Nanos now, std::vector<Answer>& out) {
       fail({Code::kTimeout, text}, out);
       continue;
     }
-    wire::FrameHeader header;
-    header.type = wire::FrameType::kWarning;
-    for (const uint32_t rank : series->group->members.ranks()) {
-      if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) continue;
-      out.push_back({rank, header, text});  // one rank's log is enough
-      break;
-    }
+    const std::vector<uint32_t>& all = series->group->members.ranks();
+    const auto here = std::ranges::find_if(
+        all, [&](uint32_t rank) { return std::ranges::find(ranks, rank) == ranks.end(); });
+    if (here != all.end()) out.push_back(warning_answer(*here, text));  // one rank's log is enough
   }
 }
 

@@ -17,13 +17,15 @@
 #include "base/streams.h"
 #include "control/cluster.h"
 #include "partial/round_owner.h"
+#include "observe/whereabouts.h"
 #include "server/answer.h"
 #include "server/group_table.h"
 #include "server/view.h"
-#include "server/whereabouts.h"
 #include "wire/partial.h"
 
 namespace herring::server {
+
+using observe::Whereabouts;
 
 class SeriesTable {
  public:

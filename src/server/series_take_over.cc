@@ -60,42 +60,37 @@ Status SeriesTable::tell(uint32_t rank, uint32_t group_id, Reign reign, std::str
     return breach("rank ", rank, " tells of series in group ", group_id,
                   ", of which it is not a member");
   }
-  auto take_over = take_over_of(group, reign, now);
-  if (!take_over.ok()) return take_over.status();
+  HERRING_ASSIGN_OR_RETURN(auto& take_over, take_over_of(group, reign, now));
   const uint32_t me = group->members.index_of(rank);
-  if (*take_over == nullptr || (*take_over)->said[me]) {
+  if (take_over == nullptr || take_over->said[me]) {
     return breach("rank ", rank, " tells of series after it has told all");
   }
   if (text.empty()) {
-    (*take_over)->said[me] = true;
+    take_over->said[me] = true;
     settle(now, out);
     return {};
   }
-  auto message = wire::decode_series(text);
-  if (!message.ok()) return message.status();
+  HERRING_ASSIGN_OR_RETURN(auto& message, wire::decode_series(text));
   uint32_t index = 0;
-  auto series = told_series(rank, message->id, &index);
-  if (!series.ok()) return series.status();
-  (*series)->told[index] = std::move(message->known);
+  HERRING_ASSIGN_OR_RETURN(auto& series, told_series(rank, message.id, &index));
+  series->told[index] = std::move(message.known);
   return count_told(rank, text.size());
 }
 
 Status SeriesTable::tell_round(uint32_t rank, const wire::FrameHeader& header, std::string text) {
-  auto round = wire::decode_round(text);
-  if (!round.ok()) return round.status();
+  HERRING_ASSIGN_OR_RETURN(auto& round, wire::decode_round(text));
   uint32_t index = 0;
-  auto series = told_series(rank, round->id, &index);
-  if (!series.ok()) return series.status();
-  const size_t bytes = (*series)->options.inline_payload
-                           ? (*series)->options.elements * size_of((*series)->options.dtype)
+  HERRING_ASSIGN_OR_RETURN(auto& series, told_series(rank, round.id, &index));
+  const size_t bytes = series->options.inline_payload
+                           ? series->options.elements * size_of(series->options.dtype)
                            : 0;
-  if (round->payload.size() != bytes) {
-    return breach("rank ", rank, " tells of round ", round->round, " with ",
-                  round->payload.size(), " bytes, not ", bytes);
+  if (round.payload.size() != bytes) {
+    return breach("rank ", rank, " tells of round ", round.round, " with ",
+                  round.payload.size(), " bytes, not ", bytes);
   }
   HERRING_RETURN_IF_ERROR(count_told(rank, sizeof(partial::Heard) + 2 * text.size()));
-  (*series)->told[index]->heard.push_back({round->round, round->attempt, round->last,
-                                           std::move(round->contributors), std::move(round->lost),
+  series->told[index]->heard.push_back({round.round, round.attempt, round.last,
+                                           std::move(round.contributors), std::move(round.lost),
                                            header.stream, header.round, std::move(text)});
   return {};
 }
@@ -225,17 +220,15 @@ Status SeriesTable::take_over(uint64_t id, Series& series,
   }
   for (const partial::Due& due : taken->due) {
     if (is_gone(series, due.rank)) continue;
-    wire::FrameHeader header;
+    const partial::Heard& round = *due.round;
     if (due.commit) {
-      header.type = wire::FrameType::kCommit;
-      const wire::RoundMark mark{id, due.round->round, due.round->attempt, true};
-      out.push_back({series.rank(due.rank), header, encode(mark)});
+      out.push_back({series.rank(due.rank), {.type = wire::FrameType::kCommit},
+                     encode(wire::RoundMark{id, round.round, round.attempt, true})});
     } else {
-      header.type = wire::FrameType::kRound;
-      header.group = series.group->members.id();
-      header.stream = due.round->stream;
-      header.round = due.round->ticket;
-      out.push_back({series.rank(due.rank), header, due.round->text});
+      out.push_back({series.rank(due.rank),
+                     {.type = wire::FrameType::kRound, .group = series.group->members.id(),
+                      .stream = round.stream, .round = round.ticket},
+                     round.text});
     }
   }
   if (gone == series.size() || series.owner.ended()) return {};

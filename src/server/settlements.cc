@@ -6,8 +6,7 @@
 namespace herring::server {
 
 Status Settlements::say(uint32_t rank, uint32_t group_id, std::string_view text) {
-  const auto all = wire::decode_settled(text);
-  if (!all.ok()) return all.status();
+  HERRING_ASSIGN_OR_RETURN(const auto& all, wire::decode_settled(text));
   const std::shared_ptr<JobGroup> group = groups_.find(group_id);
   if (!group) return {};  // its members are gone
   const uint32_t index = group->members.index_of(rank);
@@ -16,7 +15,7 @@ Status Settlements::say(uint32_t rank, uint32_t group_id, std::string_view text)
                   ", of which it is not a member");
   }
   Subjects& subjects = said_[group_id];
-  for (const wire::Settled& one : *all) {
+  for (const wire::Settled& one : all) {
     if (subjects.size() >= kMostOpen && !subjects.contains(one.subject)) continue;
     uint64_t& upto = subjects[one.subject].by[index];
     upto = std::max(upto, one.upto);
@@ -73,9 +72,7 @@ void Settlements::settle(std::vector<Answer>& out) {
       const std::string text =
           encode(std::vector<wire::Settled>(settled.begin() + static_cast<ptrdiff_t>(at),
                                             settled.begin() + static_cast<ptrdiff_t>(end)));
-      wire::FrameHeader header;
-      header.type = wire::FrameType::kSettled;
-      header.group = group_id;
+      wire::FrameHeader header{.type = wire::FrameType::kSettled, .group = group_id};
       for (uint32_t index = 0; index < group->members.size(); ++index) {
         if (!is_gone(*group, index)) out.push_back({group->members.ranks()[index], header, text});
       }

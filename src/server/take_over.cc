@@ -36,10 +36,9 @@ Result<std::string> as_joined(const wire::KeptAnswer& answer) {
   std::string_view rest;
   const auto go = wire::decode_go(wire::payload_of(answer.text, 0), &rest);
   if (!go.ok()) return go.status();
-  auto call = wire::decode_announce(answer.call);
-  if (!call.ok()) return call.status();
-  call->servers = go->servers;
-  return encode(wire::Go{}) + encode(*call);
+  HERRING_ASSIGN_OR_RETURN(auto& call, wire::decode_announce(answer.call));
+  call.servers = go->servers;
+  return encode(wire::Go{}) + encode(call);
 }
 
 }  // namespace
@@ -67,8 +66,7 @@ Result<Handover*> Coordinator::handover_of(const std::shared_ptr<JobGroup>& grou
 
 Status Coordinator::hand_over(uint32_t rank, uint32_t group_id, Reign reign, std::string_view text,
                               Nanos now, std::vector<Answer>& out) {
-  auto decoded = wire::decode_handover(text);
-  if (!decoded.ok()) return decoded.status();
+  HERRING_ASSIGN_OR_RETURN(auto& decoded, wire::decode_handover(text));
   const std::shared_ptr<JobGroup> group = groups_.find(group_id);
   if (!group || !group->members.has(rank) || reign.home >= servers_) {
     return breach("rank ", rank, " hands over names of server ", reign.home, " in group ", group_id,
@@ -76,13 +74,12 @@ Status Coordinator::hand_over(uint32_t rank, uint32_t group_id, Reign reign, std
   }
   const uint32_t index = group->members.index_of(rank);
   if (group->is_gone(index)) return {};
-  auto handover = handover_of(group, reign);
-  if (!handover.ok()) return handover.status();
-  if (*handover == nullptr || (*handover)->said[index]) {
+  HERRING_ASSIGN_OR_RETURN(auto& handover, handover_of(group, reign));
+  if (handover == nullptr || handover->said[index]) {
     return breach("rank ", rank, " hands over the same names twice");
   }
-  (*handover)->said[index] = std::move(*decoded);
-  if (!(*handover)->missing().empty()) return {};
+  handover->said[index] = std::move(decoded);
+  if (!handover->missing().empty()) return {};
   auto ready = handovers_.extract({group_id, reign.home});
   take_over(ready.mapped(), now, out);
   return {};
@@ -119,7 +116,7 @@ void Coordinator::take_over(Handover& handover, Nanos now, std::vector<Answer>& 
     introduce(handover, out);
   }
   for (Announcement& call : handover.held) {
-    release(*group, call);
+    loads_.remove(*group, call);
     if (status.ok()) take(group, handover.reign, std::move(call), now, out);
   }
   if (status.ok()) return;
@@ -142,7 +139,7 @@ Status Coordinator::take_late(Handover& handover, const Lacked& join, Nanos now,
   const size_t first = out.size();
   for (Announcement& call : handover.held) {
     if (!is_late(call)) continue;
-    release(*group, call);
+    loads_.remove(*group, call);
     take(group, handover.reign, std::move(call), now, out);
     call.index = control::Group::kNobody;
   }
@@ -169,13 +166,12 @@ Status Coordinator::give(Handover& handover, const Lacked& lacked, Nanos now,
   const std::shared_ptr<JobGroup>& group = handover.group;
   const wire::KeptAnswer& answer = *lacked.answer;
   if (answer.type == wire::FrameType::kOpError) {
-    auto error = wire::decode_op_error(wire::payload_of(answer.text, 1));
-    if (!error.ok()) return error.status();
+    HERRING_ASSIGN_OR_RETURN(auto& error, wire::decode_op_error(wire::payload_of(answer.text, 1)));
     const Home home{group->members.id(), handover.reign.home};
     Calls& calls = names_[{home, answer.name}];
-    Pending& pending = add_call(calls, group, handover.reign, now);
+    Pending& pending = calls.emplace_back(group, handover.reign, now);
     pending.number = answer.number;
-    pending.failure = Status(error->code, error->text);
+    pending.failure = Status(error.code, error.text);
     const auto comes = [&](uint32_t index) {
       return std::ranges::count(lacked.by, index) > 0 && !handover.said[index]->joined;
     };
@@ -183,7 +179,7 @@ Status Coordinator::give(Handover& handover, const Lacked& lacked, Nanos now,
       const auto call = handover.find(index, answer.name);
       if (comes(index) || call == handover.held.end()) continue;
       tell_failure(pending, group->members.ranks()[index], call->message.id, out);
-      release(*group, *call);
+      loads_.remove(*group, *call);
       handover.held.erase(call);
     }
     for (uint32_t index = 0; index < pending.here.size(); ++index) {
@@ -217,9 +213,8 @@ Status Coordinator::give(Handover& handover, const Lacked& lacked, Nanos now,
     header.round = answer.ticket;
     wire::set_answer_number(header, answer.number);
     if (!made) {
-      auto text = as_joined(answer);
-      if (!text.ok()) return text.status();
-      out.push_back({rank, header, std::move(*text)});
+      HERRING_ASSIGN_OR_RETURN(auto& text, as_joined(answer));
+      out.push_back({rank, header, std::move(text)});
       continue;
     }
     // What has failed after all had joined waits for its calls again.
@@ -227,17 +222,16 @@ Status Coordinator::give(Handover& handover, const Lacked& lacked, Nanos now,
     std::string payload = wire::payload_of(answer.text, call->message.id);
     if (!elements.empty()) {
       std::string_view rest;
-      auto go = wire::decode_go(payload, &rest);
-      if (!go.ok()) return go.status();
-      go->counts.clear();
+      HERRING_ASSIGN_OR_RETURN(auto& go, wire::decode_go(payload, &rest));
+      go.counts.clear();
       for (const std::vector<uint64_t>& of_rank : elements) {
         if (of_rank.size() != elements.size()) return lost(rank, "which no other rank knows");
-        go->counts.push_back(of_rank[index]);
+        go.counts.push_back(of_rank[index]);
       }
-      payload = encode(*go);
+      payload = encode(go);
     }
     out.push_back({rank, header, std::move(payload)});
-    release(*group, *call);
+    loads_.remove(*group, *call);
     handover.held.erase(call);
   }
   return {};
@@ -260,16 +254,13 @@ void Coordinator::introduce(Handover& handover, std::vector<Answer>& out) {
     const auto found = met.find({call.index, call.message.id});
     if (found == met.end()) return false;
     const auto& [index, one] = found->second;
-    wire::FrameHeader header;
-    header.type = one->type;
-    header.flags = wire::kFlagMet;
-    header.group = group->members.id();
-    header.stream = one->stream;
-    header.round = one->type == wire::FrameType::kGo ? one->ticket : index;
+    wire::FrameHeader header{.type = one->type, .flags = wire::kFlagMet,
+                             .group = group->members.id(), .stream = one->stream,
+                             .round = one->type == wire::FrameType::kGo ? one->ticket : index};
     wire::set_answer_number(header, one->own);
     out.push_back({group->members.ranks()[call.index], header,
                    wire::payload_of(one->text, call.message.id)});
-    release(*group, call);
+    loads_.remove(*group, call);
     return true;
   });
 }

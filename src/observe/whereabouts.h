@@ -10,16 +10,16 @@
 #include <utility>
 #include <vector>
 
-#include "control/group.h"
+#include "base/lists.h"
 #include "observe/rank_states.h"
 
-namespace herring::server {
+namespace herring::observe {
 
 class Whereabouts {
  public:
   // `states`: what the rendezvous says about ranks that are not held up in a call. It must outlive
   // this object.
-  Whereabouts(uint32_t size, const observe::RankStates& states) : states_(states), where_(size) {}
+  Whereabouts(uint32_t size, const RankStates& states) : states_(states), where_(size) {}
 
   // An empty text means that the rank is not held up.
   void set(uint32_t rank, std::string where) { where_[rank] = std::move(where); }
@@ -49,8 +49,8 @@ class Whereabouts {
 
  private:
   static constexpr size_t kMostPlaces = 8;
-  const observe::RankStates& states_;
+  const RankStates& states_;
   std::vector<std::string> where_;  // by rank
 };
 
-}  // namespace herring::server
+}  // namespace herring::observe
