@@ -17,18 +17,18 @@ using device::Device, device::Platform;
 constexpr int kTimes = 5;  // the fastest try counts
 
 // One direction, with the memory at both ends.
-class Way {
+class Direction {
  public:
-  Way(Platform& platform, Device& device, size_t bytes)
+  Direction(Platform& platform, Device& device, size_t bytes)
       : platform_(platform), device_(device), bytes_(bytes) {}
-  ~Way() {
+  ~Direction() {
     if (stream_ != 0) device_.destroy_stream(stream_);
     if (there_ != 0) device_.free(there_);
     if (host_ != nullptr && pinned_.ok()) static_cast<void>(platform_.unregister_host(host_));
     if (host_ != nullptr) ::munmap(host_, bytes_);
   }
-  Way(const Way&) = delete;
-  Way& operator=(const Way&) = delete;
+  Direction(const Direction&) = delete;
+  Direction& operator=(const Direction&) = delete;
 
   Status open() {
     HERRING_RETURN_IF_ERROR(device_.make_stream().move_to(stream_));
@@ -75,7 +75,7 @@ Status measure(double& rate, size_t bytes, const Copies& copies) {
 }  // namespace
 
 Result<Rates> measure_rates(Platform& platform, Device& device, size_t bytes) {
-  Way one(platform, device, bytes), other(platform, device, bytes);
+  Direction one(platform, device, bytes), other(platform, device, bytes);
   HERRING_RETURN_IF_ERROR(one.open());
   HERRING_RETURN_IF_ERROR(other.open());
   Rates rates;

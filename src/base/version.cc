@@ -10,13 +10,13 @@ namespace {
 
 // Never destroyed, as threads may ask while static objects are. The mutex is held inside a
 // ForkSection only, so it is free in a forked child.
-struct Known {
+struct VersionText {
   std::mutex mutex;
   std::string text;  // guarded by mutex
 };
 
-Known& known() {
-  static auto* const known = new Known;
+VersionText& known() {
+  static auto* const known = new VersionText;
   return *known;
 }
 

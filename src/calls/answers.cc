@@ -18,7 +18,7 @@ Status Answers::receive(uint64_t number) {
 }
 
 void Answers::keep(wire::KeptAnswer answer) {
-  Kept& kept = answer.type == wire::FrameType::kOpError ? errors_ : results_;
+  AnswerStore& kept = answer.type == wire::FrameType::kOpError ? errors_ : results_;
   kept.bytes += answer.bytes();
   kept.answers.push_back(std::move(answer));
   while (kept.answers.size() > wire::kMostKept || kept.bytes > wire::kMostKeptBytes) {
@@ -28,7 +28,7 @@ void Answers::keep(wire::KeptAnswer answer) {
 }
 
 void Answers::settle(uint64_t number) {
-  for (Kept* kept : {&results_, &errors_}) {
+  for (AnswerStore* kept : {&results_, &errors_}) {
     std::erase_if(kept->answers, [&](const wire::KeptAnswer& one) {
       if (one.number > number) return false;
       kept->bytes -= one.bytes();
@@ -48,7 +48,7 @@ wire::Handover Answers::tell() const {
   handover.joined = joined_;
   handover.highest = highest_;
   handover.holes = {holes_.begin(), holes_.end()};
-  for (const Kept* kept : {&results_, &errors_}) {
+  for (const AnswerStore* kept : {&results_, &errors_}) {
     handover.kept.insert(handover.kept.end(), kept->answers.begin(), kept->answers.end());
   }
   return handover;

@@ -30,14 +30,15 @@ class Answers {
   size_t bytes() const { return results_.bytes + errors_.bytes; }
 
  private:
-  struct Kept {
+  struct AnswerStore {
     std::deque<wire::KeptAnswer> answers;  // oldest first
     size_t bytes = 0;
   };
   bool joined_ = false;
   uint64_t highest_ = 0;
   std::set<uint64_t> holes_;
-  Kept results_, errors_;  // apart: a rank may make a call long after it has failed for others
+  // Apart, because a rank may make a call long after it has failed for others.
+  AnswerStore results_, errors_;
 };
 
 }  // namespace herring::calls

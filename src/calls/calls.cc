@@ -60,7 +60,7 @@ Result<std::shared_ptr<Operation>> Calls::submit(Call call, bool waits) {
   entry.set_name(call.title());
   auto made = admit(std::move(call));
   if (!made.ok()) {
-    engine::Asked(core_.program, entry).end(core_.loop->now(), made.status().code());
+    engine::OpenEntry(core_.program, entry).end(core_.loop->now(), made.status().code());
     return made.status();
   }
   const std::shared_ptr<Underway> operation = *made;

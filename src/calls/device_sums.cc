@@ -141,7 +141,7 @@ std::string DeviceSums::card_for(uint32_t peer) {
 }
 
 // Both ranks know both cards, so they find the same.
-Result<collective::Elsewhere::Shown> DeviceSums::meet(uint32_t peer, std::string_view text) {
+Result<collective::DeviceSide::Shown> DeviceSums::meet(uint32_t peer, std::string_view text) {
   device::Card card;
   static_assert(std::is_trivially_copyable_v<device::Card>);
   if (!text.empty() && text.size() != sizeof card) {

@@ -1,5 +1,5 @@
 // An all-reduce by messages between workers, for an array on a device that does the sums. This is
-// the device's side of collective::Elsewhere. Before the operation starts, the caller's thread
+// the implementation of collective::DeviceSide. Before the operation starts, the caller's thread
 // queues all work of the device. After that, the engine and the device only look at flags.
 #pragma once
 
@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "calls/call.h"
-#include "collective/elsewhere.h"
+#include "collective/device_side.h"
 #include "device/copiers.h"
 #include "node/shared_memory.h"
 #include "transport/event_loop.h"
@@ -37,7 +37,7 @@ struct NearMembers {
 };
 NearMembers near_members(const Call& call, uint32_t incarnation);
 
-class DeviceSums : public collective::Elsewhere,
+class DeviceSums : public collective::DeviceSide,
                    public std::enable_shared_from_this<DeviceSums> {
  public:
   // Prepares a call with one array on a device, whose data may go from GPU to GPU between this rank

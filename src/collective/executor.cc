@@ -209,7 +209,7 @@ void Executor::begin(Active& active) {
   task.elsewhere ? on_progress(key) : settle(key);
 }
 
-// Reports progress of the Elsewhere of a task.
+// Reports progress of the DeviceSide of a task.
 void Executor::on_progress(Key key) {
   const auto found = active_.find(key);
   if (found == active_.end()) return;

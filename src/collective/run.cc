@@ -93,7 +93,7 @@ size_t Run::clear_bytes(uint32_t step, Range range, bool also_sends) const {
   return end - range.offset;
 }
 
-// Reads the progress of the Elsewhere. Must not be called before the run has started.
+// Reads the progress of the DeviceSide. Must not be called before the run has started.
 void Run::look_elsewhere() {
   pieces_.is_out = task_.elsewhere->outs();
   const uint32_t is_in = task_.elsewhere->ins();

@@ -26,7 +26,7 @@
 #include <string_view>
 #include <vector>
 
-#include "collective/elsewhere.h"
+#include "collective/device_side.h"
 #include "collective/schedule.h"
 #include "reduce/reduce.h"
 #include "transport/transport.h"
@@ -52,7 +52,7 @@ struct Task {
   Reduction reduction;
   Schedule steps;                   // of this rank; empty: the algorithm's steps
   // If not null, the array lies there and is scaled and summed there; `data` is its image.
-  std::shared_ptr<Elsewhere> elsewhere;
+  std::shared_ptr<DeviceSide> elsewhere;
   // Members with which this rank exchanges cards, if the schedule connects it with them. They have
   // this rank in their lists.
   std::vector<uint32_t> near;
@@ -109,7 +109,7 @@ class Run {
   // Returns the ranks that this rank waits for now: those that should send, else those that should
   // grant.
   std::vector<uint32_t> missing() const;
-  // Returns whether the Elsewhere has work to do and nothing else can continue.
+  // Returns whether the DeviceSide has work to do and nothing else can continue.
   bool waits_for_elsewhere() const;
 
  private:
@@ -131,7 +131,7 @@ class Run {
     size_t frame_bytes = 0;                  // of the frame that is arriving
     size_t arrived = 0, reduced = 0;         // of frame_bytes
     bool meets = false, told = false, met = false;  // cards are exchanged; sent; received
-    Elsewhere::Shown shown;
+    DeviceSide::Shown shown;
     bool waits_for_card() const { return meets && !met; }
   };
 

@@ -16,9 +16,9 @@ namespace herring::control {
 
 // Corrects the time for which peers were silent by the time during which the watching thread itself
 // did not run: a machine that stood still must not accuse others. Pure.
-class Silence {
+class WatcherDelay {
  public:
-  explicit Silence(Nanos now) : last_tick_(now) {}
+  explicit WatcherDelay(Nanos now) : last_tick_(now) {}
   // Called when the watcher checks its peers, which should be `period` after its last check.
   // Returns how late the check is: silences that began before now are shorter by this time.
   Nanos tick(Nanos now, Nanos period) {
@@ -59,7 +59,7 @@ class Channel final : private transport::FlowHandler {
   // When the process, and when it or its system, was last heard.
   Nanos heard_at() const { return heard_at_; }
   Nanos system_heard_at() const { return std::max(heard_at_, acknowledged_at_); }
-  // Checks whether the other side's system acknowledges what is sent. See Silence about `late`.
+  // Checks whether the other side's system acknowledges what is sent. `late`: see WatcherDelay.
   void check_acknowledged(Nanos late, Nanos now);
   // Returns for how long neither the process nor its system was heard. A process may be stopped, or
   // held up by its disk, and a machine that acknowledges for the process is not dead.

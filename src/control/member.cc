@@ -452,7 +452,7 @@ class Member::Impl final : public Channel::Owner {
   bool is_server_ = false;
 
   Rhythm rhythm_;
-  Silence silence_;
+  WatcherDelay silence_;
   Nanos check_period_ = 0;
   Announcements announcements_;
   bool silent_ = false;  // set by goodbye()

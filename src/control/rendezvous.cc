@@ -445,7 +445,7 @@ class Rendezvous::Impl final : public Channel::Owner {
   transport::EpollLoop loop_;
   Acceptor acceptor_;
   const Address address_;
-  Silence silence_;
+  WatcherDelay silence_;
   Peers peers_;
   bool reaping_ = false;
   bool stopping_ = false;

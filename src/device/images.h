@@ -109,14 +109,14 @@ class Neighbours {
   void keep_for_a_while(std::unique_ptr<Image> image);
 
  private:
-  struct Known {
+  struct ForeignImage {
     size_t bytes = 0;
     Exported memory;
     std::map<int, std::shared_ptr<const Import>> mapped;  // by device; null: it cannot be mapped
   };
   struct Rank {
     bool reaches_us = false;
-    std::map<uint64_t, Known> images;  // by ID
+    std::map<uint64_t, ForeignImage> images;  // by ID
   };
 
   std::mutex mutex_;

@@ -62,7 +62,7 @@ Relay::~Relay() {
   }
   std::vector<Flag> words = spare_, commands = {commands_[0], commands_[1]};
   words.insert(words.end(), {outs_, ins_, arrived_});
-  for (const Way& way : ways_) {
+  for (const PieceRoute& way : ways_) {
     words.push_back(way.chosen);
     commands.insert(commands.end(), {way.to_image, way.to_host, way.in});
   }
@@ -81,7 +81,7 @@ void Relay::tell_commands(double divisor, const std::vector<Piece>& pieces) {
   for (size_t i = 0; i < commands_.size(); ++i) {
     new (commands_[i].word) Command{0, kAllSources, i == 0 ? 1.0 : divisor};
   }
-  for (Way& way : ways_) {
+  for (PieceRoute& way : ways_) {
     way.value = way.chosen.word->load() + 1;
     for (const Flag& line : {way.to_image, way.to_host, way.in}) {
       new (line.word) Command{0, kAllSources, 1.0};
@@ -156,7 +156,7 @@ Status Relay::queue_out(Kernel kernel, const Piece& piece, uint32_t outs) {
     const Copy& copy = piece.copy;
     HERRING_RETURN_IF_ERROR(device_.copy_out(copy.host, copy.device, copy.bytes, outs_stream_));
   } else {
-    const Way& way = ways_[piece.way];
+    const PieceRoute& way = ways_[piece.way];
     const Address command = command_ + sizeof(Command);
     HERRING_RETURN_IF_ERROR(device_.wait_word(way.chosen.address, way.value, outs_stream_));
     HERRING_RETURN_IF_ERROR(
@@ -193,7 +193,7 @@ void Relay::arrived(uint32_t ins) {
 }
 
 void Relay::choose(uint32_t way, bool stays, uint32_t sources) {
-  const Way& one = ways_[way];
+  const PieceRoute& one = ways_[way];
   reinterpret_cast<Command*>(one.in.word)->active = sources;
   forbid(stays ? one.to_host : one.to_image);
   one.chosen.set(one.value);
@@ -202,10 +202,10 @@ void Relay::choose(uint32_t way, bool stays, uint32_t sources) {
 void Relay::stop() {
   stopped_.store(true);
   for (const Flag& line : commands_) forbid(line);
-  for (const Way& way : ways_) {
+  for (const PieceRoute& way : ways_) {
     for (const Flag& line : {way.to_image, way.to_host, way.in}) forbid(line);
   }
-  for (const Way& way : ways_) way.chosen.set(way.value);
+  for (const PieceRoute& way : ways_) way.chosen.set(way.value);
   arrived(all_ins_);
 }
 

@@ -99,7 +99,7 @@ class Relay : public std::enable_shared_from_this<Relay> {
   Status queue_pieces(const std::vector<Stream>& producers, Kernel kernel,
                       const std::vector<Piece>& pieces);
   // A choice for some of the pieces.
-  struct Way {
+  struct PieceRoute {
     Flag chosen;
     uint32_t value = 0;         // that means that the choice is made
     Flag to_image, to_host, in;  // commands, in registered memory
@@ -121,7 +121,7 @@ class Relay : public std::enable_shared_from_this<Relay> {
   Flag outs_, ins_, arrived_;     // count pieces, across all arrays of the relay
   std::array<Flag, 2> commands_;  // in registered memory: for plain sums, and for sums that divide
   Address command_ = 0;           // two, on the device, for kernels that run in the two streams
-  std::vector<Way> ways_;         // kMostWays, or none before share()
+  std::vector<PieceRoute> ways_;  // kMostWays, or none before share()
   std::vector<Flag> spare_;       // for ways, if share() has failed
   std::unique_ptr<Image> image_;
   size_t refused_ = ~size_t{0};   // for an image of so many bytes there was no memory

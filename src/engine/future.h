@@ -38,7 +38,7 @@ class Future : public Awaited {
   // this future. Must be called before any other thread knows the future.
   void begin(std::shared_ptr<Program> program, const observe::Entry& entry) {
     program_ = std::move(program);
-    asked_ = Asked(program_, entry);
+    asked_ = OpenEntry(program_, entry);
     entry_ = asked_.id();
   }
   // Counts the waits for this future as waits for `other`, of which it is the last step. Must be
@@ -136,7 +136,7 @@ class Future : public Awaited {
   std::condition_variable changed_;
   std::atomic<bool> done_{false};
   std::shared_ptr<Program> program_;   // null: nobody counts the waits
-  Asked asked_;
+  OpenEntry asked_;
   uint64_t entry_ = 0;                 // the entry of asked_, also after its end
   std::string where_;
   std::atomic<bool> waited_for_{false};  // the program has noted a wait

@@ -114,23 +114,23 @@ class Program {
 };
 
 // A round or a call that the program has begun. It ends with this object at the latest.
-class Asked {
+class OpenEntry {
  public:
-  Asked() = default;
-  Asked(std::shared_ptr<Program> program, const observe::Entry& entry)
+  OpenEntry() = default;
+  OpenEntry(std::shared_ptr<Program> program, const observe::Entry& entry)
       : program_(std::move(program)), id_(program_->begin(entry)), group_(entry.group) {
     program_->groups().begin(group_, entry.kind, entry.when(observe::Moment::kCalled));
   }
-  Asked(Asked&& other) noexcept
+  OpenEntry(OpenEntry&& other) noexcept
       : program_(std::move(other.program_)), id_(std::exchange(other.id_, 0)),
         group_(other.group_) {}
-  Asked& operator=(Asked&& other) noexcept {
+  OpenEntry& operator=(OpenEntry&& other) noexcept {
     std::swap(program_, other.program_);
     std::swap(id_, other.id_);
     std::swap(group_, other.group_);
     return *this;
   }
-  ~Asked() {
+  ~OpenEntry() {
     if (program_ != nullptr) end(monotonic_now(), Code::kShutdown);
   }
 

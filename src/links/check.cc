@@ -24,7 +24,7 @@ Result<ResultPlace> check_result(const Transfer* transfer, uint32_t server,
   if (first < run.first || first + count > uint64_t{run.first} + run.count) {
     return nonsense("of segments that were not pushed");
   }
-  const Way* const way = transfer->ways.empty() ? nullptr : &transfer->ways[r];
+  const RunRoute* const way = transfer->ways.empty() ? nullptr : &transfer->ways[r];
   const bool elsewhere = is_elsewhere(*transfer, r, server, header);
   if (way == nullptr && home != server) return nonsense("of a shard that another server owns");
   const bool empty = header.flags & wire::kFlagEmpty;
@@ -44,7 +44,7 @@ Result<ResultPlace> check_result(const Transfer* transfer, uint32_t server,
       header.payload != (empty ? 0 : bytes)) {
     return nonsense("of the wrong length");
   }
-  const Way::Elsewhere* const old =
+  const RunRoute::Outstanding* const old =
       elsewhere ? elsewhere_of(*transfer, r, server, header.epoch) : nullptr;
   const uint32_t on_the_way =
       elsewhere ? (old == nullptr ? 0 : old->segments) : transfer->on_the_way[r];

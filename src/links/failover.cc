@@ -14,13 +14,13 @@ Transfer* Links::in_flight(const Key& key) {
   return found == transfers_.end() ? nullptr : found->second.transfer;
 }
 
-std::vector<Over> Links::over() const {
+std::vector<StreamProgress> Links::over() const {
   auto over = kept_.over();
   for (const auto& [key, pushed] : transfers_) {
     const auto found = over.find({key.group, key.stream});
     if (found != over.end() && wire::settled_at(key) <= found->second) over.erase(found);
   }
-  std::vector<Over> all;
+  std::vector<StreamProgress> all;
   for (const auto& [where, upto] : over) all.push_back({where.first, where.second, upto});
   return all;
 }
@@ -41,7 +41,7 @@ void Links::choose_way(Transfer& transfer, uint32_t run) {
 
 // Moves a run whose server has changed.
 void Links::move(Transfer& transfer, uint32_t run) {
-  Way& way = transfer.ways[run];
+  RunRoute& way = transfer.ways[run];
   const control::ServerSet& serving = route_.serving();
   std::erase_if(way.elsewhere, [&](const auto& one) { return !serving.has(one.server); });
   if (transfer.attempt) {

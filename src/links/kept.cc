@@ -21,7 +21,7 @@ Kept::SettlingId Kept::settling_id(const Transfer& transfer, uint32_t run) {
 
 void Kept::begin(Transfer& transfer, uint32_t run) {
   if (!route_.keeps_results(transfer)) return;
-  Way& way = transfer.ways[run];
+  RunRoute& way = transfer.ways[run];
   Settling& settling = settling_[way.server][settling_id(transfer, run)];
   way.place = settling.pushed;
   const auto& answered = transfer.answered[run];
@@ -138,7 +138,7 @@ std::string Kept::results(Transfer& transfer, uint32_t run, uint32_t first, size
 
 // Frees the chunks of a run of which all places are settled.
 void Kept::free_chunks(Transfer& transfer, uint32_t r, uint64_t settled) {
-  Way& way = transfer.ways[r];
+  RunRoute& way = transfer.ways[r];
   if (!way.elsewhere.empty()) return;
   const uint32_t count = transfer.runs[r].count;
   for (uint32_t chunk = 0; chunk < way.chunks.size(); ++chunk) {
@@ -158,7 +158,7 @@ void Kept::keep(Transfer& transfer) {
   if (transfer.ways.empty()) return;
   if (!route_.keeps_results(transfer) || transfer.called_off) return release(transfer);
   auto kept = std::make_unique<Transfer>(transfer);
-  for (Way& way : transfer.ways) way.chunks.clear();
+  for (RunRoute& way : transfer.ways) way.chunks.clear();
   note_over(transfer);
   kept->send = nullptr;
   kept->receive = nullptr;
@@ -173,14 +173,14 @@ void Kept::keep(Transfer& transfer) {
 
 // No other worker can lack the results.
 void Kept::release(Transfer& transfer) {
-  for (Way& way : transfer.ways) {
+  for (RunRoute& way : transfer.ways) {
     way.settled = true;
     release_settled(way);
   }
 }
 
 // Where part of a result may still come, the memory stays until then.
-void Kept::release_settled(Way& way) {
+void Kept::release_settled(RunRoute& way) {
   if (!way.settled || !way.elsewhere.empty()) return;
   for (char*& chunk : way.chunks) {
     if (chunk != nullptr) chunks_.give(std::exchange(chunk, nullptr));
@@ -192,9 +192,9 @@ void Kept::forget(const Key& key) {
   if (found == kept_.end()) return;
   Transfer& transfer = *found->second;
   const uint32_t group = key.group;
-  for (Way& way : transfer.ways) release_settled(way);
+  for (RunRoute& way : transfer.ways) release_settled(way);
   for (uint32_t run = 0; run < transfer.runs.size(); ++run) {
-    const Way& way = transfer.ways[run];
+    const RunRoute& way = transfer.ways[run];
     if (transfer.on_the_way[run] > 0 || !way.elsewhere.empty()) return;
     if (std::ranges::any_of(way.chunks, [](const char* chunk) { return chunk != nullptr; })) return;
   }
@@ -226,7 +226,7 @@ void Kept::abandon(uint32_t group) {
     if (key.group != group) continue;
     Transfer& transfer = *kept_[key];
     transfer.on_the_way.assign(transfer.on_the_way.size(), 0);
-    for (Way& way : transfer.ways) way.elsewhere.clear();
+    for (RunRoute& way : transfer.ways) way.elsewhere.clear();
     release(transfer);
     forget(key);
   }
@@ -309,7 +309,7 @@ void Kept::settle(const Transfer& transfer, uint32_t run, uint32_t segment) {
   if (transfer.lockstep && !kept_.empty()) settle_rounds_before(transfer.key);
   if (!route_.window_settles(transfer.key.group)) return;
   if (transfer.key.stream >= kReignStreams) settle_reigns_before(transfer.key);
-  const Way& way = transfer.ways[run];
+  const RunRoute& way = transfer.ways[run];
   auto& of_server = settling_[way.server];
   const auto found = of_server.find(settling_id(transfer, run));
   if (found == of_server.end()) return;
@@ -342,7 +342,7 @@ void Kept::note_over(const Transfer& transfer) {
   upto = std::max(upto, wire::settled_at(transfer.key));
 }
 
-void Kept::settle(const Over& all) {
+void Kept::settle(const StreamProgress& all) {
   std::vector<Key> settled;
   for (auto one = kept_.lower_bound({all.stream}); one != kept_.end(); ++one) {
     const Key& key = one->first;

@@ -41,7 +41,7 @@ namespace herring::links {
 
 // A stream in which this rank has pushed up to a transfer (wire::settled_at()), and lacks no
 // result of that or an earlier one. It never will: it pushes in the order of the keys.
-struct Over {
+struct StreamProgress {
   uint32_t group = 0, stream = 0;
   uint64_t upto = 0;
 };
@@ -93,7 +93,7 @@ class Kept {
   // The result of a segment is here.
   void settle(const Transfer& transfer, uint32_t run, uint32_t segment);
   // No worker lacks any of these results.
-  void settle(const Over& all);
+  void settle(const StreamProgress& all);
   // Keeps what other workers may lack of a transfer that is over here.
   void keep(Transfer& transfer);
   // A rank has no share of a buffer that is smaller than its node has ranks. It is asked all the
@@ -160,7 +160,7 @@ class Kept {
   std::optional<Home> home_of_calls(uint32_t group, uint32_t stream) const;
   void free_chunks(Transfer& transfer, uint32_t run, uint64_t settled);
   void release(Transfer& transfer);
-  void release_settled(Way& way);
+  void release_settled(RunRoute& way);
 
   const LinksOptions& options_;
   const Route& route_;

@@ -117,12 +117,12 @@ class Links final : public Pusher, private transport::FlowHandler, private Sende
   Nanos answered_at(uint32_t group) { return credits_.of(group).whole_answered_at; }
   // Returns the keys of transfers that are over here, but of which other workers may lack results.
   std::vector<Key> kept() const { return kept_.keys(); }
-  using Over = links::Over;
+  using StreamProgress = links::StreamProgress;
   // Returns the streams whose results are kept, until they are settled, also if there is nothing of
   // them to keep here.
-  std::vector<Over> over() const;
+  std::vector<StreamProgress> over() const;
   // No worker lacks any of these results.
-  void settle(const Over& all) { kept_.settle(all); }
+  void settle(const StreamProgress& all) { kept_.settle(all); }
   // Returns the size of the memory for results that others may lack.
   size_t bytes_kept() const { return kept_.bytes(); }
   // Returns a transfer that is overdue by `margin` while no server has answered anything, or null.

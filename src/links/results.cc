@@ -109,8 +109,8 @@ void Links::on_result(LinkFlow& flow, const wire::FrameHeader& header) {
 void Links::on_result_elsewhere(LinkFlow& flow, const wire::FrameHeader& header) {
   Transfer& transfer = *flow.transfer;
   const uint32_t run = flow.run, server = flow.server;
-  Way& way = transfer.ways[run];
-  const auto left = std::ranges::find_if(way.elsewhere, [&](const Way::Elsewhere& one) {
+  RunRoute& way = transfer.ways[run];
+  const auto left = std::ranges::find_if(way.elsewhere, [&](const RunRoute::Outstanding& one) {
     return one.server == server && one.since == header.epoch;
   });
   const uint32_t home = left->since == 0 ? 0 : home_of(transfer, run) + 1;

@@ -20,17 +20,17 @@ StreamId stream_id(const Transfer& transfer, uint32_t run) {
   return {key.group, key.stream, home_of(transfer, run) + 1, transfer.ways[run].since};
 }
 
-const Way::Elsewhere* elsewhere_of(const Transfer& transfer, uint32_t run, uint32_t server,
+const RunRoute::Outstanding* elsewhere_of(const Transfer& transfer, uint32_t run, uint32_t server,
                                    uint32_t since) {
   const auto& all = transfer.ways[run].elsewhere;
-  const auto found = std::ranges::find_if(all, [&](const Way::Elsewhere& one) {
+  const auto found = std::ranges::find_if(all, [&](const RunRoute::Outstanding& one) {
     return one.server == server && one.since == since;
   });
   return found == all.end() ? nullptr : &*found;
 }
 
 bool is_over(const Transfer& transfer) {
-  return transfer.segments_left == 0 && std::ranges::all_of(transfer.ways, [](const Way& way) {
+  return transfer.segments_left == 0 && std::ranges::all_of(transfer.ways, [](const RunRoute& way) {
     return way.elsewhere.empty();
   });
 }

@@ -45,7 +45,7 @@ inline bool is_elsewhere(const Transfer& transfer, uint32_t run, uint32_t server
                                     transfer.ways[run].since != result.epoch);
 }
 // Returns what is on the way to a server from before; null if there is nothing.
-const Way::Elsewhere* elsewhere_of(const Transfer& transfer, uint32_t run, uint32_t server,
+const RunRoute::Outstanding* elsewhere_of(const Transfer& transfer, uint32_t run, uint32_t server,
                                    uint32_t since);
 // Returns whether all results are here, and no flow reads the transfer's memory.
 bool is_over(const Transfer& transfer);

@@ -20,7 +20,7 @@ namespace herring::links {
 class TransferOwner;
 
 // How a run travels in a job that goes on when a server dies; see links/failover.cc.
-struct Way {
+struct RunRoute {
   uint32_t server = 0;           // to which it is pushed now
   uint32_t since = 0;            // the epoch since when that stands in for its home; 0: it is that
   bool again = false;            // it was pushed before, perhaps in part, to another server
@@ -29,10 +29,10 @@ struct Way {
   std::vector<char*> chunks;
   // What is still on the way to servers that have the run no more. Part of one result may be in a
   // chunk already, and the rest may come.
-  struct Elsewhere {
+  struct Outstanding {
     uint32_t server, since, segments;
   };
-  std::vector<Elsewhere> elsewhere;
+  std::vector<Outstanding> elsewhere;
   bool settled = false;          // no other worker can lack any of the results
 };
 
@@ -61,7 +61,7 @@ struct Transfer {
   std::vector<uint64_t> opened;          // by run: bits of the flows that have sent its kOpen
   std::vector<uint32_t> on_the_way;      // by run: segments pushed and not answered yet
   std::vector<std::vector<bool>> answered;  // by run: segments whose result is here
-  std::vector<Way> ways;                 // by run; empty in a job that ends when a server dies
+  std::vector<RunRoute> ways;            // by run; empty in a job that ends when a server dies
 };
 
 class TransferOwner {

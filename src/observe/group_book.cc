@@ -12,9 +12,9 @@ GroupBook::GroupBook(bool on) : on_(on) {
 void GroupBook::add(uint32_t group, std::string name, std::vector<uint32_t> ranks) {
   if (!on_) return;
   std::lock_guard lock(mutex_);
-  std::list<Known*> node(1);  // first, because there may be no memory for it
+  std::list<GroupEntry*> node(1);  // first, because there may be no memory for it
   const auto [found, is_new] = groups_.try_emplace(group);
-  Known& known = found->second;
+  GroupEntry& known = found->second;
   if (is_new) {
     node.front() = &known;
     known.place = node.begin();
@@ -32,7 +32,7 @@ void GroupBook::remove(uint32_t group) {
   std::lock_guard lock(mutex_);
   const auto found = groups_.find(group);
   if (found == groups_.end()) return;
-  Known& known = found->second;
+  GroupEntry& known = found->second;
   if (known.told) gone_.push_back(group);
   (known.queued ? changed_ : quiet_).erase(known.place);
   groups_.erase(found);
@@ -41,19 +41,19 @@ void GroupBook::remove(uint32_t group) {
 void GroupBook::rename(uint32_t group, const std::string& name) {
   if (!on_) return;
   std::lock_guard lock(mutex_);
-  Known* const known = find(group);
+  GroupEntry* const known = find(group);
   if (known == nullptr || known->name == name) return;
   known->name = name;
   known->told = false;
   change(*known);
 }
 
-GroupBook::Known* GroupBook::find(uint32_t group) noexcept {
+GroupBook::GroupEntry* GroupBook::find(uint32_t group) noexcept {
   const auto found = groups_.find(group);
   return found == groups_.end() ? nullptr : &found->second;
 }
 
-void GroupBook::change(Known& known) noexcept {
+void GroupBook::change(GroupEntry& known) noexcept {
   if (std::exchange(known.queued, true)) return;
   changed_.splice(changed_.end(), quiet_, known.place);
 }
@@ -62,7 +62,7 @@ void GroupBook::begin(uint32_t group, Kind kind, Nanos now) noexcept {
   // The mutex may be locked in a forked child for ever.
   if (!on_ || generation_ != fork_generation()) return;
   std::lock_guard lock(mutex_);
-  Known* const known = find(group);
+  GroupEntry* const known = find(group);
   if (known == nullptr) return;
   if (known->rounds + known->calls == known->over) known->since = now;
   ++(kind == Kind::kRound ? known->rounds : known->calls);
@@ -72,7 +72,7 @@ void GroupBook::begin(uint32_t group, Kind kind, Nanos now) noexcept {
 void GroupBook::end(uint32_t group, Nanos now) noexcept {
   if (!on_ || generation_ != fork_generation()) return;
   std::lock_guard lock(mutex_);
-  Known* const known = find(group);
+  GroupEntry* const known = find(group);
   // The operations of a group that was destroyed and made again are not those of the new one.
   if (known == nullptr || known->over == known->rounds + known->calls) return;
   ++known->over;
@@ -89,7 +89,7 @@ std::vector<GroupNews> GroupBook::news(Nanos now) {
   }
   size_t ranks = 0;
   while (!changed_.empty() && all.size() < kMostGroupNews) {
-    Known& known = *changed_.front();
+    GroupEntry& known = *changed_.front();
     const size_t more = known.told || known.ranks.size() > kMostGroupRanks ? 0 : known.ranks.size();
     if (ranks + more > kMostGroupRanks) break;
     ranks += more;

@@ -52,7 +52,7 @@ class GroupBook {
   void tell_again();
 
  private:
-  struct Known {
+  struct GroupEntry {
     uint32_t number = 0;
     std::string name;
     std::vector<uint32_t> ranks;
@@ -60,17 +60,17 @@ class GroupBook {
     Nanos since = 0;           // when something was first in flight, or when the last one ended
     bool told = false;         // its name and its ranks
     bool queued = false;       // it is in changed_
-    std::list<Known*>::iterator place;  // in changed_ or in quiet_
+    std::list<GroupEntry*>::iterator place;  // in changed_ or in quiet_
   };
 
-  void change(Known& known) noexcept;
-  Known* find(uint32_t group) noexcept;
+  void change(GroupEntry& known) noexcept;
+  GroupEntry* find(uint32_t group) noexcept;
 
   const bool on_;
   const uint32_t generation_ = fork_generation();
   std::mutex mutex_;                  // guards everything below
-  std::map<uint32_t, Known> groups_;  // by number
-  std::list<Known*> changed_, quiet_;  // groups that have news, and the others
+  std::map<uint32_t, GroupEntry> groups_;  // by number
+  std::list<GroupEntry*> changed_, quiet_;  // groups that have news, and the others
   std::deque<uint32_t> gone_;         // told groups that this rank has left
 };
 

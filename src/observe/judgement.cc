@@ -76,7 +76,7 @@ Monitor::Links Monitor::links() const {
     return one.dedicated ? one.address != roster_.ranks[rank].address
                          : one.node != roster_.ranks[rank].node;
   };
-  const auto add = [&](const Known& known, const auto& ends) {
+  const auto add = [&](const ProcessState& known, const auto& ends) {
     std::map<uint32_t, std::vector<Nanos>> lately;
     const size_t count = std::min(known.earlier.size(), kReportsOfLinks);
     if (count < kReportsOfLinks || known.left || known.lost) return;
@@ -107,7 +107,7 @@ Monitor::Links Monitor::links() const {
     add(servers_[server], [server](uint32_t index) { return std::pair(index, server); });
   }
   Links links;
-  links.told = std::any_of(ranks_.begin(), ranks_.end(), [](const Known& one) {
+  links.told = std::any_of(ranks_.begin(), ranks_.end(), [](const ProcessState& one) {
     return std::any_of(one.report.paths.begin(), one.report.paths.end(),
                        [](const PathReport& path) { return path.rtt > 0; });
   });
@@ -120,7 +120,7 @@ Monitor::Links Monitor::links() const {
   return links;
 }
 
-Nanos Monitor::Known::made_at() const {
+Nanos Monitor::ProcessState::made_at() const {
   if (report.sent == 0 || report.offset_error < 0) return at;
   return std::min(at, report.sent + report.offset);
 }
@@ -174,7 +174,7 @@ bool LastVerdict::standing_out(uint32_t rank, const Rounds::Late& late, double m
          late.mean - mean > std::max(worth / 2, chance * std::hypot(late.mean_error, error));
 }
 
-Monitor::Change Monitor::Known::change() const {
+Monitor::Change Monitor::ProcessState::change() const {
   Change change;
   if (earlier.size() < 2) return change;
   const Past& before = earlier.front();
@@ -192,7 +192,7 @@ Monitor::Change Monitor::Known::change() const {
 
 std::vector<Monitor::LateAtServers> Monitor::late_at_servers() const {
   std::vector<LateAtServers> all(ranks_.size());
-  for (const Known& server : servers_) {
+  for (const ProcessState& server : servers_) {
     if (server.earlier.size() < 2) continue;
     const auto add = [&all](const Past& report, double sign) {
       for (const auto& [rank, late] : report.lateness) {
@@ -214,9 +214,9 @@ std::vector<Monitor::LateAtServers> Monitor::late_at_servers() const {
 
 Monitor::Usual Monitor::usual() const {
   Usual usual;
-  const auto rates = [](const std::vector<Known>& all, std::vector<double>& faults,
+  const auto rates = [](const std::vector<ProcessState>& all, std::vector<double>& faults,
                         std::vector<double>& delays) {
-    for (const Known& one : all) {
+    for (const ProcessState& one : all) {
       if (!one.reported) continue;
       const Change found = one.change();
       faults.push_back(found.major_faults);
@@ -241,7 +241,7 @@ Monitor::Usual Monitor::usual() const {
 // else is known.
 std::string Monitor::own_cause(const Process& who, const Usual& usual, Nanos now,
                                double late) const {
-  const Known& one = known(who);
+  const ProcessState& one = known(who);
   if (now - one.silence_at < kMemory && one.longest_silence > options_.silent_after) {
     return "stopped";
   }
@@ -312,7 +312,7 @@ void Monitor::judge_rank(Picture& picture, uint32_t rank, const Usual& usual,
     }
     if (judged.once) {
       judged.late_by = late.most;
-      const Known::Reason& once = ranks_[rank].once;
+      const ProcessState::Reason& once = ranks_[rank].once;
       judged.report.stack.clear();
       if (once.at != 0 && once.round == late.most_round) {
         judged.cause = once.cause;
@@ -443,7 +443,7 @@ void Monitor::judge_server(Picture& picture, uint32_t index, const Usual& usual,
 std::optional<Nanos> Monitor::absent_until(uint32_t rank, const std::string& what, Nanos told,
                                            Nanos now) const {
   if (rank >= ranks_.size()) return told;
-  const Known& one = ranks_[rank];
+  const ProcessState& one = ranks_[rank];
   if (mute({false, rank}, now)) return now;
   if (!one.reported || one.left || one.lost) return told;
   // A rank that waits in an operation itself waits for others there: for those of its node that do
@@ -462,7 +462,7 @@ void Monitor::find_missing(Picture& picture, Nanos now) const {
     Nanos& known = absent[what][rank];
     known = std::max(known, time);
   };
-  for (const Known& server : servers_) {
+  for (const ProcessState& server : servers_) {
     if (!server.reported || server.left || server.lost) continue;
     const Nanos told = server.made_at();
     for (const Missing& one : server.report.missing) {
@@ -487,7 +487,7 @@ void Monitor::find_missing(Picture& picture, Nanos now) const {
     }
     const Nanos since = ranks_[rank].made_at() - ranks_[rank].report.age;
     for (uint32_t other = 0; other < picture.ranks.size(); ++other) {
-      const Known& one = ranks_[other];
+      const ProcessState& one = ranks_[other];
       if (mute({false, other}, now)) {
         add(what, other, now - since);
         continue;
@@ -544,12 +544,12 @@ void Monitor::find_messages(Picture& picture, Nanos now) const {
     Nanos told = 0, apart = 0;
   };
   std::map<uint32_t, Found> found;  // by the rank that waits
-  for (const Known& server : servers_) {
+  for (const ProcessState& server : servers_) {
     if (!server.reported || server.left || server.lost) continue;
     const Nanos told = server.made_at();
     for (const Missing& one : server.report.missing) {
       if (!one.by || *one.by >= ranks_.size()) continue;
-      const Known& waits = ranks_[*one.by];
+      const ProcessState& waits = ranks_[*one.by];
       if (picture.ranks[*one.by].state != State::kWaiting) continue;
       if (!is_message(waits.report.where, one)) continue;
       // Of several messages alike, the program waits in that which it gave when the wait began.
@@ -560,7 +560,7 @@ void Monitor::find_messages(Picture& picture, Nanos now) const {
     }
   }
   for (const auto& [rank, one] : found) {
-    const Known& waits = ranks_[rank];
+    const ProcessState& waits = ranks_[rank];
     const Nanos began = std::max(one.told - one.message->age,
                                  waits.made_at() - waits.report.age);
     Missing message = *one.message;

@@ -21,19 +21,19 @@ Monitor::Monitor(Roster roster, Options options, Nanos now)
       groups_(static_cast<uint32_t>(roster_.ranks.size())), last_(roster_.ranks.size()),
       line_due_(now + std::min(options.report_every, 60 * kSecond)) {
   for (auto* all : {&ranks_, &servers_}) {
-    for (Known& one : *all) one.process_heard = one.system_heard = now;
+    for (ProcessState& one : *all) one.process_heard = one.system_heard = now;
   }
 }
 
-const Monitor::Known& Monitor::known(const Process& who) const {
+const Monitor::ProcessState& Monitor::known(const Process& who) const {
   return (who.is_server ? servers_ : ranks_)[who.index];
 }
-Monitor::Known& Monitor::known(const Process& who) {
+Monitor::ProcessState& Monitor::known(const Process& who) {
   return (who.is_server ? servers_ : ranks_)[who.index];
 }
 
 void Monitor::report(const Process& from, Report report, Nanos now) {
-  Known& one = known(from);
+  ProcessState& one = known(from);
   if (!from.is_server) {
     const Nanos error = std::max<Nanos>(report.offset_error, 0);
     for (RoundSample sample : report.samples) {
@@ -81,7 +81,7 @@ void Monitor::groups(const Process& from, const std::vector<GroupNews>& news, Na
 void Monitor::note_long_round(uint32_t rank, const RoundSample& sample, Nanos now) {
   const Nanos work = sample.before == 0 ? 0 : sample.ready - sample.before;
   if (work < kOnceLate || work < kOnceSteps * rounds_.usual_work(rank)) return;
-  Known& one = ranks_[rank];
+  ProcessState& one = ranks_[rank];
   one.once = {now, sample.round, own_cause({false, rank}, usual_, now), {}};
   const bool silent = now - one.process_heard > options_.silent_after;
   if (silent) one.once.cause = "stopped";
@@ -92,7 +92,7 @@ void Monitor::note_long_round(uint32_t rank, const RoundSample& sample, Nanos no
 }
 
 void Monitor::heard(const Process& who, Nanos process, Nanos system) {
-  Known& one = known(who);
+  ProcessState& one = known(who);
   if (process > one.process_heard) {
     const Nanos silence = process - one.process_heard;
     // A pause of the process explains why it was late for a while.
@@ -106,7 +106,7 @@ void Monitor::heard(const Process& who, Nanos process, Nanos system) {
 }
 
 void Monitor::gone(const Process& who, bool left) {
-  Known& one = known(who);
+  ProcessState& one = known(who);
   (left ? one.left : one.lost) = true;
   ++epoch_;
   if (!who.is_server) groups_.gone(who.index);
@@ -125,8 +125,8 @@ void Monitor::server_lost(uint32_t server, Nanos now) {
 
 void Monitor::server_replaced(uint32_t server, const std::string& host, const std::string& address,
                               int64_t pid, Nanos now) {
-  Known& one = servers_[server];
-  Known fresh;
+  ProcessState& one = servers_[server];
+  ProcessState fresh;
   fresh.lost_at = one.lost_at;
   fresh.lost_host = std::move(one.lost_host);
   fresh.replaced_at = fresh.process_heard = fresh.system_heard = now;
@@ -138,9 +138,8 @@ void Monitor::server_replaced(uint32_t server, const std::string& host, const st
 }
 
 uint32_t Monitor::living() const {
-  return static_cast<uint32_t>(std::count_if(ranks_.begin(), ranks_.end(), [](const Known& one) {
-    return !one.left && !one.lost;
-  }));
+  return static_cast<uint32_t>(std::ranges::count_if(
+      ranks_, [](const ProcessState& one) { return !one.left && !one.lost; }));
 }
 
 void Monitor::tick(Nanos now) {
@@ -149,7 +148,7 @@ void Monitor::tick(Nanos now) {
 }
 
 State Monitor::state_of(const Process& who, Nanos now) const {
-  const Known& one = known(who);
+  const ProcessState& one = known(who);
   if (one.left) return State::kLeft;
   if (one.lost) return State::kLost;
   if (now - one.system_heard > options_.silent_after) return State::kUnreachable;
@@ -165,7 +164,7 @@ State Monitor::state_of(const Process& who, Nanos now) const {
 }
 
 std::string Monitor::describe(const Process& who, Nanos now) const {
-  const Known& one = known(who);
+  const ProcessState& one = known(who);
   const auto ago = [now](Nanos then) { return in_seconds(std::max<Nanos>(now - then, 0)); };
   switch (state_of(who, now)) {
     case State::kLeft: return "has left the job";
@@ -195,14 +194,14 @@ std::string Monitor::describe(const Process& who, Nanos now) const {
 
 RankTexts Monitor::rank_texts(Nanos now) const {
   RankTexts texts;
-  const bool somebody_waits = std::any_of(ranks_.begin(), ranks_.end(), [&](const Known& one) {
+  const bool somebody_waits = std::ranges::any_of(ranks_, [&](const ProcessState& one) {
     return one.reported && !one.left && !one.lost && !one.report.where.empty() &&
            one.report.age + now - one.at > kStalled / 2;
   });
   for (uint32_t rank = 0; rank < ranks_.size() && texts.size() < kMostRankTexts; ++rank) {
     const Process who{false, rank};
     const State state = state_of(who, now);
-    const Known& one = ranks_[rank];
+    const ProcessState& one = ranks_[rank];
     const bool stalls = state == State::kComputing && somebody_waits &&
                         one.report.age + now - one.at > kStalled / 2;
     if (stalls || mute(who, now)) texts.push_back({rank, describe(who, now), 0});
@@ -244,7 +243,7 @@ bool Monitor::mute(const Process& who, Nanos now) const {
 std::optional<std::string> Monitor::deadlock(Nanos now) const {
   std::vector<Stillness> all;
   for (const auto* processes : {&ranks_, &servers_}) {
-    for (const Known& one : *processes) {
+    for (const ProcessState& one : *processes) {
       const Report& report = one.report;
       Still still = report.still;
       if (still.until != 0) {
@@ -256,7 +255,7 @@ std::optional<std::string> Monitor::deadlock(Nanos now) const {
   }
   if (!is_deadlocked(all, now)) return std::nullopt;
   std::vector<Waiting> waits;
-  for (const Known& one : ranks_) {
+  for (const ProcessState& one : ranks_) {
     waits.push_back({one.report.where, one.report.age + now - one.at});
   }
   return describe_deadlock(waits);
@@ -275,7 +274,7 @@ Picture Monitor::picture(Nanos now, bool whole) const {
   const Nanos usual_step = std::max(kOnceSteps * picture.split.step, 3 * picture.split.most / 2);
   picture.stands = picture.split.step > 0 && picture.step_ended > kStalled + usual_step;
   const auto fill = [&](Picture::Common& common, const Process& who) {
-    const Known& one = known(who);
+    const ProcessState& one = known(who);
     common.state = state_of(who, now);
     common.heard = now - one.process_heard;
     common.reported = one.reported;
@@ -283,7 +282,7 @@ Picture Monitor::picture(Nanos now, bool whole) const {
     common.report.age += one.reported ? now - one.at : 0;
   };
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    const Known& one = ranks_[rank];
+    const ProcessState& one = ranks_[rank];
     fill(picture.ranks.emplace_back(), {false, rank});
     picture.rounds = std::max(picture.rounds, one.report.rounds);
     if (one.earlier.size() >= 2) {
@@ -309,7 +308,7 @@ Picture Monitor::picture(Nanos now, bool whole) const {
   for (uint32_t index = 0; index < servers_.size(); ++index) {
     Picture::Server& server = picture.servers.emplace_back();
     fill(server, {true, index});
-    const Known& one = servers_[index];
+    const ProcessState& one = servers_[index];
     if (one.lost_at != 0) server.lost = now - one.lost_at;
     if (one.replaced_at >= one.lost_at && one.lost_at != 0) server.replaced = now - one.replaced_at;
     server.lost_host = one.lost_host;
@@ -336,7 +335,7 @@ Picture Monitor::picture(Nanos now, bool whole) const {
 // Adds up what all ranks have counted.
 void Monitor::add_operations(Picture& picture) const {
   std::map<std::pair<uint8_t, uint8_t>, Picture::Operation> sums;
-  for (const Known& one : ranks_) {
+  for (const ProcessState& one : ranks_) {
     for (const OperationCount& counted : one.report.operations) {
       if (counted.collective >= kCollectives.size() || counted.size >= kMessageSizes.size()) {
         continue;

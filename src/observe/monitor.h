@@ -101,7 +101,7 @@ class Monitor {
     double major_faults = 0, run_delay = 0;  // per second
     double retransmits = 0;
   };
-  struct Known {
+  struct ProcessState {
     bool reported = false, left = false, lost = false;
     Nanos lost_at = 0, replaced_at = 0;  // of a server; 0: never
     std::string lost_host;
@@ -154,8 +154,8 @@ class Monitor {
     double last_segments = 0;               // a rank's share of segments that came last, the median
   };
 
-  const Known& known(const Process& who) const;
-  Known& known(const Process& who);
+  const ProcessState& known(const Process& who) const;
+  ProcessState& known(const Process& who);
   State state_of(const Process& who, Nanos now) const;
   std::vector<LateAtServers> late_at_servers() const;
   Usual usual() const;
@@ -185,7 +185,7 @@ class Monitor {
   Roster roster_;
   const Options options_;
   const Nanos began_;
-  std::vector<Known> ranks_, servers_;
+  std::vector<ProcessState> ranks_, servers_;
   Rounds rounds_;
   Groups groups_;
   Usual usual_;  // at the last tick

@@ -28,7 +28,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "partial/known.h"
+#include "partial/series_state.h"
 
 namespace herring::partial {
 
@@ -58,7 +58,7 @@ struct Closed {
 // What a member lacks when another server becomes the owner.
 struct Due {
   uint32_t rank = 0;
-  const Heard* round = nullptr;
+  const HeardRound* round = nullptr;
   bool commit = false;  // it has heard of the round, but not that it is committed
 };
 
@@ -77,7 +77,8 @@ class RoundOwner {
   // Contributions that came with the joins are not counted here: the caller adds them up again, see
   // counted().
   static Result<TakenOver> take_over(const Quorum& quorum, bool pushes,
-                                     const std::vector<std::optional<Known>>& known, Nanos now);
+                                     const std::vector<std::optional<SeriesState>>& known,
+                                     Nanos now);
 
   // Returns kProtocol if a worker that keeps to the rules cannot send this join.
   Status check(const Join& join) const;
@@ -152,7 +153,7 @@ class RoundOwner {
   bool complete(bool* everybody) const;
   bool is_last() const;
   void commit();
-  void go_on(const Heard& latest, const std::vector<std::optional<Known>>& known);
+  void go_on(const HeardRound& latest, const std::vector<std::optional<SeriesState>>& known);
 
   Quorum quorum_;
   bool pushes_;

@@ -14,7 +14,7 @@ namespace herring::partial {
 namespace {
 
 // Checks what one member tells.
-Status check_known(const Known& known, uint32_t rank, uint32_t workers, bool pushes) {
+Status check_known(const SeriesState& known, uint32_t rank, uint32_t workers, bool pushes) {
   const auto wrong = [&](const auto&... what) {
     return breach("rank ", rank, " tells of a series ", what...);
   };
@@ -23,7 +23,7 @@ Status check_known(const Known& known, uint32_t rank, uint32_t workers, bool pus
   }
   const uint32_t end = known.rounds + (pushes ? 1 : 0);
   for (size_t i = 0; i < known.heard.size(); ++i) {
-    const Heard& round = known.heard[i];
+    const HeardRound& round = known.heard[i];
     if (round.round >= end || (i > 0 && round.round != known.heard[i - 1].round + 1)) {
       return wrong("in which it has completed ", known.rounds, " rounds, with round ", round.round);
     }
@@ -50,20 +50,20 @@ Status check_known(const Known& known, uint32_t rank, uint32_t workers, bool pus
 }  // namespace
 
 Result<TakenOver> RoundOwner::take_over(const Quorum& quorum, bool pushes,
-                                        const std::vector<std::optional<Known>>& known,
+                                        const std::vector<std::optional<SeriesState>>& known,
                                         Nanos now) {
   TakenOver taken{RoundOwner(quorum, pushes), {}};
   RoundOwner& owner = taken.owner;
-  const Known* best = nullptr;
-  std::map<uint32_t, const Heard*> rounds;  // the latest attempts
+  const SeriesState* best = nullptr;
+  std::map<uint32_t, const HeardRound*> rounds;  // the latest attempts
   std::map<uint32_t, bool> committed;
   for (uint32_t rank = 0; rank < known.size(); ++rank) {
     if (!known[rank]) continue;
-    const Known& one = *known[rank];
+    const SeriesState& one = *known[rank];
     HERRING_RETURN_IF_ERROR(check_known(one, rank, quorum.workers, pushes));
     if (best == nullptr || one.rounds > best->rounds) best = &one;
-    for (const Heard& round : one.heard) {
-      const Heard*& latest = rounds[round.round];
+    for (const HeardRound& round : one.heard) {
+      const HeardRound*& latest = rounds[round.round];
       if (latest == nullptr || round.attempt > latest->attempt) latest = &round;
       if (latest->is(round) && latest->text != round.text) {
         return breach("rank ", rank, " has heard of another round ", round.round,
@@ -93,7 +93,7 @@ Result<TakenOver> RoundOwner::take_over(const Quorum& quorum, bool pushes,
   if (!rounds.empty()) owner.go_on(*rounds.rbegin()->second, known);
   for (uint32_t rank = 0; rank < known.size(); ++rank) {
     if (!known[rank]) continue;
-    const Known& one = *known[rank];
+    const SeriesState& one = *known[rank];
     const uint32_t end = owner.pushing_ ? owner.round_ + 1 : owner.round_;
     for (uint32_t round = one.rounds; round < end; ++round) {
       const auto found = rounds.find(round);
@@ -102,7 +102,7 @@ Result<TakenOver> RoundOwner::take_over(const Quorum& quorum, bool pushes,
                       concat("a server is lost, and with it round ", round,
                              " for rank ", rank, ", which no other rank keeps"));
       }
-      const Heard& latest = *found->second;
+      const HeardRound& latest = *found->second;
       const bool has = !one.heard.empty() && one.heard.back().is(latest);
       if (!has) taken.due.push_back({rank, &latest, false});
       const bool counts = round < owner.round_ && pushes && !latest.contributors.empty();
@@ -113,7 +113,8 @@ Result<TakenOver> RoundOwner::take_over(const Quorum& quorum, bool pushes,
 }
 
 // Continues with the latest round of which anybody has heard.
-void RoundOwner::go_on(const Heard& latest, const std::vector<std::optional<Known>>& known) {
+void RoundOwner::go_on(const HeardRound& latest,
+                       const std::vector<std::optional<SeriesState>>& known) {
   last_round_ = latest.round;
   last_attempt_ = latest.attempt;
   losses_ = latest.lost;

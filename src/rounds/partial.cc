@@ -85,7 +85,7 @@ void Partial::begin_next(Nanos now, bool called) {
   entry.bytes = bytes_;
   entry.set_name(options_.name);
   if (called) entry.at[static_cast<size_t>(observe::Moment::kCalled)] = now;
-  next_ = Asked(program_, entry);
+  next_ = OpenEntry(program_, entry);
 }
 
 Status Partial::contribute(const char* data, bool waits, bool last,
@@ -166,7 +166,7 @@ Status Partial::on_round(const wire::FrameHeader& header, wire::RoundMessage mes
   for (const partial::Lost& one : message.lost) {
     if (one.rank >= group().size()) return nonsense("has lost a rank that does not exist");
   }
-  partial::Heard heard;
+  partial::HeardRound heard;
   if (memory_) {
     heard = {message.round, message.attempt, message.last,  message.contributors,
              message.lost,  header.stream,   header.round, std::string(text)};

@@ -14,7 +14,7 @@
 #include "engine/owners.h"
 #include "engine/program.h"
 #include "links/transfer.h"
-#include "partial/known.h"
+#include "partial/series_state.h"
 #include "partial/ledger.h"
 #include "rounds/series_memory.h"
 #include "wire/frame.h"
@@ -22,7 +22,8 @@
 
 namespace herring::rounds {
 
-using engine::Asked, engine::Awaited, engine::Core, engine::Group, engine::Owner, engine::Program;
+using engine::Awaited, engine::Core, engine::Group, engine::OpenEntry, engine::Owner,
+    engine::Program;
 
 class SeriesList;
 
@@ -128,7 +129,7 @@ class Partial : public links::TransferOwner,
   RoundInfo info_;                 // of the round that has closed
   uint32_t attempt_ = 0;
   bool transferring_ = false, transferred_ = false, committed_ = false;
-  Asked closed_;                   // the round that has closed
+  OpenEntry closed_;               // the round that has closed
 
   mutable std::mutex mutex_;  // guards everything below
   std::condition_variable changed_;
@@ -137,7 +138,7 @@ class Partial : public links::TransferOwner,
   Status failure_;
   uint32_t digest_rounds_ = 0;
   uint64_t digest_ = 0;
-  Asked next_;                     // the next round to close, if this worker contributes to it
+  OpenEntry next_;                 // the next round to close, if this worker contributes to it
   uint32_t next_round_ = 0;
 };
 

@@ -23,18 +23,18 @@ SeriesMemory::SeriesMemory(const Group& group, wire::Enlist enlist, bool pushes)
 void SeriesMemory::tell(links::Links& links, const Owner& owner) {
   using wire::FrameType;
   known.moves();
-  const partial::Known& all = known.known();
+  const partial::SeriesState& all = known.known();
   const uint64_t id = wire::series_id(enlist_.name, group_, enlist_.number);
   links.send_control(owner.server, header_of(FrameType::kEnlist, group_, owner),
                      wire::encode(enlist_));
   links.send_control(owner.server, header_of(FrameType::kSeries, group_, owner),
                      wire::encode_known(id, all));
-  for (const partial::Heard& round : all.heard) {
+  for (const partial::HeardRound& round : all.heard) {
     wire::FrameHeader header{.type = FrameType::kRound, .group = group_, .stream = round.stream,
                              .round = round.ticket};
     links.send_control(owner.server, header, round.text);
   }
-  for (const partial::Said& said : all.said) {
+  for (const partial::SentJoin& said : all.said) {
     wire::FrameHeader header{.type = FrameType::kJoin};
     links.send_control(owner.server, header, encode(wire::message_of(id, said)) + said.payload);
   }

@@ -7,7 +7,7 @@
 
 #include "engine/group.h"
 #include "engine/owners.h"
-#include "partial/known.h"
+#include "partial/series_state.h"
 #include "wire/partial.h"
 
 namespace herring::links {

@@ -22,14 +22,14 @@ std::vector<uint32_t> Handover::missing() const {
   return ranks;
 }
 
-Result<Known> what_is_known(const Handover& handover) {
+Result<KnownAnswers> what_is_known(const Handover& handover) {
   // By number. Calls that all had joined before have the number of that join, and come before it.
   using Place = std::tuple<uint64_t, bool, std::string_view>;
   const auto place_of = [](const wire::KeptAnswer& answer) {
     return Place(answer.number, answer.name == wire::kJoinName, answer.name);
   };
   std::map<Place, Lacked> kept;
-  Known known;
+  KnownAnswers known;
   for (const auto& one : handover.said) {
     if (!one) continue;
     known.highest = std::max(known.highest, one->latest());

@@ -36,13 +36,13 @@ struct Lacked {
 };
 
 // What follows from all that was said.
-struct Known {
+struct KnownAnswers {
   uint64_t highest = 0;        // number of an answer
   std::vector<Lacked> lacked;  // in the order of their numbers
 };
 
 // Returns kPeerLost if a rank lacks an answer that another rank had and no longer keeps. The result
 // refers to the hand-over.
-Result<Known> what_is_known(const Handover& handover);
+Result<KnownAnswers> what_is_known(const Handover& handover);
 
 }  // namespace herring::server

@@ -108,7 +108,7 @@ Status SeriesTable::enlist(uint32_t rank, uint32_t group_id, Reign reign, std::s
     if (series->told[index]) return breach("rank ", rank, " enlists twice");
     series->told[index].emplace();
     series->told[index]->counts.resize(series->size());
-    return count_told(rank, sizeof(partial::Known));
+    return count_told(rank, sizeof(partial::SeriesState));
   }
   for (uint32_t i = 0; i < series->size(); ++i) {
     // Ranks that know of the loss begin no new series.

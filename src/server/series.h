@@ -81,7 +81,7 @@ class SeriesTable {
     const Reign reign;  // in which it has begun here
     uint32_t stream = 0, next_ticket = 0;
     // What members have told so far, by index, in a reign that waits for more. Empty otherwise.
-    std::vector<std::optional<partial::Known>> told;
+    std::vector<std::optional<partial::SeriesState>> told;
     std::vector<bool> enlisted;  // no round closes before all have: the others would not know it
     std::vector<std::string> held;  // inline contributions not counted yet, by index
     // Digests of replicas: for each round, the first digest and the index of its rank.
@@ -112,7 +112,7 @@ class SeriesTable {
   bool is_gone(const Series& series, uint32_t index) const;
   void settle(uint64_t id, Series& series, Nanos now, std::vector<Answer>& out);
   Status take_over(uint64_t id, Series& series,
-                   const std::vector<std::optional<partial::Known>>& known, Nanos now,
+                   const std::vector<std::optional<partial::SeriesState>>& known, Nanos now,
                    std::vector<Answer>& out);
   void overdue(TakeOver& take_over, Nanos now, std::vector<Answer>& out);
   static void add_held(Series& series, uint32_t index, std::string_view payload);

@@ -88,7 +88,7 @@ Status SeriesTable::tell_round(uint32_t rank, const wire::FrameHeader& header, s
     return breach("rank ", rank, " tells of round ", round.round, " with ",
                   round.payload.size(), " bytes, not ", bytes);
   }
-  HERRING_RETURN_IF_ERROR(count_told(rank, sizeof(partial::Heard) + 2 * text.size()));
+  HERRING_RETURN_IF_ERROR(count_told(rank, sizeof(partial::HeardRound) + 2 * text.size()));
   series->told[index]->heard.push_back({round.round, round.attempt, round.last,
                                            std::move(round.contributors), std::move(round.lost),
                                            header.stream, header.round, std::move(text)});
@@ -100,8 +100,8 @@ Status SeriesTable::told_join(uint32_t rank, uint32_t index, Series& series,
   if (!series.told[index]) {
     return breach("rank ", rank, " joins a series that it did not enlist in");
   }
-  HERRING_RETURN_IF_ERROR(count_told(rank, sizeof(partial::Said) + join.payload.size()));
-  std::deque<partial::Said>& said = series.told[index]->said;
+  HERRING_RETURN_IF_ERROR(count_told(rank, sizeof(partial::SentJoin) + join.payload.size()));
+  std::deque<partial::SentJoin>& said = series.told[index]->said;
   const partial::Join newest{index,     join.upto,  join.base,
                              join.last, join.round, join.contributors};
   if (!said.empty() && said.back().join.upto == join.upto) {
@@ -116,7 +116,7 @@ Status SeriesTable::told_join(uint32_t rank, uint32_t index, Series& series,
 // If the round is committed, this completes it for the rank.
 Status SeriesTable::told_received(uint32_t rank, uint32_t index, Series& series,
                                   const wire::RoundMark& mark) {
-  partial::Known* const known = series.told[index] ? &*series.told[index] : nullptr;
+  partial::SeriesState* const known = series.told[index] ? &*series.told[index] : nullptr;
   if (known == nullptr || known->heard.empty() || known->heard.back().round != known->rounds ||
       known->heard.back().round != mark.round || known->heard.back().attempt != mark.attempt) {
     return breach("rank ", rank, " has received round ", mark.round, " of '", series.options.name,
@@ -167,7 +167,7 @@ void SeriesTable::settle(Nanos now, std::vector<Answer>& out) {
 }
 
 void SeriesTable::settle(uint64_t id, Series& series, Nanos now, std::vector<Answer>& out) {
-  const std::vector<std::optional<partial::Known>> known = std::exchange(series.told, {});
+  const std::vector<std::optional<partial::SeriesState>> known = std::exchange(series.told, {});
   if (Status status = take_over(id, series, known, now, out); !status.ok()) {
     series.failed = true;
     return fail({status.code(), concat("the partial all-reduce '", series.options.name, "'",
@@ -179,8 +179,8 @@ void SeriesTable::settle(uint64_t id, Series& series, Nanos now, std::vector<Ans
 }
 
 Status SeriesTable::take_over(uint64_t id, Series& series,
-                              const std::vector<std::optional<partial::Known>>& known, Nanos now,
-                              std::vector<Answer>& out) {
+                              const std::vector<std::optional<partial::SeriesState>>& known,
+                              Nanos now, std::vector<Answer>& out) {
   const wire::Enlist& options = series.options;
   const partial::Quorum quorum{series.size(), options.quorum, options.grace, options.staleness,
                                options.replays};
@@ -209,7 +209,7 @@ Status SeriesTable::take_over(uint64_t id, Series& series,
     }
     if (!known[index] || !options.inline_payload) continue;
     const size_t bytes = options.elements * size_of(options.dtype);
-    for (const partial::Said& said : known[index]->said) {
+    for (const partial::SentJoin& said : known[index]->said) {
       if (said.join.upto <= series.owner.counted(index)) continue;
       if (said.payload.size() != bytes) {
         return breach("rank ", series.rank(index), " tells of a join with ", said.payload.size(),
@@ -220,7 +220,7 @@ Status SeriesTable::take_over(uint64_t id, Series& series,
   }
   for (const partial::Due& due : taken->due) {
     if (is_gone(series, due.rank)) continue;
-    const partial::Heard& round = *due.round;
+    const partial::HeardRound& round = *due.round;
     if (due.commit) {
       out.push_back({series.rank(due.rank), {.type = wire::FrameType::kCommit},
                      encode(wire::RoundMark{id, round.round, round.attempt, true})});

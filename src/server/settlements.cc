@@ -32,7 +32,7 @@ bool Settlements::is_gone(const JobGroup& group, uint32_t index) const {
 
 // Returns whether nothing is open: all members that are not gone have said the same. `settled`: up
 // to where none of them lacks anything.
-bool Settlements::agree(const JobGroup& group, const Said& said, uint64_t* settled) const {
+bool Settlements::agree(const JobGroup& group, const Statements& said, uint64_t* settled) const {
   uint64_t least = UINT64_MAX, most = 0;
   for (uint32_t index = 0; index < group.members.size(); ++index) {
     if (is_gone(group, index)) continue;

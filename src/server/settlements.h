@@ -36,14 +36,14 @@ class Settlements {
   size_t open() const;  // how many subjects have statements that do not agree
 
  private:
-  struct Said {
+  struct Statements {
     std::map<uint32_t, uint64_t> by;  // index of a rank, and up to where it lacks nothing
     uint64_t told = 0;                // what all ranks know
   };
-  using Subjects = std::map<wire::Subject, Said>;
+  using Subjects = std::map<wire::Subject, Statements>;
 
   bool is_gone(const JobGroup& group, uint32_t index) const;
-  bool agree(const JobGroup& group, const Said& said, uint64_t* settled) const;
+  bool agree(const JobGroup& group, const Statements& said, uint64_t* settled) const;
 
   const GroupTable& groups_;
   std::map<uint32_t, Subjects> said_;                     // by group

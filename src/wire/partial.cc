@@ -18,13 +18,13 @@ void fields(Io& io, Of<Io, Lost>& one) {
 }
 
 template <typename Io>
-void fields(Io& io, Of<Io, Known::Count>& one) {
+void fields(Io& io, Of<Io, SeriesState::Count>& one) {
   io(one.upto, one.base);
 }
 
 // Without the rounds and joins.
 template <typename Io>
-void fields(Io& io, Of<Io, Known>& known) {
+void fields(Io& io, Of<Io, SeriesState>& known) {
   io(known.rounds, known.tickets, known.received, known.whole, known.committed);
   io.list(known.counts, kMaxRanks);
 }
@@ -72,7 +72,7 @@ void fields(Io& io, Of<Io, KnownSeries>& series) {
   io(series.id, series.known);
 }
 
-JoinMessage message_of(uint64_t id, const partial::Said& said) {
+JoinMessage message_of(uint64_t id, const partial::SentJoin& said) {
   const partial::Join& join = said.join;
   return {id,         join.upto,         join.base,         join.last,   join.round,
           join.contributors, said.digest_round, said.digest, said.payload};
@@ -83,7 +83,7 @@ std::string encode(const JoinMessage& join) { return write_fields(join); }
 std::string encode(const RoundMessage& round) { return write_fields(round); }
 std::string encode(const RoundMark& mark) { return write_fields(mark); }
 
-std::string encode_known(uint64_t id, const partial::Known& known) {
+std::string encode_known(uint64_t id, const partial::SeriesState& known) {
   FieldWriter out;
   out(id, known);
   return out.take();

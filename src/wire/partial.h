@@ -75,7 +75,7 @@ inline constexpr size_t kMostEndedSeries = 64;
 // follow as kRound and kJoin. A kSeries without a payload follows everything about all series.
 struct KnownSeries {
   uint64_t id = 0;
-  partial::Known known;
+  partial::SeriesState known;
 };
 
 std::string encode(const Enlist& enlist);
@@ -83,8 +83,8 @@ std::string encode(const JoinMessage& join);    // without the payload, which fo
 std::string encode(const RoundMessage& round);  // without the payload, which follows on the wire
 std::string encode(const RoundMark& mark);
 // Without the rounds and joins.
-std::string encode_known(uint64_t id, const partial::Known& known);
-JoinMessage message_of(uint64_t id, const partial::Said& said);  // views the payload
+std::string encode_known(uint64_t id, const partial::SeriesState& known);
+JoinMessage message_of(uint64_t id, const partial::SentJoin& said);  // views the payload
 
 Result<Enlist> decode_enlist(std::string_view in);
 Result<JoinMessage> decode_join(std::string_view in);

@@ -18,7 +18,7 @@ constexpr Nanos kRepeated = 60 * kSecond;
 // Returns up to where this rank lacks nothing, of all that is not settled.
 std::vector<std::pair<Keeping::Where, uint64_t>> Keeping::complete() const {
   std::vector<std::pair<Where, uint64_t>> all;
-  for (const links::Links::Over& one : core_.links->over()) {
+  for (const links::Links::StreamProgress& one : core_.links->over()) {
     all.push_back({{one.group, {Kind::kStream, one.stream}}, one.upto});
   }
   for (const calls::Handovers::Complete& one : handovers_.complete()) {
@@ -50,7 +50,7 @@ void Keeping::tick(Nanos now) {
   if (now < due_ && !full) return;
   due_ = now + kInterval;
   for (const auto& [where, upto] : complete()) {
-    Said& said = said_[where];
+    Statement& said = said_[where];
     const bool rests = std::exchange(said.seen, upto) == upto;
     said.here = now;
     if (upto > said.upto && (rests || full)) {

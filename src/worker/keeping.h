@@ -52,7 +52,7 @@ class Keeping {
 
  private:
   using Where = std::pair<uint32_t, wire::Subject>;  // the group, and what in it
-  struct Said {
+  struct Statement {
     uint64_t seen = 0;    // up to where nothing was lacked at the last look
     uint64_t upto = 0;    // what was said
     std::optional<engine::Owner> to;  // to whom; nobody yet, if it is new
@@ -65,7 +65,7 @@ class Keeping {
   engine::Core& core_;
   calls::Handovers& handovers_;
   rounds::SeriesList& series_;
-  std::map<Where, Said> said_;
+  std::map<Where, Statement> said_;
   Nanos due_ = 0;
 };
 

@@ -98,7 +98,7 @@ std::vector<std::string> seeds() {
   replayed.contributors = 2;
   const std::string payload(256, '1');
   const uint64_t moved = series_id("s", 0, 1);
-  partial::Known known;
+  partial::SeriesState known;
   known.counts.resize(2);
   return {encode(some_enlist("s", false)), encode(some_enlist("r", true)),
           encode(join) + payload, encode(replayed) + payload, encode(round) + "result",

@@ -343,7 +343,7 @@ class Script {
       const uint64_t id = wire::series_id(enlist.name, 0, enlist.number);
       header.type = wire::FrameType::kEnlist;
       each.flow->deliver(header, encode(enlist), cut);
-      partial::Known known;
+      partial::SeriesState known;
       known.rounds = in_.below(4);
       known.received = in_.flag();
       known.whole = in_.flag();

@@ -11,7 +11,7 @@ namespace herring::collective {
 namespace {
 
 // A GPU that does nothing.
-class Idle final : public Elsewhere {
+class Idle final : public DeviceSide {
  public:
   const std::vector<Piece>& pieces() const override { return pieces_; }
   uint32_t outs() const override { return 0; }

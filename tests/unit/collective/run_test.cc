@@ -23,7 +23,7 @@ using transport::Destinations;
 //
 // Devices of near ranks have a second image, which the others read. Which messages are read there
 // depends on the two ranks alone, and differs with the direction.
-class FakeDevice : public Elsewhere {
+class FakeDevice : public DeviceSide {
  public:
   FakeDevice(const Task& task, uint32_t rank, uint32_t size, std::vector<char> array,
              const std::vector<uint32_t>& near = {})

@@ -90,7 +90,7 @@ std::vector<std::string> messages_of_partial_all_reduces() {
   enlist.warn_ms = 7;
   enlist.number = 8;
   enlist.name = "series";
-  partial::Known known;
+  partial::SeriesState known;
   known.rounds = 1;
   known.tickets = 2;
   known.whole = true;

@@ -232,7 +232,7 @@ TEST(Life, StrangersDoNotKeepAJobFromForming) {
 }
 
 TEST(Life, SilenceIsCountedWithoutTheWatchersOwnAbsence) {
-  Silence silence(0);
+  WatcherDelay silence(0);
   EXPECT_EQ(silence.tick(100, 100), 0);
   EXPECT_EQ(silence.tick(190, 100), 0);   // early: no silence to forgive
   EXPECT_EQ(silence.tick(5290, 100), 5000);

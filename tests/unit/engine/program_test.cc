@@ -54,10 +54,10 @@ TEST_F(ProgramTest, RoundsAndCallsCountInTheirGroups) {
   shared->groups().add(3, "tp", {0, 1});
   Entry entry = entry_of(Kind::kCall, "a", 200);
   entry.group = 3;
-  Asked call(shared, entry);
+  OpenEntry call(shared, entry);
   entry.kind = Kind::kRound;
-  Asked round;
-  round = Asked(shared, entry);
+  OpenEntry round;
+  round = OpenEntry(shared, entry);
   call.end(300, Code::kOk);
   call.end(310, Code::kOk);
   const auto news = shared->groups().news(400);

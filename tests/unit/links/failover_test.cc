@@ -153,7 +153,7 @@ TEST_F(LinksTest, WhatAllRanksHaveIsNotKept) {
   loop.run();
   kept = links->bytes_kept();
   EXPECT_GE(kept, data.size());
-  const std::vector<Links::Over> over = links->over();
+  const std::vector<Links::StreamProgress> over = links->over();
   ASSERT_EQ(over.size(), 1u);
   EXPECT_EQ(over[0].stream, 7u);
   EXPECT_EQ(over[0].upto, wire::settled_at(transfer.key));

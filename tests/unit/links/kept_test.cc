@@ -106,9 +106,9 @@ TEST_F(KeptTest, StatementsOfAllSettleTheRest) {
   answer(begin({0, 0, 0}));
   ASSERT_EQ(kept.over().size(), 1u);
   const uint64_t upto = kept.over().begin()->second;
-  kept.settle(Over{0, 0, upto - 1});
+  kept.settle(StreamProgress{0, 0, upto - 1});
   EXPECT_TRUE(kept.any(0)) << "nobody has said that";
-  kept.settle(Over{0, 0, upto});
+  kept.settle(StreamProgress{0, 0, upto});
   EXPECT_FALSE(kept.any(0));
   EXPECT_TRUE(kept.over().empty());
   EXPECT_EQ(kept.bytes(), 0u);

@@ -387,7 +387,7 @@ class Series {
   }
 
   // A round as members hear of it. `text`: its result, or the number of its push.
-  Heard heard_of(const Closed& closed, std::string text) const {
+  HeardRound heard_of(const Closed& closed, std::string text) const {
     return {closed.round,     closed.attempt, closed.last, closed.contributors,
             owner_.losses(), 0,              0,           std::move(text)};
   }
@@ -395,14 +395,14 @@ class Series {
   void commit(const Closed& closed, const Values& sum) {
     for (const Contributor& one : closed.contributors) counted_[one.rank] = one.upto;
     if (p_.pushes && !closed.contributors.empty()) return;
-    const Heard heard = heard_of(
+    const HeardRound heard = heard_of(
         closed, {reinterpret_cast<const char*>(sum.data()), sum.size() * sizeof(int64_t)});
     for (uint32_t rank : closed.members) {
       to_worker(rank, [this, rank, heard] { hear_result(rank, heard); });
     }
   }
 
-  void hear_result(uint32_t rank, const Heard& heard) {
+  void hear_result(uint32_t rank, const HeardRound& heard) {
     const char* data;
     Worker& worker = *workers_[rank];
     const Status status =
@@ -418,13 +418,13 @@ class Series {
     auto push = std::make_shared<Push>();
     push->closed = closed;
     pushes_.push_back(push);
-    const Heard heard = heard_of(closed, std::to_string(pushes_.size() - 1));
+    const HeardRound heard = heard_of(closed, std::to_string(pushes_.size() - 1));
     for (uint32_t rank : closed.members) {
       to_worker(rank, [this, rank, heard] { hear_push(rank, heard); });
     }
   }
 
-  void hear_push(uint32_t rank, const Heard& heard) {
+  void hear_push(uint32_t rank, const HeardRound& heard) {
     const auto push = pushes_[std::stoul(heard.text)];
     Worker& worker = *workers_[rank];
     worker.transferred = worker.committed = false;
@@ -525,7 +525,7 @@ class Series {
       if (!told_[rank] && !gone_.contains(rank)) return;
     }
     settling_ = false;
-    const auto known = std::exchange(known_, std::vector<std::optional<Known>>(p_.workers));
+    const auto known = std::exchange(known_, std::vector<std::optional<SeriesState>>(p_.workers));
     auto taken = RoundOwner::take_over(quorum_, p_.pushes, known, now_);
     ASSERT_TRUE(taken.ok()) << taken.status().message();
     owner_ = std::move(taken->owner);
@@ -535,7 +535,7 @@ class Series {
       counted_[rank] = owner_.counted(rank);
       if (gone_.contains(rank)) owner_.lost(rank);
       if (!known[rank]) continue;
-      for (const Said& said : known[rank]->said) {
+      for (const SentJoin& said : known[rank]->said) {
         if (said.join.last) flushing_.insert(rank);
         if (said.join.upto <= owner_.counted(rank) || p_.pushes) continue;
         ASSERT_EQ(said.payload.size(), kElements * sizeof(int64_t));
@@ -595,7 +595,7 @@ class Series {
   uint32_t owners_ = 0, taken_over_ = 0, due_ = 0;  // owners that were lost
   Nanos lost_at_ = 0;
   bool settling_ = false;           // not all workers have told the owner what they know
-  std::vector<std::optional<Known>> known_;  // by rank, what they have told so far
+  std::vector<std::optional<SeriesState>> known_;  // by rank, what they have told so far
   std::vector<bool> told_;
   std::set<uint32_t> gone_;         // as servers know
   std::vector<uint32_t> steps_;     // steps of each worker before it flushes

@@ -34,7 +34,7 @@ TEST(Memory, AJoinThatOnlyFollowsLeavesTheContributionItsPlace) {
   memory.announced({{1, 5, 2, true, 7, 3}, 4, 99, "bytes"});
   memory.announced({{1, 5, 6, true}, 0, 0, {}});
   ASSERT_EQ(memory.known().said.size(), 1u);
-  const Said& said = memory.known().said.back();
+  const SentJoin& said = memory.known().said.back();
   EXPECT_EQ(said.join.base, 6u);
   EXPECT_EQ(said.join.round, 7u);
   EXPECT_EQ(said.join.contributors, 3u);

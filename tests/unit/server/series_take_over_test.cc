@@ -28,8 +28,8 @@ class SeriesTakeOverTest : public testing::Test {
     options.timeout_ms = 100;
   }
   // What a rank knows after `rounds` rounds to each of which all ranks contributed.
-  partial::Known known(uint32_t rounds, uint32_t tickets = 0) {
-    partial::Known one;
+  partial::SeriesState known(uint32_t rounds, uint32_t tickets = 0) {
+    partial::SeriesState one;
     one.rounds = rounds;
     one.tickets = tickets;
     one.counts.assign(3, {rounds, rounds});
@@ -45,7 +45,7 @@ class SeriesTakeOverTest : public testing::Test {
     }
     return encode(message) + result;
   }
-  Status tell(uint32_t rank, const partial::Known& known) {
+  Status tell(uint32_t rank, const partial::SeriesState& known) {
     if (Status status = table.enlist(rank, 0, kReign, encode(options), 1, answers);
         !status.ok()) {
       return status;
@@ -108,7 +108,7 @@ TEST_F(SeriesTakeOverTest, ARoundThatSomebodyHasIsCommittedForAll) {
   begin(false);
   const std::string text = round_text(0, "");
   for (uint32_t rank = 0; rank < 3; ++rank) {
-    partial::Known one = known(0, 7 + rank);
+    partial::SeriesState one = known(0, 7 + rank);
     one.received = one.whole = rank == 1;
     ASSERT_TRUE(tell(rank, one).ok());
     ASSERT_TRUE(tell_round(rank, text, 6).ok());

@@ -64,7 +64,7 @@ TEST(PartialMessages, ArriveAsTheyLeft) {
   EXPECT_EQ(mark->attempt, 2u);
   EXPECT_FALSE(mark->whole);
 
-  partial::Known known;
+  partial::SeriesState known;
   known.rounds = 3;
   known.tickets = 8;
   known.received = known.committed = true;

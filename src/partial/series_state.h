@@ -36,7 +36,7 @@ struct Lost {
 };
 
 // A round that has closed, as its members heard of it.
-struct Heard {
+struct HeardRound {
   uint32_t round = 0, attempt = 0;
   bool last = false;
   std::vector<Contributor> contributors;
@@ -45,15 +45,15 @@ struct Heard {
   std::string text;                 // the message, for members that have not heard of the round
 
   size_t bytes() const {
-    return sizeof(Heard) + contributors.size() * sizeof(Contributor) + text.size();
+    return sizeof(HeardRound) + contributors.size() * sizeof(Contributor) + text.size();
   }
-  bool is(const Heard& other) const {
+  bool is(const HeardRound& other) const {
     return round == other.round && attempt == other.attempt;
   }
 };
 
 // A join, with what came with it.
-struct Said {
+struct SentJoin {
   Join join;
   uint32_t digest_round = 0;  // see wire::JoinMessage
   uint64_t digest = 0;
@@ -66,7 +66,7 @@ struct Said {
   }
 };
 
-struct Known {
+struct SeriesState {
   // A worker's contributions that are counted, and the base of the join with the last of them.
   struct Count {
     uint64_t upto = 0;
@@ -76,11 +76,11 @@ struct Known {
 
   uint32_t rounds = 0;         // how many rounds the worker has completed
   std::vector<Count> counts;   // by rank, in these rounds
-  std::deque<Heard> heard;     // the latest rounds, in order: all that other members may lack
+  std::deque<HeardRound> heard;     // the latest rounds, in order: all that other members may lack
   // About the last one heard, if it is not completed: the transfer is over, its result has the
   // bytes of every contributor, the round is committed.
   bool received = false, whole = false, committed = false;
-  std::deque<Said> said;       // joins: those that may not be counted yet, at least the newest
+  std::deque<SentJoin> said;       // joins: those that may not be counted yet, at least the newest
   uint32_t tickets = 0;        // no push under a ticket from this one on can have begun
 
   // The transfer of the last round heard is over.
@@ -96,8 +96,8 @@ class Memory {
   Memory(uint32_t rank, uint32_t workers, bool pushes, size_t most_bytes);
 
   // Record what happens, in this order.
-  void announced(Said said);
-  void heard(Heard round);
+  void announced(SentJoin said);
+  void heard(HeardRound round);
   void received(bool whole) { known_.receive(whole); }
   void committed() { known_.committed = true; }
   void completed();
@@ -105,7 +105,7 @@ class Memory {
   // are dead: its tickets are not used again.
   void moves() { ++known_.tickets; }
 
-  const Known& known() const { return known_; }
+  const SeriesState& known() const { return known_; }
   size_t bytes() const;
 
  private:
@@ -116,7 +116,7 @@ class Memory {
   const bool pushes_;
   const size_t most_bytes_;
   size_t bytes_ = 0;  // of the rounds that are kept
-  Known known_;
+  SeriesState known_;
 };
 
 }  // namespace herring::partial

@@ -15,9 +15,9 @@
 namespace herring::collective {
 
 // Loop thread only.
-class Elsewhere {
+class DeviceSide {
  public:
-  virtual ~Elsewhere() = default;
+  virtual ~DeviceSide() = default;
 
   virtual const std::vector<Piece>& pieces() const = 0;
   // outs() counts the pieces already copied to the image; ins() counts the other pieces that are
@@ -32,7 +32,7 @@ class Elsewhere {
   // there, so they may be done.
   virtual void arrived(uint32_t ins) = 0;
   // Two ranks of one node may read each other's memory there, without images in host memory. They
-  // exchange cards, which say what each has and can reach. The card of a rank without an Elsewhere
+  // exchange cards, which say what each has and can reach. The card of a rank without a DeviceSide
   // is empty.
   virtual std::string card_for(uint32_t /*peer*/) { return {}; }
   // Which of the messages that are exchanged with that rank take this way. Both ranks find the

@@ -1,11 +1,11 @@
-#include "partial/known.h"
+#include "partial/series_state.h"
 
 #include <algorithm>
 #include <utility>
 
 namespace herring::partial {
 
-void Known::complete() {
+void SeriesState::complete() {
   for (const Contributor& one : heard.back().contributors) {
     counts[one.rank] = {one.upto, one.base};
   }
@@ -18,10 +18,10 @@ Memory::Memory(uint32_t rank, uint32_t workers, bool pushes, size_t most_bytes)
   known_.counts.resize(workers);
 }
 
-void Memory::announced(Said said) {
-  std::deque<Said>& all = known_.said;
+void Memory::announced(SentJoin said) {
+  std::deque<SentJoin>& all = known_.said;
   if (!all.empty() && all.back().join.upto == said.join.upto) {
-    Said& newest = all.back();
+    SentJoin& newest = all.back();
     newest.follow(said.join);
     if (said.digest_round != 0) {
       newest.digest_round = said.digest_round;
@@ -32,7 +32,7 @@ void Memory::announced(Said said) {
   all.push_back(std::move(said));
 }
 
-void Memory::heard(Heard round) {
+void Memory::heard(HeardRound round) {
   // Nobody closes a round before all members have what was closed before.
   while (pushes_ && !known_.heard.empty()) forget_oldest();
   known_.tickets = std::max(known_.tickets, round.ticket + 1);
@@ -43,7 +43,7 @@ void Memory::heard(Heard round) {
 
 void Memory::completed() {
   known_.complete();
-  std::deque<Said>& said = known_.said;
+  std::deque<SentJoin>& said = known_.said;
   const uint64_t counted = known_.counts[rank_].upto;
   while (said.size() > 1 && said.front().join.upto <= counted) said.pop_front();
   if (!said.empty() && said.front().join.upto <= counted) said.front().payload.clear();
@@ -52,7 +52,7 @@ void Memory::completed() {
 
 size_t Memory::bytes() const {
   size_t bytes = bytes_;
-  for (const Said& said : known_.said) bytes += sizeof(Said) + said.payload.size();
+  for (const SentJoin& said : known_.said) bytes += sizeof(SentJoin) + said.payload.size();
   return bytes;
 }
 
@@ -63,7 +63,7 @@ void Memory::forget_oldest() {
 
 // Who has joined with a base has the results of the rounds before the one before it.
 void Memory::forget_settled() {
-  std::deque<Heard>& heard = known_.heard;
+  std::deque<HeardRound>& heard = known_.heard;
   std::vector<bool> gone(known_.counts.size(), false);
   for (const Lost& one : heard.back().lost) gone[one.rank] = true;
   uint32_t first = known_.rounds;
