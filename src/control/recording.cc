@@ -1,6 +1,5 @@
 #include "control/recording.h"
 
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include "base/log.h"
 #include "base/termination.h"
 #include "control/messages.h"
+#include "control/status_service.h"
 
 namespace herring::control {
 
@@ -166,16 +166,7 @@ Result<std::string> record_folder(const std::string& setting) {
   const char* const temporary = std::getenv("TMPDIR");
   const std::string folder = concat(temporary != nullptr && *temporary == '/' ? temporary : "/tmp",
                                     "/herring-", getuid());
-  if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
-    return Status(Code::kConfiguration,
-                  concat("cannot make the folder ", folder, ": ", std::strerror(errno)));
-  }
-  struct stat found {};
-  if (lstat(folder.c_str(), &found) != 0 || !S_ISDIR(found.st_mode) ||
-      found.st_uid != getuid() || (found.st_mode & 077) != 0) {
-    return Status(Code::kConfiguration,
-                  concat(folder, " is not a folder that belongs to this user alone (mode 0700)"));
-  }
+  HERRING_RETURN_IF_ERROR(make_own_folder(folder));
   constexpr size_t kMostKept = 19;  // and that of this job
   std::error_code error;
   std::vector<std::pair<fs::file_time_type, fs::path>> records;

@@ -121,11 +121,7 @@ std::string bearer(std::string_view request) {
 
 }  // namespace
 
-Result<std::string> runtime_folder() {
-  const char* const given = std::getenv("XDG_RUNTIME_DIR");
-  // The variable may be left over from another session, whose folder is gone.
-  const bool usable = given != nullptr && *given == '/' && access(given, W_OK | X_OK) == 0;
-  const std::string folder = usable ? concat(given, "/herring") : concat("/tmp/herring-", getuid());
+Status make_own_folder(const std::string& folder) {
   if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
     return system_error(concat("cannot make the folder ", folder));
   }
@@ -134,9 +130,18 @@ Result<std::string> runtime_folder() {
     return system_error(concat("cannot look at the folder ", folder));
   }
   if (!S_ISDIR(found.st_mode) || found.st_uid != getuid() || (found.st_mode & 077) != 0) {
-    return Status(Code::kConfiguration,
-                  concat(folder, " is not a folder that belongs to this user alone (mode 0700)"));
+    return {Code::kConfiguration,
+            concat(folder, " is not a folder that belongs to this user alone (mode 0700)")};
   }
+  return {};
+}
+
+Result<std::string> runtime_folder() {
+  const char* const given = std::getenv("XDG_RUNTIME_DIR");
+  // The variable may be left over from another session, whose folder is gone.
+  const bool usable = given != nullptr && *given == '/' && access(given, W_OK | X_OK) == 0;
+  const std::string folder = usable ? concat(given, "/herring") : concat("/tmp/herring-", getuid());
+  HERRING_RETURN_IF_ERROR(make_own_folder(folder));
   return folder;
 }
 

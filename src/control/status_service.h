@@ -71,6 +71,8 @@ class StatusService : private transport::DescriptorHandler {
   std::map<int, std::unique_ptr<Client>> clients_;
 };
 
+// Makes the folder unless it exists. Returns an error unless it belongs to this user alone.
+Status make_own_folder(const std::string& folder);
 // Returns $XDG_RUNTIME_DIR/herring, or /tmp/herring-UID if that variable names no folder in which
 // this user may write. The folder exists then, and belongs to this user alone.
 Result<std::string> runtime_folder();
