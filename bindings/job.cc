@@ -517,7 +517,8 @@ void register_job(nb::module_& module) {
       .def("name_group",
            [](Job& job, nb::handle group, const std::string& name) {
              const auto named = group_of(group);
-             job.engine().groups().rename(named ? named->id() : control::Group::kWorld, name);
+             const uint32_t number = named ? named->id() : control::Group::kWorld;
+             job.engine().program().groups().rename(number, name);
            },
            "group"_a.none(), "name"_a)
       .def("refuse",

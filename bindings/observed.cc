@@ -47,7 +47,7 @@ nb::list recorded(Job& job, size_t most) {
   using namespace nb::literals;
   using observe::Moment;
   nb::list all;
-  for (const observe::Entry& one : job.engine().recorder().latest(most)) {
+  for (const observe::Entry& one : job.engine().program().recorder().latest(most)) {
     const std::string_view name = one.title();
     PyObject* const text = PyUnicode_DecodeUTF8(name.data(), static_cast<Py_ssize_t>(name.size()),
                                                 "replace");  // a name may be cut anywhere
@@ -72,7 +72,7 @@ nb::list recorded(Job& job, size_t most) {
 
 nb::dict activity(Job& job) {
   using namespace nb::literals;
-  const engine::Activity activity = job.engine().activity(job.engine().loop()->now());
+  const engine::Activity activity = job.engine().program().activity(job.engine().loop()->now());
   return dict_of("where"_a = activity.where, "since"_a = to_seconds(activity.since),
                  "rounds"_a = activity.rounds, "calls"_a = activity.calls,
                  "in_flight"_a = activity.in_flight, "waited"_a = to_seconds(activity.waited));
@@ -86,7 +86,8 @@ void bind_observed(nb::class_<Job>& bound) {
       .def("stats", &stats)
       .def("recorded", &recorded, "most"_a = observe::Recorder::kEntries)
       .def("activity", &activity)
-      .def("pause_recording", [](Job& job, bool yes) { job.engine().recorder().pause(yes); },
+      .def("pause_recording",
+           [](Job& job, bool yes) { job.engine().program().recorder().pause(yes); },
            "yes"_a)
       .def("begin_timeline", [](Job& job, const std::string& path) {
         check(without_gil([&] { return job.begin_timeline(path); }));

@@ -203,10 +203,8 @@ Status Job::connect() {
 
   std::lock_guard lock(news_);
   hears_ = true;
-  for (const control::Loss& loss : std::exchange(early_losses_, {})) tell_engine(loss);
-  for (const control::Replacement& news : std::exchange(early_replacements_, {})) {
-    tell_engine(news);
-  }
+  for (const control::Loss& loss : std::exchange(early_losses_, {})) engine_->tell(loss);
+  for (const auto& news : std::exchange(early_replacements_, {})) engine_->tell(news);
   if (!early_abort_.ok()) engine_->fail(early_abort_);
   return {};
 }
@@ -283,7 +281,7 @@ Result<std::vector<worker::ServerFlow>> Job::connect_servers(
 // Losses that come before the engine exists wait for it. Some make the start impossible and end it.
 void Job::on_loss(const control::Loss& loss) {
   std::lock_guard lock(news_);
-  hears_ ? tell_engine(loss) : early_losses_.push_back(loss);
+  hears_ ? engine_->tell(loss) : early_losses_.push_back(loss);
 }
 
 void Job::on_abort(const Status& why) {
@@ -295,16 +293,7 @@ void Job::on_abort(const Status& why) {
 
 void Job::on_replacement(const control::Replacement& news) {
   std::lock_guard lock(news_);
-  hears_ ? tell_engine(news) : early_replacements_.push_back(news);
-}
-
-void Job::tell_engine(const control::Replacement& news) {
-  engine_->server_news(news);
-}
-
-void Job::tell_engine(const control::Loss& loss) {
-  if (!loss.left) return engine_->peer_lost(loss);
-  if (!loss.is_server) engine_->rank_left(loss.index);
+  hears_ ? engine_->tell(news) : early_replacements_.push_back(news);
 }
 
 // Returns why connecting cannot succeed: a process has died, or a server has left; else ok.

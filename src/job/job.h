@@ -73,8 +73,6 @@ class Job {
   void on_loss(const control::Loss& loss);
   void on_abort(const Status& why);
   void on_replacement(const control::Replacement& news);
-  void tell_engine(const control::Loss& loss);
-  void tell_engine(const control::Replacement& news);
   Status cannot_connect();
   void log_begin(const engine::EngineOptions& engine, uint32_t flows);
   void log_end();

@@ -32,7 +32,7 @@ void WorkerReports::look(Nanos now) {
     looked_ = stack.taken;
     if (!stack.cause.empty()) looks_.add(stack.cause, stack.text, stack.taken);
   }
-  if (now < look_due_ || !engine_.activity(now).where.empty()) return;
+  if (now < look_due_ || !engine_.program().activity(now).where.empty()) return;
   ask_program_stack();
   asked_ = now;
   // Pauses vary, so that they are not in step with the program.
@@ -44,7 +44,7 @@ std::optional<observe::Report> WorkerReports::report() {
   const Nanos now = monotonic_now();
   if (watched_.load() >= 0) look(now);
   if (now < due_) return std::nullopt;
-  const engine::Activity activity = engine_.activity(now);
+  const engine::Activity activity = engine_.program().activity(now);
   const bool stalled = now - activity.since > kStalled;
   if (stalled && activity.where.empty() && !std::exchange(delayed_, true)) {
     ask_program_stack();
@@ -58,23 +58,23 @@ std::optional<observe::Report> WorkerReports::report() {
 }
 
 observe::ProcessRecord WorkerReports::timeline(bool last) {
-  return observe::for_timeline(engine_.recorder(), told_, last);
+  return observe::for_timeline(engine_.program().recorder(), told_, last);
 }
 
 observe::ProcessRecord WorkerReports::record() {
   const Nanos now = monotonic_now();
-  const engine::Activity activity = engine_.activity(now);
+  const engine::Activity activity = engine_.program().activity(now);
   observe::ProcessRecord record;
   record.where = activity.where;
   record.age = std::max<Nanos>(now - activity.since, 0);
   const ProgramStack stack = latest_program_stack();
   if (stack.taken != 0 && now - stack.taken < kFresh) record.stack = stack.text;
-  record.entries = engine_.recorder().latest(observe::kMostRecorded);
-  record.groups = engine_.groups().news(now);
+  record.entries = engine_.program().recorder().latest(observe::kMostRecorded);
+  record.groups = engine_.program().groups().news(now);
   return record;
 }
 
-void WorkerReports::dropped() { engine_.groups().tell_again(); }
+void WorkerReports::dropped() { engine_.program().groups().tell_again(); }
 
 // Returns since when no thread of the program can go on before a result comes, and nothing has
 // moved here.
@@ -111,7 +111,8 @@ observe::Report WorkerReports::make(Nanos now, const engine::Activity& activity)
     report.stack = stack.say(now);
     if (fresh) report.cause = stack.cause;
   }
-  engine_.recorder().each_ended(sampled_, [this](const Entry& ended) { sampler_.add(ended); });
+  engine_.program().recorder().each_ended(
+      sampled_, [this](const Entry& ended) { sampler_.add(ended); });
   report.samples = sampler_.take();
   std::vector<Nanos> works;
   for (const observe::RoundSample& sample : report.samples) {
@@ -128,8 +129,8 @@ observe::Report WorkerReports::make(Nanos now, const engine::Activity& activity)
     }
   }
   report.stride = sampler_.stride();
-  report.groups = engine_.groups().news(now);
-  report.operations = engine_.recorder().operations();
+  report.groups = engine_.program().groups().news(now);
+  report.operations = engine_.program().recorder().operations();
   report.resources = observe::own_resources();
   const worker::Engine::Counters counters = engine_.counters();
   report.still = stands_still(now, activity, counters);

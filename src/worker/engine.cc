@@ -38,23 +38,21 @@ Status Engine::destroy(const std::shared_ptr<Group>& group) {
 
 void Engine::fail(const Status& status) { core_->core().ending.fail(status); }
 
-// News of the rendezvous, in the order in which they come.
-void Engine::tell(std::function<void(EngineCore&)> news) {
+void Engine::post(std::function<void(EngineCore&)> news) {
   loop()->post([core = core_.get(), news = std::move(news)] {
     if (!core->core().ending.begun()) news(*core);
   });
 }
 
-void Engine::peer_lost(const control::Loss& loss) {
-  tell([loss](EngineCore& core) { core.membership().peer_lost(loss); });
+void Engine::tell(const control::Loss& loss) {
+  post([loss](EngineCore& core) {
+    if (!loss.left) return core.membership().peer_lost(loss);
+    if (!loss.is_server) core.membership().rank_left(loss.index);
+  });
 }
 
-void Engine::rank_left(uint32_t rank) {
-  tell([rank](EngineCore& core) { core.membership().rank_left(rank); });
-}
-
-void Engine::server_news(const control::Replacement& news) {
-  tell([news](EngineCore& core) { core.coming_servers().server_news(news); });
+void Engine::tell(const control::Replacement& news) {
+  post([news](EngineCore& core) { core.coming_servers().server_news(news); });
 }
 
 Status Engine::failure() const { return core_->core().ending.failure(); }
@@ -123,15 +121,11 @@ Engine::Counters Engine::counters() {
   }).value_or(Counters{});
 }
 
-observe::Recorder& Engine::recorder() { return core_->core().recorder(); }
-
-observe::GroupBook& Engine::groups() { return core_->core().program->groups(); }
+engine::Program& Engine::program() { return *core_->core().program; }
 
 void Engine::tell_states(std::map<uint32_t, std::string> states) {
   core_->core().states.set(std::move(states));
 }
-
-engine::Activity Engine::activity(Nanos now) { return core_->core().program->activity(now); }
 
 size_t Engine::credit_bytes() const { return core_->core().links->credit_bytes(); }
 

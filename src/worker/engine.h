@@ -57,13 +57,11 @@ class Engine {
 
   // Fails all operations in flight and all later ones.
   void fail(const Status& status);
-  // Handles the loss of a process. Operations that need it fail; if nothing can go on, all fail.
-  void peer_lost(const control::Loss& loss);
-  // Handles a rank that has left the job: operations that still need it fail.
-  void rank_left(uint32_t rank);
-  // Handles a replacement for a dedicated server: connects to one that comes, and says that it is
-  // ready when the server knows what it has to.
-  void server_news(const control::Replacement& news);
+  // News of the rendezvous, in the order in which they come. If a process is gone, operations that
+  // need it fail; if nothing can go on, all fail. To a server that comes as a replacement, the
+  // engine connects; it says that it is ready when the server knows what it has to.
+  void tell(const control::Loss& loss);
+  void tell(const control::Replacement& news);
   Status failure() const;
   // Ends the thread; operations in flight fail with kShutdown.
   void stop();
@@ -93,19 +91,15 @@ class Engine {
     std::vector<std::string> names;  // of the servers, as messages call them
   };
   Counters counters();
-  // Returns the entries of this worker. Any thread, down to the end of this object.
-  observe::Recorder& recorder();
-  // Returns what this worker knows of its groups. Any thread, like recorder().
-  observe::GroupBook& groups();
+  // What the program does, the entries of this worker, and what it knows of its groups.
+  engine::Program& program();
   // Sets what messages say about ranks that hold others up, see observe::RankStates. Any thread.
   void tell_states(std::map<uint32_t, std::string> states);
-  // Returns what the program does at the time `now` of the loop. Any thread.
-  engine::Activity activity(Nanos now);
   // Returns Counters::credit_bytes. Must run on the engine's own thread.
   size_t credit_bytes() const;
 
  private:
-  void tell(std::function<void(EngineCore&)> news);
+  void post(std::function<void(EngineCore&)> news);
 
   const std::unique_ptr<EngineCore> core_;
 };
