@@ -130,10 +130,10 @@ class Member::Impl final : public Channel::Owner {
     });
   }
 
-  void send_abort(const Status& why) {
+  void send_abort(const Status& why, uint8_t flags = 0) {
     if (!here()) return;
-    loop_.post([this, why] {
-      if (!silent_) channel_->send(FrameType::kAbort, encode(why));
+    loop_.post([this, why, flags] {
+      if (!silent_) channel_->send(FrameType::kAbort, encode(why), flags);
     });
   }
 
@@ -585,6 +585,8 @@ void Member::settle() { impl_->settle(); }
 
 void Member::abort(const std::string& reason) { abort(Status(Code::kShutdown, reason)); }
 void Member::abort(const Status& why) { impl_->send_abort(why); }
+
+void Member::end_part(const Status& why) { impl_->send_abort(why, kFlagPart); }
 
 void Member::goodbye() { impl_->goodbye(); }
 

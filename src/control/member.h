@@ -120,6 +120,9 @@ class Member {
   // Tells all processes to give up. Any thread; never blocks.
   void abort(const std::string& reason);
   void abort(const Status& why);
+  // Tells everybody that this worker's part of the job has ended, because a deadline has passed.
+  // Those who need it fail, unless they soon fail by themselves. Any thread; never blocks.
+  void end_part(const Status& why);
   // Leaves cleanly, within about a second. Any thread but the member's own. No callback follows.
   void goodbye();
 

@@ -99,7 +99,10 @@ Result<ServerReport> decode_server_report(std::string_view payload);
 // registering member to come again, because an earlier job of the same processes has not ended yet.
 // Text that begins with kGivenUp is for one dedicated server, without which the job goes on. Text
 // that begins with kDeadlock comes from no process: the rendezvous has found it.
+// With the second flag, a worker says that only its own part of the job has ended: the others fail
+// only if they need it.
 inline constexpr uint8_t kFlagAgain = 1;
+inline constexpr uint8_t kFlagPart = 2;
 inline constexpr std::string_view kGivenUp =
     "this server is given up, and the job goes on without it: ";
 inline constexpr std::string_view kDeadlock = "deadlock: ";

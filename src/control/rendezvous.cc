@@ -197,7 +197,7 @@ class Rendezvous::Impl final : public Channel::Owner {
       return {};
     }
     if (type == FrameType::kRegister) return gathering_.on_register(peer, payload);
-    if (type == FrameType::kAbort) return on_abort(peer, payload);
+    if (type == FrameType::kAbort) return on_abort(peer, flags, payload);
     if (peer.kind == Peer::Kind::kUnknown) return nonsense("a message before its registration");
     if (type == FrameType::kGoodbye) {
       on_goodbye(peer);
@@ -216,13 +216,15 @@ class Rendezvous::Impl final : public Channel::Owner {
     return nonsense(concat("a message of type ", wire::name_of(type)));
   }
 
-  Status on_abort(Peer& peer, std::string_view payload) {
+  Status on_abort(Peer& peer, uint8_t flags, std::string_view payload) {
     Status why;
     if (!decode_abort(payload, why).ok()) return nonsense("a malformed abort");
     if (peer.kind == Peer::Kind::kUnknown) {
       gathering_.on_declined(peer, why);
     } else if (peer.kind == Peer::Kind::kSpare) {
       peer.gone = true;
+    } else if (job_ && flags == kFlagPart && peer.kind == Peer::Kind::kWorker) {
+      job_->end_part(peer, why);
     } else if (job_) {
       if (watch_ && !job_->can_spare(peer)) watch_->expect_failures();
       job_->abort(peer, why);

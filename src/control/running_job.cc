@@ -15,6 +15,9 @@ using wire::FrameType;
 // A worker's connection to a dead server may end before the server's own connection, which says
 // better why.
 constexpr Nanos kBetterReason = 50 * kMillisecond;
+// Ranks that wait for the same one miss their deadlines at about the same time, and each says best
+// what it waited for. So the end of one's part is told to the others a little later.
+constexpr Nanos kOwnDeadlines = kSecond;
 
 }  // namespace
 
@@ -115,6 +118,18 @@ void RunningJob::abort(Peer& author, const Status& why) {
   const std::string text = concat(describe(author), ": ", why.message());
   log(LogLevel::kInfo, "the job is aborted by ", text);
   broadcast(peers_, FrameType::kAbort, encode(Status(why.code(), text)), &author);
+}
+
+void RunningJob::end_part(const Peer& worker, const Status& why) {
+  const std::string how = concat("its part of the job has ended: ", why.message());
+  log(LogLevel::kInfo, describe(worker), ": ", how);
+  loop_.call_after(kOwnDeadlines, [this, rank = worker.index, why, how] {
+    if (fails_ || ended_) return;
+    for (const auto& peer : peers_) {
+      const bool stays = peer->is_member() && peer->kind == Peer::Kind::kWorker;
+      if (stays && peer->index == rank) return rendezvous_.give_up(*peer, why, how);
+    }
+  });
 }
 
 void RunningJob::deadlocked(const std::string& who) {

@@ -42,6 +42,9 @@ class RunningJob {
   void leave(const Peer& peer);
   // A member tells all processes to give up.
   void abort(Peer& author, const Status& why);
+  // A worker's part of the job has ended, because a deadline has passed, and its process may stay.
+  // Soon it counts as lost.
+  void end_part(const Peer& worker, const Status& why);
   // Tells all processes to give up, because their calls can never end. `who`: who waits where.
   void deadlocked(const std::string& who);
 

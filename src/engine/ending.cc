@@ -101,6 +101,11 @@ void Ending::end_all() {
   for (Carrier* carrier : core_.carriers) carrier->fail_all(status);
   // Only this process knows of the fault; without abort() the other ranks would wait for it.
   if (status.is_fault()) core_.options.abort(status.message());
+  // Servers and neighbours tell a missed deadline at most to those who wait already.
+  if (status.code() == Code::kTimeout) core_.options.end_part(status);
+  // Rank 0 hosts the rendezvous, without which only these connections tell neighbours. Servers see
+  // that those to them have ended.
+  if (!leaves_ && core_.presence.has_left(0)) core_.bus->end_sending();
   failing_ = false;
 }
 

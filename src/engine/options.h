@@ -35,6 +35,8 @@ struct EngineOptions {
   // Says whether this worker can reach a dedicated server, see control::ServerReport; any thread.
   std::function<void(uint32_t server, uint32_t number, bool reachable, const std::string& why)>
       report_server = [](uint32_t, uint32_t, bool, const std::string&) {};
+  // Tells the other ranks that this worker's part of the job has ended; any thread.
+  std::function<void(const Status& why)> end_part = [](const Status&) {};
   // Makes the whole job fail; any thread.
   std::function<void(const std::string& reason)> abort = [](const std::string&) {};
 };

@@ -181,6 +181,7 @@ Status Job::connect() {
   engine.warn_after = settings.get_seconds("warn_after");
   engine.failed = [member = member_.get()](const Status& why) { member->failed(why.message()); };
   engine.abort = [member = member_.get()](const std::string& reason) { member->abort(reason); };
+  engine.end_part = [member = member_.get()](const Status& why) { member->end_part(why); };
   engine.server_timeout = from_seconds(settings.get_seconds("heartbeat_timeout"));
   if (engine.failover) {
     // The rendezvous waits a moment longer, and hears why.

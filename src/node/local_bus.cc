@@ -378,6 +378,12 @@ Result<std::shared_ptr<char>> LocalBus::peer_memory(uint32_t peer, uint32_t regi
   return std::shared_ptr<char>(std::move(mapped), data);
 }
 
+void LocalBus::end_sending() {
+  for (uint32_t r = 0; r < peers_.size(); ++r) {
+    if (r != local_rank_ && alive(r)) ::shutdown(peers_[r].fd.get(), SHUT_WR);
+  }
+}
+
 void LocalBus::close(bool leaves) {
   on_interest_ = nullptr;
   LocalMessage goodbye;

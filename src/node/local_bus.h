@@ -108,6 +108,9 @@ class LocalBus {
   // Returns the region itself, as mapped here.
   Result<std::shared_ptr<SharedRegion>> peer_region(uint32_t peer, uint32_t region) const;
 
+  // Lets every peer read what was sent, and then the end without a goodbye. Nothing more is sent.
+  void end_sending();
+
   // Closes everything, even if queued messages could not be sent. Says goodbye first if this rank
   // `leaves`, so that peers can tell that from failing and dying. No handler runs.
   void close(bool leaves = true);

@@ -173,19 +173,21 @@ void Membership::neighbour_left(uint32_t rank) {
 
 // Handles a connection to a worker on this node that ended without a goodbye.
 void Membership::neighbour_closed(uint32_t rank, const Status& why) {
-  core_.loop->call_after(kNewsOfNeighbour, [this, rank, why] {
+  const Nanos patience = core_.presence.has_left(0) ? kNews : kNewsOfNeighbour;
+  core_.loop->call_after(patience, [this, rank, why] {
     const engine::Presence& presence = core_.presence;
     const bool known =
         presence.has_left(rank) || std::ranges::any_of(presence.lost, [rank](const auto& one) {
           return !one.is_server && one.index == rank;
         });
     if (known) return;
-    // Who hosts the rendezvous would have said that it has failed or died.
-    const char* const state = presence.has_left(0) ? ", which has failed or died: "
-                                                   : ", which is still in the job: ";
-    core_.ending.fail_now({Code::kPeerLost, concat("lost the connection to ",
-                                                   core_.cluster.describe_rank(rank), state,
-                                                   why.message())});
+    const bool nobody_tells = presence.has_left(0);
+    const std::string text = concat("lost the connection to ", core_.cluster.describe_rank(rank),
+                                    nobody_tells ? ", which has failed or died: "
+                                                 : ", which is still in the job: ",
+                                    why.message());
+    if (!nobody_tells) return core_.ending.fail_now({Code::kPeerLost, text});
+    if (!core_.ending.begun()) peer_lost({false, false, rank, text, 0, {}});
   });
 }
 

@@ -94,6 +94,34 @@ TEST(Life, LossesBeforeWatchAreDeliveredThen) {
   EXPECT_EQ(server.losses()[0].index, 1u);
 }
 
+TEST(Life, AWorkerWhosePartHasEndedCountsAsLostSoon) {
+  Running running(3);
+  Witness zero(*running.workers[0]), two(*running.workers[2]), server(*running.server);
+  running.workers[1]->end_part({Code::kTimeout, "'x' has waited for rank 2"});
+  for (Witness* each : {&zero, &two, &server}) {
+    ASSERT_TRUE(each->wait_losses(1));
+    EXPECT_EQ(each->losses()[0].index, 1u);
+    EXPECT_TRUE(contains(each->losses()[0].text, "'x' has waited for rank 2"));
+    EXPECT_TRUE(each->aborts().empty());
+  }
+  // It leaves later, and nobody hears of it again.
+  running.workers[1]->goodbye();
+  running.workers[2].reset();
+  ASSERT_TRUE(zero.wait_losses(2));
+  EXPECT_EQ(zero.losses()[1].index, 2u);
+}
+
+TEST(Life, ADeathComesBeforeTheEndOfAPart) {
+  Running running(4);
+  Witness zero(*running.workers[0]);
+  running.workers[1]->end_part({Code::kTimeout, "'x' has waited for rank 2"});
+  running.workers[1]->settle();
+  running.workers[2].reset();
+  ASSERT_TRUE(zero.wait_losses(1));
+  EXPECT_EQ(zero.losses()[0].index, 2u);
+  EXPECT_TRUE(contains(zero.losses()[0].text, "without a goodbye"));
+}
+
 TEST(Life, AbortReachesEverybodyEvenWhenItsAuthorGoesAtOnce) {
   Running running(3);
   Witness zero(*running.workers[0]), two(*running.workers[2]), server(*running.server);
