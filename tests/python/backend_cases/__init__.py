@@ -4,7 +4,18 @@
 Most cases compare with gloo, which serves a second group of the same ranks.
 """
 
-from . import collectives, compiled, faults, frames, groups, hooks, models, operators, profiles
+from . import (
+    collectives,
+    compiled,
+    faults,
+    frames,
+    groups,
+    hooks,
+    models,
+    operators,
+    profiles,
+    sharded,
+)
 from .support import CASES
 
 CASES["once_more"] = CASES.pop("once_more")  # last, because gloo cannot reuse a store
@@ -20,4 +31,5 @@ __all__ = [
     "models",
     "operators",
     "profiles",
+    "sharded",
 ]

@@ -24,6 +24,7 @@ from herring.torch.backend.group import HerringProcessGroup
 from herring.torch.backend.joining import join_by_store, rendezvous
 from herring.torch.backend.monitored import answer_monitored_barrier
 from herring.torch.backend.reconfiguring import ReconfigurableProcessGroup
+from herring.torch.backend.sharded import answer_for_sharded_tensors
 
 __all__ = ["HerringProcessGroup", "create", "register"]
 
@@ -54,6 +55,8 @@ def create(options: Any, settings: Any = None) -> HerringProcessGroup:
     timeout = options.timeout
     if not isinstance(timeout, timedelta):
         timeout = timedelta(seconds=float(timeout))
+    # Not in register(), which must not load torch's sharding where nobody begins a group.
+    answer_for_sharded_tensors(lambda group: isinstance(group, BaseProcessGroup))
     ranks = list(options.global_ranks_in_group)
     rank, size = options.group_rank, options.group_size
     owns = False
