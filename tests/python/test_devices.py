@@ -22,6 +22,11 @@ def test_right_under_jitter(name: str, layout: str, stage: str) -> None:
     expect_success(run_job(LAYOUTS[layout], program(name), HERRING_NODE_STAGE=stage, **ENVIRONMENT))
 
 
+@pytest.mark.parametrize("layout", ["one-node", "colocated-servers", "dedicated-servers"])
+def test_rounds_in_8_bits_are_right_under_jitter(layout: str) -> None:
+    expect_success(run_job(LAYOUTS[layout], program("gpu_rounds"), WIRE="fp8", **ENVIRONMENT))
+
+
 @pytest.mark.parametrize(
     "name", ["gpu_collectives", "gpu_rounds", "gpu_orders", "butterfly_values", "xla_collectives"]
 )

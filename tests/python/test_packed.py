@@ -14,6 +14,11 @@ def test_rounds_in_8_bits(layout: str) -> None:
     assert "are right" in expect_success(run_job(LAYOUTS[layout], program("packed_rounds")))
 
 
+def test_servers_add_partial_sums_of_many_nodes() -> None:
+    layout = ["-n", "9", "--nodes", "9", "--servers", "1"]
+    assert "are right" in expect_success(run_job(layout, program("packed_rounds", "few")))
+
+
 def test_the_death_of_servers_changes_no_bit() -> None:
     """Workers send again what they sent, although its place has other numbers by then."""
     digests = []

@@ -33,6 +33,8 @@ from herring.errors import InvalidArgumentError
 __all__ = ["PlannedReduction"]
 
 _MOST_DEVICES = 1 << 16
+#: The wire dtypes of 8 bits, to which processors round, because no kernel does.
+PACKED_DTYPES = ("fp8", "fp8_e4m3", "fp8_e5m2", "int8")
 
 
 class PlannedReduction:
@@ -98,7 +100,8 @@ class PlannedReduction:
             wire = "" if wire_dtype is None else text_of(wire_dtype, "wire_dtype")
             divide_by_all = boolean_of(divide_by_all, "divide_by_all")
             error_feedback = boolean_of(error_feedback, "error_feedback")
-            casts = device is not None and wire != "" and _casts(device, wire, name)
+            casts = device is not None and wire not in ("", *PACKED_DTYPES)
+            casts = casts and _casts(device, wire, name)
         self._device = device
         self._arenas: list[Any] = []  # the arenas on the GPU
         # Gradients may lie in different memory on different ranks, but all ranks must agree on how

@@ -12,11 +12,11 @@ from herring.arrays.calls import called
 from herring.arrays.collectives import barrier
 from herring.arrays.gradients import PlannedList
 from herring.arrays.groups import Group
+from herring.arrays.planned import PACKED_DTYPES
 from herring.errors import HerringError, InvalidArgumentError
 from herring.torch import devices
 from herring.torch.engine import runs_last
 from herring.torch.tensors import (
-    PACKED_DTYPES,
     check_not_capturing,
     dense_strides,
     dtype_name,

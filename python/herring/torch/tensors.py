@@ -10,6 +10,7 @@ import torch
 from torch.nn.parameter import UninitializedTensorMixin
 
 from herring.arrays.arguments import shown
+from herring.arrays.planned import PACKED_DTYPES
 from herring.errors import InvalidArgumentError
 
 _ALIGNMENT = 16  # bytes; at least the size of every torch dtype, so that views stay aligned
@@ -27,7 +28,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-PACKED_DTYPES = ("fp8", "fp8_e4m3", "fp8_e5m2", "int8")
 _WIRE_DTYPES = ("float32", "float16", "bfloat16", *PACKED_DTYPES)
 
 

@@ -1,6 +1,10 @@
-"""Planned rounds in 8 bits, compared to the bit with what torch's 8-bit types and NumPy give."""
+"""Planned rounds in 8 bits, compared to the bit with what torch's 8-bit types and NumPy give.
+
+"few" leaves out what does not depend on the number of nodes.
+"""
 
 import itertools
+import sys
 
 import numpy as np
 import torch
@@ -78,8 +82,10 @@ def average(sums, wire):
     return as_sent(tree(sums) / np.float32(size), wire)
 
 
-for wire, feedback, buffer_bytes in itertools.product(LARGEST, (True, False), (0, 16384)):
-    sizes = [1, 31, 5000, 993, 40_003]
+few = sys.argv[1:] == ["few"]
+ways = [(True, 0)] if few else itertools.product((True, False), (0, 16384))
+for wire, (feedback, buffer_bytes) in itertools.product(LARGEST, [*ways]):
+    sizes = [1, 31, 5000, 993, 3 if few else 40_003]
     plan = herring.PlannedReduction(
         [(n, "float32") for n in sizes],
         name=f"{wire}-{feedback}-{buffer_bytes}",
@@ -152,7 +158,8 @@ for dtype, wire in itertools.product(("float16", "bfloat16"), LARGEST):
     else:
         expected = sums[0]
     assert torch.equal(arena, torch.from_numpy(expected).to(kind)), (dtype, wire)
-    assert (plan.arena(1).view(np.float32) == size).all()
+    ones = np.full(5, size, np.float32)
+    expect(plan.arena(1).view(np.float32), as_sent(ones, wire) if len(members) > 1 else ones, wire)
     plan.close()
 
 # A rank without gradients keeps what it owes.
