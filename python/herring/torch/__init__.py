@@ -30,6 +30,7 @@ from herring.arrays.face import __all__ as __all__
 from herring.partial import Quorum, Replay, RoundInfo, RoundStatistics
 from herring.torch import backend, functional
 from herring.torch.boards import StepLogger
+from herring.torch.buckets import PlannedBuckets
 from herring.torch.comm_hook import ddp_comm_hook
 from herring.torch.ddp import DistributedDataParallel
 from herring.torch.elastic import ElasticSampler, State
@@ -61,6 +62,7 @@ __all__ = [
     "GradientReducer",
     "Handle",
     "Join",
+    "PlannedBuckets",
     "Quorum",
     "Replay",
     "RoundInfo",

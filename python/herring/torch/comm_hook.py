@@ -12,6 +12,7 @@ from herring.arrays.operations import Handle
 from herring.errors import InvalidArgumentError
 from herring.torch import devices
 from herring.torch.backend.group import HerringProcessGroup
+from herring.torch.buckets import PlannedBuckets
 from herring.torch.promises import Promise
 from herring.torch.ranges import work_range
 
@@ -26,8 +27,8 @@ def ddp_comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[t
 
     Args:
       state: The ranks that average. None means all ranks of the job that `herring.init` or
-        ``init_process_group("herring")`` joined. Otherwise a `herring.Group`, or a process group
-        of the backend "herring".
+        ``init_process_group("herring")`` joined. Otherwise a `herring.Group`, a process group of
+        the backend "herring", or a `herring.torch.PlannedBuckets`.
       bucket: The bucket that torch passes to the hook; [n], floats.
 
     Returns:
@@ -43,6 +44,8 @@ def ddp_comm_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[t
 
 
 def _average(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    if isinstance(state, PlannedBuckets):
+        return state.average(bucket)
     buffer = bucket.buffer()
     if isinstance(state, HerringProcessGroup):
         options = dist.AllreduceOptions()
@@ -51,8 +54,8 @@ def _average(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.
         return work.get_future().then(lambda done: done.value()[0])
     if state is not None and not isinstance(state, Group):
         raise InvalidArgumentError(
-            f"the state of ddp_comm_hook is {state!r}; it must be None, a herring.Group, or a "
-            "process group of the backend 'herring'"
+            f"the state of ddp_comm_hook is {state!r}; it must be None, a herring.Group, a "
+            "process group of the backend 'herring', or a herring.torch.PlannedBuckets"
         )
     taken, host = devices.taken(buffer.data, "ddp_comm_hook")
     promise = Promise([buffer.device] if buffer.is_cuda else None)

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import herring.torch
 
-from .support import case, gloo
+from .support import case, gloo, raises
 
 
 class _Net(torch.nn.Module):
@@ -118,6 +118,57 @@ def hook_over_herring() -> None:
     ):
         for one, other in zip(found, wanted):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+def _buckets_of(group: Any) -> None:
+    herring.torch.PlannedBuckets(group=group)
+
+
+@case
+def planned_buckets() -> None:
+    """Buckets agree once, then nothing is announced; they may travel in 8 bits."""
+    options = {"find_unused_parameters": True}
+    wanted = _trained(gloo(), options)
+    for wire in (None, "fp8", "int8"):
+        state = herring.torch.PlannedBuckets(wire)
+
+        def register(model: Any, state: Any = state) -> None:
+            model.register_comm_hook(state, herring.torch.ddp_comm_hook)
+
+        ways = {"hook": register, "registers": True, "dtype": torch.float32 if wire else None}
+        ways = {key: value for key, value in ways.items() if value is not None}
+        close = {"rtol": 0.05, "atol": 0.05} if wire else {"rtol": 1e-10, "atol": 1e-12}
+        for group in (gloo(), None):
+            found = _trained(group, options, **ways)
+            for one, other in zip(found, wanted):
+                torch.testing.assert_close(one.double(), other.double(), **close)
+            mine = torch.cat([one.double().reshape(-1) for one in found[:9]])
+            first = mine.clone()
+            dist.broadcast(first, 0)
+            assert torch.equal(mine, first), wire
+    raises(herring.InvalidArgumentError, "int16", herring.torch.PlannedBuckets, "int16")
+    raises(herring.InvalidArgumentError, "3", _buckets_of, 3)
+
+
+@case
+def planned_buckets_announce_nothing() -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(*[torch.nn.Linear(40, 40) for _ in range(6)])
+    model = DistributedDataParallel(net, bucket_cap_mb=0.01)
+    model.register_comm_hook(herring.torch.PlannedBuckets(), herring.torch.ddp_comm_hook)
+
+    def step() -> None:
+        net.zero_grad()
+        model(torch.randn(8, 40)).square().mean().backward()
+
+    for _ in range(3):
+        step()
+    before = herring.stats()["seconds"]["total"]
+    for _ in range(5):
+        step()
+    after = herring.stats()["seconds"]["total"]
+    assert after["calls"] == before["calls"], (before, after)
+    assert after["rounds"] >= before["rounds"] + 10, (before, after)
 
 
 @case
