@@ -23,21 +23,13 @@ using rounds::Planned;
 using Arenas = std::vector<std::shared_ptr<ArrayView>>;
 using Memory = std::vector<std::shared_ptr<void>>;
 
-// By then, all living ranks have heard of a failure (heartbeats, 2 s), and work on devices is done.
-constexpr Nanos kForAWhile = 10 * kSecond;
-
 // Keeps memory to which neighbours' devices may still write from being reused. Releases memory that
 // was kept for long enough. Needs the GIL.
 void keep_for_a_while(Memory memory) {
-  static auto* const kept = new std::vector<std::pair<Nanos, Memory>>;
+  static auto* const kept = new device::KeptForAWhile<Memory>;
   const Nanos now = monotonic_now();
-  std::vector<std::pair<Nanos, Memory>> over;  // freeing their memory may call this function
-  std::erase_if(*kept, [&](auto& one) {
-    if (now - one.first < kForAWhile) return false;
-    over.push_back(std::move(one));
-    return true;
-  });
-  if (!memory.empty()) kept->emplace_back(now, std::move(memory));
+  const std::vector<Memory> over = kept->take(now);  // freeing them may call this function
+  if (!memory.empty()) kept->put(std::move(memory), now);
 }
 
 // The job outlives the plan and every view of its memory, which may outlive the plan.

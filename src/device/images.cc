@@ -10,9 +10,6 @@
 namespace herring::device {
 namespace {
 
-// After a failure, a neighbour that has not heard of it may read for so long.
-constexpr Nanos kForAWhile = 10 * kSecond;
-
 uint64_t random_id() {
   std::random_device device;
   const uint64_t id = uint64_t{device()} << 32 | device();
@@ -142,15 +139,12 @@ void Neighbours::remove(uint64_t id) {
 }
 
 void Neighbours::keep_for_a_while(std::unique_ptr<Image> image) {
-  std::vector<std::pair<Nanos, std::unique_ptr<Image>>> over;  // destroyed without the lock
+  std::vector<std::unique_ptr<Image>> over;  // destroyed without the lock
   std::lock_guard lock(mutex_);
   const Nanos now = monotonic_now();
-  for (auto& one : kept_) {
-    if (now - one.first > kForAWhile) over.push_back(std::move(one));
-  }
-  std::erase_if(kept_, [](const auto& one) { return one.second == nullptr; });
+  over = kept_.take(now);
   std::erase(live_, image->id());
-  kept_.emplace_back(now, std::move(image));
+  kept_.put(std::move(image), now);
 }
 
 }  // namespace herring::device

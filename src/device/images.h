@@ -13,8 +13,8 @@
 #include <mutex>
 #include <vector>
 
-#include "base/clock.h"
 #include "device/device.h"
+#include "device/kept.h"
 
 namespace herring::device {
 
@@ -122,7 +122,7 @@ class Neighbours {
   std::mutex mutex_;
   std::map<Owner, Rank> ranks_;
   std::vector<uint64_t> live_;
-  std::vector<std::pair<Nanos, std::unique_ptr<Image>>> kept_;
+  KeptForAWhile<std::unique_ptr<Image>> kept_;
 };
 
 }  // namespace herring::device
