@@ -171,8 +171,7 @@ Status Operation::queue_back(const std::vector<device::Stream>& streams) {
 Status Operation::return_to(std::vector<Place> places, const std::vector<device::Stream>& streams,
                             std::function<void()> failed, device::Watcher::Then then) {
   if (done()) HERRING_RETURN_IF_ERROR(status());
-  HERRING_ASSIGN_OR_RETURN(auto& planned, plan_return(places));
-  const std::shared_ptr<Return> returned = std::move(planned);
+  HERRING_ASSIGN_OR_RETURN(const std::shared_ptr<Return> returned, plan_return(places));
   // A copy of memory that is not pinned may block this thread until the flag is set.
   const bool waits = !returned->is_pinned();
   Status queued = waits ? complete_here() : Status();

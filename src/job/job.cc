@@ -115,8 +115,7 @@ Status Job::join() {
   auto member = member_options(options_.rendezvous, options_.secret, settings);
   if (!member.ok()) return member.status();
 
-  HERRING_ASSIGN_OR_RETURN(auto& bus, LocalBus::listen());
-  bus_ = std::move(bus);
+  HERRING_RETURN_IF_ERROR(LocalBus::listen().move_to(bus_));
   control::WorkerRegistration registration;
   registration.rank = options_.rank;
   registration.size = options_.size;

@@ -11,7 +11,8 @@ std::optional<observe::Report> ServerReports::report() {
   const Nanos now = monotonic_now();
   if (now < due_) return std::nullopt;
   server::ServerView view = server_.view(now);
-  due_ = now + (view.missing.empty() ? kInterval : kStalledInterval);
+  const bool stalled = !view.missing.empty() && !view.missing.front().by;  // messages come last
+  due_ = now + (stalled ? kStalledInterval : kInterval);
   view.still = stands_still(view, now);
   view.resources = observe::own_resources(true);
   view.in_flight += view.announced;
