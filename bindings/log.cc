@@ -4,7 +4,7 @@
 
 #include <nanobind/stl/string.h>
 
-#include "base/version.h"
+#include "base/process_texts.h"
 #include "bindings.h"
 #include "waiting.h"
 

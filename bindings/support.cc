@@ -1,7 +1,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
-#include "base/record_place.h"
+#include "base/process_texts.h"
 #include "bindings.h"
 #include "waiting.h"
 

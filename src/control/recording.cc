@@ -10,7 +10,7 @@
 #include <system_error>
 
 #include "base/log.h"
-#include "base/termination.h"
+#include "base/signal_handlers.h"
 #include "control/messages.h"
 #include "control/status_service.h"
 

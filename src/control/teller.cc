@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "base/record_place.h"
+#include "base/process_texts.h"
 
 namespace herring::control {
 namespace {

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "base/log.h"
-#include "base/status_signal.h"
-#include "base/version.h"
+#include "base/process_texts.h"
+#include "base/signal_handlers.h"
 #include "control/messages.h"
 #include "transport/address.h"
 

@@ -11,7 +11,7 @@
 
 #include "base/interrupt.h"
 #include "base/log.h"
-#include "base/record_place.h"
+#include "base/process_texts.h"
 #include "control/messages.h"
 #include "job/process.h"
 #include "job/serving.h"

@@ -1,4 +1,4 @@
-#include "base/status_signal.h"
+#include "base/signal_handlers.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>

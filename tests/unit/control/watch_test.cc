@@ -6,7 +6,7 @@
 
 #include <cstdlib>
 
-#include "base/status_signal.h"
+#include "base/signal_handlers.h"
 #include "control/messages.h"
 #include "members.h"
 #include "tests/unit/text.h"
