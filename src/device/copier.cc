@@ -298,16 +298,10 @@ Status Copier::check() {
   return lost.ok() ? lost : lose(lost);
 }
 
-bool Copier::is_idle() {
-  return std::ranges::all_of(streams(), [this](Stream stream) {
-    const auto idle = device_.idle(stream);
-    return idle.ok() && *idle;
-  });
-}
-
 void Copier::while_idle(const std::function<void()>& call) {
   std::lock_guard lock(mutex_);
-  if (is_idle()) call();
+  const Result<bool> idle = device_.empty_by(0, streams());
+  if (idle.ok() && *idle) call();
 }
 
 bool Copier::await_idle(Nanos deadline) {

@@ -143,8 +143,6 @@ class Copier {
   Status launch(const std::vector<Launch>& all, Stream stream);
   Status queue_sum(Flag flag, uint32_t value, const Sum& sum);
   Status queue_gift(Flag flag, uint32_t value, const Sum& sum);
-  // The caller holds the lock.
-  bool is_idle();
   // Like Device::empty_by(), but tells an error that the device is in to all expected callbacks.
   Result<bool> idle_by(Nanos deadline, const std::vector<Stream>& streams);
   Status lose(const Status& why);

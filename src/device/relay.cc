@@ -273,11 +273,8 @@ Status Relay::check() {
 
 void Relay::while_idle(const std::function<void()>& call) {
   std::lock_guard lock(mutex_);
-  for (const Stream stream : {outs_stream_, ins_stream_}) {
-    const auto idle = device_.idle(stream);
-    if (!idle.ok() || !*idle) return;
-  }
-  call();
+  const Result<bool> idle = device_.empty_by(0, {outs_stream_, ins_stream_});
+  if (idle.ok() && *idle) call();
 }
 
 }  // namespace herring::device
