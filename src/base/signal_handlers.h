@@ -1,7 +1,7 @@
 // Two signals that the core handles while the program leaves them alone. Only the default is
 // replaced: a program that handles a signal, or ignores it, keeps it. A handler that the program
-// installs later replaces the core's. Python does not see these handlers, so libraries that look for
-// handlers of others find none.
+// installs later replaces the core's. Python does not see these handlers, so libraries that look
+// for handlers of others find none.
 #pragma once
 
 #include <cstdint>
