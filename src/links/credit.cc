@@ -6,14 +6,12 @@ namespace herring::links {
 namespace {
 
 // Gains: for a pair of intervals, goodput with the other window divided by goodput without it.
-constexpr double kPlainGain = 1.2;    // on the ladder, or in each of two pairs: enough on any link
-constexpr double kClearGain = 1.03;   // in each of the first two pairs: enough if no link is full
+// kPlainGain in each of two pairs is enough on any link, kClearGain if no link is full.
 constexpr double kSmallGain = 1.015;  // in the median of all pairs, or in every pair
 constexpr int kWithoutGain = 3;       // the trial fails after this many pairs without kSmallGain
 constexpr double kAsMuch = 0.97;      // product of two pairs: half the window moves as much
 constexpr double kClearLoss = 0.9;    // product of the first two pairs: the trial fails
 constexpr double kPlainLoss = 0.8;    // of the first pair: the trial fails
-constexpr double kRuinous = 0.5;      // in mid-interval: the trial fails at once
 // Failed trials may cost at most one part in this many of a job's time.
 constexpr Nanos kCostOfTrials = 100;
 constexpr Nanos kShortQueueing = kMillisecond;
@@ -23,6 +21,8 @@ constexpr double kQueueingOnAFullLink = 0.25;
 // An interval ends with a transfer, so that losses at its end count. Otherwise it ends when it is
 // so long that a few retransmission timeouts do not decide its result.
 constexpr Nanos kLeastInterval = 15 * kMillisecond, kLongInterval = kSecond;
+// An interval of a trial lasts so long that the losses of a larger window are known at its end.
+constexpr Nanos kLeastOfATrial = kLossesLateBy;
 constexpr size_t kTurnsPerInterval = 4, kLeastBytes = 256 << 10;
 // A window that holds a large part of a transfer is never used in full. The bytes skipped and
 // counted scale with the window only if at least this many windows fit into a transfer, and into a
@@ -32,8 +32,14 @@ constexpr Nanos kFirstPause = 200 * kMillisecond;
 constexpr Nanos kLongestPause = 60 * kSecond;
 constexpr Nanos kCongestionPause = 5 * kSecond;
 constexpr Nanos kOneEvent = kSecond;
-constexpr uint32_t kLossesThatCount = 3;
 constexpr size_t kReportsThatCount = 4;
+// Where packets are lost, an interval lasts so long, on the ladder and in a trial.
+constexpr Nanos kLossyRung = 250 * kMillisecond, kLossyInterval = 400 * kMillisecond;
+// After a window that lost packets, flows stand still for one or more timeouts. So long they may
+// still do so when the window is smaller again.
+constexpr Nanos kTimeout = 200 * kMillisecond, kStall = kSecond;
+// A window that overruns a port is kept only after so many pairs.
+constexpr size_t kPairsOfAnOverrun = 4;
 
 }  // namespace
 
@@ -41,11 +47,12 @@ CreditController::CreditController(uint16_t initial, uint16_t maximum, bool fixe
                                    size_t segment_bytes, uint16_t ladder)
     : base_(std::max<uint16_t>(initial, 1)),
       maximum_(std::max(base_, maximum)),
-      ladder_(std::clamp(ladder, base_, maximum_)),
-      allowed_(ladder_),
+      last_rung_(std::clamp(ladder, base_, maximum_)),
+      allowed_(last_rung_),
       fixed_(fixed),
       segment_bytes_(segment_bytes),
-      climbing_(!fixed && base_ < ladder_),
+      climbing_(!fixed && base_ < last_rung_),
+      ladder_(base_, last_rung_),
       other_(base_),
       shrink_pause_(kCongestionPause),
       pause_(kFirstPause) {
@@ -54,7 +61,7 @@ CreditController::CreditController(uint16_t initial, uint16_t maximum, bool fixe
 
 void CreditController::allow(size_t path_bytes) {
   allowed_ = static_cast<uint16_t>(
-      std::clamp<size_t>(path_bytes / segment_bytes_, ladder_, maximum_));
+      std::clamp<size_t>(path_bytes / segment_bytes_, last_rung_, maximum_));
   if (!fixed_ && !climbing_ && other_ == base_) other_ = twice(base_);
 }
 
@@ -85,6 +92,7 @@ void CreditController::on_start(Nanos now) {
   transfer_ = std::exchange(transferred_, 0);
   // Nothing from the previous transfer is still outstanding.
   settle_ = 0;
+  settle_for_ = 0;
   starting_ = true;
 }
 
@@ -101,9 +109,12 @@ size_t CreditController::turn(uint16_t window) const {
   return static_cast<size_t>(most);
 }
 
-double CreditController::pace_before() const {
-  if (!climbing_) return goodput_;
-  return rungs_.empty() ? 0 : *std::max_element(rungs_.begin(), rungs_.end());
+double CreditController::pace_before() const { return climbing_ ? ladder_.most() : goodput_; }
+
+// Where packets are lost, few timeouts must not decide the result of an interval.
+Nanos CreditController::least_interval() const {
+  if (climbing_) return ladder_.lossy() ? kLossyRung : kLeastInterval;
+  return lost_ + sides_[0].lost >= kLossesThatCount ? kLossyInterval : kLeastOfATrial;
 }
 
 // First skips results of frames that were sent with the old credit. Then counts at least a few
@@ -111,12 +122,22 @@ double CreditController::pace_before() const {
 void CreditController::begin_interval() {
   carried_ = std::exchange(carrying_, 0);
   settle_ = 2 * turn(larger());
+  settle_for_ = 0;
+  const bool shrinks = std::exchange(ran_on_, credit()) > credit();
+  if (std::exchange(lost_, 0) >= kLossesThatCount && shrinks) settle_stalls();
   bytes_ = passed_ = 0;
   busy_ = passed_for_ = 0;
 }
 
+// What was sent with a larger window must have been answered, and lost packets sent again.
+void CreditController::settle_stalls() {
+  settle_ = std::max(settle_, outstanding_);
+  settle_for_ = kStall;
+}
+
 void CreditController::on_progress(size_t bytes, Nanos busy, size_t outstanding, Nanos now) {
   transferred_ += bytes;
+  outstanding_ = outstanding - std::min(outstanding, bytes);
   if (fixed_ || (!climbing_ && other_ == base_)) return;
   // Skips the first result: it includes the wait for the last rank to start.
   if (std::exchange(starting_, false)) return;
@@ -126,13 +147,17 @@ void CreditController::on_progress(size_t bytes, Nanos busy, size_t outstanding,
     carrying_ = std::max(carrying_, static_cast<double>(outstanding) /
                                         static_cast<double>(segment_bytes_ * credit()));
   }
-  if (settle_ > 0) {
-    if (carried_ == 0) settle_ = std::min(settle_, 2 * turn(larger()));
+  if (settle_ > 0 || passed_for_ < settle_for_) {
+    if (carried_ == 0 && settle_for_ == 0) settle_ = std::min(settle_, 2 * turn(larger()));
     settle_ -= std::min(settle_, bytes);
     passed_ += bytes;
     passed_for_ += busy;
     if (is_ruinous()) finish_interval(now);
     return;
+  }
+  if (!climbing_ && !trying_) {
+    since_ladder_.bytes += bytes;
+    since_ladder_.busy += busy;
   }
   waited_ += static_cast<double>(outstanding) * static_cast<double>(busy);
   answered_ += bytes;
@@ -146,15 +171,19 @@ size_t CreditController::enough() const {
   return std::max(kTurnsPerInterval * turn(larger()), kLeastBytes);
 }
 
-bool CreditController::has_enough() const { return bytes_ >= enough() && busy_ >= kLeastInterval; }
+bool CreditController::has_enough() const {
+  return bytes_ >= enough() && busy_ >= least_interval();
+}
 
 // Half the pace is evidence enough that a trial fails, and a failed trial costs only itself.
 // Results come in bursts, so the time that counts is the one in which all of them should have come.
 bool CreditController::is_ruinous() const {
-  if (climbing_ ? rungs_.empty() : !trying_ || intervals_ % 2 == 0) return false;
+  if (climbing_ ? ladder_.rungs().empty() : !trying_ || intervals_ % 2 == 0) return false;
   const Nanos took = passed_for_ + busy_;
   const size_t all = std::max(passed_ + bytes_, passed_ + settle_ + enough());
-  return took >= kLeastInterval &&
+  const bool lossy = climbing_ ? ladder_.lossy() : sides_[0].lossy();
+  const Nanos least = !lossy ? kLeastInterval : climbing_ ? kLossyRung : kLossyInterval;
+  return took >= least &&
          static_cast<double>(all) < kRuinous * pace_before() * to_seconds(took);
 }
 
@@ -164,8 +193,12 @@ void CreditController::finish_interval(Nanos now) {
     bytes_ += passed_;
     busy_ += passed_for_;
   }
-  if (climbing_) return climb(now);
+  if (climbing_) return climb(now, ruinous);
   const double before = std::exchange(goodput_, pace());
+  Tally& side = sides_[trying_];
+  side.bytes += bytes_;
+  side.busy += busy_;
+  side.lost += lost_;
   if (intervals_ % 2 == 1) {
     last_gain_ = gains_[intervals_ / 2] = trying_ ? goodput_ / before : before / goodput_;
     add_cost(last_gain_);
@@ -177,47 +210,54 @@ void CreditController::finish_interval(Nanos now) {
   begin_interval();
 }
 
-void CreditController::climb(Nanos now) {
-  const double before = rungs_.empty() ? 0 : rungs_.back();
-  rungs_.push_back(pace());
+void CreditController::climb(Nanos now, bool ruinous) {
+  const double before = ladder_.rungs().empty() ? 0 : ladder_.latest().goodput;
+  const bool full = reports_ >= kReportsThatCount && link_is_full();
+  ladder_.add(pace(), {bytes_ + passed_, busy_ + passed_for_}, full, now);
   last_queueing_ = mean_queueing();
   last_response_ = mean_response();
   const bool no_more = sufficed_ && pace() < kClearGain * before;
+  sufficed_ = full && losses_ == 0;
+  losses_ = 0;
   // If no window helps, the next trial can wait: a larger window may be the first that overruns a
   // switch.
   if (no_more) return leave_ladder(now, kLongestPause);
-  if (other_ == ladder_) return leave_ladder(now, 0);
-  sufficed_ = reports_ >= kReportsThatCount && link_is_full() && losses_ == 0;
-  losses_ = 0;
-  other_ = twice(other_);
+  if (!ladder_.advance(ruinous)) return leave_ladder(now, 0);
+  other_ = ladder_.window();
   begin_observation();
 }
 
-// Keeps the smallest window that no other window beats plainly. Then tries the smallest window that
-// moves about as much as the best.
 void CreditController::leave_ladder(Nanos now, Nanos pause) {
-  const double best = *std::max_element(rungs_.begin(), rungs_.end());
-  const auto first = [&](double gain) {
-    uint16_t window = base_;
-    for (const double goodput : rungs_) {
-      if (gain * goodput >= best) break;
-      window = twice(window);
-    }
-    return window;
-  };
-  other_ = first(kClearGain);
-  base_ = first(kPlainGain);
-  goodput_ = best;
   climbing_ = false;
+  left_ladder_ = now;
+  ladder_pause_ = pause;
   // Losses on the ladder say nothing about the chosen window.
   grew_at_ = now;
   next_shrink_ = now + kCongestionPause;
+  choose_rung(now);
+}
+
+// A trial follows at once only if the ladder promises that it gains something.
+void CreditController::choose_rung(Nanos now) {
+  const Ladder::Choice choice = ladder_.choose(flows_);
+  base_ = choice.window;
+  other_ = choice.better;
+  goodput_ = choice.goodput;
+  pause_ = kFirstPause;
   if (other_ == base_) {
     other_ = twice(base_);
-    hold(now, pause);
+    hold(now, ladder_.overran(last_rung_) ? kLongestPause : ladder_pause_);
+    skip_ruinous();
+    if (other_ != twice(base_)) next_trial_ = now;  // between a rung that fits and a larger one
+  } else if (base_ > 1 && ladder_.overran(twice(base_))) {
+    other_ = after(twice(base_));  // before a window that may have been lucky
   }
-  losses_ = 0;
+  since_ladder_ = {};
+  trying_ = false;
+  intervals_ = 0;
+  sides_ = {};
   begin_observation();
+  if (ladder_.lossy()) settle_stalls();
 }
 
 void CreditController::add_cost(double gain) {
@@ -230,6 +270,7 @@ void CreditController::add_cost(double gain) {
 // apparent gain may come from the rhythm in which gradients arrive in bursts. A real gain shows in
 // every pair.
 bool CreditController::end_trial(Nanos now, size_t pairs) {
+  if (sides_[0].lossy() || sides_[1].lossy()) return end_lossy_trial(now, pairs);
   const double gain = gains_[pairs - 1];
   const double both = pairs == 2 ? gains_[0] * gains_[1] : 1;
   const bool last = pairs == gains_.size();
@@ -257,6 +298,32 @@ bool CreditController::end_trial(Nanos now, size_t pairs) {
   return true;
 }
 
+// A timeout is rare and takes long, so only all intervals together tell what a window moves.
+bool CreditController::end_lossy_trial(Nanos now, size_t pairs) {
+  const double gain = sides_[1].goodput() / sides_[0].goodput();
+  const bool last = pairs == gains_.size();
+  last_gain_ = gain;
+  if (shrinking()) {
+    const bool less = sides_[0].loses_more_than(sides_[1], 2);
+    const bool worse = gain < kPlainLoss || (!less && gains_[pairs - 1] < kClearLoss);
+    if (!worse && pairs < (less ? 2 : 3)) return false;
+    finish_trial(now, !worse && gain >= kAsMuch);
+    return true;
+  }
+  const bool overruns = sides_[1].overran(sides_[0]);
+  if (overruns ? gain < kClearGain : pairs >= 2 && gain < kClearLoss) {
+    finish_trial(now, false);
+  } else if (last) {
+    const bool every = *std::min_element(gains_.begin(), gains_.end()) >= kSmallGain;
+    finish_trial(now, gain >= kPlainGain || (gain >= kClearGain && (every || !link_is_full())));
+  } else if (gain >= kPlainGain && pairs >= (overruns ? kPairsOfAnOverrun : 2)) {
+    finish_trial(now, true);
+  } else {
+    return false;
+  }
+  return true;
+}
+
 void CreditController::finish_trial(Nanos now, bool keep) {
   trying_ = false;
   intervals_ = 0;
@@ -265,6 +332,7 @@ void CreditController::finish_trial(Nanos now, bool keep) {
   last_response_ = mean_response();
   shrinking() ? end_shrinking(now, keep) : end_growing(now, keep);
   cost_ = tried_for_ = 0;
+  sides_ = {};
   begin_observation();
 }
 
@@ -275,9 +343,33 @@ void CreditController::end_growing(Nanos now, bool keep) {
     base_ = other_;
     pause_ = kFirstPause;
   } else {
+    // Flows that stand still after losses cost more than the trial itself.
+    if (sides_[1].overran(sides_[0])) cost_ += kTimeout;
     hold(now, std::min(kCostOfTrials * cost_, kLongestPause));
   }
-  other_ = twice(keep || other_ >= largest() ? base_ : other_);
+  other_ = keep ? twice(base_) : after(other_);
+  skip_ruinous();
+}
+
+// The windows that are tried after each other: twice the current one, half as much again, and then
+// four times, eight times, and so on. One may fit between a window that fits and twice as much.
+uint16_t CreditController::after(uint16_t window) const {
+  const auto between =
+      static_cast<uint16_t>(std::min<uint32_t>(base_ + base_ / 2u, largest()));
+  if (base_ > 1 && window == twice(base_) && between < window) return between;
+  if (window == between) return twice(twice(base_));
+  return twice(window >= largest() ? base_ : window);
+}
+
+// A window that was ruinous on the ladder is not tried for a while.
+void CreditController::skip_ruinous() {
+  // There are fewer candidates than bits in two windows.
+  for (int i = 0; i < 32; ++i) {
+    if (!ladder_.was_ruinous(other_, base_)) return;
+    other_ = after(other_);
+  }
+  other_ = twice(base_);
+  next_trial_ = std::max(next_trial_, left_ladder_ + kLongestPause);
 }
 
 void CreditController::end_shrinking(Nanos now, bool keep) {
@@ -306,15 +398,28 @@ void CreditController::hold(Nanos now, Nanos least) {
   pause_ = std::min(2 * std::max(pause_, least), kLongestPause);
 }
 
+// Losses just after the ladder are its own. Later ones show if the chosen window overruns a port.
+bool CreditController::lose_after_ladder(uint32_t count, Nanos now) {
+  if (now < left_ladder_ + kLossesLateBy) {
+    ladder_.lose(count, now);
+    return true;
+  }
+  if (since_ladder_.busy >= 2 * kLossesLateBy) since_ladder_.lost += count;
+  return ladder_.corrects(base_, since_ladder_);
+}
+
 // Losses alone do not mean congestion: some paths lose packets whatever their load. A window that
 // overruns a switch is larger than the path, and half of it moves as much. If half of it moves
 // less, the window is not the cause of the losses.
 void CreditController::on_losses(uint32_t count, Nanos now) {
   if (fixed_) return;
+  lost_ += count;
   if (climbing_) {
+    ladder_.lose(count, now);
     losses_ += count;
     return;
   }
+  if (trials_ == 0 && !trying_ && lose_after_ladder(count, now)) return choose_rung(now);
   // One event shows up in several counters over several round trips.
   if (now >= event_until_) {
     event_until_ = now + kOneEvent;
@@ -326,6 +431,7 @@ void CreditController::on_losses(uint32_t count, Nanos now) {
   if (blames_trial_ || base_ == 1 || now < next_shrink_) return;  // a trial costs only itself
   trying_ = false;
   intervals_ = 0;
+  sides_ = {};
   other_ = base_ / 2;
   begin_interval();
 }

@@ -7,15 +7,20 @@
 // than both. A large window that fills the path and its queue gives TCP more to send behind a lost
 // packet, so the loss is detected at once. A medium window lacks this advantage. Therefore a job
 // begins with a ladder: one interval on every window from one segment up, each twice as large as
-// the one before. The ladder ends early if a window keeps a link full and loses nothing, and the
-// next one moves no more.
+// the one before (see ladder.h). The ladder ends early if a window keeps a link full and loses
+// nothing, and the next one moves no more.
 //
 // After the ladder, the controller tries one other window at a time. It alternates with the current
 // one (a-b-b-a, so that drift favours neither). It tries first the window that moved most on the
-// ladder, then twice as much, and so on. The other window is kept only if it moved more bytes per
-// second: clearly more in two pairs, or more in the median of six. On a full link, it must move
-// plainly more in two pairs, or more in all six. No rule forbids a trial: the queueing delay
-// decides how much evidence a trial needs, not whether it runs.
+// ladder, then twice as much, half as much again, four times as much, and so on. A window that was
+// ruinous on the ladder waits for a minute. The other window is kept only if it moved more bytes
+// per second: clearly more in two pairs, or more in the median of six. On a full link, it must move
+// plainly more in two pairs, or more in all six. Otherwise no rule forbids a trial: the queueing
+// delay decides how much evidence a trial needs, not whether it runs.
+//
+// Where packets are lost, a timeout is rare and takes long, so a median would hide it. There,
+// intervals are longer and all of them together decide. Flows may stand still for a while after a
+// window that lost packets, so the next interval begins later.
 //
 // Packets queue for links, but also for busy processors, where larger windows save work. The two
 // cases differ in where the time between a segment and its result goes. On a full link, half of
@@ -24,8 +29,7 @@
 //
 // Losses mean congestion only if half the window moves as much, because a window that overruns a
 // switch is larger than the path. This is tried in the same way. If half the window moves less,
-// packets are lost whatever the window is. A single loss is ignored, because a reordered packet
-// looks the same.
+// packets are lost whatever the window is. If it loses as many, it takes more pairs to be kept.
 //
 // One controller, in rank 0, steers the whole job. Flows with their own controllers would gain by
 // taking their neighbours' share. The credit travels in the headers of data, and servers repeat it
@@ -35,9 +39,9 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <vector>
 
 #include "base/clock.h"
+#include "links/ladder.h"
 
 namespace herring::links {
 
@@ -60,8 +64,7 @@ class CreditController {
   // For the last finished trial: goodput with the other window divided by goodput without it.
   double last_gain() const { return last_gain_; }
   uint32_t trials() const { return trials_; }
-  // Goodput of each window of the ladder so far, from one segment up, in bytes per second.
-  const std::vector<double>& rungs() const { return rungs_; }
+  const Ladder& ladder() const { return ladder_; }
   bool climbing() const { return climbing_; }
   // Means over the last trial or rung: how long packets queued on the way, and the time from
   // pushing a segment to its result.
@@ -83,7 +86,7 @@ class CreditController {
   uint16_t twice(uint16_t window) const {
     return static_cast<uint16_t>(std::min<uint32_t>(2u * window, largest()));
   }
-  uint16_t largest() const { return !climbing_ && base_ >= ladder_ ? allowed_ : ladder_; }
+  uint16_t largest() const { return !climbing_ && base_ >= last_rung_ ? allowed_ : last_rung_; }
   uint16_t larger() const { return std::max(base_, other_); }
   bool shrinking() const { return other_ < base_; }
   // Returns the bytes of a window on all flows that carry anything. A rank that shares its node
@@ -101,30 +104,48 @@ class CreditController {
   bool is_ruinous() const;
   void finish_interval(Nanos now);
   double pace() const { return static_cast<double>(bytes_) / to_seconds(busy_); }
+  // Returns the best pace of the ladder so far, or the pace of the previous interval of a trial.
   double pace_before() const;
+  // Returns for how long an interval runs at least.
+  Nanos least_interval() const;
+  // Skips what was sent with a larger window that lost packets.
+  void settle_stalls();
 
-  void climb(Nanos now);
+  void climb(Nanos now, bool ruinous);
   // Ends the ladder. The next trial waits at least `pause`, unless the ladder itself found a better
   // window.
   void leave_ladder(Nanos now, Nanos pause);
+  void choose_rung(Nanos now);
+  // Returns whether these losses show that another rung must be chosen.
+  bool lose_after_ladder(uint32_t count, Nanos now);
 
   void add_cost(double gain);
   bool end_trial(Nanos now, size_t pairs);
+  bool end_lossy_trial(Nanos now, size_t pairs);
   void finish_trial(Nanos now, bool keep);
   void end_growing(Nanos now, bool keep);
   void end_shrinking(Nanos now, bool keep);
+  // Returns the window that is tried after a trial of this larger window has failed.
+  uint16_t after(uint16_t window) const;
+  // Moves the next trial on to a window that was not ruinous on the ladder.
+  void skip_ruinous();
   void hold(Nanos now, Nanos least);
 
   uint16_t base_;
   const uint16_t maximum_;
-  const uint16_t ladder_;
+  const uint16_t last_rung_;
   uint16_t allowed_;             // between the ladder's end and the maximum
   const bool fixed_;
   const size_t segment_bytes_;
   size_t flows_ = 1;
 
   bool climbing_;                // on the ladder, each interval runs on the other window
-  std::vector<double> rungs_;
+  Ladder ladder_;
+  Nanos ladder_pause_ = 0;       // before the first trial
+  Nanos left_ladder_ = INT64_MIN / 2;
+  Tally since_ladder_;           // of the chosen window, until the first trial
+  uint32_t lost_ = 0;            // packets, in this interval
+  std::array<Tally, 2> sides_;   // of this trial: without and with the other window
   bool sufficed_ = false;        // the last window of the ladder filled a link, lost nothing
   bool trying_ = false;          // this interval of a trial runs on the other window
   uint16_t other_;               // window of the current or next trial
@@ -143,6 +164,9 @@ class CreditController {
   double carrying_ = 0;          // most windows outstanding in this interval
   double carried_ = 0;           // the same in the previous interval; 0 if unknown
   size_t settle_ = 0;            // bytes to skip after a change
+  Nanos settle_for_ = 0;         // and at least this time
+  uint16_t ran_on_ = 0;          // credit of the previous interval
+  size_t outstanding_ = 0;       // bytes, after the latest result
   size_t passed_ = 0;            // bytes skipped in this interval, and their duration
   Nanos passed_for_ = 0;
   bool starting_ = false;        // a transfer has begun, no result has come yet

@@ -60,10 +60,10 @@ void Pace::log_progress() {
     return ", queueing " + std::to_string(controller.queueing() / kMicrosecond) + " of " +
            std::to_string(controller.response() / kMicrosecond) + " us";
   };
-  if (const size_t rungs = controller.rungs().size(); rungs != rungs_) {
+  if (const size_t rungs = controller.ladder().rungs().size(); rungs != rungs_) {
     rungs_ = rungs;
     log(LogLevel::kDebug, "credit: step ", rungs, " of the ladder moved ",
-        controller.rungs().back() / 1e6, " MB/s", path(),
+        controller.ladder().latest().goodput / 1e6, " MB/s", path(),
         controller.climbing() ? "" : "; the last");
     if (!controller.climbing()) {
       log(LogLevel::kInfo, "the window of a flow settled at ",

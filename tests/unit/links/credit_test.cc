@@ -3,50 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <functional>
 #include <random>
+
+#include "model_path.h"
 
 namespace herring::links {
 namespace {
-
-constexpr size_t kSegment = 8192, kFlows = 8;
-
-// Feeds the controller like a path whose goodput, in bytes per second, depends on the window.
-class ModelPath {
- public:
-  explicit ModelPath(uint16_t maximum = 128, bool fixed = false, uint16_t ladder = UINT16_MAX)
-      : controller(1, maximum, fixed, kSegment, ladder) {
-    controller.set_flows(kFlows);
-  }
-
-  void run(Nanos duration, const std::function<double(uint16_t)>& goodput) {
-    for (const Nanos end = now + duration; now < end;) {
-      const size_t bytes = kSegment;
-      const auto took = static_cast<Nanos>(bytes / goodput(controller.credit()) * 1e9);
-      now += took;
-      controller.on_progress(bytes, took, kFlows * kSegment * controller.credit(), now);
-    }
-  }
-
-  void transfer(size_t bytes, const std::function<double(uint16_t)>& goodput) {
-    for (size_t left = bytes; left > 0; left -= kSegment) {
-      const auto took = static_cast<Nanos>(kSegment / goodput(controller.credit()) * 1e9);
-      now += took;
-      const size_t window = kFlows * kSegment * controller.credit();
-      controller.on_progress(kSegment, took, std::min(left, window), now);
-    }
-  }
-
-  // Reports that packets queue for this share of a result's response time. Returns `goodput`.
-  double queues_for(double share, double goodput) {
-    const double response = kFlows * kSegment * controller.credit() / goodput;
-    controller.on_queueing(static_cast<Nanos>(share * response * 1e9));
-    return goodput;
-  }
-
-  CreditController controller;
-  Nanos now = 0;
-};
 
 TEST(CreditController, StaysSmallOnALinkThatIsFull) {
   ModelPath path;
@@ -89,7 +51,7 @@ TEST(CreditController, TheLadderEndsWhereOneWindowFillsALinkAndTheNextMovesNoMor
   });
   EXPECT_EQ(path.controller.base(), 1);
   EXPECT_EQ(largest, 2);
-  EXPECT_EQ(path.controller.rungs().size(), 2u);
+  EXPECT_EQ(path.controller.ladder().rungs().size(), 2u);
 }
 
 // The ladder goes on while packets are lost, or while the next window moves more.
@@ -127,7 +89,7 @@ TEST(CreditController, BeyondTheLadderAPathAllowsWhatItCanHold) {
     ModelPath path(2048, false, 128);
     path.run(20 * kSecond, [](uint16_t credit) { return 50e6 * std::min<int>(credit, 32); });
     EXPECT_EQ(path.controller.base(), 32);
-    path.controller.allow(allowed * kSegment);
+    path.controller.allow(allowed * kPathSegment);
     path.run(600 * kSecond, [](uint16_t credit) { return 2e6 * credit; });
     EXPECT_EQ(path.controller.base(), std::clamp<size_t>(allowed, 128, 2048));
   }
@@ -222,7 +184,8 @@ TEST(CreditController, ALongPathIsTriedThoughItsRoundTripVaries) {
     ModelPath path;
     path.run(600 * kSecond, [&](uint16_t credit) {
       path.controller.on_queueing(queueing);
-      return kFlows * kSegment * std::min<int>(credit, 16) / to_seconds(kShortest + queueing);
+      const double window = kPathFlows * kPathSegment * std::min<int>(credit, 16);
+      return window / to_seconds(kShortest + queueing);
     });
     EXPECT_EQ(path.controller.base(), 16) << queueing / kMillisecond << " ms";
   }
@@ -237,7 +200,7 @@ TEST(CreditController, WaitingForTheLastRankIsNotCounted) {
   while (path.now < 60 * kSecond) {
     path.controller.on_start(path.now);
     const Nanos begins = path.now + late(random);
-    path.run(1, [&](uint16_t) { return kSegment / to_seconds(begins - path.now + 1); });
+    path.run(1, [&](uint16_t) { return kPathSegment / to_seconds(begins - path.now + 1); });
     path.run(20 * kMillisecond, [](uint16_t) { return 250e6; });
   }
   EXPECT_EQ(path.controller.base(), 1);
@@ -341,7 +304,7 @@ TEST(CreditController, TrialsThatFailCostLittle) {
   Nanos trying = 0;
   path.run(300 * kSecond, [&](uint16_t credit) {
     const double goodput = credit == 1 ? 25e6 : 2e6;
-    if (credit > 1) trying += static_cast<Nanos>(kSegment / goodput * 1e9);
+    if (credit > 1) trying += static_cast<Nanos>(kPathSegment / goodput * 1e9);
     return goodput;
   });
   EXPECT_EQ(path.controller.base(), 1);
