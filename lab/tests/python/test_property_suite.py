@@ -11,7 +11,7 @@ from herring_lab.simulate.verdict import MOST, Verdict, breaches
 
 # These limits are a little below what the controller reaches today, to find changes for the worse.
 # `make credit-suite` checks the real goal.
-LEAST_GOOD, MOST_COLLAPSED = 32, 1  # of 40 networks of the coarse model
+LEAST_GOOD, MOST_COLLAPSED = 34, 0  # of 40 networks of the coarse model
 LEAST_GOOD_JOBS = 3  # of 4 whole jobs
 
 GOOD = Verdict(3, "2 + 2 hosts", 1.0, 1.0, 4, 4, False)
