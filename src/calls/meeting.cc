@@ -24,7 +24,22 @@ void Meeting::when_met(Underway& operation, Key key) {
   const std::shared_ptr<Group>& group = operation.call.group;
   if (!std::exchange(group->meets, true)) begin(group);
   if (group->met) return calls_.mover().start_schedule(operation, key);
-  waiting_.emplace(group->id(), std::pair(operation.id, key));
+  waiting_.emplace(group->id(), Waiting{operation.id, key, core_.loop->now()});
+}
+
+void Meeting::check_deadlines(Nanos now) {
+  for (const auto& [number, one] : waiting_) {
+    const auto operation = calls_.find(one.operation);
+    if (!operation) continue;
+    const Deadline deadline = core_.deadline(operation->call.timeout);
+    if (!deadline.passed(now, one.since, one.since)) continue;
+    return core_.ending.fail_now(
+        {Code::kTimeout,
+         concat(Calls::title(*operation), " has waited ", in_seconds(now - one.since),
+                " for the addresses of the other ranks, which all ranks of a group exchange before "
+                "its first schedule",
+                core_.states.describe(operation->call.group->members().ranks()))});
+  }
 }
 
 // Schedules always wait for their own group to meet, even if other groups have already told the
@@ -32,12 +47,13 @@ void Meeting::when_met(Underway& operation, Key key) {
 // that needed it is over.
 void Meeting::met(const std::shared_ptr<Group>& group) {
   group->met = true;
-  std::vector<std::pair<uint64_t, Key>> waiting;
+  std::vector<Waiting> waiting;
   const auto [from, to] = waiting_.equal_range(group->id());
   for (auto one = from; one != to; ++one) waiting.push_back(one->second);
   waiting_.erase(from, to);
-  for (const auto& [id, key] : waiting) {
-    if (const auto operation = calls_.find(id)) calls_.mover().start_schedule(*operation, key);
+  for (const Waiting& one : waiting) {
+    const auto operation = calls_.find(one.operation);
+    if (operation) calls_.mover().start_schedule(*operation, one.key);
   }
 }
 

@@ -21,16 +21,24 @@ class Meeting {
   Result<std::string> own_address();
   // Starts the schedule of an operation as soon as its group has met.
   void when_met(Underway& operation, Key key);
+  // Ends this rank's part of the job if an operation has waited too long for its group to meet.
+  void check_deadlines(Nanos now);
 
  private:
   void begin(const std::shared_ptr<Group>& group);
   void met(const std::shared_ptr<Group>& group);
   void on_addresses(const std::shared_ptr<Group>& group, const Operation& gathered);
 
+  struct Waiting {
+    uint64_t operation = 0;
+    Key key;
+    Nanos since = 0;
+  };
+
   Core& core_;
   Calls& calls_;
   std::string own_address_;
-  std::multimap<uint32_t, std::pair<uint64_t, Key>> waiting_;  // schedules that wait, by group
+  std::multimap<uint32_t, Waiting> waiting_;  // schedules that wait, by group
 };
 
 }  // namespace herring::calls

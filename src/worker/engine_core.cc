@@ -117,6 +117,7 @@ bool EngineCore::stands_still() const {
 void EngineCore::check_deadlines(Nanos now) {
   const Nanos margin = kDeadlineMargin + pauses_.at(now);
   calls_.arrivals().check_deadlines(now);
+  calls_.meeting().check_deadlines(now);
   core_.node_stage->check_deadlines(now, margin);
   core_.executor->check_deadlines(now);
   Nanos waited = 0;

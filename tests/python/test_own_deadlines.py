@@ -7,7 +7,7 @@ import pytest
 from jobs import expect_success, program, run_job
 
 
-@pytest.mark.parametrize("kind", ["planned", "array"])
+@pytest.mark.parametrize("kind", ["planned", "array", "ring", "meeting"])
 @pytest.mark.parametrize(
     ("layout", "fails", "late"),
     [

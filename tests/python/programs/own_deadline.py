@@ -1,8 +1,9 @@
 """A deadline of rank FAILS alone ends its part of the job. The others learn why while it stays.
 
-KIND "planned": rank LATE comes to its round only when the others know. KIND "array": rank LATE is
-stopped when all have called, and goes on when rank FAILS has failed. All other timeouts are longer
-than the job may take. What does not need the rank that failed goes on.
+KIND "planned": rank LATE comes to its round only when the others know. KIND "array", "ring" (a
+schedule) and "meeting" (the first schedule of all): rank LATE is stopped when all have called, and
+goes on when rank FAILS has failed. All other timeouts are longer than the job may take. What does
+not need the rank that failed goes on.
 """
 
 import os
@@ -33,6 +34,9 @@ others = [rank for rank in ranks if rank != FAILS]
 group = herring.new_group(others)
 series = PartialReduction(8, "float32", sync="solo", name="s")
 plan = herring.PlannedReduction([(300_000, "float32")], name="p") if KIND == "planned" else None
+algorithm = "herring" if KIND == "array" else "ring"
+if KIND == "ring":
+    herring.allreduce(np.ones(300_000, np.float32), algorithm=algorithm)
 herring.barrier(timeout=600)
 meet_outside(RANK, ranks)
 
@@ -41,7 +45,7 @@ def call() -> None:
     if plan is None:
         # Bytes that do not move for so long end the job.
         own = 2 if RANK == FAILS else 600
-        herring.allreduce(np.ones(300_000, np.float32), name="x", timeout=own)
+        herring.allreduce(np.ones(300_000, np.float32), name="x", timeout=own, algorithm=algorithm)
     else:
         plan.begin()
         plan.ready(0)
@@ -55,15 +59,17 @@ def stop() -> None:
 
 if KIND == "planned" and RANK == LATE:
     told(*(f"ended {rank}" for rank in ranks if rank != LATE))
-elif KIND == "array" and RANK != FAILS:
+elif KIND != "planned" and RANK != FAILS:
     tell_when_waiting(f"waits {RANK}", "waits in allreduce")
     if RANK == LATE:
         threading.Thread(target=stop).start()
-elif KIND == "array":
+elif KIND != "planned":
     told("stopped")
 
 if RANK == FAILS:
-    raises(herring.TimeoutError, f"rank {LATE} (", call)
+    # In a ring it waits for its neighbour there, which may wait for rank LATE.
+    awaited = f"rank {LATE} (" if KIND in ("planned", "array") else "'x'"
+    raises(herring.TimeoutError, awaited, call)
     tell(f"ended {RANK}")
 else:
     raises(herring.PeerLostError, f"rank {FAILS} (", call)
@@ -71,8 +77,9 @@ else:
     try:
         call()
     except herring.PeerLostError as error:
-        assert "its part of the job has ended: '" in str(error), error
-        assert f"for rank {LATE} (" in str(error), error
+        # The end of its connections may tell of it first.
+        assert KIND == "ring" or "its part of the job has ended: '" in str(error), error
+        assert KIND in ("ring", "meeting") or f"for rank {LATE} (" in str(error), error
         print("told why", flush=True)
     if FAILS != 0:  # which hosts the rendezvous
         assert herring.allreduce(np.ones(3), "sum", group=group, timeout=600)[0] == len(others)
