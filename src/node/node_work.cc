@@ -164,13 +164,18 @@ void NodeWork::reduce(size_t begin, size_t bytes) const {
 }
 
 void NodeWork::pack(const std::vector<const void*>& sources, size_t element, size_t count) const {
-  float sums[kPackNumbers];
   reduce::Stage sum = stage();
   sum.out = DType::kFloat32;
-  reduce::combine(sources.data(), sources.size(), sums, count, sum);
+  float sums[kPackNumbers];
+  const float* values = sums;
+  if (sources.size() == 1 && sum.in == DType::kFloat32 && sum.prescale == 1.0) {
+    values = static_cast<const float*>(sources[0]);
+  } else {
+    reduce::combine(sources.data(), sources.size(), sums, count, sum);
+  }
   float* const residual =
       task.residual == nullptr ? nullptr : task.residual + element - numbers_before(slice.offset);
-  reduce::pack(sums, count, task.wire, task.staging + bytes_for(element, task.wire), residual);
+  reduce::pack(values, count, task.wire, task.staging + bytes_for(element, task.wire), residual);
 }
 
 // Copies finished elements from this rank's buffer to the other ranks' buffers.
