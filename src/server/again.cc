@@ -17,7 +17,7 @@ void Aggregator::take_given(Slot& slot, uint32_t contributor) {
     Subtree& group = slot.groups[g];
     if (group.combining) continue;
     if (group.partial != nullptr) {
-      (group.wide ? wide_lanes_ : lanes_).give(std::exchange(group.partial, nullptr));
+      group.pool->give(std::exchange(group.partial, nullptr));
     }
     for (uint32_t i = 0; i < group.members; ++i) {
       Contribution& one = slot.contributions[g * kTreeGroup + i];

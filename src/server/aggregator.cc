@@ -28,7 +28,8 @@ Aggregator::Aggregator(const control::Cluster& cluster, const GroupTable& groups
       now_(std::move(now)),
       recorder_(recorder),
       lanes_(segment_bytes),
-      wide_lanes_(kWidest * segment_bytes),
+      wide_lanes_(2 * segment_bytes),
+      widest_lanes_(4 * segment_bytes),
       servers_(control::ServerSet::all(cluster.servers.size())),
       open_(cluster.size),
       lateness_(cluster.size) {}
@@ -393,7 +394,7 @@ void Aggregator::settle(Slot& slot, uint32_t contributor, Contribution::State st
     if (given) {
       // The result came meanwhile, so nobody needs the sum.
       if (group.partial != nullptr) {
-        (group.wide ? wide_lanes_ : lanes_).give(std::exchange(group.partial, nullptr));
+        group.pool->give(std::exchange(group.partial, nullptr));
       }
       over = end_given(slot);
     } else {
@@ -410,6 +411,11 @@ void Aggregator::settle(Slot& slot, uint32_t contributor, Contribution::State st
   result_sent(slot);  // deliver_ may have found that nobody is left to send the result to
 }
 
+LanePool& Aggregator::pool_of_sums(DType dtype) {
+  if (is_packed(dtype)) return widest_lanes_;
+  return accumulator_of(dtype) == dtype ? lanes_ : wide_lanes_;
+}
+
 void Aggregator::combine_group(Slot& slot, uint32_t group_index) {
   const wire::Open& open = slot.op->open;
   Subtree& group = slot.groups[group_index];
@@ -424,17 +430,18 @@ void Aggregator::combine_group(Slot& slot, uint32_t group_index) {
   }
   if (n == 0) return;
   const DType accumulator = accumulator_of(open.dtype);
-  group.wide = size_of(accumulator) != size_of(open.dtype);
-  if (group.wide) {
+  group.pool = &pool_of_sums(open.dtype);
+  const bool wide = group.pool != &lanes_;
+  if (wide) {
     std::lock_guard lock(mutex_);
-    group.partial = wide_lanes_.take();
+    group.partial = group.pool->take();
   } else {
     group.partial = lanes[0];
   }
   const reduce::Stage stage{open.dtype, accumulator, open.reduction.op, open.reduction.prescale};
   reduce::combine(sources, n, group.partial, numbers_in(slot.bytes, open.dtype), stage);
   std::lock_guard lock(mutex_);
-  for (size_t i = group.wide ? 0 : 1; i < n; ++i) lanes_.give(lanes[i]);
+  for (size_t i = wide ? 0 : 1; i < n; ++i) lanes_.give(lanes[i]);
 }
 
 // Computes and rounds the result: from the lanes if there is one group, otherwise from partial
@@ -462,7 +469,7 @@ void Aggregator::finish(Slot& slot) {
     if (source != nullptr) sources[n++] = source;
   }
   bool wide = false;
-  for (const Subtree& group : slot.groups) wide |= group.wide;
+  for (const Subtree& group : slot.groups) wide |= group.pool != nullptr && group.pool != &lanes_;
   if (n == 0 || wide) {
     std::lock_guard lock(mutex_);
     slot.result = lanes_.take();
@@ -488,7 +495,7 @@ void Aggregator::finish(Slot& slot) {
   }
   for (Subtree& group : slot.groups) {
     if (group.partial != nullptr && group.partial != slot.result) {
-      (group.wide ? wide_lanes_ : lanes_).give(group.partial);
+      group.pool->give(group.partial);
     }
     group.partial = nullptr;
   }

@@ -106,7 +106,7 @@ struct Operation {
 struct Subtree {
   uint16_t members = 0, arrived = 0;
   char* partial = nullptr;  // in the accumulator type
-  bool wide = false;        // partial is from the wide pool
+  LanePool* pool = nullptr;  // of `partial`
   bool combining = false;   // some thread combines its lanes
 };
 
@@ -207,8 +207,6 @@ class Aggregator {
  private:
   static constexpr uint32_t kNobody = ~0u;
 
-  // Partial sums of packed numbers take less than four times as many bytes as the packs.
-  static constexpr size_t kWidest = 4;
   // Limit for all operations in progress together: 1 TB in segments of 8 KiB.
   static constexpr uint64_t kMostSegments = uint64_t{1} << 27;
   static Block* const kAllReleased;
@@ -245,6 +243,7 @@ class Aggregator {
   Slot* take_slot(Operation& op, uint32_t segment);
   void settle(Slot& slot, uint32_t contributor, Contribution::State state, Nanos now);
   void compare(Slot& slot, uint32_t rank, Nanos now);
+  LanePool& pool_of_sums(DType dtype);
   void combine_group(Slot& slot, uint32_t group);
   void finish(Slot& slot);
   Awaited awaited(const Operation& op) const;
@@ -260,7 +259,8 @@ class Aggregator {
   std::mutex mutex_;  // guards everything below
   std::map<Key, std::unique_ptr<Operation>> operations_;
   LanePool lanes_;
-  LanePool wide_lanes_;  // for partial sums of 8-bit and 16-bit floats
+  // For partial sums of 16-bit floats, and of packs, which take less than four times their bytes.
+  LanePool wide_lanes_, widest_lanes_;
   std::vector<std::unique_ptr<Slot>> all_slots_;
   std::vector<Slot*> free_slots_;
   std::vector<std::unique_ptr<Block>> all_blocks_;
