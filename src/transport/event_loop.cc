@@ -67,8 +67,14 @@ void EventLoop::wake_for_tasks() {
 
 EventLoop::TimerId EventLoop::call_at(Nanos when, Task task) {
   const TimerId id = next_timer_++;
-  timers_.emplace(std::make_pair(when, id), std::move(task));
-  timer_times_.emplace(id, when);
+  const auto time = timer_times_.emplace(id, when).first;
+  // A timer that nobody can cancel would outlive what its task uses.
+  try {
+    timers_.emplace(std::make_pair(when, id), std::move(task));
+  } catch (...) {
+    timer_times_.erase(time);
+    throw;
+  }
   return id;
 }
 

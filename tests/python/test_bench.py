@@ -349,7 +349,7 @@ class FakeReduction:
 
     node_stage = "host"
 
-    def __init__(self, gradients, *, name, op="average", device=None):
+    def __init__(self, gradients, *, name, op="average", device=None, wire_dtype=None):
         self.memory = np.zeros(4096, np.uint8)
         self.placements = []
         offset = 0

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from herring.arrays.apart import call_apart
-from herring.arrays.arguments import boolean_of
+from herring.arrays.arguments import boolean_of, shown
 from herring.arrays.calls import named
 from herring.arrays.groups import Group
 from herring.arrays.planned import PlannedReduction
@@ -58,7 +58,8 @@ class PlannedBuckets:
         self._error_feedback = boolean_of(error_feedback, "error_feedback")
         if group is not None and not isinstance(group, Group):
             raise InvalidArgumentError(
-                f"group is {group!r}; it must be a herring.Group, from herring.new_group(), or None"
+                f"group is {shown(group)}; it must be a herring.Group, from herring.new_group(), "
+                "or None"
             )
         self._group = group
         self._given_name = name

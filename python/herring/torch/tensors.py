@@ -36,7 +36,7 @@ def wire_dtype_name(wire_dtype: str | torch.dtype | None) -> str | None:
     if wire_dtype is None:
         return None
     name = dtype_name(wire_dtype) if isinstance(wire_dtype, torch.dtype) else wire_dtype
-    if name == "float8_e4m3fn" or name == "float8_e5m2":
+    if isinstance(name, str) and name in ("float8_e4m3fn", "float8_e5m2"):
         name = name.removesuffix("fn").replace("float", "fp")
     if not isinstance(name, str) or name not in _WIRE_DTYPES:
         raise InvalidArgumentError(
