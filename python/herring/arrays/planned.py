@@ -188,6 +188,9 @@ class PlannedReduction:
     def residual(self, index: int) -> np.ndarray:
         """Returns what rounding to 8 bits has lost of arena `index` and is still to be sent.
 
+        Args:
+          index: The number of the arena, as in `arena`.
+
         Returns:
           One float32 for each element of the arena. It is 0 without error feedback, on one node,
           and where another rank of this node sends the element.
@@ -201,6 +204,7 @@ class PlannedReduction:
         """Replaces the residual of arena `index`, such as after a restart.
 
         Args:
+          index: The number of the arena, as in `arena`.
           values: One float32 for each element of the arena. Those of elements that another rank of
             this node sends are ignored.
 
