@@ -1,4 +1,5 @@
-// Speed of the reduction kernels: bytes_per_second counts the bytes of all sources.
+// Speed of the reduction kernels: bytes_per_second counts the bytes of all sources. A pack has 992
+// numbers in 1,024 bytes, so 3.875 times as many bytes of float32.
 //
 //   cmake -B build -DCMAKE_BUILD_TYPE=Release -DHERRING_BUILD_BENCHMARKS=ON && cmake --build build
 //   build/benchmarks/reduce_benchmark --benchmark_filter=float32
@@ -23,11 +24,11 @@ class Lanes {
     for (size_t i = 0; i < n; ++i) pointers_.push_back(first + i * lane_bytes);
     out_ = first + n * lane_bytes;
     // 1 in every type: repeated in-place sums stay far from subnormals, which would be slow.
-    const std::vector<float> ones(lane_bytes / size_of(dtype) + 1, 1.0f);
+    const std::vector<float> ones(numbers_in(lane_bytes, dtype) + 1, 1.0f);
     for (const void* pointer : pointers_) {
       if (is_float(dtype)) {
         convert(ones.data(), DType::kFloat32, const_cast<void*>(pointer), dtype,
-                lane_bytes / size_of(dtype), 1.0);
+                numbers_in(lane_bytes, dtype), 1.0);
       } else {
         std::memset(const_cast<void*>(pointer), 1, lane_bytes);
       }
@@ -49,8 +50,8 @@ void run(benchmark::State& state, const char* level, const Stage& stage, size_t 
     state.SkipWithError("this CPU lacks it");
     return;
   }
-  const size_t count = lane_bytes / size_of(stage.in);
-  Lanes lanes(stage.in, n, lane_bytes, count * size_of(stage.out));
+  const size_t count = numbers_in(lane_bytes, stage.in);
+  Lanes lanes(stage.in, n, lane_bytes, bytes_for(count, stage.out));
   void* out = in_place ? lanes.first() : lanes.out();
   for (auto _ : state) {
     combine(lanes.sources(), n, out, count, stage);
@@ -68,6 +69,27 @@ void add(const char* level, const Stage& stage, size_t n, size_t lane_bytes, boo
   if (in_place) name += "/in_place";
   benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) {
     run(state, level, stage, n, lane_bytes, in_place);
+  });
+}
+
+// Times rounding to packs, and counts the bytes of float32.
+void add_packing(const char* level, DType packed, bool feedback) {
+  const std::string name = std::string(level) + "/pack/" + name_of(packed) +
+                           (feedback ? "/feedback" : "");
+  benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) {
+    constexpr size_t kPacks = 64, kCount = kPacks * kPackNumbers;
+    set_simd_level(level);
+    std::vector<float> values(kCount), residual(kCount);
+    for (size_t i = 0; i < kCount; ++i) values[i] = 0.001f * static_cast<float>(i % 997) - 0.4f;
+    std::vector<char> packs(kPacks * kPackBytes);
+    for (auto _ : state) {
+      for (size_t p = 0; p < kPacks; ++p) {
+        pack(values.data() + p * kPackNumbers, kPackNumbers, packed, packs.data() + p * kPackBytes,
+             feedback ? residual.data() + p * kPackNumbers : nullptr);
+      }
+      benchmark::ClobberMemory();
+    }
+    state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * kCount * sizeof(float)));
   });
 }
 
@@ -90,6 +112,11 @@ void add_all(const char* level) {
     add(level, {f32, narrow, sum, 0.25}, 1, 64 << 10, false);
     add(level, {f32, narrow, sum, 0.25}, 4, 64 << 10, false);
     add(level, {narrow, f32, sum}, 1, 64 << 10, false);
+  }
+  for (const DType packed : {DType::kMxE4M3, DType::kMxE5M2, DType::kMxInt8}) {
+    for (const bool feedback : {false, true}) add_packing(level, packed, feedback);
+    add(level, {packed, f32, sum}, 1, 64 << 10, false);
+    add(level, {packed, packed, sum, 1.0, 8.0}, 8, 8 << 10, true);
   }
   for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
     for (int op = 0; op < kNumReduceOps; ++op) {

@@ -51,8 +51,9 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     Args:
       optimizer: a keras.optimizers.Optimizer.
       op: "average" or "sum".
-      wire_dtype: "float16" or "bfloat16" sends float32 gradients between nodes in that dtype; None
-        sends them unchanged.
+      wire_dtype: "float16" or "bfloat16" sends float32 gradients between nodes in that dtype.
+        "fp8", "fp8_e5m2" or "int8" sends all, with a scale for each 32 numbers. None sends them
+        unchanged.
       buffer_bytes: fusion-buffer size in bytes; 0 lets the plan choose.
       sparse: "densify" converts tf.IndexedSlices to dense tensors; "gather" concatenates the slices
         of all ranks (TensorFlow only).

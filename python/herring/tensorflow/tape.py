@@ -85,7 +85,8 @@ class DistributedGradientTape(tf.GradientTape):
         Args:
           tape: a tf.GradientTape whose recording is used; None: a new tape.
           op: "average" or "sum".
-          wire_dtype: "float16" or "bfloat16": float32 gradients travel between nodes in it.
+          wire_dtype: "float16" or "bfloat16": float32 gradients travel between nodes in it. "fp8",
+            "fp8_e5m2" or "int8": all do, with a scale for each 32 numbers.
           buffer_bytes: size of a fusion buffer; 0: chosen by the plan.
           sparse: "densify" converts tf.IndexedSlices to dense tensors; "gather" concatenates the
             slices of all ranks.
