@@ -7,7 +7,12 @@ constexpr const char* kDTypeNames[kNumDTypes] = {"float32", "float64", "float16"
                                                  "int8",    "int16",   "int32",   "int64",
                                                  "uint8",   "bool"};
 constexpr size_t kDTypeSizes[kNumDTypes] = {4, 8, 2, 2, 1, 2, 4, 8, 1, 1};
-constexpr const char* kPackedNames[kNumWireDTypes - kNumDTypes] = {"fp8_e4m3", "fp8_e5m2", "int8"};
+constexpr const char* kWireNames[kNumWireDTypes - kNumDTypes] = {
+    "fp8_e4m3",          "fp8_e5m2",          "int8",
+    "fp8_e4m3/bfloat16", "fp8_e5m2/bfloat16", "int8/bfloat16",
+    "fp8_e4m3/float16",  "fp8_e5m2/float16",  "int8/float16",
+    "fp8_e4m3/float32",  "fp8_e5m2/float32",  "int8/float32",
+};
 constexpr const char* kOpNames[kNumReduceOps] = {"sum", "average", "min", "max", "product"};
 
 template <size_t N>
@@ -24,12 +29,23 @@ size_t size_of(DType dtype) {
 }
 const char* name_of(DType dtype) {
   const int number = static_cast<int>(dtype);
-  return is_packed(dtype) ? kPackedNames[number - kNumDTypes] : kDTypeNames[number];
+  return is_packed(dtype) ? kWireNames[number - kNumDTypes] : kDTypeNames[number];
 }
 const char* name_of(ReduceOp op) { return kOpNames[static_cast<int>(op)]; }
 
 bool is_float(DType dtype) { return dtype <= DType::kBFloat16 || is_packed(dtype); }
 bool is_packed(DType dtype) { return dtype >= DType::kMxE4M3; }
+int pack_kind(DType dtype) { return (static_cast<int>(dtype) - kNumDTypes) % kNumPacked; }
+
+DType result_of(DType dtype) {
+  if (dtype < kFirstPair) return dtype;
+  return kResultDTypes[(static_cast<int>(dtype) - static_cast<int>(kFirstPair)) / kNumPacked];
+}
+
+size_t result_bytes(size_t bytes, DType dtype) {
+  const DType result = result_of(dtype);
+  return result == dtype ? bytes : bytes_for(numbers_in(bytes, dtype), result);
+}
 
 size_t numbers_in(size_t bytes, DType dtype) {
   return bytes / size_of(dtype) * (is_packed(dtype) ? kPackNumbers : 1);
@@ -51,13 +67,15 @@ Result<DType> parse_dtype(const std::string& name) {
 Result<DType> parse_wire_dtype(const std::string& name) {
   if (name == "float16") return DType::kFloat16;
   if (name == "bfloat16") return DType::kBFloat16;
+  const bool brief = name == "fp8" || name.starts_with("fp8/");
+  const std::string whole = brief ? concat(kWireNames[0], name.substr(3)) : name;
   for (int i = 0; i < kNumWireDTypes - kNumDTypes; ++i) {
-    if (name == kPackedNames[i]) return static_cast<DType>(kNumDTypes + i);
+    if (whole == kWireNames[i]) return static_cast<DType>(kNumDTypes + i);
   }
-  if (name == "fp8") return DType::kMxE4M3;
   return Status(Code::kInvalidArgument,
                 concat("wire_dtype '", name, "' is not supported; use one of float16, bfloat16, ",
-                       "fp8, ", join(kPackedNames)));
+                       "fp8, fp8_e4m3, fp8_e5m2, int8, or an 8-bit type and the type of results, ",
+                       "such as fp8/bfloat16, fp8/float16 or fp8/float32"));
 }
 
 Result<ReduceOp> parse_reduce_op(const std::string& name) {

@@ -23,9 +23,14 @@ enum class DType : uint8_t {
   kMxE4M3,
   kMxE5M2,
   kMxInt8,
+  // From kFirstPair on, each of these three again for each dtype of kResultDTypes: contributions
+  // travel in packs, and results in that dtype.
 };
-inline constexpr int kNumDTypes = 10;      // that an array may have
-inline constexpr int kNumWireDTypes = 13;  // that may travel
+inline constexpr int kNumDTypes = 10;  // that an array may have
+inline constexpr int kNumPacked = 3;
+inline constexpr DType kResultDTypes[] = {DType::kBFloat16, DType::kFloat16, DType::kFloat32};
+inline constexpr int kNumWireDTypes = kNumDTypes + kNumPacked + 3 * kNumPacked;  // that may travel
+inline constexpr DType kFirstPair = static_cast<DType>(kNumDTypes + kNumPacked);
 
 // The 8-bit types are those of the OCP Microscaling Formats (MX) Specification 1.0: MXFP8 E4M3,
 // MXFP8 E5M2 and MXINT8. A block is 32 numbers with one scale, a power of two. A pack is the
@@ -42,12 +47,19 @@ size_t size_of(DType dtype);  // of the 8-bit types: the size of a pack
 const char* name_of(DType dtype);  // "float32", ...
 const char* name_of(ReduceOp op);  // "sum", ...
 bool is_float(DType dtype);
-bool is_packed(DType dtype);  // whether it is one of the 8-bit types
+bool is_packed(DType dtype);  // whether contributions travel in packs
+// Returns the number of their 8-bit type, from 0 on.
+int pack_kind(DType dtype);
+// Returns the dtype in which results of contributions in this wire dtype travel.
+DType result_of(DType dtype);
+// Returns the bytes of the results of so many bytes of contributions.
+size_t result_bytes(size_t bytes, DType dtype);
 // Returns how many numbers lie in so many bytes, and how many bytes they take at least.
 size_t numbers_in(size_t bytes, DType dtype);
 size_t bytes_for(size_t numbers, DType dtype);
 Result<DType> parse_dtype(const std::string& name);
-// Parses "float16", "bfloat16", "fp8" (that is "fp8_e4m3"), "fp8_e5m2" or "int8".
+// Parses "float16", "bfloat16", "fp8" (that is "fp8_e4m3"), "fp8_e5m2" or "int8", or one of the
+// last four with the dtype of results, such as "fp8/bfloat16".
 Result<DType> parse_wire_dtype(const std::string& name);
 Result<ReduceOp> parse_reduce_op(const std::string& name);
 

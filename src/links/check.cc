@@ -41,7 +41,7 @@ Result<ResultPlace> check_result(const Transfer* transfer, uint32_t server,
   const size_t bytes = std::min(count * segment_bytes, shard.bytes - begin);
   const bool lacks = (header.flags & wire::kFlagCalledOff) || unused || given;
   if ((empty != (transfer->receive == nullptr) && !(empty && lacks) && !elsewhere) ||
-      header.payload != (empty ? 0 : bytes)) {
+      header.payload != (empty ? 0 : result_bytes(bytes, transfer->open.dtype))) {
     return nonsense("of the wrong length");
   }
   const RunRoute::Outstanding* const old =

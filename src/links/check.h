@@ -12,7 +12,7 @@ namespace herring::links {
 // Where a result belongs.
 struct ResultPlace {
   uint32_t run = 0;
-  plan::Range range;    // of the buffer
+  plan::Range range;    // of the contributions
   bool empty = false;   // no bytes follow
   bool unused = false;  // they are not used: another server has the run, or gives the result
 };

@@ -10,6 +10,14 @@ namespace {
 
 constexpr uint32_t kChunkSegments = 16;
 
+// Returns the number of segments whose results fit into a chunk. They take at most four times the
+// bytes of contributions.
+uint32_t chunk_segments(const Transfer& transfer) {
+  const size_t whole = result_bytes(kPackBytes, transfer.open.dtype);
+  return whole <= kPackBytes ? kChunkSegments
+                             : kChunkSegments / (whole <= 2 * kPackBytes ? 2 : 4);
+}
+
 }  // namespace
 
 size_t Kept::chunk_bytes() const { return kChunkSegments * options_.segment_bytes; }
@@ -77,10 +85,10 @@ Piece Kept::next_piece(Item& item, size_t most) {
   const plan::SegmentRun& run = transfer.runs[item.run];
   const auto& answered = transfer.answered[item.run];
   const auto& chunks = transfer.ways[item.run].chunks;
-  const uint32_t end = run.first + run.count;
+  const uint32_t end = run.first + run.count, of_chunk = chunk_segments(transfer);
   const auto has = [&](uint32_t segment) { return answered[segment - run.first]; };
   const auto gone = [&](uint32_t segment) {
-    const uint32_t chunk = (segment - run.first) / kChunkSegments;
+    const uint32_t chunk = (segment - run.first) / of_chunk;
     return has(segment) && (chunk >= chunks.size() || chunks[chunk] == nullptr);
   };
   while (item.next < end && gone(item.next)) ++item.next;
@@ -95,21 +103,28 @@ Piece Kept::next_piece(Item& item, size_t most) {
   return piece;
 }
 
+size_t Kept::in_frame(const Transfer& transfer, size_t count) const {
+  const size_t segment = options_.segment_bytes;
+  return std::max<size_t>(1, count * segment / result_bytes(segment, transfer.open.dtype));
+}
+
 // Calls `action(chunk, at, range)` for the pieces of segments [first, first + count) of the shard:
-// their bytes `at` in a chunk, and their range of the buffer. A chunk may be null.
+// the place of their results in a chunk, and among all results. A chunk may be null.
 template <typename Action>
 void Kept::for_each_piece(Transfer& transfer, uint32_t r, uint32_t first, size_t count,
                           const Action& action) {
   const plan::SegmentRun& run = transfer.runs[r];
   const plan::Shard& shard = transfer.shards[run.shard];
   auto& chunks = transfer.ways[r].chunks;
-  chunks.resize((run.count + kChunkSegments - 1) / kChunkSegments, nullptr);
+  const uint32_t of_chunk = chunk_segments(transfer);
+  chunks.resize((run.count + of_chunk - 1) / of_chunk, nullptr);
   for (size_t at = first - run.first, end = at + count; at < end;) {
-    const size_t some = std::min(end - at, kChunkSegments - at % kChunkSegments);
+    const size_t some = std::min(end - at, of_chunk - at % of_chunk);
     const size_t begin = (run.first + at) * options_.segment_bytes;
     const size_t bytes = std::min(some * options_.segment_bytes, shard.bytes - begin);
-    action(chunks[at / kChunkSegments], at % kChunkSegments * options_.segment_bytes,
-           plan::Range{shard.offset + begin, bytes});
+    const size_t before = at % of_chunk * options_.segment_bytes;
+    action(chunks[at / of_chunk], of_results(transfer, {before, bytes}).offset,
+           of_results(transfer, {shard.offset + begin, bytes}));
     at += some;
   }
 }
@@ -140,12 +155,12 @@ std::string Kept::results(Transfer& transfer, uint32_t run, uint32_t first, size
 void Kept::free_chunks(Transfer& transfer, uint32_t r, uint64_t settled) {
   RunRoute& way = transfer.ways[r];
   if (!way.elsewhere.empty()) return;
-  const uint32_t count = transfer.runs[r].count;
+  const uint32_t count = transfer.runs[r].count, of_chunk = chunk_segments(transfer);
   for (uint32_t chunk = 0; chunk < way.chunks.size(); ++chunk) {
-    const uint32_t end = std::min((chunk + 1) * kChunkSegments, count);
+    const uint32_t end = std::min((chunk + 1) * of_chunk, count);
     if (way.place + end > settled) return;
     if (way.chunks[chunk] == nullptr) continue;
-    const auto first = transfer.answered[r].begin() + chunk * kChunkSegments;
+    const auto first = transfer.answered[r].begin() + chunk * of_chunk;
     if (std::find(first, transfer.answered[r].begin() + end, false) !=
         transfer.answered[r].begin() + end) {
       return;

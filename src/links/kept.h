@@ -85,6 +85,8 @@ class Kept {
   void place_results(Transfer& transfer, uint32_t run, uint32_t first, uint32_t count,
                      transport::Destinations& out);
   void copy_results(Transfer& transfer, uint32_t run, uint32_t first, uint32_t count);
+  // Returns how many results go as one frame if so many contributions do.
+  size_t in_frame(const Transfer& transfer, size_t count) const;
   // Returns the results of segments.
   std::string results(Transfer& transfer, uint32_t run, uint32_t first, size_t count);
   // Skips segments of a run that is pushed again whose results no other worker can lack.

@@ -31,7 +31,7 @@ struct LinkFlow {
   Transfer* transfer = nullptr;  // of the result frame being received
   Pace* pace = nullptr;
   uint32_t run = 0;
-  plan::Range range;
+  plan::Range range;           // of the contributions
   transport::LossCounter losses;
   uint32_t signals = 0;        // losses so far, modulo 2^32
 };

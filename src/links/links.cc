@@ -283,7 +283,7 @@ bool Links::send_next(Link& link, const StreamId& id, Stream& stream) {
   const bool again = goes_again(transfer, item.run);
   Piece piece{std::min<size_t>(run.first + run.count - item.next, frame_limit), false};
   if (again) piece = Kept::next_piece(item, piece.count);
-  size_t count = piece.count;
+  size_t count = piece.gives ? kept_.in_frame(transfer, piece.count) : piece.count;
   if (count == 0) {  // nothing is left that another worker may lack
     stream.queue.pop();
     if (balances_) note_position(flow.server, id, stream);

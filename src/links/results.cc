@@ -46,13 +46,14 @@ Status Links::on_result_header(LinkFlow& flow, const wire::FrameHeader& header,
   flow.run = place->run;
   flow.range = place->range;
   if (place->empty) return {};
+  const auto [offset, bytes] = of_results(*transfer, flow.range);
   if (place->unused) {
-    flow.control.resize(flow.range.bytes);
-    out.add(flow.control.data(), flow.range.bytes);
+    flow.control.resize(bytes);
+    out.add(flow.control.data(), bytes);
   } else if (!transfer->ways.empty() && route_.keeps_results(*transfer)) {
     kept_.place_results(*transfer, flow.run, header.first_segment, header.segments, out);
   } else {
-    out.add(transfer->receive + flow.range.offset, flow.range.bytes);
+    out.add(transfer->receive + offset, bytes);
   }
   return {};
 }

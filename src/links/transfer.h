@@ -40,7 +40,7 @@ struct Transfer {
   wire::Key key;
   wire::Open open;                       // shard_bytes is filled in per shard
   const char* send = nullptr;            // null: nothing to add
-  char* receive = nullptr;               // null: the result is not wanted here
+  char* receive = nullptr;               // null: the result is not wanted here; see of_results()
   std::vector<plan::Shard> shards;       // of the buffer
   std::vector<plan::SegmentRun> runs;    // the segments that this worker pushes
   // Every rank pushes the next round of the stream only when it has all results of this one.
@@ -64,10 +64,16 @@ struct Transfer {
   std::vector<RunRoute> ways;            // by run; empty in a job that ends when a server dies
 };
 
+// Returns where the results of these contributions lie, and how large they are.
+inline plan::Range of_results(const Transfer& transfer, plan::Range range) {
+  const DType dtype = transfer.open.dtype;
+  return {result_bytes(range.offset, dtype), result_bytes(range.bytes, dtype)};
+}
+
 class TransferOwner {
  public:
   virtual ~TransferOwner() = default;
-  // `range` of the buffer now holds results. Called only if `receive` is set.
+  // The results of this range of the contributions are here. Called only if `receive` is set.
   virtual void on_result(Transfer&, plan::Range /*range*/) {}
   // All segments are answered, or the transfer is called off and nothing of it is on its way. The
   // Pusher no longer uses the transfer, except that it still holds its share of the owner.

@@ -231,7 +231,7 @@ void NodeWork::prepare_push() {
   char* const base = converts() ? task.staging : task.data;
   transfer.open = open();
   transfer.send = workers > 0 ? base : nullptr;
-  transfer.receive = base;
+  transfer.receive = task.results != nullptr ? task.results : base;
   transfer.mark = task.mark;
   pushed = true;
 }
@@ -241,7 +241,11 @@ void NodeWork::place(plan::Range range) {
   const size_t item = size_of(task.dtype);
   const size_t element = numbers_before(range.offset);
   const size_t count = numbers_before(range.end()) - element;
-  if (converts()) {
+  if (task.results != nullptr) {
+    const DType result = result_of(task.wire);
+    const char* const from = task.results + links::of_results(transfer, range).offset;
+    reduce::convert(from, result, task.data + element * item, task.dtype, count, 1.0);
+  } else if (converts()) {
     const size_t whole = is_packed(task.wire) ? count / kPackNumbers * kPackNumbers : count;
     char* const to = task.data + element * item;
     reduce::convert(task.staging + range.offset, task.wire, to, task.dtype, whole, 1.0);

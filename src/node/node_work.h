@@ -58,6 +58,7 @@ struct NodeTask {
   DType dtype = DType::kFloat32;       // of the buffer
   DType wire = DType::kFloat32;        // between nodes
   char* staging = nullptr;             // for bytes of the wire dtype, if it differs
+  char* results = nullptr;             // for results, if they travel in another dtype than that
   float* residual = nullptr;           // of this rank's slice, for a packed wire dtype; may be null
   Reduction reduction;
   bool active = true;                  // false: this worker has nothing to add
@@ -78,7 +79,7 @@ struct NodeTask {
   // Called once, when the result is here, or when the group is called off and nobody accesses the
   // buffer any more. workers = 0: called off, or this rank's part of the attempt is lost.
   std::function<void(uint32_t workers)> on_done;
-  std::shared_ptr<void> keeps;         // owns the memory of data and staging until all is done
+  std::shared_ptr<void> keeps;         // owns the memory of all these until all is done
   observe::Mark mark;                  // passes kReduced here, and kPushed with the slice
 };
 

@@ -46,8 +46,8 @@ struct KernelTable {
   // Divides, scales and rounds one array from float32 or float64 to any float type.
   Kernel (*finish)(DType accumulator, DType out);
   // By packed dtype, from kMxE4M3 on.
-  PackKernel pack[kNumWireDTypes - kNumDTypes];
-  UnpackKernel unpack[kNumWireDTypes - kNumDTypes];
+  PackKernel pack[kNumPacked];
+  UnpackKernel unpack[kNumPacked];
 };
 
 extern const KernelTable kBaselineKernels;

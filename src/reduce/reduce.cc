@@ -222,7 +222,7 @@ void sum_packs(const void* const* sources, size_t n, size_t index, Numbers& sum,
   const void* added[kTreeGroup];
   const bool leaf = n <= kTreeGroup;
   const size_t branch = leaf ? 1 : branch_size(n, kTreeGroup);
-  const UnpackKernel unpack = kernels.unpack[static_cast<int>(stage.in) - kNumDTypes];
+  const UnpackKernel unpack = kernels.unpack[pack_kind(stage.in)];
   size_t used = 0;
   for (size_t i = 0; i < n; i += branch, ++used) {
     added[used] = &parts[used];
@@ -264,7 +264,7 @@ void combine_packs(const void* const* sources, size_t n, void* out, size_t count
       continue;
     }
     if (scaled_by(last) != Scaled::kNot) finish(&whole, &sum, kPackNumbers, last);
-    kernels.pack[static_cast<int>(stage.out) - kNumDTypes](sum.values, to, nullptr);
+    kernels.pack[pack_kind(stage.out)](sum.values, to, nullptr);
   }
 }
 
@@ -343,7 +343,7 @@ void convert(const void* in, DType in_type, void* out, DType out_type, size_t co
 
 void pack(const float* values, size_t count, DType packed, void* pack, float* residual) {
   const DefaultFloatMode mode;
-  const PackKernel kernel = active().pack[static_cast<int>(packed) - kNumDTypes];
+  const PackKernel kernel = active().pack[pack_kind(packed)];
   if (count == kPackNumbers) return kernel(values, pack, residual);
   Numbers all = {}, rest = {};
   std::copy_n(values, count, all.values);

@@ -25,11 +25,11 @@ struct Stage {
   double postscale = 1.0;  // multiplies the quotient
 };
 
-// Returns the stage that goes from the values of so many ranks to results in one step, all in one
-// dtype.
+// Returns the stage that goes from the values of so many ranks to results in one step, all in this
+// dtype but for the results of a pair.
 inline Stage whole(DType dtype, const Reduction& reduction, uint64_t contributors = 1) {
   return {dtype,
-          dtype,
+          result_of(dtype),
           reduction.op,
           reduction.prescale,
           divisor_of(reduction, contributors),

@@ -52,28 +52,29 @@ Status Planned::Work::allocate() {
   for (const plan::Arena& arena : plan.arenas) {
     HERRING_RETURN_IF_ERROR(take_memory(arena.bytes, arenas.emplace_back()));
   }
-  const auto converted_bytes = [this](const plan::Buffer& buffer) {
-    const DType dtype = plan.arenas[buffer.arena].dtype, wire = wire_of(dtype);
-    return wire == dtype ? 0 : bytes_for(buffer.range.bytes / size_of(dtype), wire);
+  const auto on_wire = [this](DType dtype, size_t bytes) {
+    const DType wire = wire_of(dtype);
+    return wire == dtype ? 0 : bytes_for(bytes / size_of(dtype), wire);
   };
-  std::vector<size_t> sizes(plan.arenas.size());
-  for (const plan::Buffer& buffer : plan.buffers) sizes[buffer.arena] += converted_bytes(buffer);
-  std::vector<char*> staging(plan.arenas.size());  // null if nothing is converted
-  for (size_t arena = 0; arena < staging.size(); ++arena) {
-    if (sizes[arena] == 0) continue;
-    HERRING_RETURN_IF_ERROR(take_memory(sizes[arena], staging[arena]));
-    staged_ = true;
-  }
-  for (const plan::Buffer& buffer : plan.buffers) {
-    const auto& [offset, bytes] = buffer.range;
-    const DType dtype = plan.arenas[buffer.arena].dtype;
-    char*& narrow = staging[buffer.arena];
-    add_part(arenas[buffer.arena] + offset, bytes, dtype, wire_of(dtype), options.op, narrow);
-    if (narrow != nullptr) narrow += converted_bytes(buffer);
+  const auto staging = places(on_wire);
+  if (!staging.ok()) return staging.status();
+  const auto results = places([&](DType dtype, size_t bytes) {
+    const DType wire = wire_of(dtype);
+    return result_of(wire) == wire ? 0 : result_bytes(on_wire(dtype, bytes), wire);
+  });
+  if (!results.ok()) return results.status();
+  for (size_t b = 0; b < plan.buffers.size(); ++b) {
+    const auto& [offset, bytes] = plan.buffers[b].range;
+    const size_t arena = plan.buffers[b].arena;
+    const DType dtype = plan.arenas[arena].dtype;
+    staged_ |= (*staging)[b] != nullptr;
+    add_part(arenas[arena] + offset, bytes, dtype, wire_of(dtype), options.op, (*staging)[b],
+             (*results)[b]);
   }
   if (options.note_bytes > 0) {
     HERRING_RETURN_IF_ERROR(take_memory(options.note_bytes, note));
-    add_part(note, options.note_bytes, DType::kUInt8, DType::kUInt8, ReduceOp::kMax, nullptr);
+    add_part(note, options.note_bytes, DType::kUInt8, DType::kUInt8, ReduceOp::kMax, nullptr,
+             nullptr);
   }
   if (!staged_ || options.group->local_size() == 1 || count() == 0) return {};
   HERRING_RETURN_IF_ERROR(take_memory(PlannedDevices::kCardBytes, card));
@@ -81,8 +82,29 @@ Status Planned::Work::allocate() {
   return {};
 }
 
+// Returns where each buffer lies in memory of this size, which it shares with the others of its
+// arena; null: it needs none.
+template <typename Bytes>
+Result<std::vector<char*>> Planned::Work::places(const Bytes& bytes_of) {
+  const auto bytes = [&](const plan::Buffer& buffer) {
+    return bytes_of(plan.arenas[buffer.arena].dtype, buffer.range.bytes);
+  };
+  std::vector<size_t> sizes(plan.arenas.size());
+  for (const plan::Buffer& buffer : plan.buffers) sizes[buffer.arena] += bytes(buffer);
+  std::vector<char*> next(sizes.size()), all;
+  for (size_t arena = 0; arena < sizes.size(); ++arena) {
+    if (sizes[arena] > 0) HERRING_RETURN_IF_ERROR(take_memory(sizes[arena], next[arena]));
+  }
+  for (const plan::Buffer& buffer : plan.buffers) {
+    char*& place = next[buffer.arena];
+    all.push_back(place);
+    if (place != nullptr) place += bytes(buffer);
+  }
+  return all;
+}
+
 void Planned::Work::add_part(char* data, size_t bytes, DType dtype, DType wire, ReduceOp op,
-                             char* staging) {
+                             char* staging, char* results) {
   const size_t wire_bytes = bytes_for(bytes / size_of(dtype), wire);
   const std::vector<double>& weights = options.group->shards().weights;
   Part& part = *parts_.emplace_back(std::make_unique<Part>(*this));
@@ -96,6 +118,7 @@ void Planned::Work::add_part(char* data, size_t bytes, DType dtype, DType wire, 
   task.dtype = dtype;
   task.wire = wire;
   task.staging = staging;
+  task.results = results;
   task.reduction.op = op;
   if (options.divide_by_all) task.reduction.divisor = static_cast<uint32_t>(members().size());
   if (members().nodes() == 1 || (data == note && bytes <= plan.segment_bytes)) {

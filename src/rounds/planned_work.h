@@ -64,7 +64,10 @@ class Planned::Work : public std::enable_shared_from_this<Work> {
   Status take_memory(size_t bytes, char*& place);
   // Returns the dtype in which an arena of this dtype travels.
   DType wire_of(DType dtype) const;
-  void add_part(char* data, size_t bytes, DType dtype, DType wire, ReduceOp op, char* staging);
+  template <typename Bytes>
+  Result<std::vector<char*>> places(const Bytes& bytes_of);
+  void add_part(char* data, size_t bytes, DType dtype, DType wire, ReduceOp op, char* staging,
+                char* results);
   void launch_one(uint32_t part, const std::shared_ptr<Round>& round, Nanos now);
   void exchange_cards(const std::shared_ptr<Round>& round);
   void part_done(const std::shared_ptr<Round>& round, uint32_t part, uint32_t workers);

@@ -22,7 +22,7 @@ void Aggregator::take_given(Slot& slot, uint32_t contributor) {
     for (uint32_t i = 0; i < group.members; ++i) {
       Contribution& one = slot.contributions[g * kTreeGroup + i];
       if (one.state == Contribution::kHere && one.lane != nullptr) {
-        lanes_.give(std::exchange(one.lane, nullptr));
+        pool_of(slot, one).give(std::exchange(one.lane, nullptr));
       }
     }
   }

@@ -228,9 +228,10 @@ Result<Aggregator::Begun> Aggregator::begin(const wire::FrameHeader& header, uin
   const uint64_t end = std::min((first + count) * segment_bytes_, op.open.shard_bytes);
   const bool empty = header.flags & wire::kFlagEmpty;
   const bool gives = header.flags & wire::kFlagGives;
-  if (header.payload != (empty ? 0 : end - begin) || (gives && (empty || !op.again))) {
+  const uint64_t bytes = gives ? result_bytes(end - begin, op.open.dtype) : end - begin;
+  if (header.payload != (empty ? 0 : bytes) || (gives && (empty || !op.again))) {
     return breach("rank ", rank, " sent ", header.payload, " bytes, but '", op.open.name,
-                  "' needs ", end - begin);
+                  "' needs ", bytes);
   }
   for (auto s = static_cast<uint32_t>(first); s < first + count; ++s) {
     const Slot* slot = slot_of(op, s);
@@ -249,9 +250,9 @@ Result<Aggregator::Begun> Aggregator::begin(const wire::FrameHeader& header, uin
     contribution.wants_result = header.flags & wire::kFlagWant;
     contribution.gives = gives;
     if (!empty) {
-      contribution.lane = lanes_.take();
+      contribution.lane = pool_of(*slot, contribution).take();
       ++slot->added;
-      out.add(contribution.lane, slot->bytes);
+      out.add(contribution.lane, gives ? slot->result_bytes : slot->bytes);
     }
     slots[s - first] = slot;
   }
@@ -270,7 +271,9 @@ Slot* Aggregator::take_slot(Operation& op, uint32_t segment) {
   ++op.slots;
   slot->segment = segment;
   slot->bytes = static_cast<uint32_t>(std::min(segment_bytes_, op.open.shard_bytes - begin));
+  slot->result_bytes = static_cast<uint32_t>(result_bytes(slot->bytes, op.open.dtype));
   slot->groups_done = 0;
+  slot->results = &pool_for((result_bytes(kPackBytes, op.open.dtype) + kPackBytes - 1) / kPackBytes);
   slot->result = nullptr;
   slot->added = 0;
   slot->arrived = 0;
@@ -357,7 +360,9 @@ void Aggregator::settle(Slot& slot, uint32_t contributor, Contribution::State st
     }
     given = slot.given;
     if (given) {
-      if (contribution.lane != nullptr) lanes_.give(std::exchange(contribution.lane, nullptr));
+      if (contribution.lane != nullptr) {
+        pool_of(slot, contribution).give(std::exchange(contribution.lane, nullptr));
+      }
       for (uint32_t c = 0; c < slot.contributions.size(); ++c) {
         Contribution& one = slot.contributions[c];
         if (one.state != Contribution::kHere || std::exchange(one.answered, true)) continue;
@@ -411,9 +416,12 @@ void Aggregator::settle(Slot& slot, uint32_t contributor, Contribution::State st
   result_sent(slot);  // deliver_ may have found that nobody is left to send the result to
 }
 
-LanePool& Aggregator::pool_of_sums(DType dtype) {
-  if (is_packed(dtype)) return widest_lanes_;
-  return accumulator_of(dtype) == dtype ? lanes_ : wide_lanes_;
+LanePool& Aggregator::pool_for(size_t times) {
+  return times <= 1 ? lanes_ : times == 2 ? wide_lanes_ : widest_lanes_;
+}
+
+LanePool& Aggregator::pool_of(const Slot& slot, const Contribution& contribution) {
+  return contribution.gives ? *slot.results : lanes_;
 }
 
 void Aggregator::combine_group(Slot& slot, uint32_t group_index) {
@@ -430,7 +438,7 @@ void Aggregator::combine_group(Slot& slot, uint32_t group_index) {
   }
   if (n == 0) return;
   const DType accumulator = accumulator_of(open.dtype);
-  group.pool = &pool_of_sums(open.dtype);
+  group.pool = &pool_for(is_packed(open.dtype) ? 4 : size_of(accumulator) / size_of(open.dtype));
   const bool wide = group.pool != &lanes_;
   if (wide) {
     std::lock_guard lock(mutex_);
@@ -468,11 +476,11 @@ void Aggregator::finish(Slot& slot) {
     const char* source = single ? slot.contributions[i].lane : slot.groups[i].partial;
     if (source != nullptr) sources[n++] = source;
   }
-  bool wide = false;
-  for (const Subtree& group : slot.groups) wide |= group.pool != nullptr && group.pool != &lanes_;
-  if (n == 0 || wide) {
+  bool apart = slot.results != &lanes_;  // the result fits into none of the sources
+  for (const Subtree& group : slot.groups) apart |= group.pool != nullptr && group.pool != &lanes_;
+  if (n == 0 || apart) {
     std::lock_guard lock(mutex_);
-    slot.result = lanes_.take();
+    slot.result = slot.results->take();
   } else {
     slot.result = static_cast<char*>(const_cast<void*>(sources[0]));
   }
@@ -482,7 +490,7 @@ void Aggregator::finish(Slot& slot) {
     stage.prescale = 1.0;
   }
   if (n == 0) {
-    std::memset(slot.result, 0, slot.bytes);  // nobody had anything to add
+    std::memset(slot.result, 0, slot.result_bytes);  // nobody had anything to add
   } else {
     reduce::combine(sources, n, slot.result, count, stage);
   }
@@ -517,7 +525,7 @@ void Aggregator::result_sent(Slot& slot) {
   const Nanos now = now_();
   moved_ = std::max(moved_, now);
   Operation& op = *slot.op;
-  if (!slot.unread) lanes_.give(slot.result);
+  if (!slot.unread) slot.results->give(slot.result);
   Block*& block = op.blocks[slot.segment / kBlockSegments];
   block->slots[slot.segment % kBlockSegments] = nullptr;
   free_slots_.push_back(&slot);

@@ -113,10 +113,12 @@ struct Subtree {
 struct Slot {
   Operation* op = nullptr;
   uint32_t segment = 0;
-  uint32_t bytes = 0;
+  uint32_t bytes = 0;         // of each contribution
+  uint32_t result_bytes = 0;
   uint32_t groups_done = 0;
   std::vector<Contribution> contributions;  // by contributor
   std::vector<Subtree> groups;              // each of up to reduce::kTreeGroup contributors
+  LanePool* results = nullptr;  // the pool of `result`, and of results that workers give
   char* result = nullptr;
   uint32_t added = 0;  // contributors that had something to add
   uint32_t arrived = 0;  // contributions
@@ -243,7 +245,9 @@ class Aggregator {
   Slot* take_slot(Operation& op, uint32_t segment);
   void settle(Slot& slot, uint32_t contributor, Contribution::State state, Nanos now);
   void compare(Slot& slot, uint32_t rank, Nanos now);
-  LanePool& pool_of_sums(DType dtype);
+  // Returns the pool for a lane with so many bytes for each byte of a contribution.
+  LanePool& pool_for(size_t times);
+  LanePool& pool_of(const Slot& slot, const Contribution& contribution);
   void combine_group(Slot& slot, uint32_t group);
   void finish(Slot& slot);
   Awaited awaited(const Operation& op) const;
@@ -259,7 +263,8 @@ class Aggregator {
   std::mutex mutex_;  // guards everything below
   std::map<Key, std::unique_ptr<Operation>> operations_;
   LanePool lanes_;
-  // For partial sums of 16-bit floats, and of packs, which take less than four times their bytes.
+  // For partial sums of 16-bit floats, and of packs, which take less than four times their bytes;
+  // and for results that are larger than contributions.
   LanePool wide_lanes_, widest_lanes_;
   std::vector<std::unique_ptr<Slot>> all_slots_;
   std::vector<Slot*> free_slots_;

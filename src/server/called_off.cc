@@ -29,7 +29,7 @@ void Aggregator::rank_gone(uint32_t rank, bool left) {
           if (!began && !never) continue;
           if (left && !goes_on) broken.push_back(slot.op->group);
           if (contribution.lane != nullptr) {
-            lanes_.give(std::exchange(contribution.lane, nullptr));
+            pool_of(slot, contribution).give(std::exchange(contribution.lane, nullptr));
             --slot.added;
           }
           missing.push_back({&slot, c});

@@ -102,6 +102,7 @@ Status Peer::begin_data(const wire::FrameHeader& header, transport::Destinations
   if (begun_ != Aggregator::Begun::kTaken) return take_payload(header, out);
   segments_complete_ = 0;
   segments_total_ = header.segments;
+  piece_bytes_ = header.flags & wire::kFlagGives ? slots_[0]->result_bytes : slots_[0]->bytes;
   outstanding_ += header.segments;
   stream->second += header.segments;
   steer(*slots_[0]->op->group, header);
@@ -130,8 +131,7 @@ bool Peer::within_credit(const Key& key, size_t of_stream, size_t count) const {
 void Peer::on_payload(transport::Flow&, const wire::FrameHeader& header, size_t received) {
   if (header.type == wire::FrameType::kData && !expelled_ &&
       begun_ == Aggregator::Begun::kTaken) {
-    const size_t segment = server_.aggregator().segment_bytes();
-    complete_segments(received == header.payload ? segments_total_ : received / segment);
+    complete_segments(received == header.payload ? segments_total_ : received / piece_bytes_);
   }
 }
 
@@ -236,7 +236,9 @@ void Peer::flush_results() {
     iovec pieces[transport::Destinations::kMaxPieces];
     Slot* frame[transport::Destinations::kMaxPieces];
     int n = 0;
-    while (!results_.empty() && header.segments < server_.max_frame_segments()) {
+    const size_t most =  // results may be larger than contributions
+        size_t{server_.max_frame_segments()} * first.slot->bytes / first.slot->result_bytes;
+    while (!results_.empty() && header.segments < std::max<size_t>(most, 1)) {
       const Result& next = results_.front();
       if (next.slot->op != &op || next.with_payload != first.with_payload ||
           next.slot->segment != first.slot->segment + header.segments ||
@@ -246,8 +248,8 @@ void Peer::flush_results() {
       }
       ++header.segments;
       if (next.with_payload) {
-        pieces[n++] = {next.slot->result, next.slot->bytes};
-        header.payload += next.slot->bytes;
+        pieces[n++] = {next.slot->result, next.slot->result_bytes};
+        header.payload += next.slot->result_bytes;
       }
       frame[header.segments - 1] = next.slot;
       results_.pop();

@@ -92,6 +92,7 @@ class Peer : public transport::FlowHandler {
   std::unique_ptr<transport::Flow> flow_;
 
   // State of the data frame being received.
+  size_t piece_bytes_ = 0;     // of each but the last
   Slot* slots_[transport::Destinations::kMaxPieces];
   uint32_t segments_complete_ = 0, segments_total_ = 0;
   // Unless it is kTaken, the frame is only read, and answered without a result.

@@ -166,7 +166,8 @@ class Maker {
   void pack(PlanSpec& plan) {
     if (layout_.segment_bytes % kPackBytes != 0) return;
     plan.narrow = true;
-    plan.wire = packed_random_.pick({DType::kMxE4M3, DType::kMxE5M2, DType::kMxInt8});
+    plan.wire =
+        static_cast<DType>(kNumDTypes + packed_random_.below(kNumWireDTypes - kNumDTypes));
     if (plan.op != ReduceOp::kAverage) plan.op = ReduceOp::kSum;
     for (plan::Gradient& gradient : plan.gradients) {
       if (!is_float(gradient.dtype) || gradient.dtype == DType::kFloat64) {

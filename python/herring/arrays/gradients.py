@@ -22,6 +22,7 @@ from herring.arrays.groups import Group, scope_of
 from herring.arrays.objects import allgather_plain
 from herring.arrays.planned import PlannedReduction
 from herring.arrays.runtime import is_elastic, is_initialized, is_running, job, require_running
+from herring.arrays.wire import WireDType
 from herring.base.units import ranks_text
 from herring.errors import HerringError, InvalidArgumentError
 
@@ -204,7 +205,7 @@ class GradientRounds:
         *,
         name: str,
         op: Operator = "average",
-        wire_dtype: str | None = None,
+        wire_dtype: WireDType | None = None,
         buffer_bytes: int = 0,
         group: Group | None = None,
         order: Sequence[int] = (),
@@ -370,7 +371,7 @@ class Averager:
         name: str,
         *,
         op: Operator,
-        wire_dtype: str | None,
+        wire_dtype: WireDType | None,
         buffer_bytes: int,
         group: Group | None,
         divide_by_all: bool = False,

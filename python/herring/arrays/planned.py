@@ -20,21 +20,19 @@ from herring.arrays.arguments import (
     operator_of,
     seconds_of,
     shown,
-    text_of,
 )
 from herring.arrays.calls import called, named
 from herring.arrays.devices import stream_of
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.objects import allgather_plain, check_same
 from herring.arrays.runtime import job, require_running
+from herring.arrays.wire import WireDType, is_packed, wire_of
 from herring.base.units import counted
 from herring.errors import InvalidArgumentError
 
 __all__ = ["PlannedReduction"]
 
 _MOST_DEVICES = 1 << 16
-#: The wire dtypes of 8 bits, to which processors round, because no kernel does.
-PACKED_DTYPES = ("fp8", "fp8_e4m3", "fp8_e5m2", "int8")
 
 
 class PlannedReduction:
@@ -54,7 +52,9 @@ class PlannedReduction:
       wire_dtype: "float16" or "bfloat16", in which float32 arenas travel between nodes. If all
         ranks have GPUs, float32 gradients leave the GPUs in it, and averages return in it. Or
         "fp8" (which is "fp8_e4m3"), "fp8_e5m2" or "int8", in which sums and averages of float32,
-        float16 and bfloat16 travel, with a scale for each 32 numbers.
+        float16 and bfloat16 travel, with a scale for each 32 numbers. A pair such as
+        ``("fp8", "bfloat16")`` sends them in 8 bits, and averages come back in "bfloat16",
+        "float16" or "float32".
       buffer_bytes: The size of a fusion buffer; 0 chooses it from the model and the cluster.
       note_bytes: The length of a round's note; 0 means that rounds have no note.
       device: The number of the GPU on which the gradients lie; None means host memory. It may
@@ -76,7 +76,7 @@ class PlannedReduction:
         *,
         name: str | None = None,
         op: Operator = "average",
-        wire_dtype: str | None = None,
+        wire_dtype: WireDType | None = None,
         buffer_bytes: int = 0,
         group: Group | None = None,
         note_bytes: int = 0,
@@ -97,10 +97,10 @@ class PlannedReduction:
             buffer_bytes = count_of(buffer_bytes, "buffer_bytes")
             note_bytes = count_of(note_bytes, "note_bytes")
             device = None if device is None else count_of(device, "device", 0, _MOST_DEVICES)
-            wire = "" if wire_dtype is None else text_of(wire_dtype, "wire_dtype")
+            wire = wire_of(wire_dtype)
             divide_by_all = boolean_of(divide_by_all, "divide_by_all")
             error_feedback = boolean_of(error_feedback, "error_feedback")
-            casts = device is not None and wire not in ("", *PACKED_DTYPES)
+            casts = device is not None and wire != "" and not is_packed(wire)
             casts = casts and _casts(device, wire, name)
         self._device = device
         self._arenas: list[Any] = []  # the arenas on the GPU
@@ -129,7 +129,7 @@ class PlannedReduction:
         check_same(
             f"planned operation '{name}'",
             f"{counted(len(listed), 'gradient')}, {bytes_by_dtype}, op {op}"
-            f"{' divided by all ranks' if divide_by_all else ''}, wire dtype {wire_dtype}"
+            f"{' divided by all ranks' if divide_by_all else ''}, wire dtype {wire or None}"
             f"{'' if error_feedback else ' without error feedback'}, notes of {note_bytes} bytes, "
             f"plan {self._planned.signature:016x}",
             name=f"{name}.plan",

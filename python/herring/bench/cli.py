@@ -229,7 +229,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         )
     planned.add_argument(
         "--wire-dtype",
-        choices=("float16", "bfloat16", "fp8", "fp8_e5m2", "int8"),
+        choices=("float16", "bfloat16", "fp8", "fp8_e5m2", "int8", "fp8/bfloat16", "int8/bfloat16"),
         help="dtype in which gradients travel between nodes (default: their own); its rounding "
         "excludes --check",
     )

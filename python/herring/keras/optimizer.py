@@ -13,6 +13,7 @@ import keras
 from herring.arrays.arguments import Operator
 from herring.arrays.groups import Group
 from herring.arrays.runtime import is_running, job
+from herring.arrays.wire import WireDType
 from herring.errors import InvalidArgumentError
 from herring.keras.averaging import make_averager
 
@@ -24,7 +25,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     optimizer: Any,
     *,
     op: Operator = "average",
-    wire_dtype: str | None = None,
+    wire_dtype: WireDType | None = None,
     buffer_bytes: int = 0,
     sparse: str = "densify",
     name: str | None = None,
@@ -52,8 +53,8 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
       optimizer: a keras.optimizers.Optimizer.
       op: "average" or "sum".
       wire_dtype: "float16" or "bfloat16" sends float32 gradients between nodes in that dtype.
-        "fp8", "fp8_e5m2" or "int8" sends all, with a scale for each 32 numbers. None sends them
-        unchanged.
+        "fp8", "fp8_e5m2" or "int8" sends all, with a scale for each 32 numbers. With a pair such as
+        ``("fp8", "bfloat16")`` averages come back in the second. None sends them unchanged.
       buffer_bytes: fusion-buffer size in bytes; 0 lets the plan choose.
       sparse: "densify" converts tf.IndexedSlices to dense tensors; "gather" concatenates the slices
         of all ranks (TensorFlow only).

@@ -15,6 +15,7 @@ from herring.arrays.arguments import Operator
 from herring.arrays.gradients import Averager, GradientRounds, Source
 from herring.arrays.grouped import grouped_allgather
 from herring.arrays.groups import Group
+from herring.arrays.wire import WireDType
 from herring.base.units import counted
 from herring.errors import InvalidArgumentError
 from herring.tensorflow.copies import say_copies
@@ -48,7 +49,7 @@ class TensorAverager(Averager):
         name: str,
         *,
         op: Operator = "average",
-        wire_dtype: str | None = None,
+        wire_dtype: WireDType | None = None,
         buffer_bytes: int = 0,
         sparse: str = "densify",
         group: Group | None = None,
@@ -61,7 +62,8 @@ class TensorAverager(Averager):
           name: the name of the operations; the same on all ranks, different for each averager.
           op: "average" or "sum".
           wire_dtype: "float16" or "bfloat16": float32 gradients travel between nodes in it. "fp8",
-            "fp8_e5m2" or "int8": all do, with a scale for each 32 numbers.
+            "fp8_e5m2" or "int8": all do, with a scale for each 32 numbers. A pair such as
+            ``("fp8", "bfloat16")``: averages come back in the second.
           buffer_bytes: size of a fusion buffer; 0: chosen by the plan.
           sparse: "densify" converts tf.IndexedSlices to dense tensors; "gather" concatenates the
             slices of all ranks.

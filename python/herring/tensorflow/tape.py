@@ -12,6 +12,7 @@ import tensorflow as tf
 from herring.arrays.arguments import Operator
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.runtime import forget_job
+from herring.arrays.wire import WireDType
 from herring.errors import InvalidArgumentError
 from herring.tensorflow.averaging import TensorAverager
 
@@ -72,7 +73,7 @@ class DistributedGradientTape(tf.GradientTape):
         tape: tf.GradientTape | None = None,
         *,
         op: Operator = "average",
-        wire_dtype: str | None = None,
+        wire_dtype: WireDType | None = None,
         buffer_bytes: int = 0,
         sparse: str = "densify",
         name: str | None = None,
@@ -86,7 +87,8 @@ class DistributedGradientTape(tf.GradientTape):
           tape: a tf.GradientTape whose recording is used; None: a new tape.
           op: "average" or "sum".
           wire_dtype: "float16" or "bfloat16": float32 gradients travel between nodes in it. "fp8",
-            "fp8_e5m2" or "int8": all do, with a scale for each 32 numbers.
+            "fp8_e5m2" or "int8": all do, with a scale for each 32 numbers. A pair such as
+            ``("fp8", "bfloat16")``: averages come back in the second.
           buffer_bytes: size of a fusion buffer; 0: chosen by the plan.
           sparse: "densify" converts tf.IndexedSlices to dense tensors; "gather" concatenates the
             slices of all ranks.

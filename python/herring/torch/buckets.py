@@ -15,7 +15,7 @@ from herring.arrays.planned import PlannedReduction
 from herring.arrays.runtime import is_running, job
 from herring.errors import InvalidArgumentError
 from herring.torch.promises import Promise
-from herring.torch.tensors import dtype_name, wire_dtype_name
+from herring.torch.tensors import TorchWireDType, dtype_name, wire_dtype_name
 
 
 class _Bucket(NamedTuple):
@@ -47,7 +47,7 @@ class PlannedBuckets:
 
     def __init__(
         self,
-        wire_dtype: str | torch.dtype | None = None,
+        wire_dtype: TorchWireDType | None = None,
         *,
         error_feedback: bool = True,
         group: Group | None = None,

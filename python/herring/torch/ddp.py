@@ -33,7 +33,7 @@ from herring.torch.partial import InRounds, PartialReducer, wants_rounds
 from herring.torch.reducer import GradientReducer
 from herring.torch.residuals import KeepsResiduals
 from herring.torch.state import broadcast_tensors
-from herring.torch.tensors import describe, require_writable
+from herring.torch.tensors import TorchWireDType, describe, require_writable
 from herring.torch.watch import registrations
 
 
@@ -79,7 +79,7 @@ class DistributedDataParallel(InRounds, KeepsResiduals, torch.nn.Module):
         static_graph: bool = False,
         *,
         forward_sync_buffers: bool | None = None,
-        wire_dtype: str | torch.dtype | None = None,
+        wire_dtype: TorchWireDType | None = None,
         error_feedback: bool = True,
         buffer_bytes: int = 0,
         sparse: str = "keep",
@@ -114,7 +114,9 @@ class DistributedDataParallel(InRounds, KeepsResiduals, torch.nn.Module):
           forward_sync_buffers: The newer name of `broadcast_buffers`.
           wire_dtype: What gradients travel in between nodes: "bfloat16" or "float16" (float32
             gradients, half the bytes), "fp8", "fp8_e5m2" or "int8" (8 bits and one scale for each
-            32 numbers, a quarter of float32's bytes). Sums are made in float32.
+            32 numbers, a quarter of float32's bytes). Sums are made in float32. With a pair such as
+            ``("fp8", "bfloat16")`` averages come back in the second: "bfloat16", "float16" or
+            "float32".
           error_feedback: Whether what rounding to 8 bits loses is added to the next gradients
             (`residuals`).
           buffer_bytes: The size of a fusion buffer in bytes; 0 lets the plan choose.

@@ -12,7 +12,7 @@ from herring.arrays.calls import called
 from herring.arrays.collectives import barrier
 from herring.arrays.gradients import PlannedList
 from herring.arrays.groups import Group
-from herring.arrays.planned import PACKED_DTYPES
+from herring.arrays.wire import is_packed
 from herring.errors import HerringError, InvalidArgumentError
 from herring.torch import devices
 from herring.torch.engine import runs_last
@@ -184,7 +184,7 @@ class Layout:
     @property
     def rounds_to_8_bits(self) -> bool:
         """Whether rounding loses something that the next round makes up for."""
-        return self.options.wire_dtype in PACKED_DTYPES and self.options.error_feedback
+        return is_packed(self.options.wire_dtype) and self.options.error_feedback
 
     def residuals(self) -> dict[int, torch.Tensor]:
         """Returns what rounding has lost on this rank, in the shapes of the parameters."""

@@ -20,6 +20,7 @@ from herring.torch.ranges import work_range
 from herring.torch.reducer import GradientReducer
 from herring.torch.residuals import KeepsResiduals
 from herring.torch.state import broadcast_parameters as _broadcast_parameters
+from herring.torch.tensors import TorchWireDType
 
 # Attributes of the wrapper itself. All other attributes are the wrapped optimizer's.
 _OWN = frozenset(
@@ -58,7 +59,7 @@ class DistributedOptimizer(InRounds, KeepsResiduals, torch.optim.Optimizer):
         self,
         optimizer: torch.optim.Optimizer,
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
-        wire_dtype: str | torch.dtype | None = None,
+        wire_dtype: TorchWireDType | None = None,
         *,
         error_feedback: bool = True,
         buffer_bytes: int = 0,
@@ -79,7 +80,9 @@ class DistributedOptimizer(InRounds, KeepsResiduals, torch.optim.Optimizer):
             must have all parameters of the optimizer that require gradients.
           wire_dtype: What gradients travel in between nodes: "bfloat16" or "float16" (float32
             gradients, half the bytes), "fp8", "fp8_e5m2" or "int8" (8 bits and one scale for each
-            32 numbers, a quarter of float32's bytes). Sums are made in float32.
+            32 numbers, a quarter of float32's bytes). Sums are made in float32. With a pair such as
+            ``("fp8", "bfloat16")`` averages come back in the second: "bfloat16", "float16" or
+            "float32".
           error_feedback: Whether what rounding to 8 bits loses is added to the next gradients
             (`residuals`).
           buffer_bytes: The size of a fusion buffer in bytes; 0 lets the plan choose.

@@ -31,7 +31,7 @@ from herring.torch.engine import at_end_of_pass, current_pass
 from herring.torch.ownership import release
 from herring.torch.ranges import each_shown
 from herring.torch.reducer import Listing, Relist
-from herring.torch.tensors import check_not_capturing, dtype_name
+from herring.torch.tensors import TorchWireDType, check_not_capturing, dtype_name
 
 
 class PartialReducer(Listing):
@@ -311,7 +311,7 @@ class PartialReducer(Listing):
 
 def wants_rounds(
     sync: str | Quorum | Replay,
-    wire_dtype: str | torch.dtype | None,
+    wire_dtype: TorchWireDType | None,
     buffer_bytes: int,
     group: Group | None,
 ) -> bool:

@@ -23,7 +23,7 @@ from herring.torch.passes import EndsWithPass
 from herring.torch.ranges import work_range
 from herring.torch.sparse import average_sparse
 from herring.torch.steps import Stepped
-from herring.torch.tensors import describe, wire_dtype_name
+from herring.torch.tensors import TorchWireDType, describe, wire_dtype_name
 
 # Returns the present list of named parameters if it may have changed since the last call.
 Relist = Callable[[], "list[tuple[str, torch.nn.Parameter]] | None"]
@@ -142,7 +142,7 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
         *,
         name: str,
-        wire_dtype: str | torch.dtype | None = None,
+        wire_dtype: TorchWireDType | None = None,
         buffer_bytes: int = 0,
         sparse: str = "keep",
         views: bool = False,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch.nn.parameter import UninitializedTensorMixin
 
 from herring.arrays.arguments import shown
-from herring.arrays.planned import PACKED_DTYPES
+from herring.arrays.wire import PACKED_DTYPES, wire_of
 from herring.errors import InvalidArgumentError
 
 _ALIGNMENT = 16  # bytes; at least the size of every torch dtype, so that views stay aligned
@@ -28,21 +29,32 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+#: As `WireDType`, with torch's dtypes too.
+TorchWireDType: TypeAlias = "str | torch.dtype | tuple[str | torch.dtype, str | torch.dtype]"
+
 _WIRE_DTYPES = ("float32", "float16", "bfloat16", *PACKED_DTYPES)
 
 
-def wire_dtype_name(wire_dtype: str | torch.dtype | None) -> str | None:
-    """Returns the name of a wire dtype that is given as a torch dtype or a name."""
+def wire_dtype_name(wire_dtype: TorchWireDType | None) -> str | None:
+    """Returns the name of a wire dtype, or of a pair, of which parts may be torch dtypes."""
     if wire_dtype is None:
         return None
-    name = dtype_name(wire_dtype) if isinstance(wire_dtype, torch.dtype) else wire_dtype
-    if isinstance(name, str) and name in ("float8_e4m3fn", "float8_e5m2"):
-        name = name.removesuffix("fn").replace("float", "fp")
-    if not isinstance(name, str) or name not in _WIRE_DTYPES:
+    if isinstance(wire_dtype, (tuple, list)):
+        return wire_of(tuple(_wire_name(one) for one in wire_dtype))
+    name = _wire_name(wire_dtype)
+    if not isinstance(name, str) or name.partition("/")[0] not in _WIRE_DTYPES:
         raise InvalidArgumentError(
             f"wire_dtype is {shown(wire_dtype)}; it must be None or one of "
             + ", ".join(_WIRE_DTYPES)
+            + ', or a pair such as ("fp8", "bfloat16")'
         )
+    return name
+
+
+def _wire_name(given: Any) -> Any:
+    name = dtype_name(given) if isinstance(given, torch.dtype) else given
+    if isinstance(name, str) and name in ("float8_e4m3fn", "float8_e5m2"):
+        name = name.removesuffix("fn").replace("float", "fp")
     return name
 
 

@@ -22,6 +22,9 @@ for r, place in enumerate(herring.allgather_object(herring.local_rank())):
 # The largest number, and the half of a step above it, which the 8-bit types of torch clip.
 LARGEST = {"fp8": (448, 16), "fp8_e5m2": (57344, 4096), "int8": (127 / 64, 1 / 128)}
 FLOATS = {"fp8": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+# Each type both ways, and some with another one for averages.
+WIRES = [(wire, wire) for wire in LARGEST]
+WIRES += [("fp8", "bfloat16"), ("int8", "float16"), ("fp8_e5m2", "float32")]
 
 
 def rounded(values, wire):
@@ -75,21 +78,29 @@ def expect(got, expected, what):
     assert same.all(), (what, int((~same).sum()), got[~same][:5], expected[~same][:5])
 
 
-def average(sums, wire):
+def as_answered(numbers, result):
+    """Returns float32 numbers as they arrive in the dtype of results."""
+    if result in LARGEST:
+        return as_sent(numbers, result)
+    with np.errstate(over="ignore"):
+        return torch.from_numpy(numbers).to(getattr(torch, result)).float().numpy()
+
+
+def average(sums, result):
     """Returns what servers make of what the nodes send."""
     if len(members) == 1:
         return sums[0] / np.float32(size)
-    return as_sent(tree(sums) / np.float32(size), wire)
+    return as_answered(tree(sums) / np.float32(size), result)
 
 
 few = sys.argv[1:] == ["few"]
 ways = [(True, 0)] if few else itertools.product((True, False), (0, 16384))
-for wire, (feedback, buffer_bytes) in itertools.product(LARGEST, [*ways]):
+for (wire, result), (feedback, buffer_bytes) in itertools.product(WIRES, [*ways]):
     sizes = [1, 31, 5000, 993, 3 if few else 40_003]
     plan = herring.PlannedReduction(
         [(n, "float32") for n in sizes],
-        name=f"{wire}-{feedback}-{buffer_bytes}",
-        wire_dtype=wire,
+        name=f"{wire}-{result}-{feedback}-{buffer_bytes}",
+        wire_dtype=wire if wire == result else (wire, result),
         error_feedback=feedback,
         buffer_bytes=buffer_bytes,
     )
@@ -118,8 +129,8 @@ for wire, (feedback, buffer_bytes) in itertools.product(LARGEST, [*ways]):
                             lost[node][part] = np.where(np.isnan(arrived), 0, wanted - arrived)
                         wanted = arrived
                     sent.append(wanted)
-                expected[part] = average(sent, wire)
-        expect(arena, expected, (wire, feedback, buffer_bytes, step))
+                expected[part] = average(sent, result)
+        expect(arena, expected, (wire, result, feedback, buffer_bytes, step))
         # What rounding has lost, by the ranks that send it.
         mine = plan.residual(0)
         everywhere = herring.allreduce(mine.copy(), op="sum")
@@ -142,8 +153,11 @@ for wire, (feedback, buffer_bytes) in itertools.product(LARGEST, [*ways]):
     plan.close()
 
 # 16-bit gradients travel in 8 bits, too.
-for dtype, wire in itertools.product(("float16", "bfloat16"), LARGEST):
-    plan = herring.PlannedReduction([(3000, dtype), (5, "float32")], wire_dtype=wire, op="sum")
+for dtype, (wire, result) in itertools.product(("float16", "bfloat16"), WIRES):
+    name = f"{wire}/{result}"  # as a text
+    plan = herring.PlannedReduction(
+        [(3000, dtype), (5, "float32")], wire_dtype=wire if wire == result else name, op="sum"
+    )
     kind = getattr(torch, dtype)
     values = [torch.from_numpy(gradient(r, 0, 3000, False)).to(kind) for r in range(size)]
     arena = torch.from_numpy(plan.arena(0)).view(kind)
@@ -154,12 +168,12 @@ for dtype, wire in itertools.product(("float16", "bfloat16"), LARGEST):
     plan.wait()
     sums = [tree([values[r].float().numpy() for r in node]) for node in members]
     if len(members) > 1:
-        expected = as_sent(tree([as_sent(one, wire) for one in sums]), wire)
+        expected = as_answered(tree([as_sent(one, wire) for one in sums]), result)
     else:
         expected = sums[0]
-    assert torch.equal(arena, torch.from_numpy(expected).to(kind)), (dtype, wire)
+    assert torch.equal(arena, torch.from_numpy(expected).to(kind)), (dtype, wire, result)
     ones = np.full(5, size, np.float32)
-    expect(plan.arena(1).view(np.float32), as_sent(ones, wire) if len(members) > 1 else ones, wire)
+    expect(plan.arena(1).view(np.float32), as_answered(ones, result), wire)
     plan.close()
 
 # A rank without gradients keeps what it owes.
@@ -192,7 +206,7 @@ for number, (gradients, op, named) in enumerate(REFUSED):
         assert named in str(error) and "wire_dtype" in str(error), error
     else:
         raise AssertionError(f"{gradients} with {op} was taken")
-for others in ("fp8", "int8"):
+for others in ("fp8", "int8", "fp8/bfloat16"):
     if size == 1:
         break
     try:
@@ -201,11 +215,31 @@ for others in ("fp8", "int8"):
         assert others in str(error), error
     else:
         raise AssertionError("ranks disagree about wire_dtype, and no rank was told")
-try:
-    herring.PlannedReduction([(8, "float32")], wire_dtype="fp4")
-except herring.InvalidArgumentError as error:
-    assert "fp8_e5m2" in str(error), error
-else:
-    raise AssertionError("fp4 was taken")
+if size > 1:
+    try:
+        herring.PlannedReduction(
+            [(8, "float32")], wire_dtype=("fp8", "float16") if rank else ("fp8", "bfloat16")
+        )
+    except herring.MismatchError as error:
+        assert "fp8/float16" in str(error), error
+    else:
+        raise AssertionError("ranks disagree about the dtype of results, and no rank was told")
+STRANGE = [
+    "fp4",
+    "fp8/fp4",
+    "float16/fp8",
+    "fp8/int8",
+    "/",
+    ("bfloat16", "fp8"),
+    ("fp8",),
+    ("fp8", 5),
+]
+for strange in STRANGE:
+    try:
+        herring.PlannedReduction([(8, "float32")], wire_dtype=strange)
+    except herring.InvalidArgumentError as error:
+        assert "fp8_e5m2" in str(error) and "bfloat16" in str(error), error
+    else:
+        raise AssertionError(f"{strange} was taken")
 herring.shutdown()
 print("packed rounds are right")

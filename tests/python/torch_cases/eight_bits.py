@@ -10,21 +10,25 @@ import herring.torch as herring
 
 from .support import case, close, everyones_batch, mine, mlp, raises, same_everywhere, train
 
-WIRES = ("fp8", torch.float8_e5m2, "int8")
+PAIR = ("fp8", torch.bfloat16)  # averages come back in the second
+WIRES = ("fp8", torch.float8_e5m2, "int8", PAIR)
 
 
 @case
 def eight_bits():
-    sent, losses = {}, {}
+    sent, received, losses = {}, {}, {}
     for wire in (None, *WIRES):
         model = mlp(width=512)
         ddp = herring.DistributedDataParallel(model, wire_dtype=wire)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         train(ddp, optimizer, mine, 2)
         herring.barrier()
-        before = herring.stats()["bytes_sent"]
+        before = herring.stats()
         train(ddp, optimizer, mine, 20)
-        sent[wire] = herring.stats()["bytes_sent"] - before
+        after = herring.stats()
+        sent[wire], received[wire] = (
+            after[way] - before[way] for way in ("bytes_sent", "bytes_received")
+        )
         same_everywhere(model.parameters())
         inputs, labels = everyones_batch(0)
         losses[wire] = F.cross_entropy(model(inputs), labels).item()
@@ -33,6 +37,8 @@ def eight_bits():
         assert abs(losses[wire] - losses[None]) < 0.03, losses
         if herring.num_nodes() > 1:
             assert 0.25 < sent[wire] / sent[None] < 0.3, sent
+            least = 0.5 if wire == PAIR else 0.25
+            assert least < received[wire] / received[None] < least + 0.05, received
         else:
             assert losses[wire] == losses[None]
 

@@ -63,6 +63,15 @@ TEST_F(CheckResult, RefusesAResultTwiceOrOfAWrongLength) {
   EXPECT_TRUE(check().ok()) << "nobody has the result of what is called off";
 }
 
+TEST_F(CheckResult, ResultsOfAPairAreLarger) {
+  transfer.open.dtype = *parse_wire_dtype("int8/float32");
+  expect_breach("wrong length");
+  header.payload = 2 * kPackNumbers * sizeof(float);
+  const auto place = check();
+  ASSERT_TRUE(place.ok());
+  EXPECT_EQ(place->range.bytes, 2 * kBytes) << "of the contributions";
+}
+
 TEST_F(CheckResult, RefusesMoreThanIsOutstanding) {
   EXPECT_FALSE(check(1, 1).ok());
   transfer.on_the_way[1] = 1;

@@ -133,6 +133,40 @@ TEST_F(KeptTest, WhatIsPushedAgainIsResultsOrContributions) {
   EXPECT_EQ(Kept::next_piece(item, 1).count, 1u);
 }
 
+// Fewer of them fit into a chunk.
+TEST_F(KeptTest, ResultsMayBeLargerThanContributions) {
+  for (const char* wire : {"fp8/bfloat16", "int8/float32"}) {
+    Transfer transfer = to_servers(1, {0, 0, 0});
+    transfer.open.dtype = *parse_wire_dtype(wire);
+    transfer.shards[0].bytes = 21 * kBytes;
+    transfer.runs = {{0, 0, 21}};
+    transfer.answered[0].assign(21, true);
+    const size_t segment = result_bytes(kBytes, transfer.open.dtype);
+    std::string given(21 * segment, '\0');
+    for (size_t i = 0; i < given.size(); ++i) given[i] = static_cast<char>(i / segment + i % 7);
+    std::string received(given.size(), '\0');
+    transfer.receive = received.data();
+    for (const auto& [first, count] : {std::pair(0u, 3u), {3u, 11u}, {14u, 7u}}) {
+      transport::Destinations out;
+      kept.place_results(transfer, 0, first, count, out);
+      size_t from = first * segment;
+      for (int i = 0; i < out.count; ++i) {
+        std::memcpy(out.pieces[i].iov_base, &given[from], out.pieces[i].iov_len);
+        from += out.pieces[i].iov_len;
+      }
+      EXPECT_EQ(from, (first + count) * segment);
+      kept.copy_results(transfer, 0, first, count);
+    }
+    EXPECT_EQ(received, given) << wire;
+    EXPECT_EQ(kept.results(transfer, 0, 2, 13), given.substr(2 * segment, 13 * segment)) << wire;
+    Item item{&transfer, 0, 0};
+    EXPECT_EQ(Kept::next_piece(item, 30).count, 21u);
+    EXPECT_LT(kept.in_frame(transfer, 16) * segment, 16 * kBytes + 1);
+    EXPECT_EQ(kept.in_frame(transfer, 1), 1u);
+    kept.forget_all();
+  }
+}
+
 TEST_F(KeptTest, AnotherObjectTakesThePlaceOfATransferThatGoesOn) {
   Transfer& transfer = begin({0, 0, 0});
   transfer.ways[0].again = true;

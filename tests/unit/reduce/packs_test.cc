@@ -378,10 +378,62 @@ TEST(Packs, SizesAndNames) {
     EXPECT_EQ(name_of(*parse_wire_dtype(name)), std::string(name));
   }
   EXPECT_EQ(*parse_wire_dtype("fp8"), DType::kMxE4M3);
-  for (const char* name : {"float64", "fp4", ""}) EXPECT_FALSE(parse_wire_dtype(name).ok());
+  for (const char* name : {"float64", "fp4", "", "fp8/", "/float32", "bfloat16/fp8", "fp8/int8"}) {
+    EXPECT_FALSE(parse_wire_dtype(name).ok()) << name;
+  }
   // An array cannot have them.
   EXPECT_EQ(*parse_dtype("int8"), DType::kInt8);
   EXPECT_FALSE(parse_dtype("fp8_e4m3").ok());
+}
+
+// Contributions travel in packs, and results in another dtype.
+TEST(Packs, PairsHaveResultsOfTheirOwn) {
+  const DType pair = *parse_wire_dtype("fp8/bfloat16");
+  EXPECT_EQ(pair, *parse_wire_dtype("fp8_e4m3/bfloat16"));
+  EXPECT_TRUE(is_packed(pair));
+  EXPECT_EQ(result_of(pair), DType::kBFloat16);
+  EXPECT_EQ(result_bytes(2 * kPackBytes, pair), 4 * kPackNumbers);
+  for (int number = 0; number < kNumWireDTypes; ++number) {
+    const auto dtype = static_cast<DType>(number);
+    if (is_packed(dtype)) {
+      EXPECT_EQ(*parse_wire_dtype(name_of(dtype)), dtype);
+    }
+    if (dtype >= kFirstPair) continue;
+    EXPECT_EQ(result_of(dtype), dtype);
+    EXPECT_EQ(result_bytes(4096, dtype), 4096u);
+  }
+}
+
+TEST(Packs, PairsRoundTheSumOnce) {
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal;
+  constexpr size_t kCount = 2 * kPackNumbers;
+  for (const DType packed : kPacked) {
+    std::vector<std::vector<char>> packs(3, std::vector<char>(2 * kPackBytes));
+    std::vector<const void*> sources;
+    for (auto& one : packs) {
+      std::vector<float> values(kCount);
+      for (float& value : values) value = normal(random);
+      for (const size_t i : {0, 1}) {
+        pack(&values[i * kPackNumbers], kPackNumbers, packed, &one[i * kPackBytes], nullptr);
+      }
+      sources.push_back(one.data());
+    }
+    for (const DType result : kResultDTypes) {
+      const DType pair = *parse_wire_dtype(concat(name_of(packed), "/", name_of(result)));
+      const size_t bytes = result_bytes(2 * kPackBytes, pair);
+      std::vector<char> got(bytes), expected(bytes);
+      std::vector<float> sum(kCount);
+      for (const char* level : {"baseline", "avx2", "avx512"}) {
+        if (!set_simd_level(level)) continue;
+        combine(sources.data(), 3, sum.data(), kCount,
+                {packed, DType::kFloat32, ReduceOp::kSum, 1.0, 3.0});
+        convert(sum.data(), DType::kFloat32, expected.data(), result, kCount, 1.0);
+        combine(sources.data(), 3, got.data(), kCount, whole(pair, {ReduceOp::kAverage}, 3));
+        EXPECT_EQ(got, expected) << name_of(pair) << " " << level;
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ class AggregatorTest : public testing::TestWithParam<uint32_t> {
           if (on_result) {
             on_result(slot);
           } else {
-            std::memcpy(result.data() + slot.segment * kSegment, slot.result, slot.bytes);
+            std::memcpy(result.data() + slot.segment * kSegment, slot.result, slot.result_bytes);
           }
           ++delivered;
           called_off += slot.called_off;
@@ -404,6 +404,43 @@ TEST_P(AggregatorTest, AGivenResultAnswersAllWhoLackIt) {
     EXPECT_EQ(result, sum);
     EXPECT_EQ(given_workers, nodes);
     EXPECT_TRUE(aggregator.idle());
+  }
+}
+
+// Results of a pair of wire dtypes are larger than contributions, given or summed.
+TEST_P(AggregatorTest, ResultsMayBeLargerThanContributions) {
+  uint32_t round = 0;
+  for (const char* wire : {"fp8/bfloat16", "int8/float16", "fp8_e5m2/float32"}) {
+    const DType pair = *parse_wire_dtype(wire);
+    const size_t bytes = result_bytes(kSegment, pair), numbers = numbers_in(kSegment, pair);
+    std::vector<float> ones(numbers, 1);
+    std::vector<char> packs(kSegment), expected(bytes);
+    for (size_t i = 0; i < kSegment / kPackBytes; ++i) {
+      reduce::pack(&ones[i * kPackNumbers], kPackNumbers, pair, &packs[i * kPackBytes], nullptr);
+    }
+    reduce::convert(ones.data(), DType::kFloat32, expected.data(), result_of(pair), numbers, 1.0);
+    for (const bool given : {false, true}) {
+      if (given && nodes == 1) continue;
+      const Key key{0, round++, 0, 0, given ? 1u : 0u, given ? 2u : 0u};
+      result.assign(bytes, 0);
+      for (uint32_t rank = 0; rank < nodes; ++rank) {
+        wire::Open open = open_message(kSegment);
+        open.dtype = pair;
+        open.again = given;
+        ASSERT_TRUE(aggregator.open(key, std::move(open), rank).ok());
+      }
+      for (uint32_t rank = 0; rank < nodes; ++rank) {
+        const bool gives = given && rank == 1;
+        if (gives) {
+          EXPECT_FALSE(push(rank, 0, 1, packs.data(), kSegment, wire::kFlagGives, key).ok());
+        }
+        ASSERT_TRUE(push(rank, 0, 1, gives ? expected.data() : packs.data(),
+                         gives ? bytes : kSegment, gives ? wire::kFlagGives : wire::kFlagWant,
+                         key).ok());
+      }
+      EXPECT_EQ(result, expected) << wire << given;
+      EXPECT_TRUE(aggregator.idle());
+    }
   }
 }
 
