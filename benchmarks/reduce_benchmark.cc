@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -77,19 +78,22 @@ void add_packing(const char* level, DType packed, bool feedback) {
   const std::string name = std::string(level) + "/pack/" + name_of(packed) +
                            (feedback ? "/feedback" : "");
   benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) {
-    constexpr size_t kPacks = 64, kCount = kPacks * kPackNumbers;
+    const size_t numbers = pack_numbers(packed), packs_made = (1 << 16) / numbers;
+    const size_t count = packs_made * numbers;
     set_simd_level(level);
-    std::vector<float> values(kCount), residual(kCount);
-    for (size_t i = 0; i < kCount; ++i) values[i] = 0.001f * static_cast<float>(i % 997) - 0.4f;
-    std::vector<char> packs(kPacks * kPackBytes);
+    std::vector<float> values(count), residual(count);
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal;
+    for (float& value : values) value = normal(random);
+    std::vector<char> packs(packs_made * kPackBytes);
     for (auto _ : state) {
-      for (size_t p = 0; p < kPacks; ++p) {
-        pack(values.data() + p * kPackNumbers, kPackNumbers, packed, packs.data() + p * kPackBytes,
-             feedback ? residual.data() + p * kPackNumbers : nullptr);
+      for (size_t p = 0; p < packs_made; ++p) {
+        pack(values.data() + p * numbers, numbers, packed, packs.data() + p * kPackBytes,
+             feedback ? residual.data() + p * numbers : nullptr);
       }
       benchmark::ClobberMemory();
     }
-    state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * kCount * sizeof(float)));
+    state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * count * sizeof(float)));
   });
 }
 
@@ -113,7 +117,8 @@ void add_all(const char* level) {
     add(level, {f32, narrow, sum, 0.25}, 4, 64 << 10, false);
     add(level, {narrow, f32, sum}, 1, 64 << 10, false);
   }
-  for (const DType packed : {DType::kMxE4M3, DType::kMxE5M2, DType::kMxInt8}) {
+  const DType sparse = *parse_wire_dtype("topk:0.01");
+  for (const DType packed : {DType::kMxE4M3, DType::kMxE5M2, DType::kMxInt8, sparse}) {
     for (const bool feedback : {false, true}) add_packing(level, packed, feedback);
     add(level, {packed, f32, sum}, 1, 64 << 10, false);
     add(level, {packed, packed, sum, 1.0, 8.0}, 8, 8 << 10, true);

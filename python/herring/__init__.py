@@ -111,6 +111,9 @@ if TYPE_CHECKING:
         stop_timeline,
         write_flight_record,
     )
+    from herring.arrays.wire import (
+        TopK,
+    )
     from herring.partial import (
         PartialReduction,
         Quorum,
@@ -140,6 +143,7 @@ _HOMES = (
     "herring.arrays.joining",
     "herring.partial",
     "herring.arrays.planned",
+    "herring.arrays.wire",
 )
 
 # The list is written out because type checkers read it.
@@ -162,6 +166,7 @@ __all__ = [
     "RoundStatistics",
     "ShutdownError",
     "TimeoutError",
+    "TopK",
     "__version__",
     "abort",
     "allgather",

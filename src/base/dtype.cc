@@ -12,6 +12,7 @@ constexpr const char* kWireNames[kNumWireDTypes - kNumDTypes] = {
     "fp8_e4m3/bfloat16", "fp8_e5m2/bfloat16", "int8/bfloat16",
     "fp8_e4m3/float16",  "fp8_e5m2/float16",  "int8/float16",
     "fp8_e4m3/float32",  "fp8_e5m2/float32",  "int8/float32",
+    "topk:0.005", "topk:0.01", "topk:0.02", "topk:0.05", "topk:0.1",
 };
 constexpr const char* kOpNames[kNumReduceOps] = {"sum", "average", "min", "max", "product"};
 
@@ -35,10 +36,18 @@ const char* name_of(ReduceOp op) { return kOpNames[static_cast<int>(op)]; }
 
 bool is_float(DType dtype) { return dtype <= DType::kBFloat16 || is_packed(dtype); }
 bool is_packed(DType dtype) { return dtype >= DType::kMxE4M3; }
+bool is_sparse(DType dtype) { return dtype >= kFirstSparse; }
+
+size_t pack_numbers(DType dtype) {
+  if (!is_packed(dtype)) return 1;
+  if (!is_sparse(dtype)) return kPackNumbers;
+  return kSparseNumbers[static_cast<int>(dtype) - static_cast<int>(kFirstSparse)];
+}
+
 int pack_kind(DType dtype) { return (static_cast<int>(dtype) - kNumDTypes) % kNumPacked; }
 
 DType result_of(DType dtype) {
-  if (dtype < kFirstPair) return dtype;
+  if (dtype < kFirstPair || is_sparse(dtype)) return dtype;
   return kResultDTypes[(static_cast<int>(dtype) - static_cast<int>(kFirstPair)) / kNumPacked];
 }
 
@@ -48,12 +57,12 @@ size_t result_bytes(size_t bytes, DType dtype) {
 }
 
 size_t numbers_in(size_t bytes, DType dtype) {
-  return bytes / size_of(dtype) * (is_packed(dtype) ? kPackNumbers : 1);
+  return bytes / size_of(dtype) * pack_numbers(dtype);
 }
 
 size_t bytes_for(size_t numbers, DType dtype) {
-  if (!is_packed(dtype)) return numbers * size_of(dtype);
-  return (numbers + kPackNumbers - 1) / kPackNumbers * kPackBytes;
+  const size_t together = pack_numbers(dtype);
+  return (numbers + together - 1) / together * size_of(dtype);
 }
 
 Result<DType> parse_dtype(const std::string& name) {
@@ -75,7 +84,8 @@ Result<DType> parse_wire_dtype(const std::string& name) {
   return Status(Code::kInvalidArgument,
                 concat("wire_dtype '", name, "' is not supported; use one of float16, bfloat16, ",
                        "fp8, fp8_e4m3, fp8_e5m2, int8, or an 8-bit type and the type of results, ",
-                       "such as fp8/bfloat16, fp8/float16 or fp8/float32"));
+                       "such as fp8/bfloat16, fp8/float16 or fp8/float32, or the largest numbers, ",
+                       "as topk:0.005, topk:0.01, topk:0.02, topk:0.05 or topk:0.1"));
 }
 
 Result<ReduceOp> parse_reduce_op(const std::string& name) {

@@ -24,13 +24,16 @@ enum class DType : uint8_t {
   kMxE5M2,
   kMxInt8,
   // From kFirstPair on, each of these three again for each dtype of kResultDTypes: contributions
-  // travel in packs, and results in that dtype.
+  // travel in packs, and results in that dtype. From kFirstSparse on, for each of kSparseNumbers:
+  // the largest of so many numbers travel, in packs too.
 };
 inline constexpr int kNumDTypes = 10;  // that an array may have
 inline constexpr int kNumPacked = 3;
 inline constexpr DType kResultDTypes[] = {DType::kBFloat16, DType::kFloat16, DType::kFloat32};
-inline constexpr int kNumWireDTypes = kNumDTypes + kNumPacked + 3 * kNumPacked;  // that may travel
 inline constexpr DType kFirstPair = static_cast<DType>(kNumDTypes + kNumPacked);
+inline constexpr size_t kSparseNumbers[] = {51000, 25500, 12750, 5100, 2550};
+inline constexpr DType kFirstSparse = static_cast<DType>(kNumDTypes + 4 * kNumPacked);
+inline constexpr int kNumWireDTypes = static_cast<int>(kFirstSparse) + 5;  // that may travel
 
 // The 8-bit types are those of the OCP Microscaling Formats (MX) Specification 1.0: MXFP8 E4M3,
 // MXFP8 E5M2 and MXINT8. A block is 32 numbers with one scale, a power of two. A pack is the
@@ -39,16 +42,21 @@ inline constexpr DType kFirstPair = static_cast<DType>(kNumDTypes + kNumPacked);
 inline constexpr size_t kBlockNumbers = 32, kPackBlocks = 31;
 inline constexpr size_t kPackNumbers = kPackBlocks * kBlockNumbers;
 inline constexpr size_t kPackBytes = 1024;
+// The other packs: how many of kSparseNumbers numbers travel. Each takes the 4 bytes of a float32
+// with its index, so these dtypes send from 0.5 % to 10 % of float32's bytes.
+inline constexpr size_t kSparseEntries = 255;
 
 enum class ReduceOp : uint8_t { kSum = 0, kAverage, kMin, kMax, kProduct };
 inline constexpr int kNumReduceOps = 5;
 
-size_t size_of(DType dtype);  // of the 8-bit types: the size of a pack
+size_t size_of(DType dtype);  // of packed types: the size of a pack
 const char* name_of(DType dtype);  // "float32", ...
 const char* name_of(ReduceOp op);  // "sum", ...
 bool is_float(DType dtype);
 bool is_packed(DType dtype);  // whether contributions travel in packs
-// Returns the number of their 8-bit type, from 0 on.
+bool is_sparse(DType dtype);  // and only the largest numbers
+size_t pack_numbers(DType dtype);  // of one pack; 1 for other types
+// Returns the number of a pack's 8-bit type, from 0 on.
 int pack_kind(DType dtype);
 // Returns the dtype in which results of contributions in this wire dtype travel.
 DType result_of(DType dtype);
@@ -59,7 +67,8 @@ size_t numbers_in(size_t bytes, DType dtype);
 size_t bytes_for(size_t numbers, DType dtype);
 Result<DType> parse_dtype(const std::string& name);
 // Parses "float16", "bfloat16", "fp8" (that is "fp8_e4m3"), "fp8_e5m2" or "int8", or one of the
-// last four with the dtype of results, such as "fp8/bfloat16".
+// last four with the dtype of results, such as "fp8/bfloat16"; or "topk:0.01", for the share of
+// numbers that travel.
 Result<DType> parse_wire_dtype(const std::string& name);
 Result<ReduceOp> parse_reduce_op(const std::string& name);
 

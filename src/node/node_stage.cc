@@ -281,14 +281,16 @@ void NodeStage::do_work() {
     const std::shared_ptr<NodeWork> work = found->second;
     // Works on whole elements and packs only: an earlier buffer may have left an odd number of
     // bytes of the budget.
-    size_t bytes = std::min(budget / kPackBytes * kPackBytes, work->slice.bytes - work->worked);
+    const size_t step = work->step_bytes();
+    size_t bytes = std::min(std::max<size_t>(budget / step, 1) * kPackBytes,
+                            work->slice.bytes - work->worked);
     if (adders_.helps(*work)) {
       bytes = adders_.add(work, bytes);
     } else {
       work->work(bytes);
     }
     work->moved = loop_.now();
-    budget -= std::min(bytes, budget);
+    budget -= std::min(bytes / kPackBytes * step + bytes % kPackBytes, budget);
     if (work->worked == work->slice.bytes) {
       ready_.pop();
       combined(work);

@@ -143,7 +143,8 @@ void NodeWork::reduce(size_t begin, size_t bytes) const {
   const size_t end = numbers_before(begin + bytes);
   std::vector<const void*> sources;
   while (element < end) {
-    const size_t count = std::min(packs ? kPackNumbers : kBlockBytes / item, end - element);
+    const size_t together = packs ? pack_numbers(task.wire) : kBlockBytes / item;
+    const size_t count = std::min(together, end - element);
     sources.clear();
     for (const uint32_t local : group().locals()) {
       const Posted& rank = ranks[local];
@@ -166,16 +167,29 @@ void NodeWork::reduce(size_t begin, size_t bytes) const {
 void NodeWork::pack(const std::vector<const void*>& sources, size_t element, size_t count) const {
   reduce::Stage sum = stage();
   sum.out = DType::kFloat32;
-  float sums[kPackNumbers];
-  const float* values = sums;
+  thread_local std::vector<float> sums;
+  const float* values;
   if (sources.size() == 1 && sum.in == DType::kFloat32 && sum.prescale == 1.0) {
     values = static_cast<const float*>(sources[0]);
   } else {
-    reduce::combine(sources.data(), sources.size(), sums, count, sum);
+    sums.resize(std::max(sums.size(), count));
+    reduce::combine(sources.data(), sources.size(), sums.data(), count, sum);
+    values = sums.data();
   }
   float* const residual =
       task.residual == nullptr ? nullptr : task.residual + element - numbers_before(slice.offset);
   reduce::pack(values, count, task.wire, task.staging + bytes_for(element, task.wire), residual);
+}
+
+// Keeps what was sent of numbers for which others have sent more, and which the result lacks.
+void NodeWork::give_back(size_t element, size_t count) const {
+  if (task.residual == nullptr || transfer.send == nullptr) return;
+  const size_t together = pack_numbers(task.wire), begin = numbers_before(slice.offset);
+  for (const size_t end = element + count; element < end; element += together) {
+    const size_t at = bytes_for(element, task.wire);
+    reduce::give_back(transfer.send + at, transfer.receive + at,
+                      std::min(together, end - element), task.residual + element - begin);
+  }
 }
 
 // Copies finished elements from this rank's buffer to the other ranks' buffers.
@@ -241,20 +255,20 @@ void NodeWork::place(plan::Range range) {
   const size_t item = size_of(task.dtype);
   const size_t element = numbers_before(range.offset);
   const size_t count = numbers_before(range.end()) - element;
-  if (task.results != nullptr) {
+  if (converts()) {
     const DType result = result_of(task.wire);
-    const char* const from = task.results + links::of_results(transfer, range).offset;
-    reduce::convert(from, result, task.data + element * item, task.dtype, count, 1.0);
-  } else if (converts()) {
-    const size_t whole = is_packed(task.wire) ? count / kPackNumbers * kPackNumbers : count;
+    const size_t together = pack_numbers(result), whole = count / together * together;
+    const char* const from = transfer.receive + links::of_results(transfer, range).offset;
     char* const to = task.data + element * item;
-    reduce::convert(task.staging + range.offset, task.wire, to, task.dtype, whole, 1.0);
+    reduce::convert(from, result, to, task.dtype, whole, 1.0);
     if (whole < count) {
-      float last[kPackNumbers];
-      reduce::convert(task.staging + range.offset + bytes_for(whole, task.wire), task.wire, last,
-                      DType::kFloat32, kPackNumbers, 1.0);
-      reduce::convert(last, DType::kFloat32, to + whole * item, task.dtype, count - whole, 1.0);
+      std::vector<float> last(together);
+      reduce::convert(from + bytes_for(whole, result), result, last.data(), DType::kFloat32,
+                      together, 1.0);
+      reduce::convert(last.data(), DType::kFloat32, to + whole * item, task.dtype, count - whole,
+                      1.0);
     }
+    if (is_sparse(task.wire)) give_back(element, count);
   }
   share(element, count);
 }

@@ -58,7 +58,7 @@ struct NodeTask {
   DType dtype = DType::kFloat32;       // of the buffer
   DType wire = DType::kFloat32;        // between nodes
   char* staging = nullptr;             // for bytes of the wire dtype, if it differs
-  char* results = nullptr;             // for results, if they travel in another dtype than that
+  char* results = nullptr;             // for results, if they have to be apart from that
   float* residual = nullptr;           // of this rank's slice, for a packed wire dtype; may be null
   Reduction reduction;
   bool active = true;                  // false: this worker has nothing to add
@@ -120,6 +120,10 @@ struct NodeWork {
   void work(size_t bytes);
   // Processes these bytes of the slice. Any thread; several may run at a time on different bytes.
   void work_on(size_t begin, size_t bytes) const;
+  // Returns how many bytes of the buffer are worked on for a pack or for kPackBytes on the wire.
+  size_t step_bytes() const {
+    return is_sparse(task.wire) ? pack_numbers(task.wire) * sizeof(float) : kPackBytes;
+  }
   // Returns whether there is nothing to add up and nothing to change.
   bool leaves_as_is() const;
   // Prepares the transfer for pushing the slice, which is reduced over this node.
@@ -157,6 +161,7 @@ struct NodeWork {
   void share(size_t element, size_t elements) const;
   // Reduces the numbers of the buffer from `element` on to one pack.
   void pack(const std::vector<const void*>& sources, size_t element, size_t count) const;
+  void give_back(size_t element, size_t count) const;
   // Copies bytes [begin, begin + bytes) of an exchange's pieces, as if the pieces lay in a row.
   void take(size_t begin, size_t bytes) const;
   wire::Open open() const;

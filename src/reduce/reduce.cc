@@ -14,6 +14,7 @@
 
 #include "base/settings.h"
 #include "reduce/kernels.h"
+#include "reduce/sparse.h"
 
 namespace herring::reduce {
 namespace {
@@ -286,6 +287,9 @@ Status check_factor(const char* name, double value, bool may_be_zero, DType in) 
 void combine(const void* const* sources, size_t n, void* out, size_t count, const Stage& stage) {
   const DefaultFloatMode mode;
   const KernelTable& kernels = active();
+  if (is_sparse(stage.in) || is_sparse(stage.out)) {
+    return combine_sparse(sources, n, out, count, stage);
+  }
   if (is_packed(stage.in) || is_packed(stage.out)) {
     return combine_packs(sources, n, out, count, stage, kernels);
   }
@@ -316,8 +320,9 @@ Status check_stage(const Stage& stage) {
   if (is_packed(stage.in) || is_packed(stage.out)) {
     if (stage.op != ReduceOp::kSum && stage.op != ReduceOp::kAverage) {
       return {Code::kInvalidArgument,
-              concat("op '", name_of(stage.op), "' has no meaning for ", name_of(stage.in),
-                     " blocks with scales; use 'sum' or 'average'")};
+              concat("op '", name_of(stage.op), "' has no meaning for ",
+                     name_of(is_packed(stage.in) ? stage.in : stage.out),
+                     ", which is for sums; use 'sum' or 'average'")};
     }
     if (stage.in == DType::kFloat64) {
       return {Code::kInvalidArgument,
@@ -343,6 +348,7 @@ void convert(const void* in, DType in_type, void* out, DType out_type, size_t co
 
 void pack(const float* values, size_t count, DType packed, void* pack, float* residual) {
   const DefaultFloatMode mode;
+  if (is_sparse(packed)) return pack_largest(values, count, pack, residual);
   const PackKernel kernel = active().pack[pack_kind(packed)];
   if (count == kPackNumbers) return kernel(values, pack, residual);
   Numbers all = {}, rest = {};
@@ -350,6 +356,11 @@ void pack(const float* values, size_t count, DType packed, void* pack, float* re
   if (residual != nullptr) std::copy_n(residual, count, rest.values);
   kernel(all.values, pack, residual == nullptr ? nullptr : rest.values);
   if (residual != nullptr) std::copy_n(rest.values, count, residual);
+}
+
+void give_back(const void* sent, const void* result, size_t count, float* residual) {
+  const DefaultFloatMode mode;
+  add_missing(sent, result, count, residual);
 }
 
 const char* simd_level() { return active().name; }

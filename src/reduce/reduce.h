@@ -44,7 +44,8 @@ inline Stage whole(DType dtype, const Reduction& reduction, uint64_t contributor
 // are left unchanged.
 // Integers wrap. For bool, any byte but 0 is true, and results are 0 or 1; sum and max mean "or",
 // product and min mean "and".
-// Packed types are for sums and averages. `count` is then a multiple of kPackNumbers.
+// Packed types are for sums and averages. `count` is then a multiple of pack_numbers(). Sparse
+// packs are added one after the other, not in the tree.
 // `out` may be exactly one of the sources if size_of(in) == size_of(out); nothing else may overlap.
 void combine(const void* const* sources, size_t n, void* out, size_t count, const Stage& stage);
 
@@ -55,10 +56,14 @@ Status check_stage(const Stage& stage);
 // even, keeps subnormals and makes NaN canonical. May work in place if the sizes are equal.
 void convert(const void* in, DType in_type, void* out, DType out_type, size_t count, double scale);
 
-// Rounds up to kPackNumbers values to a pack of this type; those that are missing count as 0. If
+// Rounds up to pack_numbers() values to a pack of this type; those that are missing count as 0. If
 // `residual` is not null, its numbers are added first, and it gets what rounding has lost, so that
 // the next pack may make up for it (error feedback). It is 0 where the pack has a NaN.
 void pack(const float* values, size_t count, DType packed, void* pack, float* residual);
+
+// Adds to the residual of a sparse pack, which stands for `count` numbers, what it has of numbers
+// that the pack with the result lacks. So nothing that was sent is lost.
+void give_back(const void* sent, const void* result, size_t count, float* residual);
 
 // Returns the level that combine() uses: "avx512", "avx2" or "baseline". HERRING_SIMD, which is
 // read once, caps the level (for tests and triage); an invalid value is ignored.

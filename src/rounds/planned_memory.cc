@@ -60,7 +60,8 @@ Status Planned::Work::allocate() {
   if (!staging.ok()) return staging.status();
   const auto results = places([&](DType dtype, size_t bytes) {
     const DType wire = wire_of(dtype);
-    return result_of(wire) == wire ? 0 : result_bytes(on_wire(dtype, bytes), wire);
+    const bool in_place = result_of(wire) == wire && !is_sparse(wire);
+    return in_place ? 0 : result_bytes(on_wire(dtype, bytes), wire);
   });
   if (!results.ok()) return results.status();
   for (size_t b = 0; b < plan.buffers.size(); ++b) {

@@ -5,8 +5,6 @@
 
 namespace herring::server {
 
-using reduce::kTreeGroup;
-
 // A contributor has given the result. What others have contributed is not needed.
 void Aggregator::take_given(Slot& slot, uint32_t contributor) {
   slot.given = true;
@@ -20,7 +18,7 @@ void Aggregator::take_given(Slot& slot, uint32_t contributor) {
       group.pool->give(std::exchange(group.partial, nullptr));
     }
     for (uint32_t i = 0; i < group.members; ++i) {
-      Contribution& one = slot.contributions[g * kTreeGroup + i];
+      Contribution& one = slot.contributions[g * slot.op->together + i];
       if (one.state == Contribution::kHere && one.lane != nullptr) {
         pool_of(slot, one).give(std::exchange(one.lane, nullptr));
       }

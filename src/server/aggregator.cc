@@ -94,6 +94,7 @@ Result<Operation*> Aggregator::add(const Key& key, std::shared_ptr<JobGroup> gro
   op->open = open;
   op->since = op->called = now_();
   op->expected = op->unopened = expected_by(group->members, open);
+  if (is_sparse(open.dtype)) op->together = op->expected;  // partial sums would have to be dense
   op->compares = op->expected > 1 && !key.outlives_members();
   op->group = std::move(group);
   op->contributors.resize(op->expected);
@@ -273,7 +274,8 @@ Slot* Aggregator::take_slot(Operation& op, uint32_t segment) {
   slot->bytes = static_cast<uint32_t>(std::min(segment_bytes_, op.open.shard_bytes - begin));
   slot->result_bytes = static_cast<uint32_t>(result_bytes(slot->bytes, op.open.dtype));
   slot->groups_done = 0;
-  slot->results = &pool_for((result_bytes(kPackBytes, op.open.dtype) + kPackBytes - 1) / kPackBytes);
+  const size_t times = (result_bytes(kPackBytes, op.open.dtype) + kPackBytes - 1) / kPackBytes;
+  slot->results = &pool_for(times);
   slot->result = nullptr;
   slot->added = 0;
   slot->arrived = 0;
@@ -281,11 +283,10 @@ Slot* Aggregator::take_slot(Operation& op, uint32_t segment) {
   slot->called_off = slot->given = slot->over = slot->unread = false;
   slot->combining = 0;
   slot->contributions.assign(op.expected, {});
-  const uint32_t groups = (op.expected + kTreeGroup - 1) / kTreeGroup;
+  const uint32_t groups = (op.expected + op.together - 1) / op.together;
   slot->groups.assign(groups, {});
   for (uint32_t g = 0; g < groups; ++g) {
-    slot->groups[g].members =
-        static_cast<uint16_t>(std::min<size_t>(kTreeGroup, op.expected - g * kTreeGroup));
+    slot->groups[g].members = std::min(op.together, op.expected - g * op.together);
   }
   Block*& block = op.blocks[segment / kBlockSegments];
   if (block == nullptr) {
@@ -303,7 +304,7 @@ Slot* Aggregator::take_slot(Operation& op, uint32_t segment) {
       const uint32_t index = op.group->members.index_of(rank);
       if (index == control::Group::kNobody) continue;
       slot->contributions[index].state = Contribution::kLost;
-      Subtree& group = slot->groups[index / kTreeGroup];
+      Subtree& group = slot->groups[index / op.together];
       if (++group.arrived == group.members && groups > 1) ++slot->groups_done;
     }
   }
@@ -372,7 +373,7 @@ void Aggregator::settle(Slot& slot, uint32_t contributor, Contribution::State st
                                      std::memory_order_relaxed);
       over = end_given(slot);
     } else {
-      group_index = contributor / kTreeGroup;
+      group_index = contributor / slot.op->together;
       Subtree& group = slot.groups[group_index];
       if (++group.arrived < group.members) return;
       if (slot.groups.size() == 1) {

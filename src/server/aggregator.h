@@ -82,6 +82,7 @@ struct Operation {
   Nanos since = 0;
   bool warned = false;
   uint32_t expected = 0;               // contributors
+  uint32_t together = reduce::kTreeGroup;  // of these, that are added in one step
   uint64_t workers = 0;                // workers in the contributions opened so far
   std::vector<Contributor> contributors;
   uint32_t unopened = 0;               // contributors that have not opened it and may
@@ -104,7 +105,7 @@ struct Operation {
 
 // Adjacent contributors that are combined together.
 struct Subtree {
-  uint16_t members = 0, arrived = 0;
+  uint32_t members = 0, arrived = 0;
   char* partial = nullptr;  // in the accumulator type
   LanePool* pool = nullptr;  // of `partial`
   bool combining = false;   // some thread combines its lanes
@@ -117,7 +118,7 @@ struct Slot {
   uint32_t result_bytes = 0;
   uint32_t groups_done = 0;
   std::vector<Contribution> contributions;  // by contributor
-  std::vector<Subtree> groups;              // each of up to reduce::kTreeGroup contributors
+  std::vector<Subtree> groups;              // each of up to Operation::together contributors
   LanePool* results = nullptr;  // the pool of `result`, and of results that workers give
   char* result = nullptr;
   uint32_t added = 0;  // contributors that had something to add

@@ -21,12 +21,14 @@ from herring.arrays.runtime import (
     stop_timeline,
     write_flight_record,
 )
+from herring.arrays.wire import TopK
 from herring.errors import *  # noqa: F403
 from herring.errors import __all__ as __all__
 
 __all__ = [
     *__all__,
     "Group",
+    "TopK",
     "allgather_object",
     "barrier",
     "broadcast_object",

@@ -11,7 +11,7 @@ import torch
 from torch.nn.parameter import UninitializedTensorMixin
 
 from herring.arrays.arguments import shown
-from herring.arrays.wire import PACKED_DTYPES, wire_of
+from herring.arrays.wire import PACKED_DTYPES, TopK, is_packed, wire_of
 from herring.errors import InvalidArgumentError
 
 _ALIGNMENT = 16  # bytes; at least the size of every torch dtype, so that views stay aligned
@@ -30,7 +30,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 #: As `WireDType`, with torch's dtypes too.
-TorchWireDType: TypeAlias = "str | torch.dtype | tuple[str | torch.dtype, str | torch.dtype]"
+TorchWireDType: TypeAlias = "str | torch.dtype | tuple[str | torch.dtype, str | torch.dtype] | TopK"
 
 _WIRE_DTYPES = ("float32", "float16", "bfloat16", *PACKED_DTYPES)
 
@@ -39,14 +39,16 @@ def wire_dtype_name(wire_dtype: TorchWireDType | None) -> str | None:
     """Returns the name of a wire dtype, or of a pair, of which parts may be torch dtypes."""
     if wire_dtype is None:
         return None
+    if isinstance(wire_dtype, TopK):
+        return wire_of(wire_dtype)
     if isinstance(wire_dtype, (tuple, list)):
         return wire_of(tuple(_wire_name(one) for one in wire_dtype))
     name = _wire_name(wire_dtype)
-    if not isinstance(name, str) or name.partition("/")[0] not in _WIRE_DTYPES:
+    if not isinstance(name, str) or not (name in _WIRE_DTYPES or is_packed(name)):
         raise InvalidArgumentError(
             f"wire_dtype is {shown(wire_dtype)}; it must be None or one of "
             + ", ".join(_WIRE_DTYPES)
-            + ', or a pair such as ("fp8", "bfloat16")'
+            + ', a pair such as ("fp8", "bfloat16"), or a herring.TopK'
         )
     return name
 
