@@ -33,6 +33,7 @@ from herring.torch.boards import StepLogger
 from herring.torch.buckets import PlannedBuckets
 from herring.torch.comm_hook import ddp_comm_hook
 from herring.torch.ddp import DistributedDataParallel
+from herring.torch.diloco import DiLoCo
 from herring.torch.elastic import ElasticSampler, State
 from herring.torch.functions import (
     Handle,
@@ -49,6 +50,7 @@ from herring.torch.functions import (
 )
 from herring.torch.hook_calls import ordered_comm_hook
 from herring.torch.join import Join
+from herring.torch.local_sgd import LocalSGD
 from herring.torch.optimizer import DistributedOptimizer
 from herring.torch.reducer import GradientReducer
 from herring.torch.state import broadcast_optimizer_state, broadcast_parameters
@@ -56,12 +58,14 @@ from herring.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     *__all__,
+    "DiLoCo",
     "DistributedDataParallel",
     "DistributedOptimizer",
     "ElasticSampler",
     "GradientReducer",
     "Handle",
     "Join",
+    "LocalSGD",
     "PlannedBuckets",
     "Quorum",
     "Replay",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 import herring
@@ -13,6 +14,7 @@ from herring.elastic.state import Part, Stateful
 from herring.elastic.state import State as _State
 from herring.errors import InvalidArgumentError
 from herring.torch.ddp import DistributedDataParallel
+from herring.torch.diloco import DiLoCo
 from herring.torch.ownership import retire_ended
 from herring.torch.state import broadcast_optimizer_state, broadcast_tensors
 
@@ -52,6 +54,33 @@ class _Sampler(Stateful):
         self._value.advance()
 
 
+class _Meetings(Part):
+    """Ranks that meet seldom: outer copies and the place in the schedule go to all."""
+
+    def __init__(self, diloco: DiLoCo) -> None:
+        self._diloco = diloco
+
+    def begin(self) -> None:
+        self._diloco.close()
+
+    def note(self) -> Any:
+        return _changed(self._diloco.state_dict(), torch.Tensor, lambda one: one.cpu().numpy())
+
+    def take(self, note: Any) -> None:
+        self._diloco.take_over(_changed(note, np.ndarray, torch.from_numpy))
+
+
+def _changed(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """Returns nested containers with all values of a kind changed."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: _changed(one, kind, change) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_changed(one, kind, change) for one in value)
+    return value
+
+
 class State(_State):
     """What training with PyTorch needs to go on after workers have gone or come.
 
@@ -59,15 +88,15 @@ class State(_State):
 
     Modules and optimizers are sent as tensors, and only if a worker lacks them. With an optimizer,
     a step is a call of its `step`, and each step moves an `ElasticSampler` on. Give the model and
-    the optimizer themselves, and wrap them inside the training function. See
-    `herring.elastic.State` for other values.
+    the optimizer themselves, and wrap them inside the training function. A `DiLoCo` is made
+    outside of it, and its block begins inside. See `herring.elastic.State` for other values.
     """
 
     def __init__(self, **values: Any) -> None:
         """Makes a state of these values.
 
         Args:
-          **values: Modules, one optimizer, an `ElasticSampler`, and others by name.
+          **values: Modules, one optimizer, an `ElasticSampler`, a `DiLoCo`, and others by name.
 
         Raises:
           InvalidArgumentError: A value is a wrapper of Herring, there are several optimizers, or a
@@ -82,6 +111,8 @@ class State(_State):
         super().__init__(**values)
 
     def _part_of(self, name: str, value: Any) -> Part | None:
+        if isinstance(value, DiLoCo):
+            return _Meetings(value)
         if isinstance(value, DistributedDataParallel) or hasattr(value, "inner"):
             raise InvalidArgumentError(
                 f"State: {name} is a {type(value).__name__}; give what it wraps, and wrap that "

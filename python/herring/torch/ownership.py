@@ -50,6 +50,17 @@ def retire_ended(parameter: torch.nn.Parameter) -> None:
         other.retire()
 
 
+def require_float(name: str, parameter: torch.nn.Parameter) -> None:
+    """Refuses a parameter whose gradient, or whose changes, cannot be averaged."""
+    if parameter.dtype not in _FLOATS:
+        kind = "complex " if parameter.is_complex() else ""
+        raise InvalidArgumentError(
+            f"parameter {name!r} has the {kind}dtype {dtype_name(parameter.dtype)}, whose "
+            "gradients cannot be averaged; supported are float16, bfloat16, float32 and "
+            "float64 (a complex parameter can be kept as torch.view_as_real of it)"
+        )
+
+
 def collect(
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]], owner: Any
 ) -> tuple[list[str], list[torch.nn.Parameter]]:
@@ -70,13 +81,7 @@ def collect(
         if not parameter.requires_grad or not parameter.numel() or id(parameter) in seen:
             continue
         seen.add(id(parameter))
-        if parameter.dtype not in _FLOATS:
-            kind = "complex " if parameter.is_complex() else ""
-            raise InvalidArgumentError(
-                f"parameter {name!r} has the {kind}dtype {dtype_name(parameter.dtype)}, whose "
-                "gradients cannot be averaged; supported are float16, bfloat16, float32 and "
-                "float64 (a complex parameter can be kept as torch.view_as_real of it)"
-            )
+        require_float(name, parameter)
         retire_ended(parameter)
         other = _owners.get(id(parameter))
         if other is not None and other is not owner:

@@ -13,33 +13,41 @@ from collections.abc import Mapping
 import torch
 
 from herring.arrays.arguments import shown
-from herring.arrays.groups import scope_of
+from herring.arrays.groups import Group, scope_of
 from herring.errors import InvalidArgumentError
 from herring.torch.functions import allreduce
-from herring.torch.layout import Layout
 from herring.torch.reducer import GradientReducer
 
 
-def _mean(layout: Layout, name: str) -> dict[str, torch.Tensor]:
-    """Returns the mean of all ranks' residuals, by the names of the parameters (collective)."""
-    own = layout.residuals()
+def mean_residuals(
+    own: Mapping[str, torch.Tensor], name: str, group: Group | None
+) -> dict[str, torch.Tensor]:
+    """Returns the mean of all ranks' residuals (collective).
+
+    Args:
+      own: What rounding has lost on this rank, by the names of the parameters.
+    """
     if not own:
         return {}
     flat = torch.cat([values.reshape(-1) for values in own.values()])
-    if scope_of(layout.options.group).size > 1:
-        flat = allreduce(flat, op="average", name=name, group=layout.options.group)
+    if scope_of(group).size > 1:
+        flat = allreduce(flat, op="average", name=name, group=group)
     parts = flat.split([values.numel() for values in own.values()])
-    return {
-        layout.names[index]: part.reshape(own[index].shape).clone()
-        for index, part in zip(own, parts)
-    }
+    return {key: part.reshape(own[key].shape).clone() for key, part in zip(own, parts)}
 
 
-def _give(layout: Layout, residuals: Mapping[str, torch.Tensor]) -> None:
-    """Replaces the residuals of all ranks by what `_mean` has returned, on each rank."""
-    known = {name: index for index, name in enumerate(layout.names)}
+def checked_residuals(
+    residuals: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.Size], workers: int
+) -> dict[str, torch.Tensor]:
+    """Returns what a rank takes over from what `mean_residuals` has returned.
+
+    Args:
+      residuals: The same on all ranks.
+      shapes: The shapes of the parameters that are averaged.
+      workers: The number of ranks on this node, which hold its residuals together.
+    """
     for name, values in residuals.items():
-        expected = layout.parameters[known[name]].shape if name in known else None
+        expected = shapes.get(name)
         if not isinstance(values, torch.Tensor) or values.shape != expected:
             raise InvalidArgumentError(
                 f"load_residuals: {name!r} is "
@@ -49,13 +57,7 @@ def _give(layout: Layout, residuals: Mapping[str, torch.Tensor]) -> None:
                     else f"{shown(values)}; it must be a tensor of shape {tuple(expected)}"
                 )
             )
-    workers = layout.plan.local_size
-    layout.give_residuals(
-        {
-            known[name]: values.to("cpu", torch.float32) * workers
-            for name, values in residuals.items()
-        }
-    )
+    return {name: values.to("cpu", torch.float32) * workers for name, values in residuals.items()}
 
 
 class KeepsResiduals:
@@ -81,7 +83,10 @@ class KeepsResiduals:
         if (reducer := self._rounding()) is None:
             return {}
         layout = reducer.resting_layout("residuals()")
-        return {} if layout is None else _mean(layout, f"{reducer.name}.residuals")
+        if layout is None:
+            return {}
+        own = {layout.names[index]: values for index, values in layout.residuals().items()}
+        return mean_residuals(own, f"{reducer.name}.residuals", layout.options.group)
 
     def load_residuals(self, state: Mapping[str, torch.Tensor]) -> None:
         """Continues with what `residuals` has returned.
@@ -96,4 +101,7 @@ class KeepsResiduals:
         if (reducer := self._rounding()) is not None:
             layout = reducer.resting_layout("load_residuals()")
             if layout is not None:
-                _give(layout, state)
+                shapes = {n: p.shape for n, p in zip(layout.names, layout.parameters)}
+                checked = checked_residuals(state, shapes, layout.plan.local_size)
+                known = {name: index for index, name in enumerate(layout.names)}
+                layout.give_residuals({known[name]: values for name, values in checked.items()})
