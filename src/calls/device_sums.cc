@@ -100,27 +100,36 @@ void DeviceSums::share(NearMembers near, size_t bytes) {
   card_.memory = image->exported();
   card_.live = Neighbours::instance().live();
   if (image->bytes() < bytes) return;
-  uint32_t ways = 0;
-  for (uint32_t step = 0; step < schedule_.size(); ++step) {
-    const auto owner = near_.owner_of(peer_of(step));
+  // The nth messages to and from a neighbour go one way.
+  std::map<std::pair<uint32_t, uint32_t>, uint32_t> ways;  // by neighbour and n
+  struct Neighbour {
+    bool is_reached = false;
+    uint32_t sends = 0, receives = 0;
+  };
+  std::map<uint32_t, Neighbour> neighbours;
+  for (uint32_t i = 0; i < schedule_.size(); ++i) {
+    const collective::Operation& message = schedule_[i];
+    const auto owner = message.is_message() ? near_.owner_of(message.peer) : std::nullopt;
     if (!owner) continue;
-    Imports imports = Neighbours::instance().mapped(device_, *owner, bytes);
-    imports.resize(std::min(imports.size(), Card::kMostReadable));
-    if (imports.empty() && !Neighbours::instance().reaches_us({*owner})) continue;
-    ways_[step] = ways++;
-    if (ways > device::Relay::kMostWays) {
+    const auto [place, fresh] = neighbours.try_emplace(message.peer);
+    Neighbour& neighbour = place->second;
+    if (fresh) {
+      Imports imports = Neighbours::instance().mapped(device_, *owner, bytes);
+      imports.resize(std::min(imports.size(), Card::kMostReadable));
+      neighbour.is_reached =
+          !imports.empty() || Neighbours::instance().reaches_us({*owner});
+      if (neighbour.is_reached) imports_.emplace(message.peer, std::move(imports));
+    }
+    if (!neighbour.is_reached) continue;
+    const bool is_send = message.kind == collective::Operation::Kind::kSend;
+    const uint32_t n = is_send ? neighbour.sends++ : neighbour.receives++;
+    ways_[i] = ways.try_emplace({message.peer, n}, ways.size()).first->second;
+    if (ways.size() > device::Relay::kMostWays) {
       imports_.clear();
       return ways_.assign(ways_.size(), device::Relay::kOneWay);
     }
-    imports_.emplace(peer_of(step), std::move(imports));
   }
   shared_ = image->address();
-}
-
-// The butterfly sends to the rank from which it receives.
-uint32_t DeviceSums::peer_of(uint32_t step) const {
-  const collective::Step& one = schedule_[step];
-  return one.to != collective::kNobody ? one.to : one.from;
 }
 
 const DeviceSums::Imports& DeviceSums::imports_of(uint32_t peer) const {
@@ -164,11 +173,15 @@ Result<collective::DeviceSide::Shown> DeviceSums::meet(uint32_t peer, std::strin
   if (shared_ == 0 || relay == nullptr) return shown;
   const uint32_t come =
       1u << (shown.receives ? kFirstImport + (import - imports.begin()) : kHostImage);
-  for (uint32_t step = 0; step < schedule_.size(); ++step) {
-    if (ways_[step] == device::Relay::kOneWay || peer_of(step) != peer) continue;
-    const bool adds = schedule_[step].combine != collective::Combine::kCopy;
-    relay->choose(ways_[step], shown.sends, adds ? come | 1u << kArray : come);
+  std::map<uint32_t, uint32_t> sources;  // of the ways that go to and from this neighbour
+  for (uint32_t i = 0; i < schedule_.size(); ++i) {
+    if (ways_[i] == device::Relay::kOneWay || schedule_[i].peer != peer) continue;
+    uint32_t& mask = sources[ways_[i]];
+    if (schedule_[i].kind == collective::Operation::Kind::kReceive) {
+      mask |= schedule_[i].sums() ? come | 1u << kArray : come;
+    }
   }
+  for (const auto& [way, mask] : sources) relay->choose(way, shown.sends, mask);
   return shown;
 }
 
@@ -188,7 +201,7 @@ device::Relay::Piece DeviceSums::piece_of(const Call& call, const Piece& piece) 
   sum.elements = piece.range.bytes / size_of(buffer.array.dtype);
   sum.targets[0] = there;
   sum.number_of_targets = 1;
-  if (piece.what != Piece::What::kScale) queued.way = ways_[piece.step];
+  if (piece.what != Piece::What::kScale) queued.way = ways_[piece.operation];
   if (queued.way != device::Relay::kOneWay) {
     queued.blocks = call.copier->device().blocks_for(piece.range.bytes);
     return two_ways(std::move(queued), call, piece);
@@ -234,7 +247,7 @@ device::Relay::Piece DeviceSums::two_ways(device::Relay::Piece queued, const Cal
     queued.to_host.targets[0] = image_on_device_ + piece.range.offset;
     return queued;
   }
-  const Imports& imports = imports_of(peer_of(piece.step));
+  const Imports& imports = imports_of(schedule_[piece.operation].peer);
   sum.sources[kHostImage] = image_on_device_ + piece.range.offset;
   sum.number_of_sources = kFirstImport + static_cast<uint32_t>(imports.size());
   for (size_t k = 0; k < imports.size(); ++k) {

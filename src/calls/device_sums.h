@@ -76,10 +76,9 @@ class DeviceSums : public collective::DeviceSide,
 
   DeviceSums(std::shared_ptr<SharedHeap> heap, std::shared_ptr<transport::EventLoop> loop)
       : heap_(std::move(heap)), loop_(std::move(loop)) {}
-  // Finds the steps that may go from GPU to GPU.
+  // Finds the messages that may go from GPU to GPU.
   void share(NearMembers near, size_t bytes);
   const Imports& imports_of(uint32_t peer) const;
-  uint32_t peer_of(uint32_t step) const;
   device::Relay::Piece piece_of(const Call& call, const collective::Piece& piece) const;
   device::Relay::Piece two_ways(device::Relay::Piece queued, const Call& call,
                                 const collective::Piece& piece) const;
@@ -98,7 +97,7 @@ class DeviceSums : public collective::DeviceSide,
   NearMembers near_;
   device::Card card_;                  // without what depends on the other rank
   device::Address shared_ = 0;         // the image on the device; 0: nothing goes from GPU to GPU
-  std::vector<uint32_t> ways_;         // by step
+  std::vector<uint32_t> ways_;         // by operation
   std::map<uint32_t, Imports> imports_;  // by index: what kernels may read
   bool reads_neighbours_ = false;      // loop thread
   uint32_t all_outs_ = 0, all_ins_ = 0;

@@ -389,7 +389,7 @@ void Mover::start(Underway& operation, collective::Task task) {
                            });
 }
 
-// Sends or receives a message directly between two workers, as a schedule of one step.
+// Sends or receives a message directly between two workers, as a schedule of one operation.
 void Mover::message(Underway& operation, Key key, const std::string& address) {
   const Group& group = *operation.call.group;
   const auto nonsense = [&](const std::string& what) {
@@ -413,15 +413,16 @@ void Mover::message(Underway& operation, Key key, const std::string& address) {
   task.ticket = key.round;
   task.ranks = sends ? std::vector<uint32_t>{own, peer} : std::vector<uint32_t>{peer, own};
   task.data = sends ? const_cast<char*>(bundle.send) : bundle.receive;
-  collective::Step step;
-  (sends ? step.to : step.from) = sends ? 1 : 0;
-  (sends ? step.send : step.receive) = {0, bundle.array.bytes()};
-  task.steps = {step};
-  if (bundle.array.bytes() == 0) {
+  using collective::Operation;
+  collective::Range range{0, bundle.array.bytes()};
+  if (range.bytes == 0) {
     // A byte moves, so that neither rank is done before the other has heard of it.
     task.data = reinterpret_cast<char*>(&operation.whole);
-    (sends ? task.steps[0].send : task.steps[0].receive).bytes = 1;
+    range.bytes = 1;
   }
+  task.schedule.add({.kind = sends ? Operation::Kind::kSend : Operation::Kind::kReceive,
+                     .peer = sends ? 1u : 0u,
+                     .range = range});
   operation.parts_left = 1;
   start(operation, std::move(task));
 }

@@ -53,11 +53,11 @@ class Executor::Active : public Run::Wire {
   }
 
   void block(uint32_t to, uint32_t message, uint32_t frame, const char* data, size_t bytes,
-             uint32_t step) override {
+             uint32_t operation) override {
     wire::FrameHeader head = header(wire::FrameType::kBlock, message, frame);
     head.payload = static_cast<uint32_t>(bytes);
     const iovec piece{const_cast<char*>(data), bytes};
-    owner_.peers_[rank_of(to)].on_the_way.push_back({key_, step, bytes});
+    owner_.peers_[rank_of(to)].on_the_way.push_back({key_, operation, bytes});
     ++on_the_way;
     owner_.mesh_.flow(rank_of(to))->send(head, &piece, 1, 1);
   }
@@ -83,7 +83,7 @@ class Executor::Active : public Run::Wire {
   // Returns whether nothing reads or writes the array.
   bool untouched() const { return on_the_way == 0 && arriving == 0; }
   // Returns whether this is a message between two ranks, which concerns nobody else.
-  bool is_message() const { return !run.task().steps.empty(); }
+  bool is_message() const { return !run.task().schedule.empty(); }
 
   std::string describe() const {
     const Task& task = run.task();
@@ -410,7 +410,7 @@ void Executor::on_sent(transport::Flow& flow, uint64_t) {
   peer.on_the_way.pop_front();
   Active& active = *active_.at(sent.key);
   --active.on_the_way;
-  if (goes_on_(std::get<0>(sent.key))) active.run.sent(sent.step, sent.bytes);
+  if (goes_on_(std::get<0>(sent.key))) active.run.sent(sent.operation, sent.bytes);
   settle(sent.key);
   if (flow.closed() || flow.backlog() >= kBacklog) return;
   // There is room again, perhaps for another run.

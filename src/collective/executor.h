@@ -78,7 +78,7 @@ class Executor : private transport::FlowHandler {
     Active* arriving = nullptr;               // the run whose frame is being received
     struct Sent {
       Key key;
-      uint32_t step;
+      uint32_t operation;
       size_t bytes;
     };
     std::deque<Sent> on_the_way;              // frames handed to the flow

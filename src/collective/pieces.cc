@@ -23,10 +23,6 @@ std::vector<Range> parts_of(const Range& range) {
   return parts;
 }
 
-bool overlap(const Range& a, const Range& b) {
-  return a.bytes > 0 && b.bytes > 0 && a.offset < b.end() && b.offset < a.end();
-}
-
 // Ranges in which the image equals the device's array, in ascending order and without overlap.
 class Current {
  public:
@@ -61,15 +57,6 @@ class Current {
   std::vector<Range> ranges_;
 };
 
-Piece::What what_of(Combine combine) {
-  switch (combine) {
-    case Combine::kCopy: return Piece::What::kCopy;
-    case Combine::kReduce: return Piece::What::kReduce;
-    case Combine::kFinish: return Piece::What::kFinish;
-  }
-  return Piece::What::kCopy;
-}
-
 }  // namespace
 
 std::vector<Piece> cut(const Schedule& schedule, size_t bytes, bool scales,
@@ -80,10 +67,20 @@ std::vector<Piece> cut(const Schedule& schedule, size_t bytes, bool scales,
   Current current;
   size_t before = 0;
   for (uint32_t i = 0; i < schedule.size(); ++i) {
-    const Step& step = schedule[i];
+    const Operation& message = schedule[i];
     const bool is_near = !near.empty() && near[i];
+    if (message.kind == Operation::Kind::kReceive) {
+      Piece::What what = Piece::What::kCopy;
+      if (message.sums()) {
+        what = schedule[message.half].finishes ? Piece::What::kFinish : Piece::What::kReduce;
+      }
+      for (const Range& part : parts_of(message.range)) ins.push_back({what, i, part});
+      const bool in_image = what == Piece::What::kCopy && !is_near;
+      in_image ? current.add(message.range) : current.remove(message.range);
+    }
+    if (message.kind != Operation::Kind::kSend) continue;
     const std::vector<Range> missing =
-        is_near ? std::vector<Range>{step.send} : current.missing(step.send);
+        is_near ? std::vector<Range>{message.range} : current.missing(message.range);
     for (const Range& range : missing) {
       for (const Range& part : parts_of(range)) {
         for (size_t k = before; k < ins.size(); ++k) {
@@ -91,16 +88,7 @@ std::vector<Piece> cut(const Schedule& schedule, size_t bytes, bool scales,
         }
         outs.push_back({before, {Piece::What::kOut, i, part}});
       }
-      if (range.bytes > 0 && !is_near) current.add(range);
-    }
-    for (const Range& part : parts_of(step.receive)) {
-      ins.push_back({what_of(step.combine), i, part});
-    }
-    if (step.receive.bytes == 0) continue;
-    if (step.combine == Combine::kCopy && !is_near) {
-      current.add(step.receive);
-    } else {
-      current.remove(step.receive);
+      if (!is_near) current.add(range);
     }
   }
   std::vector<Piece> all;

@@ -19,7 +19,7 @@ struct Piece {
     kCopy,    // results in the image replace the device's data
   };
   What what = What::kOut;
-  uint32_t step = 0;  // the piece is part of this step's range; 0 for kScale
+  uint32_t operation = 0;  // the message of whose range the piece is a part; 0 for kScale
   Range range;
   bool operator==(const Piece&) const = default;
 };
@@ -32,8 +32,9 @@ struct Piece {
 // The other pieces need not wait for copies to the image. A result replaces a contribution only
 // after the contribution was sent, because the result contains it.
 //
-// The data of a step that is in `near` may not go through the image. So all of what it sends is
-// copied again, and what it receives is not in the image.
+// The data of a message that is in `near` may not go through the image. So all of what it sends is
+// copied again, and what it receives is not in the image. The schedule keeps nothing of what it
+// receives in a working space.
 std::vector<Piece> cut(const Schedule& schedule, size_t bytes, bool scales,
                        const std::vector<bool>& near = {});
 

@@ -36,20 +36,20 @@ Run::Run(Task task, uint32_t rank, uint32_t size, Wire& wire)
     : task_(std::move(task)),
       size_(size),
       wire_(wire),
-      schedule_(!task_.steps.empty() ? task_.steps
-                                     : make_schedule(task_.algorithm, rank, size, task_.count,
-                                                     size_of(task_.dtype))),
+      schedule_(!task_.schedule.empty() ? task_.schedule
+                                        : make_schedule(task_.algorithm, rank, size, task_.count,
+                                                        size_of(task_.dtype))),
+      instance_(schedule_),
       progress_(schedule_.size()) {
   for (uint32_t i = 0; i < schedule_.size(); ++i) {
-    if (const uint32_t to = schedule_[i].to; to != kNobody) {
-      progress_[i].send_message = static_cast<uint32_t>(lanes_[to].sends.size());
-      lanes_[to].sends.push_back(i);
-    }
-    if (const uint32_t from = schedule_[i].from; from != kNobody) {
-      progress_[i].receive_message = static_cast<uint32_t>(lanes_[from].receives.size());
-      lanes_[from].receives.push_back(i);
-    }
+    const Operation& operation = schedule_[i];
+    if (!operation.is_message()) continue;
+    Lane& lane = lanes_[operation.peer];
+    auto& all = operation.kind == Operation::Kind::kSend ? lane.sends : lane.receives;
+    progress_[i].message = static_cast<uint32_t>(all.size());
+    all.push_back(i);
   }
+  if (schedule_.space() > 0) space_ = std::make_unique_for_overwrite<char[]>(schedule_.space());
   for (const uint32_t peer : task_.near) {
     if (const auto lane = lanes_.find(peer); lane != lanes_.end()) lane->second.meets = true;
   }
@@ -75,22 +75,26 @@ void Run::start() {
   advance();
 }
 
-uint32_t Run::window_end() const {
-  return static_cast<uint32_t>(std::min<size_t>(schedule_.size(), first_ + kLookAhead + 1));
-}
-
-// Returns how many bytes at the beginning of `range` are usable: they are in host memory, and no
-// earlier step still has to receive (or send) them.
-size_t Run::clear_bytes(uint32_t step, Range range, bool also_sends) const {
-  size_t end = range.end();
-  for (uint32_t i = first_; i < step; ++i) {
-    limit(end, range, schedule_[i].receive, progress_[i].combined);
-    if (also_sends) limit(end, range, schedule_[i].send, progress_[i].sent_bytes);
+// Returns how many bytes at the beginning of its range an open operation may use: all that it needs
+// is complete there, and they are in host memory.
+size_t Run::clear_bytes(uint32_t number) const {
+  const Operation& operation = schedule_[number];
+  size_t end = operation.range.end();
+  const auto limit_by_needs = [&](uint32_t of) {
+    for (const uint32_t earlier : schedule_.needs(of)) {
+      if (earlier == number) continue;
+      limit(end, operation.range, schedule_[earlier].range, progress_[earlier].complete);
+    }
+  };
+  limit_by_needs(number);
+  // What arrives for a sum and has no place is summed at once.
+  if (operation.sums() && !operation.kept) limit_by_needs(operation.half);
+  for (uint32_t k = pieces_.is_out; k < pieces_.outs.size(); ++k) {
+    const Piece& piece = pieces_.outs[k];
+    if (piece.operation > number) break;
+    limit(end, operation.range, piece.range, 0);
   }
-  for (uint32_t k = pieces_.is_out; k < pieces_.outs.size() && pieces_.outs[k].step <= step; ++k) {
-    limit(end, range, pieces_.outs[k].range, 0);
-  }
-  return end - range.offset;
+  return end - operation.range.offset;
 }
 
 // Reads the progress of the DeviceSide. Must not be called before the run has started.
@@ -99,23 +103,34 @@ void Run::look_elsewhere() {
   const uint32_t is_in = task_.elsewhere->ins();
   for (; pieces_.is_in < is_in; ++pieces_.is_in) {
     const Piece& piece = pieces_.ins[pieces_.is_in];
-    const bool adds = piece.what == Piece::What::kReduce || piece.what == Piece::What::kFinish;
-    const bool copies = piece.what == Piece::What::kCopy && is_shown(schedule_[piece.step]);
-    if (adds || copies) progress_[piece.step].combined += piece.range.bytes;
+    if (piece.what == Piece::What::kScale) continue;
+    const Operation& receive = schedule_[piece.operation];
+    if (receive.sums()) {
+      progress_[receive.half].complete += piece.range.bytes;
+    } else if (is_shown(receive)) {
+      progress_[piece.operation].complete += piece.range.bytes;
+    }
   }
   const uint32_t arrived = pieces_.arrived;
   for (; pieces_.arrived < pieces_.ins.size(); ++pieces_.arrived) {
     const Piece& piece = pieces_.ins[pieces_.arrived];
     if (piece.what == Piece::What::kScale) continue;
-    const size_t end = piece.range.end() - schedule_[piece.step].receive.offset;
-    if (progress_[piece.step].received < end) break;
+    const size_t end = piece.range.end() - schedule_[piece.operation].range.offset;
+    if (progress_[piece.operation].received < end) break;
   }
   if (pieces_.arrived > arrived) task_.elsewhere->arrived(pieces_.arrived);
 }
 
-// Returns whether this rank reads what it receives in the step where the sender has it.
-bool Run::is_shown(const Step& step) const {
-  return step.from != kNobody && lanes_.at(step.from).shown.receives;
+// Returns whether this rank reads what it receives where the sender has it.
+bool Run::is_shown(const Operation& message) const {
+  return message.kind == Operation::Kind::kReceive && lanes_.at(message.peer).shown.receives;
+}
+
+// Returns whether nothing reads any more what was received.
+bool Run::is_read(uint32_t receive) const {
+  const Operation& operation = schedule_[receive];
+  const uint32_t reader = operation.sums() ? operation.half : receive;
+  return progress_[reader].complete == operation.range.bytes;
 }
 
 void Run::advance_cards() {
@@ -128,13 +143,11 @@ void Run::advance_cards() {
 
 // Tells senders that what they show was read, so that they may use its place again.
 void Run::advance_reads() {
-  for (uint32_t i = first_; i < schedule_.size(); ++i) {
-    const Step& step = schedule_[i];
-    Progress& progress = progress_[i];
-    if (!is_shown(step) || step.receive.bytes == 0) continue;  // an empty message is not shown
-    if (progress.told_read || progress.combined < step.receive.bytes) continue;
-    progress.told_read = true;
-    wire_.read(step.from, progress.receive_message);
+  for (auto& [peer, lane] : lanes_) {
+    if (!lane.shown.receives) continue;
+    while (lane.told_read < lane.receives.size() && is_read(lane.receives[lane.told_read])) {
+      wire_.read(peer, static_cast<uint32_t>(lane.told_read++));
+    }
   }
 }
 
@@ -142,23 +155,58 @@ void Run::advance() {
   advance_cards();
   if (task_.elsewhere) look_elsewhere();
   advance_reads();
-  while (first_ < schedule_.size() && progress_[first_].done(schedule_[first_])) ++first_;
+  do {
+    settle();
+  } while (advance_sums());
   advance_grants();
   advance_sends();
 }
 
-// Returns whether ranks of earlier steps still have to send much of what they were granted.
-bool Run::others_are_sending(uint32_t step) const {
+// Tells the instance which operations are complete. What opens has a higher number.
+void Run::settle() {
+  const std::vector<uint32_t>& open = instance_.open();
+  for (size_t k = 0; k < open.size();) {
+    const uint32_t number = open[k];
+    const bool complete = progress_[number].complete == schedule_[number].range.bytes;
+    complete ? instance_.complete(number) : void(++k);
+  }
+}
+
+// Sums what has arrived before it could be summed. Returns whether there was anything.
+bool Run::advance_sums() {
+  bool moved = false;
+  if (space_ == nullptr) return moved;
+  for (const uint32_t sum : instance_.open()) {
+    const Operation& operation = schedule_[sum];
+    if (operation.kind != Operation::Kind::kCompute || !schedule_[operation.half].kept) continue;
+    Progress& progress = progress_[sum];
+    const size_t item = size_of(task_.dtype);
+    const size_t clear = clear_bytes(sum) / item * item;
+    if (clear <= progress.complete) continue;
+    const Operation& receive = schedule_[operation.half];
+    reduce_piece(sum, progress.complete, space_.get() + receive.place + progress.complete,
+                 clear - progress.complete);
+    progress.complete = clear;
+    moved = true;
+  }
+  return moved;
+}
+
+// Returns whether other ranks still have to send much of what they were granted earlier.
+bool Run::others_are_sending(uint32_t receive) const {
   size_t outstanding = 0;
-  for (uint32_t i = first_; i < step; ++i) {
-    const Step& earlier = schedule_[i];
-    if (earlier.from == kNobody || earlier.from == schedule_[step].from) continue;
-    if (is_shown(earlier)) continue;
+  for (const uint32_t i : instance_.open()) {
+    if (i >= receive) break;
+    const Operation& earlier = schedule_[i];
+    if (earlier.kind != Operation::Kind::kReceive || earlier.peer == schedule_[receive].peer) {
+      continue;
+    }
+    const Lane& lane = lanes_.at(earlier.peer);
+    if (lane.shown.receives) continue;
     const Progress& progress = progress_[i];
-    const size_t granted = std::min(progress.granted * kFrameBytes, earlier.receive.bytes);
-    outstanding += granted - progress.received;
-    const Lane& lane = lanes_.at(earlier.from);
-    if (lane.receives[std::min(lane.next_receive, lane.receives.size() - 1)] == i) {
+    outstanding += std::min(progress.granted * kFrameBytes, earlier.range.bytes) -
+                   progress.received;
+    if (lane.next_receive < lane.receives.size() && lane.receives[lane.next_receive] == i) {
       outstanding -= lane.arrived;
     }
   }
@@ -166,48 +214,51 @@ bool Run::others_are_sending(uint32_t step) const {
 }
 
 void Run::advance_grants() {
-  for (uint32_t i = first_; i < window_end(); ++i) {
-    const Step& step = schedule_[i];
+  for (const uint32_t i : instance_.open()) {
+    const Operation& receive = schedule_[i];
+    if (receive.kind != Operation::Kind::kReceive) continue;
     Progress& progress = progress_[i];
-    if (step.from == kNobody || progress.granted == frames_of(step.receive.bytes)) continue;
-    if (is_shown(step) || lanes_.at(step.from).waits_for_card()) continue;
-    const uint32_t frames =
-        whole_frames(step.receive, clear_bytes(i, step.receive, true));
-    if (frames <= progress.granted || !wire_.ready_for_grant(step.from)) continue;
+    if (progress.granted == frames_of(receive.range.bytes)) continue;
+    const Lane& lane = lanes_.at(receive.peer);
+    if (lane.shown.receives || lane.waits_for_card()) continue;
+    if (receive.sums() && !receive.kept && !instance_.is_open(receive.half)) continue;
+    const uint32_t frames = whole_frames(receive.range, clear_bytes(i));
+    if (frames <= progress.granted || !wire_.ready_for_grant(receive.peer)) continue;
     if (others_are_sending(i)) continue;
     progress.granted = frames;
-    wire_.grant(step.from, progress.receive_message, frames);
+    wire_.grant(receive.peer, progress.message, frames);
   }
 }
 
 void Run::advance_sends() {
-  size_t waiting = 0;  // bytes of earlier steps that could leave at once
-  for (uint32_t i = first_; i < window_end(); ++i) {
-    const Step& step = schedule_[i];
+  size_t waiting = 0;  // bytes of earlier messages that could leave at once
+  for (const uint32_t i : instance_.open()) {
+    const Operation& send = schedule_[i];
+    if (send.kind != Operation::Kind::kSend) continue;
     Progress& progress = progress_[i];
-    const uint32_t all = frames_of(step.send.bytes);
-    if (step.to == kNobody || progress.queued == all) continue;
-    Lane& lane = lanes_[step.to];
+    const uint32_t all = frames_of(send.range.bytes);
+    if (progress.queued == all) continue;
+    Lane& lane = lanes_.at(send.peer);
     // Messages between two ranks keep their order.
     if (lane.sends[lane.next_send] != i || lane.waits_for_card()) continue;
     if (lane.shown.sends) {
-      const uint32_t there = whole_frames(step.send, clear_bytes(i, step.send, false));
-      if (there > progress.queued && wire_.ready_for_grant(step.to)) {
+      const uint32_t there = whole_frames(send.range, clear_bytes(i));
+      if (there > progress.queued && wire_.ready_for_grant(send.peer)) {
         progress.queued = there;
-        wire_.shown(step.to, progress.send_message, there);
+        wire_.shown(send.peer, progress.message, there);
       }
       if (progress.queued == all) ++lane.next_send;
       continue;
     }
-    const uint32_t ready = std::min(
-        progress.granted_to_us, whole_frames(step.send, clear_bytes(i, step.send, false)));
+    const uint32_t ready =
+        std::min(progress.granted, whole_frames(send.range, clear_bytes(i)));
     if (waiting > kSendOverlap) break;
-    waiting += std::min(ready * kFrameBytes, step.send.bytes) - progress.sent_bytes;
-    while (progress.queued < ready && wire_.ready_for_block(step.to)) {
+    waiting += std::min(ready * kFrameBytes, send.range.bytes) - progress.complete;
+    while (progress.queued < ready && wire_.ready_for_block(send.peer)) {
       const uint32_t frame = progress.queued++;
-      wire_.block(step.to, progress.send_message, frame,
-                  task_.data + step.send.offset + frame * kFrameBytes,
-                  bytes_of_frame(step.send, frame), i);
+      wire_.block(send.peer, progress.message, frame,
+                  task_.data + send.range.offset + frame * kFrameBytes,
+                  bytes_of_frame(send.range, frame), i);
     }
     if (progress.queued == all) ++lane.next_send;
   }
@@ -219,14 +270,14 @@ Status Run::on_grant(uint32_t from, uint32_t message, uint32_t frames) {
     return breach("rank ", from, " grants message ", message, " of '", task_.name,
                   "', which does not exist");
   }
-  const uint32_t step = found->second.sends[message];
-  Progress& progress = progress_[step];
-  if (frames <= progress.granted_to_us || frames > frames_of(schedule_[step].send.bytes)) {
+  const uint32_t send = found->second.sends[message];
+  Progress& progress = progress_[send];
+  const uint32_t all = frames_of(schedule_[send].range.bytes);
+  if (frames <= progress.granted || frames > all) {
     return breach("rank ", from, " grants ", frames, " frames of message ", message, " of '",
-                  task_.name, "', which has ", frames_of(schedule_[step].send.bytes),
-                  " frames, after granting ", progress.granted_to_us);
+                  task_.name, "', which has ", all, " frames, after granting ", progress.granted);
   }
-  progress.granted_to_us = frames;
+  progress.granted = frames;
   return {};
 }
 
@@ -243,56 +294,63 @@ Status Run::on_block(uint32_t from, uint32_t message, uint32_t frame, size_t byt
     return refuse("it is not the next message");
   }
   const uint32_t index = lane.receives[message];
-  const Step& step = schedule_[index];
+  const Operation& receive = schedule_[index];
   const Progress& progress = progress_[index];
   if (lane.shown.receives) return refuse("it is read where the sender has it");
   if (frame >= progress.granted) return refuse("it was not granted");
   if (size_t{frame} * kFrameBytes != progress.received) return refuse("it is not the next frame");
-  if (bytes != bytes_of_frame(step.receive, frame)) return refuse("the length is wrong");
+  if (bytes != bytes_of_frame(receive.range, frame)) return refuse("the length is wrong");
   lane.frame_bytes = bytes;
   lane.arrived = lane.reduced = 0;
-  const bool in_place = step.combine == Combine::kCopy || task_.elsewhere;
-  out.add(in_place ? task_.data + step.receive.offset + progress.received : scratch, bytes);
+  char* place = scratch;
+  if (!receive.sums() || task_.elsewhere) {
+    place = task_.data + receive.range.offset + progress.received;
+  } else if (receive.kept) {
+    place = space_.get() + receive.place + progress.received;
+  }
+  out.add(place, bytes);
   return {};
 }
 
 void Run::on_bytes(uint32_t from, const char* scratch, size_t have) {
   Lane& lane = lanes_[from];
   const uint32_t index = lane.receives[lane.next_receive];
-  const Step& step = schedule_[index];
+  const Operation& receive = schedule_[index];
   Progress& progress = progress_[index];
   const bool whole = have == lane.frame_bytes;
-  const bool adds = step.combine != Combine::kCopy;
-  if (adds && !task_.elsewhere) {
+  const bool sums_at_once = receive.sums() && !receive.kept && !task_.elsewhere;
+  if (sums_at_once) {
     const size_t item = size_of(task_.dtype);
     const size_t usable = have / item * item - lane.reduced;
     if (usable >= kReducePiece || whole) {
-      reduce_piece(step, progress.received + lane.reduced, scratch + lane.reduced, usable);
+      reduce_piece(receive.half, progress.received + lane.reduced, scratch + lane.reduced, usable);
       lane.reduced += usable;
     }
   }
   if (whole) {
     progress.received += have;
-    if (!adds || !task_.elsewhere) progress.combined += have;
-    if (progress.received == step.receive.bytes) ++lane.next_receive;
+    progress.complete = progress.received;
+    if (sums_at_once) progress_[receive.half].complete += have;
+    if (progress.received == receive.range.bytes) ++lane.next_receive;
   }
   lane.arrived = whole ? 0 : have;
   // In the middle of a frame, only grants may become possible, and only near the end of a message.
-  if (whole || step.receive.bytes - progress.received - have <= kReceiveOverlap) advance();
+  if (whole || receive.range.bytes - progress.received - have <= kReceiveOverlap) advance();
 }
 
-void Run::reduce_piece(const Step& step, size_t offset, const char* from, size_t bytes) const {
-  char* const to = task_.data + step.receive.offset + offset;
+void Run::reduce_piece(uint32_t sum, size_t offset, const char* from, size_t bytes) const {
+  const Operation& operation = schedule_[sum];
+  char* const to = task_.data + operation.range.offset + offset;
   const void* const sources[] = {to, from};
-  const bool last = step.combine == Combine::kFinish;
+  const bool last = operation.finishes;
   const double divisor = last ? divisor_of(task_.reduction, size_) : 1.0;
   reduce::combine(sources, 2, to, bytes / size_of(task_.dtype),
                   {task_.dtype, task_.dtype, task_.reduction.op, 1.0, divisor,
                    last ? task_.reduction.postscale : 1.0});
 }
 
-void Run::sent(uint32_t step, size_t bytes) {
-  progress_[step].sent_bytes += bytes;
+void Run::sent(uint32_t operation, size_t bytes) {
+  progress_[operation].complete += bytes;
   advance();
 }
 
@@ -318,11 +376,13 @@ Status Run::on_shown(uint32_t from, uint32_t message, uint32_t frames) {
     return refuse("it is not the next message");
   }
   const uint32_t index = lane.receives[message];
-  const size_t bytes = schedule_[index].receive.bytes;
+  const Operation& receive = schedule_[index];
+  const size_t bytes = receive.range.bytes;
   const uint32_t all = frames_of(bytes);
   const size_t received = frames >= all ? bytes : frames * kFrameBytes;
   if (frames > all || received <= progress_[index].received) return refuse("the number is wrong");
   progress_[index].received = received;
+  if (receive.sums()) progress_[index].complete = received;
   if (frames == all) ++lane.next_receive;
   return {};
 }
@@ -332,13 +392,13 @@ Status Run::on_read(uint32_t from, uint32_t message) {
   const bool shows = found != lanes_.end() && found->second.shown.sends &&
                      message < found->second.sends.size();
   const uint32_t index = shows ? found->second.sends[message] : 0;
-  const size_t bytes = shows ? schedule_[index].send.bytes : 0;
+  const size_t bytes = shows ? schedule_[index].range.bytes : 0;
   if (!shows || progress_[index].queued < frames_of(bytes) ||
-      progress_[index].sent_bytes == bytes) {
+      progress_[index].complete == bytes) {
     return breach("rank ", from, " has read message ", message, " of '", task_.name,
                   "', which was not shown to it");
   }
-  progress_[index].sent_bytes = bytes;
+  progress_[index].complete = bytes;
   return {};
 }
 
@@ -349,14 +409,14 @@ std::vector<uint32_t> Run::peers() const {
 }
 
 bool Run::needs(uint32_t peer) const {
-  for (uint32_t i = first_; i < schedule_.size(); ++i) {
-    const Step& step = schedule_[i];
-    if ((step.from == peer && progress_[i].received < step.receive.bytes) ||
-        (step.to == peer && progress_[i].sent_bytes < step.send.bytes)) {
-      return true;
-    }
-  }
-  return false;
+  const auto found = lanes_.find(peer);
+  if (found == lanes_.end()) return false;
+  const Lane& lane = found->second;
+  const auto left = [&](const std::vector<uint32_t>& messages, size_t Progress::*bytes) {
+    return !messages.empty() &&
+           progress_[messages.back()].*bytes < schedule_[messages.back()].range.bytes;
+  };
+  return left(lane.sends, &Progress::complete) || left(lane.receives, &Progress::received);
 }
 
 bool Run::waits_for_elsewhere() const {
@@ -364,8 +424,8 @@ bool Run::waits_for_elsewhere() const {
   const bool takes_out =
       pieces_.is_out < pieces_.outs.size() &&
       pieces_.ins_before[pieces_.is_out] <= pieces_.is_in &&
-      !lanes_.at(schedule_[pieces_.outs[pieces_.is_out].step].to).waits_for_card();
-  return takes_out || pieces_.is_in < pieces_.arrived || first_ == schedule_.size();
+      !lanes_.at(schedule_[pieces_.outs[pieces_.is_out].operation].peer).waits_for_card();
+  return takes_out || pieces_.is_in < pieces_.arrived || instance_.done();
 }
 
 std::vector<uint32_t> Run::missing() const {
@@ -373,20 +433,25 @@ std::vector<uint32_t> Run::missing() const {
   const auto add = [&](uint32_t rank) {
     if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) ranks.push_back(rank);
   };
-  for (uint32_t i = first_; i < window_end(); ++i) {
-    const Step& step = schedule_[i];
-    const bool granted = progress_[i].received < progress_[i].granted * kFrameBytes;
-    if ((granted || is_shown(step)) && progress_[i].received < step.receive.bytes) add(step.from);
-    for (const uint32_t peer : {step.from, step.to}) {
-      if (peer != kNobody && lanes_.at(peer).waits_for_card()) add(peer);
+  for (const uint32_t i : instance_.open()) {
+    const Operation& message = schedule_[i];
+    if (!message.is_message()) continue;
+    const Lane& lane = lanes_.at(message.peer);
+    const Progress& progress = progress_[i];
+    const bool receives = message.kind == Operation::Kind::kReceive;
+    const bool granted = progress.received < progress.granted * kFrameBytes;
+    if (receives && (granted || lane.shown.receives) && progress.received < message.range.bytes) {
+      add(message.peer);
     }
+    if (lane.waits_for_card()) add(message.peer);
   }
-  for (uint32_t i = first_; ranks.empty() && i < window_end(); ++i) {
-    if (progress_[i].sent_bytes < schedule_[i].send.bytes) add(schedule_[i].to);
-  }
-  for (uint32_t i = first_; ranks.empty() && i < window_end(); ++i) {
-    if (schedule_[i].from != kNobody) add(schedule_[i].from);
-  }
+  const auto add_open = [&](Operation::Kind kind) {
+    for (const uint32_t i : instance_.open()) {
+      if (schedule_[i].kind == kind) add(schedule_[i].peer);
+    }
+  };
+  if (ranks.empty()) add_open(Operation::Kind::kSend);
+  if (ranks.empty()) add_open(Operation::Kind::kReceive);
   return ranks;
 }
 

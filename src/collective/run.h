@@ -2,17 +2,16 @@
 // may send, which frames others may send to it, and what happens to received frames. It has no
 // sockets and no clock, so tests can drive several runs against each other.
 //
-// A message (one half of a step) travels in frames of kFrameBytes; the last frame is shorter. The
-// receiver grants as many frames of a message as it has room for. Room means that nothing there is
-// still to be sent, and nothing of an earlier message is still to arrive. The receiver looks
-// kLookAhead steps ahead, so that a grant arrives before the sender needs it. The sender sends
-// frames that are granted and ready. A frame of a block leaves as soon as that frame of the
-// previous step has been added to it.
+// A message travels in frames of kFrameBytes; the last frame is shorter. The receiver grants as
+// many frames of a message as it has room for. Room means that all that the receive needs is
+// complete for these bytes: nothing there is still to be sent or summed. A receive is open before
+// the sender needs the grant. The sender sends frames that are granted and ready. A frame leaves as
+// soon as what is needed is complete for its bytes, whatever is still to arrive behind them.
 //
 // Two ranks that send to one at the same time would fill the queue in front of it. So the second
 // gets no grant while the first has more than kReceiveOverlap left to send. A rank does not send to
 // two others at the same time either. The earlier step would end later, and delay all ranks that
-// wait for it.
+// wait for it. "Earlier" is what has the lower number in the schedule.
 //
 // Ranks of one node whose arrays lie elsewhere may need no frames. They exchange cards before
 // anything else, and find out which messages the receiver reads where they are. The sender then
@@ -27,6 +26,7 @@
 #include <vector>
 
 #include "collective/device_side.h"
+#include "collective/instance.h"
 #include "collective/schedule.h"
 #include "reduce/reduce.h"
 #include "transport/transport.h"
@@ -34,7 +34,6 @@
 namespace herring::collective {
 
 inline constexpr size_t kFrameBytes = 128 << 10;
-inline constexpr uint32_t kLookAhead = 2;
 // A grant queues behind its sender's other frames, so it leaves this many bytes before it is
 // needed.
 inline constexpr size_t kReceiveOverlap = 320 << 10;
@@ -50,7 +49,7 @@ struct Task {
   uint64_t count = 0;
   DType dtype = DType::kFloat32;
   Reduction reduction;
-  Schedule steps;                   // of this rank; empty: the algorithm's steps
+  Schedule schedule;                // of this rank; empty: the algorithm's
   // If not null, the array lies there and is scaled and summed there; `data` is its image.
   std::shared_ptr<DeviceSide> elsewhere;
   // Members with which this rank exchanges cards, if the schedule connects it with them. They have
@@ -70,9 +69,9 @@ class Run {
     virtual bool ready_for_block(uint32_t to) = 0;
     // Grants the first `frames` frames of the message.
     virtual void grant(uint32_t to, uint32_t message, uint32_t frames) = 0;
-    // Sends a frame. Its bytes stay unchanged until sent(to, step, bytes) is called.
+    // Sends a frame. Its bytes stay unchanged until sent(operation, bytes) is called.
     virtual void block(uint32_t to, uint32_t message, uint32_t frame, const char* data,
-                       size_t bytes, uint32_t step) = 0;
+                       size_t bytes, uint32_t operation) = 0;
     // For members in Task::near. Used only if `to` is ready for grants.
     virtual void card(uint32_t /*to*/, std::string /*text*/) {}
     // Says that the first `frames` frames of a message are where the receiver reads them.
@@ -87,7 +86,7 @@ class Run {
   // Sends what has become possible. The functions below call it after every report.
   void advance();
   bool done() const {
-    return first_ == schedule_.size() && (!task_.elsewhere || task_.elsewhere->through());
+    return instance_.done() && (!task_.elsewhere || task_.elsewhere->through());
   }
 
   // Reports of the wire. An error means that the other side breaks the rules.
@@ -97,7 +96,7 @@ class Run {
                   transport::Destinations& out);
   // Reports that `have` bytes of that frame have arrived; the last one ends the frame.
   void on_bytes(uint32_t from, const char* scratch, size_t have);
-  void sent(uint32_t step, size_t bytes);
+  void sent(uint32_t operation, size_t bytes);
   // The caller then calls advance().
   Status on_card(uint32_t from, std::string_view text);
   Status on_shown(uint32_t from, uint32_t message, uint32_t frames);
@@ -113,21 +112,21 @@ class Run {
   bool waits_for_elsewhere() const;
 
  private:
+  // Of an operation.
   struct Progress {
-    uint32_t send_message = 0, receive_message = 0;  // their numbers between the two ranks
-    uint32_t granted_to_us = 0, granted = 0;         // frames
-    uint32_t queued = 0;                             // frames handed to the wire, or shown
-    bool told_read = false;                          // the sender knows that all of it was read
-    size_t sent_bytes = 0, received = 0;             // of whole frames only
-    size_t combined = 0;                             // part of `received`: summed or in place
-    bool done(const Step& step) const {
-      return sent_bytes == step.send.bytes && combined == step.receive.bytes;
-    }
+    uint32_t message = 0;  // its number between the two ranks
+    uint32_t granted = 0;  // frames, by the receiver
+    uint32_t queued = 0;   // frames handed to the wire, or shown
+    size_t received = 0;   // bytes of whole frames
+    // Bytes for which the operation is complete: they are sent, in their place, or summed. Bytes
+    // for a sum are in their place when they are received.
+    size_t complete = 0;
   };
-  // All messages to and from one other rank, as indices of steps.
+  // All messages to and from one other rank, as operations.
   struct Lane {
     std::vector<uint32_t> sends, receives;
     size_t next_send = 0, next_receive = 0;  // the first that is not queued, not received whole
+    size_t told_read = 0;                    // the sender knows of so many that they were read
     size_t frame_bytes = 0;                  // of the frame that is arriving
     size_t arrived = 0, reduced = 0;         // of frame_bytes
     bool meets = false, told = false, met = false;  // cards are exchanged; sent; received
@@ -145,22 +144,25 @@ class Run {
   void look_elsewhere();
   void advance_cards();
   void advance_reads();
-  bool is_shown(const Step& step) const;
-  uint32_t window_end() const;
-  size_t clear_bytes(uint32_t step, Range range, bool also_sends) const;
-  bool others_are_sending(uint32_t step) const;
+  void settle();
+  bool advance_sums();
   void advance_grants();
   void advance_sends();
-  void reduce_piece(const Step& step, size_t offset, const char* from, size_t bytes) const;
+  bool is_shown(const Operation& message) const;
+  bool is_read(uint32_t receive) const;
+  size_t clear_bytes(uint32_t number) const;
+  bool others_are_sending(uint32_t receive) const;
+  void reduce_piece(uint32_t sum, size_t offset, const char* from, size_t bytes) const;
 
   const Task task_;
   const uint32_t size_;
   Wire& wire_;
   const Schedule schedule_;
-  std::vector<Progress> progress_;  // by step
+  Instance instance_;
+  std::vector<Progress> progress_;  // by operation
   std::map<uint32_t, Lane> lanes_;
   Pieces pieces_;
-  uint32_t first_ = 0;  // the first step that is not complete
+  std::unique_ptr<char[]> space_;  // for receives that are kept
 };
 
 }  // namespace herring::collective

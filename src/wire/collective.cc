@@ -15,7 +15,8 @@ void each_kind(const Find& find, std::index_sequence<Index...>) {
 }  // namespace
 
 const char* name_of(Algorithm algorithm) {
-  constexpr const char* kNames[] = {"herring", "server", "tree", "ring", "butterfly"};
+  constexpr const char* kNames[] = {"herring", "server",    "tree",
+                                    "ring",    "butterfly", "doubling"};
   return kNames[static_cast<int>(algorithm)];
 }
 

@@ -20,8 +20,9 @@ enum class Algorithm : uint8_t {
   kTree,
   kRing,
   kButterfly,
+  kDoubling,
 };
-inline constexpr int kNumAlgorithms = 5;
+inline constexpr int kNumAlgorithms = 6;
 const char* name_of(Algorithm algorithm);  // "herring", ...
 
 struct AllReduce {

@@ -31,7 +31,7 @@ def test_mistakes_name_what_is_wrong_and_the_job_goes_on() -> None:
     )
 
 
-@pytest.mark.parametrize("algorithm", ["server", "tree", "ring", "butterfly"])
+@pytest.mark.parametrize("algorithm", ["server", "tree", "ring", "butterfly", "doubling"])
 @pytest.mark.parametrize("victim", [0, 2])
 def test_everybody_learns_of_a_killed_worker(algorithm: str, victim: int, tmp_path: Path) -> None:
     done = run_job(
@@ -96,7 +96,7 @@ def test_leaving_after_the_last_operation() -> None:
 
 
 def test_wire_bytes_are_those_of_the_model(tmp_path: Path) -> None:
-    for algorithm in ("server", "tree", "ring", "butterfly"):
+    for algorithm in ("server", "tree", "ring", "butterfly", "doubling"):
         path = tmp_path / f"{algorithm}.json"
         command = [sys.executable, "-m", "herring.command.cli", "run", "-n", "4", "--nodes", "4"]
         command += ["--servers", "1", "--", sys.executable, "-m", "herring.bench", "allreduce"]

@@ -62,7 +62,7 @@ herring.allreduce(array, "sum", algorithm="cuda-butterfly" if rank else "butterf
 assert (array.get() == sum(range(size))).all()
 raises(herring.MismatchError, "algorithm ring", herring.allreduce,
        array, "sum", name="y", algorithm="cuda-butterfly" if rank else "ring")
-raises(herring.InvalidArgumentError, "'butterfly', 'cuda-butterfly'", herring.allreduce,
+raises(herring.InvalidArgumentError, "'butterfly', 'doubling', 'cuda-butterfly'", herring.allreduce,
        array, algorithm="cuda-ring")
 herring.shutdown()
 """

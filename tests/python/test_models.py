@@ -16,6 +16,7 @@ def test_equations_of_the_study() -> None:
     assert models.tree_time(8, M, B, 0.001) == pytest.approx(6.006)
     assert models.ring_time(8, M, B, 0.001) == pytest.approx(1.75 + 0.014)
     assert models.butterfly_time(8, M, B, 0.001) == pytest.approx(1.75 + 0.006)
+    assert models.doubling_time(8, M, B, 0.001) == pytest.approx(3.0 + 0.003)
     # The study's testbed averages 53 MB over 16 servers at 6 GB/s and 2.5 us.
     assert models.butterfly_time(16, 53e6, 6e9, 2.5e-6) == pytest.approx(0.016582, rel=1e-3)
 
@@ -24,6 +25,7 @@ def test_other_numbers_than_powers_of_two() -> None:
     assert models.tree_time(5, M, B) == pytest.approx(6.0)
     assert models.butterfly_time(6, M, B) == pytest.approx(1.5 + 2.0)
     assert models.butterfly_time(3, M, B, 0.001) == pytest.approx(1.0 + 2.0 + 0.004)
+    assert models.doubling_time(6, M, B, 0.001) == pytest.approx(2.0 + 2.0 + 0.004)
 
 
 def test_herring() -> None:
@@ -47,7 +49,7 @@ def test_bytes_bound_the_time(algorithm: str, hosts: int) -> None:
     seconds = models.time(algorithm, hosts, M, B)
     # The busiest link bounds the time. Links used in one direction at a time need up to twice it.
     one_way = algorithm in ("server", "tree") or (
-        algorithm == "butterfly" and hosts & (hosts - 1) != 0
+        algorithm in ("butterfly", "doubling") and hosts & (hosts - 1) != 0
     )
     assert wire.busiest_bytes / B <= seconds * (1 + 1e-12)
     if not one_way:
@@ -65,7 +67,8 @@ def test_colocated_servers_keep_all_links_equally_busy(nodes: int) -> None:
 
 
 def test_nonsense_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="herring, server, tree, ring, butterfly"):
+    names = "herring, server, tree, ring, butterfly, doubling"
+    with pytest.raises(InvalidArgumentError, match=names):
         models.time("rings", 4, M, B)
     with pytest.raises(InvalidArgumentError, match="'x' does not exist"):
         models.wire("x", 4, M)

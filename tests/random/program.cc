@@ -329,7 +329,8 @@ class Maker {
         step.rows.assign(size, elements);
         if (has(kAlgorithms) && random_.chance(0.12)) {
           step.algorithm = random_.pick({wire::Algorithm::kServer, wire::Algorithm::kTree,
-                                         wire::Algorithm::kRing, wire::Algorithm::kButterfly});
+                                         wire::Algorithm::kRing, wire::Algorithm::kButterfly,
+                                         wire::Algorithm::kDoubling});
         }
         break;
       case Kind::kBroadcast:

@@ -31,7 +31,7 @@ enum Feature : uint32_t {
   kLarge = 1 << 0,       // arrays beyond small_bytes, up to several MB
   kPlans = 1 << 1,       // planned operations
   kPartials = 1 << 2,    // series of partial all-reduces
-  kAlgorithms = 1 << 3,  // ring, butterfly, tree, server
+  kAlgorithms = 1 << 3,  // ring, butterfly, doubling, tree, server
   kLanes = 1 << 4,       // several threads per rank
   kProxies = 1 << 5,     // 2 or 4 proxies per server
   kMismatches = 1 << 6,  // a rank calls an operation with something else

@@ -251,9 +251,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         choices=sorted(
             {*models.ALGORITHMS, *(name for peer in PEERS for name in ALGORITHMS[peer])}
         ),
-        help="Herring's algorithm: herring (the default) sums on servers; server, tree, ring and "
-        "butterfly run between the workers. With --peer, an algorithm of that library, which "
-        "chooses one itself by default",
+        help="Herring's algorithm: herring (the default) sums on servers; server, tree, ring, "
+        "butterfly and doubling run between the workers. With --peer, an algorithm of that "
+        "library, which chooses one itself by default",
     )
     options = parser.parse_args(argv)
     known = models.ALGORITHMS if options.peer == "herring" else ALGORITHMS[options.peer]

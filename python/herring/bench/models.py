@@ -28,6 +28,7 @@ __all__ = [
     "Wire",
     "butterfly_time",
     "colocated_time",
+    "doubling_time",
     "herring_time",
     "lateness",
     "parameter_server_time",
@@ -39,7 +40,7 @@ __all__ = [
 ]
 
 #: The values that ``allreduce(algorithm=)`` accepts.
-ALGORITHMS = ("herring", "server", "tree", "ring", "butterfly")
+ALGORITHMS = ("herring", "server", "tree", "ring", "butterfly", "doubling")
 
 
 def _check(hosts: int, size: float, bandwidth: float, latency: float = 0.0) -> None:
@@ -131,6 +132,25 @@ def butterfly_time(hosts: int, size: float, bandwidth: float, latency: float = 0
     if power != hosts:
         seconds += 2 * size / bandwidth + 2 * latency
     return seconds
+
+
+def doubling_time(hosts: int, size: float, bandwidth: float, latency: float = 0.0) -> float:
+    """Returns the time of recursive doubling, in which ranks exchange whole arrays.
+
+    If p is a power of two, the time is ``lg(p) n / BW + lg(p) latency``. Otherwise let q be the
+    largest power of two below p. The ranks beyond q first hand their arrays to neighbours and get
+    the result last, which adds ``2 n / BW + 2 latency`` to the time for q ranks.
+
+    Args:
+      hosts: p, the number of ranks, at least 1.
+
+    Returns:
+      Seconds.
+    """
+    _check(hosts, size, bandwidth, latency)
+    levels = _floor_log2(hosts)
+    steps = levels if 1 << levels == hosts else levels + 2
+    return steps * (size / bandwidth + latency)
 
 
 def herring_time(
@@ -262,6 +282,7 @@ def time(
         "tree": tree_time,
         "ring": ring_time,
         "butterfly": butterfly_time,
+        "doubling": doubling_time,
     }
     if algorithm in models:
         return models[algorithm](hosts, size, bandwidth, latency)
@@ -315,13 +336,14 @@ def wire(algorithm: str, hosts: int, size: float, dedicated: int | None = None) 
         return Wire(2 * levels, 2 * (p - 1) * size, levels * size)
     if algorithm == "ring":
         return Wire(2 * (p - 1), 2 * (p - 1) * size, 2 * (p - 1) * size / p)
-    if algorithm == "butterfly":
+    if algorithm in ("butterfly", "doubling"):
         levels = _floor_log2(p)
         q = 1 << levels
         extra = p - q
-        exchange = 2 * (q - 1) * size / q
+        halves = algorithm == "butterfly"
+        exchange = 2 * (q - 1) * size / q if halves else levels * size
         return Wire(
-            2 * levels + (2 if extra else 0),
+            (2 if halves else 1) * levels + (2 if extra else 0),
             q * exchange + 2 * extra * size,
             exchange + (size if extra else 0),
         )

@@ -42,10 +42,11 @@ def allreduce(
         that times out has contributed; the next call waits for its result first, and
         `herring.flush` returns it.
       algorithm: The algorithm, equal on all ranks. "herring" goes through the servers. "server"
-        (rank 0 is the only server), "tree" (binomial), "ring" and "butterfly" (recursive halving
-        and doubling) send messages between workers, over TCP even inside a node. They give the same
-        bits on all ranks and in every run, but the bits differ between algorithms and numbers of
-        ranks. They round 16-bit floats to their own dtype after each addition, which may overflow.
+        (rank 0 is the only server), "tree" (binomial), "ring", "butterfly" (recursive halving and
+        doubling) and "doubling" (recursive doubling of the whole array) send messages between
+        workers, over TCP even inside a node. They give the same bits on all ranks and in every run,
+        but the bits differ between algorithms and numbers of ranks. They round 16-bit floats to
+        their own dtype after each addition, which may overflow.
         "cuda-butterfly" is "butterfly" with the same bits; where an array is on a GPU, kernels
         compute its sums. docs/algorithms.md and docs/gpus.md say when to use which.
       sync: "solo", "majority", a `herring.Quorum` or a `herring.Replay` makes a partial all-reduce,

@@ -94,8 +94,8 @@ def allreduce(
     Args:
       tensor: Any shape; float16, bfloat16, float32, float64 and, except for "average", int8, int16,
         int32, int64, uint8 and bool.
-      algorithm: "herring", "server", "tree", "ring", "butterfly" or "cuda-butterfly"; see
-        `herring.allreduce`.
+      algorithm: "herring", "server", "tree", "ring", "butterfly", "doubling" or "cuda-butterfly";
+        see `herring.allreduce`.
 
     Returns:
       `tensor`.

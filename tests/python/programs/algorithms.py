@@ -9,7 +9,7 @@ from reductions import check_reductions
 
 herring.init()
 rank = herring.rank()
-for algorithm in ("server", "tree", "ring", "butterfly"):
+for algorithm in ("server", "tree", "ring", "butterfly", "doubling"):
     # Counts cover fewer elements than ranks, odd tails, and blocks of several frames.
     check_reductions((0, 1, 3, 1009, 300_007), algorithm=algorithm)
     # The result has the same bits on every rank and in a second run.

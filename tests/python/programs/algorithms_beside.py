@@ -11,7 +11,7 @@ import herring
 
 herring.init()
 rank, size = herring.rank(), herring.size()
-algorithms = ("herring", "server", "tree", "ring", "butterfly")
+algorithms = ("herring", "server", "tree", "ring", "butterfly", "doubling")
 for attempt in range(3):
     names = [f"{attempt}.{i}" for i in range(30)]
     random.Random(rank + 100 * attempt).shuffle(names)

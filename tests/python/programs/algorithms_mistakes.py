@@ -9,7 +9,7 @@ herring.init()
 rank, size = herring.rank(), herring.size()
 ones = np.ones(1000, np.float32)
 bad = herring.InvalidArgumentError
-names = "'herring', 'server', 'tree', 'ring', 'butterfly'"
+names = "'herring', 'server', 'tree', 'ring', 'butterfly', 'doubling'"
 raises(bad, names, herring.allreduce, ones, algorithm="rings")
 integers = np.zeros(3, np.int32)
 raises(bad, "'average' with dtype int32", herring.allreduce, integers, algorithm="ring")

@@ -34,7 +34,7 @@ raises(
 )
 k, ranks = mine.rank, mine.ranks
 for count in (3, 300_000):
-    for algorithm in ("herring", "ring", "tree", "butterfly", "server"):
+    for algorithm in ("herring", "ring", "tree", "butterfly", "doubling", "server"):
         array = np.full(count, r + 1.0, np.float32)
         herring.allreduce(array, group=mine, algorithm=algorithm)
         assert (array == np.float32(sum(x + 1 for x in ranks)) / np.float32(mine.size)).all()

@@ -5,8 +5,14 @@
 
 namespace herring::collective {
 
-inline constexpr wire::Algorithm kAlgorithms[] = {wire::Algorithm::kServer, wire::Algorithm::kTree,
-                                                  wire::Algorithm::kRing,
-                                                  wire::Algorithm::kButterfly};
+inline constexpr wire::Algorithm kAlgorithms[] = {
+    wire::Algorithm::kServer, wire::Algorithm::kTree, wire::Algorithm::kRing,
+    wire::Algorithm::kButterfly, wire::Algorithm::kDoubling};
+// Those whose schedules keep nothing in a working space.
+inline constexpr wire::Algorithm kAlgorithmsInPlace[] = {
+    wire::Algorithm::kServer, wire::Algorithm::kTree, wire::Algorithm::kRing,
+    wire::Algorithm::kButterfly};
+
+inline uint32_t floor_log2(uint32_t n) { return 31 - __builtin_clz(n); }
 
 }  // namespace herring::collective

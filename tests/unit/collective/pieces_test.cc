@@ -11,11 +11,9 @@
 namespace herring::collective {
 namespace {
 
-bool overlap(const Range& a, const Range& b) { return a.offset < b.end() && b.offset < a.end(); }
-
 template <typename Check>
 void for_all(const Check& check) {
-  for (const Algorithm algorithm : kAlgorithms) {
+  for (const Algorithm algorithm : kAlgorithmsInPlace) {
     for (uint32_t size = 2; size <= 9; ++size) {
       for (const uint64_t count : {1u, 7u, 100'000u, 3'000'001u, 40'000'000u}) {
         for (uint32_t rank = 0; rank < size; ++rank) {
@@ -27,23 +25,28 @@ void for_all(const Check& check) {
   }
 }
 
-TEST(Pieces, CoverWhatEachStepReceivesOnTheGridOfFrames) {
+TEST(Pieces, CoverWhatEachMessageBringsOnTheGridOfFrames) {
   for_all([](const Schedule& schedule, size_t bytes) {
     std::vector<size_t> received(schedule.size());
-    uint32_t pieces_of_step = 0, last = 0;
+    uint32_t pieces_of_one = 0, last = 0;
     for (const Piece& piece : cut(schedule, bytes, false)) {
       ASSERT_GT(piece.range.bytes, 0u);
       if (piece.what == Piece::What::kOut) continue;
-      const Range& whole = schedule[piece.step].receive;
-      ASSERT_GE(piece.step, last) << "steps come in their order";
-      pieces_of_step = piece.step == last ? pieces_of_step + 1 : 1;
-      last = piece.step;
-      ASSERT_LE(pieces_of_step, 8u);
-      ASSERT_EQ(piece.range.offset, whole.offset + received[piece.step]);
-      ASSERT_EQ(received[piece.step] % kFrameBytes, 0u);
-      received[piece.step] += piece.range.bytes;
+      const uint32_t receive = piece.operation;
+      const Range& whole = schedule[receive].range;
+      ASSERT_EQ(schedule[receive].kind, Operation::Kind::kReceive);
+      ASSERT_GE(receive, last) << "messages come in their order";
+      pieces_of_one = receive == last ? pieces_of_one + 1 : 1;
+      last = receive;
+      ASSERT_LE(pieces_of_one, 8u);
+      ASSERT_EQ(piece.range.offset, whole.offset + received[receive]);
+      ASSERT_EQ(received[receive] % kFrameBytes, 0u);
+      received[receive] += piece.range.bytes;
     }
-    for (size_t i = 0; i < schedule.size(); ++i) ASSERT_EQ(received[i], schedule[i].receive.bytes);
+    for (uint32_t i = 0; i < schedule.size(); ++i) {
+      const bool receives = schedule[i].kind == Operation::Kind::kReceive;
+      ASSERT_EQ(received[i], receives ? schedule[i].range.bytes : 0);
+    }
   });
 }
 
@@ -57,9 +60,9 @@ TEST(Pieces, WhatIsSentIsInTheImageAndComesFromTheDeviceOnce) {
     int version = 0;
     auto next = pieces.begin();
     for (uint32_t i = 0; i < schedule.size(); ++i) {
-      // Plays all pieces of the steps before, and those that this step sends.
+      // Plays all pieces of the messages before, and those that this one sends.
       for (; next != pieces.end() &&
-             (next->step < i || next->what == Piece::What::kOut ||
+             (next->operation < i || next->what == Piece::What::kOut ||
               next->what == Piece::What::kScale);
            ++next) {
         for (size_t at = next->range.offset; at < next->range.end(); ++at) {
@@ -72,7 +75,8 @@ TEST(Pieces, WhatIsSentIsInTheImageAndComesFromTheDeviceOnce) {
           }
         }
       }
-      const Range& send = schedule[i].send;
+      if (schedule[i].kind != Operation::Kind::kSend) continue;
+      const Range& send = schedule[i].range;
       for (size_t at = send.offset; at < send.end(); ++at) ASSERT_EQ(image[at], device[at]) << i;
     }
   });

@@ -34,13 +34,10 @@ class FakeDevice : public DeviceSide {
         array_(std::move(array)),
         image_(array_.size(), 'x'),
         shown_(array_.size(), 'y') {
-    std::vector<bool> steps;
-    for (const Step& step : schedule_) {
-      const uint32_t peer = step.to != kNobody ? step.to : step.from;
-      steps.push_back(std::count(near.begin(), near.end(), peer) > 0);
+    for (const Operation& one : schedule_) {
+      near_.push_back(one.is_message() && std::count(near.begin(), near.end(), one.peer) > 0);
     }
-    near_ = steps;
-    pieces_ = cut(schedule_, array_.size(), task.reduction.prescale != 1.0, steps);
+    pieces_ = cut(schedule_, array_.size(), task.reduction.prescale != 1.0, near_);
     uint32_t ins = 0;
     for (const Piece& piece : pieces_) {
       const bool out = piece.what == Piece::What::kOut;
@@ -80,15 +77,15 @@ class FakeDevice : public DeviceSide {
  private:
   bool can_copy() const {
     if (outs_ == out_pieces_.size() || before_[outs_] > ins_) return false;
-    const uint32_t step = out_pieces_[outs_].step;
-    return !near_[step] || met_.contains(schedule_[step].to);
+    const uint32_t send = out_pieces_[outs_].operation;
+    return !near_[send] || met_.contains(schedule_[send].peer);
   }
   bool can_add() const { return ins_ < arrived_; }
   void copy() {
     const Piece& piece = out_pieces_[outs_++];
     const Range range = piece.range;
-    const uint32_t to = schedule_[piece.step].to;
-    const bool shows = near_[piece.step] && met_[to] != nullptr && is_shown(rank_, to);
+    const uint32_t to = schedule_[piece.operation].peer;
+    const bool shows = near_[piece.operation] && met_[to] != nullptr && is_shown(rank_, to);
     std::memcpy((shows ? shown_ : image_).data() + range.offset, array_.data() + range.offset,
                 range.bytes);
     if (!shows) bytes_out_ += range.bytes;
@@ -96,8 +93,8 @@ class FakeDevice : public DeviceSide {
   void add() {
     const Piece& piece = in_pieces_[ins_++];
     char* const to = array_.data() + piece.range.offset;
-    const uint32_t from = schedule_[piece.step].from;
-    const bool reads = piece.what != Piece::What::kScale && near_[piece.step] &&
+    const uint32_t from = schedule_[piece.operation].peer;
+    const bool reads = piece.what != Piece::What::kScale && near_[piece.operation] &&
                        met_[from] != nullptr && is_shown(from, rank_);
     char* const come = reads ? met_[from]->shown_.data() : image();
     const void* const sources[] = {to, come + piece.range.offset};
@@ -119,7 +116,7 @@ class FakeDevice : public DeviceSide {
   const uint32_t rank_, size_;
   const Schedule schedule_;
   std::vector<char> array_, image_, shown_;
-  std::vector<bool> near_;  // by step
+  std::vector<bool> near_;  // by operation
   std::map<uint32_t, FakeDevice*> met_;
   std::vector<Piece> pieces_, out_pieces_, in_pieces_;
   std::vector<uint32_t> before_;
@@ -196,7 +193,7 @@ class Cluster {
     std::string bytes;  // copied when the frame leaves: later changes of the array do not count
     const char* data;
     size_t length;
-    uint32_t step;
+    uint32_t operation;
     size_t arrived = 0;
   };
 
@@ -221,8 +218,8 @@ class Cluster {
       line(to).push_back({kRead, message, 0, {}, nullptr, 0, 0});
     }
     void block(uint32_t to, uint32_t message, uint32_t frame, const char* data, size_t bytes,
-               uint32_t step) override {
-      line(to).push_back({kBlock, message, frame, {}, data, bytes, step});
+               uint32_t operation) override {
+      line(to).push_back({kBlock, message, frame, {}, data, bytes, operation});
     }
 
    private:
@@ -263,11 +260,11 @@ class Cluster {
     letter.arrived += some;
     const size_t arrived = letter.arrived;
     const bool whole = arrived == letter.length;
-    const uint32_t step = letter.step;
+    const uint32_t operation = letter.operation;
     const size_t length = letter.length;
     if (whole) lines_[index].pop_front();
     run.on_bytes(from, scratch(to, from), arrived);
-    if (whole) runs_[from]->sent(step, length);
+    if (whole) runs_[from]->sent(operation, length);
   }
 
   // Each pair of ranks has its own scratch buffer, as each flow does.
@@ -416,7 +413,7 @@ void compare(const Task& task, uint32_t size, const std::vector<std::vector<uint
 // The bits must be those of the host alone, whatever arrives first and whichever ranks add on a
 // device. In a butterfly of a power of two of ranks, a device gives each byte once.
 TEST(Run, DevicesAddAsTheHostDoes) {
-  for (const Algorithm algorithm : kAlgorithms) {
+  for (const Algorithm algorithm : kAlgorithmsInPlace) {
     for (uint32_t size = 2; size <= 9; ++size) {
       for (const uint64_t count : {1u, 3u, 1000u, 40'003u, 1'400'001u}) {
         const bool large = count > 1'000'000;  // several pieces

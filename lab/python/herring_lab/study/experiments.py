@@ -14,7 +14,7 @@ from herring_lab.study.bench import Network, Point, measure, ping_pong
 
 # Messages up to this size do not show the rate of a link of the laboratory.
 _SHORT = 256e3
-_ALGORITHMS = ("herring", "ring", "butterfly", "tree", "server")
+_ALGORITHMS = ("herring", "ring", "butterfly", "doubling", "tree", "server")
 #: Libraries that Herring is compared with, with their own choice or a given algorithm.
 DEFAULT_PEERS = (
     *("gloo", "mpich", "mpich:butterfly"),
