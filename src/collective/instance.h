@@ -20,8 +20,8 @@ class Instance {
   // Says that all of an open operation has been done.
   void complete(uint32_t number);
 
-  // Open operations, in ascending order: they may run, at least for some of their bytes, and are not
-  // complete. A NOP is never among them.
+  // Open operations, in ascending order: they may run, at least for some of their bytes, and are
+  // not complete. A NOP is never among them.
   const std::vector<uint32_t>& open() const { return open_; }
   bool is_open(uint32_t number) const { return state_[number] == State::kOpen; }
   bool is_complete(uint32_t number) const { return state_[number] == State::kComplete; }

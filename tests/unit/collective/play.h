@@ -228,8 +228,8 @@ inline std::string verdict(const Play& play) {
   return {};
 }
 
-// Plays all orders; returns the first that goes wrong. Counts the states. Events for which `at_once`
-// is true run before all others, so only the orders of the others are played.
+// Plays all orders; returns the first that goes wrong. Counts the states. Events for which
+// `at_once` is true run before all others, so only the orders of the others are played.
 inline std::string play_all_orders(
     Play start, size_t& states,
     const std::function<bool(const Play&, const Play::Event&)>& at_once = {}) {
