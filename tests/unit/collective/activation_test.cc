@@ -27,9 +27,9 @@ Play play_of(const std::vector<Activated>& all, uint64_t count) {
   return Play(std::move(schedules), count);
 }
 
-// Ranks call at any time, together or long after they were activated by others. Among four, only the
-// calls and signals come in every order. The collective's messages have no part in that, and come in
-// every order in the tests of schedules.
+// Ranks call at any time, together or long after they were activated by others. Among four, only
+// the calls and signals come in every order. The collective's messages have no part in that, and
+// come in every order in the tests of schedules.
 TEST(Activation, EverySetOfInitiatorsOfUpToFourRanksRunsTheCollectiveOnce) {
   for (uint32_t size = 1; size <= 4; ++size) {
     const std::vector<Activated> all = activated(Algorithm::kDoubling, size, 1);
@@ -332,8 +332,8 @@ TEST(Persistent, KeepsSignalsOfTheNextInstanceAndRefusesOthers) {
   EXPECT_EQ(one.number(), 2u);
 }
 
-// A majority's initiator is drawn, so it is any of the order in which ranks come: on average, half of
-// them are there when it comes (4.2).
+// A majority's initiator is drawn, so it is any of the order in which ranks come: on average, half
+// of them are there when it comes (4.2).
 TEST(Majority, HalfOfTheRanksAreThereOnAverage) {
   constexpr uint32_t kSize = 16;
   constexpr int kRounds = 10'000;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <random>
@@ -13,6 +14,7 @@
 #include <utility>
 
 #include "algorithms.h"
+#include "collective/activation.h"
 
 namespace herring::collective {
 namespace {
@@ -132,7 +134,8 @@ class Cluster {
   // to that rank's image.
   Cluster(const Task& task, std::vector<char*> arrays, unsigned seed,
           std::vector<std::shared_ptr<FakeDevice>> elsewhere = {},
-          const std::vector<std::vector<uint32_t>>& near = {})
+          const std::vector<std::vector<uint32_t>>& near = {},
+          const std::function<void(uint32_t rank, Task& task)>& change = {})
       : lot_(seed), devices_(std::move(elsewhere)) {
     const auto size = static_cast<uint32_t>(arrays.size());
     for (uint32_t rank = 0; rank < size; ++rank) {
@@ -140,6 +143,7 @@ class Cluster {
       own.data = arrays[rank];
       if (!devices_.empty()) own.elsewhere = devices_[rank];
       if (!near.empty()) own.near = near[rank];
+      if (change) change(rank, own);
       wires_.push_back(std::make_unique<Port>(*this, rank));
       runs_.push_back(std::make_unique<Run>(own, rank, size, *wires_[rank]));
     }
@@ -147,6 +151,10 @@ class Cluster {
   }
 
   Run& run(uint32_t rank) { return *runs_[rank]; }
+  // At some time `call` is called, and then the operation set going.
+  void will_fire(uint32_t rank, uint32_t operation, std::function<void()> call) {
+    fires_.push_back({rank, operation, std::move(call)});
+  }
 
   // Returns false if a run is stuck.
   bool play() {
@@ -164,6 +172,14 @@ class Cluster {
       std::vector<uint32_t> at_work;
       for (uint32_t rank = 0; rank < devices_.size(); ++rank) {
         if (devices_[rank] && devices_[rank]->has_work()) at_work.push_back(rank);
+      }
+      if (!fires_.empty() && (busy.empty() || lot_() % 8 == 0)) {
+        std::swap(fires_[lot_() % fires_.size()], fires_.back());
+        const Fire fire = std::move(fires_.back());
+        fires_.pop_back();
+        fire.call();
+        runs_[fire.rank]->fire(fire.operation);
+        continue;
       }
       if (busy.empty() && at_work.empty()) {
         if (!late_.empty()) {
@@ -186,7 +202,11 @@ class Cluster {
   }
 
  private:
-  enum Kind { kGrant, kBlock, kCard, kShown, kRead };
+  enum Kind { kGrant, kBlock, kCard, kShown, kRead, kSignal };
+  struct Fire {
+    uint32_t rank, operation;
+    std::function<void()> call;
+  };
   struct Letter {
     Kind kind;
     uint32_t message, frame;
@@ -217,6 +237,9 @@ class Cluster {
     void read(uint32_t to, uint32_t message) override {
       line(to).push_back({kRead, message, 0, {}, nullptr, 0, 0});
     }
+    void signal(uint32_t to, uint32_t number) override {
+      line(to).push_back({kSignal, number, 0, {}, nullptr, 0, 0});
+    }
     void block(uint32_t to, uint32_t message, uint32_t frame, const char* data, size_t bytes,
                uint32_t operation) override {
       line(to).push_back({kBlock, message, frame, {}, data, bytes, operation});
@@ -241,7 +264,8 @@ class Cluster {
       const Status status = one.kind == kGrant   ? run.on_grant(from, one.message, one.frame)
                             : one.kind == kCard  ? run.on_card(from, one.bytes)
                             : one.kind == kShown ? run.on_shown(from, one.message, one.frame)
-                                                 : run.on_read(from, one.message);
+                            : one.kind == kRead  ? run.on_read(from, one.message)
+                                                 : run.on_signal(from, one.message);
       ASSERT_TRUE(status.ok()) << status.message();
       run.advance();
       return;
@@ -276,6 +300,7 @@ class Cluster {
 
   std::mt19937 lot_;
   std::vector<std::shared_ptr<FakeDevice>> devices_;
+  std::vector<Fire> fires_;
   std::set<uint32_t> late_;  // ranks not yet told what their device has done
   std::vector<std::unique_ptr<Port>> wires_;
   std::vector<std::unique_ptr<Run>> runs_;
@@ -362,6 +387,102 @@ TEST(Run, ScalesEachContributionOnceAndTheResultOnce) {
       for (const auto& array : arrays) EXPECT_EQ(array, std::vector<float>(11, 8.0f));
     }
   }
+}
+
+// Ranks whose caller has come before they are active contribute a value, the others nothing. All get
+// the same result, which has what each has contributed, once.
+TEST(Run, ActivatedRanksContributeWhatTheyHaveWhoeverInitiates) {
+  std::mt19937 lot(4);
+  uint32_t without = 0;
+  for (const Algorithm algorithm : kAlgorithms) {
+    for (uint32_t size = 1; size <= 9; ++size) {
+      for (const uint64_t count : {1u, 7u, 100'003u}) {
+        SCOPED_TRACE(concat(wire::name_of(algorithm), ", ", size, " ranks, ", count));
+        std::vector<std::vector<int32_t>> arrays(size, std::vector<int32_t>(count, -99));
+        std::vector<char*> places;
+        for (auto& array : arrays) places.push_back(reinterpret_cast<char*>(array.data()));
+        std::vector<int32_t> have(size), given(size);
+        std::vector<int> asked(size);
+        std::vector<Activated> all;
+        for (uint32_t rank = 0; rank < size; ++rank) {
+          all.push_back(activate(rank, size, make_schedule(algorithm, rank, size, count, 4)));
+        }
+        Task task;
+        task.name = "x";
+        task.count = count;
+        task.dtype = DType::kInt32;
+        task.reduction.op = ReduceOp::kSum;
+        Cluster cluster(task, places, static_cast<unsigned>(size + count), {}, {},
+                        [&](uint32_t rank, Task& own) {
+                          own.schedule = all[rank].schedule;
+                          own.active = all[rank].active;
+                          own.contribute = [&, rank] {
+                            ++asked[rank];
+                            given[rank] = have[rank];
+                            for (auto& one : arrays[rank]) {
+                              ASSERT_EQ(one, -99) << "touched before the rank was active";
+                              one = given[rank];
+                            }
+                          };
+                        });
+        const uint32_t first = lot() % size;
+        for (uint32_t rank = 0; rank < size; ++rank) {
+          if (rank != first && lot() % 2) continue;
+          cluster.will_fire(rank, all[rank].initiate,
+                            [&, rank] { have[rank] = static_cast<int32_t>(rank * 1000 + 1); });
+        }
+        ASSERT_TRUE(cluster.play());
+        int32_t sum = 0;
+        for (uint32_t rank = 0; rank < size; ++rank) {
+          EXPECT_EQ(asked[rank], 1);
+          sum += given[rank];
+          without += given[rank] == 0;
+        }
+        for (const auto& array : arrays) ASSERT_EQ(array, std::vector<int32_t>(count, sum));
+      }
+    }
+  }
+  EXPECT_GT(without, 100u);
+}
+
+TEST(Run, RefusesSignalsThatDoNotExistOrComeTwice) {
+  class Signals final : public Run::Wire {
+   public:
+    bool ready_for_grant(uint32_t) override { return ready; }
+    bool ready_for_block(uint32_t) override { return true; }
+    void grant(uint32_t, uint32_t, uint32_t) override { ++grants; }
+    void block(uint32_t, uint32_t, uint32_t, const char*, size_t, uint32_t) override {}
+    void signal(uint32_t to, uint32_t) override { sent.push_back(to); }
+    bool ready = false;
+    int grants = 0;
+    std::vector<uint32_t> sent;
+  };
+  const Activated one = activate(1, 4, make_schedule(Algorithm::kRing, 1, 4, 8, 4));
+  float array[8] = {};
+  Task task;
+  task.name = "x";
+  task.data = reinterpret_cast<char*>(array);
+  task.count = 8;
+  task.schedule = one.schedule;
+  task.active = one.active;
+  Signals wire;
+  collective::Run run(task, 1, 4, wire);
+  run.start();
+  EXPECT_FALSE(run.done());
+  EXPECT_FALSE(run.on_signal(2, 0).ok()) << "no tree goes from rank 2 to rank 1";
+  EXPECT_FALSE(run.on_signal(9, 0).ok());
+  EXPECT_FALSE(run.on_signal(0, 1).ok());
+  EXPECT_TRUE(run.on_signal(0, 0).ok());
+  EXPECT_FALSE(run.on_signal(0, 0).ok()) << "twice";
+  run.advance();
+  EXPECT_TRUE(wire.sent.empty()) << "there is no connection yet";
+  wire.ready = true;
+  run.advance();
+  EXPECT_EQ(wire.sent, std::vector<uint32_t>{3}) << "rank 0 tells rank 2, and rank 1 rank 3";
+  EXPECT_GT(wire.grants, 0);
+  EXPECT_EQ(run.missing(), std::vector<uint32_t>{0}) << "the ring's message, not a signal";
+  run.fire(one.initiate);
+  EXPECT_EQ(wire.sent, (std::vector<uint32_t>{3, 0})) << "each signal once";
 }
 
 Task task_of(Algorithm algorithm, uint32_t size, uint64_t count) {
