@@ -58,7 +58,8 @@ void convert(const void* in, DType in_type, void* out, DType out_type, size_t co
 
 // Rounds up to pack_numbers() values to a pack of this type; those that are missing count as 0. If
 // `residual` is not null, its numbers are added first, and it gets what rounding has lost, so that
-// the next pack may make up for it (error feedback). It is 0 where the pack has a NaN.
+// the next pack may make up for it (error feedback). Nothing is kept of a block of numbers of which
+// one is not finite.
 void pack(const float* values, size_t count, DType packed, void* pack, float* residual);
 
 // Adds to the residual of a sparse pack, which stands for `count` numbers, what it has of numbers

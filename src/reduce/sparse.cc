@@ -64,6 +64,7 @@ void keep_largest(std::vector<Entry>& entries, size_t most) {
 // What one thread needs, kept between calls.
 struct Scratch {
   std::vector<Entry> entries;
+  std::vector<float> sums;      // of the values and the residual
   std::vector<float> numbers;   // all 0 between calls of combine_sparse()
   std::vector<uint64_t> named;  // bits: the numbers that some pack names; likewise
   std::vector<uint16_t> touched;  // the same as indices
@@ -108,6 +109,13 @@ void for_each(const Pack& pack, size_t count, const Visit& visit) {
   }
 }
 
+// Returns whether all numbers are finite. If any of a block is not, its pack has one: it is larger.
+bool is_finite(const Pack& pack) {
+  return std::ranges::all_of(pack.values, pack.values + pack.entries(), [](uint16_t value) {
+    return std::isfinite(float_of(value));
+  });
+}
+
 // Sums pack `at` of all sources into `all.numbers`, and lists which numbers have a part.
 void sum(const void* const* sources, size_t n, size_t at, size_t count, float scale, Scratch& all) {
   all.numbers.resize(std::max(all.numbers.size(), count));
@@ -148,17 +156,17 @@ void pack_sums(const void* const* sources, size_t n, void* out, size_t count, co
 void pack_largest(const float* values, size_t count, void* pack, float* residual) {
   Scratch& all = scratch();
   if (residual != nullptr) {
-    for (size_t i = 0; i < count; ++i) residual[i] += values[i];
-    values = residual;
+    all.sums.resize(std::max(all.sums.size(), count));
+    for (size_t i = 0; i < count; ++i) all.sums[i] = residual[i] + values[i];
+    values = all.sums.data();
   }
   find_largest(values, count, all.entries);
   keep_largest(all.entries, kSparseEntries);
   write(all.entries, values, pack);
-  if (residual == nullptr) return;
+  if (residual == nullptr || !is_finite(*static_cast<const Pack*>(pack))) return;
+  std::copy_n(values, count, residual);
   for (const Entry& entry : all.entries) {
-    float& left = residual[entry.index];
-    left = std::isfinite(left) ? left - float_of(bfloat16_of(left)) : 0;
-    if (!std::isfinite(left)) left = 0;  // it was rounded to infinity
+    residual[entry.index] -= float_of(bfloat16_of(values[entry.index]));
   }
 }
 
@@ -190,9 +198,10 @@ void combine_sparse(const void* const* sources, size_t n, void* out, size_t coun
 }
 
 void add_missing(const void* sent, const void* result, size_t count, float* residual) {
+  if (!is_finite(pack_at(sent, 0))) return;
   const Pack& here = pack_at(result, 0);
   for_each(pack_at(sent, 0), count, [&](uint16_t index, float value) {
-    if (std::isfinite(value) && !here.has(index)) residual[index] += value;
+    if (!here.has(index)) residual[index] += value;
   });
 }
 

@@ -14,7 +14,8 @@ namespace herring::reduce {
 
 struct Stage;
 
-// As pack(), which calls this for sparse types. What does not travel is left in `residual`.
+// As pack(), which calls this for sparse types. What does not travel is left in `residual`; but it
+// stays as it was if a number is not finite, because the step will be skipped.
 void pack_largest(const float* values, size_t count, void* pack, float* residual);
 
 // As combine(), which calls this. Packs are summed in the order of sources. A sparse result has the

@@ -35,7 +35,7 @@ from herring.torch.ownership import require_float
 from herring.torch.ranges import work_range
 from herring.torch.saved_meetings import SavesMeetings
 from herring.torch.state import broadcast_tensors
-from herring.torch.tensors import describe, require_writable, wire_dtype_name
+from herring.torch.tensors import TorchWireDType, describe, require_writable, wire_dtype_name
 
 
 def _sgd(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -80,7 +80,7 @@ class DiLoCo(SavesMeetings):
         fragments: int = 1,
         delay: int = 0,
         alpha: float = 0.0,
-        wire_dtype: str | torch.dtype | None = None,
+        wire_dtype: TorchWireDType | None = None,
         error_feedback: bool = True,
         buffer_bytes: int = 0,
         digest_every: int = 10,

@@ -6,6 +6,7 @@ import torch
 
 from herring.arrays.groups import Group
 from herring.torch.diloco import DiLoCo
+from herring.torch.tensors import TorchWireDType
 
 
 def _average(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -28,7 +29,7 @@ class LocalSGD(DiLoCo):
         inner_optimizer: torch.optim.Optimizer | None,
         *,
         every: int = 20,
-        wire_dtype: str | torch.dtype | None = None,
+        wire_dtype: TorchWireDType | None = None,
         error_feedback: bool = True,
         buffer_bytes: int = 0,
         digest_every: int = 10,

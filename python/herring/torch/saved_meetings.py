@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from herring.arrays.groups import Group
-from herring.arrays.planned import PACKED_DTYPES
+from herring.arrays.wire import is_packed
 from herring.errors import InvalidArgumentError
 from herring.torch.fragments import Fragment, MakeOptimizer
 from herring.torch.residuals import checked_residuals, mean_residuals
@@ -128,7 +128,7 @@ class SavesMeetings:
     @property
     def _rounds_to_8_bits(self) -> bool:
         wire = self._options["wire_dtype"]
-        return wire in PACKED_DTYPES and bool(self._options["error_feedback"])
+        return is_packed(wire) and bool(self._options["error_feedback"])
 
     def residuals(self) -> dict[str, torch.Tensor]:
         """Returns what rounding to 8 bits has lost and is still to be sent (collective).

@@ -213,10 +213,79 @@ def eight_bits_keep_infinities():
 
 
 @case
+def only_the_largest_numbers():
+    """With either wrapper, and as a hook's buckets, training goes on with a few numbers a step."""
+    wire = herring.TopK(0.05)
+    inputs, labels = everyones_batch(0)
+    losses, digests = {}, {}
+    for how in ("all", "module", "optimizer"):
+        model = mlp(width=256)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        if how == "optimizer":
+            step, wrapper = (
+                model,
+                herring.DistributedOptimizer(optimizer, model.named_parameters(), wire_dtype=wire),
+            )
+            optimizer = wrapper
+        else:
+            step = wrapper = herring.DistributedDataParallel(
+                model, wire_dtype=wire if how == "module" else None
+            )
+        train(step, optimizer, mine, 2)
+        herring.barrier()
+        before = herring.stats()["bytes_sent"]
+        train(step, optimizer, mine, 30)
+        sent = herring.stats()["bytes_sent"] - before
+        same_everywhere(model.parameters())
+        losses[how] = F.cross_entropy(model(inputs), labels).item()
+        digests[how] = [*model.parameters(), *wrapper.residuals().values()]
+        if how == "all":
+            everything = sent
+        elif herring.num_nodes() > 1:
+            assert sent < 0.12 * everything, (sent, everything)
+            assert any(value.any() for value in wrapper.residuals().values())
+        wrapper.close()
+    for one, other in zip(digests["module"], digests["optimizer"]):
+        assert torch.equal(one, other)
+    start = F.cross_entropy(mlp(width=256)(inputs), labels).item()
+    assert losses["module"] < start - 0.5 * (start - losses["all"]), (start, losses)
+
+
+@case
+def only_the_largest_numbers_of_a_scaled_loss():
+    """A scaler sees what is not finite, and the next step is right again."""
+    model = Constant()
+    ddp = herring.DistributedDataParallel(model, wire_dtype=herring.TopK(0.1))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for step in range(4):
+        optimizer.zero_grad()
+        loss = ddp()
+        if step == 1 and herring.rank() == 0:
+            loss = loss * float("inf")
+        before = model.weights[1].detach().clone()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(before, model.weights[1]) == (step == 1), step
+        same_everywhere(model.parameters())
+    assert all(value.isfinite().all() for value in ddp.residuals().values())
+    ddp.close()
+
+
+@case
 def eight_bits_refuse():
     model = nn.Linear(3, 3).double()
     with raises(herring.InvalidArgumentError, "float64", "fp8"):
         herring.DistributedDataParallel(model, wire_dtype="fp8")
+    with raises(herring.InvalidArgumentError, "float64", "topk:0.01"):
+        herring.DistributedDataParallel(model, wire_dtype=herring.TopK())
+    with raises(herring.InvalidArgumentError, "solo", "topk:0.05"):
+        herring.DistributedDataParallel(mlp(), sync="solo", wire_dtype=herring.TopK(0.05))
+    with raises(herring.InvalidArgumentError, "TopK", "bfloat16"):
+        herring.DistributedDataParallel(mlp(), wire_dtype="largest")
+    with raises(herring.InvalidArgumentError, "fp8", "float32"):
+        herring.DistributedDataParallel(mlp(), wire_dtype=(torch.bfloat16, "fp8"))
     with raises(herring.InvalidArgumentError, "solo", "fp8"):
         herring.DistributedDataParallel(mlp(), sync="solo", wire_dtype="fp8")
     if herring.size() > 1:

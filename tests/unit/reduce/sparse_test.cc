@@ -198,15 +198,21 @@ TEST(Sparse, WhatIsNotFiniteArrivesAndIsNotKept) {
   values[17] = std::numeric_limits<float>::quiet_NaN();
   values[400] = -infinity;
   values[401] = std::numeric_limits<float>::max();  // infinite in bfloat16
-  std::vector<float> residual(values.size());
+  const std::vector<float> before = some(values.size(), 4);
+  std::vector<float> residual = before;
   const Bytes pack = packed(values, dtype, residual.data());
   const auto entries = read(pack);
   EXPECT_TRUE(std::isnan(entries.at(17)));
   EXPECT_EQ(entries.at(400), -infinity);
   EXPECT_EQ(entries.at(401), infinity);
-  for (const float left : residual) EXPECT_TRUE(std::isfinite(left));
+  EXPECT_EQ(residual, before) << "the step is skipped";
   give_back(pack.data(), packed({}, dtype).data(), values.size(), residual.data());
-  for (const float left : residual) EXPECT_TRUE(std::isfinite(left));
+  EXPECT_EQ(residual, before);
+
+  // More of them than a pack takes.
+  const std::vector<float> endless(values.size(), infinity);
+  EXPECT_EQ(read(packed(endless, dtype, residual.data())).size(), kSparseEntries);
+  EXPECT_EQ(residual, before);
 }
 
 // Whatever a stranger's pack says, memory beyond the numbers is not touched.
