@@ -86,12 +86,20 @@ void RunningJob::add(const Peer& peer, Loss loss) {
   if (peer.kind == Peer::Kind::kServer && !fails_) replacements_.fill();
 }
 
+std::string RunningJob::part_ended(const Peer& peer) const {
+  const auto found = parts_ended_.find(peer.index);
+  const bool ended = peer.kind == Peer::Kind::kWorker && found != parts_ended_.end();
+  return ended ? concat("its part of the job has ended: ", found->second) : "";
+}
+
 void RunningJob::lose(const Peer& peer, const std::string& how) {
   if (comes(peer)) return replacements_.lose(peer, how);
   const bool spared = can_spare(peer);
   fails_ |= !spared;
+  const std::string part = part_ended(peer);
+  const std::string end = part.empty() ? how : concat(part, "; ", how);
   Loss loss{peer.kind == Peer::Kind::kServer, false, peer.index,
-            concat(describe(peer), " is lost: ", how), 0, {}};
+            concat(describe(peer), " is lost: ", end), 0, {}};
   if (spared) {
     set_.serving[peer.index] = false;
     loss.serving = set_.serving;
@@ -105,7 +113,8 @@ void RunningJob::lose(const Peer& peer, const std::string& how) {
 void RunningJob::leave(const Peer& peer) {
   peer.channel->send(FrameType::kGoodbye);
   if (comes(peer)) return replacements_.lose(peer, "it has left the job");
-  if (!fails_ && can_spare(peer)) return lose(peer, "it has left the job");
+  const bool early = !part_ended(peer).empty();
+  if (early || (!fails_ && can_spare(peer))) return lose(peer, "it has left the job");
   log(LogLevel::kInfo, describe(peer), " left the job");
   add(peer, {peer.kind == Peer::Kind::kServer, true, peer.index, {}, 0, {}});
 }
@@ -121,13 +130,14 @@ void RunningJob::abort(Peer& author, const Status& why) {
 }
 
 void RunningJob::end_part(const Peer& worker, const Status& why) {
-  const std::string how = concat("its part of the job has ended: ", why.message());
-  log(LogLevel::kInfo, describe(worker), ": ", how);
-  loop_.call_after(kOwnDeadlines, [this, rank = worker.index, why, how] {
+  if (!parts_ended_.emplace(worker.index, why.message()).second) return;
+  log(LogLevel::kInfo, describe(worker), ": ", part_ended(worker));
+  loop_.call_after(kOwnDeadlines, [this, rank = worker.index, why] {
     if (fails_ || ended_) return;
     for (const auto& peer : peers_) {
       const bool stays = peer->is_member() && peer->kind == Peer::Kind::kWorker;
-      if (stays && peer->index == rank) return rendezvous_.give_up(*peer, why, how);
+      if (!stays || peer->index != rank) continue;
+      return rendezvous_.give_up(*peer, why, "its process is still there");
     }
   });
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -42,8 +43,8 @@ class RunningJob {
   void leave(const Peer& peer);
   // A member tells all processes to give up.
   void abort(Peer& author, const Status& why);
-  // A worker's part of the job has ended, because a deadline has passed, and its process may stay.
-  // Soon it counts as lost.
+  // A worker's part of the job has ended, because a deadline has passed. It counts as lost soon if
+  // its process stays, and at once if it leaves.
   void end_part(const Peer& worker, const Status& why);
   // Tells all processes to give up, because their calls can never end. `who`: who waits where.
   void deadlocked(const std::string& who);
@@ -62,6 +63,8 @@ class RunningJob {
   std::string describe(const Peer& peer) const;
   bool serves(const Peer& peer) const;
   std::string stand_ins() const;
+  // Returns why a worker's part of the job has ended, or "".
+  std::string part_ended(const Peer& peer) const;
   void tell(std::vector<Loss> losses);
   void add(const Peer& peer, Loss loss);
   void describe_to(Peer& newcomer);
@@ -79,6 +82,7 @@ class RunningJob {
   ServerSet set_;       // its epoch is the one that members were told
   std::vector<uint32_t> numbers_;  // by server: of the replacement that serves, see Replacement
   std::vector<Loss> workers_gone_;
+  std::map<uint32_t, std::string> parts_ended_;  // by rank: why
   LossNotices losses_;
   Replacements replacements_;
 };

@@ -278,16 +278,17 @@ void Server::lost(const control::Loss& loss) {
   if (loss.left) {
     if (!loss.is_server) rank_left(*rank);
   } else if (rank) {
-    rank_lost(*rank);
+    const std::string who = concat(cluster_.describe_rank(*rank), " ");
+    rank_lost(*rank, loss.text.starts_with(who) ? loss.text.substr(who.size()) : "is gone");
   }
 }
 
-void Server::rank_lost(uint32_t rank) {
-  proxies_[0]->loop().post([this, rank] {
+void Server::rank_lost(uint32_t rank, const std::string& how) {
+  proxies_[0]->loop().post([this, rank, how] {
     if (!attached_ || groups_->is_gone(rank)) return;
     // Reported at once: ranks that still wait must see this rank's end before others leave because
     // of it.
-    changes_->rank_gone(rank, "is gone");
+    changes_->rank_gone(rank, how);
     end_flows(rank, false);
   });
 }

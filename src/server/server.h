@@ -157,7 +157,8 @@ class Server {
   void accept(std::unique_ptr<transport::Connection> connection, const wire::Hello& hello);
   void deliver(Slot& slot, std::span<const uint32_t> contributors);
   void end_flows(uint32_t rank, bool left);
-  void rank_lost(uint32_t rank);
+  // `how`: see GroupTable::rank_gone().
+  void rank_lost(uint32_t rank, const std::string& how);
   void say_farewell();
   void watch(Proxy& proxy);
   void check_overdue();

@@ -1,4 +1,4 @@
-"""A rank whose own deadline ends its part of the job tells the others, though its process stays."""
+"""A rank whose own deadline ends its part of the job tells the others, if it stays or leaves."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 from jobs import expect_success, program, run_job
 
 
+@pytest.mark.parametrize("stays", ["yes", "no"], ids=["stays", "leaves"])
 @pytest.mark.parametrize("kind", ["planned", "array", "ring", "meeting"])
 @pytest.mark.parametrize(
     ("layout", "fails", "late"),
@@ -19,9 +20,9 @@ from jobs import expect_success, program, run_job
     ids=["pair", "one-node", "rank-0-of-two-nodes", "two-nodes"],
 )
 def test_the_others_learn_why_a_rank_gave_up(
-    kind: str, layout: list[str], fails: int, late: int
+    kind: str, layout: list[str], fails: int, late: int, stays: str
 ) -> None:
-    script = program("own_deadline", kind, str(fails), str(late))
+    script = program("own_deadline", kind, str(fails), str(late), stays)
     output = expect_success(run_job(layout, script))
     assert output.count("told why") == int(layout[1]) - 1, output
 

@@ -1,5 +1,6 @@
-"""A deadline of rank FAILS alone ends its part of the job. The others learn why while it stays.
+"""A deadline of rank FAILS alone ends its part of the job. The others learn why.
 
+Its process STAYS ("yes"), or leaves the job at once ("no").
 KIND "planned": rank LATE comes to its round only when the others know. KIND "array", "ring" (a
 schedule) and "meeting" (the first schedule of all): rank LATE is stopped when all have called, and
 goes on when rank FAILS has failed. All other timeouts are longer than the job may take. What does
@@ -24,8 +25,8 @@ from support import (
     when_stopped,
 )
 
-KIND = sys.argv[1]
-FAILS, LATE = map(int, sys.argv[2:])
+KIND, STAYS = sys.argv[1], sys.argv[4] == "yes"
+FAILS, LATE = map(int, sys.argv[2:4])
 RANK = int(os.environ["HERRING_RANK"])
 
 herring.init(timeout=4 if KIND == "planned" and RANK == FAILS else 600)
@@ -70,6 +71,8 @@ if RANK == FAILS:
     # In a ring it waits for its neighbour there, which may wait for rank LATE.
     awaited = f"rank {LATE} (" if KIND in ("planned", "array") else "'x'"
     raises(herring.TimeoutError, awaited, call)
+    if not STAYS:
+        herring.shutdown()
     tell(f"ended {RANK}")
 else:
     raises(herring.PeerLostError, f"rank {FAILS} (", call)
@@ -81,7 +84,8 @@ else:
         assert KIND == "ring" or "its part of the job has ended: '" in str(error), error
         assert KIND in ("ring", "meeting") or f"for rank {LATE} (" in str(error), error
         print("told why", flush=True)
-    if FAILS != 0:  # which hosts the rendezvous
+    # Rank 0 hosts the rendezvous, and a rank that leaves takes the server of its node with it.
+    if FAILS != 0 and (STAYS or herring.local_size() == herring.size()):
         assert herring.allreduce(np.ones(3), "sum", group=group, timeout=600)[0] == len(others)
         series.allreduce(np.ones(8, np.float32))
 stay_until_all_know(RANK, ranks)

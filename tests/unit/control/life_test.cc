@@ -111,6 +111,26 @@ TEST(Life, AWorkerWhosePartHasEndedCountsAsLostSoon) {
   EXPECT_EQ(zero.losses()[1].index, 2u);
 }
 
+// The other ranks hear the reason before they would have heard of a process that stays.
+TEST(Life, AWorkerThatGoesAfterItsPartHasEndedIsLostForThatReason) {
+  for (const bool says_goodbye : {true, false}) {
+    Running running(3);
+    Witness zero(*running.workers[0]), two(*running.workers[2]), server(*running.server);
+    running.workers[1]->end_part({Code::kTimeout, "'x' has waited for rank 2"});
+    if (says_goodbye) running.workers[1]->goodbye();
+    running.workers[1].reset();
+    for (Witness* each : {&zero, &two, &server}) {
+      ASSERT_TRUE(each->wait_losses(1));
+      const Loss loss = each->losses()[0];
+      EXPECT_EQ(loss.index, 1u);
+      EXPECT_FALSE(loss.left);
+      EXPECT_TRUE(contains(loss.text, "part of the job has ended: 'x' has waited for rank 2; it"))
+          << loss.text;
+      EXPECT_TRUE(contains(loss.text, says_goodbye ? "left the job" : "without a goodbye"));
+    }
+  }
+}
+
 TEST(Life, ADeathComesBeforeTheEndOfAPart) {
   Running running(4);
   Witness zero(*running.workers[0]);
