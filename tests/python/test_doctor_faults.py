@@ -106,7 +106,7 @@ def test_a_blocked_port(tmp_path: Path) -> None:
         ports = {"HERRING_PORTS": PORTS}
         report = doctor(hosts, tmp_path, settings=dict.fromkeys(range(3), ports))
     assert report["verdict"] == "error"
-    assert found(report, "h1", "TCP ports 30000, 30001 of h1", "from h0 and h2", "no answer")
+    assert found(report, "h1", "TCP ports 30000-30001 of h1", "from h0 and h2", "no answer")
     assert "--dport 30000:30010" in report["findings"][0]["change"]
 
 

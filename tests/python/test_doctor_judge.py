@@ -428,7 +428,7 @@ def test_ranks_that_are_missing_and_hosts_that_fall_silent() -> None:
     about.hosts[1].lost_in = "link rates"
     every = judge(about)
     assert {one.subject for one in every} == {"h2", "rank 4", "h1"}
-    assert any("Ranks 2, 3 of 5 on h2 did not reach rank 0" in one.what for one in every)
+    assert any("Ranks 2-3 of 5 on h2 did not reach rank 0" in one.what for one in every)
     assert verdict(every) == "error"
 
 

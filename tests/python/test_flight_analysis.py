@@ -192,7 +192,7 @@ def test_a_swapped_order_of_two_names() -> None:
     finding = first(flight)
     assert (finding.kind, finding.ranks) == ("order", (2,))
     assert finding.text == (
-        "ranks called the same operations in different orders: ranks 0, 1, 3 wait in 'loss' "
+        "ranks called the same operations in different orders: ranks 0-1, 3 wait in 'loss' "
         "(call 3) and rank 2 waits in 'accuracy' (call 3)"
     )
 
@@ -319,7 +319,7 @@ def test_a_rank_with_another_size() -> None:
     flight.call("allreduce.0", 3.0, ended=False, outcome="mismatch", but={2: {"size": 4}})
     finding = first(flight)
     assert (finding.kind, finding.ranks) == ("mismatch", (2,))
-    assert "ranks 0, 1, 3 gave 4096 bytes and rank 2 gave 4 bytes" in finding.text
+    assert "ranks 0-1, 3 gave 4096 bytes and rank 2 gave 4 bytes" in finding.text
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -388,7 +388,7 @@ def test_a_rank_that_came_after_the_others_had_given_up() -> None:
     flight.call("x", 3.0, ended=False, but={**dict.fromkeys((0, 1, 3), failed), 2: late})
     finding = first(flight)
     assert (finding.kind, finding.ranks) == ("late", (2,))
-    assert "called 'x' 5.0 s after ranks 0, 1, 3 had given it up" in finding.text
+    assert "called 'x' 5.0 s after ranks 0-1, 3 had given it up" in finding.text
 
 
 def test_a_rank_that_came_just_before_the_record_is_late_and_no_link_is_accused() -> None:

@@ -73,7 +73,7 @@ def test_what_is_none_is_named_with_what_is_allowed(parse, texts: list[str]) -> 
         (units.listed, list("abcd"), "a, b, c and d"),
         (units.listed, list("abcdef"), "a, b, c and 3 more"),
         (units.ranks_text, [3], "rank 3"),
-        (units.ranks_text, [9, 0, 1, 3, 4, 5], "ranks 0, 1, 3-5, 9"),
+        (units.ranks_text, [9, 0, 1, 3, 4, 5], "ranks 0-1, 3-5, 9"),
         (units.ranks_text, range(0, 40, 2), "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more"),
     ],
 )

@@ -140,14 +140,17 @@ def listed(words: Sequence[str], most: int | None = 4) -> str:
 
 
 def numbers_text(numbers: Iterable[int]) -> str:
-    """Returns numbers in their order such as ``0, 4-7``; more than eight ranges are cut."""
+    """Returns numbers in their order, as the core writes them: ``0-1, 4-7``.
+
+    More than eight ranges are cut.
+    """
     ranges: list[list[int]] = []
     for number in sorted(set(numbers)):
         if ranges and number == ranges[-1][1] + 1:
             ranges[-1][1] = number
         else:
             ranges.append([number, number])
-    texts = [f"{a}" if a == b else f"{a}{', ' if b == a + 1 else '-'}{b}" for a, b in ranges]
+    texts = [f"{first}" if first == last else f"{first}-{last}" for first, last in ranges]
     if len(texts) > _MOST_RANGES:
         cut = sum(last - first + 1 for first, last in ranges[_MOST_RANGES:])
         return f"{', '.join(texts[:_MOST_RANGES])} and {cut} more"
