@@ -203,10 +203,22 @@ std::string load_casts(int device, const std::string& wire_dtype) {
   return casts.ok() ? std::string() : casts.status().message();
 }
 
+// Returns the names of the packed types that parse_wire_dtype() takes, among them the short ones.
+nb::tuple packed_dtypes() {
+  nb::list names;
+  for (int number = kNumDTypes; number < kNumWireDTypes; ++number) {
+    const std::string name = name_of(static_cast<DType>(number));
+    names.append(name);
+    if (name.starts_with("fp8_e4m3")) names.append("fp8" + name.substr(8));
+  }
+  return nb::tuple(names);
+}
+
 }  // namespace
 
 void register_planned(nb::module_& module) {
   using namespace nb::literals;
+  module.attr("PACKED_DTYPES") = packed_dtypes();
   module.def("next_stream", [](job::Job& job, nb::handle group) {
     const auto members = group_of(group);
     return (members ? members : job.engine().world())->next_stream();

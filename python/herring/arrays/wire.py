@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, TypeAlias
 
+from herring import _core
 from herring.arrays.arguments import number_of, shown, text_of
 from herring.errors import InvalidArgumentError
 
 __all__ = ["TopK"]
 
-_RATIOS = (0.005, 0.01, 0.02, 0.05, 0.1)
+#: The names of wire dtypes to which processors round, because no kernel does.
+PACKED_DTYPES: tuple[str, ...] = _core.PACKED_DTYPES
+_RATIOS = [float(name[5:]) for name in PACKED_DTYPES if name.startswith("topk:")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,11 +49,6 @@ class TopK:
 #: A type for both ways, an 8-bit type for contributions and the type of results, or `TopK`.
 WireDType: TypeAlias = "str | tuple[str, str] | TopK"
 
-#: The types of 8 bits, to which processors round, because no kernel does.
-PACKED_DTYPES = ("fp8", "fp8_e4m3", "fp8_e5m2", "int8")
-#: The types in which results may come back from contributions of 8 bits, if not in the same.
-RESULT_DTYPES = ("bfloat16", "float16", "float32")
-
 
 def wire_of(wire_dtype: Any) -> str:
     """Returns the core's name of a wire dtype, such as "fp8" or "fp8/bfloat16"; "" for None."""
@@ -60,20 +58,16 @@ def wire_of(wire_dtype: Any) -> str:
         return str(wire_dtype)
     if not isinstance(wire_dtype, (tuple, list)):
         return text_of(wire_dtype, "wire_dtype")
-    if (
-        len(wire_dtype) != 2
-        or wire_dtype[0] not in PACKED_DTYPES
-        or wire_dtype[1] not in (wire_dtype[0], *RESULT_DTYPES)
-    ):
+    pairs = [name for name in PACKED_DTYPES if "/" in name]
+    name = "/".join(map(str, wire_dtype))
+    if name not in pairs:
         raise InvalidArgumentError(
-            f"wire_dtype is {shown(wire_dtype)}; a pair is one of {', '.join(PACKED_DTYPES)} for "
-            f"contributions, and one of {', '.join(RESULT_DTYPES)} for results"
+            f"wire_dtype is {shown(wire_dtype)}; a pair is an 8-bit type for contributions and the "
+            f"type of results, one of {', '.join(str(tuple(pair.split('/'))) for pair in pairs)}"
         )
-    return wire_dtype[0] if wire_dtype[0] == wire_dtype[1] else "/".join(wire_dtype)
+    return name
 
 
 def is_packed(wire: str | None) -> bool:
     """Returns whether this wire dtype, by the core's name, loses what is added to later rounds."""
-    return wire is not None and (
-        wire.partition("/")[0] in PACKED_DTYPES or wire.startswith("topk:")
-    )
+    return wire in PACKED_DTYPES

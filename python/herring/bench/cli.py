@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from herring.arrays.wire import PACKED_DTYPES
 from herring.base.parts import missing_part
 from herring.base.provenance import require_writable, write_results
 from herring.bench import models, pattern, report, sizes
@@ -229,9 +230,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         )
     planned.add_argument(
         "--wire-dtype",
-        choices=("float16", "bfloat16", "fp8", "fp8_e5m2", "int8", "fp8/bfloat16", "int8/bfloat16"),
-        help="dtype in which gradients travel between nodes (default: their own); its rounding "
-        "excludes --check",
+        choices=("float16", "bfloat16", *PACKED_DTYPES),
+        metavar="DTYPE",
+        help="dtype in which gradients travel between nodes (default: their own), such as bfloat16, "
+        "fp8, fp8/bfloat16 or topk:0.01; its rounding excludes --check",
     )
     allreduce.add_argument(
         "--array",

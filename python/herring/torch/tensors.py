@@ -11,7 +11,7 @@ import torch
 from torch.nn.parameter import UninitializedTensorMixin
 
 from herring.arrays.arguments import shown
-from herring.arrays.wire import PACKED_DTYPES, TopK, is_packed, wire_of
+from herring.arrays.wire import PACKED_DTYPES, TopK, wire_of
 from herring.errors import InvalidArgumentError
 
 _ALIGNMENT = 16  # bytes; at least the size of every torch dtype, so that views stay aligned
@@ -44,11 +44,11 @@ def wire_dtype_name(wire_dtype: TorchWireDType | None) -> str | None:
     if isinstance(wire_dtype, (tuple, list)):
         return wire_of(tuple(_wire_name(one) for one in wire_dtype))
     name = _wire_name(wire_dtype)
-    if not isinstance(name, str) or not (name in _WIRE_DTYPES or is_packed(name)):
+    if not isinstance(name, str) or name not in _WIRE_DTYPES:
         raise InvalidArgumentError(
             f"wire_dtype is {shown(wire_dtype)}; it must be None or one of "
             + ", ".join(_WIRE_DTYPES)
-            + ', a pair such as ("fp8", "bfloat16"), or a herring.TopK'
+            + ", or a herring.TopK"
         )
     return name
 
