@@ -163,7 +163,7 @@ def test_the_table_has_times_and_rates() -> None:
         *("3", "threads", "per", "rank", "(HERRING_NODE_THREADS)"),
     ]
     assert staged.value.split() == ["8.000", "ms", "8.00", "GB/s", "per", "rank"]
-    assert ipc == check.Finding("node_stage ipc", "exit status 124", "fail", "a line")
+    assert ipc == check.Line("node_stage ipc", "exit status 124", "fail", "a line")
 
 
 def test_reasons_are_taken_from_what_ranks_log() -> None:

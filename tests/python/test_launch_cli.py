@@ -188,7 +188,7 @@ def test_check_advises_how_to_open_more_files(
 def test_check_reports_a_failed_trial(
     core: types.ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    failed = check.Finding("all-reduce", "exit status 1", "fail", "why")
+    failed = check.Line("all-reduce", "exit status 1", "fail", "why")
     monkeypatch.setattr(check, "trials", lambda: [failed])
     assert cli.main(["check"]) == 1
     assert "exit status 1" in capsys.readouterr().out

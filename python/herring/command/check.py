@@ -21,7 +21,7 @@ from herring.base.parts import install_command
 from herring.base.provenance import provenance
 from herring.base.units import counted, show_size
 from herring.base.version import version
-from herring.command.findings import Finding, last_lines, run_job
+from herring.command.lines import Line, last_lines, run_job
 from herring.command.tune import tune
 from herring.doctor import facts
 from herring.errors import ConfigurationError, HerringError
@@ -53,7 +53,7 @@ def handle(options: argparse.Namespace) -> int:
     """Prints the report as a table, or as JSON with its provenance.
 
     Returns:
-        The exit status: 0, or 1 if a finding is a failure.
+        The exit status: 0, or 1 if a line reports a failure.
     """
     found = findings()
     document: dict[str, Any] = {}
@@ -75,18 +75,18 @@ def handle(options: argparse.Namespace) -> int:
     return int(any(finding.verdict == "fail" for finding in found))
 
 
-def _shown(found: list[Finding], options: argparse.Namespace) -> list[Finding]:
-    """Prints the findings unless the report is JSON, and returns them."""
+def _shown(found: list[Line], options: argparse.Namespace) -> list[Line]:
+    """Prints the lines unless the report is JSON, and returns them."""
     if not options.json:
         _print(found)
     return found
 
 
-def findings() -> list[Finding]:
+def findings() -> list[Line]:
     """Examines the machine without starting anything."""
     return [
-        Finding("herring", version()),
-        Finding("python", f"{platform.python_version()} ({sys.executable})"),
+        Line("herring", version()),
+        Line("python", f"{platform.python_version()} ({sys.executable})"),
         _core(),
         *_settings(),
         *_cpu(),
@@ -94,12 +94,12 @@ def findings() -> list[Finding]:
         *_devices(),
         *_network(),
         *_limits(),
-        Finding("openssl", ssl.OPENSSL_VERSION),
+        Line("openssl", ssl.OPENSSL_VERSION),
         _torch(),
     ]
 
 
-def trials() -> list[Finding]:
+def trials() -> list[Line]:
     """Tries copies to and from GPUs, encryption, and all-reduces in a node and between nodes."""
     return [
         *_copies(),
@@ -111,16 +111,16 @@ def trials() -> list[Finding]:
     ]  # fmt: skip
 
 
-def _trial(name: str, *options: str) -> Finding:
+def _trial(name: str, *options: str) -> Line:
     start = time.monotonic()
     done = run_job(options, module_command("herring.command.trial"), _TRIAL_SECONDS)
     seconds = time.monotonic() - start
     if done.returncode == 0:
-        return Finding(name, f"right to the bit ({seconds:.1f} s with start and end)")
-    return Finding(name, f"exit status {done.returncode}", "fail", last_lines(done.stdout))
+        return Line(name, f"right to the bit ({seconds:.1f} s with start and end)")
+    return Line(name, f"exit status {done.returncode}", "fail", last_lines(done.stdout))
 
 
-def _encryption() -> Finding:
+def _encryption() -> Line:
     """Measures one loopback connection with and without TLS."""
     name = "encryption"
     try:
@@ -129,63 +129,63 @@ def _encryption() -> Finding:
         _core.encryption_cost("off", _SENT_BYTES // 8)  # the first bytes take longer
         costs = {tls: _core.encryption_cost(tls, _SENT_BYTES) for tls in ("psk", "off")}
     except (ImportError, HerringError) as error:
-        return Finding(name, str(error), "note", "jobs with HERRING_TLS=off work")
+        return Line(name, str(error), "note", "jobs with HERRING_TLS=off work")
     texts = [
         f"HERRING_TLS={tls}: {8 * rate / 1e9:.1f} Gbit/s, {cpu:.2f} CPU seconds per GB"
         for tls, (rate, cpu) in costs.items()
     ]
-    return Finding(name, f"one connection over loopback, {'; '.join(texts)} (both sides)")
+    return Line(name, f"one connection over loopback, {'; '.join(texts)} (both sides)")
 
 
-def _core() -> Finding:
+def _core() -> Line:
     try:
         from herring import _core
     except ImportError as error:
         advice = "install the package: 'pip install .' in its source tree, or 'make build'"
-        return Finding("extension module", str(error), "fail", advice)
+        return Line("extension module", str(error), "fail", advice)
     level: Callable[[], str] | None = getattr(_core, "simd_level", None)
-    return Finding("extension module", f"SIMD level {level()}" if level else "loaded")
+    return Line("extension module", f"SIMD level {level()}" if level else "loaded")
 
 
-def _settings() -> list[Finding]:
+def _settings() -> list[Line]:
     """Reports variables that no job on this machine would start with, and misspelt ones."""
     try:
         from herring import _core
 
         warnings = _core.setting_warnings()
     except ImportError:
-        return []  # there is a finding about it already
+        return []  # there is a line about it already
     except ConfigurationError as error:
-        return [Finding("settings", str(error), "fail", "correct it, or unset the variable")]
-    return [Finding("settings", warning, "note") for warning in warnings]
+        return [Line("settings", str(error), "fail", "correct it, or unset the variable")]
+    return [Line("settings", warning, "note") for warning in warnings]
 
 
-def _cpu() -> list[Finding]:
+def _cpu() -> list[Line]:
     model, flags = facts.processor()
     has = " ".join(flag for flag in _FLAGS if flag in flags) or "none that matter here"
     cores = facts.cores()
     usable = f"{len(cores['allowed'])} usable of {cores['all']}"
     if cores["quota"] is not None:
         usable += f", limited to {cores['quota']:g} by the control group"
-    return [Finding("cpu", model), Finding("cpu features", has), Finding("cores", usable)]
+    return [Line("cpu", model), Line("cpu features", has), Line("cores", usable)]
 
 
-def _memory() -> list[Finding]:
+def _memory() -> list[Line]:
     memory = facts.memory()
     text = f"{show_size(memory['available'])} available of {show_size(memory['total'])}"
     if "limit" in memory:
         text += f", limited to {show_size(memory['limit'])} by the control group"
-    found = [Finding("memory", text)]
+    found = [Line("memory", text)]
     if "shm" in memory:
         text = f"{show_size(memory['shm_free'])} free of {show_size(memory['shm'])}"
-        found.append(Finding("/dev/shm", text))
+        found.append(Line("/dev/shm", text))
     else:
-        found.append(Finding("/dev/shm", "missing", "note", "data loaders may need it"))
+        found.append(Line("/dev/shm", "missing", "note", "data loaders may need it"))
     found.append(_huge_pages())
     return found
 
 
-def _huge_pages() -> Finding:
+def _huge_pages() -> Line:
     """Reports whether servers, and workers alone on a node, get the huge pages they ask for."""
     folder = "/sys/kernel/mm/transparent_hugepage"
     modes = []
@@ -195,16 +195,16 @@ def _huge_pages() -> Finding:
     text = f"private memory: {modes[0]}, shared memory: {modes[1]}"
     if modes[0] == "never":
         advice = f"'echo madvise > {folder}/enabled' saves servers a few percent of their time"
-        return Finding("huge pages", text, "note", advice)
-    return Finding("huge pages", text)
+        return Line("huge pages", text, "note", advice)
+    return Line("huge pages", text)
 
 
-def _devices() -> list[Finding]:
+def _devices() -> list[Line]:
     described, why = facts.gpus()
     if not described:
-        return [Finding("GPUs", f"none ({why})")]
+        return [Line("GPUs", f"none ({why})")]
     devices = described["devices"]
-    found = [Finding("GPU driver", f"{described['driver']}, {counted(len(devices), 'GPU')}")]
+    found = [Line("GPU driver", f"{described['driver']}, {counted(len(devices), 'GPU')}")]
     for index, each in enumerate(devices):
         major, minor = each["capability"]
         node = each["numa_node"]
@@ -214,26 +214,26 @@ def _devices() -> list[Finding]:
         )
         if each["refused"]:
             advice = f"Herring cannot use arrays on this GPU: {each['refused']}"
-            found.append(Finding(f"GPU {index}", value, "note", advice))
+            found.append(Line(f"GPU {index}", value, "note", advice))
             continue
         waits = "memory operations on streams"
         if not each["stream_memory"]:
             waits = f"kernels that wait (no {waits})"
-        found.append(Finding(f"GPU {index}", f"{value}, {waits}"))
+        found.append(Line(f"GPU {index}", f"{value}, {waits}"))
     if described["compiler"].startswith("none"):
         advice = "pip install nvidia-cuda-nvrtc; without it, processors add instead of GPUs"
-        found.append(Finding("GPU compiler", described["compiler"], "note", advice))
+        found.append(Line("GPU compiler", described["compiler"], "note", advice))
     else:
-        found.append(Finding("GPU compiler", described["compiler"]))
+        found.append(Line("GPU compiler", described["compiler"]))
     if len(devices) > 1:
         pairs = [f"{i} -> {peer}" for i, each in enumerate(devices) for peer in each["peers"]]
         all_of_them = len(pairs) == len(devices) * (len(devices) - 1)
         text = "between all GPUs" if all_of_them else ", ".join(pairs) or "none"
-        found.append(Finding("peer access", text))
+        found.append(Line("peer access", text))
     return found
 
 
-def _copies() -> list[Finding]:
+def _copies() -> list[Line]:
     """Measures how fast GPUs copy to host memory and back."""
     described, _ = facts.gpus()
     found = []
@@ -242,22 +242,22 @@ def _copies() -> list[Finding]:
         try:
             rates = facts.copies(index)
         except HerringError as error:
-            found.append(Finding(name, str(error), "fail", "see the system's log (dmesg)"))
+            found.append(Line(name, str(error), "fail", "see the system's log (dmesg)"))
             continue
         value = ", ".join(
             f"{what} {rates[key] / 1e9:.1f} GB/s"
             for what, key in (("out", "out"), ("in", "in"), ("both at once", "both"))
         )
         if rates["pinned"]:
-            found.append(Finding(name, f"{value}, in pinned memory"))
+            found.append(Line(name, f"{value}, in pinned memory"))
         else:
             advice = "the driver cannot pin memory: set 'ulimit -l unlimited', in containers "
             value += f", in memory that is not pinned ({rates['refused']})"
-            found.append(Finding(name, value, "note", f"{advice}--ulimit memlock=-1"))
+            found.append(Line(name, value, "note", f"{advice}--ulimit memlock=-1"))
     return found
 
 
-def _network() -> list[Finding]:
+def _network() -> list[Line]:
     import psutil
 
     found = []
@@ -271,19 +271,19 @@ def _network() -> list[Finding]:
         speed = f", {link.speed} Mbit/s" if link.speed else ""
         value = f"{', '.join(each.addresses)} ({state}, MTU {link.mtu}{speed})"
         reachable = reachable or (each.up and each.name != "lo")
-        found.append(Finding(f"interface {each.name}", value))
+        found.append(Line(f"interface {each.name}", value))
     if not reachable:
         advice = "jobs on this machine work; jobs on several hosts need an interface"
-        found.append(Finding("interfaces", "only loopback", "note", advice))
+        found.append(Line("interfaces", "only loopback", "note", advice))
     found.append(_proxies())
     match facts.sysctls():
         case {"congestion_control": control, "tcp_rmem": [_, _, int(most)]}:
             value = f"{control}, receive buffer up to {show_size(most)}"
-            found.append(Finding("tcp", value))
+            found.append(Line("tcp", value))
     return found
 
 
-def _proxies() -> Finding:
+def _proxies() -> Line:
     """Reports how many threads a server on this machine has by default, and why."""
     name = "proxies of a server"
     try:
@@ -292,13 +292,13 @@ def _proxies() -> Finding:
         address = own_address(interface=value_of(os.environ, "HERRING_INTERFACE"))
         cores, rate, proxies = _core.server_proxies(address)
     except (ImportError, ConfigurationError) as error:
-        return Finding(name, str(error), "note", "no job can run here before this is corrected")
+        return Line(name, str(error), "note", "no job can run here before this is corrected")
     link = f"a link of {rate / 1e9:g} Gbit/s" if rate else "a link of unknown rate"
     nodes = ", in jobs of as many nodes" if proxies > 1 else ""
-    return Finding(name, f"{proxies}{nodes} ({link} at {address}, {counted(cores, 'core')})")
+    return Line(name, f"{proxies}{nodes} ({link} at {address}, {counted(cores, 'core')})")
 
 
-def _limits() -> list[Finding]:
+def _limits() -> list[Line]:
     limits = facts.limits()
     soft, hard = limits["open_files"], limits["open_files_hard"]
     verdict, advice = "ok", ""
@@ -311,30 +311,30 @@ def _limits() -> list[Finding]:
                 "'nofile' in /etc/security/limits.conf, LimitNOFILE of the service, or --ulimit "
                 "nofile of the container"
             )
-    found = [Finding("open files", f"{_limit(soft)} (hard {_limit(hard)})", verdict, advice)]
+    found = [Line("open files", f"{_limit(soft)} (hard {_limit(hard)})", verdict, advice)]
     soft, hard = limits["locked_memory"], limits["locked_memory_hard"]
     found.append(
-        Finding("locked memory", f"{_limit(soft, show_size)} (hard {_limit(hard, show_size)})")
+        Line("locked memory", f"{_limit(soft, show_size)} (hard {_limit(hard, show_size)})")
     )
     return found
 
 
-def _torch() -> Finding:
+def _torch() -> Line:
     # Importing torch takes seconds; its version can be found without.
     if importlib.util.find_spec("torch") is None:
         advice = f"only herring.torch needs it: {install_command('torch')}"
-        return Finding("torch", "not installed", "note", advice)
+        return Line("torch", "not installed", "note", advice)
     try:
-        return Finding("torch", metadata.version("torch"))
+        return Line("torch", metadata.version("torch"))
     except metadata.PackageNotFoundError:
-        return Finding("torch", "present")
+        return Line("torch", "present")
 
 
 def _limit(value: int, show: Callable[[int], str] = str) -> str:
     return "unlimited" if value == resource.RLIM_INFINITY else show(value)
 
 
-def _print(found: list[Finding]) -> None:
+def _print(found: list[Line]) -> None:
     style = {"ok": "green", "note": "yellow", "fail": "bold red"}
     for one in found:
         head = ((f"{one.verdict:5}", style[one.verdict]), (f"{one.name:34}", "bold"))

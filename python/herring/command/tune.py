@@ -19,7 +19,7 @@ from typing import Any
 
 from herring.base.parts import install_command
 from herring.base.units import counted
-from herring.command.findings import Finding, last_lines, run_job
+from herring.command.lines import Line, last_lines, run_job
 from herring.errors import ConfigurationError
 from herring.launch.commands import module_command
 from herring.rendezvous.settings import value_of
@@ -76,7 +76,7 @@ class Round:
         }
 
 
-def tune(described: Mapping[str, Any], why: str) -> tuple[list[Finding], dict[str, Any] | None]:
+def tune(described: Mapping[str, Any], why: str) -> tuple[list[Line], dict[str, Any] | None]:
     """Measures each stage in a separate job, one after the other.
 
     Args:
@@ -94,7 +94,7 @@ def tune(described: Mapping[str, Any], why: str) -> tuple[list[Finding], dict[st
         asked = value_of(os.environ, "HERRING_NODE_STAGE")
         threads = value_of(os.environ, "HERRING_NODE_THREADS") or _node_threads(ranks)
     except ConfigurationError as error:
-        return [Finding(_NAME, f"not measured: {error}", "fail", "correct this variable")], None
+        return [Line(_NAME, f"not measured: {error}", "fail", "correct this variable")], None
     rounds = []
     for stage in _STAGES:
         rounds.append(_measure(stage, ranks))
@@ -112,9 +112,7 @@ def tune(described: Mapping[str, Any], why: str) -> tuple[list[Finding], dict[st
     return found, figures
 
 
-def judge(
-    rounds: Sequence[Round], ranks: int, gpus: int, threads: int, asked: str
-) -> list[Finding]:
+def judge(rounds: Sequence[Round], ranks: int, gpus: int, threads: int, asked: str) -> list[Line]:
     """Makes the table, and recommends a stage.
 
     Args:
@@ -126,7 +124,7 @@ def judge(
     """
     shared = ", which share GPU 0" if gpus < ranks else f" on {ranks} of {counted(gpus, 'GPU')}"
     layout = f"planned rounds of {_BYTES // 10**6} MB, {counted(ranks, 'rank')}{shared}"
-    found = [Finding(_NAME, layout), *(_line(one, threads) for one in rounds)]
+    found = [Line(_NAME, layout), *(_line(one, threads) for one in rounds)]
     fastest = min((one for one in rounds if one.available), key=lambda one: one.seconds)
     last = rounds[-1]
     name = "node_stage auto"
@@ -134,7 +132,7 @@ def judge(
     if not last.added:
         # "auto" would try the last stage, too, and fail in the same way.
         text = f"not known: {last.stage} failed"
-        return [*found, Finding(name, text, "fail", f"until that is solved, {variable}")]
+        return [*found, Line(name, text, "fail", f"until that is solved, {variable}")]
     text = f"takes {last.added}"
     used = last.added
     if asked != "auto":
@@ -142,27 +140,27 @@ def judge(
         used = next((one.added for one in rounds if one.stage == asked), "") or used
     now = next(one for one in rounds if one.stage == used)
     if not now.available or now.seconds <= _WORTH_IT * fastest.seconds:
-        return [*found, Finding(name, text)]
+        return [*found, Line(name, text)]
     gain = 100 * (now.seconds / fastest.seconds - 1)
     text += f"; {fastest.stage} is {gain:.0f} % faster than {used}"
-    return [*found, Finding(name, text, "note", variable)]
+    return [*found, Line(name, text, "note", variable)]
 
 
-def _missing(described: Mapping[str, Any], why: str) -> Finding | None:
-    """Returns a finding about what is missing, or None if a job can be tried."""
+def _missing(described: Mapping[str, Any], why: str) -> Line | None:
+    """Returns a line about what is missing, or None if a job can be tried."""
     advice = "needs a GPU and its driver, and a CUDA_VISIBLE_DEVICES that does not hide the GPU"
     if not described:
-        return Finding(_NAME, f"not measured: no GPU ({why})", "fail", f"--tune {advice}")
+        return Line(_NAME, f"not measured: no GPU ({why})", "fail", f"--tune {advice}")
     if not described["devices"]:
-        return Finding(_NAME, "not measured: the driver reports no GPU", "fail", f"--tune {advice}")
+        return Line(_NAME, "not measured: the driver reports no GPU", "fail", f"--tune {advice}")
     unusable = [str(one["refused"]) for one in described["devices"] if one["refused"]]
     if unusable:
         text = f"not measured: {'; '.join(unusable)}"
         advice = "Herring cannot use arrays on such a GPU; CUDA_VISIBLE_DEVICES can exclude it"
-        return Finding(_NAME, text, "fail", advice)
+        return Line(_NAME, text, "fail", advice)
     if importlib.util.find_spec("torch") is None:
         advice = f"PyTorch holds the arrays on GPUs: {install_command('torch')}"
-        return Finding(_NAME, "not measured: torch is not installed", "fail", advice)
+        return Line(_NAME, "not measured: torch is not installed", "fail", advice)
     return None
 
 
@@ -201,18 +199,18 @@ def _reasons(said: str, added: str) -> str:
     return "\n".join(list(dict.fromkeys(found))[:_MOST_REASONS])
 
 
-def _failed(one: Round) -> Finding:
-    return Finding(f"node_stage {one.stage}", f"exit status {one.status}", "fail", one.why)
+def _failed(one: Round) -> Line:
+    return Line(f"node_stage {one.stage}", f"exit status {one.status}", "fail", one.why)
 
 
-def _line(one: Round, threads: int) -> Finding:
+def _line(one: Round, threads: int) -> Line:
     """Returns a row of the table."""
     if not one.added:
         return _failed(one)
     name = f"node_stage {one.stage}"
     if not one.available:
-        return Finding(name, f"not available here: {one.added} was used", "note", one.why)
+        return Line(name, f"not available here: {one.added} was used", "note", one.why)
     text = f"{1e3 * one.seconds:9.3f} ms {_BYTES / one.seconds / 1e9:8.2f} GB/s per rank"
     if one.stage == "host":
         text += f"   {counted(threads, 'thread')} per rank (HERRING_NODE_THREADS)"
-    return Finding(name, text)
+    return Line(name, text)

@@ -15,7 +15,7 @@ from typing import Any
 
 from herring.base import proc
 from herring.base.units import counted
-from herring.command.findings import last_lines
+from herring.command.lines import last_lines
 from herring.errors import HerringError
 from herring.launch.commands import module_command
 from herring.observe.client import Endpoint, ask

@@ -13,7 +13,7 @@ _SHOWN_LINES = 12
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class Line:
     """One line of the report.
 
     Attributes:
@@ -61,6 +61,6 @@ def run_job(
 
 
 def last_lines(text: str) -> str:
-    """Returns the last lines of an output that are not blank, for a finding's advice."""
+    """Returns the last lines of an output that are not blank, for a line's advice."""
     lines = [line for line in text.splitlines() if line.strip()]
     return "\n".join(lines[-_SHOWN_LINES:])
