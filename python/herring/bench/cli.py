@@ -232,8 +232,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--wire-dtype",
         choices=("float16", "bfloat16", *PACKED_DTYPES),
         metavar="DTYPE",
-        help="dtype in which gradients travel between nodes (default: their own), such as bfloat16, "
-        "fp8, fp8/bfloat16 or topk:0.01; its rounding excludes --check",
+        help="dtype in which gradients travel between nodes (default: their own), such as "
+        "bfloat16, fp8, fp8/bfloat16 or topk:0.01; its rounding excludes --check",
     )
     allreduce.add_argument(
         "--array",
