@@ -13,30 +13,30 @@
 
 namespace herring::collective {
 
-// A schedule that does nothing until its rank is active: until its caller has come and may initiate,
-// or another rank's signal has arrived.
+// A schedule that does nothing until its rank is active: until its caller has come and may
+// initiate, or another rank's signal has arrived.
 struct Activated {
   Schedule schedule;
   uint32_t initiate = kNoOperation;  // the NOP that the caller fires
   uint32_t active = kNoOperation;    // the NOP that is complete when the rank is active
 };
 
-// Returns the collective of `rank` among `size` ranks, to begin when the rank is active. Any rank may
-// initiate, and any number of them at the same time.
+// Returns the collective of `rank` among `size` ranks, to begin when the rank is active. Any rank
+// may initiate, and any number of them at the same time.
 //
-// Signals follow recursive doubling. A rank that initiates signals to the ranks at distance 1, 2, 4
-// ..., in numbers of PowerOfTwo. One that hears a signal of a distance signals to the ranks at all
-// larger distances. So there is a binomial tree from each rank, and a rank sends each of its signals
-// once, whichever trees it is in. The farthest rank is lg(power) signals away. Each surplus rank at
-// either end adds one.
+// Signals follow recursive doubling. A rank that initiates signals to the ranks at distance 1, 2,
+// 4 ..., in numbers of PowerOfTwo. One that hears a signal of a distance signals to the ranks at
+// all larger distances. So there is a binomial tree from each rank, and a rank sends each of its
+// signals once, whichever trees it is in. The farthest rank is lg(power) signals away. Each surplus
+// rank at either end adds one.
 Activated activate(uint32_t rank, uint32_t size, const Schedule& collective);
 
 // Returns the rank that initiates a round of a majority: the same on all ranks, and each rank with
 // the same probability.
 uint32_t initiator_of(uint64_t seed, uint64_t round, uint32_t size);
 
-// One rank's part of a collective that runs again and again. Instance n + 1 is ready when instance n
-// is done, and may be activated by others before this rank's caller comes to it.
+// One rank's part of a collective that runs again and again. Instance n + 1 is ready when instance
+// n is done, and may be activated by others before this rank's caller comes to it.
 //
 // No rank may be done with an instance before all ranks are active in it; this holds for
 // all-reduces. So ranks are at most one instance apart.
@@ -46,9 +46,9 @@ class Persistent {
   // initiator (majority).
   using Initiates = std::function<bool(uint64_t instance)>;
 
-  // Instances run ahead of this rank's caller by at most `most_ahead`, which is at least 1: instance
-  // n is ready only when the caller has come n + 1 - most_ahead times. The schedule must outlive
-  // this object.
+  // Instances run ahead of this rank's caller by at most `most_ahead`, which is at least 1:
+  // instance n is ready only when the caller has come n + 1 - most_ahead times. The schedule must
+  // outlive this object.
   Persistent(const Activated& schedule, uint32_t most_ahead, Initiates initiates);
 
   // Returns the number of the instance that runs or runs next.

@@ -19,7 +19,7 @@ class Writer {
  public:
   using Needs = std::initializer_list<uint32_t>;
 
-  explicit Writer(size_t item) : item_(item) {}
+  explicit Writer(size_t item) : item_(item) { schedule_.reserve(16); }
 
   uint32_t send(uint32_t to, Elements elements, Needs needs = {}) {
     if (elements.first == elements.last) return kNoOperation;
@@ -194,8 +194,8 @@ PowerOfTwo::PowerOfTwo(uint32_t size) {
 
 Schedule make_schedule(Algorithm algorithm, uint32_t rank, uint32_t size, uint64_t count,
                        size_t item) {
+  if (size < 2 || algorithm == Algorithm::kHerring) return {};
   Writer out(item);
-  if (size < 2) return {};
   switch (algorithm) {
     case Algorithm::kHerring: break;
     case Algorithm::kServer: server(out, rank, size, {0, count}); break;

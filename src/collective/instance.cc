@@ -13,14 +13,15 @@ Instance::Instance(const Schedule& schedule)
   const uint32_t size = schedule.size();
   for (uint32_t i = 0; i < size; ++i) {
     waits_[i] = static_cast<uint32_t>(schedule.needs(i).size());
-    for (const uint32_t earlier : schedule.needs(i)) ++follow_[earlier + 1];
+    for (const uint32_t earlier : schedule.needs(i)) ++follow_[earlier];
     if (must_run(i)) ++left_;
   }
+  // First the ends, and from the back the beginnings.
   for (uint32_t i = 0; i < size; ++i) follow_[i + 1] += follow_[i];
-  std::vector<uint32_t> next(follow_.begin(), follow_.end() - 1);
-  for (uint32_t i = 0; i < size; ++i) {
-    for (const uint32_t earlier : schedule.needs(i)) followers_[next[earlier]++] = i;
+  for (uint32_t i = size; i > 0; --i) {
+    for (const uint32_t earlier : schedule.needs(i - 1)) followers_[--follow_[earlier]] = i - 1;
   }
+  open_.reserve(8);
   for (uint32_t i = 0; i < size; ++i) {
     const bool at_once = schedule[i].after == Operation::After::kAll && schedule.needs(i).empty();
     if (at_once && state_[i] == State::kClosed) open(i);

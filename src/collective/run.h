@@ -54,8 +54,8 @@ struct Task {
   DType dtype = DType::kFloat32;
   Reduction reduction;
   Schedule schedule;                // of this rank; empty: the algorithm's
-  // Of an activated schedule: the NOP that is complete when the rank is active. `contribute` is then
-  // called, before the array is read or written.
+  // Of an activated schedule: the NOP that is complete when the rank is active. `contribute` is
+  // then called, before the array is read or written.
   uint32_t active = kNoOperation;
   std::function<void()> contribute;
   // If not null, the array lies there and is scaled and summed there; `data` is its image.

@@ -166,8 +166,8 @@ class Maker {
   void pack(PlanSpec& plan) {
     if (layout_.segment_bytes % kPackBytes != 0) return;
     plan.narrow = true;
-    plan.wire =
-        static_cast<DType>(kNumDTypes + packed_random_.below(kNumWireDTypes - kNumDTypes));
+    constexpr int kAll = static_cast<int>(kFirstSparse) - kNumDTypes;  // sparse ones leave out some
+    plan.wire = static_cast<DType>(kNumDTypes + packed_random_.below(kAll));
     if (plan.op != ReduceOp::kAverage) plan.op = ReduceOp::kSum;
     for (plan::Gradient& gradient : plan.gradients) {
       if (!is_float(gradient.dtype) || gradient.dtype == DType::kFloat64) {

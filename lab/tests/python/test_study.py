@@ -137,7 +137,8 @@ def test_peers_that_are_missing_are_skipped_with_a_line(monkeypatch) -> None:
 def test_peers_have_the_models_of_what_they_do() -> None:
     assert Peer("gloo").model == "ring"
     assert Peer("mpich").model == "butterfly"
-    assert Peer("openmpi", "doubling").model is None
+    assert Peer("openmpi", "doubling").model == "doubling"
+    assert Peer("openmpi", "linear").model is None
     for text in DEFAULT_PEERS:
         library, _, algorithm = text.partition(":")
         assert library in peers.PEERS
@@ -218,7 +219,7 @@ def test_examples_of_the_help_show_a_gain_and_the_default_list() -> None:
 
 def check_algorithms(out: pathlib.Path, said: str) -> None:
     rows = json.loads(next(out.glob("allreduce-*.json")).read_text())["rows"]
-    names = {"herring", "ring", "butterfly", "tree", "server", "gloo"}
+    names = {"herring", "ring", "butterfly", "doubling", "tree", "server", "gloo"}
     if peers.missing("nccl"):
         assert f"skipped: nccl: {peers.missing('nccl')}" in said
     else:
