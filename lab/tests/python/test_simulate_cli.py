@@ -111,6 +111,26 @@ def test_a_single_node_sends_nothing() -> None:
     assert answer(LARGE, Network(1, 1, 0)).timeline.exposed == 0
 
 
+def test_meetings_are_averages_spread_over_steps(capsys) -> None:
+    network = Network(4, 1, 4, rate=1e9, rtt=1e-3)
+    meeting = answer(ALONE, network)
+    job = dataclasses.replace(ALONE, step=0.5, meet_every=20)
+    found = answer(job, network)
+    assert found.timeline.seconds == pytest.approx(0.5 + meeting.timeline.seconds / 20)
+    assert found.node_bytes == pytest.approx(meeting.node_bytes / 20)
+    assert found.binds == meeting.binds == "link"
+    assert answer(dataclasses.replace(job, meet_every=10**6), network).binds == "computing"
+    ring = peer_step("ring", ALONE, network, 1.0)
+    assert peer_step("ring", job, network, 1.0) == pytest.approx(0.5 + ring / 20)
+    words = ["--nodes", "4", "--rate", "1gbit", "--size", "100M"]
+    status, said, _ = simulate(capsys, *words, "--step", "0.5", "--meet-every", "20")
+    assert status == 0 and "meet after every 20 steps" in said and "every 20th step" in said
+    status, _, said = simulate(capsys, *words, "--meet-every", "20")
+    assert status == 2 and "--meet-every 20" in said and "--step" in said
+    status, _, said = simulate(capsys, *words, "--step", "0.5", "--meet-every", "0")
+    assert status == 2 and "--meet-every is 0" in said
+
+
 def test_the_same_seed_gives_the_same_answer() -> None:
     network = Network(16, 1, 16, rate=10e9, server_rate=10e9, loss=1e-4)
     first = Herring.on(network, 10**8, 1 << 22)

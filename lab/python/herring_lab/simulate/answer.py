@@ -41,6 +41,8 @@ class Job:
       backward: the part of `step` that the backward pass takes.
       dtype: the type of the gradients.
       wire_dtype: the type in which gradients are sent.
+      meet_every: the number of steps after which all parameters are averaged at once, after the
+        step; 1: gradients are averaged in each step.
 
     Raises:
       ConfigurationError: a value is impossible; the error names it and what is allowed.
@@ -52,6 +54,7 @@ class Job:
     backward: float
     dtype: str = "float32"
     wire_dtype: str = "float32"
+    meet_every: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.step <= 1e5:
@@ -60,6 +63,14 @@ class Job:
             raise ConfigurationError(
                 f"--backward is {self.backward:g}; it must be above 0 and at most 1"
             )
+        if not 1 <= self.meet_every <= 10**9:
+            raise ConfigurationError(
+                f"--meet-every is {self.meet_every}; it must be from 1 to 1000000000"
+            )
+        if self.meet_every > 1 and not self.step:
+            raise ConfigurationError(
+                f"--meet-every {self.meet_every} is a number of steps: give --step TIME"
+            )
         if self.wire_dtype != self.dtype and (
             WIRE_DTYPES[self.wire_dtype] >= WIRE_DTYPES[self.dtype]
         ):
@@ -67,6 +78,10 @@ class Job:
                 f"--wire-dtype {self.wire_dtype} with --dtype {self.dtype}: float32 can be sent in "
                 "float16 or bfloat16, and any type in fp8 or int8"
             )
+
+    def of_meeting(self) -> Job:
+        """Returns the job of one meeting: an average of everything, there at once."""
+        return dataclasses.replace(self, step=0.0, meet_every=1)
 
     def of_peers(self) -> Job:
         """Returns the job as algorithms without servers send it.
@@ -178,6 +193,8 @@ def answer(job: Job, network: Network) -> Answer:
     Raises:
       ConfigurationError, InvalidArgumentError: the coarse model refuses a value and names it.
     """
+    if job.meet_every > 1:
+        return _spread(job, answer(job.of_meeting(), network))
     made = fuse(
         *(job.gradients, job.dtype, job.wire_dtype),
         *(network.nodes, network.servers, job.step, job.backward),
@@ -204,6 +221,21 @@ def answer(job: Job, network: Network) -> Answer:
         at_best.seconds,
         _binding(job, timeline, herring, network),
         models.wire("herring", network.nodes, job.size, network.servers).busiest_bytes,
+    )
+
+
+def _spread(job: Job, meeting: Answer) -> Answer:
+    """Returns the answer about an average step of a job that meets seldom."""
+    every, whole = job.meet_every, meeting.timeline
+    exposed = whole.seconds / every
+    parts = (each / every for each in (whole.network, whole.node, whole.backlog))
+    return dataclasses.replace(
+        meeting,
+        job=job,
+        timeline=Timeline(job.step + exposed, exposed, *parts),
+        limit_step=job.step + meeting.limit_step / every,
+        binds="computing" if exposed <= _HIDDEN * job.step else meeting.binds,
+        node_bytes=meeting.node_bytes / every,
     )
 
 
@@ -237,6 +269,9 @@ def peer_step(
     Returns:
       Seconds.
     """
+    if job.meet_every > 1:
+        meeting = peer_step(name, job.of_meeting(), network, headers, small)
+        return job.step + meeting / job.meet_every
     job = job.of_peers()
     start = peer_seconds(name, network, 0, headers)
     pace = (peer_seconds(name, network, job.size, headers) - start) / job.size

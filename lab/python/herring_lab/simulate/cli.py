@@ -97,7 +97,7 @@ def job_of(options: argparse.Namespace) -> Job:
         raise ConfigurationError(
             f"--backward {options.backward:g} is a part of --step TIME, which is missing"
         )
-    return Job(name, tuple(gradients), step, backward, options.dtype, wire)
+    return Job(name, tuple(gradients), step, backward, options.dtype, wire, options.meet_every)
 
 
 def network_of(options: argparse.Namespace) -> tuple[Network, str]:

@@ -38,6 +38,10 @@ examples:
       LOW..HIGH doubles the value from point to point, LOW..HIGH:STEP adds STEP, LOW..HIGH:xN
       multiplies by N, and A,B,C lists the values.
 
+  herring simulate --nodes 8 --rate 20mbit --rtt 20ms --model gpt-2 --step 0.3 \\
+      --wire-dtype fp8 --meet-every 100
+      Computes an average step of training that meets after every 100 steps.
+
   herring simulate --list-models
       Lists the models that --model accepts, with their parameters, gradients and sources.
 
@@ -123,6 +127,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="time of the forward and backward pass, without communication (default 0: only the "
         "averaging is timed)",
+    )
+    job.add_argument(
+        "--meet-every",
+        type=integer,
+        default=1,
+        metavar="N",
+        help="number of steps after which ranks average how far they have come, as "
+        "herring.torch.DiLoCo does (default 1: they average gradients in each step)",
     )
     job.add_argument(
         "--backward",

@@ -77,6 +77,10 @@ def answer_text(best: Best, found: Answer, prices: Prices | None) -> str:
         f"{job.name}: {job.elements:,} parameters, {_bytes(job.size)} of {job.wire_dtype} on the "
         f"wire in {_many(len(buffers), 'fusion buffer')} of {_bytes(buffers[0].size)}"
     )
+    if job.meet_every > 1:
+        lines.append(
+            f"ranks meet after every {job.meet_every:,} steps, and times are of a mean step"
+        )
     lines.append("")
     rows: list[tuple[str, str, str]] = []
     if job.step > 0:
@@ -217,6 +221,11 @@ def assumptions(answers: Sequence[Answer], source: str, prices: Prices | None) -
             f"the backward pass is {job.backward:.3g} of the {job.step:g} s; gradients come in the "
             "model's order, when their layers' multiplications are done; --step includes the "
             "optimizer's time"
+        )
+    if job.meet_every > 1:
+        lines.append(
+            f"everything is sent after every {job.meet_every:,}th step, and all wait for it; the "
+            "outer optimizer takes no time, and loss per step is another matter"
         )
     if network.late:
         lines.append(

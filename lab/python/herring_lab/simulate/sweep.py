@@ -189,6 +189,8 @@ def table(
         computed=True,
     )
     title = f"{job.name}, {job.step:g} s per step, {fixed}"
+    if job.meet_every > 1:
+        title = f"{job.name}, {job.step:g} s per step, meeting every {job.meet_every:,}, {fixed}"
     if job.step == 0:
         title = f"{job.name}, averaging alone, {fixed}"
     return Table(f"simulate-{sweep.kind}", title, rows, chart), answers
