@@ -11,6 +11,18 @@ pytest.importorskip("torch")
 
 from jobs import expect_known, expect_success, program, run_job
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_the_example_meets() -> None:
+    words = ["--steps", "100", "--every", "20", "--wire-dtype", "fp8"]
+    script = program("diloco", *words, folder=EXAMPLES)
+    output = expect_success(run_job(["-n", "2", "--nodes", "2"], script))
+    assert "100 steps, 5 meetings: test loss" in output
+    assert "parameters of all ranks: bit-identical" in output
+    losses = [float(loss) for loss in re.findall(r"\bloss ([\d.]+)", output)]
+    assert losses[-1] < 3.2, output  # of guesses it is 4.6
+
 
 def test_servers_that_die_in_meetings_change_no_bit() -> None:
     digests = []
