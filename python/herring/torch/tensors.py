@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch.nn.parameter import UninitializedTensorMixin
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from herring.arrays.arguments import shown
 from herring.arrays.wire import PACKED_DTYPES, TopK, wire_of
@@ -27,6 +28,19 @@ def warn_once(key: str, message: str) -> None:
 def dtype_name(dtype: torch.dtype) -> str:
     """Returns Herring's name of a torch dtype, for example "bfloat16"."""
     return str(dtype).removeprefix("torch.")
+
+
+def holds_tensors(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor has no memory of its own, because it holds other tensors."""
+    kind = type(tensor)
+    return kind is not torch.Tensor and is_traceable_wrapper_subclass(tensor)
+
+
+def advice_on(tensor: torch.Tensor) -> str:
+    """Returns what a tensor that holds others is, and what to use instead."""
+    kind, local = type(tensor).__name__, "pass tensor.to_local(), the part of this rank"
+    instead = local if hasattr(tensor, "to_local") else "make the call with each of them"
+    return f"a {kind} holds other tensors and has no memory of its own; {instead}"
 
 
 #: As `WireDType`, with torch's dtypes too.
@@ -67,6 +81,8 @@ def require_strided(tensor: torch.Tensor, operation: str) -> None:
             f"{operation}: expected a torch.Tensor, got {type(tensor).__name__}; "
             "for other arrays use the functions of `herring` itself"
         )
+    if holds_tensors(tensor):
+        raise InvalidArgumentError(f"{operation}: {advice_on(tensor)}")
     if tensor.layout != torch.strided:
         raise InvalidArgumentError(
             f"{operation}: the tensor is sparse ({tensor.layout}); pass tensor.to_dense()"
@@ -145,6 +161,8 @@ def obstacle(tensor: torch.Tensor) -> str:
     """Returns why a tensor cannot be overwritten with that of another rank; empty if it can."""
     if isinstance(tensor, UninitializedTensorMixin):
         return "is not initialized; run a forward pass first"
+    if holds_tensors(tensor):
+        return f"cannot be averaged as it is: {advice_on(tensor)}"
     if tensor.layout != torch.strided or tensor.is_nested:
         return f"is not dense ({tensor.layout})"
     if tensor.device.type == "meta":

@@ -35,6 +35,7 @@ from herring.torch.backend.others import other_backend
 from herring.torch.backend.outside import outside_graphs
 from herring.torch.backend.tensors import Blocks, first_tensor, limit_of, option
 from herring.torch.backend.works import JoinedWork, Operations, OperationWork, Owner
+from herring.torch.backend.wrapped import taken_apart
 from herring.torch.hook_calls import current_hook_call
 from herring.torch.ranges import profiling, work_range
 
@@ -79,6 +80,8 @@ def routed(method: _Method) -> _Method:
         other = None if tensor is None else self._other(tensor.device.type)
         if other is not None:
             return getattr(other, method.__name__)(*arguments, **options)
+        if parts := taken_apart(method.__name__, arguments, options):
+            return JoinedWork(self._owner, [call(self, *part, **named) for part, named in parts])
         if method.__name__ in _KINDS:
             self._require_apart(method.__name__, arguments)
         work = method(self, *arguments, **options)
