@@ -55,7 +55,10 @@ WIRES = [
     Variant("bfloat16"),
     *[Variant(wire, on) for wire in ("fp8", "fp8_e5m2", "int8") for on in (True, False)],
 ]
-TEXT_WIRES = [one for one in WIRES if one.wire != "fp8_e5m2"]
+TEXT_WIRES = [
+    *[one for one in WIRES if one.wire != "fp8_e5m2"],
+    *[Variant(wire, on) for wire in ("topk:0.01", "topk:0.1") for on in (True, False)],
+]
 SELDOM = [
     Variant("float32"),
     Variant("float32", meets={"every": 50}),
@@ -206,7 +209,8 @@ def main() -> None:
             continue
         steps = options.steps or task.steps
         found = [task.trained(variant, seed, steps) for seed in range(options.seeds)]
-        told = "" if variant.wire[:3] not in ("fp8", "int") else "yes" if variant.feedback else "no"
+        told = "yes" if variant.feedback else "no"
+        told = told if variant.wire.startswith(("fp8", "int8", "topk")) else ""
         if first:
             print(f"| {variant.name} | {told} | {task.row(found)} |", flush=True)
     herring.shutdown()

@@ -323,7 +323,7 @@ def failover(context: Context) -> list[Figure]:
 
 
 def eight_bits(context: Context) -> list[Figure]:
-    """8 + 8 hosts, 200 Mbit/s, queues of 20 ms, 25 MB of float32: rounds that travel in 8 bits.
+    """8 + 8 hosts, 200 Mbit/s, queues of 20 ms, 25 MB of float32: rounds that travel in fewer bits.
 
     They alternate with rounds in float32, in bfloat16, and with Gloo's float32 ring on 8 hosts.
     """
@@ -336,6 +336,8 @@ def eight_bits(context: Context) -> list[Figure]:
         ("fp8", "float32", 0.27),
         ("int8", "float32", 0.27),
         ("fp8", "bfloat16", None),
+        ("fp8/bfloat16", "float32", 0.52),
+        ("topk:0.01", "float32", None),
         ("fp8", "gloo", 1 / 7),
     ):
         peer = "gloo" if other == "gloo" else "herring"

@@ -47,7 +47,8 @@ class Block(nn.Module):
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         states = states + self.mix(seen.transpose(1, 2).reshape(batch, length, WIDTH))
-        return states + self.narrow(F.gelu(self.wide(self.middle(states))))
+        change: torch.Tensor = self.narrow(F.gelu(self.wide(self.middle(states))))
+        return states + change
 
 
 class Model(nn.Module):
@@ -62,7 +63,8 @@ class Model(nn.Module):
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         """Returns the scores of all characters at each place, [batch, WINDOW, characters]."""
-        return self.last(self.blocks(self.characters(text) + self.places))
+        scores: torch.Tensor = self.last(self.blocks(self.characters(text) + self.places))
+        return scores
 
 
 def load_text() -> tuple[torch.Tensor, torch.Tensor, int]:

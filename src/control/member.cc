@@ -26,6 +26,8 @@ namespace {
 using wire::FrameType;
 
 constexpr Nanos kGoodbyeTimeout = kSecond;
+// The rendezvous gives others a second before it tells that a worker's part has ended.
+constexpr Nanos kPartTold = 3 * kSecond / 2;
 constexpr Nanos kDrainTimeout = 200 * kMillisecond;
 // The rendezvous tells who is missing before this member's patience ends. This is extra time in
 // case it does not.
@@ -137,6 +139,20 @@ class Member::Impl final : public Channel::Owner {
     });
   }
 
+  void end_part(const Status& why) {
+    send_abort(why, kFlagPart);
+    std::lock_guard lock(mutex_);
+    part_ended_ = true;
+  }
+
+  void await_part_told() {
+    if (!here()) return;
+    std::unique_lock lock(mutex_);
+    if (!part_ended_) return;
+    changed_.wait_for(lock, std::chrono::nanoseconds(kPartTold),
+                      [this] { return part_told_ || goodbye_done_; });
+  }
+
   void report_server(const ServerReport& report) {
     if (!here()) return;
     loop_.post([this, text = encode(report)] {
@@ -234,6 +250,9 @@ class Member::Impl final : public Channel::Owner {
         Status why;
         HERRING_RETURN_IF_ERROR(decode_abort(payload, why));
         phase() == Phase::kReady ? announce_abort(why) : fail(why, flags == kFlagAgain);
+        std::lock_guard lock(mutex_);
+        part_told_ = true;
+        changed_.notify_all();
         return {};
       }
       case FrameType::kWarning:
@@ -472,6 +491,7 @@ class Member::Impl final : public Channel::Owner {
   Cluster cluster_;
   std::vector<Loss> gone_;
   bool goodbye_done_ = false, drained_ = false;
+  bool part_ended_ = false, part_told_ = false;
 };
 
 Member::Member(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -586,7 +606,9 @@ void Member::settle() { impl_->settle(); }
 void Member::abort(const std::string& reason) { abort(Status(Code::kShutdown, reason)); }
 void Member::abort(const Status& why) { impl_->send_abort(why); }
 
-void Member::end_part(const Status& why) { impl_->send_abort(why, kFlagPart); }
+void Member::end_part(const Status& why) { impl_->end_part(why); }
+
+void Member::await_part_told() { impl_->await_part_told(); }
 
 void Member::goodbye() { impl_->goodbye(); }
 

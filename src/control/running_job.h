@@ -44,7 +44,7 @@ class RunningJob {
   // A member tells all processes to give up.
   void abort(Peer& author, const Status& why);
   // A worker's part of the job has ended, because a deadline has passed. It counts as lost soon if
-  // its process stays, and at once if it leaves.
+  // its process stays, and at once if it dies or leaves.
   void end_part(const Peer& worker, const Status& why);
   // Tells all processes to give up, because their calls can never end. `who`: who waits where.
   void deadlocked(const std::string& who);

@@ -332,6 +332,7 @@ void Job::shutdown(bool failed) {
   if (reporter_) give_back_status_signal();
   reporter_.reset();
   if (engine_ && log_enabled(LogLevel::kInfo)) log_end();
+  if (member_) member_->await_part_told();
   if (engine_) engine_->stop();
   // Skips the farewell if there is no memory for it: the end must come in any case.
   static_cast<void>(without_exceptions([&] {

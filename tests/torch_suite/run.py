@@ -1,7 +1,7 @@
 """Runs tests of torch and of other projects on Herring in place of Gloo, and lists what fails.
 
 Usage: python tests/torch_suite/run.py [--ranks 4] [--only TEXT] [--backend herring] [--compare]
-       [--checkout FOLDER TEST...]
+       [--checkout FOLDER [--cpu] TEST...]
 
 Without --checkout, these are torch's own tests of a backend, which come with torch, in
 torch.testing._internal.distributed. Else they are files or folders of tests in a checkout: of
@@ -13,6 +13,9 @@ they make with gloo, or with torch's default, is made with --backend instead, in
 they start. `--backend gloo` shows what passes without Herring. --compare runs the tests on Gloo and
 then on --backend, and lists those that pass on Gloo only. The status is that of pytest, or 1 if
 --compare lists a test.
+
+Tests for GPUs run on processors with --cpu (without_gpus.py), if the checkout says so, too:
+sed -i 's/"cuda"/"cpu"/g; s/"nccl"/"gloo"/g' in its tests.
 
 Three of torch's tests fail on Herring: test_get_backend asks for the name, and
 test_monitored_barrier_gloo and test_monitored_barrier_gloo_rank_0_timeout for Gloo's words on ranks
@@ -83,12 +86,16 @@ def run(options: argparse.Namespace, backend: str, report: Path) -> int:
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join(paths),
         }
+        if options.cpu:
+            paths.append(str(Path(__file__).parent))
+            environment |= {"PYTHONPATH": os.pathsep.join(paths), "LIMIT": str(LIMIT)}
         if options.checkout:  # its tests begin groups with variables of their own
             del environment["WORLD_SIZE"]
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts="]
         command += ["--timeout", str(LIMIT), "--tb=short", "--disable-warnings"]
         command += ["--junitxml", str(report), *(options.tests or ["test_backend.py"])]
         command += ["-k", options.only] if options.only else []
+        command += ["-p", "without_gpus", "--continue-on-collection-errors"] if options.cpu else []
         where = options.checkout or folder
         return subprocess.run(command, cwd=where, env=environment, check=False).returncode
 
@@ -117,6 +124,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Runs tests of torch.distributed on Herring.")
     parser.add_argument("tests", nargs="*", help="files or folders of tests in the checkout")
     parser.add_argument("--checkout", type=Path, help="of PyTorch, or of a project that uses it")
+    parser.add_argument("--cpu", action="store_true", help="run its tests for GPUs on processors")
     parser.add_argument("--ranks", type=int, default=4, help="of torch's tests of a backend (4)")
     parser.add_argument("--only", default="", help="tests whose names contain a text (pytest's -k)")
     parser.add_argument("--backend", default="herring", help="what takes Gloo's place (herring)")

@@ -139,7 +139,9 @@ class DiLoCo(SavesMeetings):
             )
         self._model = model
         self._optimizer = inner_optimizer
-        self._make_outer = function_of(outer_optimizer or _sgd, "outer_optimizer")
+        self._make_outer = function_of(
+            _sgd if outer_optimizer is None else outer_optimizer, "outer_optimizer"
+        )
         self._every = count_of(every, "every", 1)
         self._count = count_of(fragments, "fragments", 1)
         if self._count > self._every:

@@ -80,8 +80,9 @@ else:
     try:
         call()
     except herring.PeerLostError as error:
-        # The end of its connections may tell of it first.
-        assert KIND == "ring" or "its part of the job has ended: '" in str(error), error
+        # The end of its connections, or of what listens for them, may tell of it first.
+        first = KIND == "ring" or (KIND == "meeting" and "cannot connect to" in str(error))
+        assert first or "its part of the job has ended: '" in str(error), error
         assert KIND in ("ring", "meeting") or f"for rank {LATE} (" in str(error), error
         print("told why", flush=True)
     # Rank 0 hosts the rendezvous, and a rank that leaves takes the server of its node with it.

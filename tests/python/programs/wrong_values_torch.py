@@ -39,6 +39,8 @@ usual = {
     "module": lambda: torch.nn.Linear(2, 2),
     "named_parameters": lambda: list(torch.nn.Linear(2, 2).named_parameters()),
     "num_features": lambda: 3,
+    "model": lambda: torch.nn.Linear(2, 2),
+    "inner_optimizer": lambda: torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1),
     "hook": lambda: a_function,
     "path": lambda: os.devnull,
     "data": lambda: [1, 2, 3],
