@@ -124,7 +124,7 @@ class Member {
   // Those who need it fail, unless they soon fail by themselves. Any thread; never blocks.
   void end_part(const Status& why);
   // After end_part(), waits until everybody was told, for 1.5 seconds at most. Else it returns at
-  // once. Who leaves before is told about at once, to those too who are about to fail by themselves.
+  // once. Who leaves before is told about at once, also to those who are about to fail anyway.
   void await_part_told();
   // Leaves cleanly, within about a second. Any thread but the member's own. No callback follows.
   void goodbye();
