@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -101,6 +102,26 @@ class Copiers {
     if (generation_ != fork_generation()) return;
     std::lock_guard lock(mutex_);
     unmap();
+  }
+
+  // Callbacks that learn of an error may ask for a copier, so they are called without the lock.
+  void check() {
+    if (generation_ != fork_generation()) return;
+    std::vector<std::shared_ptr<Copier>> copiers;
+    std::vector<std::shared_ptr<Relay>> relays;
+    {
+      std::lock_guard lock(mutex_);
+      for (const auto& [index, device] : devices_) {
+        if (device->shared != nullptr) copiers.push_back(device->shared);
+        for (const auto& one : device->own) {
+          if (auto copier = one.lock()) copiers.push_back(std::move(copier));
+        }
+        std::ranges::copy_if(device->relays, std::back_inserter(relays),
+                             [](const auto& one) { return one.use_count() > 1; });  // it is taken
+      }
+    }
+    for (const auto& copier : copiers) static_cast<void>(copier->check());
+    for (const auto& relay : relays) static_cast<void>(relay->check());
   }
 
   void drain() {
@@ -235,6 +256,8 @@ Result<Kernel> ready_kernel(Copier& copier, const KernelName& name) {
 }
 
 void unmap_if_idle() { Copiers::instance().unmap_if_idle(); }
+
+void check_devices() { Copiers::instance().check(); }
 
 void drain_shared_copiers() { Copiers::instance().drain(); }
 

@@ -44,6 +44,8 @@ Result<Kernel> ready_kernel(Copier& copier, const KernelName& name);
 
 // Unmaps the memory that was left to be unmapped, if unmapping would not wait for anything now.
 void unmap_if_idle();
+// Looks whether devices are lost. What is expected of one that is lost fails.
+void check_devices();
 // Waits until no shared copier has copies under way, for at most Copier::kPatience, because a
 // device may hang. The copies keep the memory at both their ends.
 void drain_shared_copiers();

@@ -6,6 +6,7 @@
 #include "base/continuations.h"
 #include "base/lists.h"
 #include "base/log.h"
+#include "device/copiers.h"
 #include "device/watcher.h"
 
 namespace herring::worker {
@@ -137,8 +138,18 @@ void EngineCore::check_deadlines(Nanos now) {
                                 "the output of the other ranks and servers")});
 }
 
+// A program that waits for its device in code of its own, such as torch's, does not ask the driver
+// whether the device is lost. Nor may this thread.
+void EngineCore::look_at_devices(Nanos now) {
+  const bool idle = device::Watcher::idle();
+  if (!idle && now - looked_ < kSecond) return;
+  looked_ = now;
+  if (!idle) Continuations::shared().put(device::check_devices);
+}
+
 void EngineCore::tick() {
   const Nanos now = core_.loop->now();
+  look_at_devices(now);
   core_.links->poll_paths();
   core_.node_stage->release_regions();
   if (!core_.ending.begun()) {

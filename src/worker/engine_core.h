@@ -44,6 +44,7 @@ class EngineCore {
   void on_control(uint32_t server, const wire::FrameHeader& header, std::string_view payload);
   void check_deadlines(Nanos now);
   void tick();
+  void look_at_devices(Nanos now);
 
   engine::Core core_;
   calls::Calls calls_;
@@ -54,6 +55,7 @@ class EngineCore {
   Membership membership_;
   Keeping keeping_;
   engine::Pauses pauses_;
+  Nanos looked_ = 0;  // when nothing was expected of a device, or devices were checked
   uint64_t notice_bytes_ = 0;  // of warnings; see Engine::Counters
 };
 

@@ -72,6 +72,12 @@ def test_in_torchs_backend_all_ranks_get_an_error_that_names_it(calls: str, tmp_
     expect_errors("backend_steps", 0, tmp_path, 0, 1, 2, CALLS=calls, **TORCH_ENVIRONMENT)
 
 
+def test_it_is_noticed_if_it_is_lost_before_it_comes_to_the_call(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    settings = {**TORCH_ENVIRONMENT, "STANDIN_JITTER": "300000", "CALLS": "ddp"}  # microseconds
+    expect_errors("backend_steps", 0, tmp_path, 0, 1, 2, **settings)
+
+
 @pytest.mark.parametrize(("victim", "stage", "moment"), [(0, "host", 50), (1, "ipc", 20)])
 def test_an_elastic_job_goes_on_without_it(
     victim: int, stage: str, moment: int, tmp_path: Path
