@@ -106,10 +106,8 @@ void Membership::rank_left(uint32_t rank) {
                          " has left the job and makes no more calls; ",
                          control::kAdviceOnLeaving)});
   }
-  const control::WorkerInfo& worker = core_.cluster.workers[rank];
   for (const control::ServerInfo& server : core_.cluster.servers) {
-    const bool its_own = !server.dedicated && server.node == worker.node && worker.local_rank == 0;
-    if (its_own) staying_.emplace(server.index, rank);
+    if (core_.cluster.rank_with(server) == rank) staying_.emplace(server.index, rank);
   }
   release_servers();
 }
@@ -202,6 +200,12 @@ void Membership::check_link(uint32_t server, const std::string& how, uint64_t re
     return;
   }
   if (!core_.presence.left.empty()) return fail_what_needs(server);
+  // It has ended with the worker in whose process it was.
+  const std::optional<uint32_t> host = core_.cluster.rank_with(core_.cluster.servers[server]);
+  for (const control::Loss& loss : core_.presence.lost) {
+    if (loss.is_server || loss.index != host) continue;
+    return peer_lost({true, false, server, concat(loss.text, "; ", how), 0, {}});
+  }
   // The server lives, so only this rank knows of the loss. The others would see it leave.
   core_.ending.fail_now({Code::kPeerLost, how});
   core_.options.abort(how);

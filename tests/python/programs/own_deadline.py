@@ -80,13 +80,10 @@ else:
     try:
         call()
     except herring.PeerLostError as error:
-        # The end of its connections, or of what listens for them, may tell of it first. A rank that
-        # leaves takes the server of its node with it.
+        # The end of its connections, or of what listens for them, may tell of it first.
         first = KIND == "ring" or (KIND == "meeting" and "cannot connect to" in str(error))
-        server = not STAYS and f"in the process of rank {FAILS} (" in str(error)
-        assert first or server or "its part of the job has ended: '" in str(error), error
-        by_name = KIND in ("ring", "meeting") or server
-        assert by_name or f"for rank {LATE} (" in str(error), error
+        assert first or "its part of the job has ended: '" in str(error), error
+        assert KIND in ("ring", "meeting") or f"for rank {LATE} (" in str(error), error
         print("told why", flush=True)
     # Rank 0 hosts the rendezvous, and a rank that leaves takes the server of its node with it.
     if FAILS != 0 and (STAYS or herring.local_size() == herring.size()):
