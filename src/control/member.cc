@@ -141,16 +141,11 @@ class Member::Impl final : public Channel::Owner {
 
   void end_part(const Status& why) {
     send_abort(why, kFlagPart);
-    std::lock_guard lock(mutex_);
     part_ended_ = true;
   }
 
   void await_part_told() {
-    if (!here()) return;
-    std::unique_lock lock(mutex_);
-    if (!part_ended_) return;
-    changed_.wait_for(lock, std::chrono::nanoseconds(kPartTold),
-                      [this] { return part_told_ || goodbye_done_; });
+    if (here() && part_ended_) wait_for(kPartTold, &Impl::part_told_);
   }
 
   void report_server(const ServerReport& report) {
@@ -181,13 +176,10 @@ class Member::Impl final : public Channel::Owner {
       teller_->silence();
       ended_ = true;
       announcements_.clear();
-      if (channel_->closed()) return said_goodbye();
+      if (channel_->closed()) return note(&Impl::goodbye_done_);
       channel_->send(FrameType::kGoodbye);
     });
-    if (loop_.in_loop_thread()) return;
-    std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, std::chrono::nanoseconds(kGoodbyeTimeout),
-                      [this] { return goodbye_done_; });
+    if (!loop_.in_loop_thread()) wait_for(kGoodbyeTimeout, &Impl::goodbye_done_);
   }
 
   // Waits until what is queued (an abort) has been sent.
@@ -197,10 +189,7 @@ class Member::Impl final : public Channel::Owner {
       loop_.post([this] { poll_drained(loop_.now() + kDrainTimeout); });
       return Status();
     });
-    if (!asked.ok()) return;
-    std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, std::chrono::nanoseconds(kDrainTimeout + kSecond),
-                      [this] { return drained_; });
+    if (asked.ok()) wait_for(kDrainTimeout + kSecond, &Impl::drained_);
   }
 
  private:
@@ -250,9 +239,7 @@ class Member::Impl final : public Channel::Owner {
         Status why;
         HERRING_RETURN_IF_ERROR(decode_abort(payload, why));
         phase() == Phase::kReady ? announce_abort(why) : fail(why, flags == kFlagAgain);
-        std::lock_guard lock(mutex_);
-        part_told_ = true;
-        changed_.notify_all();
+        note(&Impl::part_told_);
         return {};
       }
       case FrameType::kWarning:
@@ -271,7 +258,7 @@ class Member::Impl final : public Channel::Owner {
       }
       case FrameType::kGoodbye:
         if (flags == 0) {
-          said_goodbye();
+          note(&Impl::goodbye_done_);
           channel_->close();
         } else if (flags == kFlagEnd) {
           report_end(End::kAllLeft);
@@ -370,7 +357,7 @@ class Member::Impl final : public Channel::Owner {
 
   // The process that hosts the rendezvous is gone, and with it all news of the others.
   void rendezvous_ended(const std::string& how, bool left) {
-    said_goodbye();
+    for (bool Impl::*const over : {&Impl::goodbye_done_, &Impl::part_told_}) note(over);
     const std::string rendezvous = options_.rendezvous.to_string();
     if (phase() == Phase::kSpare) {
       return fail({left ? Code::kShutdown : Code::kPeerLost,
@@ -447,19 +434,19 @@ class Member::Impl final : public Channel::Owner {
     loop_.call_after(check_period_, [this] { check_silence(); });
   }
 
-  void said_goodbye() {
+  // Notes that something is over, and waits for that on another thread.
+  void note(bool Impl::*over) {
     std::lock_guard lock(mutex_);
-    goodbye_done_ = true;
+    this->*over = true;
     changed_.notify_all();
+  }
+  void wait_for(Nanos most, bool Impl::*over) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, std::chrono::nanoseconds(most), [&] { return this->*over; });
   }
 
   void poll_drained(Nanos deadline) {
-    if (channel_->backlog() == 0 || loop_.now() >= deadline) {
-      std::lock_guard lock(mutex_);
-      drained_ = true;
-      changed_.notify_all();
-      return;
-    }
+    if (channel_->backlog() == 0 || loop_.now() >= deadline) return note(&Impl::drained_);
     loop_.call_after(kMillisecond, [this, deadline] { poll_drained(deadline); });
   }
 
@@ -479,6 +466,7 @@ class Member::Impl final : public Channel::Owner {
   bool ended_ = false;
   std::set<std::pair<bool, uint32_t>> known_losses_;
   std::atomic<uint32_t> epoch_{0};
+  std::atomic<bool> part_ended_{false};
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -490,8 +478,7 @@ class Member::Impl final : public Channel::Owner {
   uint32_t index_ = 0;
   Cluster cluster_;
   std::vector<Loss> gone_;
-  bool goodbye_done_ = false, drained_ = false;
-  bool part_ended_ = false, part_told_ = false;
+  bool goodbye_done_ = false, drained_ = false, part_told_ = false;
 };
 
 Member::Member(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -68,6 +68,10 @@ def test_a_step_has_what_cannot_be_hidden() -> None:
     eighth = answer(dataclasses.replace(LARGE, wire_dtype="fp8"), network)
     assert eighth.job.size == pytest.approx(0.2581 * found.job.size, rel=1e-3)
     assert eighth.timeline.exposed < 0.6 * half.timeline.exposed
+    # The largest hundredth of the numbers is sent with its places.
+    few = answer(dataclasses.replace(LARGE, wire_dtype="topk:0.01"), network)
+    assert few.job.size == pytest.approx(0.01004 * found.job.size, rel=1e-3)
+    assert few.timeline.exposed < 0.1 * eighth.timeline.exposed
     # With links that are ten times slower, averaging takes most of the step.
     slow = answer(LARGE, dataclasses.replace(network, rate=10e9, server_rate=10e9))
     assert slow.binds == "link"

@@ -76,7 +76,7 @@ class Job:
         ):
             raise ConfigurationError(
                 f"--wire-dtype {self.wire_dtype} with --dtype {self.dtype}: float32 can be sent in "
-                "float16 or bfloat16, and any type in fp8 or int8"
+                "float16 or bfloat16, and any type in fp8, int8 or topk:0.01"
             )
 
     def of_meeting(self) -> Job:

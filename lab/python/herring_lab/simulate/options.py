@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import argparse
 
+from herring.arrays.wire import PACKED_DTYPES
 from herring.terminal.command_line import integer
 from herring_lab.simulate.catalogue import MODELS
 
 #: Bytes per element of each dtype that gradients may have.
 DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2}
-#: Bytes per element on the wire. A pack of 1 KiB has 992 numbers of 8 bits and their scales.
-WIRE_DTYPES = {**DTYPES, "fp8": 1024 / 992, "int8": 1024 / 992}
+#: Bytes per element on the wire. A pack of 1 KiB has 992 numbers of 8 bits and their scales, or the
+#: 255 largest numbers of a block, such as of 25,500 with "topk:0.01".
+WIRE_DTYPES = {
+    **DTYPES,
+    **dict.fromkeys(("fp8", "int8"), 1024 / 992),
+    **{name: 1024 * float(name[5:]) / 255 for name in PACKED_DTYPES if name.startswith("topk:")},
+}
 #: Names of the options that --sweep can vary.
 SWEEPS = ("nodes", "servers", "rate", "rtt", "loss")
 
