@@ -87,7 +87,9 @@ def run(options: argparse.Namespace, backend: str, report: Path) -> int:
             "PYTHONPATH": os.pathsep.join(paths),
         }
         if options.cpu:
-            paths.append(str(Path(__file__).parent))
+            tests = [options.checkout.resolve() / test for test in options.tests]
+            beside = [test if test.is_dir() else test.parent for test in tests]  # what they import
+            paths += map(str, [Path(__file__).parent.resolve(), *beside])
             environment |= {"PYTHONPATH": os.pathsep.join(paths), "LIMIT": str(LIMIT)}
         if options.checkout:  # its tests begin groups with variables of their own
             del environment["WORLD_SIZE"]
