@@ -15,6 +15,7 @@ class Maker {
       : random_({seed, 2, index}), group_random_({seed, 3, index}),
         join_random_({seed, 4, index}), leave_random_({seed, 5, index}),
         message_random_({seed, 6, index}), packed_random_({seed, 7, index}),
+        sparse_random_({seed, 8, index}),
         layout_(layout), features_(features) {
     program_.index = index;
     std::vector<uint32_t> all;
@@ -158,20 +159,26 @@ class Maker {
       plan.gradients.push_back({some_elements(dtype, has(kLarge)), dtype});
     }
     if (random_.chance(0.5)) plan.note_bytes = some_elements(DType::kUInt8, false);
-    if (has(kEightBits) && packed_random_.chance(0.3)) pack(plan);
+    constexpr int kPacked = static_cast<int>(kFirstSparse);
+    if (has(kEightBits) && packed_random_.chance(0.3)) {
+      pack(plan, kNumDTypes, kPacked, packed_random_);
+    }
+    if (has(kTopK) && sparse_random_.chance(0.3)) {
+      pack(plan, kPacked, kNumWireDTypes, sparse_random_);
+    }
     return plan;
   }
 
-  // Lets a plan travel in 8 bits, if its segments are whole packs.
-  void pack(PlanSpec& plan) {
+  // Lets a plan travel in packs of a dtype from `first` to before `end`, if its segments are whole
+  // packs.
+  void pack(PlanSpec& plan, int first, int end, Random& random) {
     if (layout_.segment_bytes % kPackBytes != 0) return;
     plan.narrow = true;
-    constexpr int kAll = static_cast<int>(kFirstSparse) - kNumDTypes;  // sparse ones leave out some
-    plan.wire = static_cast<DType>(kNumDTypes + packed_random_.below(kAll));
+    plan.wire = static_cast<DType>(first + static_cast<int>(random.below(end - first)));
     if (plan.op != ReduceOp::kAverage) plan.op = ReduceOp::kSum;
     for (plan::Gradient& gradient : plan.gradients) {
       if (!is_float(gradient.dtype) || gradient.dtype == DType::kFloat64) {
-        gradient.dtype = packed_random_.pick({DType::kFloat32, DType::kBFloat16});
+        gradient.dtype = random.pick({DType::kFloat32, DType::kBFloat16});
       }
     }
   }
@@ -487,6 +494,7 @@ class Maker {
   // These features have generators of their own, so that without them seeds make the same programs
   // as before.
   Random group_random_, join_random_, leave_random_, message_random_, packed_random_;
+  Random sparse_random_;
   uint32_t first_group_ = 0;     // the first group that steps may use
   std::vector<Usable> usable_;   // by group
   const Layout& layout_;

@@ -50,6 +50,7 @@ enum Feature : uint32_t {
   kMessages = 1 << 19,   // sends and receives
   kLists = 1 << 20,      // arrays that are cut into lists
   kEightBits = 1 << 21,  // plans whose gradients travel in 8 bits
+  kTopK = 1 << 22,       // plans of which only the largest gradients travel
 };
 inline constexpr struct {
   const char* name;
@@ -61,7 +62,7 @@ inline constexpr struct {
                  {"weights", kWeights},       {"counts", kCounts},
                  {"torn", kTorn},             {"groups", kGroups},     {"joins", kJoins},
                  {"leaving", kLeaving},       {"deaths", kDeaths},     {"messages", kMessages},
-                 {"lists", kLists},           {"eight-bits", kEightBits}};
+                 {"lists", kLists},           {"eight-bits", kEightBits}, {"top-k", kTopK}};
 
 inline constexpr uint32_t kDeferral = 2;  // batches
 
@@ -149,6 +150,7 @@ struct PlanSpec {
   size_t buffer_bytes = 0;
   size_t note_bytes = 0;
   std::vector<plan::Gradient> gradients;
+  bool sparse() const { return narrow && is_sparse(wire); }
 };
 
 // How a program ends a job early, if it does. The rank that ends it and those that depend on that

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "plan/split.h"
+#include "reduce/reduce.h"
 #include "tests/random/lane.h"
 
 namespace herring::random_test {
@@ -231,8 +232,12 @@ void Rank::check_round(const Call& call, rounds::Planned& plan) {
   const Step& step = *call.step;
   RunningProgram& program = *call.program;
   const auto& gradients = plan.plan().gradients;
+  size_t numbers = 0;
+  for (const plan::Gradient& gradient : gradients) numbers += gradient.elements;
+  const bool sparse = program->plans[step.plan].sparse();
+  if (sparse) check_largest(call, plan);
   for (size_t i = 0; i < gradients.size(); ++i) {
-    if (gradients[i].elements == 0) continue;
+    if (gradients[i].elements == 0 || (sparse && numbers > kSparseEntries)) continue;
     const plan::Placement& place = plan.plan().placements[i];
     const std::string text =
         difference(gradients[i].dtype, plan.arena(place.arena).get() + place.range.offset,
@@ -252,6 +257,38 @@ void Rank::check_round(const Call& call, rounds::Planned& plan) {
     wrong(*program, step, concat("it says ", plan.contributors(), " contributors, not ",
                                  contributors));
   }
+}
+
+// Checks a round of which only the largest numbers may have travelled.
+void Rank::check_largest(const Call& call, rounds::Planned& plan) {
+  const Step& step = *call.step;
+  RunningProgram& program = *call.program;
+  std::vector<float> results, left;
+  std::vector<std::vector<float>> residuals;
+  for (size_t a = 0; a < plan.plan().arenas.size(); ++a) {
+    auto residual = plan.residual(a);
+    if (!residual.ok()) wrong(*program, step, residual.status().to_string());
+    residuals.push_back(std::move(*residual));
+  }
+  const auto& gradients = plan.plan().gradients;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    const auto& [elements, dtype] = gradients[i];
+    if (elements == 0) continue;
+    const plan::Placement& place = plan.plan().placements[i];
+    const size_t at = results.size();
+    results.resize(at + elements);
+    reduce::convert(plan.arena(place.arena).get() + place.range.offset, dtype, &results[at],
+                    DType::kFloat32, elements, 1.0);
+    const auto first = residuals[place.arena].begin() +
+                       static_cast<ptrdiff_t>(place.range.offset / size_of(dtype));
+    left.insert(left.end(), first, first + static_cast<ptrdiff_t>(elements));
+  }
+  std::vector<char> bytes(results.size() * sizeof(float));
+  if (!bytes.empty()) std::memcpy(bytes.data(), results.data(), bytes.size());
+  std::string text =
+      program.same_everywhere(step, 0, bytes, concat("the results of rank ", rank_));
+  if (text.empty()) text = program.nothing_lost(step, results, left);
+  if (!text.empty()) wrong(*program, step, text);
 }
 
 Result<std::shared_ptr<calls::Operation>> Rank::submit_forming(const Program& program,

@@ -75,6 +75,7 @@ class Rank {
   bool is_left_out(const Program& program, const Step& step) const;
   void check(const Call& call);
   void check_round(const Call& call, rounds::Planned& plan);
+  void check_largest(const Call& call, rounds::Planned& plan);
   [[noreturn]] void wrong(const Program& program, const Step& step, const std::string& what);
 
   const std::string seed_;

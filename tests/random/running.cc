@@ -1,7 +1,9 @@
 #include "tests/random/running.h"
 
 #include <algorithm>
+#include <utility>
 
+#include "reduce/reduce.h"
 #include "tests/random/random.h"
 
 namespace herring::random_test {
@@ -37,7 +39,7 @@ Values RunningProgram::values_of(const Step& step, size_t index) const {
     }
     values.dtype = plan.gradients[index].dtype;
     narrow = plan.narrow;
-    if (narrow && is_packed(plan.wire)) {
+    if (narrow && is_packed(plan.wire) && !is_sparse(plan.wire)) {
       values.lone = static_cast<uint32_t>(program_.groups.front().ranks.size());
     }
   }
@@ -82,6 +84,45 @@ std::string RunningProgram::same_everywhere(const Step& step, uint32_t round,
   if (first == result) return {};
   return concat("round ", round, " differs between ranks in ", where_they_differ(result, first),
                 ": here ", how, "; there ", first_how);
+}
+
+// Whole numbers below 256 are exact on their way, and so are sums of what is left. An average is
+// exact if every round divides by the same number.
+std::string RunningProgram::nothing_lost(const Step& step, const std::vector<float>& results,
+                                         const std::vector<float>& own) {
+  const auto contributing = static_cast<uint32_t>(contributors(step).size());
+  const uint32_t divisor = step.op == ReduceOp::kAverage ? std::max(contributing, 1u) : 1;
+  Left& left = left_[step.plan];
+  std::lock_guard lock(left.mutex);
+  if (left.round != step.id) {
+    left.is_known &= left.ranks == 0;  // all ranks were through with the round before
+    left.ranks = 0;
+    left.round = step.id;
+    left.sum.assign(results.size(), 0);
+    left.is_known &= left.divisor == 0 || left.divisor == divisor || contributing == 0;
+    if (contributing > 0) left.divisor = divisor;
+  }
+  for (size_t i = 0; i < own.size(); ++i) left.sum[i] += own[i];
+  if (++left.ranks < step.size()) return {};
+  left.ranks = 0;
+  const std::vector<double> before = std::exchange(left.before, left.sum);
+  if (!left.is_known) return {};
+  const auto& gradients = program_.plans[step.plan].gradients;
+  size_t at = 0;
+  for (size_t g = 0; g < gradients.size(); ++g) {
+    std::vector<float> given(gradients[g].elements);
+    if (given.empty()) continue;
+    reduce::convert(reduction(step, g).data(), gradients[g].dtype, given.data(), DType::kFloat32,
+                    given.size(), 1.0);
+    for (size_t i = 0; i < given.size(); ++i, ++at) {
+      const double to_send = double{given[i]} * divisor + (before.empty() ? 0 : before[at]);
+      const double got = double{results[at]} * divisor + left.sum[at];
+      if (got == to_send) continue;
+      return concat("of number ", i, " of gradient ", g, " ", results[at], " times ", divisor,
+                    " has arrived and ", left.sum[at], " is left, not together ", to_send);
+    }
+  }
+  return {};
 }
 
 void RunningProgram::start_together() {

@@ -19,6 +19,7 @@ class RunningProgram {
   RunningProgram(Program program, uint32_t size)
       : program_(std::move(program)), to_start_(size), at_work_(size) {
     for (size_t i = 0; i < program_.steps.size(); ++i) expected_.emplace_back();
+    for (size_t i = 0; i < program_.plans.size(); ++i) left_.emplace_back();
   }
   const Program& operator*() const { return program_; }
   const Program* operator->() const { return &program_; }
@@ -32,6 +33,12 @@ class RunningProgram {
   // says what the rank knows about the round, for the error.
   std::string same_everywhere(const Step& step, uint32_t round, const std::vector<char>& result,
                               std::string how);
+
+  // For planned rounds of which only the largest numbers travel. `results` has the float32 results
+  // of all gradients, and `left` what this rank has yet to send. Returns "" unless this rank is the
+  // last of the round, and results and what is left are not what was given and left before.
+  std::string nothing_lost(const Step& step, const std::vector<float>& results,
+                           const std::vector<float>& left);
 
   // Waits until all ranks have called this. Nothing may end a job before all have started.
   void start_together();
@@ -49,8 +56,18 @@ class RunningProgram {
     std::vector<std::vector<char>> arrays;
     std::vector<std::pair<std::vector<char>, std::string>> rounds;  // of a series: bytes, origin
   };
+  // What the ranks of a plan have yet to send after its latest round.
+  struct Left {
+    std::mutex mutex;
+    std::vector<double> before, sum;  // of all ranks; `before` the round
+    uint32_t ranks = 0;               // in `sum`
+    uint32_t divisor = 0;             // of all rounds so far; 0: there was none
+    uint32_t round = ~0u;             // its step
+    bool is_known = true;
+  };
   const Program program_;
   std::deque<Expected> expected_;  // by step
+  std::deque<Left> left_;          // by plan
 
   std::atomic<bool> given_up_{false};
   std::mutex mutex_;
