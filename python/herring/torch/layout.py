@@ -12,10 +12,12 @@ from herring.arrays.calls import called
 from herring.arrays.collectives import barrier
 from herring.arrays.gradients import PlannedList
 from herring.arrays.groups import Group
+from herring.arrays.runtime import job
 from herring.arrays.wire import is_packed
 from herring.errors import HerringError, InvalidArgumentError
 from herring.torch import devices
 from herring.torch.engine import runs_last
+from herring.torch.kept import mean_residuals
 from herring.torch.tensors import (
     check_not_capturing,
     dense_strides,
@@ -173,7 +175,7 @@ class Layout:
         final = [index for index in order if index not in sparse]
         layout = self
         if final != self.order:
-            lost = self.residuals()
+            lost = self.movable_residuals(name)
             self.close()  # .grad does not use the arena before the final layout
             layout = type(self)(self.options, self.names, self.parameters, sparse, final, name=name)
             layout.give_residuals(lost)
@@ -194,6 +196,23 @@ class Layout:
             index: self._shaped(index, torch.from_numpy(values))
             for index, values in self.plan.residuals().items()
         }
+
+    def movable_residuals(self, name: str) -> dict[int, torch.Tensor]:
+        """Returns what this rank takes over into another layout (collective).
+
+        Another plan cuts other slices, so another rank of a node may send what this one keeps.
+        Where ranks share nodes, all nodes therefore get the same parts of what all have kept.
+        """
+        own = self.residuals()
+        nodes = job().num_nodes
+        if nodes == 1 or nodes == job().size:
+            return own
+        means = mean_residuals(
+            {str(index): values for index, values in own.items()},
+            f"{name}.residuals",
+            self.options.group,
+        )
+        return {int(index): mean * self.plan.local_size for index, mean in means.items()}
 
     def give_residuals(self, residuals: Mapping[int, torch.Tensor]) -> None:
         """Replaces what rounding has lost on this rank; what is missing becomes 0."""

@@ -213,8 +213,8 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
         )
         lost = {}
         if self._layout is not None:
-            before = self._layout.parameters
-            lost = {id(before[i]): value for i, value in self._layout.residuals().items()}
+            before, kept = self._layout.parameters, self._layout.movable_residuals(name)
+            lost = {id(before[i]): value for i, value in kept.items()}
         self._let_go()
         self._take_over(parameters)
         if parameters:

@@ -11,7 +11,7 @@ from herring.arrays.groups import Group
 from herring.arrays.wire import is_packed
 from herring.errors import InvalidArgumentError
 from herring.torch.fragments import Fragment, MakeOptimizer
-from herring.torch.residuals import checked_residuals, mean_residuals
+from herring.torch.kept import checked_residuals, mean_residuals
 
 
 class SavesMeetings:

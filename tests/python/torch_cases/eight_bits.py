@@ -252,6 +252,40 @@ def only_the_largest_numbers():
     assert losses["module"] < start - 0.5 * (start - losses["all"]), (start, losses)
 
 
+class Turned(nn.Module):
+    """A model with constant gradients, which come in another order than its parameters."""
+
+    def __init__(self):
+        super().__init__()
+        random = torch.Generator().manual_seed(6)
+        sizes = (40_000, 30_000, 20_000)
+        self.weights = nn.ParameterList([torch.zeros(size) for size in sizes])
+        of = [torch.randn(herring.size(), size, generator=random) for size in sizes]
+        self.mine = [one[herring.rank()] for one in of]
+        self.mean = [one.mean(0) for one in of]
+
+    def forward(self):
+        pairs = list(zip(self.weights, self.mine))
+        return sum((weight * gradient).sum() for weight, gradient in reversed(pairs))
+
+
+@case
+def what_is_left_follows_its_parameters():
+    """A new plan cuts other slices, so that other ranks of a node send a parameter."""
+    model = Turned()
+    ddp = herring.DistributedDataParallel(model, wire_dtype=herring.TopK(0.1))
+    totals = [torch.zeros_like(weight) for weight in model.weights]
+    for step in range(4):
+        ddp.zero_grad()
+        ddp().backward()
+        left = ddp.residuals()
+        for i, (weight, mean) in enumerate(zip(model.weights, model.mean)):
+            totals[i] += weight.grad
+            close(totals[i] + left[f"weights.{i}"], (step + 1) * mean, 0.01)
+    same_everywhere(totals)
+    ddp.close()
+
+
 @case
 def eight_bits_refuse():
     model = nn.Linear(3, 3).double()
