@@ -288,6 +288,7 @@ void register_planned(nb::module_& module) {
       })
       .def("residual", &residual, "index"_a)
       .def("set_residual", &set_residual, "index"_a, "values"_a)
+      .def("take_back", [](const PlanHandle& h) { check(h.planned().take_back()); })
       .def_prop_ro("arenas", [](const PlanHandle& h) {
         std::vector<std::pair<std::string, size_t>> all;
         for (const auto& arena : h.plan().arenas) {

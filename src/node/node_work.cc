@@ -176,8 +176,9 @@ void NodeWork::pack(const std::vector<const void*>& sources, size_t element, siz
     reduce::combine(sources.data(), sources.size(), sums.data(), count, sum);
     values = sums.data();
   }
-  float* const residual =
-      task.residual == nullptr ? nullptr : task.residual + element - numbers_before(slice.offset);
+  const size_t at = element - numbers_before(slice.offset);
+  float* const residual = task.residual == nullptr ? nullptr : task.residual + at;
+  if (task.before != nullptr) std::copy_n(residual, count, task.before + at);
   reduce::pack(values, count, task.wire, task.staging + bytes_for(element, task.wire), residual);
 }
 
@@ -247,6 +248,7 @@ void NodeWork::prepare_push() {
   transfer.send = workers > 0 ? base : nullptr;
   transfer.receive = task.results != nullptr ? task.results : base;
   transfer.mark = task.mark;
+  if (task.changes != nullptr) *task.changes = workers > 0;
   pushed = true;
 }
 

@@ -60,6 +60,9 @@ struct NodeTask {
   char* staging = nullptr;             // for bytes of the wire dtype, if it differs
   char* results = nullptr;             // for results, if they have to be apart from that
   float* residual = nullptr;           // of this rank's slice, for a packed wire dtype; may be null
+  // With a residual, perhaps: gets what it was before the round, and whether the round changes it.
+  float* before = nullptr;
+  bool* changes = nullptr;
   Reduction reduction;
   bool active = true;                  // false: this worker has nothing to add
   Deadline deadline;

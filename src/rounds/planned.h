@@ -87,6 +87,10 @@ class Planned {
   Result<std::vector<float>> residual(size_t i) const;
   // Replaces it; values for elements that other ranks send are ignored. Not inside a round.
   Status set_residual(size_t i, const std::vector<float>& values);
+  // Undoes what the latest round has changed in the residual, if its results are not used and only
+  // the largest numbers have travelled. What rounding loses is too little to be worth the memory.
+  // Not inside a round.
+  Status take_back();
   // Returns how many rounds have begun. Any thread.
   uint32_t rounds() const;
   const PlannedOptions& options() const;
@@ -126,6 +130,8 @@ class Planned {
   std::string missing() const;
   // Pushes the buffers that are complete and next in order.
   void advance();
+  // Returns an error inside a round.
+  Status check_rest() const;
   // Calls visit(first element, values) for each part of arena `i` whose residual is here.
   template <typename Visit>
   Status visit_residual(size_t i, const Visit& visit) const;

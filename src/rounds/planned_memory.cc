@@ -1,6 +1,7 @@
 // Where the buffers of a plan lie: in arenas, and in staging memory if they travel in another
 // dtype. What rounding to 8 bits has lost of them.
 #include <algorithm>
+#include <utility>
 
 #include "plan/plan.h"
 #include "reduce/reduce.h"
@@ -133,6 +134,10 @@ void Planned::Work::add_part(char* data, size_t bytes, DType dtype, DType wire, 
   const size_t numbers = slice(count() - 1, options.group->local_index()).bytes / size_of(dtype);
   part.residual.resize(numbers);
   task.residual = part.residual.data();
+  if (!is_sparse(wire)) return;
+  part.before.resize(numbers);
+  task.before = part.before.data();
+  task.changes = &part.changed;
 }
 
 // Uses the same slices as NodeWork.
@@ -154,13 +159,23 @@ plan::Range Planned::Work::slice(uint32_t part, uint32_t place) const {
 
 std::vector<float>& Planned::Work::residual(uint32_t part) const { return parts_[part]->residual; }
 
+void Planned::Work::take_back() const {
+  for (const auto& part : parts_) {
+    if (!std::exchange(part->changed, false)) continue;
+    std::ranges::copy(part->before, part->residual.begin());
+  }
+}
+
+Status Planned::check_rest() const {
+  if (round_ == nullptr || round_->future->done()) return {};
+  return {Code::kInvalidArgument, concat("'", work_->options.name, "': the residual changes ",
+                                         "inside a round; wait() for it first")};
+}
+
 template <typename Visit>
 Status Planned::visit_residual(size_t i, const Visit& visit) const {
   std::lock_guard lock(mutex_);
-  if (round_ != nullptr && !round_->future->done()) {
-    return {Code::kInvalidArgument, concat("'", work_->options.name, "': the residual changes ",
-                                           "inside a round; wait() for it first")};
-  }
+  HERRING_RETURN_IF_ERROR(check_rest());
   const size_t item = size_of(plan().arenas[i].dtype);
   for (uint32_t b = 0; b < plan().buffers.size(); ++b) {
     const plan::Buffer& buffer = plan().buffers[b];
@@ -184,6 +199,13 @@ Status Planned::set_residual(size_t i, const std::vector<float>& values) {
   return visit_residual(i, [&values](size_t first, std::vector<float>& part) {
     std::copy_n(values.begin() + static_cast<ptrdiff_t>(first), part.size(), part.begin());
   });
+}
+
+Status Planned::take_back() {
+  std::lock_guard lock(mutex_);
+  HERRING_RETURN_IF_ERROR(check_rest());
+  work_->take_back();
+  return {};
 }
 
 }  // namespace herring::rounds

@@ -44,6 +44,7 @@ class Planned::Work : public std::enable_shared_from_this<Work> {
   uint32_t count() const { return static_cast<uint32_t>(parts_.size()); }
   plan::Range slice(uint32_t part, uint32_t place) const;
   std::vector<float>& residual(uint32_t part) const;
+  void take_back() const;
 
   Rounds& rounds;
   Core& core;
@@ -87,6 +88,8 @@ class Planned::Work::Part : public links::TransferOwner {
   explicit Part(Work& work) : work_(work) {}
   NodeTask task;    // without the fields that differ from round to round
   std::vector<float> residual;  // of this rank's slice; empty without error feedback
+  std::vector<float> before;    // the same before the latest round, if that has changed it
+  bool changed = false;
   links::Transfer transfer;
   std::shared_ptr<Round> round;
   observe::Mark mark;  // of the running round

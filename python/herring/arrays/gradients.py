@@ -168,6 +168,10 @@ class PlannedList(PlannedReduction):
         for index, array in enumerate(arrays):
             self.set_residual(index, array)
 
+    def take_back(self) -> None:
+        """Keeps what the latest round has sent of `TopK`, because its averages are not used."""
+        self._open.take_back()
+
     def _by_place(self, arrays: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
         sizes = [nbytes // max(array.size, 1) for (_, nbytes), array in zip(self.arenas, arrays)]
         return {
@@ -335,6 +339,7 @@ class GradientRounds:
         for code, (kind, text) in _TOLD.items():
             places = (place for place, told in enumerate(notes) if told == code)
             if ranks := job_ranks(places, self._group):
+                self._plan.take_back()
                 raise kind(f"{self.name}: {ranks_text(ranks)} {text}")
 
     def _take(self, arrays: Sequence[Any]) -> None:

@@ -397,6 +397,8 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
             self._leave_pass()
         self.rounds += 1
         self.contributors = layout.plan.contributors
+        if flags - {"without"}:
+            layout.plan.take_back()
         self.given_up = "failed" in flags
         if self.given_up:
             self._raise_failure(layout)

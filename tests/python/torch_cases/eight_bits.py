@@ -9,6 +9,7 @@ from torch.nn import functional as F  # noqa: N812
 import herring.torch as herring
 
 from .support import case, close, everyones_batch, mine, mlp, raises, same_everywhere, train
+from .wrapper import Fails
 
 PAIR = ("fp8", torch.bfloat16)  # averages come back in the second
 WIRES = ("fp8", torch.float8_e5m2, "int8", PAIR)
@@ -264,8 +265,11 @@ class Turned(nn.Module):
         self.mine = [one[herring.rank()] for one in of]
         self.mean = [one.mean(0) for one in of]
 
-    def forward(self):
-        pairs = list(zip(self.weights, self.mine))
+    def forward(self, fails=False):
+        weights = list(self.weights)
+        if fails:
+            weights[1] = Fails.apply(weights[1])
+        pairs = list(zip(weights, self.mine))
         return sum((weight * gradient).sum() for weight, gradient in reversed(pairs))
 
 
@@ -282,6 +286,37 @@ def what_is_left_follows_its_parameters():
         for i, (weight, mean) in enumerate(zip(model.weights, model.mean)):
             totals[i] += weight.grad
             close(totals[i] + left[f"weights.{i}"], (step + 1) * mean, 0.01)
+    same_everywhere(totals)
+    ddp.close()
+
+
+@case
+def what_a_dropped_round_has_sent_is_kept():
+    """A step of which one rank raises, and one that is made again with another plan."""
+    model = Turned()
+    model.weights[2].requires_grad_(False)
+    ddp = herring.DistributedDataParallel(model, wire_dtype=herring.TopK(0.1))
+    totals = [torch.zeros_like(weight) for weight in model.weights]
+    steps = [0, 0, 0]
+    for step in range(6):
+        if step == 4:
+            model.weights[2].requires_grad_(True)
+        ddp.zero_grad()
+        if step == 2:
+            before = ddp.residuals()
+            with raises(Exception, "planted" if herring.rank() == 0 else "rank 0 did not finish"):
+                ddp(fails=herring.rank() == 0).backward()
+            ddp()  # gives the round up
+            for name, left in ddp.residuals().items():
+                assert torch.equal(left, before[name]), name
+            continue
+        ddp().backward()
+        left = ddp.residuals()
+        for i, weight in enumerate(model.weights[: len(left)]):
+            totals[i] += weight.grad
+            steps[i] += 1
+            close(totals[i] + left[f"weights.{i}"], steps[i] * model.mean[i], 0.01)
+    assert steps == [5, 5, 2], steps
     same_everywhere(totals)
     ddp.close()
 
