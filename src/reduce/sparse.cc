@@ -188,7 +188,7 @@ void combine_sparse(const void* const* sources, size_t n, void* out, size_t coun
       for (const uint16_t index : all.touched) {
         float& number = all.numbers[index];
         number = number / static_cast<float>(stage.divisor) * static_cast<float>(stage.postscale);
-        if (magnitude(number) > 0) all.entries.push_back({magnitude(number), index});
+        all.entries.push_back({magnitude(number), index});
       }
       keep_largest(all.entries, kSparseEntries);
       write(all.entries, all.numbers.data(), to);
