@@ -93,6 +93,19 @@ def test_eager_equals_one_process(rank, size):
     assert same_everywhere(values(model)) and close(values(model), values(reference))
 
 
+def test_wire_dtypes(rank, size):
+    """The network has fewer numbers than a pack of the largest takes, so all of them travel."""
+    x, y = data()
+    part = mine(x, y, 24, rank, size)
+    reference, _ = trained(keras.optimizers.SGD(0.1), x, y, 24)
+    for wire in ("fp8", ("fp8", "bfloat16"), ("int8", "float32"), herring.TopK(0.1)):
+        optimizer = herring.DistributedOptimizer(keras.optimizers.SGD(0.1), wire_dtype=wire)
+        model, _ = trained(optimizer, *part)
+        assert same_everywhere(values(model)), wire
+        assert close(values(model), values(reference), 0.01), wire
+        assert not close(values(model), values(reference), 1e-9), wire
+
+
 def test_steps_per_execution(rank, size):
     if keras.backend.backend() == "torch":
         return  # Keras on torch runs one step per execution only.
