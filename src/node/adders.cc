@@ -49,7 +49,8 @@ void Adders::end() {
 
 bool Adders::helps(const NodeWork& work) {
   if (&work == current_.get()) return true;
-  if (threads_ <= 1 || work.slice.bytes < kLeastBytes || work.leaves_as_is()) return false;
+  if (threads_ <= 1 || work.leaves_as_is()) return false;
+  if (work.bytes_in(work.slice.bytes) < kLeastBytes) return false;
   if (!std::exchange(started_, true)) start();
   return !helpers_.empty();
 }
@@ -120,7 +121,8 @@ void Adders::await_hands(Shared& shared, std::unique_lock<std::mutex>& lock) {
 
 size_t Adders::take_block(Shared& shared, std::unique_lock<std::mutex>& lock) {
   NodeWork& work = *shared.work;
-  const size_t begin = shared.next, bytes = std::min(kBlockBytes, shared.end - begin);
+  const size_t steps = std::max<size_t>(kBlockBytes / work.step_bytes(), 1);
+  const size_t begin = shared.next, bytes = std::min(steps * kPackBytes, shared.end - begin);
   shared.next += bytes;
   shared.in_hand.fetch_add(1);
   lock.unlock();

@@ -25,8 +25,9 @@ namespace herring {
 // Engine thread only.
 class Adders {
  public:
-  // Slices of at least this size use helpers. One thread takes 30 to 50 us for this many bytes if
-  // they are in no cache; waking the others takes 5 to 20 us.
+  // Slices of at least this size use helpers: on the wire, or in the buffer if only the largest
+  // numbers travel. One thread takes 30 to 50 us for this many bytes if they are in no cache;
+  // waking the others takes 5 to 20 us.
   static constexpr size_t kLeastBytes = 512 << 10;
   // Bytes that a thread takes at a time: about ten microseconds of work. Whole elements of any
   // dtype.

@@ -290,7 +290,7 @@ void NodeStage::do_work() {
       work->work(bytes);
     }
     work->moved = loop_.now();
-    budget -= std::min(bytes / kPackBytes * step + bytes % kPackBytes, budget);
+    budget -= std::min(work->bytes_in(bytes), budget);
     if (work->worked == work->slice.bytes) {
       ready_.pop();
       combined(work);

@@ -127,6 +127,8 @@ struct NodeWork {
   size_t step_bytes() const {
     return is_sparse(task.wire) ? pack_numbers(task.wire) * sizeof(float) : kPackBytes;
   }
+  // Returns about how many bytes of the buffer so many bytes on the wire stand for.
+  size_t bytes_in(size_t wire_bytes) const { return wire_bytes * step_bytes() / kPackBytes; }
   // Returns whether there is nothing to add up and nothing to change.
   bool leaves_as_is() const;
   // Prepares the transfer for pushing the slice, which is reduced over this node.

@@ -65,7 +65,7 @@ struct Node {
     options.segment_bytes = kSegment;
     options.names.assign(ranks, "a rank");
     work = std::make_shared<NodeWork>(options, wire::Key{3, 0, 0}, ranks, 0);
-    const size_t elements = bytes / size_of(dtype), wire_bytes = elements * size_of(wire);
+    const size_t elements = bytes / size_of(dtype), wire_bytes = bytes_for(elements, wire);
     for (uint32_t r = 0; r < ranks; ++r) {
       memory.push_back(std::make_unique<Pages>(bytes));
       if (!zeros) fill(memory[r]->data, elements, dtype, r);
@@ -173,6 +173,25 @@ TEST(Adders, NarrowWhatGoesToServers) {
       }
       ASSERT_EQ(together(make(), 3, kSegment), alone(make())) << name_of(wire) << ", " << ranks;
     }
+  }
+}
+
+// Few bytes travel there, but finding them takes as long as adding all.
+TEST(Adders, FindTheLargestNumbers) {
+  constexpr size_t kPacks = 40;
+  for (const uint32_t ranks : {1u, 3u}) {
+    const auto make = [&] {
+      const size_t numbers = kPacks * ranks * pack_numbers(kFirstSparse) - 77;
+      return Node(ranks, 2, 0, 4 * numbers, DType::kFloat32, {ReduceOp::kSum}, kFirstSparse);
+    };
+    Node node = make();
+    Adders adders(3);
+    ASSERT_TRUE(node.work->begin().ok());
+    while (node.work->worked < node.work->slice.bytes) {
+      ASSERT_TRUE(adders.helps(*node.work));
+      EXPECT_LE(adders.add(node.work, 1), kPackBytes);
+    }
+    EXPECT_EQ(node.bytes(), alone(make())) << ranks;
   }
 }
 
