@@ -38,7 +38,7 @@ inline Stage whole(DType dtype, const Reduction& reduction, uint64_t contributor
 
 // Computes out[i] = round(combine(sources[0][i], ...) / divisor * postscale) in accumulator_of(in);
 // float64 stays float64. `n` must be at least 1. Callers must have checked the stage with
-// check_stage(). Never allocates and never fails.
+// check_stage(). Never fails, and allocates only for sparse packs, once for each thread.
 // Floats: NaN results have one canonical bit pattern. NaN propagates through min and max, which
 // order -0 below +0. The calling thread's rounding and flush-to-zero modes have no influence and
 // are left unchanged.

@@ -24,7 +24,8 @@ class TopK:
     each block a node sends the 255 numbers of largest magnitude, in bfloat16, with their places.
     Servers add them, and answer with the 255 largest sums. What was not sent, and what was sent of
     sums that were not among the largest, stays with the node and is added to its next gradients. So
-    nothing is lost, and each way takes `ratio` of float32's bytes, whatever the number of nodes.
+    only the rounding of averages is lost, and each way takes `ratio` of float32's bytes, whatever
+    the number of nodes.
     The selection of largest sums is that of gTop-k (Shi et al., ICDCS 2019).
 
     Attributes:
