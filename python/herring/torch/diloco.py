@@ -187,6 +187,11 @@ class DiLoCo(SavesMeetings):
     # -- beginning and end ------------------------------------------------------------------------
 
     def __enter__(self) -> DiLoCo:
+        if self._job is not None and is_running(self._job):
+            raise InvalidArgumentError(
+                f"{type(self).__name__}: the block has begun already; the end of a second one "
+                "would end both, and later steps would not count"
+            )
         self.open()
         return self
 

@@ -449,6 +449,12 @@ def diloco_refuses():
     for call in (diloco.step, diloco.flush, diloco.residuals):
         with raises(herring.InvalidArgumentError, "block"):
             call()
+    with make(model, optimizer) as diloco:
+        with raises(herring.InvalidArgumentError, "has begun already"):
+            with diloco:
+                pass
+        optimizer.step()
+        assert diloco.steps == 1  # the block goes on
     with raises(herring.InvalidArgumentError, "7", "6 parameters"):
         make(model, optimizer, fragments=7).open()
     with raises(herring.InvalidArgumentError, "outer_optimizer returned 4"):
