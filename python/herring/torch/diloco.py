@@ -237,7 +237,9 @@ class DiLoCo(SavesMeetings):
                 if (one := myself()) is not None:
                     one.step()
 
-            self._hook = self._optimizer.register_step_post_hook(hook)
+            handle = self._optimizer.register_step_post_hook(hook)
+            # An object whose block never ends must leave no hook behind when it is gone.
+            self._hook = weakref.finalize(self, handle.remove)
 
     def _prepare(self, is_new: bool) -> None:
         """Compares the ranks, makes plans, and makes outer copies equal (collective)."""
@@ -266,7 +268,7 @@ class DiLoCo(SavesMeetings):
         Nothing is sent; call `flush` before it to make all ranks equal. `open` goes on.
         """
         if self._hook is not None:
-            self._hook.remove()
+            self._hook()
             self._hook = None
         for fragment in self._fragments:
             fragment.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 
 import torch
 from torch import nn
@@ -361,6 +362,19 @@ def diloco_accumulates_and_wraps_optimizers():
         assert diloco.steps == 4 and diloco.meetings == 2
     same_everywhere(model.parameters())
     optimizer.close()
+
+
+@case
+def diloco_leaves_no_hook_behind():
+    """A notebook makes the object again and again, and never ends the block."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        diloco = herring.DiLoCo(model, optimizer)
+        diloco.open()
+        del diloco
+        gc.collect()
+        assert not optimizer._optimizer_step_post_hooks
 
 
 @case
