@@ -105,7 +105,8 @@ class DiLoCo(SavesMeetings):
           alpha: The part of its own parameters that a rank keeps in a meeting, from 0 to 1. 0 gives
             all ranks the same parameters. More than 0 saves what a rank has learned during `delay`.
           wire_dtype: What pseudo-gradients travel in between nodes: "bfloat16", "float16", "fp8",
-            "fp8_e5m2" or "int8". None means float32, and float64 for parameters in float64.
+            "fp8_e5m2" or "int8", or a pair or a `TopK` as for `DistributedDataParallel`. None means
+            float32, and float64 for parameters in float64.
           error_feedback: Whether what rounding to 8 bits loses is added to the next meeting
             (`residuals`).
           buffer_bytes: The size of a fusion buffer in bytes; 0 lets the plan choose.

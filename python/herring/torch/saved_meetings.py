@@ -20,6 +20,8 @@ class SavesMeetings:
     name: str
     _job: Any
     _count: int
+    _delay: int
+    _every: int
     _is_behind: bool
     _fragments: list[Fragment]
     _make_outer: MakeOptimizer
@@ -41,6 +43,10 @@ class SavesMeetings:
         """The fragment whose meeting has begun and is not yet applied."""
         return next((one for one in self._fragments if one.under_way), None)
 
+    @property
+    def _schedule(self) -> str:
+        return f"every={self._every}, delay={self._delay}"
+
     def state_dict(self) -> dict[str, Any]:
         """Returns the outer parameters, the outer optimizers' states and the place in the schedule.
 
@@ -50,6 +56,7 @@ class SavesMeetings:
         averages, which are then in the state.
         """
         return {
+            "schedule": self._schedule,
             "steps": self._steps,
             "since": self._since,
             "meetings": self._met,
@@ -66,8 +73,8 @@ class SavesMeetings:
             and all numbers but those of tokens, must be the same on all ranks.
 
         Raises:
-          InvalidArgumentError: The state is of another model, or has another number of fragments;
-            nothing has changed then.
+          InvalidArgumentError: The state is of another model, has another number of fragments, or
+            is in the middle of an interval of another schedule; nothing has changed then.
         """
         saved = state["fragments"]
         there = self._all()
@@ -83,6 +90,12 @@ class SavesMeetings:
             raise InvalidArgumentError(
                 f"load_state_dict: the state has {len(saved)} fragments, and this "
                 f"{type(self).__name__} has {self._count}; make it with fragments={len(saved)}"
+            )
+        if state["schedule"] != self._schedule and state["steps"] != state["since"]:
+            raise InvalidArgumentError(
+                f"load_state_dict: the state is inside an interval of {state['schedule']}, and "
+                f"this {type(self).__name__} has {self._schedule}; make it with the same, or call "
+                "flush() before state_dict()"
             )
         for name, shape in [pair for part in shapes for pair in part.items()]:
             if name not in there or there[name].shape != shape:

@@ -273,6 +273,10 @@ def diloco_state_goes_on_bit_for_bit():
             herring.DiLoCo(model, optimizer, every=6).load_state_dict(saved[2])
         with raises(herring.InvalidArgumentError, "0.weight"):
             herring.DiLoCo(mlp(width=8), None, **options).load_state_dict(saved[2])
+        if stop % options["every"]:
+            with raises(herring.InvalidArgumentError, "inside an interval", "flush()"):
+                other = {**options, "every": 2 * options["every"]}
+                herring.DiLoCo(model, optimizer, **other).load_state_dict(saved[2])
         diloco.close()
 
 
