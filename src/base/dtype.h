@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 
 #include "base/status.h"
 
@@ -32,8 +33,10 @@ inline constexpr int kNumPacked = 3;
 inline constexpr DType kResultDTypes[] = {DType::kBFloat16, DType::kFloat16, DType::kFloat32};
 inline constexpr DType kFirstPair = static_cast<DType>(kNumDTypes + kNumPacked);
 inline constexpr size_t kSparseNumbers[] = {51000, 25500, 12750, 5100, 2550};
-inline constexpr DType kFirstSparse = static_cast<DType>(kNumDTypes + 4 * kNumPacked);
-inline constexpr int kNumWireDTypes = static_cast<int>(kFirstSparse) + 5;  // that may travel
+inline constexpr DType kFirstSparse =
+    static_cast<DType>(static_cast<size_t>(kFirstPair) + std::size(kResultDTypes) * kNumPacked);
+inline constexpr int kNumWireDTypes =  // that may travel
+    static_cast<int>(static_cast<size_t>(kFirstSparse) + std::size(kSparseNumbers));
 
 // The 8-bit types are those of the OCP Microscaling Formats (MX) Specification 1.0: MXFP8 E4M3,
 // MXFP8 E5M2 and MXINT8. A block is 32 numbers with one scale, a power of two. A pack is the
