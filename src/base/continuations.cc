@@ -1,5 +1,7 @@
 #include "base/continuations.h"
 
+#include <pthread.h>
+
 #include <chrono>
 #include <system_error>
 #include <thread>
@@ -42,6 +44,7 @@ void Continuations::put(std::function<void()> task) {
 }
 
 void Continuations::serve() {
+  pthread_setname_np(pthread_self(), "herring-later");
   std::unique_lock lock(mutex_);
   for (;;) {
     const bool any = changed_.wait_for(lock, kIdle, [this] { return !queue_.empty(); });

@@ -15,6 +15,8 @@ namespace {
 constexpr Nanos kTick = 50 * kMillisecond;
 // Servers watch deadlines. If one is missed by this much, this process ends the job itself.
 constexpr Nanos kDeadlineMargin = 2 * kSecond;
+// How long nobody may ask a device whether it is lost, while something is expected of it.
+constexpr Nanos kBetweenLooks = 10 * kSecond;
 
 }  // namespace
 
@@ -66,6 +68,7 @@ EngineCore::EngineCore(const control::Cluster& cluster, engine::EngineOptions op
       },
       [this](uint32_t rank) { return core_.presence.has_left(rank); });
   core_.loop->on_exhausted([this](const Status& why) { core_.ending.on_exhausted(why); });
+  looked_ = core_.loop->now();
   core_.loop->call_after(kTick, [this] { tick(); });
   core_.loop->start("herring-engine");
 }
@@ -138,13 +141,13 @@ void EngineCore::check_deadlines(Nanos now) {
                                 "the output of the other ranks and servers")});
 }
 
-// A program that waits for its device in code of its own, such as torch's, does not ask the driver
-// whether the device is lost. Nor may this thread.
+// A program that waits here asks the driver whether its device is lost. One that waits in code of
+// its own, such as torch's, does not, and this thread may not.
 void EngineCore::look_at_devices(Nanos now) {
-  const bool idle = device::Watcher::idle();
-  if (!idle && now - looked_ < kSecond) return;
+  const bool asked = device::Watcher::idle() || !core_.program->activity(now).where.empty();
+  if (!asked && now - looked_ < kBetweenLooks) return;
   looked_ = now;
-  if (!idle) Continuations::shared().put(device::check_devices);
+  if (!asked) Continuations::shared().put(device::check_devices);
 }
 
 void EngineCore::tick() {

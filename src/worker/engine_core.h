@@ -55,7 +55,7 @@ class EngineCore {
   Membership membership_;
   Keeping keeping_;
   engine::Pauses pauses_;
-  Nanos looked_ = 0;  // when nothing was expected of a device, or devices were checked
+  Nanos looked_ = 0;  // when nobody had to look at devices, or they were looked at
   uint64_t notice_bytes_ = 0;  // of warnings; see Engine::Counters
 };
 

@@ -13,7 +13,8 @@ uint64_t standin_calls(const char* function);
 // Gives the bytes copied out of devices and into devices. `pageable` counts those of either
 // direction whose host memory is not registered.
 void standin_bytes(uint64_t* out, uint64_t* in, uint64_t* pageable);
-// Returns the number of threads that have made calls.
+// Returns the number of threads that have made calls, besides continuations that asked whether a
+// device is lost.
 size_t standin_threads();
 // Each item of a stream waits for a random time of up to `microseconds` before it begins.
 void standin_jitter(uint32_t microseconds);

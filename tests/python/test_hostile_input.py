@@ -270,7 +270,7 @@ def test_a_server_that_answers_garbage_is_told_of_in_one_line(
 
     with serving(talk) as where:
         for option in ("--json", "--all"):
-            assert cli.main(["status", where, option]) == 1
+            assert cli.main(["status", where, option, "--timeout", "60s"]) == 1
             error = capsys.readouterr().err
             assert said.strip() in error and len(error.splitlines()) == 1 and len(error) < 2000
             assert "\x1b" not in error
