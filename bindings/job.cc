@@ -530,7 +530,11 @@ void register_job(nb::module_& module) {
            "kind"_a, "name"_a, "why"_a, "group"_a = nb::none())
       .def("abort", &Job::abort, nb::call_guard<GilReleased>())
       .def("shutdown", &shut_down, "failed"_a = false)
-      .def("failure", [](Job& job) { return job.engine().failure().message(); })
+      .def("failure", [](Job& job) {
+        // Calls fail as soon as the group of all ranks is called off.
+        const Status failure = job.engine().failure();
+        return (failure.ok() ? job.engine().world()->called_off() : failure).message();
+      })
       .def_prop_ro("rank", &Job::rank)
       .def_prop_ro("size", [](const Job& job) { return job.cluster().size; })
       .def_prop_ro("local_rank", [](const Job& job) {

@@ -59,7 +59,7 @@ def begin(command: list[str]) -> subprocess.Popen[str]:
 
 def test_workers_that_have_notice_leave_between_two_steps(tmp_path: Path) -> None:
     """Before the first commit, two at once with rank 0, and too late, at the last commit."""
-    events = ["1 0 SIGTERM", "0 12 SIGTERM", "2 12 SIGTERM", "3 29 SIGTERM"]
+    events = ["1 0 SIGTERM", "0 12 SIGTERM 3", "2 12 SIGTERM 3", "3 29 SIGTERM 1"]
     output = elastic(tmp_path, "-n 4 --notice SIGTERM", 30, 1, *events)
     assert output.count(LEFT) == 3 and output.count("is done:") == 1, output
     assert "sizes [1, 3, 4], worker 3, 30 attempts" in output  # no step was made again

@@ -270,10 +270,28 @@ def test_a_server_that_answers_garbage_is_told_of_in_one_line(
 
     with serving(talk) as where:
         for option in ("--json", "--all"):
-            assert cli.main(["status", where, option, "--timeout", "60s"]) == 1
+            # A client asks again until its time is over if the connection ends without an answer.
+            timeout = "60s" if answer else "2s"
+            assert cli.main(["status", where, option, "--timeout", timeout]) == 1
             error = capsys.readouterr().err
             assert said.strip() in error and len(error.splitlines()) == 1 and len(error) < 2000
             assert "\x1b" not in error
+
+
+def test_a_job_that_ends_the_connection_is_named_so_though_the_last_attempt_is_too_slow(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    attempts = 0
+
+    def talk(connection: socket.socket) -> None:
+        nonlocal attempts
+        attempts += 1
+        while attempts > 1 and connection.recv(1000):
+            pass
+
+    with serving(talk) as where:
+        assert cli.main(["status", where, "--timeout", "2s"]) == 1
+    assert "is about to end" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [b"\0", b"/tmp/\x1b[2J", b"a\nb"])

@@ -232,6 +232,7 @@ def _answer(where: Endpoint, command: str, deadline: float) -> bytes:
 
     Where strangers crowd in, a client that is slow to prove itself can lose its place.
     """
+    ended = False  # whether an attempt ended without an answer
     while True:
         try:
             if (answer := _exchange(where, command, deadline)) or where.path is not None:
@@ -239,6 +240,11 @@ def _answer(where: Endpoint, command: str, deadline: float) -> bytes:
         except (ConnectionResetError, BrokenPipeError):
             if where.path is not None:
                 raise
+        except TimeoutError:
+            if ended:
+                return b""
+            raise
+        ended = True
         if time.monotonic() + _PAUSE > deadline:
             return b""
         time.sleep(_PAUSE)

@@ -2,7 +2,8 @@
 
 Arguments: the folder of the job, the number of steps, the number of workers at the end, and what
 happens: "SLOT STEP WHERE", where the worker with this slot kills itself once at this step. A WHERE
-that is the name of a signal sends this one instead, in the middle of the step.
+that is the name of a signal sends this one instead, in the middle of the step. A number of workers
+may follow: at this step, all wait until they are no more than these.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ import herring.elastic
 from support import die_once
 
 folder, steps, final = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-events = [(int(slot), int(step), where) for slot, step, where in map(str.split, sys.argv[4:])]
+words = [argument.split() for argument in sys.argv[4:]]
+events = [(int(slot), int(step), where) for slot, step, where, *_ in words]
+waits = [(int(step), int(most)) for _, step, _, *of_workers in words for most in of_workers]
 slot = int(os.environ["HERRING_RANK"])
 deadline = time.monotonic() + 600
 state = herring.elastic.State(step=0, total=np.zeros(5), slots=[])
@@ -41,6 +44,10 @@ def train(state: herring.elastic.State) -> str:
     print(f"{where}, step {state.step}", flush=True)
     while state.step < steps or herring.size() < final:
         assert time.monotonic() < deadline, where
+        if any(state.step == step and herring.size() > most for step, most in waits):
+            time.sleep(0.005)
+            state.commit()
+            continue
         attempts += 1
         gradient = np.full(5, float((slot + 1) * (state.step + 1)))
         die("before")
