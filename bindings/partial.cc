@@ -20,7 +20,8 @@ std::shared_ptr<Partial> make_partial(job::Job& job, const std::string& name,
                                       const std::string& dtype, uint64_t elements,
                                       const std::string& op, bool by_contributors,
                                       uint32_t quorum, double grace, uint32_t staleness,
-                                      bool replays, uint32_t number, nb::handle group) {
+                                      bool replays, uint32_t number, nb::handle group,
+                                      const std::string& algorithm) {
   if (name.empty() || name.size() > 512) {
     raise({Code::kInvalidArgument, concat("the name of a partial all-reduce has ", name.size(),
                                           " bytes in UTF-8; 1 to 512 are allowed")});
@@ -37,6 +38,13 @@ std::shared_ptr<Partial> make_partial(job::Job& job, const std::string& name,
   options.staleness = staleness;
   options.replays = replays;
   options.number = number;
+  const collective::Choice choice = take(collective::parse_algorithm(algorithm));
+  if (choice.device_sums) {
+    raise({Code::kInvalidArgument,
+           concat("algorithm '", algorithm, "' sums on GPUs; a partial all-reduce takes 'herring', "
+                  "'server', 'tree', 'ring', 'butterfly' or 'doubling'")});
+  }
+  options.algorithm = choice.algorithm;
   return take(Partial::create(job.engine().series(), std::move(options)));
 }
 
@@ -137,7 +145,7 @@ void register_partial(nb::module_& module) {
   nb::class_<Partial>(module, "Partial")
       .def_static("create", &make_partial, "job"_a, "name"_a, "dtype"_a, "elements"_a, "op"_a,
                   "by_contributors"_a, "quorum"_a, "grace"_a, "staleness"_a, "replays"_a = false,
-                  "number"_a = 0, "group"_a = nb::none(),
+                  "number"_a = 0, "group"_a = nb::none(), "algorithm"_a = "herring",
                   nb::keep_alive<0, 1>())
       .def("contribute", [](Partial& partial, nb::object object, bool waits, bool last,
                             bool caller_waits, uint32_t round, uint32_t contributors,

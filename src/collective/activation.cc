@@ -64,7 +64,6 @@ bool Persistent::is_active() const {
   return instance_ != nullptr && instance_->is_complete(schedule_.active);
 }
 
-// Makes the next instance ready, if it may be, and sets it going if the caller is there for it.
 void Persistent::go_on() {
   for (;; ++number_, instance_.reset()) {
     if (instance_ == nullptr) {

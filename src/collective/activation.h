@@ -46,9 +46,8 @@ class Persistent {
   // initiator (majority).
   using Initiates = std::function<bool(uint64_t instance)>;
 
-  // Instances run ahead of this rank's caller by at most `most_ahead`, which is at least 1:
-  // instance n is ready only when the caller has come n + 1 - most_ahead times. The schedule must
-  // outlive this object.
+  // Instances run ahead of this rank's caller by at most `most_ahead`: instance n is ready only
+  // when the caller has come n + 1 - most_ahead times. The schedule must outlive this object.
   Persistent(const Activated& schedule, uint32_t most_ahead, Initiates initiates);
 
   // Returns the number of the instance that runs or runs next.
@@ -66,9 +65,11 @@ class Persistent {
   // Says that an operation of the instance is complete. Goes on to the next instance if it is done.
   void complete(uint32_t operation);
 
- private:
+  // Makes the next instance ready, if it may be, and sets it going if the caller is there for it
+  // and initiates. The functions above call it.
   void go_on();
 
+ private:
   const Activated& schedule_;
   const uint32_t most_ahead_;
   const Initiates initiates_;

@@ -22,7 +22,8 @@ constexpr Nanos kGrace = kSecond;
 // Returns whether a frame says something of a message, and has none of its bytes.
 bool is_small(wire::FrameType type) {
   return type == wire::FrameType::kGrant || type == wire::FrameType::kCard ||
-         type == wire::FrameType::kShown || type == wire::FrameType::kRead;
+         type == wire::FrameType::kShown || type == wire::FrameType::kRead ||
+         type == wire::FrameType::kSignal;
 }
 
 }  // namespace
@@ -138,26 +139,33 @@ Executor::Executor(transport::Transport& transport, transport::EventLoop& loop,
       goes_on_(std::move(goes_on)),
       has_left_(std::move(has_left)),
       mesh_(transport, loop, std::move(options), *this,
-            [this](uint32_t) {
-              // Several runs may have waited for a new flow.
-              std::vector<Key> keys;
-              for (const auto& [key, active] : active_) keys.push_back(key);
-              for (const Key& key : keys) {
-                const auto found = active_.find(key);
-                if (found == active_.end() || !found->second->begun ||
-                    !goes_on_(std::get<0>(key))) {
-                  continue;
-                }
-                found->second->run.advance();
-                settle(key);
-              }
-            },
+            [this](uint32_t rank) { on_flow(rank); },
             [this](uint32_t rank, const Status& why) { lost(rank, why); },
             [this](const Status& why) {
               if (!active_.empty()) on_failure_(why);
             }) {}
 
 Executor::~Executor() = default;
+
+void Executor::on_flow(uint32_t rank) {
+  const auto [first, last] = signals_.equal_range(rank);
+  for (auto one = first; one != last; ++one) mesh_.flow(rank)->send(one->second, nullptr, 0, 0);
+  signals_.erase(first, last);
+  // Several runs may have waited for a new flow.
+  std::vector<Key> keys;
+  for (const auto& [key, active] : active_) keys.push_back(key);
+  for (const Key& key : keys) {
+    const auto found = active_.find(key);
+    if (found == active_.end() || !found->second->begun || !goes_on_(std::get<0>(key))) continue;
+    found->second->run.advance();
+    settle(key);
+  }
+}
+
+void Executor::signal(uint32_t rank, const wire::FrameHeader& signal) {
+  transport::Flow* const flow = mesh_.flow(rank);
+  flow ? flow->send(signal, nullptr, 0, 0) : void(signals_.emplace(rank, signal));
+}
 
 Status Executor::meet(const std::vector<uint32_t>& ranks,
                       const std::vector<std::string>& addresses) {
@@ -263,6 +271,7 @@ void Executor::finish() {
 void Executor::forget_all() {
   peers_.clear();
   active_.clear();
+  signals_.clear();
   early_.clear();
   early_count_ = 0;
 }
@@ -363,6 +372,7 @@ Status Executor::on_small(uint32_t from, const wire::FrameHeader& header, std::s
   using Type = wire::FrameType;
   const Key key{header.group, header.stream, header.round};
   if (!goes_on_(header.group)) return {};
+  if (header.type == Type::kSignal) return on_signal_(from, header);
   const auto found = active_.find(key);
   if (found == active_.end() || !found->second->begun) return come_early(from, header, card);
   Active& active = *found->second;

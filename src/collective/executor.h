@@ -30,6 +30,9 @@ class Executor : private transport::FlowHandler {
   using GoesOn = std::function<bool(uint32_t group)>;
   // Returns whether the rank has left the job, and all ranks know it.
   using HasLeft = std::function<bool(uint32_t rank)>;
+  // Called with a signal of `rank`, of what a group runs again and again. An error means that the
+  // rank breaks the rules.
+  using OnSignal = std::function<Status(uint32_t rank, const wire::FrameHeader& signal)>;
   // Called when nothing accesses the task's array any more. An error says why the task could not be
   // completed; the job or the group may have reported the reason before.
   using OnDone = std::function<void(const Status&)>;
@@ -46,6 +49,11 @@ class Executor : private transport::FlowHandler {
 
   // Starts an all-reduce in place. `on_done` is called once, unless the job fails before.
   void start(Task task, Deadline deadline, OnDone on_done);
+  // Connects two ranks that know each other's addresses. Both call it.
+  void connect(uint32_t rank) { mesh_.want(rank); }
+  // Sends a signal to a rank with which this one is, or is being, connected.
+  void signal(uint32_t rank, const wire::FrameHeader& signal);
+  void on_signal(OnSignal call) { on_signal_ = std::move(call); }
   // Ends all tasks of a group that is called off. `on_done` of each task is called when nothing
   // accesses its array any more.
   void call_off(uint32_t group);
@@ -85,6 +93,7 @@ class Executor : private transport::FlowHandler {
   };
 
   void begin(Active& active);
+  void on_flow(uint32_t rank);
   bool can_begin(const Task& task) const;
   void on_progress(Key key);
   void settle(Key key);
@@ -109,9 +118,11 @@ class Executor : private transport::FlowHandler {
   const OnLost on_lost_;
   const GoesOn goes_on_;
   const HasLeft has_left_;
+  OnSignal on_signal_;
   Mesh mesh_;
   std::map<Key, std::unique_ptr<Active>> active_;
   std::map<uint32_t, Peer> peers_;
+  std::multimap<uint32_t, wire::FrameHeader> signals_;  // to ranks to which there is no flow yet
   // What came before its task started: grants (frames by sender and message), and cards by sender.
   struct Early {
     std::map<std::pair<uint32_t, uint32_t>, uint32_t> grants;

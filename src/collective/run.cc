@@ -46,8 +46,7 @@ Run::Run(Task task, uint32_t rank, uint32_t size, Wire& wire)
     if (!operation.is_message()) continue;
     Lane& lane = lanes_[operation.peer];
     const bool sends = operation.kind == Operation::Kind::kSend;
-    auto& all = operation.is_signal() ? (sends ? lane.signals : lane.heard)
-                                      : (sends ? lane.sends : lane.receives);
+    auto& all = sends ? lane.sends : lane.receives;
     progress_[i].message = static_cast<uint32_t>(all.size());
     all.push_back(i);
   }
@@ -67,18 +66,6 @@ Run::Run(Task task, uint32_t rank, uint32_t size, Wire& wire)
 }
 
 void Run::start() {
-  if (task_.active == kNoOperation) take_contribution();
-  advance();
-}
-
-void Run::fire(uint32_t operation) {
-  instance_.fire(operation);
-  advance();
-}
-
-void Run::take_contribution() {
-  has_contribution_ = true;
-  if (task_.contribute) task_.contribute();
   const bool alone = size_ == 1;
   if (!task_.elsewhere && task_.count > 0 && (alone || task_.reduction.prescale != 1.0)) {
     const void* const source = task_.data;
@@ -86,6 +73,7 @@ void Run::take_contribution() {
                     {task_.dtype, task_.dtype, task_.reduction.op, task_.reduction.prescale, 1.0,
                      alone ? task_.reduction.postscale : 1.0});
   }
+  advance();
 }
 
 // Returns how many bytes at the beginning of its range an open operation may use: all that it needs
@@ -171,9 +159,6 @@ void Run::advance() {
   do {
     settle();
   } while (advance_sums());
-  advance_signals();
-  const bool is_active = task_.active == kNoOperation || instance_.is_complete(task_.active);
-  if (is_active && !has_contribution_) take_contribution();
   advance_grants();
   advance_sends();
 }
@@ -183,24 +168,9 @@ void Run::settle() {
   const std::vector<uint32_t>& open = instance_.open();
   for (size_t k = 0; k < open.size();) {
     const uint32_t number = open[k];
-    const Operation& operation = schedule_[number];
-    const bool complete = operation.is_signal()
-                              ? progress_[number].passed
-                              : progress_[number].complete == operation.range.bytes;
+    const bool complete = progress_[number].complete == schedule_[number].range.bytes;
     complete ? instance_.complete(number) : void(++k);
   }
-}
-
-void Run::advance_signals() {
-  bool sent = false;
-  for (const uint32_t i : instance_.open()) {
-    const Operation& signal = schedule_[i];
-    if (signal.kind != Operation::Kind::kSend || !signal.is_signal()) continue;
-    if (!wire_.ready_for_grant(signal.peer)) continue;
-    progress_[i].passed = sent = true;
-    wire_.signal(signal.peer, progress_[i].message);
-  }
-  if (sent) settle();
 }
 
 // Sums what has arrived before it could be summed. Returns whether there was anything.
@@ -433,17 +403,6 @@ Status Run::on_read(uint32_t from, uint32_t message) {
   return {};
 }
 
-Status Run::on_signal(uint32_t from, uint32_t number) {
-  const auto found = lanes_.find(from);
-  const bool exists = found != lanes_.end() && number < found->second.heard.size();
-  if (!exists || progress_[found->second.heard[number]].passed) {
-    return breach("rank ", from, " sent signal ", number, " of '", task_.name, "', which ",
-                  exists ? "has come before" : "does not exist");
-  }
-  progress_[found->second.heard[number]].passed = true;
-  return {};
-}
-
 std::vector<uint32_t> Run::peers() const {
   std::vector<uint32_t> peers;
   for (const auto& [peer, lane] : lanes_) peers.push_back(peer);
@@ -477,7 +436,7 @@ std::vector<uint32_t> Run::missing() const {
   };
   for (const uint32_t i : instance_.open()) {
     const Operation& message = schedule_[i];
-    if (!message.is_message() || message.is_signal()) continue;
+    if (!message.is_message()) continue;
     const Lane& lane = lanes_.at(message.peer);
     const Progress& progress = progress_[i];
     const bool receives = message.kind == Operation::Kind::kReceive;
@@ -489,7 +448,7 @@ std::vector<uint32_t> Run::missing() const {
   }
   const auto add_open = [&](Operation::Kind kind) {
     for (const uint32_t i : instance_.open()) {
-      if (schedule_[i].kind == kind && !schedule_[i].is_signal()) add(schedule_[i].peer);
+      if (schedule_[i].kind == kind) add(schedule_[i].peer);
     }
   };
   if (ranks.empty()) add_open(Operation::Kind::kSend);

@@ -16,13 +16,9 @@
 // Ranks of one node whose arrays lie elsewhere may need no frames. They exchange cards before
 // anything else, and find out which messages the receiver reads where they are. The sender then
 // only says how much of a message is there, and the receiver says when it has read the message.
-//
-// A signal has no bytes and needs no grant. A run of an activated schedule begins when it is set
-// going, by fire() or by a signal. Only then is its array read.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -54,10 +50,6 @@ struct Task {
   DType dtype = DType::kFloat32;
   Reduction reduction;
   Schedule schedule;                // of this rank; empty: the algorithm's
-  // Of an activated schedule: the NOP that is complete when the rank is active. `contribute` is
-  // then called, before the array is read or written.
-  uint32_t active = kNoOperation;
-  std::function<void()> contribute;
   // If not null, the array lies there and is scaled and summed there; `data` is its image.
   std::shared_ptr<DeviceSide> elsewhere;
   // Members with which this rank exchanges cards, if the schedule connects it with them. They have
@@ -85,18 +77,12 @@ class Run {
     // Says that the first `frames` frames of a message are where the receiver reads them.
     virtual void shown(uint32_t /*to*/, uint32_t /*message*/, uint32_t /*frames*/) {}
     virtual void read(uint32_t /*to*/, uint32_t /*message*/) {}
-    // For schedules with signals. Used only if `to` is ready for grants. Signals between two ranks
-    // are numbered apart from messages.
-    virtual void signal(uint32_t /*to*/, uint32_t /*number*/) {}
   };
 
   Run(Task task, uint32_t rank, uint32_t size, Wire& wire);
 
-  // Scales this rank's contribution and sends what can be sent. An activated schedule waits until
-  // it is active.
+  // Scales this rank's contribution and sends what can be sent.
   void start();
-  // Sets an operation going that waits for this. Does nothing if it was going before.
-  void fire(uint32_t operation);
   // Sends what has become possible. The functions below call it after every report.
   void advance();
   bool done() const {
@@ -115,7 +101,6 @@ class Run {
   Status on_card(uint32_t from, std::string_view text);
   Status on_shown(uint32_t from, uint32_t message, uint32_t frames);
   Status on_read(uint32_t from, uint32_t message);
-  Status on_signal(uint32_t from, uint32_t number);
 
   const Task& task() const { return task_; }
   std::vector<uint32_t> peers() const;
@@ -132,7 +117,6 @@ class Run {
     uint32_t message = 0;  // its number between the two ranks
     uint32_t granted = 0;  // frames, by the receiver
     uint32_t queued = 0;   // frames handed to the wire, or shown
-    bool passed = false;   // a signal was sent, or has come
     size_t received = 0;   // bytes of whole frames
     // Bytes for which the operation is complete: they are sent, in their place, or summed. Bytes
     // for a sum are in their place when they are received.
@@ -140,7 +124,7 @@ class Run {
   };
   // All messages to and from one other rank, as operations.
   struct Lane {
-    std::vector<uint32_t> sends, receives, signals, heard;
+    std::vector<uint32_t> sends, receives;
     size_t next_send = 0, next_receive = 0;  // the first that is not queued, not received whole
     size_t told_read = 0;                    // the sender knows of so many that they were read
     size_t frame_bytes = 0;                  // of the frame that is arriving
@@ -157,13 +141,11 @@ class Run {
     uint32_t is_out = 0, is_in = 0, arrived = 0;  // counts of pieces
   };
 
-  void take_contribution();
   void look_elsewhere();
   void advance_cards();
   void advance_reads();
   void settle();
   bool advance_sums();
-  void advance_signals();
   void advance_grants();
   void advance_sends();
   bool is_shown(const Operation& message) const;
@@ -177,7 +159,6 @@ class Run {
   Wire& wire_;
   const Schedule schedule_;
   Instance instance_;
-  bool has_contribution_ = false;
   std::vector<Progress> progress_;  // by operation
   std::map<uint32_t, Lane> lanes_;
   Pieces pieces_;

@@ -8,7 +8,7 @@ namespace herring::engine {
 uint64_t Program::begin(const observe::Entry& entry) noexcept {
   if (forked()) return 0;
   ++(entry.kind == observe::Kind::kRound ? rounds_ : calls_);
-  called(entry.when(observe::Moment::kCalled));
+  if (const Nanos now = entry.when(observe::Moment::kCalled); now != 0) called(now);
   return recorder_.begin(entry);
 }
 

@@ -1,6 +1,6 @@
 // A worker's side of a series of partial all-reduces over one array. Contributions go in, and
 // results of all rounds come out in order. The engine thread carries out the rounds, whether the
-// caller computes or waits.
+// caller computes or waits. Who closes them is the derived classes' affair.
 #pragma once
 
 #include <condition_variable>
@@ -10,20 +10,16 @@
 #include <string>
 #include <vector>
 
+#include "collective/schedule.h"
 #include "engine/core.h"
-#include "engine/owners.h"
 #include "engine/program.h"
-#include "links/transfer.h"
-#include "partial/series_state.h"
 #include "partial/ledger.h"
-#include "rounds/series_memory.h"
-#include "wire/frame.h"
-#include "wire/partial.h"
+#include "partial/series_state.h"
 
 namespace herring::rounds {
 
-using engine::Awaited, engine::Core, engine::Group, engine::OpenEntry, engine::Owner,
-    engine::Program;
+using engine::Awaited, engine::Core, engine::Group, engine::OpenEntry, engine::Program;
+using wire::Algorithm;
 
 class SeriesList;
 
@@ -34,7 +30,9 @@ struct PartialOptions {
   uint64_t elements = 0;
   ReduceOp op = ReduceOp::kAverage;  // or kSum
   bool by_contributors = false;      // averages divide by the contributors, not by all
-  uint32_t quorum = 1;
+  // kHerring: servers sum, and the owner of the name closes the rounds. Else the workers do both.
+  Algorithm algorithm = Algorithm::kHerring;
+  uint32_t quorum = 1;               // without servers: 1, or a majority
   double grace = 0;                  // seconds
   uint32_t staleness = 0;
   bool replays = false;              // contributions name their recorded rounds
@@ -52,9 +50,7 @@ struct RoundInfo {
   std::vector<partial::Lost> lost;  // since the series began
 };
 
-class Partial : public links::TransferOwner,
-                public Awaited,
-                public std::enable_shared_from_this<Partial> {
+class Partial : public Awaited, public std::enable_shared_from_this<Partial> {
  public:
   ~Partial() override { program_->over(*this); }
   // Every rank must call this with the same options; the caller has compared them.
@@ -81,32 +77,43 @@ class Partial : public links::TransferOwner,
   Status failure();
   const PartialOptions& options() const { return options_; }
   size_t bytes() const { return bytes_; }
-  uint64_t id() const { return id_; }  // on the engine's thread
+  uint64_t id() const { return id_; }
   std::string where() const override;
   const Group& group() const { return *options_.group; }
 
-  // For the engine, on its thread. If a call returns an error, the job fails.
-  // `text` is that of the message.
-  Status on_round(const wire::FrameHeader& header, wire::RoundMessage message,
-                  std::string_view text);
-  Status on_commit(const wire::RoundMark& mark);
-  void begin();
-  // Tells a server that has come later.
-  void announce_to(uint32_t server);
-  // Another server becomes the owner, because the one before is gone.
-  void move_to(const Owner& owner);
-  const Owner& owner() const { return owner_; }  // who closes the rounds
-  const std::shared_ptr<SeriesMemory>& memory() const { return memory_; }  // null: no failover
+  // For the engine, on its thread.
+  virtual void begin() = 0;
   void fail(const Status& status);
-  void on_transfer_done(links::Transfer&) override;
+
+ protected:
+  // `pushes` means the same as in partial::RoundOwner.
+  Partial(SeriesList& list, PartialOptions options, bool pushes);
+
+  // Carries out, on the engine's thread, what this rank's contributions allow now.
+  virtual void announce(const partial::Join& join, std::string payload) = 0;
+  // Records that the round has closed. With the lock held.
+  void close(uint32_t round);
+  // Gives out the result of the round that has closed, which lies in the ledger.
+  void complete(RoundInfo info);
+  // Records that this rank has announced what it gives to the next round. With the lock held.
+  void mark_ready();
+
+  SeriesList& list_;
+  Core& core_;
+  const std::shared_ptr<Program> program_;
+  const PartialOptions options_;
+  const uint64_t id_;
+  const size_t bytes_;
+  const bool pushes_;
+
+  mutable std::mutex mutex_;  // guards what follows
+  partial::Ledger ledger_;
+  Status failure_;
+  uint32_t digest_rounds_ = 0;
+  uint64_t digest_ = 0;
+  OpenEntry closed_;               // the round that has closed
 
  private:
-  Partial(SeriesList& list, PartialOptions options);
-  Status launch(uint64_t upto, const char* send);
-  void settle();
-  void complete();
-  void announce(const partial::Join& join, std::string payload);
-  wire::Enlist enlist_for(uint32_t server) const;
   // Records the next round to close. With the lock held.
   void begin_next(Nanos now, bool called);
   uint64_t awaited();  // the entry of the round whose result comes next
@@ -114,32 +121,10 @@ class Partial : public links::TransferOwner,
   template <typename T>
   T locked(T (partial::Ledger::*value)() const) const;
 
-  SeriesList& list_;
-  Core& core_;
-  const std::shared_ptr<Program> program_;
-  const PartialOptions options_;
-  const size_t bytes_;
-  const bool pushes_;
-
-  // Engine thread.
-  uint64_t id_ = 0;
-  Owner owner_;
-  std::shared_ptr<SeriesMemory> memory_;
-  links::Transfer transfer_;
-  RoundInfo info_;                 // of the round that has closed
-  uint32_t attempt_ = 0;
-  bool transferring_ = false, transferred_ = false, committed_ = false;
-  OpenEntry closed_;               // the round that has closed
-
-  mutable std::mutex mutex_;  // guards everything below
   std::condition_variable changed_;
-  partial::Ledger ledger_;
-  std::deque<RoundInfo> infos_;    // of the results that can be taken
-  Status failure_;
-  uint32_t digest_rounds_ = 0;
-  uint64_t digest_ = 0;
-  OpenEntry next_;                 // the next round to close, if this worker contributes to it
-  uint32_t next_round_ = 0;
+  std::deque<RoundInfo> infos_;    // of the results that can be taken; guarded by mutex_
+  OpenEntry next_;                 // likewise: the next round, if this worker contributes to it
+  uint32_t next_round_ = 0;        // likewise
 };
 
 }  // namespace herring::rounds

@@ -5,13 +5,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
-#include "rounds/partial.h"
+#include "rounds/activated_partial.h"
+#include "rounds/owned_partial.h"
 #include "rounds/rounds.h"
 
 namespace herring::rounds {
@@ -21,22 +24,26 @@ class SeriesList final : public engine::Carrier {
   explicit SeriesList(Core& core) : core_(core) {}
 
   Core& core() { return core_; }  // any thread
-  // Registers a series; any thread.
-  Status enlist(const std::shared_ptr<Partial>& partial);
-  void delist(uint64_t id);  // any thread
+  // Register a series; any thread.
+  Status enlist(const std::shared_ptr<OwnedPartial>& partial);
+  Status enlist(const std::shared_ptr<ActivatedPartial>& partial);
+  void delist(const Partial& partial);  // any thread
 
   // Handles a frame of type kRound or kCommit, or an error about a series. If a series cannot
   // begin, only that series fails.
   Status on_control(uint32_t server, const wire::FrameHeader& header, std::string_view payload);
 
-  // See engine::Carrier. What needs all members is no series, so none ends with a group that is
-  // called off.
-  void call_off(const Group&, const Status&) override {}
+  // Handles a signal of a series between workers, from a rank of the job.
+  Status on_signal(uint32_t rank, const wire::FrameHeader& signal);
+  void check_deadlines(Nanos now);
+
+  // See engine::Carrier. A series with an owner outlives members of its group.
+  void call_off(const Group& group, const Status& why) override;
   void fail_all(const Status& why) override;
   bool uses(const Group& group) const override;
   // A partial all-reduce may end without anybody's doing, when its grace is over.
-  bool stands_still() const override { return partials_.empty(); }
-  bool outlives_members(const Group& group) const override { return uses(group); }
+  bool stands_still() const override { return owned_.empty() && activated_.empty(); }
+  bool outlives_members(const Group& group) const override;
   void abandon(const Group& group, const Status& why) override;
   bool can_move(const control::ServerSet& set) const override;
   void move(const Group& group, const Owner& owner) override;
@@ -51,9 +58,20 @@ class SeriesList final : public engine::Carrier {
   size_t bytes_kept() const;
 
  private:
+  using Stream = std::pair<uint32_t, uint32_t>;           // group, stream
+  using Signal = std::pair<uint32_t, wire::FrameHeader>;  // with the rank of the job
+
+  Status add(const std::shared_ptr<Partial>& partial, std::function<void()> begin);
+  bool knows(const Partial& partial) const;
+
   Core& core_;
-  std::map<uint64_t, std::shared_ptr<Partial>> partials_;  // by id
-  std::deque<std::shared_ptr<SeriesMemory>> ended_;        // the latest
+  std::map<uint64_t, std::shared_ptr<OwnedPartial>> owned_;          // by id
+  std::map<Stream, std::shared_ptr<ActivatedPartial>> activated_;
+  std::deque<std::shared_ptr<SeriesMemory>> ended_;                  // the latest
+  // Signals for series that this rank has yet to begin, and the latest that have ended, of which
+  // signals may still come.
+  std::map<Stream, std::vector<Signal>> early_;
+  std::deque<Stream> ended_streams_;
 };
 
 }  // namespace herring::rounds

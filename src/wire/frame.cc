@@ -16,7 +16,8 @@ const char* name_of(FrameType type) {
                                     "join",      "round",   "received", "commit",
                                     "group",     "leave-group", "whereabouts", "released",
                                     "report", "rank-texts", "record", "timeline", "hand-over",
-                                    "server-news", "series", "card", "shown", "read", "settled"};
+                                    "server-news", "series", "card", "shown", "read", "settled",
+                                    "signal"};
   static_assert(std::size(kNames) == static_cast<size_t>(FrameType::kLast) + 1);
   const auto index = static_cast<uint8_t>(type);
   return index <= static_cast<uint8_t>(FrameType::kLast) ? kNames[index] : "unknown";

@@ -60,7 +60,10 @@ enum class FrameType : uint8_t {
   // Data plane: worker -> server: of what this rank lacks nothing any more; server -> worker: of
   // what no rank of the group does (wire/settled.h).
   kSettled,
-  kLast = kSettled,
+  // Worker <-> worker: of what runs again and again between workers; `round` is the instance,
+  // `buffer` what the sender says (rounds/activated_partial.h).
+  kSignal,
+  kLast = kSignal,
 };
 
 const char* name_of(FrameType type);

@@ -67,6 +67,9 @@ EngineCore::EngineCore(const control::Cluster& cluster, engine::EngineOptions op
         return group && group->called_off().ok();
       },
       [this](uint32_t rank) { return core_.presence.has_left(rank); });
+  core_.executor->on_signal([this](uint32_t rank, const wire::FrameHeader& signal) {
+    return series_.on_signal(rank, signal);
+  });
   core_.loop->on_exhausted([this](const Status& why) { core_.ending.on_exhausted(why); });
   looked_ = core_.loop->now();
   core_.loop->call_after(kTick, [this] { tick(); });
@@ -124,6 +127,7 @@ void EngineCore::check_deadlines(Nanos now) {
   calls_.meeting().check_deadlines(now);
   core_.node_stage->check_deadlines(now, margin);
   core_.executor->check_deadlines(now);
+  series_.check_deadlines(now);
   Nanos waited = 0;
   std::vector<uint32_t> servers(1);
   std::string name = calls_.overdue(now, margin, &waited, &servers[0]);

@@ -264,6 +264,27 @@ bool Rank::Lane::continue_round(const Step& step, Round& round) {
   return true;
 }
 
+// Connects the ranks with those to which they signal. Returns whether all members came.
+bool Rank::Lane::meet(const Step& step) {
+  int32_t nothing = 0;
+  char* const array = reinterpret_cast<char*>(&nothing);
+  calls::Call call;
+  call.group = rank_.groups_[step.group];
+  call.what = wire::AllReduce{{ReduceOp::kSum}, wire::Algorithm::kDoubling};
+  call.name = step.name + ".meet";
+  call.buffers.push_back({{DType::kInt32, {1}}, array, array});
+  auto submitted = rank_.job_->engine().submit(std::move(call), true);
+  if (!submitted.ok()) {
+    rank_.check_outcome(program_, step, submitted.status());
+    return false;
+  }
+  now("meets for", step);
+  while (!(*submitted)->wait_for(kSecond)) {
+  }
+  rank_.check_outcome(program_, step, (*submitted)->status());
+  return (*submitted)->status().ok();
+}
+
 // Runs a whole series: some rounds as they come, and a last one for all ranks. Every contribution
 // is in exactly one result, and all ranks get the same results.
 void Rank::Lane::run_series(const Step& step) {
@@ -275,6 +296,8 @@ void Rank::Lane::run_series(const Step& step) {
   options.elements = step.elements(0);
   options.op = ReduceOp::kSum;
   options.quorum = step.quorum;
+  options.algorithm = step.algorithm;
+  if (step.algorithm != wire::Algorithm::kHerring && !meet(step)) return;
   auto made = rounds::Partial::create(rank_.job_->engine().series(), options);
   if (!made.ok()) return rank_.check_outcome(program_, step, made.status());
   rounds::Partial& series = **made;

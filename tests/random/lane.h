@@ -42,6 +42,7 @@ class Rank::Lane {
   void form(const Step& step);
   Round begin_round(const Step& step);
   bool continue_round(const Step& step, Round& round);
+  bool meet(const Step& step);
   void run_series(const Step& step);
   void check_series(const Step& step, const Values& values, const std::vector<char>& sum);
   void finish_first();

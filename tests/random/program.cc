@@ -335,9 +335,7 @@ class Maker {
         choose_reduction(step);
         step.rows.assign(size, elements);
         if (has(kAlgorithms) && random_.chance(0.12)) {
-          step.algorithm = random_.pick({wire::Algorithm::kServer, wire::Algorithm::kTree,
-                                         wire::Algorithm::kRing, wire::Algorithm::kButterfly,
-                                         wire::Algorithm::kDoubling});
+          step.algorithm = some_algorithm();
         }
         break;
       case Kind::kBroadcast:
@@ -366,6 +364,12 @@ class Maker {
     const bool can = (kind == Kind::kAllreduce && by_servers) || kind == Kind::kBroadcast;
     step.listed = has(kLists) && can && step.salt % 3 == 0;
     return step;
+  }
+
+  // Returns one that needs no servers.
+  wire::Algorithm some_algorithm() {
+    return random_.pick({wire::Algorithm::kServer, wire::Algorithm::kTree, wire::Algorithm::kRing,
+                         wire::Algorithm::kButterfly, wire::Algorithm::kDoubling});
   }
 
   // The splits may be skewed: some ranks get nothing, and one may get nearly everything.
@@ -408,6 +412,10 @@ class Maker {
     step.dtype = random_.pick({DType::kInt64, DType::kFloat32, DType::kFloat64});
     step.rows.assign(step.size(), std::max<uint64_t>(1, some_elements(step.dtype, has(kLarge))));
     step.quorum = static_cast<uint32_t>(random_.from_to(1, step.size()));
+    if (has(kAlgorithms) && random_.chance(0.4)) {
+      step.algorithm = some_algorithm();
+      step.quorum = random_.chance(0.5) ? 1 : (step.size() + 1) / 2;
+    }
     step.rounds = static_cast<uint32_t>(random_.from_to(1, 5));
     return step;
   }

@@ -53,8 +53,10 @@ def allreduce(
         which does not wait for all ranks ("average" and "sum" only). All calls with one `name`
         ("allreduce" by default) form a series. The n-th call returns the result of round n, which
         is the same on all ranks; a contribution that is too late for its round is in the next one.
-        The first call waits for all ranks. `herring.flush` ends the series. "full" makes an
-        ordinary all-reduce, once ranks have agreed on it. See docs/partial.md.
+        The first call waits for all ranks. `herring.flush` ends the series. With "solo" and
+        "majority", `algorithm` may name one that sends messages between workers, which then also
+        begin the rounds. "full" makes an ordinary all-reduce, once ranks have agreed on it. See
+        docs/partial.md.
 
     Returns:
       `array`.
@@ -65,11 +67,9 @@ def allreduce(
         in flight.
     """
     if sync is not None:
-        if (prescale, postscale, algorithm) != (1.0, 1.0, "herring") and sync != "full":
-            raise InvalidArgumentError(
-                f"allreduce(sync={sync!r}) takes no prescale, postscale or algorithm"
-            )
-        if allreduce_in_rounds(array, op, sync, name, timeout, group):
+        if (prescale, postscale) != (1.0, 1.0) and sync != "full":
+            raise InvalidArgumentError(f"allreduce(sync={sync!r}) takes no prescale or postscale")
+        if allreduce_in_rounds(array, op, sync, name, timeout, group, algorithm):
             note_write(array)
             return array
     scales = {"prescale": prescale, "postscale": postscale}

@@ -22,16 +22,19 @@ from herring.arrays.arguments import (
     seconds_of,
     text_of,
 )
-from herring.arrays.calls import called, named
+from herring.arrays.calls import CallOptions, called, named
 from herring.arrays.collectives import shape_of
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.objects import allgather_plain, require_same
+from herring.arrays.operations import submit
 from herring.arrays.runtime import forget_job, job
 from herring.base.units import counted
 from herring.errors import InvalidArgumentError
 from herring.partial.quorum import Quorum, is_partial, quorum_of
 from herring.partial.replay import Recorded, Replay
 from herring.partial.statistics import RoundInfo, RoundStatistics
+
+_ALGORITHMS = ("herring", "server", "tree", "ring", "butterfly", "doubling")
 
 
 class PartialReduction:
@@ -49,6 +52,9 @@ class PartialReduction:
       statistics: Statistics of earlier series, which this series continues. A `Replay` then repeats
         the next series in its recording. None begins new statistics.
       group: The group that takes part; None means all ranks. A `Replay` takes no group.
+      algorithm: "herring": servers sum, and one of them counts who has come and closes the rounds.
+        "doubling", "butterfly", "ring", "tree" or "server": the workers do both, by messages
+        between them, for "solo" and "majority". See docs/partial.md.
 
     Attributes:
       op: The name of the operator.
@@ -71,6 +77,7 @@ class PartialReduction:
         name: str | None = None,
         statistics: RoundStatistics | None = None,
         group: Group | None = None,
+        algorithm: str = "herring",
     ) -> None:
         self.name = named(name, "partial", group)
         running, scope = job(), scope_of(group)
@@ -86,15 +93,25 @@ class PartialReduction:
                 raise InvalidArgumentError(
                     "a PartialReduction is partial: sync='full' is allreduce()"
                 )
+            text_of(algorithm, "the algorithm", _ALGORITHMS)
+            if algorithm != "herring" and sync not in ("solo", "majority"):
+                raise InvalidArgumentError(
+                    f"algorithm={algorithm!r} takes sync='solo' or 'majority', not {sync!r}: "
+                    "nobody counts who has come; use algorithm='herring'"
+                )
             if not isinstance(sync, Replay):
                 quorum = quorum_of(sync, scope.size)
         described = f"sync={sync!r}, {counted(elements, 'element')} of {dtype}, op {op}"
+        if algorithm != "herring":
+            described += f", algorithm {algorithm}"
         number = _agree(self.name, described, group)
         if isinstance(sync, Replay):
             self._replay = sync.open(self.statistics.series, self.name)
             quorum = _recorded_quorum(sync, self._replay, elements, dtype, op)
             quorum.check(running.size)
         assert quorum is not None  # sync is not "full"
+        if algorithm != "herring":
+            _meet(self.name, group)
         self.quorum = quorum
         self._partial = _core.Partial.create(
             running,
@@ -109,10 +126,11 @@ class PartialReduction:
             self._replay is not None,
             number,
             scope.handle,
+            algorithm,
         )
         self._recorder = self.statistics.begin(
             {"elements": elements, "dtype": dtype, "op": op, **dataclasses.asdict(quorum)}
-            | {"grace": quorum.seconds},
+            | {"grace": quorum.seconds, "algorithm": algorithm},
             in_group=group is not None,
         )
         self._array = elements, dtype
@@ -310,6 +328,12 @@ class PartialReduction:
         self._partial.digest(self.rounds, count_of(value, "value", 0, 2**64 - 1))
 
 
+def _meet(name: str, group: Group | None) -> None:
+    """Connects the workers of a group with those to which they signal (collective)."""
+    call = CallOptions(f"{name}.meet", None, group)
+    submit("allreduce", np.zeros(1, np.int32), call, op="sum", algorithm="doubling").wait()
+
+
 def _recorded_quorum(
     sync: Replay, recorded: Recorded, elements: int, dtype: str, op: str
 ) -> Quorum:
@@ -380,14 +404,20 @@ forget_job.append(_forget)
 
 
 def _series_of(
-    name: str, sync: str | Quorum | Replay, array: Any, op: Operator, group: Group | None
+    name: str,
+    sync: str | Quorum | Replay,
+    array: Any,
+    op: Operator,
+    group: Group | None,
+    algorithm: str,
 ) -> PartialReduction | None:
     key = (name, group)
+    now = f"sync={sync!r}" + (f", algorithm={algorithm!r}" if algorithm != "herring" else "")
     if key in _series:
-        if _began_with[key] != repr(sync):
+        if _began_with[key] != now:
             raise InvalidArgumentError(
-                f"the all-reduces of the series '{name}' began with sync={_began_with[key]}, now "
-                f"sync is {sync!r}; flush() it first, or give this one another name"
+                f"the all-reduces of the series '{name}' began with {_began_with[key]}, now with "
+                f"{now}; flush() it first, or give this one another name"
             )
         series = _series[key]
         if series is not None and series.op != op:
@@ -401,17 +431,24 @@ def _series_of(
         if partial:
             require_writable(array)
     if not partial:
-        _agree(name, f"sync={sync!r}", group)
+        _agree(name, now, group)
         series = None
     else:
         dtype = _core.dtype_of(array)
         elements = int(np.prod(shape_of(array)))
         statistics = _statistics.setdefault(key, RoundStatistics())
         series = PartialReduction(
-            elements, dtype, sync=sync, op=op, name=name, statistics=statistics, group=group
+            elements,
+            dtype,
+            sync=sync,
+            op=op,
+            name=name,
+            statistics=statistics,
+            group=group,
+            algorithm=algorithm,
         )
     _series[key] = series
-    _began_with[key] = repr(sync)
+    _began_with[key] = now
     return series
 
 
@@ -422,6 +459,7 @@ def allreduce_in_rounds(
     name: str | None,
     timeout: Timeout,
     group: Group | None,
+    algorithm: str,
 ) -> bool:
     """Does `herring.allreduce` with `sync`; returns False for "full", an ordinary all-reduce.
 
@@ -434,6 +472,7 @@ def allreduce_in_rounds(
       sync: What began the series, or begins it.
       name: The name of the series; None means "allreduce".
       timeout: Seconds to wait for each result; None means to wait until the round's deadline.
+      algorithm: Who closes the rounds and sums; see `PartialReduction`.
 
     Raises:
       InvalidArgumentError: An argument cannot be used, or differs from those of the series. Nothing
@@ -441,7 +480,7 @@ def allreduce_in_rounds(
       TimeoutError: The round did not end in time.
     """
     name = name_given(name) or "allreduce"
-    series = _series_of(name, sync, array, operator_of(op), group)
+    series = _series_of(name, sync, array, operator_of(op), group, algorithm)
     if series is None:
         return False
     if series.owes:

@@ -204,12 +204,18 @@ def save(path: str | Path, recorders: list[Recorder], lost: list[Any]) -> None:
     """Writes a recording (collective; rank 0 writes); all ranks succeed or all fail.
 
     Raises:
-      InvalidArgumentError: A series was not flushed, a worker is lost, ranks have different
-        numbers of series, or the file cannot be written.
+      InvalidArgumentError: A series was not flushed or had no servers, a worker is lost, ranks have
+        different numbers of series, or the file cannot be written.
     """
     if lost:
         raise InvalidArgumentError(
             f"rank {lost[0][0]} is gone: its steps are not known, so '{path}' cannot be recorded"
+        )
+    between = {one.options["algorithm"] for one in recorders} - {"herring"}
+    if between:
+        raise InvalidArgumentError(
+            f"'{path}' cannot be recorded: a series has algorithm {sorted(between)[0]!r}, and a "
+            "replay goes through the servers, whose sums have other bits"
         )
     rank = job().rank
     mine = [(one.steps, one.ended) for one in recorders]
@@ -225,7 +231,8 @@ def save(path: str | Path, recorders: list[Recorder], lost: list[Any]) -> None:
                 f"series {number} has not ended on rank {ended.index(False)}: flush() it "
                 f"before saving it to '{path}'"
             )
-        series.append({**recorder.options, "rounds": recorder.rounds, "steps": steps})
+        options = {key: value for key, value in recorder.options.items() if key != "algorithm"}
+        series.append({**options, "rounds": recorder.rounds, "steps": steps})
     problem = ""
     if rank == 0:
         recording = {

@@ -84,6 +84,7 @@ class DistributedDataParallel(InRounds, KeepsResiduals, torch.nn.Module):
         buffer_bytes: int = 0,
         sparse: str = "keep",
         sync: str | Quorum | Replay = "full",
+        algorithm: str = "herring",
         digest_every: int = 100,
         name: str | None = None,
         group: Group | None = None,
@@ -126,6 +127,9 @@ class DistributedDataParallel(InRounds, KeepsResiduals, torch.nn.Module):
             `herring.Replay` exchanges gradients in rounds that do not (`rounds`, docs/partial.md).
             Such rounds take no `wire_dtype` and no `buffer_bytes`, and only `flush` broadcasts
             buffers.
+          algorithm: Who closes the rounds and sums, with `sync` "solo" or "majority": "herring" (the
+            servers), or "doubling", "butterfly", "ring", "tree" or "server" (the workers, by
+            messages between them; docs/partial.md).
           digest_every: With such a `sync`, the number of rounds after which ranks compare a digest
             of the parameters; 0 means never.
           name: The wrapper's name, the same on every rank. None numbers the wrappers of a group in
@@ -162,7 +166,7 @@ class DistributedDataParallel(InRounds, KeepsResiduals, torch.nn.Module):
             "views": gradient_as_bucket_view,
         }
         self._rest()
-        partial = wants_rounds(sync, wire_dtype, buffer_bytes, group)
+        partial = wants_rounds(sync, wire_dtype, buffer_bytes, group, algorithm)
         named = self._named_parameters(module)
         if sparse == "error":
             self._refuse_sparse()
@@ -184,6 +188,7 @@ class DistributedDataParallel(InRounds, KeepsResiduals, torch.nn.Module):
                 named,
                 name=self.name,
                 sync=sync,
+                algorithm=algorithm,
                 digest_every=digest_every,
                 relist=registrations.watch(module, self._named_parameters),
                 group=group,

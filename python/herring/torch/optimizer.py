@@ -67,6 +67,7 @@ class DistributedOptimizer(InRounds, KeepsResiduals, torch.optim.Optimizer):
         gradient_as_bucket_view: bool = False,
         broadcast_parameters: bool = True,
         sync: str | Quorum | Replay = "full",
+        algorithm: str = "herring",
         each_round: Callable[[RoundInfo], None] | None = None,
         digest_every: int = 100,
         name: str | None = None,
@@ -95,6 +96,9 @@ class DistributedOptimizer(InRounds, KeepsResiduals, torch.optim.Optimizer):
             `herring.Replay` exchanges gradients in rounds that do not. `step()` then contributes
             this rank's gradients and makes one step for each round's result; training ends with
             `flush()`.
+          algorithm: Who closes the rounds and sums, with `sync` "solo" or "majority": "herring" (the
+            servers), or "doubling", "butterfly", "ring", "tree" or "server" (the workers, by
+            messages between them; docs/partial.md).
           each_round: With such a `sync`, a function called before each of these steps, when `.grad`
             has the result. Use it for clipping, and for schedulers that count rounds.
           digest_every: With such a `sync`, the number of rounds after which ranks compare a digest
@@ -136,11 +140,12 @@ class DistributedOptimizer(InRounds, KeepsResiduals, torch.optim.Optimizer):
             return None if (wrapper := myself()) is None else wrapper._relist()
 
         self._partial: PartialReducer | None = None
-        if wants_rounds(sync, wire_dtype, buffer_bytes, group):
+        if wants_rounds(sync, wire_dtype, buffer_bytes, group, algorithm):
             self._partial = PartialReducer(
                 named,
                 name=self.name,
                 sync=sync,
+                algorithm=algorithm,
                 digest_every=digest_every,
                 relist=relist,
                 group=group,

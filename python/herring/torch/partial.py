@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from herring.arrays.arguments import count_of
+from herring.arrays.arguments import count_of, shown
 from herring.arrays.groups import Group, scope_of
 from herring.errors import HerringError, InvalidArgumentError
 from herring.partial import (
@@ -55,6 +55,7 @@ class PartialReducer(Listing):
         *,
         name: str,
         sync: str | Quorum | Replay,
+        algorithm: str = "herring",
         digest_every: int = 100,
         relist: Relist | None = None,
         group: Group | None = None,
@@ -65,6 +66,7 @@ class PartialReducer(Listing):
           named_parameters: Names and parameters. Empty and repeated ones are left out, and frozen
             ones are left out until a series begins in which they require gradients.
           name: The reducer's name, the same on every rank and different for each reducer.
+          algorithm: As for `PartialReduction`.
           digest_every: The number of rounds after which ranks compare a digest of the parameters; 0
             means never.
           relist: As for `GradientReducer`; None means that no parameter is ever replaced.
@@ -75,6 +77,7 @@ class PartialReducer(Listing):
         self.contributors = 0
         self.statistics = RoundStatistics()
         self._sync = sync
+        self._algorithm = algorithm
         self._group = group
         self._digest_every = digest_every
         self._parameters: Sequence[torch.nn.Parameter] = ()
@@ -97,6 +100,7 @@ class PartialReducer(Listing):
                     name=f"{self.name}.rounds{self._generation}",
                     statistics=self.statistics,
                     group=self._group,
+                    algorithm=self._algorithm,
                 )
             except BaseException:
                 self.close()
@@ -314,9 +318,15 @@ def wants_rounds(
     wire_dtype: TorchWireDType | None,
     buffer_bytes: int,
     group: Group | None,
+    algorithm: str,
 ) -> bool:
     """Returns whether `sync` means rounds that do not wait for all workers."""
     if not is_partial(sync, scope_of(group).size):
+        if algorithm != "herring":
+            raise InvalidArgumentError(
+                f"algorithm={shown(algorithm)} is for sync='solo' and 'majority'; with sync='full' "
+                "gradients go through the servers (algorithm='herring')"
+            )
         return False
     if isinstance(sync, Replay) and group is not None:
         raise InvalidArgumentError(

@@ -27,8 +27,17 @@ def partial_modes_train_equal_replicas() -> None:
         lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
         lambda p: torch.optim.AdamW(p, lr=1e-2),
     ]
-    for number, sync in enumerate(["solo", "majority", herring.Quorum(2, staleness=2)]):
-        model = herring.DistributedDataParallel(mlp(), sync=sync, digest_every=3)
+    modes = [
+        ("solo", "herring"),
+        ("majority", "herring"),
+        (herring.Quorum(2, staleness=2), "herring"),
+        ("majority", "doubling"),
+        ("solo", "ring"),
+    ]
+    for number, (sync, algorithm) in enumerate(modes):
+        model = herring.DistributedDataParallel(
+            mlp(), sync=sync, algorithm=algorithm, digest_every=3
+        )
         optimizer = makers[number % 2](model.parameters())
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5)
         step = 0

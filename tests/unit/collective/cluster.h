@@ -151,10 +151,6 @@ class Cluster {
   }
 
   Run& run(uint32_t rank) { return *runs_[rank]; }
-  // At some time `call` is called, and then the operation set going.
-  void will_fire(uint32_t rank, uint32_t operation, std::function<void()> call) {
-    fires_.push_back({rank, operation, std::move(call)});
-  }
 
   // Returns false if a run is stuck.
   bool play() {
@@ -172,14 +168,6 @@ class Cluster {
       std::vector<uint32_t> at_work;
       for (uint32_t rank = 0; rank < devices_.size(); ++rank) {
         if (devices_[rank] && devices_[rank]->has_work()) at_work.push_back(rank);
-      }
-      if (!fires_.empty() && (busy.empty() || lot_() % 8 == 0)) {
-        std::swap(fires_[lot_() % fires_.size()], fires_.back());
-        const Fire fire = std::move(fires_.back());
-        fires_.pop_back();
-        fire.call();
-        runs_[fire.rank]->fire(fire.operation);
-        continue;
       }
       if (busy.empty() && at_work.empty()) {
         if (!late_.empty()) {
@@ -202,11 +190,7 @@ class Cluster {
   }
 
  private:
-  enum Kind { kGrant, kBlock, kCard, kShown, kRead, kSignal };
-  struct Fire {
-    uint32_t rank, operation;
-    std::function<void()> call;
-  };
+  enum Kind { kGrant, kBlock, kCard, kShown, kRead };
   struct Letter {
     Kind kind;
     uint32_t message, frame;
@@ -237,9 +221,6 @@ class Cluster {
     void read(uint32_t to, uint32_t message) override {
       line(to).push_back({kRead, message, 0, {}, nullptr, 0, 0});
     }
-    void signal(uint32_t to, uint32_t number) override {
-      line(to).push_back({kSignal, number, 0, {}, nullptr, 0, 0});
-    }
     void block(uint32_t to, uint32_t message, uint32_t frame, const char* data, size_t bytes,
                uint32_t operation) override {
       line(to).push_back({kBlock, message, frame, {}, data, bytes, operation});
@@ -264,8 +245,7 @@ class Cluster {
       const Status status = one.kind == kGrant   ? run.on_grant(from, one.message, one.frame)
                             : one.kind == kCard  ? run.on_card(from, one.bytes)
                             : one.kind == kShown ? run.on_shown(from, one.message, one.frame)
-                            : one.kind == kRead  ? run.on_read(from, one.message)
-                                                 : run.on_signal(from, one.message);
+                                                 : run.on_read(from, one.message);
       ASSERT_TRUE(status.ok()) << status.message();
       run.advance();
       return;
@@ -300,7 +280,6 @@ class Cluster {
 
   std::mt19937 lot_;
   std::vector<std::shared_ptr<FakeDevice>> devices_;
-  std::vector<Fire> fires_;
   std::set<uint32_t> late_;  // ranks not yet told what their device has done
   std::vector<std::unique_ptr<Port>> wires_;
   std::vector<std::unique_ptr<Run>> runs_;

@@ -147,7 +147,7 @@ std::vector<std::string> numbers(const std::vector<std::string>& messages) {
 }
 
 TEST(Layout, OfMessagesIsThatOfTheProtocolVersion) {
-  EXPECT_EQ(wire::kProtocolVersion, 19);
+  EXPECT_EQ(wire::kProtocolVersion, 20);
   EXPECT_EQ(numbers(messages_of_the_data_plane()), (std::vector<std::string>{
       "72 86222d8383674b11", "72 f9431c86dc8db58e", "72 888e1415bbd06f84",
       "112 9eab0b6abb2f0b80", "94 0bfd943d58ecd66e", "90 eedbc4bfe12e2a07",
