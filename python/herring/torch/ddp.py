@@ -127,8 +127,8 @@ class DistributedDataParallel(InRounds, KeepsResiduals, torch.nn.Module):
             `herring.Replay` exchanges gradients in rounds that do not (`rounds`, docs/partial.md).
             Such rounds take no `wire_dtype` and no `buffer_bytes`, and only `flush` broadcasts
             buffers.
-          algorithm: Who closes the rounds and sums, with `sync` "solo" or "majority": "herring" (the
-            servers), or "doubling", "butterfly", "ring", "tree" or "server" (the workers, by
+          algorithm: Who closes the rounds and sums, with `sync` "solo" or "majority": "herring"
+            (the servers), or "doubling", "butterfly", "ring", "tree" or "server" (the workers, by
             messages between them; docs/partial.md).
           digest_every: With such a `sync`, the number of rounds after which ranks compare a digest
             of the parameters; 0 means never.

@@ -96,8 +96,8 @@ class DistributedOptimizer(InRounds, KeepsResiduals, torch.optim.Optimizer):
             `herring.Replay` exchanges gradients in rounds that do not. `step()` then contributes
             this rank's gradients and makes one step for each round's result; training ends with
             `flush()`.
-          algorithm: Who closes the rounds and sums, with `sync` "solo" or "majority": "herring" (the
-            servers), or "doubling", "butterfly", "ring", "tree" or "server" (the workers, by
+          algorithm: Who closes the rounds and sums, with `sync` "solo" or "majority": "herring"
+            (the servers), or "doubling", "butterfly", "ring", "tree" or "server" (the workers, by
             messages between them; docs/partial.md).
           each_round: With such a `sync`, a function called before each of these steps, when `.grad`
             has the result. Use it for clipping, and for schedulers that count rounds.
