@@ -110,7 +110,7 @@ LAB_SOURCES := $(shell find lab/src lab/bindings -type f 2>/dev/null)
 CORE := $(SOURCES) CMakeLists.txt pyproject.toml
 LAB := $(LAB_SOURCES) lab/CMakeLists.txt lab/pyproject.toml
 
-.PHONY: help run build lab docs test test-core test-docs test-install test-examples test-python test-thorough test-versions test-frameworks test-clusters test-gpu bench-gpu lint hooks certain claims coverage breakages sanitize sanitize-gpus soak soak-adapters soak-gpus sweep-gpus faults connections observe-cases hostile credit-suite fuzz wheel check-aarch64 clean distclean
+.PHONY: help run build lab peers docs test test-core test-docs test-install test-examples test-python test-thorough test-versions test-frameworks test-peers test-clusters test-gpu bench-gpu lint hooks certain claims coverage breakages sanitize sanitize-gpus soak soak-adapters soak-gpus sweep-gpus faults connections observe-cases hostile credit-suite fuzz wheel check-aarch64 clean distclean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -122,6 +122,8 @@ run: $(STAMPS)/build $(STAMPS)/examples ## train a small network on 2 emulated n
 build: $(STAMPS)/build ## build the package and install it into .venv (editable)
 
 lab: $(STAMPS)/lab ## build the laboratory, too, and install it into .venv (editable)
+
+peers: .venv-peers/stamp ## build Horovod, to compare with, into .venv-peers, which also has all of .venv
 
 docs: $(STAMPS)/lab $(STAMPS)/docs ## build the documentation as a site: build/site/index.html
 	@$(BIN)/python tools/make_site.py
@@ -215,6 +217,9 @@ test-gpu: build-gpu/site ## run the tests that need a GPU, on a machine with a G
 
 bench-gpu: build-gpu/site ## measure gradient averaging on a GPU, on a machine with a GPU: PYTHON=
 	@PYTHONPATH=$(CURDIR)/build-gpu/site $(PYTHON) benchmarks/gpu.py
+
+test-peers: .venv-peers/stamp ## test the comparison with Horovod (make peers)
+	@.venv-peers/bin/python -m pytest -q lab/tests/python/test_horovod_peer.py
 
 test-clusters: $(STAMPS)/lab $(STAMPS)/test ## test jobs under real launchers (see tests/clusters/README.md)
 	@$(BIN)/python -m pytest -q tests/clusters
@@ -340,8 +345,8 @@ clean: ## remove everything that was built, but not .venv
 	rm -rf build build-* dist run .pytest_cache .ruff_cache .hypothesis $(STAMPS)/build $(STAMPS)/lab
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
-distclean: clean ## remove .venv and .venv-frameworks too
-	rm -rf .venv .venv-frameworks
+distclean: clean ## remove .venv, .venv-frameworks and .venv-peers too
+	rm -rf .venv .venv-frameworks .venv-peers
 
 build/tests/fault_injection.so: tests/faults/inject.cc $(STAMPS)/tools $(STAMPS)/test-system
 	@cmake --preset default > /dev/null
@@ -415,6 +420,12 @@ $(STAMPS)/docs: $(STAMPS)/tools pyproject.toml
 $(STAMPS)/nvrtc: $(STAMPS)/tools
 	@echo "installing CUDA's run-time compiler into .venv/nvrtc"
 	@$(PIP) --target .venv/nvrtc --upgrade nvidia-cuda-nvrtc-cu12==12.9.86
+	@touch $@
+
+.venv-peers/stamp: $(STAMPS)/lab $(STAMPS)/torch $(STAMPS)/test tools/install_peers.sh
+	@tools/bootstrap.sh peers
+	@echo "building Horovod into .venv-peers"
+	@JOBS=$(JOBS) tools/install_peers.sh $(PYTHON) .venv-peers
 	@touch $@
 
 $(STAMPS)/coverage: $(STAMPS)/tools

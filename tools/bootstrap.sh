@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes sure that the system packages for the build are installed. Installs missing packages with
 # apt-get if it may (as root, or with a sudo that asks for no password), and otherwise names them in
-# one line. Usage: tools/bootstrap.sh [build] [test] [cross]
+# one line. Usage: tools/bootstrap.sh [build] [test] [cross] [peers]
 set -euo pipefail
 
 missing=()
@@ -38,6 +38,10 @@ else
   [[ " $* " != *" test "* ]] || need libgtest-dev has_header gtest/gtest.h
 fi
 [[ " $* " != *" cross "* ]] || need g++-aarch64-linux-gnu command -v aarch64-linux-gnu-g++
+if [[ " $* " == *" peers "* ]]; then
+  need libopenmpi-dev command -v mpicxx.openmpi
+  need openmpi-bin command -v mpirun.openmpi
+fi
 [ ${#missing[@]} -gt 0 ] || exit 0
 
 command="apt-get install -y --no-install-recommends ${missing[*]}"

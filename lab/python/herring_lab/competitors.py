@@ -1,4 +1,6 @@
-"""Adapts libraries to compare with: torch.distributed's Gloo and NCCL, and MPI through mpi4py.
+"""Adapts libraries to compare with: torch.distributed's Gloo and NCCL, MPI, and Horovod.
+
+MPI is used through mpi4py, and Horovod through its module for PyTorch.
 
 To the benchmark each library looks like Herring (``Communicator``), so that one loop with one clock
 measures all of them.
@@ -9,9 +11,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
+import urllib.parse
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -28,13 +32,19 @@ from herring_lab.emulate import mpi
 __all__ = [
     "ALGORITHMS",
     "PEERS",
+    "HorovodCommunicator",
     "MissingLibraryError",
     "MpiCommunicator",
     "TorchCommunicator",
     "missing",
     "open_peer",
+    "start_horovod",
     "torch_rendezvous",
 ]
+
+
+# What Horovod's module for PyTorch reduces in host memory.
+_HOROVOD_DTYPES = ("float32", "float64", "float16", "int32", "int64")
 
 
 class MissingLibraryError(ConfigurationError):
@@ -43,6 +53,14 @@ class MissingLibraryError(ConfigurationError):
 
 def _torch_missing() -> str:
     return f"torch is not installed ({install_command('torch')})"
+
+
+def _horovod_missing() -> str:
+    spec = importlib.util.find_spec("horovod")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        if any(pathlib.Path(folder, "torch").glob("mpi_lib_v2*.so")):
+            return ""
+    return "Horovod is not installed for PyTorch ('make peers' builds it into .venv-peers)"
 
 
 def missing(peer: str) -> str:
@@ -54,6 +72,8 @@ def missing(peer: str) -> str:
         return mpi.missing(peer)
     if importlib.util.find_spec("torch") is None:
         return _torch_missing()
+    if peer == "horovod":
+        return _horovod_missing()
     if peer == "nccl" and not _has_gpu():
         return "NCCL needs GPUs, and nvidia-smi lists none here"
     return ""
@@ -74,6 +94,8 @@ def open_peer(peer: str, algorithm: str | None = None, gpus: Gpus | None = None)
     """
     if peer in mpi.MPIS:
         return MpiCommunicator(peer, algorithm)
+    if peer == "horovod":
+        return HorovodCommunicator(algorithm)
     return TorchCommunicator(peer, algorithm, gpus)
 
 
@@ -269,6 +291,179 @@ class MpiCommunicator:
             self._mpi.Finalize()
 
 
+class HorovodCommunicator:
+    """Horovod through ``horovod.torch``, on the ranks that the environment tells.
+
+    Args:
+      algorithm: a key of ``ALGORITHMS["horovod"]``, which names what carries the messages; None:
+        Gloo. With ``mpi``, Open MPI's launcher must have started the ranks.
+
+    A barrier and an all-reduce each wait for a cycle of Horovod's background thread, by default
+    1 ms.
+    """
+
+    name = "horovod"
+
+    def __init__(self, algorithm: str | None = None) -> None:
+        self._carrier = algorithm or "gloo"
+        self._horovod, self._keep = start_horovod(self._carrier)
+        import torch
+
+        torch.set_num_threads(1)
+        self._torch = torch
+        self.rank: int = self._horovod.rank()
+        self.size: int = self._horovod.size()
+        self.local_size: int = self._horovod.local_size()
+        self.num_nodes: int = self._horovod.cross_size()
+
+    def barrier(self) -> None:
+        self._horovod.barrier()
+
+    def allreduce(self, count: int, dtype: str, op: str) -> Prepared:
+        if dtype not in _HOROVOD_DTYPES:
+            raise InvalidArgumentError(
+                f"horovod does not reduce {dtype}, only {', '.join(_HOROVOD_DTYPES)}"
+            )
+        elements = np.zeros(count, dtype=pattern.storage_dtype(dtype))
+        tensor = self._torch.from_numpy(elements)
+        horovod = self._horovod
+        kind = {
+            "sum": horovod.Sum,
+            "average": horovod.Average,
+            "min": horovod.Min,
+            "max": horovod.Max,
+            "product": horovod.Product,
+        }[op]
+        name = f"bench.{op}.{dtype}.{count}"  # Horovod caches what it has agreed on for a name
+
+        def run() -> None:
+            horovod.allreduce_(tensor, op=kind, name=name)
+
+        return Prepared(run, [elements])
+
+    def planned(self, counts: list[int], dtype: str, op: str) -> Prepared:
+        raise InvalidArgumentError(f"{self.name} has no planned operation: compare with allreduce")
+
+    variables = planned
+
+    def gather(self, numbers: np.ndarray) -> np.ndarray:
+        own = self._torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float64))
+        return self._horovod.allgather(own, name="bench.gather").numpy().reshape(self.size, -1)
+
+    def counters(self) -> tuple[int, int] | None:
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        import horovod
+
+        return {
+            "horovod": horovod.__version__,
+            "torch": self._torch.__version__,
+            "algorithm": self._carrier,
+        }
+
+    def close(self) -> None:
+        self._horovod.barrier()
+        self._horovod.shutdown()
+
+
+def start_horovod(carrier: str = "gloo") -> tuple[Any, Any]:
+    """Starts Horovod on the ranks that the environment tells.
+
+    With Gloo, ranks need Horovod's rendezvous server. Rank 0 starts it, and tells its port through
+    torch's store, where the ranks of Gloo meet as well.
+
+    Args:
+      carrier: ``gloo``, or ``mpi`` if Open MPI's launcher has started the ranks.
+
+    Returns:
+      The module ``horovod.torch``, and an object that must live until the job ends.
+
+    Raises:
+      ConfigurationError: Horovod is not installed, the environment does not tell the ranks, or MPI
+        knows fewer ranks than the job has.
+    """
+    reason = missing("horovod")
+    if reason:
+        raise ConfigurationError(f"--peer horovod: {reason}")
+    os.environ.update({"HOROVOD_CONTROLLER": carrier, "HOROVOD_CPU_OPERATIONS": carrier})
+    keep = _meet_for_gloo() if carrier == "gloo" else None
+    import horovod.torch
+
+    horovod.torch.init()
+    started = int(os.environ.get("HERRING_SIZE", horovod.torch.size()))
+    if started != horovod.torch.size():
+        raise ConfigurationError(
+            f"--peer horovod: the job has {started} workers, but MPI knows "
+            f"{horovod.torch.size()}: start it with the launcher of Open MPI "
+            "('herring lab run --mpi openmpi' does)"
+        )
+    return horovod.torch, keep
+
+
+def _meet_for_gloo() -> tuple[Any, Any]:
+    """Sets the variables that Horovod's own launcher would set, and starts its server on rank 0.
+
+    Returns:
+      Torch's store and, on rank 0, the server.
+    """
+    import torch.distributed as dist
+    from horovod.runner.common.util.hosts import SlotInfo
+    from horovod.runner.http.http_server import RendezvousServer
+
+    rank, size, method = torch_rendezvous(os.environ)
+    local = [
+        int(os.environ.get(f"HERRING_{name}", os.environ.get(other, default)))
+        for name, other, default in (
+            ("LOCAL_RANK", "LOCAL_RANK", "0"),
+            ("LOCAL_SIZE", "LOCAL_WORLD_SIZE", "1"),
+        )
+    ]
+    store, _, _ = next(dist.rendezvous(method, rank, size))
+    store.set(f"horovod/{rank}", " ".join(map(str, local)))
+    places = [
+        tuple(map(int, store.get(f"horovod/{other}").decode().split())) for other in range(size)
+    ]
+    slots = [
+        SlotInfo(
+            # Local ranks of a node stand in a block that begins with local rank 0.
+            hostname=f"node{sum(before == 0 for before, _ in places[: other + 1])}",
+            rank=other,
+            local_rank=local_rank,
+            cross_rank=sum(before == local_rank for before, _ in places[:other]),
+            size=size,
+            local_size=local_size,
+            cross_size=sum(any_rank == local_rank for any_rank, _ in places),
+        )
+        for other, (local_rank, local_size) in enumerate(places)
+    ]
+    server = None
+    if rank == 0:
+        server = RendezvousServer()
+        port = server.start()
+        server.init(slots)
+        store.set("horovod/port", str(port))
+    own = slots[rank]
+    host = urllib.parse.urlsplit(method).hostname or os.environ["MASTER_ADDR"]
+    os.environ.update(
+        {
+            "HOROVOD_HOSTNAME": own.hostname,
+            "HOROVOD_RANK": str(rank),
+            "HOROVOD_SIZE": str(size),
+            "HOROVOD_LOCAL_RANK": str(own.local_rank),
+            "HOROVOD_LOCAL_SIZE": str(own.local_size),
+            "HOROVOD_CROSS_RANK": str(own.cross_rank),
+            "HOROVOD_CROSS_SIZE": str(own.cross_size),
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": store.get("horovod/port").decode(),
+        }
+    )
+    interface = os.environ.get("GLOO_SOCKET_IFNAME") or ("lo" if own.local_size == size else "")
+    if interface:
+        os.environ.setdefault("HOROVOD_GLOO_IFACE", interface)
+    return store, server
+
+
 def torch_rendezvous(environ: Mapping[str, str]) -> tuple[int, int, str]:
     """Returns rank, size and torch's ``init_method`` from environment variables.
 
@@ -284,8 +479,8 @@ def torch_rendezvous(environ: Mapping[str, str]) -> tuple[int, int, str]:
     if "RANK" in environ and "MASTER_ADDR" in environ:
         return int(environ["RANK"]), int(environ["WORLD_SIZE"]), "env://"
     raise ConfigurationError(
-        "--peer gloo and nccl need HERRING_RENDEZVOUS, HERRING_RANK and HERRING_SIZE (herring run"
-        " sets them), or torchrun's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+        "--peer gloo, horovod and nccl need HERRING_RENDEZVOUS, HERRING_RANK and HERRING_SIZE"
+        " (herring run sets them), or torchrun's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
     )
 
 

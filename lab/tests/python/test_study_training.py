@@ -113,6 +113,7 @@ def test_the_table_compares_with_one_host(monkeypatch: pytest.MonkeyPatch) -> No
         }
 
     monkeypatch.setattr(training, "measure_training", measured)
+    monkeypatch.setattr(training, "missing", lambda _peer: "not installed")
     said: list[str] = []
     scale = Scale([4, 16], 1000, Network(), 3, lambda *what: said.append(what[2]))
     table = training.training(scale)

@@ -60,6 +60,8 @@ examples:
   herring run -n 4 --nodes 4 -- python -m herring.bench allreduce --algorithm ring
   # measure MPI with its own launcher and one of its algorithms
   mpiexec -n 4 python -m herring.bench allreduce --peer openmpi --algorithm ring --op sum
+  # measure Horovod, which 'make peers' builds for this Python: .venv-peers/bin/python
+  herring run -n 4 -- python -m herring.bench allreduce --peer horovod --op sum
   # measure arrays on GPUs, then the same with NCCL, which needs a GPU for each worker
   herring run -n 2 -- python -m herring.bench allreduce --device cuda --check
   herring run -n 2 -- python -m herring.bench allreduce --peer nccl --op sum
@@ -246,7 +248,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         choices=("herring", *PEERS),
         default="herring",
         help="measure another library with the same loop; gloo and nccl need torch, mpich and "
-        "openmpi need mpi4py and their own launcher (default: herring)",
+        "openmpi need mpi4py and their own launcher, horovod needs Horovod with torch (default: "
+        "herring)",
     )
     allreduce.add_argument(
         "--algorithm",

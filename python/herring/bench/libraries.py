@@ -18,6 +18,7 @@ ALGORITHMS: Mapping[str, Mapping[str, str]] = {
         "segmented-ring": "5",
         "butterfly": "6",  # Rabenseifner's algorithm
     },
+    "horovod": {"gloo": "gloo", "mpi": "mpi"},  # what carries its messages
 }
 
 #: Values of ``--peer`` other than herring.

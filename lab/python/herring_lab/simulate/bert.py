@@ -33,6 +33,10 @@ FUSION_BUFFERS = 32
 #: Number of buckets of 25 MiB that torch's DistributedDataParallel makes of the model, which has
 #: 672 MB in 16 bits.
 DDP_BUCKETS = 26
+#: Number of Horovod's fusion buffers of 128 MiB that these 672 MB fill.
+HOROVOD_BUFFERS = 5
+#: Computing time of a node's step: 512 sequences at 1143 per second (section IV.B).
+STEP_SECONDS = 512 / 1143
 
 _VOCABULARY = -(-30522 // 8) * 8
 _POSITIONS = 512

@@ -114,6 +114,13 @@ class Point:
     dtype: str = "float32"
     settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
+    @property
+    def mpi(self) -> str:
+        """The MPI whose launcher starts the workers; empty if the lab starts them."""
+        if (self.library, self.algorithm) == ("horovod", "mpi"):
+            return "openmpi"
+        return self.library if self.library in MPIS else ""
+
     def __str__(self) -> str:
         """Returns the point in words, for messages."""
         library = f"{self.library} ({self.algorithm})" if self.algorithm else self.library
@@ -152,7 +159,7 @@ def measure(network: Network, point: Point, iterations: int, warmup: int = 2) ->
             point.servers,
             timeout=_TIMEOUT,
             settings={**(_NCCL if point.library == "nccl" else {}), **point.settings},
-            mpi=point.library if point.library in MPIS else "",
+            mpi=point.mpi,
         )
         with network.cluster(plan.hosts) as cluster, log.open("wb") as output:
             cluster.link_report(reset=True)

@@ -19,10 +19,19 @@ _ALGORITHMS = ("herring", "ring", "butterfly", "doubling", "tree", "server")
 DEFAULT_PEERS = (
     *("gloo", "mpich", "mpich:butterfly"),
     *("openmpi", "openmpi:ring", "openmpi:butterfly"),
+    *("horovod", "horovod:mpi"),
     "nccl",
 )
 # The algorithm that each library chooses for large arrays, whose model applies.
-_CHOICES = {"gloo": "ring", "mpich": "butterfly", "openmpi": "butterfly", "nccl": "ring"}
+_CHOICES = {
+    "gloo": "ring",
+    "mpich": "butterfly",
+    "openmpi": "butterfly",
+    "nccl": "ring",
+    "horovod": "gloo",
+}
+# What carries Horovod's messages also reduces the array, with its own choice of algorithm.
+_CARRIERS = {"gloo": "ring", "mpi": "butterfly"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +55,7 @@ class Peer:
     def model(self) -> str | None:
         """The matching algorithm of `herring.models`; None if there is none."""
         algorithm = self.algorithm or _CHOICES[self.library]
+        algorithm = _CARRIERS.get(algorithm, algorithm)
         return algorithm if algorithm in models.ALGORITHMS else None
 
 

@@ -16,7 +16,7 @@ from herring.base.parts import install_command
 from herring.base.units import counted
 from herring.bench import models
 from herring.errors import ConfigurationError
-from herring_lab.competitors import MissingLibraryError
+from herring_lab.competitors import MissingLibraryError, missing
 from herring_lab.emulate import folders
 from herring_lab.emulate.cluster import ClusterError
 from herring_lab.emulate.runner import Plan, run
@@ -34,8 +34,13 @@ _HOROVOD_EFFICIENCY = 0.85 / 1.78
 COMMUNICATION = (1 / _HOROVOD_EFFICIENCY - 1) / 2
 
 _WARMUP = 3  # the first step records the order, and in the second torch remakes its buckets
-_STRATEGIES = ("herring", "ddp", "ring")
-_SHOWN = {"herring": "Herring", "ddp": "DDP over Gloo", "ring": "ring, not overlapped"}
+_STRATEGIES = ("herring", "ddp", "ring", "horovod")
+_SHOWN = {
+    "herring": "Herring",
+    "ddp": "DDP over Gloo",
+    "ring": "ring, not overlapped",
+    "horovod": "Horovod over Gloo",
+}
 
 
 def _averaged(
@@ -61,7 +66,8 @@ def model_step(
     """Models how long a step takes if only links and computing take time.
 
     Args:
-      strategy: "herring" (with as many dedicated servers as hosts), "ddp" or "ring".
+      strategy: "herring" (with as many dedicated servers as hosts), "ddp", "ring" or "horovod"
+        (which sends gradients when they are produced, in no fixed buffers).
       hosts: the number of hosts with a worker each.
       nbytes: bytes of all gradients.
       bandwidth: bytes per second of a link, in each direction.
@@ -78,6 +84,8 @@ def model_step(
     speed = models.ring_time(hosts, 1.0, bandwidth)
     if strategy == "ddp":
         return _averaged(bert.DDP_BUCKETS, nbytes, compute_seconds, speed)
+    if strategy == "horovod":
+        return _averaged(len(bert.variables()), nbytes, compute_seconds, speed)
     return compute_seconds + nbytes * speed
 
 
@@ -134,7 +142,9 @@ def training(scale: Scale) -> Table:
     nbytes = COMMUNICATION * compute * network.bandwidth
     bert.scaled_elements(nbytes)  # raises if `nbytes` is too small
     hosts = sorted({1, *(scale.hosts[:1] if scale.quick else scale.hosts)})
-    points = [(number, strategy) for number in hosts for strategy in _STRATEGIES]
+    reason = missing("horovod")
+    strategies = [name for name in _STRATEGIES if not (name == "horovod" and reason)]
+    points = [(number, strategy) for number in hosts for strategy in strategies]
     rows: list[dict[str, Any]] = []
     alone: dict[str, float] = {}
     for index, (number, strategy) in enumerate(points):
@@ -142,7 +152,7 @@ def training(scale: Scale) -> Table:
         found = measure_training(network, strategy, number, nbytes, compute, scale.iterations)
         step = statistics.median(found["step_seconds"])
         alone.setdefault(strategy, step)
-        first = rows[index - index % len(_STRATEGIES)] if index % len(_STRATEGIES) else None
+        first = rows[index - index % len(strategies)] if index % len(strategies) else None
         rows.append(
             {
                 "strategy": _SHOWN[strategy],
@@ -174,6 +184,7 @@ def training(scale: Scale) -> Table:
         "paper at 512 GPUs; models count links and computing alone",
         "late: how late the last gradient comes, because processors are busy; processor seconds: "
         "of all workers in a step",
+        *([f"skipped: horovod: {reason}"] if reason else []),
     ]
     chart = Chart(
         "hosts",
