@@ -38,6 +38,7 @@ from herring_lab.study.experiments import (
 )
 from herring_lab.study.gpu import gpu_study
 from herring_lab.study.long_paths import long_paths
+from herring_lab.study.moments import moments
 from herring_lab.study.networks import networks_study
 from herring_lab.study.paper_tables import paper_tables
 from herring_lab.study.partial import partial_study
@@ -49,6 +50,7 @@ _ON_THIS_MACHINE = {
     "partial": lambda scale: partial_study(scale.quick, scale.report, scale.network),
     "networks": lambda scale: networks_study(scale.quick, scale.report),
     "predictions": predictions,
+    "moments": lambda scale: moments(scale.quick, scale.iterations, scale.report),
     "gpu": lambda scale: gpu_study(scale.quick, scale.iterations, scale.report),
 }
 _DEFAULTS: dict[str, Any] = {"hosts": "2,4,8,16", "iterations": 7, "runs": 3}
@@ -99,13 +101,18 @@ examples:
   herring study predictions --iterations 20 --out study
       Runs 27 all-reduces on emulated hosts and 24 of them in virtual time, and compares.
 
+  herring study moments --out study
+      Times when each gradient of a BERT-base is produced in a backward pass on this machine,
+      beside what table II of the Herring paper implies.
+
   herring study paper-tables
       Computes tables V and VI of the Herring paper: two points of each row calibrate a model,
       which predicts the others.
 
 Emulated hosts need root, as 'herring lab' does. Plots need matplotlib. The other libraries need
 torch (Gloo, NCCL), or mpi4py and an MPI with its launcher; a missing library is skipped.
-The experiments training, networks and gpu are skipped without torch, as is bfloat16 in ablations.
+The experiments training, networks, moments and gpu are skipped without torch, as is bfloat16 in
+ablations.
 """.replace("DEFAULT_LIST", ", ".join(_MEASURED))
 
 
