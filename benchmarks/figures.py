@@ -24,6 +24,7 @@ from harness import BenchJob, Hosts, JobError, Layout, ThisMachine, run_pairs
 
 from herring.base.provenance import write_results
 from herring.bench import models
+from herring_lab.competitors import missing
 from herring_lab.emulate import Cluster, ClusterError
 
 MEGABIT = 1e6
@@ -76,7 +77,7 @@ class Context:
 
     @property
     def peer_only(self) -> bool:
-        """Whether only Gloo is measured."""
+        """Whether only the peer is measured: Gloo, or Horovod."""
         return self.options.peer_only
 
     def arguments(self, size: str, warmup: int, iterations: int, **more: Any) -> list[str]:
@@ -194,24 +195,25 @@ def pairs(
     layout: Layout,
     arguments: Sequence[str],
     own: Sequence[str] = (),
+    peer: str = "gloo",
 ) -> dict[str, list[float]]:
-    """Runs Herring and Gloo in turns; returns the median seconds of each batch, by library.
+    """Runs Herring and a peer in turns; returns the median seconds of each batch, by library.
 
     The arguments in ``own`` are for Herring only.
     """
     bare = dataclasses.replace(layout, servers=())
     if context.peer_only:
-        with BenchJob(hosts, bare, arguments, "gloo") as gloo:
-            more = gloo.wait_ready()
+        with BenchJob(hosts, bare, arguments, peer) as other:
+            more = other.wait_ready()
             while more:
-                more = gloo.run_batch()
-            return {"gloo": _batch_medians(context.note(name, gloo.finish(), hosts))}
-    with BenchJob(hosts, bare, arguments, "gloo") as gloo:
+                more = other.run_batch()
+            return {peer: _batch_medians(context.note(name, other.finish(), hosts))}
+    with BenchJob(hosts, bare, arguments, peer) as other:
         with BenchJob(hosts, layout, [*arguments, *own], "herring") as herring:
-            run_pairs(herring, gloo)
+            run_pairs(herring, other)
             return {
                 "herring": _batch_medians(context.note(name, herring.finish(), hosts)),
-                "gloo": _batch_medians(context.note(name, gloo.finish(), hosts)),
+                peer: _batch_medians(context.note(name, other.finish(), hosts)),
             }
 
 
@@ -220,17 +222,21 @@ def _batch_medians(document: dict[str, Any]) -> list[float]:
 
 
 def ratio(
-    name: str, medians: dict[str, list[float]], required: float, inverse: bool = False
+    name: str,
+    medians: dict[str, list[float]],
+    required: float | None,
+    inverse: bool = False,
+    peer: str = "gloo",
 ) -> list[Figure]:
-    """Returns the median over pairs of Herring's time divided by Gloo's, or the ``inverse``."""
-    gloo = medians["gloo"]
-    measured = {"gloo": statistics.median(gloo)}
+    """Returns the median over pairs of Herring's time divided by a peer's, or the ``inverse``."""
+    other = medians[peer]
+    measured = {peer: statistics.median(other)}
     if "herring" not in medians:
-        return [Figure(f"{name} gloo seconds", measured["gloo"], None, measured)]
+        return [Figure(f"{name} {peer} seconds", measured[peer], None, measured)]
     herring = medians["herring"]
     measured["herring"] = statistics.median(herring)
-    ratios = [theirs / ours if inverse else ours / theirs for ours, theirs in zip(herring, gloo)]
-    label = "gloo/herring" if inverse else "herring/gloo"
+    ratios = [theirs / ours if inverse else ours / theirs for ours, theirs in zip(herring, other)]
+    label = f"{peer}/herring" if inverse else f"herring/{peer}"
     measured |= {"least": min(ratios), "most": max(ratios)}
     return [Figure(f"{name} {label}", statistics.median(ratios), required, measured, inverse)]
 
@@ -242,6 +248,19 @@ def gloo_ratio(context: Context) -> list[Figure]:
         layout = Layout(range(8), range(8, 16))
         medians = pairs(context, "gloo-ratio", hosts, layout, arguments)
     return ratio("gloo-ratio", medians, 1.70, inverse=True)
+
+
+def horovod_ratio(context: Context) -> list[Figure]:
+    """As gloo-ratio, with Horovod over Gloo; needs the Python that `make peers` makes."""
+    reason = missing("horovod")
+    if reason:
+        print(f"# horovod-ratio skipped: {reason}", flush=True)
+        return []
+    arguments = context.arguments("25M", 1, 5, batches=4)
+    with Cluster(16, 200 * MEGABIT, 0.020) as hosts:
+        layout = Layout(range(8), range(8, 16))
+        medians = pairs(context, "horovod-ratio", hosts, layout, arguments, peer="horovod")
+    return ratio("horovod-ratio", medians, None, inverse=True, peer="horovod")
 
 
 def algorithms(context: Context) -> list[Figure]:
@@ -391,6 +410,7 @@ FIGURES: dict[str, Callable[[Context], list[Figure]]] = {
     "link-16x16": link_16x16,
     "shallow-queue": shallow_queue,
     "gloo-ratio": gloo_ratio,
+    "horovod-ratio": horovod_ratio,
     "colocated": colocated,
     "algorithms": algorithms,
     "cpu-bound": cpu_bound,
@@ -416,7 +436,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "figures", nargs="+", choices=names, metavar="FIGURE", help="a figure; 'list' shows all"
     )
     parser.add_argument("--quick", action="store_true", help="run only a few iterations")
-    parser.add_argument("--peer-only", action="store_true", help="measure Gloo without Herring")
+    parser.add_argument("--peer-only", action="store_true", help="measure the peer without Herring")
     parser.add_argument("--json", metavar="FILE", help="write figures and measurements to FILE")
     options = parser.parse_args(argv)
     if "list" in options.figures:

@@ -101,7 +101,7 @@ class BenchJob:
       hosts: the hosts on which the processes run.
       layout: the hosts of workers and servers.
       arguments: arguments for the benchmark, without ``--json``.
-      peer: the library to measure: herring, or gloo, which needs no servers.
+      peer: the library to measure: herring, or gloo or horovod, which need no servers.
       timeout: seconds that any single wait for the job may last.
       operation: the operation to measure: allreduce, or planned (Herring only).
       settings: environment variables for the workers, beside those of the layout.
