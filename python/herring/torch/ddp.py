@@ -220,6 +220,7 @@ class DistributedDataParallel(InRounds, KeepsResiduals, torch.nn.Module):
             relist=registrations.watch(module, self._named_parameters),
             group=self._group(),
             missing="forward",
+            before_forward=weakref.WeakMethod(self._before_forward),
             **self._options,
         )
 

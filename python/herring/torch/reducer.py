@@ -150,6 +150,7 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
         relist: Relist | None = None,
         group: Group | None = None,
         missing: str | None = None,
+        before_forward: weakref.WeakMethod[Callable[[], None]] | None = None,
         divide_by_all: bool = False,
         error_feedback: bool = True,
     ) -> None:
@@ -172,6 +173,7 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
           group: The group whose gradients are averaged; None means all workers. "Ranks" and "all"
             mean the group's ranks.
           missing: What shows that this rank has no gradients in a step (`Stepped`).
+          before_forward: What the wrapper does before a forward pass, with the other ranks.
           divide_by_all: Whether averages divide by the number of all ranks, also in rounds to which
             some do not contribute.
           error_feedback: Whether what rounding to 8 bits loses is added to the next gradients.
@@ -189,6 +191,7 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
         self.rounds = 0
         self.given_up = False
         self.contributors = 0
+        self._before_forward = before_forward
         wire = wire_dtype_name(wire_dtype)
         wire = None if wire == "float32" else wire  # float32 means unchanged
         error_feedback = boolean_of(error_feedback, "error_feedback")
@@ -339,6 +342,13 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
         if not self.round_open and self._has_plan():
             self._begin(without)
             self._finish()
+
+    def before_forward(self) -> None:
+        """Does what the wrapper does before a forward pass, which this rank has not made."""
+        call = self._before_forward and self._before_forward()
+        if call is not None:
+            with torch.enable_grad():
+                call()
 
     @property
     def round_open(self) -> bool:

@@ -32,6 +32,7 @@ from herring.torch.sparse import average_sparse
 from herring.torch.state import broadcast_tensors
 
 _live: weakref.WeakSet[Stepped] = weakref.WeakSet()
+_IDLE = 10  # After so many rounds without any gradients, steps show no longer that one is due.
 _lock = threading.Lock()
 _passes = 0  # Backward passes of this process that have reached a reducer's parameter.
 
@@ -40,9 +41,8 @@ class Stepped:
     """A reducer that knows when optimizers make steps with its parameters.
 
     Attributes:
-      steps: The number of steps. What optimizers do between two rounds counts as one step. Steps
-        before the first round do not count: a rank may make the optimizer's state with one. Nor do
-        steps after passes in `no_sync`.
+      steps: The number of steps. What optimizers do between two passes counts as one step. Steps
+        before the first round do not count: a rank may make the optimizer's state with one.
       missing: What shows that this rank has no gradients in a step. "forward": a forward pass was
         not followed by a round. "step": the optimizer's wrapper sees to it, and only a backward
         pass without any parameter is of interest here. None: nothing, and steps do not count.
@@ -61,11 +61,12 @@ class Stepped:
     def __init__(self, missing: str | None) -> None:
         self.missing = missing
         self.steps = 0
-        self._moved = False  # Whether an optimizer has made a step since the last round.
+        self._moved = False  # Whether an optimizer has made a step since the last pass.
         self._uncovered = False  # Whether a forward pass has not been followed by a round.
+        self._reached_nothing = False  # Whether a pass that reached nothing has not been, either.
         self._direct = False  # Whether rounds come without forward passes of the wrapper.
         self._paused = False  # Whether there was a `no_sync` block since the last round.
-        self._expected = True  # False after a round to which no rank's backward pass has led.
+        self._idle = 0  # The number of latest rounds to which no rank's backward pass has led.
         # The number of rounds at the last step of each optimizer.
         self._rounds_at: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = (
             weakref.WeakKeyDictionary()
@@ -91,7 +92,7 @@ class Stepped:
         """Notes a backward pass whose gradients stay on this rank."""
         global _passes
         _passes += 1
-        self._uncovered = False
+        self._uncovered = self._reached_nothing = self._moved = False
 
     def _pauses(self) -> None:
         self._paused = True
@@ -106,12 +107,13 @@ class Stepped:
             said: why it took part without one, or an empty text, and what else its pass ends.
             None for ranks without data.
         """
-        self._moved = self._uncovered = self._paused = False
-        self._lender, self._lent, self._expected = None, used, True
+        self._moved = self._uncovered = self._reached_nothing = self._paused = False
+        self._lender, self._lent = None, used
         if told is None:
+            self._idle = 0
             return
         reasons = {place: said[0] for place, said in enumerate(told) if said is not None}
-        self._expected = not all(reasons.values())
+        self._idle = self._idle + 1 if all(reasons.values()) else 0
         if "step" in reasons.values():
             self._lender = next((place for place, why in reasons.items() if why != "step"), None)
         if without:
@@ -141,21 +143,36 @@ class Stepped:
         if self.round_open or self.missing is None:
             return
         lent = None
-        if self.missing == "forward" and self.enabled and self._expected:
-            without = self.rounds == self._rounds_at.get(optimizer, 0)
-            # A round since the last step may have been for another model's sake, but not if its
-            # gradients are still there. Then the forward pass came after it, for a log.
-            if self._uncovered and not without:
-                without = not any(map(_has_values, self._gradients(optimizer)))
-            if without and (self._uncovered or (self._direct and not self._paused)):
-                self.finish_step(without="step")
-                lent = self._lent
+        if self.missing == "forward" and self.enabled and self._lacks_round(optimizer):
+            # Before the first round, it is not known whether others call the wrapper or its module.
+            if self.rounds and not (self._uncovered or self._direct):
+                self.before_forward()
+            self.finish_step(without="step")
+            lent = self._lent
         self.even_out()
         self._rounds_at[optimizer] = self.rounds
-        if self.rounds and not (self._moved or self._paused):
+        if self.rounds and not self._moved:
             found = self._gradients(optimizer) if lent is None else lent
             self._moved = any(True for _ in found)
             self.steps += self._moved
+
+    def _lacks_round(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Returns whether an optimizer is about to make a step without this rank's round for it."""
+        shown = self._uncovered or self._reached_nothing
+        if self.rounds == self._rounds_at.get(optimizer, 0):
+            if shown:
+                return True
+            # The step is local, or makes the optimizer's state, or nobody trains this model now.
+            if self._paused or not self.rounds or self._idle >= _IDLE:
+                return False
+            if self._direct:
+                return True
+        elif not shown:
+            return False
+        # A round since the last step may have been for another model's sake, but not if its
+        # gradients are still there. Then the forward pass came after it, for a log. And without
+        # any pass, a program that leaves gradients there wants a step with them.
+        return not any(map(_has_values, self._gradients(optimizer)))
 
     def _gradients(self, optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
         """Yields the gradients of the optimizer's parameters that are averaged here."""
@@ -201,6 +218,9 @@ class Stepped:
     def _sparse(self) -> set[int]:
         """Returns the indices of the parameters whose gradients are exchanged by rows."""
         raise NotImplementedError
+
+    def before_forward(self) -> None:
+        """Takes part in what precedes a forward pass on the other ranks (collective)."""
 
     def finish_step(self, *, without: str = "pass") -> None:
         """Takes part in a round that this rank's backward pass has not begun (collective)."""
@@ -273,16 +293,17 @@ def _after_pass(roots: Iterable[torch.Tensor]) -> None:
             one._uncovered = False  # The pass belongs to `no_sync`.
         elif one.awaits_pass():
             waiting.append(one)
-        elif one.missing == "forward" and one.rounds == 0:
+        elif one.missing == "forward":
             unused.append(one)
     if not (waiting or unused) or _reaches_parameter(roots):
         return
     # If several models wait, the optimizer's step shows whose turn it was.
     if len(waiting) == 1:
         waiting[0].finish_step()
-    # So it does for models without any round yet: rounds may come without their forward passes.
+    # So it does for models whose forward pass this rank has not made, or has made without their
+    # wrapper.
     for one in unused:
-        one._uncovered = True
+        one._reached_nothing = True
 
 
 def _reaches_parameter(roots: Iterable[torch.Tensor]) -> bool:

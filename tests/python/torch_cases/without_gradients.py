@@ -81,6 +81,47 @@ def batches_without_targets():
 
 
 @case
+def batches_without_a_forward_call():
+    """Who has no target calls no forward pass, and perhaps no backward pass either."""
+    rank, size = herring.rank(), herring.size()
+    for how in ("backward", "nothing", "accumulated"):
+        for buffers in (False, True):
+            model, expected = mlp(), mlp()
+            if buffers:
+                model.register_buffer("of_rank_0", torch.zeros(1))
+            ddp = herring.DistributedDataParallel(model)
+            optimizer, other = momentum(model), momentum(expected)
+            for step in range(1, STEPS + 1):
+                optimizer.zero_grad()
+                other.zero_grad()
+                model.of_rank_0 = torch.full((1,), 10.0 * step + rank) if buffers else None
+                if how == "accumulated":
+                    with ddp.no_sync():
+                        inputs, labels = mine(100 + step)
+                        F.cross_entropy(ddp(inputs), labels).backward()
+                    for r in range(size):
+                        inputs, labels = batch(100 + step, r)
+                        (F.cross_entropy(expected(inputs), labels) / size).backward()
+                # Steps in which no rank has a target are among them.
+                absent = [step > 1 and (lacks(step, r) or step == 4) for r in range(size)]
+                if not absent[rank]:
+                    inputs, labels = mine(step)
+                    F.cross_entropy(ddp(inputs), labels).backward()
+                elif how != "nothing":
+                    zero_loss().backward()
+                for r in range(size):
+                    if not absent[r]:
+                        inputs, labels = batch(step, r)
+                        (F.cross_entropy(expected(inputs), labels) / size).backward()
+                optimizer.step()
+                other.step()
+                if buffers and not all(absent):
+                    assert model.of_rank_0.item() == 10.0 * step, model.of_rank_0
+            compare(model, expected)
+            ddp.close()
+
+
+@case
 def batches_without_targets_amp():
     rank = herring.rank()
     model, expected = mlp(), mlp()
@@ -340,6 +381,29 @@ def steps_of_some_ranks_only():
             F.cross_entropy(call(inputs), labels).backward()
         assert all(p.grad is None for p in model.parameters())
         closing.close()
+
+
+@case
+def local_steps_of_some_ranks_only():
+    """A rank that steps with what it accumulated, while the others average, is found."""
+    rank, size = herring.rank(), herring.size()
+    model = mlp()
+    ddp, optimizer = herring.DistributedDataParallel(model), momentum(model)
+
+    def passes(step, averaged=True):
+        optimizer.zero_grad()
+        for part in range(1 + averaged):
+            with contextlib.nullcontext() if part else ddp.no_sync():
+                inputs, labels = mine(2 * step + part)
+                F.cross_entropy(ddp(inputs), labels).backward()
+
+    passes(0)
+    optimizer.step()
+    with raises(herring.MismatchError, f"rank {size - 1}: 2", "different numbers of steps"):
+        passes(1, averaged=rank < size - 1)
+        optimizer.step()
+        passes(2)
+    ddp.close()
 
 
 def _step_of(optimizers):
