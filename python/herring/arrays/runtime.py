@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime
+import importlib
 import os
 import sys
 import threading
@@ -52,6 +53,7 @@ __all__ = [
 
 _PATIENCE = 5.0  # seconds that the process's end waits for a thread that is inside init()
 _LEAVING = 30.0  # and for one that is inside shutdown()
+_AFTER_CHILDREN = -100  # multiprocessing ends its own children before finalizers below 0
 
 _lock = threading.Lock()
 _left = threading.Event()  # no thread leaves a job now
@@ -181,6 +183,7 @@ def start(
         forget_names()
         for learn in learn_job:
             learn(_job)
+        _leave_with_forked_child()
     return True
 
 
@@ -249,10 +252,10 @@ def shutdown() -> None:
 
     If other ranks still use the server in this process, the call waits for them: for groups without
     this rank as long as they are in use, and at most 10 s without any traffic. Ctrl-C ends the
-    wait. The call runs by itself when the interpreter exits; after an uncaught exception it waits
-    for nobody. Without an earlier `init` it does nothing. If another thread is leaving the job,
-    which waits for callbacks, this call returns at once, because a callback may make it; the
-    interpreter's exit waits.
+    wait. The call runs by itself when the interpreter exits, or a process that `multiprocessing`
+    has forked; after an uncaught exception it waits for nobody. Without an earlier `init` it does
+    nothing. If another thread is leaving the job, which waits for callbacks, this call returns at
+    once, because a callback may make it; the interpreter's exit waits.
     """
     _leave(failed=False)
 
@@ -279,23 +282,54 @@ def _leave(failed: bool) -> None:
             _left.set()
 
 
-def _at_exit() -> None:
+def _at_exit(failed: bool | None = None) -> None:
     # A daemon thread may be inside init(). end_starts() makes that call end soon; this function
     # does not wait for what the thread then does in Python.
     _core.end_starts()
     if _lock.acquire(timeout=_PATIENCE):
         _lock.release()
-        _leave(failed=hasattr(sys, "last_value"))
+        _leave(failed=hasattr(sys, "last_value") if failed is None else failed)
         _left.wait(_LEAVING)
 
 
 atexit.register(_at_exit)
 
 
+def _leave_with_forked_child() -> None:
+    """Lets a process that multiprocessing has forked leave at its end, which runs no atexit."""
+    global _in_finalizers
+    multiprocessing = sys.modules.get("multiprocessing")
+    if _in_finalizers or multiprocessing is None or multiprocessing.parent_process() is None:
+        return
+    if multiprocessing.get_start_method(allow_none=True) != "spawn":
+        util = importlib.import_module("multiprocessing.util")
+        util.Finalize(None, _at_end_of_forked_child, exitpriority=_AFTER_CHILDREN)
+        _in_finalizers = True
+
+
+def _at_end_of_forked_child() -> None:
+    # The process has an exception here if that ends it.
+    error = sys.exc_info()[1]
+    failed = error is not None and not isinstance(error, SystemExit)
+    threading.Thread(target=_leave_after_threads, args=(failed,), name="herring-leave").start()
+
+
+def _leave_after_threads(failed: bool) -> None:
+    # The process waits for its threads only now, and for this one with them.
+    ended_last = threading.main_thread(), threading.current_thread()
+    while others := [t for t in threading.enumerate() if not (t.daemon or t in ended_last)]:
+        others[0].join()
+    _at_exit(failed)
+
+
+_in_finalizers = False  # whether multiprocessing knows that this process is to leave
+
+
 def _in_forked_child() -> None:
     # The engine's threads do not exist in the child. The child is not a member of the job and must
     # not run the parent's clean-up.
-    global _job, _left
+    global _job, _left, _in_finalizers
+    _in_finalizers = False
     _left = threading.Event()
     _left.set()
     if _job is not None:
