@@ -253,6 +253,7 @@ class Rendezvous::Impl final : public Channel::Owner {
     Watch::Options watching;
     watching.job = options_.job;
     watching.label = options_.label;
+    watching.failover = options_.failover;
     watching.report_every = options_.report_every;
     watching.heartbeat_interval = options_.heartbeat_interval;
     watching.flight_folder = options_.flight_folder;

@@ -28,6 +28,7 @@ observe::Roster roster_of(const Cluster& cluster, const Peers& peers,
   roster.version = version();
   if (const char* const id = std::getenv("SLURM_JOB_ID")) roster.slurm_job_id = id;
   roster.nodes = cluster.nodes;
+  roster.failover = options.failover;
   for (const WorkerInfo& worker : cluster.workers) {
     roster.ranks.push_back({worker.host, worker.node, worker.pid, worker.host});
   }

@@ -29,6 +29,7 @@ class Watch {
     Nanos heartbeat_interval = 250 * kMillisecond;
     std::string flight_folder;  // value of that setting; "off": there are no flight records
     std::string timeline;       // value of that setting; empty: there is no timeline yet
+    bool failover = false;      // whether others stand in for servers that are lost
     bool on_signal = false;     // whether SIGUSR1 asks for the status, in the log
     // Called once, when it is certain that no call can ever end, with who waits where.
     std::function<void(const std::string& who)> deadlocked;

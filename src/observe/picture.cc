@@ -74,6 +74,17 @@ std::string message_line(const Roster& roster, const Missing& one) {
 
 }  // namespace
 
+uint32_t Picture::servers_to_spare() const {
+  if (!roster->failover) return 0;
+  uint32_t dedicated = 0, colocated = 0;
+  for (uint32_t index = 0; index < servers.size(); ++index) {
+    const State state = servers[index].state;
+    if (state == State::kLost || state == State::kLeft) continue;
+    (roster->servers[index].dedicated ? dedicated : colocated) += 1;
+  }
+  return colocated > 0 || dedicated == 0 ? dedicated : dedicated - 1;
+}
+
 const char* name_of(State state) {
   switch (state) {
     case State::kStarting: return "starting";

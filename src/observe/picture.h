@@ -67,6 +67,10 @@ struct Picture {
   };
   enum class Binds { kNothing, kCompute, kRank, kNodeStage, kNetwork };
 
+  // Returns how many dedicated servers may be lost, one after the other, before the job ends. None
+  // without failover. Who is lost and has no successor yet has been counted.
+  uint32_t servers_to_spare() const;
+
   const Roster* roster = nullptr;
   double time = 0;           // seconds since 1970
   Nanos uptime = 0;

@@ -35,6 +35,7 @@ struct Roster {
   std::string version;       // of Herring; empty if not known
   std::string slurm_job_id;  // empty outside of Slurm
   uint32_t nodes = 1;
+  bool failover = false;     // whether others stand in for servers that are lost
   std::vector<Rank> ranks;
   std::vector<Server> servers;
 

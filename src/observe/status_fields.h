@@ -107,6 +107,8 @@ void put_job(Out& json, const Picture& picture) {
   json.field("job", roster.job).field("id", roster.id).key("time").exact(picture.time);
   json.field("uptime", to_seconds(picture.uptime)).field("size", roster.ranks.size());
   json.field("nodes", roster.nodes).field("epoch", picture.epoch);
+  json.key("servers_to_spare");
+  roster.failover ? json.value(picture.servers_to_spare()) : json.null();
   json.key("steps").begin_object().field("count", picture.rounds);
   json.field("compared", picture.compared).field("per_second", picture.rounds_per_second);
   const auto time = [&](const char* name, Nanos value) {

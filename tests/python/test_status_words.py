@@ -6,6 +6,8 @@ import json
 import re
 from typing import Any
 
+import pytest
+
 import statuses
 from herring.observe import words
 from herring.observe.schema import SCHEMA, parse
@@ -33,6 +35,19 @@ def test_ranks_that_are_late_in_turn_bind_without_a_name() -> None:
     text = told(status)
     assert "Ranks are late in turn: 31 % of a step is the wait for the last one." in text
     assert "slow rank" not in text
+
+
+@pytest.mark.parametrize(
+    ("spare", "said"),
+    [
+        (0, "The loss of a dedicated server would end the job now."),
+        (1, "The job would go on without any one of its dedicated servers."),
+        (2, "without any one of its dedicated servers, and 1 more after it."),
+    ],
+)
+def test_whether_a_server_may_be_lost_is_told(spare: int, said: str) -> None:
+    assert "dedicated server" not in told(statuses.healthy())
+    assert said in told({**statuses.healthy(), "servers_to_spare": spare})
 
 
 def test_few_steps_are_counted() -> None:

@@ -21,6 +21,7 @@ def healthy(ranks: int = 4, job: str = "resnet") -> dict[str, Any]:
         "size": ranks,
         "nodes": (ranks + 1) // 2,
         "epoch": 1,
+        "servers_to_spare": None,
         "steps": {
             "count": 7200,
             "per_second": 9.81,

@@ -88,6 +88,7 @@ _STATUS = {
     "size": int,
     "nodes": int,
     "epoch": int,
+    "servers_to_spare": int,
     "steps": {
         "count": int,
         "per_second": _NUMBER,

@@ -42,8 +42,8 @@ def lines(status: Mapping[str, Any], everything: bool = False) -> list[Line]:
       everything: Whether no finding is left out, and tables of all ranks and servers follow.
     """
     found = [("bold", headline(status)), ("", steps(status)), binds(status)]
-    told = notes(status, everything=everything)
-    return [*found, *(told or [("good", "No rank or server stands out.")])]
+    told = notes(status, everything=everything) or [("good", "No rank or server stands out.")]
+    return [*found, *spare_servers(status), *told]
 
 
 def notes(
@@ -126,6 +126,17 @@ def binds(status: Mapping[str, Any]) -> Line:
     text += f", {share(found['share'])} of a step" if found["share"] is not None else ""
     style = "warn" if found["what"] in ("rank", "server") else ""
     return style, f"{text}. {_sentence(found['advice'])}".rstrip()
+
+
+def spare_servers(status: Mapping[str, Any]) -> list[Line]:
+    """Returns whether a job with failover would go on if a dedicated server was lost now."""
+    spare = status["servers_to_spare"]
+    if spare is None or not any(server["kind"] == "dedicated" for server in status["servers"]):
+        return []
+    if spare:
+        more = f", and {spare - 1} more after it" if spare > 1 else ""
+        return [("", f"The job would go on without any one of its dedicated servers{more}.")]
+    return [("warn", "The loss of a dedicated server would end the job now.")]
 
 
 def abnormal(rank: Mapping[str, Any]) -> bool:

@@ -537,6 +537,27 @@ TEST_F(MonitorTest, AllFormatsHaveEveryRank) {
   EXPECT_EQ(as_text(picture, true).find("without anything"), std::string::npos);
 }
 
+TEST(ServersToSpare, CountThoseWithoutWhichAJobGoesOn) {
+  Roster roster = roster_of(2, 2);
+  const auto spare = [](Monitor& monitor) {
+    const std::string json = as_json(monitor.picture(kSecond));
+    const size_t at = json.find("\"servers_to_spare\":") + 19;
+    return json.substr(at, json.find(',', at) - at);
+  };
+  Monitor without(roster, {}, 0);
+  EXPECT_EQ(spare(without), "null");
+  roster.failover = true;
+  Monitor monitor(roster, {}, 0);
+  EXPECT_EQ(spare(monitor), "1");
+  monitor.server_lost(1, kSecond);
+  EXPECT_EQ(spare(monitor), "0");
+  monitor.server_replaced(1, "server9", "10.0.1.9", 9, kSecond);
+  EXPECT_EQ(spare(monitor), "1");
+  roster.servers[0].dedicated = false;  // It stands in for the other, but nobody does for it.
+  Monitor mixed(roster, {}, 0);
+  EXPECT_EQ(spare(mixed), "1");
+}
+
 TEST(Json, EscapesAndReplaces) {
   Json json;
   json.begin_object().field("a", "x\"\\\n\x01").field("b", "\xc3\xa9\xff\xed\xa0\x80");
