@@ -34,7 +34,7 @@ from herring.partial.quorum import Quorum, is_partial, quorum_of
 from herring.partial.replay import Recorded, Replay
 from herring.partial.statistics import RoundInfo, RoundStatistics
 
-_ALGORITHMS = ("herring", "server", "tree", "ring", "butterfly", "doubling")
+ALGORITHMS = ("herring", "server", "tree", "ring", "butterfly", "doubling")
 
 
 class PartialReduction:
@@ -93,7 +93,7 @@ class PartialReduction:
                 raise InvalidArgumentError(
                     "a PartialReduction is partial: sync='full' is allreduce()"
                 )
-            text_of(algorithm, "the algorithm", _ALGORITHMS)
+            text_of(algorithm, "the algorithm", ALGORITHMS)
             if algorithm != "herring" and sync not in ("solo", "majority"):
                 raise InvalidArgumentError(
                     f"algorithm={algorithm!r} takes sync='solo' or 'majority', not {sync!r}: "
@@ -403,6 +403,11 @@ def _forget() -> None:
 forget_job.append(_forget)
 
 
+def _described(sync: str | Quorum | Replay, algorithm: str) -> str:
+    text_of(algorithm, "the algorithm")
+    return f"sync={sync!r}" + (f", algorithm={algorithm!r}" if algorithm != "herring" else "")
+
+
 def _series_of(
     name: str,
     sync: str | Quorum | Replay,
@@ -412,8 +417,8 @@ def _series_of(
     algorithm: str,
 ) -> PartialReduction | None:
     key = (name, group)
-    now = f"sync={sync!r}" + (f", algorithm={algorithm!r}" if algorithm != "herring" else "")
     if key in _series:
+        now = _described(sync, algorithm)
         if _began_with[key] != now:
             raise InvalidArgumentError(
                 f"the all-reduces of the series '{name}' began with {_began_with[key]}, now with "
@@ -430,6 +435,7 @@ def _series_of(
         partial = is_partial(sync, scope_of(group).size)
         if partial:
             require_writable(array)
+        now = _described(sync, algorithm)
     if not partial:
         _agree(name, now, group)
         series = None

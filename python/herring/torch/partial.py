@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from herring.arrays.arguments import count_of, shown
+from herring.arrays.arguments import count_of, shown, text_of
 from herring.arrays.groups import Group, scope_of
 from herring.errors import HerringError, InvalidArgumentError
 from herring.partial import (
@@ -27,6 +27,7 @@ from herring.partial import (
     RoundStatistics,
     is_partial,
 )
+from herring.partial.reduction import ALGORITHMS
 from herring.torch.engine import at_end_of_pass, current_pass
 from herring.torch.ownership import release
 from herring.torch.ranges import each_shown
@@ -321,6 +322,7 @@ def wants_rounds(
     algorithm: str,
 ) -> bool:
     """Returns whether `sync` means rounds that do not wait for all workers."""
+    text_of(algorithm, "the algorithm", ALGORITHMS)
     if not is_partial(sync, scope_of(group).size):
         if algorithm != "herring":
             raise InvalidArgumentError(
