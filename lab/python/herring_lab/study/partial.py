@@ -34,6 +34,7 @@ _MARGIN = 0.05
 _REST = (
     0.01  # seconds of sleep before the next barrier, which must not disturb calls of other ranks
 )
+_BETWEEN = ", between workers"  # modes without servers
 _PAUSE = 2e-4  # seconds of sleep of MPICH's ranks; os.sched_yield would take almost twice as long
 
 Report = Callable[[int, int, str], None]
@@ -118,7 +119,13 @@ def microbenchmark(
             failed.append(f"skipped: {error}")
     active = {row["mode"]: row["active"] for row in found if row["active"]}
     means = {row["mode"]: row["mean_ms"] for row in found}
-    ideals = {"solo": 0.0, "majority": sum(range((workers + 1) // 2)) / workers}
+    # Between workers, a majority waits for one that is drawn, with the same probability for each.
+    ideals = {
+        "solo": 0.0,
+        "majority": sum(range((workers + 1) // 2)) / workers,
+        f"solo{_BETWEEN}": 0.0,
+        f"majority{_BETWEEN}": (workers**2 - 1) / (6 * workers),
+    }
     rows = [
         {
             "mode": row["mode"],
@@ -145,6 +152,8 @@ def microbenchmark(
                 f"one machine of {os.cpu_count()} cores; mean and median over workers and "
                 "iterations of the time in the call; model: the time of waiting alone",
                 "active: contributors of an iteration that waited for its result",
+                "between workers: algorithm='doubling', in which a majority waits for one worker "
+                "that is drawn",
                 "ranks share the cores, so a rank whose call is over sleeps until all calls are "
                 "over; its next barrier would take a processor from ranks that still wait",
                 "began late: the mean delay of the calls behind their planned start",
@@ -211,13 +220,14 @@ def late_workers(iterations: int) -> list[dict[str, Any]]:
 
     array = np.ones(_ELEMENTS, np.float32)
     rows = [_row("full", measure(lambda: herring.allreduce(array)), [])]
-    for mode in MODES[1:]:
-        series = PartialReduction(_ELEMENTS, "float32", sync=mode)
+    for algorithm, mode in itertools.product(("herring", "doubling"), MODES[1:]):
+        series = PartialReduction(_ELEMENTS, "float32", sync=mode, algorithm=algorithm)
         active: list[int] = []
         measured = measure(_noting(series, array, active))
         for _ in series.flush(array):
             pass
-        rows.append(_row(mode, measured, active[_UNTIMED:]))
+        name = mode if algorithm == "herring" else mode + _BETWEEN
+        rows.append(_row(name, measured, active[_UNTIMED:]))
     return rows
 
 
