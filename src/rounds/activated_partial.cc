@@ -200,7 +200,10 @@ void ActivatedPartial::begin_round() {
     array = ledger_.result();
     mine == nullptr ? std::memset(array, 0, bytes()) : std::memcpy(array, mine, bytes());
   }
-  if (!closed.ok()) return core_.ending.fail_now(closed);
+  if (!closed.ok()) {
+    over_ = true;
+    return core_.ending.fail_now(closed);
+  }
   counted_ = announced_;
   if (contributes) oldest_ = base_;
   collective::Task sum, contributors;
@@ -240,7 +243,6 @@ void ActivatedPartial::end_round() {
   RoundInfo info;
   info.round = static_cast<uint32_t>(activation_->number());
   info.divisor = options_.op == ReduceOp::kAverage ? group().size() : 1;
-  info.last = true;
   going_on_.clear();
   for (uint32_t rank = 0; rank < slots_.size(); ++rank) {
     const Slot& slot = slots_[rank];
