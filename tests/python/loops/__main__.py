@@ -16,6 +16,7 @@ from herring_lab.competitors import end_process
 
 from . import LOOPS
 from .libraries import Herring, Library, Nothing, Torch
+from .routines import fork_loaders
 
 # Tolerances for loops marked as inexact: a few roundings of float32 (6e-8), enlarged by some steps.
 # A real mistake is about as large as the effect of not averaging, which is checked as well.
@@ -86,6 +87,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     herring.init()
+    if "loaded" in arguments.loops:
+        fork_loaders(herring.rank(), herring.size())
     torch.distributed.init_process_group(
         "gloo",
         init_method=f"file://{arguments.report.with_suffix('.gloo')}",

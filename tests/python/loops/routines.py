@@ -12,14 +12,29 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from .support import labelled, loop, mlp, normal, state
 
+_loaders: list[DataLoader] = []
+
+
+def fork_loaders(rank: int, size: int) -> None:
+    """Forks the workers of the loaders of `loaded`, before torch's threads take Python's locks.
+
+    Python 3.11 hangs in a forked child if a thread of C++ made its state at that moment.
+    """
+    inputs = normal((48, 16), 1)
+    data = TensorDataset(inputs, inputs[:, :4].argmax(1))
+    for _ in range(3):  # with torch's wrapper, with none, with Herring's
+        sampler = DistributedSampler(data, size, rank, seed=3)
+        _loaders.append(
+            DataLoader(data, 4, sampler=sampler, num_workers=1, persistent_workers=True)
+        )
+        iter(_loaders[-1])
+
 
 @loop
 def loaded(dist):
     """A loader with a worker process, validation with reduced metrics, and the best weights."""
-    inputs = normal((48, 16), 1)
-    data = TensorDataset(inputs, inputs[:, :4].argmax(1))
-    sampler = DistributedSampler(data, dist.size, dist.rank, seed=3)
-    loader = DataLoader(data, 4, sampler=sampler, num_workers=1, persistent_workers=True)
+    loader = _loaders.pop()
+    sampler = loader.sampler
     model = nn.Sequential(mlp(outputs=8), nn.Dropout(0.1), nn.Linear(8, 4))
     ddp = dist.wrap(model)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
