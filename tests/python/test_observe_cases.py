@@ -37,5 +37,7 @@ def test_the_quick_cases_exist() -> None:
 def test_the_right_process_is_named(case: Case) -> None:
     run = begun().pop(case.name, None)
     result = observe(case) if run is None else run.result()  # alone if the test is repeated
+    if run is not None and result.verdict == "wrong":
+        result = observe(case)  # the others, which ran at the same time, may have disturbed it
     # How long that takes depends on what else the machine does.
     assert result.verdict in ("right", "slow"), f"{result.said}\n{result.output}"
