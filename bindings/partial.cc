@@ -38,13 +38,7 @@ std::shared_ptr<Partial> make_partial(job::Job& job, const std::string& name,
   options.staleness = staleness;
   options.replays = replays;
   options.number = number;
-  const collective::Choice choice = take(collective::parse_algorithm(algorithm));
-  if (choice.device_sums) {
-    raise({Code::kInvalidArgument,
-           concat("algorithm '", algorithm, "' sums on GPUs; a partial all-reduce takes 'herring', "
-                  "'server', 'tree', 'ring', 'butterfly' or 'doubling'")});
-  }
-  options.algorithm = choice.algorithm;
+  options.algorithm = take(collective::parse_algorithm(algorithm)).algorithm;
   return take(Partial::create(job.engine().series(), std::move(options)));
 }
 

@@ -9,7 +9,7 @@
 namespace herring::rounds {
 namespace {
 
-using collective::kNoOperation, collective::Operation, collective::Schedule;
+using collective::Operation, collective::Schedule;
 
 constexpr size_t kDigestsKept = 16, kTimesKept = 64;
 

@@ -587,20 +587,3 @@ def test_nothing_is_kept_of_the_names_in_groups_that_were_destroyed() -> None:
     """,
         )
     )
-
-
-@pytest.mark.parametrize("layout", [["-n", "2"], ["-n", "2", "--nodes", "2"]])
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        ("returns", "rank 1 hears: .*rank 0 .* left the job"),
-        ("raises", "rank 1 hears: .*rank 0 .* left the job"),
-        ("thread", "all are there"),
-    ],
-)
-def test_children_that_multiprocessing_forks_leave_at_their_end(
-    how: str, said: str, layout: list[str]
-) -> None:
-    job = run_job([*layout, "--keep-going"], program("forked_ranks", how), HERRING_TIMEOUT="600")
-    assert re.search(said, job.stdout), job.stdout
-    assert (job.returncode == 0) == (how != "raises"), job.stdout

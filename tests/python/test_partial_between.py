@@ -55,6 +55,14 @@ def test_a_rank_that_is_gone_is_named_on_all_others(
     assert sorted(one[1] for one in told) == ["0", "2", "3"], job.stdout[-6000:]
 
 
+@pytest.mark.usefixtures("runtime_folder")
+@pytest.mark.parametrize("sync", ["solo", "majority"])
+def test_an_elastic_job_goes_on_after_a_death(sync: str, tmp_path: Path) -> None:
+    script = program("partial_between_elastic", str(tmp_path), sync)
+    output = expect_success(run_job(["--elastic", "-n", "3"], script))
+    assert (tmp_path / "died").exists() and "generation 1" not in output.split("is done", 1)[1]
+
+
 def test_replicas_that_differ_fail_on_all_ranks() -> None:
     job = run_job(
         ["-n", "3"],

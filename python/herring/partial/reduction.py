@@ -101,9 +101,9 @@ class PartialReduction:
                 )
             if not isinstance(sync, Replay):
                 quorum = quorum_of(sync, scope.size)
-        described = f"sync={sync!r}, {counted(elements, 'element')} of {dtype}, op {op}"
-        if algorithm != "herring":
-            described += f", algorithm {algorithm}"
+        described = (
+            f"{_described(sync, algorithm)}, {counted(elements, 'element')} of {dtype}, op {op}"
+        )
         number = _agree(self.name, described, group)
         if isinstance(sync, Replay):
             self._replay = sync.open(self.statistics.series, self.name)

@@ -27,7 +27,7 @@ refused(bad, "takes no prescale", sync="solo", algorithm="ring", postscale=2.0)
 refused(bad, "op 'max'", sync="solo", algorithm="ring", op="max", name="max")
 refused(
     herring.MismatchError,
-    "rank 1: sync='solo', 8 elements of float32, op average, algorithm tree",
+    "rank 1: sync='solo', algorithm='tree', 8 elements of float32, op average",
     sync="solo",
     name="modes",
     algorithm="tree" if rank == 1 else "ring",
