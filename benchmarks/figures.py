@@ -251,15 +251,25 @@ def gloo_ratio(context: Context) -> list[Figure]:
 
 
 def horovod_ratio(context: Context) -> list[Figure]:
-    """As gloo-ratio, with Horovod over Gloo; needs the Python that `make peers` makes."""
+    """As gloo-ratio, with Horovod over Gloo, in jobs of their own; needs `make peers`.
+
+    Ranks of Horovod exchange messages in each cycle, also while they have nothing to sum. They would
+    take the links and processors of Herring's batches.
+    """
     reason = missing("horovod")
     if reason:
         print(f"# horovod-ratio skipped: {reason}", flush=True)
         return []
-    arguments = context.arguments("25M", 1, 5, batches=4)
+    arguments = context.arguments("25M", 5, 10)
+    peers = ("horovod",) if context.peer_only else ("horovod", "herring")
+    medians: dict[str, list[float]] = {peer: [] for peer in peers}
     with Cluster(16, 200 * MEGABIT, 0.020) as hosts:
-        layout = Layout(range(8), range(8, 16))
-        medians = pairs(context, "horovod-ratio", hosts, layout, arguments, peer="horovod")
+        for turn in range(4):
+            for peer in peers if turn % 2 == 0 else reversed(peers):
+                servers = range(8, 16) if peer == "herring" else ()
+                with BenchJob(hosts, Layout(range(8), servers), arguments, peer) as job:
+                    document = context.note(f"horovod-ratio {turn}", job.finish(), hosts)
+                    medians[peer].append(document["results"][0]["p50_seconds"])
     return ratio("horovod-ratio", medians, None, inverse=True, peer="horovod")
 
 
