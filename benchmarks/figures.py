@@ -253,8 +253,8 @@ def gloo_ratio(context: Context) -> list[Figure]:
 def horovod_ratio(context: Context) -> list[Figure]:
     """As gloo-ratio, with Horovod over Gloo, in jobs of their own; needs `make peers`.
 
-    Ranks of Horovod exchange messages in each cycle, also while they have nothing to sum. They would
-    take the links and processors of Herring's batches.
+    Ranks of Horovod exchange messages in each cycle, also while they have nothing to sum. Those
+    would take the links and processors of Herring's batches.
     """
     reason = missing("horovod")
     if reason:

@@ -6,13 +6,9 @@ a result that a worker misses is overwritten. Here the quorum is an exact count,
 gets every result.
 """
 
+from herring.partial.named import allreduce_in_rounds, flush, partial_statistics
 from herring.partial.quorum import Quorum, is_partial
-from herring.partial.reduction import (
-    PartialReduction,
-    allreduce_in_rounds,
-    flush,
-    partial_statistics,
-)
+from herring.partial.reduction import PartialReduction
 from herring.partial.replay import Replay
 from herring.partial.statistics import RoundInfo, RoundStatistics
 

@@ -9,8 +9,8 @@ from herring.arrays.calls import CallOptions
 from herring.arrays.groups import Group
 from herring.arrays.operations import Handle, note_write, submit
 from herring.errors import InvalidArgumentError
+from herring.partial.named import allreduce_in_rounds
 from herring.partial.quorum import Quorum
-from herring.partial.reduction import allreduce_in_rounds
 from herring.partial.replay import Replay
 
 __all__ = ["allreduce", "allreduce_async"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +16,6 @@ from herring.arrays.arguments import (
     Timeout,
     boolean_of,
     count_of,
-    name_given,
     operator_of,
     seconds_of,
     text_of,
@@ -35,6 +33,8 @@ from herring.partial.replay import Recorded, Replay
 from herring.partial.statistics import RoundInfo, RoundStatistics
 
 ALGORITHMS = ("herring", "server", "tree", "ring", "butterfly", "doubling")
+RESULTS = ("every", "latest")
+_NO_DIGEST = "with results='latest' ranks take different results, so digests are not compared"
 
 
 class PartialReduction:
@@ -55,6 +55,9 @@ class PartialReduction:
       algorithm: "herring": servers sum, and one of them counts who has come and closes the rounds.
         "doubling", "butterfly", "ring", "tree" or "server": the workers do both, by messages
         between them, for "solo" and "majority". See docs/partial.md.
+      results: "every": each result is taken, in order. "latest": `take` drops results that a newer
+        one has followed already, as the paper's receive buffer does (section 5). Ranks then take
+        different results.
 
     Attributes:
       op: The name of the operator.
@@ -78,6 +81,7 @@ class PartialReduction:
         statistics: RoundStatistics | None = None,
         group: Group | None = None,
         algorithm: str = "herring",
+        results: str = "every",
     ) -> None:
         self.name = named(name, "partial", group)
         running, scope = job(), scope_of(group)
@@ -99,12 +103,12 @@ class PartialReduction:
                     f"algorithm={algorithm!r} takes sync='solo' or 'majority', not {sync!r}: "
                     "nobody counts who has come; use algorithm='herring'"
                 )
+            check_results(results, sync)
             if not isinstance(sync, Replay):
                 quorum = quorum_of(sync, scope.size)
-        described = (
-            f"{_described(sync, algorithm)}, {counted(elements, 'element')} of {dtype}, op {op}"
-        )
-        number = _agree(self.name, described, group)
+        text = mode_text(sync, algorithm, results)
+        text += f", {counted(elements, 'element')} of {dtype}, op {op}"
+        number = agree(self.name, text, group)
         if isinstance(sync, Replay):
             self._replay = sync.open(self.statistics.series, self.name)
             quorum = _recorded_quorum(sync, self._replay, elements, dtype, op)
@@ -134,6 +138,7 @@ class PartialReduction:
             in_group=group is not None,
         )
         self._array = elements, dtype
+        self._latest = results == "latest"
         self._flushes = False
         self.ended = False
         self.owes = False
@@ -213,6 +218,8 @@ class PartialReduction:
     def take(self, array: Any, timeout: Timeout = None) -> RoundInfo:
         """Waits for the next round's result and writes it to `array`.
 
+        With results="latest", it is the newest result that is there.
+
         Args:
           array: A writable array with the series' dtype and number of elements.
           timeout: Seconds to wait here; None means to wait until the round's deadline.
@@ -230,6 +237,9 @@ class PartialReduction:
         if self._replay is not None:
             self._replay.check(info)
         self.statistics.add(info)
+        while self._latest and self._partial.ready:
+            info = self._partial.take(array)
+            self.statistics.add(info)
         return info
 
     def allreduce(self, array: Any, timeout: Timeout = None) -> RoundInfo:
@@ -324,8 +334,25 @@ class PartialReduction:
             yield info
 
     def digest(self, value: int) -> None:
-        """Compares a digest of this replica, after the results taken so far, with the others'."""
+        """Compares a digest of this replica, after the results taken so far, with the others'.
+
+        Raises:
+          InvalidArgumentError: With results="latest" replicas differ.
+        """
+        if self._latest:
+            raise InvalidArgumentError(f"'{self.name}': {_NO_DIGEST}")
         self._partial.digest(self.rounds, count_of(value, "value", 0, 2**64 - 1))
+
+
+def check_results(results: str, sync: str | Quorum | Replay, digest_every: int = 0) -> None:
+    """Raises InvalidArgumentError if `results` is unknown, or has no meaning with the rest."""
+    text_of(results, "results", RESULTS)
+    if results == "latest" and isinstance(sync, Replay):
+        raise InvalidArgumentError(
+            "a Replay takes every result, as the recorded run did; results must be 'every'"
+        )
+    if results == "latest" and digest_every:
+        raise InvalidArgumentError(f"digest_every is {digest_every}; {_NO_DIGEST}: it must be 0")
 
 
 def _meet(name: str, group: Group | None) -> None:
@@ -357,24 +384,12 @@ def require_writable(array: Any) -> None:
         raise InvalidArgumentError("the array is read-only, but results are written in place")
 
 
-_Key = tuple[str, Group | None]
-# The series behind allreduce(sync=), by name and group; None if it began with sync="full".
-_series: dict[_Key, PartialReduction | None] = {}
-_began_with: dict[_Key, str] = {}
-# The statistics of all series of a name, including series that were flushed. A program may give
-# each series a name of its own, so only the latest names whose series has ended are kept.
-_MOST_ENDED = 100
-_statistics: dict[_Key, RoundStatistics] = {}
-# The results that are still to be returned, of all-reduces and flushes that have timed out.
-_flushed: dict[_Key, list[np.ndarray]] = {}
-
-
 # The largest number of a series that this rank has begun.
 _latest_number = 0
 _numbers_lock = threading.Lock()
 
 
-def _agree(name: str, described: str, group: Group | None) -> int:
+def agree(name: str, described: str, group: Group | None) -> int:
     """Checks that all ranks begin the same series, and returns a number for it (collective).
 
     The number is the same on all ranks, and larger than that of any earlier series of this name.
@@ -394,197 +409,13 @@ def _agree(name: str, described: str, group: Group | None) -> int:
 def _forget() -> None:
     global _latest_number
     _latest_number = 0
-    _series.clear()
-    _began_with.clear()
-    _statistics.clear()
-    _flushed.clear()
 
 
 forget_job.append(_forget)
 
 
-def _described(sync: str | Quorum | Replay, algorithm: str) -> str:
+def mode_text(sync: str | Quorum | Replay, algorithm: str, results: str = "every") -> str:
+    """Returns the mode of a series in words, of which the defaults are left out."""
     text_of(algorithm, "the algorithm")
-    return f"sync={sync!r}" + (f", algorithm={algorithm!r}" if algorithm != "herring" else "")
-
-
-def _series_of(
-    name: str,
-    sync: str | Quorum | Replay,
-    array: Any,
-    op: Operator,
-    group: Group | None,
-    algorithm: str,
-) -> PartialReduction | None:
-    key = (name, group)
-    if key in _series:
-        now = _described(sync, algorithm)
-        if _began_with[key] != now:
-            raise InvalidArgumentError(
-                f"the all-reduces of the series '{name}' began with {_began_with[key]}, now with "
-                f"{now}; flush() it first, or give this one another name"
-            )
-        series = _series[key]
-        if series is not None and series.op != op:
-            raise InvalidArgumentError(
-                f"the all-reduces of the series '{name}' began with op='{series.op}', now op is "
-                f"'{op}'; flush() it first, or give this one another name"
-            )
-        return series
-    with called("allgather", f"{name}.sync", group):
-        partial = is_partial(sync, scope_of(group).size)
-        if partial:
-            require_writable(array)
-        now = _described(sync, algorithm)
-    if not partial:
-        _agree(name, now, group)
-        series = None
-    else:
-        dtype = _core.dtype_of(array)
-        elements = int(np.prod(shape_of(array)))
-        statistics = _statistics.setdefault(key, RoundStatistics())
-        series = PartialReduction(
-            elements,
-            dtype,
-            sync=sync,
-            op=op,
-            name=name,
-            statistics=statistics,
-            group=group,
-            algorithm=algorithm,
-        )
-    _series[key] = series
-    _began_with[key] = now
-    return series
-
-
-def allreduce_in_rounds(
-    array: Any,
-    op: Operator,
-    sync: str | Quorum | Replay,
-    name: str | None,
-    timeout: Timeout,
-    group: Group | None,
-    algorithm: str,
-) -> bool:
-    """Does `herring.allreduce` with `sync`; returns False for "full", an ordinary all-reduce.
-
-    The contribution of a call that timed out is in the series. The next call waits for that call's
-    result first, which `flush` then returns. So no result is lost, and each call contributes.
-
-    Args:
-      array: The contribution, to which the result is written.
-      op: "average" or "sum".
-      sync: What began the series, or begins it.
-      name: The name of the series; None means "allreduce".
-      timeout: Seconds to wait for each result; None means to wait until the round's deadline.
-      algorithm: Who closes the rounds and sums; see `PartialReduction`.
-
-    Raises:
-      InvalidArgumentError: An argument cannot be used, or differs from those of the series. Nothing
-        was contributed.
-      TimeoutError: The round did not end in time.
-    """
-    name = name_given(name) or "allreduce"
-    series = _series_of(name, sync, array, operator_of(op), group, algorithm)
-    if series is None:
-        return False
-    if series.owes:
-        missed = _copy_of(array)
-        series.take(missed, timeout)
-        _flushed.setdefault((name, group), []).append(_values_of(missed))
-    series.allreduce(array, timeout)
-    return True
-
-
-def _copy_of(array: Any) -> Any:
-    """Returns a writable copy of an array in host memory, of the same dtype."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(array, torch.Tensor):
-        return array.detach().clone(memory_format=torch.contiguous_format)
-    return np.array(array, copy=True, order="C")
-
-
-def _values_of(array: Any) -> np.ndarray:
-    """Returns a copy of an array from `_copy_of`; of bfloat16 the bits, which NumPy lacks."""
-    if isinstance(array, np.ndarray):
-        return array.copy()
-    torch = sys.modules["torch"]
-    bits = array.dtype == torch.bfloat16
-    values: np.ndarray = (array.view(torch.uint16) if bits else array).numpy().copy()
-    return values
-
-
-def flush(
-    array: Any,
-    *,
-    name: str = "allreduce",
-    timeout: Timeout = None,
-    group: Group | None = None,
-) -> list[np.ndarray]:
-    """Ends a series of `allreduce(..., sync=)` with a round of all pending data (collective).
-
-    Ranks may have made different numbers of calls. A rank that flushes takes the results of the
-    other ranks' rounds until all ranks flush, so the last result is the same on all ranks. The next
-    all-reduce with this name begins another series.
-
-    Args:
-      array: This rank's last contribution, which may be zeros. Not changed.
-      name: The name of the series.
-      timeout: Seconds to wait for each result; None means to wait until its deadline.
-      group: The group in which the series began; None means all ranks.
-
-    Returns:
-      The results that this rank has not received yet, in order, including those of calls that timed
-      out. Results of bfloat16 are their bits, in uint16.
-
-    Raises:
-      InvalidArgumentError: There is no such series, or `array` does not fit.
-      TimeoutError: A rank neither goes on nor flushes. Another call goes on waiting and does not
-        contribute `array` again.
-    """
-    scope_of(group)
-    key = (name_given(name) or "allreduce", group)
-    series = _series.get(key)
-    if series is None:
-        raise InvalidArgumentError(
-            f"the partial all-reduce '{name}' was flushed already, or began with sync='full'; "
-            "there is nothing to flush"
-            if key in _statistics or key in _series
-            else f"no partial all-reduce named '{name}' was begun"
-        )
-    work = _copy_of(array)
-    results = _flushed.setdefault(key, [])
-    for _ in series.flush(work, timeout):
-        results.append(_values_of(work))
-    del _series[key], _began_with[key], _flushed[key]
-    _statistics[key] = _statistics.pop(key)  # becomes the latest
-    ended = [each for each in _statistics if each not in _series]
-    if len(ended) > _MOST_ENDED:
-        del _statistics[ended[0]]
-    return results
-
-
-def partial_statistics(name: str = "allreduce", *, group: Group | None = None) -> RoundStatistics:
-    """Returns statistics of the rounds of `allreduce(..., sync=)` with a name, also after a flush.
-
-    Of the names whose series was flushed, Herring keeps the statistics of the latest 100.
-
-    Args:
-      name: The name of the series.
-      group: The group in which the series began; None means all ranks.
-
-    Returns:
-      The statistics of all series of this name.
-
-    Raises:
-      InvalidArgumentError: There was no such series, or its statistics are not kept any more.
-    """
-    scope_of(group)
-    key = (name_given(name) or "allreduce", group)
-    if key not in _statistics:
-        raise InvalidArgumentError(
-            f"no partial all-reduce named '{key[0]}' was begun, or it was flushed and is not among "
-            f"the latest {_MOST_ENDED} names whose statistics are kept"
-        )
-    return _statistics[key]
+    text = f"sync={sync!r}" + (f", algorithm={algorithm!r}" if algorithm != "herring" else "")
+    return text + (f", results={results!r}" if results != "every" else "")

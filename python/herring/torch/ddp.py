@@ -29,7 +29,7 @@ from herring.torch.compiled import untraced
 from herring.torch.engine import accumulates, in_backward
 from herring.torch.join import Join
 from herring.torch.membership import Membership
-from herring.torch.partial import InRounds, PartialReducer, wants_rounds
+from herring.torch.partial import InRounds, PartialReducer, round_options
 from herring.torch.reducer import GradientReducer
 from herring.torch.residuals import KeepsResiduals
 from herring.torch.state import broadcast_tensors
@@ -85,7 +85,9 @@ class DistributedDataParallel(InRounds, KeepsResiduals, torch.nn.Module):
         sparse: str = "keep",
         sync: str | Quorum | Replay = "full",
         algorithm: str = "herring",
-        digest_every: int = 100,
+        results: str = "every",
+        synchronize_every: int = 0,
+        digest_every: int | None = None,
         name: str | None = None,
         group: Group | None = None,
         **others: Any,
@@ -125,13 +127,18 @@ class DistributedDataParallel(InRounds, KeepsResiduals, torch.nn.Module):
             them dense, with one warning. "error" refuses them.
           sync: "full" waits for every worker. "solo", "majority", a `herring.Quorum` or a
             `herring.Replay` exchanges gradients in rounds that do not (`rounds`, docs/partial.md).
-            Such rounds take no `wire_dtype` and no `buffer_bytes`, and only `flush` broadcasts
-            buffers.
+            Such rounds take a `wire_dtype` of 16 bits, as one array, and no `buffer_bytes`. Only
+            `flush` broadcasts buffers.
           algorithm: Who closes the rounds and sums, with `sync` "solo" or "majority": "herring"
             (the servers), or "doubling", "butterfly", "ring", "tree" or "server" (the workers, by
             messages between them; docs/partial.md).
+          results: With such a `sync`, "every": all ranks apply all results in order, and replicas
+            stay equal. "latest": a rank that was late applies the newest result only, as in the
+            paper; replicas then differ until they are averaged (docs/partial.md).
+          synchronize_every: With results="latest", the number of rounds after which all ranks
+            average their parameters; 0 means at the end, in `flush`, only.
           digest_every: With such a `sync`, the number of rounds after which ranks compare a digest
-            of the parameters; 0 means never.
+            of the parameters; 0 means never, and None 100 (0 with results="latest").
           name: The wrapper's name, the same on every rank. None numbers the wrappers of a group in
             order of construction.
           group: The `herring.Group` of workers that train this module; None means all workers.
@@ -166,7 +173,16 @@ class DistributedDataParallel(InRounds, KeepsResiduals, torch.nn.Module):
             "views": gradient_as_bucket_view,
         }
         self._rest()
-        partial = wants_rounds(sync, wire_dtype, buffer_bytes, group, algorithm)
+        rounds = round_options(
+            sync,
+            group,
+            algorithm=algorithm,
+            results=results,
+            synchronize_every=synchronize_every,
+            digest_every=digest_every,
+            wire_dtype=wire_dtype,
+            buffer_bytes=buffer_bytes,
+        )
         named = self._named_parameters(module)
         if sparse == "error":
             self._refuse_sparse()
@@ -183,16 +199,9 @@ class DistributedDataParallel(InRounds, KeepsResiduals, torch.nn.Module):
             )
             require_writable([*named, *self._buffers_of_all.named()], self.name)
             broadcast_tensors(self._state(), 0, name=f"{self.name}.state", group=group)
-        if partial:
-            self._partial = PartialReducer(
-                named,
-                name=self.name,
-                sync=sync,
-                algorithm=algorithm,
-                digest_every=digest_every,
-                relist=registrations.watch(module, self._named_parameters),
-                group=group,
-            )
+        if rounds is not None:
+            relist = registrations.watch(module, self._named_parameters)
+            self._partial = PartialReducer(named, name=self.name, options=rounds, relist=relist)
         else:
             self._make_reducer()
         self.register_state_dict_post_hook(_drop_prefix)

@@ -15,7 +15,7 @@ from herring.arrays.groups import Group, scope_of
 from herring.errors import HerringError, InvalidArgumentError
 from herring.partial import Quorum, Replay, RoundInfo
 from herring.torch.naming import listed, named_in, require_all
-from herring.torch.partial import InRounds, PartialReducer, wants_rounds
+from herring.torch.partial import InRounds, PartialReducer, round_options
 from herring.torch.ranges import work_range
 from herring.torch.reducer import GradientReducer
 from herring.torch.residuals import KeepsResiduals
@@ -68,8 +68,10 @@ class DistributedOptimizer(InRounds, KeepsResiduals, torch.optim.Optimizer):
         broadcast_parameters: bool = True,
         sync: str | Quorum | Replay = "full",
         algorithm: str = "herring",
+        results: str = "every",
+        synchronize_every: int = 0,
         each_round: Callable[[RoundInfo], None] | None = None,
-        digest_every: int = 100,
+        digest_every: int | None = None,
         name: str | None = None,
         group: Group | None = None,
     ) -> None:
@@ -95,14 +97,20 @@ class DistributedOptimizer(InRounds, KeepsResiduals, torch.optim.Optimizer):
           sync: "full" waits for every worker. "solo", "majority", a `herring.Quorum` or a
             `herring.Replay` exchanges gradients in rounds that do not. `step()` then contributes
             this rank's gradients and makes one step for each round's result; training ends with
-            `flush()`.
+            `flush()`. Such rounds take a `wire_dtype` of 16 bits, as one array, and no
+            `buffer_bytes`.
           algorithm: Who closes the rounds and sums, with `sync` "solo" or "majority": "herring"
             (the servers), or "doubling", "butterfly", "ring", "tree" or "server" (the workers, by
             messages between them; docs/partial.md).
           each_round: With such a `sync`, a function called before each of these steps, when `.grad`
             has the result. Use it for clipping, and for schedulers that count rounds.
+          results: With such a `sync`, "every": all ranks apply all results in order, and replicas
+            stay equal. "latest": a rank that was late applies the newest result only, as in the
+            paper; replicas then differ until they are averaged (docs/partial.md).
+          synchronize_every: With results="latest", the number of rounds after which all ranks
+            average their parameters; 0 means at the end, in `flush`, only.
           digest_every: With such a `sync`, the number of rounds after which ranks compare a digest
-            of the parameters; 0 means never.
+            of the parameters; 0 means never, and None 100 (0 with results="latest").
           name: The wrapper's name, the same on every rank. None numbers the optimizers of a group
             in order of construction.
           group: The `herring.Group` of workers that train these parameters; None means all workers.
@@ -140,16 +148,18 @@ class DistributedOptimizer(InRounds, KeepsResiduals, torch.optim.Optimizer):
             return None if (wrapper := myself()) is None else wrapper._relist()
 
         self._partial: PartialReducer | None = None
-        if wants_rounds(sync, wire_dtype, buffer_bytes, group, algorithm):
-            self._partial = PartialReducer(
-                named,
-                name=self.name,
-                sync=sync,
-                algorithm=algorithm,
-                digest_every=digest_every,
-                relist=relist,
-                group=group,
-            )
+        rounds = round_options(
+            sync,
+            group,
+            algorithm=algorithm,
+            results=results,
+            synchronize_every=synchronize_every,
+            digest_every=digest_every,
+            wire_dtype=wire_dtype,
+            buffer_bytes=buffer_bytes,
+        )
+        if rounds is not None:
+            self._partial = PartialReducer(named, name=self.name, options=rounds, relist=relist)
             return
         self._reducer = GradientReducer(
             named,

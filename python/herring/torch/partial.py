@@ -8,6 +8,7 @@ never differ, and no gradient is lost.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import warnings
 import weakref
@@ -27,26 +28,36 @@ from herring.partial import (
     RoundStatistics,
     is_partial,
 )
-from herring.partial.reduction import ALGORITHMS
+from herring.partial.allreduce import allreduce
+from herring.partial.reduction import ALGORITHMS, RESULTS, check_results
 from herring.torch.engine import at_end_of_pass, current_pass
 from herring.torch.ownership import release
 from herring.torch.ranges import each_shown
 from herring.torch.reducer import Listing, Relist
-from herring.torch.tensors import TorchWireDType, check_not_capturing, dtype_name
+from herring.torch.tensors import (
+    TorchWireDType,
+    check_not_capturing,
+    dtype_name,
+    wire_dtype_name,
+)
 
 
 class PartialReducer(Listing):
     """Contributes gradients to rounds and writes the results of rounds to `.grad`.
 
-    The array of the series has all gradients, in float64 if any parameter is float64, else in
-    float32. Behind them it has, for each parameter, the share of workers with a gradient. A
-    parameter that no worker used thus keeps `.grad` None.
+    The array of the series has all gradients, in the wire dtype if there is one, else in float64
+    if any parameter is float64, else in float32. Behind them it has, for each parameter, the share
+    of workers with a gradient. A parameter that no worker used thus keeps `.grad` None.
 
     Ranks may be at different rounds of a series, so the list of parameters is fixed while a series
     runs. All ranks begin a series together, and then take those that require gradients.
 
+    With results="latest" a rank that was late applies the newest result only, so replicas differ
+    until they are averaged: after every `synchronize_every` rounds, and at the end.
+
     Attributes:
-      rounds: The number of rounds applied. Ranks with equal numbers have equal parameters.
+      rounds: The number of rounds that this rank has seen the results of. Unless
+        results="latest", ranks with equal numbers have equal parameters.
       contributors: The number of workers whose gradients are in the last result.
     """
 
@@ -55,11 +66,8 @@ class PartialReducer(Listing):
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
         *,
         name: str,
-        sync: str | Quorum | Replay,
-        algorithm: str = "herring",
-        digest_every: int = 100,
+        options: RoundOptions,
         relist: Relist | None = None,
-        group: Group | None = None,
     ) -> None:
         """Compares the parameters across ranks (collective).
 
@@ -67,20 +75,15 @@ class PartialReducer(Listing):
           named_parameters: Names and parameters. Empty and repeated ones are left out, and frozen
             ones are left out until a series begins in which they require gradients.
           name: The reducer's name, the same on every rank and different for each reducer.
-          algorithm: As for `PartialReduction`.
-          digest_every: The number of rounds after which ranks compare a digest of the parameters; 0
-            means never.
           relist: As for `GradientReducer`; None means that no parameter is ever replaced.
         """
-        digest_every = count_of(digest_every, "digest_every")
         super().__init__(named_parameters, name=name, relist=relist)
         self.rounds = 0
         self.contributors = 0
         self.statistics = RoundStatistics()
-        self._sync = sync
-        self._algorithm = algorithm
-        self._group = group
-        self._digest_every = digest_every
+        self._options = options
+        self._synchronized = 0  # how often replicas were averaged within series
+        self._ends = False  # whether they are to be averaged because a series has ended
         self._parameters: Sequence[torch.nn.Parameter] = ()
         self._hooks: list[Any] = []
         self._generation = 0
@@ -97,11 +100,12 @@ class PartialReducer(Listing):
                 self._series = PartialReduction(
                     len(self._mean),
                     dtype_name(self._mean.dtype),
-                    sync=self._sync,
+                    sync=self._options.sync,
                     name=f"{self.name}.rounds{self._generation}",
                     statistics=self.statistics,
-                    group=self._group,
-                    algorithm=self._algorithm,
+                    group=self._options.group,
+                    algorithm=self._options.algorithm,
+                    results=self._options.results,
                 )
             except BaseException:
                 self.close()
@@ -112,22 +116,26 @@ class PartialReducer(Listing):
     def _set_up(self) -> None:
         """Lays out the arrays for the parameters that require gradients now (collective)."""
         self._has_changed()  # lists them again
-        options = f"sync={self._sync!r} digest_every={self._digest_every}"
-        _, parameters = self._agree(options, self.name, self._group)
+        given = self._options
+        options = (
+            f"sync={given.sync!r} digest_every={given.digest_every} results={given.results} "
+            f"synchronize_every={given.synchronize_every} wire_dtype={given.wire}"
+        )
+        _, parameters = self._agree(options, self.name, given.group)
         self.close()
         self._take_over(parameters)
         self._parameters = parameters
         self._hooks = [self._hook(parameter) for parameter in parameters]
         double = any(p.dtype == torch.float64 for p in parameters)
+        self._wide = torch.float64 if double else torch.float32
+        dtype = self._wide if given.wire is None else getattr(torch, given.wire)
         self._places: list[slice] = []
         start = 0
         for parameter in parameters:
             self._places.append(slice(start, start + parameter.numel()))
             start += parameter.numel()
         self._used = slice(start, None)
-        self._given = torch.zeros(
-            start + len(parameters), dtype=torch.float64 if double else torch.float32, device="cpu"
-        )
+        self._given = torch.zeros(start + len(parameters), dtype=dtype, device="cpu")
         self._mean = torch.zeros_like(self._given)
 
     def _hook(self, parameter: torch.nn.Parameter) -> Any:
@@ -235,10 +243,37 @@ class PartialReducer(Listing):
         self.contributors = len(info.contributors)
         self._show()
 
-    def _applied(self, series: PartialReduction) -> None:
-        self.rounds += 1
-        if self._digest_every and self.rounds % self._digest_every == 0:
+    def _applied(self, series: PartialReduction, before: int) -> None:
+        """Counts the results taken since there were `before`, of which the newest was applied."""
+        self.rounds += series.rounds - before
+        every = self._options.digest_every
+        if every and self.rounds % every == 0:
             series.digest(self.digest())
+
+    def _synchronize(self) -> None:
+        """Averages the replicas as often as is due (collective).
+
+        Every rank comes by every multiple of `synchronize_every`, however many results it drops, so
+        all ranks make equally many averages.
+        """
+        every = self._options.synchronize_every
+        due = self.rounds // every if every else 0
+        while self._synchronized < due:
+            self._average("synchronize")
+            self._synchronized += 1
+        if self._ends:
+            self._average("end")
+            self._ends = False
+
+    def _average(self, what: str) -> None:
+        """Gives the mean over all ranks to the parameters of the series (collective)."""
+        flat = torch.empty(self._used.start, dtype=self._wide, device="cpu")
+        for parameter, place in zip(self._parameters, self._places):
+            flat[place].view(parameter.shape).copy_(parameter.detach())
+        allreduce(flat.numpy(), name=f"{self.name}.{what}", group=self._options.group)
+        with torch.no_grad():
+            for parameter, place in zip(self._parameters, self._places):
+                parameter.copy_(flat[place].view(parameter.shape))
 
     def digest(self) -> int:
         """Returns a 64-bit hash of all parameters; equal after equal numbers of rounds."""
@@ -262,16 +297,20 @@ class PartialReducer(Listing):
                 f"{self.name}: the last backward pass raised an error; this rank gave its step up, "
                 "and gradients were cleared"
             )
+        self._synchronize()  # what a loop that was left early owes
         series = self._open()
         self._require_unchanged()
         self._gather()
-        with contextlib.closing(series.step(self._given.numpy(), self._mean.numpy())) as results:
+        before = series.rounds
+        with contextlib.closing(series.step(self._given, self._mean)) as results:
             for info in each_shown(results, "round", self.name):
                 self._note(info)
                 try:
                     yield info
                 finally:  # a caller may leave its loop early
-                    self._applied(series)
+                    self._applied(series, before)
+                    before = series.rounds
+                self._synchronize()
 
     def flush(self) -> Iterator[RoundInfo]:
         """Ends the series; writes the results of all rounds to `.grad` until all ranks flush.
@@ -286,6 +325,7 @@ class PartialReducer(Listing):
             cleared.
         """
         self._give_up()
+        self._synchronize()
         series = self._open()
         self._require_unchanged(idle=True)
         if self._pending:
@@ -293,14 +333,18 @@ class PartialReducer(Listing):
         else:
             self._given.zero_()
         self._mean.copy_(self._given)
-        for info in each_shown(series.flush(self._mean.numpy()), "round", self.name):
+        before = series.rounds
+        for info in each_shown(series.flush(self._mean), "round", self.name):
             self._note(info)
             if series.ended:
                 self._series = None
+                self._ends = self._options.results == "latest"
             try:
                 yield info
             finally:
-                self.rounds += 1
+                self.rounds += series.rounds - before
+                before = series.rounds
+            self._synchronize()
 
     def retire(self) -> None:
         """Removes the hooks after the job has ended."""
@@ -314,33 +358,72 @@ class PartialReducer(Listing):
         release(self._parameters, self)
 
 
-def wants_rounds(
+@dataclasses.dataclass(frozen=True)
+class RoundOptions:
+    """What a wrapper was told about rounds that do not wait for all workers."""
+
+    sync: str | Quorum | Replay
+    algorithm: str
+    results: str
+    synchronize_every: int  # rounds; 0: only `flush` makes replicas equal
+    digest_every: int  # rounds; 0: never
+    wire: str | None  # "float16", "bfloat16" or None
+    group: Group | None
+
+
+def round_options(
     sync: str | Quorum | Replay,
+    group: Group | None,
+    *,
+    algorithm: str,
+    results: str,
+    synchronize_every: int,
+    digest_every: int | None,
     wire_dtype: TorchWireDType | None,
     buffer_bytes: int,
-    group: Group | None,
-    algorithm: str,
-) -> bool:
-    """Returns whether `sync` means rounds that do not wait for all workers."""
+) -> RoundOptions | None:
+    """Returns the options of partial rounds, or None if `sync` waits for all workers.
+
+    Raises:
+      InvalidArgumentError: An option is unknown, or has no meaning with the others.
+    """
     text_of(algorithm, "the algorithm", ALGORITHMS)
+    text_of(results, "results", RESULTS)
+    every = count_of(synchronize_every, "synchronize_every")
+    digests = 0 if digest_every is None else count_of(digest_every, "digest_every")
     if not is_partial(sync, scope_of(group).size):
         if algorithm != "herring":
             raise InvalidArgumentError(
                 f"algorithm={shown(algorithm)} is for sync='solo' and 'majority'; with sync='full' "
                 "gradients go through the servers (algorithm='herring')"
             )
-        return False
+        if results != "every" or every:
+            raise InvalidArgumentError(
+                f"results={results!r} and synchronize_every={every} are for a partial sync; with "
+                "sync='full' every rank applies every result (results='every')"
+            )
+        return None
     if isinstance(sync, Replay) and group is not None:
         raise InvalidArgumentError(
             f"sync={sync!r} takes no group: a recording covers all ranks; group= allows "
             "'full', 'solo', 'majority' and herring.Quorum"
         )
-    if wire_dtype is not None or buffer_bytes:
+    check_results(results, sync, digests)
+    if every and results == "every":
         raise InvalidArgumentError(
-            f"sync={sync!r} takes neither wire_dtype ({wire_dtype}) nor buffer_bytes "
-            f"({buffer_bytes}): gradients are sent as one array"
+            f"synchronize_every is {every}; with results='every' replicas are always equal, so it "
+            "is for results='latest'"
         )
-    return True
+    wire = wire_dtype_name(wire_dtype)
+    if wire not in (None, "float32", "float16", "bfloat16") or buffer_bytes:
+        raise InvalidArgumentError(
+            f"sync={sync!r} sends gradients as one array: wire_dtype={shown(wire_dtype)} must be "
+            f"None, 'float16' or 'bfloat16', and buffer_bytes={buffer_bytes} must be 0"
+        )
+    if digest_every is None:
+        digests = 100 if results == "every" else 0
+    narrow = None if wire == "float32" else wire
+    return RoundOptions(sync, algorithm, results, every, digests, narrow, group)
 
 
 class InRounds:

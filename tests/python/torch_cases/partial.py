@@ -245,8 +245,6 @@ def partial_bad_input() -> None:
     rank = herring.rank()
     with raises(herring.InvalidArgumentError, "quorum is 9"):
         herring.DistributedDataParallel(mlp(), sync=herring.Quorum(9))
-    with raises(herring.InvalidArgumentError, "wire_dtype (bfloat16)"):
-        herring.DistributedDataParallel(mlp(), sync="solo", wire_dtype="bfloat16")
     with raises(herring.MismatchError, "sync='full'", "sync='solo'"):
         herring.DistributedDataParallel(mlp(), sync="solo" if rank == 1 else "full")
     with raises(herring.MismatchError, "sync='full'", "sync='majority'"):
