@@ -99,6 +99,29 @@ def test_rank_0_alone_reports() -> None:
     assert "averaged nothing" not in done.stderr
 
 
+def test_messages_of_many_sizes_are_measured_and_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "curves.svg"
+    options = ("--no-prefix", "--", *DOCTOR, "--json", "--curve", str(picture))
+    done = run("-n", "3", "--nodes", "3", *options)
+    assert done.returncode == 0, done.stderr
+    links = json.loads(done.stdout)["links"]
+    assert len(links) == 6
+    for link in links:
+        sizes = [point["bytes"] for point in link["curve"]]
+        assert sizes == sorted(sizes) and sizes[0] == 1 and sizes[-1] >= 1_000_000
+        assert link["alpha_seconds"] > 0 and link["fitted_bits_per_second"] > 1e6
+    assert "time, one way" in picture.read_text()
+
+
+def test_a_curve_needs_two_hosts_and_a_picture_an_ending(tmp_path: Path) -> None:
+    [(status, _, error)] = ends(start({}, "--curve"))
+    assert status == 0 and "--curve: there is one host" in error
+    for name, text in (("c.gif", "must end in one of .svg, .png, .pdf"), ("no/c.svg", "no folder")):
+        [(status, _, error)] = ends(start({}, "--curve", str(tmp_path / name)))
+        assert status == 2 and text in error, error
+
+
 def test_settings_of_ranks_and_a_limit_are_reported() -> None:
     script = (
         "[ $HERRING_RANK = 1 ] && export HERRING_FLOWS=3; "

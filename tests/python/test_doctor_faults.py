@@ -71,6 +71,15 @@ def test_all_is_well_on_hosts_without_a_fault(tmp_path: Path) -> None:
         assert list(link["ports"].values()) == ["open"]
 
 
+@pytest.mark.thorough
+def test_the_rates_of_links_are_fitted(tmp_path: Path) -> None:
+    with Cluster(3, rate_bits=RATE, rates={2: RATE / 10}) as hosts:
+        report = doctor(hosts, tmp_path, "--curve")
+    for link in report["links"]:
+        rate = RATE / 10 if "h2" in (link["from"], link["to"]) else RATE
+        assert 0.85 * rate < link["fitted_bits_per_second"] < 1.15 * rate, link
+
+
 def test_a_slow_link(tmp_path: Path) -> None:
     with Cluster(4, rate_bits=RATE, rates={2: RATE / 10}) as hosts:
         report = doctor(hosts, tmp_path)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 import pytest
 
 import warm
+from herring.base.fit import fit_line
 from herring.bench import models
 from herring.errors import ConfigurationError
 from herring_lab import competitors as peers
@@ -28,7 +29,6 @@ from herring_lab.study.experiments import (
     _variants,
     ablations,
     costs,
-    fit_line,
 )
 
 ROOT = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "nsenter", "setpriv")))

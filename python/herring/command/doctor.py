@@ -6,7 +6,9 @@ import argparse
 import json
 import os
 import sys
+from pathlib import Path
 
+from herring.base.pictures import KINDS, picture_file
 from herring.base.provenance import provenance
 from herring.base.units import argument, parse_seconds, parse_size
 from herring.command.cli import main
@@ -14,6 +16,7 @@ from herring.command.options import add_hosts
 from herring.errors import ConfigurationError
 from herring.launch import hosts
 from herring.launch.commands import module_command
+from herring.terminal.command_line import log_line
 from herring.terminal.printing import print_lines
 
 HELP = """\
@@ -61,6 +64,15 @@ def add_options(command: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="bytes of a step's gradients, for the times in the report (default 100M)",
     )
+    command.add_argument(
+        "--curve",
+        nargs="?",
+        const=True,
+        type=argument(lambda text: str(picture_file(text))),
+        metavar="FILE",
+        help="measure messages of 1 B to 16 MiB between pairs of hosts, and fit a latency and a "
+        f"rate to them; rank 0 draws FILE ({', '.join(KINDS)}) if it is given",
+    )
     command.add_argument("--hosts-of-ranks", help=argparse.SUPPRESS)
     add_hosts(command)
 
@@ -77,7 +89,10 @@ def handle(options: argparse.Namespace) -> int:
 
     names = enumerate((options.hosts_of_ranks or "").split(","))
     examine_options = ExamineOptions(
-        options.time_limit, options.gradients, {rank: name for rank, name in names if name}
+        options.time_limit,
+        options.gradients,
+        {rank: name for rank, name in names if name},
+        curve=options.curve is not None,
     )
     about = examine(examine_options)
     if about is None:
@@ -93,6 +108,13 @@ def handle(options: argparse.Namespace) -> int:
         print()
     else:
         print_lines([line] for line in lines(about, findings, options.all))
+    if options.curve is not None and len(about.hosts) == 1:
+        text = "--curve: there is one host, and so no message between hosts"
+        sys.stderr.write(log_line("warning", "herring doctor", text))
+    elif isinstance(options.curve, str):
+        from herring.doctor.curve import draw_curves
+
+        draw_curves(about, Path(options.curve))
     return int(verdict(findings) == "error")
 
 
@@ -134,6 +156,8 @@ def _start(options: argparse.Namespace, listed: tuple[hosts.Host, ...]) -> int:
     doctor += ["--time-limit", f"{options.time_limit:g}", "--gradients", str(options.gradients)]
     names = [host.name.rpartition("@")[2] for host in listed for _ in range(host.slots)]
     doctor += ["--hosts-of-ranks", ",".join(names)]
+    if options.curve is not None:
+        doctor += ["--curve", *([options.curve] if isinstance(options.curve, str) else [])]
     doctor += [flag for flag, on in (("--json", options.json), ("--all", options.all)) if on]
     status = main([*run, "--", *doctor])
     return status if status in (0, 2, 130) else 1

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from herring.doctor import facts
+from herring.doctor.curve import answer_messages, measure_messages
 from herring.doctor.links import Race, answer_pings, discard, ping, race, reach, resolve_all
 from herring.doctor.probes import Peer, Probes
 from herring.errors import ConfigurationError, HerringError
@@ -17,7 +18,7 @@ from herring.rendezvous.channel import DOCTOR, Channel, Listener, call
 from herring.rendezvous.endpoint import bind_any
 
 #: The version of the doctor's messages.
-VERSION = 1
+VERSION = 2
 
 _RACE_SECONDS = 5.0  # that the two ends of a race may wait for each other
 _CALL_SECONDS = 3.0
@@ -60,6 +61,7 @@ class Agent:
             "losses": self._losses,
             "sizes": self._sizes,
             "race": self._race,
+            "curve": self._curve,
         }
 
     def serve(self, patience: float) -> None:
@@ -108,6 +110,9 @@ class Agent:
         if ask["do"] == "ping":
             with channel.socket:
                 answer_pings(channel)
+        elif ask["do"] == "curve":
+            with channel.socket:
+                answer_messages(channel.socket)
         elif ask["do"] == "race":
             with self._arrived:
                 self._arrivals[str(ask["name"])] = channel.socket
@@ -137,6 +142,15 @@ class Agent:
         assert self._probes is not None
         found = self._probes.sizes([Peer(**peer) for peer in ask["peers"]], ask["smaller"])
         return {str(index): {"largest": largest} for index, largest in found.items()}
+
+    def _curve(self, ask: Mapping[str, Any]) -> dict[str, Any]:
+        """Measures messages of many sizes to one other host."""
+        channel = call(
+            ask["address"], ask["port"], self._secret, DOCTOR, _CALL_SECONDS, small=False
+        )
+        with channel.socket:
+            channel.send({"do": "curve"})
+            return {"points": measure_messages(channel.socket)}
 
     def _race(self, ask: Mapping[str, Any]) -> dict[str, Any]:
         """Measures the rate of the link to one other host in both directions."""

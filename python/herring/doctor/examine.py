@@ -37,11 +37,13 @@ class ExamineOptions:
         time_limit: Seconds after which the report comes, whatever is missing.
         gradients: Bytes of the gradients in the report's examples.
         names: The host of each rank, as far as the launcher told it.
+        curve: Whether to measure messages of many sizes.
     """
 
     time_limit: float = 60.0
     gradients: int = 100_000_000
     names: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    curve: bool = False
 
 
 def examine(options: ExamineOptions) -> Examination | None:
@@ -117,7 +119,7 @@ def _lead(
         own.start()
         hub.gather(patience, options.names)
         meeting.started()
-        hub.examine()
+        hub.examine(options.curve)
     finally:
         hub.close()
     own.join(1.0)

@@ -13,6 +13,7 @@ from typing import Any
 from herring.base.reminders import Reminders
 from herring.base.units import in_seconds, ranks_text
 from herring.doctor.agent import VERSION
+from herring.doctor.curve import MOST_SECONDS
 from herring.doctor.judge_links import lossy_hosts
 from herring.doctor.judge_rates import is_slow, suspects
 from herring.doctor.pairs import rounds_of, sample_of
@@ -36,6 +37,7 @@ _MOST_AGAIN = 4
 _AGAIN_SECONDS = 0.35
 _ATTEMPTS = 3
 _FASTER = 1.1
+_CURVE_ROUNDS = 3  # with up to four hosts, every pair
 _SLACK = 5.0  # seconds that a host may be late with an answer
 
 
@@ -148,8 +150,12 @@ class Hub:
             )
         return None
 
-    def examine(self) -> None:
-        """Asks all that there is to ask, one examination after the other."""
+    def examine(self, curve: bool = False) -> None:
+        """Asks all that there is to ask, one examination after the other.
+
+        Args:
+            curve: Whether to measure messages of many sizes, too.
+        """
         self._facts()
         if len(self.about.hosts) > 1:
             self._names()
@@ -159,6 +165,8 @@ class Hub:
             self._probe()
             self._races()
             self._again()
+            if curve:
+                self._curves()
             self._late_clocks()
 
     def _facts(self) -> None:
@@ -373,6 +381,23 @@ class Hub:
             return False
         self._race([pair], seconds, one_way=True)
         return not alone or (link.rate or 0.0) > _FASTER * before
+
+    def _curves(self) -> None:
+        """Measures messages of many sizes; each host sends or receives for one pair at a time."""
+        rounds = rounds_of(len(self.about.hosts))[:_CURVE_ROUNDS]
+        ways = [[pair[::way] for pair in pairs] for pairs in rounds for way in (1, -1)]
+        for number, pairs in enumerate(ways):
+            if time.monotonic() + 2 * MOST_SECONDS > self._deadline:
+                left = len(ways) - number
+                self.about.skipped.append(f"{left} of {len(ways)} rounds of messages of many sizes")
+                return
+            asks = {}
+            for one, other in pairs:
+                if peer := self._peer(one, other):
+                    asks[one] = {"do": "curve", **peer}
+            for index, found in self._ask("messages", asks, 2 * MOST_SECONDS).items():
+                link = self.about.link(index, asks[index]["index"])
+                link.curve = [(int(size), float(seconds)) for size, seconds in found["points"]]
 
     def _late_clocks(self) -> None:
         self._pings([index for index in self._channels if index], only=0)

@@ -74,6 +74,7 @@ class Link:
         largest: Bytes of the largest packet that arrived, or 0.
         sent: The number of small datagrams that were sent and should have been answered.
         lost: How many of them were not answered.
+        curve: Bytes of messages and the seconds that they took one way; empty unless asked for.
     """
 
     ports: dict[int, str] = dataclasses.field(default_factory=dict)
@@ -88,6 +89,7 @@ class Link:
     largest: int = 0
     sent: int = 0
     lost: int = 0
+    curve: list[tuple[int, float]] = dataclasses.field(default_factory=list)
 
     @property
     def loses_large(self) -> bool:

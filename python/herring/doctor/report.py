@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from herring.base.units import counted, listed, numbers_text, show_duration, show_rate
+from herring.doctor.curve import curve_document, curve_rows, curve_sentences
 from herring.doctor.findings import SEVERITIES, Finding
 from herring.doctor.judge import verdict
 from herring.doctor.judge_hosts import usable_cores
@@ -52,6 +53,11 @@ def lines(
         if len(rows) > 1:
             yield "", ""
             yield from _styled(rows)
+    if sentences := curve_sentences(about):
+        yield "", ""
+        yield from _styled(curve_rows(about))
+        yield "", ""
+        yield from ((line, "") for text in sentences for line in _folded(text, _WIDTH))
 
 
 def to_json(about: Examination, findings: Sequence[Finding]) -> dict[str, Any]:
@@ -99,6 +105,7 @@ def to_json(about: Examination, findings: Sequence[Finding]) -> dict[str, Any]:
                 "sent_again": link.resent,
                 "held_up_by_receive_buffer": link.limited,
                 "ports": {str(port): why or "open" for port, why in link.ports.items()},
+                **curve_document(link),
             }
             for (one, other), link in sorted(about.links.items())
         ],

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from herring import _core
+from herring.base.pictures import subplots
 from herring.base.units import counted
-from herring.errors import ConfigurationError, InvalidArgumentError
+from herring.errors import InvalidArgumentError
 from herring.partial.replay import Recorder
 from herring.partial.replay import save as save_recording
 
@@ -138,14 +139,7 @@ class RoundStatistics:
         Raises:
           ConfigurationError: matplotlib is not installed.
         """
-        try:
-            import matplotlib
-
-            matplotlib.use("Agg")
-            from matplotlib import pyplot
-        except ImportError as error:
-            raise ConfigurationError(f"a plot needs matplotlib: {error}") from None
-        figure, (top, middle, bottom) = pyplot.subplots(3, 1, figsize=(8, 9))
+        figure, (top, middle, bottom) = subplots(3, (8, 9))
         counts = np.array(self.rounds or [(0, 0)])
         top.step(range(len(counts)), counts[:, 0], where="mid", label="contributors")
         top.step(range(len(counts)), counts[:, 1], where="mid", label="waiting")
@@ -156,6 +150,4 @@ class RoundStatistics:
         ranks = sorted(self.late)
         bottom.bar(ranks, [1e3 * float(np.mean(self.late[rank])) for rank in ranks])
         bottom.set(xlabel="rank", ylabel="mean lateness (ms)")
-        figure.tight_layout()
         figure.savefig(path)
-        pyplot.close(figure)
