@@ -28,6 +28,18 @@ def test_other_numbers_than_powers_of_two() -> None:
     assert models.doubling_time(6, M, B, 0.001) == pytest.approx(2.0 + 2.0 + 0.004)
 
 
+def test_sums_take_time_too() -> None:
+    # The paper's example: 2 * 63 * 100 / 64 MB cross a link when 64 nodes average 100 MB.
+    assert models.wire("butterfly", 64, 100e6).busiest_bytes == pytest.approx(196.875e6)
+    moved = models.butterfly_time(64, 100e6, 1.0)
+    assert moved == pytest.approx(196.875e6)
+    assert models.butterfly_time(64, 100e6, 1.0, byte_sum=1.0) == pytest.approx(1.5 * moved)
+    assert models.butterfly_time(6, M, B, byte_sum=2 / B) == pytest.approx(1.5 + 2.0 + 1.5 + 2.0)
+    serial = models.serial_server_time(8, M, B, 0.001, byte_sum=1 / B)
+    assert serial == pytest.approx(0.002 + 2.0 + 8.0)
+    assert models.serial_server_time(8, M, B) == 2 * models.herring_time(8, M, B)
+
+
 def test_herring() -> None:
     assert models.herring_time(8, M, B, 0.001, 0.002) == pytest.approx(1.010)
     assert models.time("herring", 8, M, B) == pytest.approx(1.0)
@@ -78,6 +90,8 @@ def test_nonsense_is_refused() -> None:
         models.tree_time(4, M, 0)
     with pytest.raises(InvalidArgumentError, match="latency is -1"):
         models.butterfly_time(4, M, B, -1)
+    with pytest.raises(InvalidArgumentError, match="byte_sum is -2 s"):
+        models.serial_server_time(4, M, B, byte_sum=-2)
     with pytest.raises(InvalidArgumentError, match="dedicated is -1"):
         models.colocated_time(4, -1, M, B)
     with pytest.raises(InvalidArgumentError, match="segment_sum is -1"):

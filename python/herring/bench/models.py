@@ -33,6 +33,7 @@ __all__ = [
     "lateness",
     "parameter_server_time",
     "ring_time",
+    "serial_server_time",
     "shares",
     "time",
     "tree_time",
@@ -43,7 +44,9 @@ __all__ = [
 ALGORITHMS = ("herring", "server", "tree", "ring", "butterfly", "doubling")
 
 
-def _check(hosts: int, size: float, bandwidth: float, latency: float = 0.0) -> None:
+def _check(
+    hosts: int, size: float, bandwidth: float, latency: float = 0.0, byte_sum: float = 0.0
+) -> None:
     if hosts < 1:
         raise InvalidArgumentError(f"hosts is {hosts}; there must be at least 1")
     if size < 0:
@@ -52,6 +55,8 @@ def _check(hosts: int, size: float, bandwidth: float, latency: float = 0.0) -> N
         raise InvalidArgumentError(f"bandwidth is {bandwidth} bytes/s; it must be more than 0")
     if latency < 0:
         raise InvalidArgumentError(f"latency is {latency} s; it must not be negative")
+    if byte_sum < 0:
+        raise InvalidArgumentError(f"byte_sum is {byte_sum} s; it must not be negative")
 
 
 def _floor_log2(n: int) -> int:
@@ -112,26 +117,50 @@ def ring_time(hosts: int, size: float, bandwidth: float, latency: float = 0.0) -
     return 2 * (hosts - 1) * size / (hosts * bandwidth) + 2 * (hosts - 1) * latency
 
 
-def butterfly_time(hosts: int, size: float, bandwidth: float, latency: float = 0.0) -> float:
-    """Returns the time of recursive halving and doubling (study, equation 4).
+def butterfly_time(
+    hosts: int, size: float, bandwidth: float, latency: float = 0.0, byte_sum: float = 0.0
+) -> float:
+    """Returns the time of recursive halving and doubling (study, equation 4; Rabenseifner's).
 
-    If p is a power of two, the time is ``2 (p-1) n / (p BW) + 2 lg(p) latency``. Otherwise let q be
-    the largest power of two below p. The ranks beyond q first hand their arrays to neighbours and
-    get the result last, which adds ``2 n / BW + 2 latency`` to the time for q ranks.
+    If p is a power of two, the time is ``2 (p-1) n / (p BW) + 2 lg(p) latency``, and with sums
+    (paper, section IV.A) ``(p-1) n gamma / p`` more. Otherwise let q be the largest power of two
+    below p. The ranks beyond q first hand their arrays to neighbours and get the result last, which
+    adds ``2 n / BW + 2 latency + n gamma`` to the time for q ranks.
 
     Args:
       hosts: p, the number of ranks, at least 1.
+      byte_sum: gamma, seconds to add one byte to a sum.
 
     Returns:
       Seconds.
     """
-    _check(hosts, size, bandwidth, latency)
+    _check(hosts, size, bandwidth, latency, byte_sum)
     levels = _floor_log2(hosts)
     power = 1 << levels
-    seconds = 2 * (power - 1) * size / (power * bandwidth) + 2 * levels * latency
+    part = (power - 1) * size / power
+    seconds = 2 * part / bandwidth + 2 * levels * latency + part * byte_sum
     if power != hosts:
-        seconds += 2 * size / bandwidth + 2 * latency
+        seconds += 2 * size / bandwidth + 2 * latency + size * byte_sum
     return seconds
+
+
+def serial_server_time(
+    workers: int, size: float, bandwidth: float, latency: float = 0.0, byte_sum: float = 0.0
+) -> float:
+    """Returns the time with servers that receive, sum and answer one after the other (paper, IV.A).
+
+    The time is ``2 alpha + 2 n beta + n p gamma``, for as many server hosts as workers. Herring
+    does the three at once: see `herring_time`.
+
+    Args:
+      workers: p, the number of workers, at least 1.
+      byte_sum: gamma, seconds to add one byte to a sum.
+
+    Returns:
+      Seconds.
+    """
+    _check(workers, size, bandwidth, latency, byte_sum)
+    return 2 * latency + 2 * size / bandwidth + size * workers * byte_sum
 
 
 def doubling_time(hosts: int, size: float, bandwidth: float, latency: float = 0.0) -> float:

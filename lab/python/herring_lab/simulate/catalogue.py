@@ -130,6 +130,42 @@ def _resnet(blocks: Sequence[int]) -> list[Gradient]:
     return scaled([*layers, _dense(inputs, 1000)])
 
 
+# The side of the results of an inception module, and the widths of its convolutions: 1 x 1; before
+# 3 x 3, and 3 x 3; before 5 x 5, and 5 x 5; after the pooling (table 1 of the publication).
+_INCEPTIONS = (
+    (28, (64, 96, 128, 16, 32, 32)),
+    (28, (128, 128, 192, 32, 96, 64)),
+    (14, (192, 96, 208, 16, 48, 64)),
+    (14, (160, 112, 224, 24, 64, 64)),
+    (14, (128, 128, 256, 24, 64, 64)),
+    (14, (112, 144, 288, 32, 64, 64)),
+    (14, (256, 160, 320, 32, 128, 128)),
+    (7, (256, 160, 320, 32, 128, 128)),
+    (7, (384, 192, 384, 48, 128, 128)),
+)
+
+
+def _googlenet() -> list[Gradient]:
+    def conv(inputs: int, outputs: int, kernel: int, side: int) -> Layer:
+        return _conv(inputs, outputs, kernel, side, norm=False)
+
+    layers = [conv(3, 64, 7, 112), conv(64, 64, 1, 56), conv(64, 192, 3, 56)]
+    inputs = 192
+    for number, (side, (one, small, three, least, five, pooled)) in enumerate(_INCEPTIONS):
+        layers += [
+            conv(inputs, one, 1, side),
+            conv(inputs, small, 1, side),
+            conv(small, three, 3, side),
+            conv(inputs, least, 1, side),
+            conv(least, five, 5, side),
+            conv(inputs, pooled, 1, side),
+        ]
+        inputs = one + three + five + pooled
+        if number in (2, 5):  # the modules whose results have a classifier of their own
+            layers += [conv(inputs, 128, 1, 4), _dense(2048, 1024), _dense(1024, 1000)]
+    return scaled([*layers, _dense(inputs, 1000)])
+
+
 def _vgg(stages: Sequence[int]) -> list[Gradient]:
     layers = []
     inputs, side = 3, 224
@@ -220,6 +256,11 @@ MODELS: dict[str, Entry] = {
     "resnet-50": Entry(25_557_032, _HE, functools.partial(_resnet, (3, 4, 6, 3))),
     "resnet-101": Entry(44_549_160, _HE, functools.partial(_resnet, (3, 4, 23, 3))),
     "resnet-152": Entry(60_192_808, _HE, functools.partial(_resnet, (3, 8, 36, 3))),
+    "googlenet": Entry(
+        13_378_280,
+        "Szegedy et al., Going deeper with convolutions, 2015; with both auxiliary classifiers",
+        _googlenet,
+    ),
     "vgg-16": Entry(
         138_357_544,
         "Simonyan and Zisserman, Very deep convolutional networks, 2015",
