@@ -12,11 +12,10 @@ import pytest
 from herring.errors import ConfigurationError
 from herring_lab.emulate.cluster import ClusterError
 from herring_lab.emulate.mpi import MPIS, missing
-from herring_lab.study import partial
+from herring_lab.study import overlap, partial
 from herring_lab.study.bench import Network
 from herring_lab.study.hyperplane import MODES, Regression, hyperplane, hyperplane_tables
 from herring_lab.study.jobs import run_mpi_ranks
-from herring_lab.study.overlap import no_delay
 
 ROOT = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "nsenter", "setpriv")))
 
@@ -136,9 +135,9 @@ def test_a_hyperplane_is_found_and_replicas_are_equal(mode: str) -> None:
 
 @pytest.mark.skipif(not ROOT, reason="needs root, iproute2 and util-linux")
 def test_steps_without_delays_in_the_lab() -> None:
-    table = no_delay(Network(), 2, 0.01, 3)
+    table = overlap.no_delay(Network(), 2, 0.01, 3)
     rows = {row["mode"]: row for row in table.rows}
-    assert list(rows) == ["full", "full, overlapped", "solo", "majority"]
+    assert list(rows) == list(overlap.MODES)
     assert rows["full"]["of_full_percent"] == pytest.approx(100)
     assert rows["full"]["model_rounds_per_second"] == pytest.approx(20)
     assert rows["full"]["rounds_per_second"] < 25  # each round sleeps 40 ms

@@ -301,6 +301,19 @@ class PartialReduction:
                 self.contribute(array, waits=False)
             raise
 
+    def begin_flush(self, array: Any) -> None:
+        """Contributes for the last time and returns at once; `flush` then gives the results.
+
+        A rank with several series begins to flush all of them before it takes results. Another call
+        does nothing.
+
+        Args:
+          array: The last contribution, which may be zeros. It is copied.
+        """
+        if not self._flushes:
+            self._contribute(array, last=True)
+            self._flushes = True
+
     def flush(self, array: Any, timeout: Timeout = None) -> Iterator[RoundInfo]:
         """Ends the series with a last round that is the same on all ranks; nothing stays pending.
 
@@ -325,9 +338,7 @@ class PartialReduction:
             raise InvalidArgumentError(f"'{self.name}' was flushed already; begin another series")
         require_writable(array)
         seconds_of(timeout)
-        if not self._flushes:
-            self._contribute(array, last=True)
-            self._flushes = True
+        self.begin_flush(array)
         while not self.ended:
             info = self.take(array, timeout)
             self.ended = self._recorder.ended = info.last

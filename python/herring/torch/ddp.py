@@ -122,13 +122,14 @@ class DistributedDataParallel(InRounds, KeepsResiduals, torch.nn.Module):
             "float32".
           error_feedback: Whether what rounding to 8 bits loses is added to the next gradients
             (`residuals`).
-          buffer_bytes: The size of a fusion buffer in bytes; 0 lets the plan choose.
+          buffer_bytes: The size of a fusion buffer in bytes; 0 lets the plan choose. With a partial
+            `sync`, each buffer has rounds of its own and leaves during the backward pass; 0 makes
+            rounds of whole updates.
           sparse: "keep" exchanges the rows of sparse gradients, which stay sparse. "densify" makes
             them dense, with one warning. "error" refuses them.
           sync: "full" waits for every worker. "solo", "majority", a `herring.Quorum` or a
             `herring.Replay` exchanges gradients in rounds that do not (`rounds`, docs/partial.md).
-            Such rounds take a `wire_dtype` of 16 bits, as one array, and no `buffer_bytes`. Only
-            `flush` broadcasts buffers.
+            Such rounds take a `wire_dtype` of 16 bits only, and only `flush` broadcasts buffers.
           algorithm: Who closes the rounds and sums, with `sync` "solo" or "majority": "herring"
             (the servers), or "doubling", "butterfly", "ring", "tree" or "server" (the workers, by
             messages between them; docs/partial.md).

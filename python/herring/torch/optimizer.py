@@ -88,7 +88,9 @@ class DistributedOptimizer(InRounds, KeepsResiduals, torch.optim.Optimizer):
             "float32".
           error_feedback: Whether what rounding to 8 bits loses is added to the next gradients
             (`residuals`).
-          buffer_bytes: The size of a fusion buffer in bytes; 0 lets the plan choose.
+          buffer_bytes: The size of a fusion buffer in bytes; 0 lets the plan choose. With a partial
+            `sync`, each buffer has rounds of its own and leaves during the backward pass; 0 makes
+            rounds of whole updates.
           sparse: "keep" exchanges the rows of sparse gradients, which stay sparse. "densify" makes
             them dense, with one warning. "error" refuses them.
           gradient_as_bucket_view: Whether `.grad` becomes a view of the arena. This saves a copy
@@ -97,8 +99,7 @@ class DistributedOptimizer(InRounds, KeepsResiduals, torch.optim.Optimizer):
           sync: "full" waits for every worker. "solo", "majority", a `herring.Quorum` or a
             `herring.Replay` exchanges gradients in rounds that do not. `step()` then contributes
             this rank's gradients and makes one step for each round's result; training ends with
-            `flush()`. Such rounds take a `wire_dtype` of 16 bits, as one array, and no
-            `buffer_bytes`.
+            `flush()`. Such rounds take a `wire_dtype` of 16 bits only.
           algorithm: Who closes the rounds and sums, with `sync` "solo" or "majority": "herring"
             (the servers), or "doubling", "butterfly", "ring", "tree" or "server" (the workers, by
             messages between them; docs/partial.md).

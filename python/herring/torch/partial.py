@@ -1,15 +1,14 @@
 """Eager SGD: training in rounds that do not wait for all workers (partial collectives, section 5).
 
-A rank contributes the gradients of a step as one array when the backward pass has ended. Every rank
-applies the results of all rounds in order, including rounds that it missed. Replicas therefore
-never differ, and no gradient is lost.
+A rank contributes the gradients of a step as one array when the backward pass has ended, or by
+buffer while it runs. Every rank applies the results of all rounds in order, including rounds that
+it missed. Replicas therefore never differ, and no gradient is lost.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,44 +20,38 @@ from herring.arrays.arguments import count_of, shown, text_of
 from herring.arrays.groups import Group, scope_of
 from herring.errors import HerringError, InvalidArgumentError
 from herring.partial import (
-    PartialReduction,
     Quorum,
     Replay,
     RoundInfo,
     RoundStatistics,
     is_partial,
 )
-from herring.partial.allreduce import allreduce
 from herring.partial.reduction import ALGORITHMS, RESULTS, check_results
 from herring.torch.engine import at_end_of_pass, current_pass
 from herring.torch.ownership import release
 from herring.torch.ranges import each_shown
 from herring.torch.reducer import Listing, Relist
-from herring.torch.tensors import (
-    TorchWireDType,
-    check_not_capturing,
-    dtype_name,
-    wire_dtype_name,
-)
+from herring.torch.round_buffer import RoundBuffer, split
+from herring.torch.tensors import TorchWireDType, wire_dtype_name
 
 
 class PartialReducer(Listing):
     """Contributes gradients to rounds and writes the results of rounds to `.grad`.
 
-    The array of the series has all gradients, in the wire dtype if there is one, else in float64
-    if any parameter is float64, else in float32. Behind them it has, for each parameter, the share
-    of workers with a gradient. A parameter that no worker used thus keeps `.grad` None.
+    Without `buffer_bytes` all gradients are one array, in one series: whole updates, which are
+    contributed after the backward pass. With it each buffer has a series of its own, and is
+    contributed during the pass, as soon as its gradients are there.
 
-    Ranks may be at different rounds of a series, so the list of parameters is fixed while a series
-    runs. All ranks begin a series together, and then take those that require gradients.
+    Arrays have the wire dtype if there is one, else float64 if any parameter is float64, else
+    float32. Ranks may be at different rounds of a series, so the list of parameters is fixed while
+    a series runs. All ranks begin it together, and then take those that require gradients.
 
     With results="latest" a rank that was late applies the newest result only, so replicas differ
     until they are averaged: after every `synchronize_every` rounds, and at the end.
 
     Attributes:
-      rounds: The number of rounds that this rank has seen the results of. Unless
-        results="latest", ranks with equal numbers have equal parameters.
       contributors: The number of workers whose gradients are in the last result.
+      statistics: The statistics of the first buffer, which has the gradients of the last layers.
     """
 
     def __init__(
@@ -78,7 +71,6 @@ class PartialReducer(Listing):
           relist: As for `GradientReducer`; None means that no parameter is ever replaced.
         """
         super().__init__(named_parameters, name=name, relist=relist)
-        self.rounds = 0
         self.contributors = 0
         self.statistics = RoundStatistics()
         self._options = options
@@ -87,31 +79,40 @@ class PartialReducer(Listing):
         self._parameters: Sequence[torch.nn.Parameter] = ()
         self._hooks: list[Any] = []
         self._generation = 0
-        self._series: PartialReduction | None = None
+        self._buffers: list[RoundBuffer] = []
+        self._runs = False  # whether a series is under way
         self._pass: int | None = None  # the backward pass that runs, or the last one if it raised
         self._pending = False  # whether gradients wait to be contributed
         self._open()
 
-    def _open(self) -> PartialReduction:
-        """Returns the series; begins one if none is under way (collective in that case)."""
-        if self._series is None:
-            try:
-                self._set_up()
-                self._series = PartialReduction(
-                    len(self._mean),
-                    dtype_name(self._mean.dtype),
+    @property
+    def rounds(self) -> int:
+        """The number of rounds, of the first buffer, whose results this rank has seen.
+
+        Unless results="latest", ranks with equal numbers have equal parameters in this buffer.
+        """
+        return self._buffers[0].rounds if self._buffers else 0
+
+    def _open(self) -> None:
+        """Begins a series if none is under way (collective in that case)."""
+        if self._runs:
+            return
+        try:
+            self._set_up()
+            for index, buffer in enumerate(self._buffers):
+                buffer.open(
                     sync=self._options.sync,
-                    name=f"{self.name}.rounds{self._generation}",
-                    statistics=self.statistics,
+                    name=f"{self.name}.rounds{self._generation}" + (f".{index}" if index else ""),
+                    statistics=RoundStatistics() if index else self.statistics,
                     group=self._options.group,
                     algorithm=self._options.algorithm,
                     results=self._options.results,
                 )
-            except BaseException:
-                self.close()
-                raise
-            self._generation += 1
-        return self._series
+        except BaseException:
+            self.close()
+            raise
+        self._generation += 1
+        self._runs = True
 
     def _set_up(self) -> None:
         """Lays out the arrays for the parameters that require gradients now (collective)."""
@@ -119,31 +120,35 @@ class PartialReducer(Listing):
         given = self._options
         options = (
             f"sync={given.sync!r} digest_every={given.digest_every} results={given.results} "
-            f"synchronize_every={given.synchronize_every} wire_dtype={given.wire}"
+            f"synchronize_every={given.synchronize_every} wire_dtype={given.wire} "
+            f"buffer_bytes={given.buffer_bytes}"
         )
         _, parameters = self._agree(options, self.name, given.group)
         self.close()
         self._take_over(parameters)
         self._parameters = parameters
-        self._hooks = [self._hook(parameter) for parameter in parameters]
         double = any(p.dtype == torch.float64 for p in parameters)
         self._wide = torch.float64 if double else torch.float32
         dtype = self._wide if given.wire is None else getattr(torch, given.wire)
-        self._places: list[slice] = []
-        start = 0
-        for parameter in parameters:
-            self._places.append(slice(start, start + parameter.numel()))
-            start += parameter.numel()
-        self._used = slice(start, None)
-        self._given = torch.zeros(start + len(parameters), dtype=dtype, device="cpu")
-        self._mean = torch.zeros_like(self._given)
+        rounds = self.rounds
+        self._buffers = [
+            RoundBuffer(part, dtype, rounds)
+            for part in split(parameters, given.buffer_bytes, dtype.itemsize)
+        ]
+        self._hooks = [
+            self._hook(parameter, buffer)
+            for buffer in self._buffers
+            for parameter in buffer.parameters
+        ]
 
-    def _hook(self, parameter: torch.nn.Parameter) -> Any:
+    def _hook(self, parameter: torch.nn.Parameter, buffer: RoundBuffer) -> Any:
         myself = weakref.ref(self)  # the garbage collector does not see the engine's hooks
 
-        def hook(_parameter: torch.Tensor) -> None:
+        def hook(parameter: torch.Tensor) -> None:
             if (reducer := myself()) is not None and reducer.enabled:
                 reducer._produced()
+                if reducer._options.buffer_bytes and reducer._runs:
+                    reducer._produced_in(buffer, parameter)
 
         return parameter.register_post_accumulate_grad_hook(hook)
 
@@ -153,6 +158,16 @@ class PartialReducer(Listing):
             self._pass = running
             # The engine calls this only if the pass does not raise.
             at_end_of_pass(self._passed)
+
+    def _produced_in(self, buffer: RoundBuffer, parameter: torch.nn.Parameter) -> None:
+        if buffer.sent:
+            raise InvalidArgumentError(
+                f"{self.name}: a gradient was produced again after it was contributed with "
+                f"buffer_bytes={self._options.buffer_bytes}; make all backward passes of a step "
+                "but the last one inside no_sync(), and checkpoints with use_reentrant=False, or "
+                "leave buffer_bytes out"
+            )
+        buffer.produced(parameter)
 
     def _passed(self) -> None:
         self._pass = None
@@ -166,7 +181,7 @@ class PartialReducer(Listing):
             replaced.
         """
         self.abandon(stacklevel=7)  # points past Module.__call__
-        if self._series is not None:
+        if self._runs:
             self._require_unchanged()
         if self._pending and self.enabled:
             raise InvalidArgumentError(
@@ -193,6 +208,8 @@ class PartialReducer(Listing):
     def _clear(self) -> None:
         self._pass = None
         self._pending = False
+        for buffer in self._buffers:
+            buffer.restart()
         for _, parameter in self._listed:
             parameter.grad = None
 
@@ -215,41 +232,6 @@ class PartialReducer(Listing):
             "on all, and go on: the next series averages it. Gradients were cleared on this rank"
         )
 
-    def _gather(self) -> None:
-        check_not_capturing(self._parameters, self.name)
-        used = self._given[self._used]
-        for index, (parameter, place) in enumerate(zip(self._parameters, self._places)):
-            gradient = parameter.grad
-            used[index] = gradient is not None
-            if gradient is None:
-                self._given[place].zero_()
-            else:
-                if gradient.layout != torch.strided:
-                    gradient = gradient.to_dense()
-                self._given[place].view(parameter.shape).copy_(gradient.detach())
-        self._pending = False
-
-    def _show(self) -> None:
-        used = self._mean[self._used].tolist()
-        for parameter, place, share in zip(self._parameters, self._places, used):
-            if share == 0:
-                parameter.grad = None
-                continue
-            # The user may keep the gradient, and the next result is written to the same memory.
-            view = self._mean[place].view(parameter.shape)
-            parameter.grad = view.to(device=parameter.device, dtype=parameter.dtype, copy=True)
-
-    def _note(self, info: RoundInfo) -> None:
-        self.contributors = len(info.contributors)
-        self._show()
-
-    def _applied(self, series: PartialReduction, before: int) -> None:
-        """Counts the results taken since there were `before`, of which the newest was applied."""
-        self.rounds += series.rounds - before
-        every = self._options.digest_every
-        if every and self.rounds % every == 0:
-            series.digest(self.digest())
-
     def _synchronize(self) -> None:
         """Averages the replicas as often as is due (collective).
 
@@ -267,27 +249,14 @@ class PartialReducer(Listing):
 
     def _average(self, what: str) -> None:
         """Gives the mean over all ranks to the parameters of the series (collective)."""
-        flat = torch.empty(self._used.start, dtype=self._wide, device="cpu")
-        for parameter, place in zip(self._parameters, self._places):
-            flat[place].view(parameter.shape).copy_(parameter.detach())
-        allreduce(flat.numpy(), name=f"{self.name}.{what}", group=self._options.group)
-        with torch.no_grad():
-            for parameter, place in zip(self._parameters, self._places):
-                parameter.copy_(flat[place].view(parameter.shape))
-
-    def digest(self) -> int:
-        """Returns a 64-bit hash of all parameters; equal after equal numbers of rounds."""
-        state = hashlib.blake2b(digest_size=8)
-        for parameter in self._parameters:
-            flat = parameter.detach().cpu().contiguous().view(-1).view(torch.uint8)
-            state.update(flat.numpy())
-        return int.from_bytes(state.digest(), "little")
+        for buffer in self._buffers:
+            buffer.average(f"{self.name}.{what}", self._wide, self._options.group)
 
     def steps(self) -> Iterator[RoundInfo]:
         """Contributes this step's gradients and writes one result after the other to `.grad`.
 
-        If this rank missed rounds, their results come first. The gradients then go to the round
-        that closes next, and nothing is waited for. Otherwise this rank waits for the next round.
+        If this rank missed rounds, their results come first, and nothing is waited for. Otherwise
+        this rank waits for the next round.
 
         Yields:
           What is known about the round. Apply `.grad` before asking for the next round.
@@ -298,18 +267,90 @@ class PartialReducer(Listing):
                 "and gradients were cleared"
             )
         self._synchronize()  # what a loop that was left early owes
-        series = self._open()
+        self._open()
         self._require_unchanged()
-        self._gather()
-        before = series.rounds
-        with contextlib.closing(series.step(self._given, self._mean)) as results:
-            for info in each_shown(results, "round", self.name):
-                self._note(info)
+        if self._options.buffer_bytes:
+            yield from self._shown(self._rounds_of_buffers())
+        else:
+            yield from self._shown(self._rounds_of_updates())
+
+    def _rounds_of_updates(self) -> Iterator[None]:
+        """Lets rounds have whole updates: results that were missed are applied first."""
+        [buffer] = self._buffers
+        buffer.gather()
+        self._pending = False
+        with contextlib.closing(buffer.series.step(buffer.given, buffer.mean)) as infos:
+            for buffer.info in infos:
+                yield
+
+    def _rounds_of_buffers(self) -> Iterator[None]:
+        """Lets each buffer have rounds of its own.
+
+        This rank waits until each buffer has had a result in this step. While it does, it counts as
+        waiting in every buffer in which no round has ended since it contributed. So ranks that wait
+        for different buffers do not wait for each other.
+        """
+        contributed = False
+        try:
+            for buffer in self._buffers:
+                if buffer.series.owes and not buffer.sent and buffer.info is None:
+                    buffer.take()  # of the step before
+            if any(buffer.info for buffer in self._buffers):
+                yield
+            self._contribute()
+            contributed = True
+            while True:
+                for buffer in self._buffers:
+                    if buffer.info is None and (buffer.series.ready or not buffer.delivered):
+                        buffer.take()
+                if not any(buffer.info for buffer in self._buffers):
+                    return
+                yield
+        except GeneratorExit:
+            if not contributed:
+                self._contribute()
+            raise
+        finally:
+            for buffer in self._buffers:
+                buffer.delivered = buffer.info is not None
+
+    def _contribute(self) -> None:
+        """Contributes the buffers that the backward pass has not contributed."""
+        self._pending = False
+        for buffer in self._buffers:
+            if not buffer.sent:
+                buffer.send()
+            buffer.restart()
+
+    def _last_rounds(self) -> Iterator[None]:
+        for buffer in self._buffers:
+            buffer.begin_flush(self._pending)
+            buffer.restart()
+        self._pending = False
+        while True:
+            for buffer in self._buffers:
+                buffer.take_last()
+            if not any(buffer.info for buffer in self._buffers):
+                return
+            if all(buffer.series.ended for buffer in self._buffers):
+                self._runs = False
+                self._ends = self._options.results == "latest"
+            yield
+
+    def _shown(self, rounds: Iterator[None]) -> Iterator[RoundInfo]:
+        """Shows the results of buffers in `.grad` as often as `rounds` has taken some."""
+        with contextlib.closing(rounds):
+            for _ in each_shown(rounds, "round", self.name):
+                fresh = [buffer for buffer in self._buffers if buffer.info]
+                for buffer in self._buffers:
+                    buffer.show()
+                info = fresh[0].info
+                self.contributors = len(info.contributors)
                 try:
                     yield info
                 finally:  # a caller may leave its loop early
-                    self._applied(series, before)
-                    before = series.rounds
+                    for buffer in fresh:
+                        buffer.applied(self._options.digest_every)
                 self._synchronize()
 
     def flush(self) -> Iterator[RoundInfo]:
@@ -326,25 +367,9 @@ class PartialReducer(Listing):
         """
         self._give_up()
         self._synchronize()
-        series = self._open()
+        self._open()
         self._require_unchanged(idle=True)
-        if self._pending:
-            self._gather()
-        else:
-            self._given.zero_()
-        self._mean.copy_(self._given)
-        before = series.rounds
-        for info in each_shown(series.flush(self._mean), "round", self.name):
-            self._note(info)
-            if series.ended:
-                self._series = None
-                self._ends = self._options.results == "latest"
-            try:
-                yield info
-            finally:
-                self.rounds += series.rounds - before
-                before = series.rounds
-            self._synchronize()
+        yield from self._shown(self._last_rounds())
 
     def retire(self) -> None:
         """Removes the hooks after the job has ended."""
@@ -368,6 +393,7 @@ class RoundOptions:
     synchronize_every: int  # rounds; 0: only `flush` makes replicas equal
     digest_every: int  # rounds; 0: never
     wire: str | None  # "float16", "bfloat16" or None
+    buffer_bytes: int  # 0: whole updates
     group: Group | None
 
 
@@ -415,15 +441,24 @@ def round_options(
             "is for results='latest'"
         )
     wire = wire_dtype_name(wire_dtype)
-    if wire not in (None, "float32", "float16", "bfloat16") or buffer_bytes:
+    if wire not in (None, "float32", "float16", "bfloat16"):
         raise InvalidArgumentError(
-            f"sync={sync!r} sends gradients as one array: wire_dtype={shown(wire_dtype)} must be "
-            f"None, 'float16' or 'bfloat16', and buffer_bytes={buffer_bytes} must be 0"
+            f"wire_dtype is {shown(wire_dtype)}; with sync={sync!r} it must be None, 'float16' or "
+            "'bfloat16'"
+        )
+    if every and buffer_bytes:
+        raise InvalidArgumentError(
+            f"synchronize_every={every} needs whole updates, and buffer_bytes is {buffer_bytes}; "
+            "leave one of them out, and flush() where replicas are to be averaged"
+        )
+    if isinstance(sync, Replay) and buffer_bytes:
+        raise InvalidArgumentError(
+            f"buffer_bytes is {buffer_bytes}; a Replay repeats whole updates, so it must be 0"
         )
     if digest_every is None:
         digests = 100 if results == "every" else 0
     narrow = None if wire == "float32" else wire
-    return RoundOptions(sync, algorithm, results, every, digests, narrow, group)
+    return RoundOptions(sync, algorithm, results, every, digests, narrow, buffer_bytes, group)
 
 
 class InRounds:

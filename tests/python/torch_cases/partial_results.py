@@ -59,6 +59,7 @@ def _train(wrapper, model, inner, rounds: int, delays: random.Random) -> None:
         if wrapper is model:
             F.cross_entropy(wrapper(inputs), labels).backward()
             for _ in wrapper.rounds():
+                assert next(model.parameters()).grad.dtype == torch.float32
                 inner.step()
         else:
             F.cross_entropy(model(inputs), labels).backward()
@@ -145,7 +146,6 @@ def rounds_in_16_bits_train_equal_replicas() -> None:
         for _ in wrapper.flush():
             inner.step()
         same_everywhere(model.parameters())
-        assert all(parameter.grad.dtype == torch.float32 for parameter in model.parameters())
         wrapper.close()
 
 
@@ -180,9 +180,13 @@ def options_of_rounds_that_have_no_meaning_are_refused() -> None:
         ({"sync": "solo", "results": "latest", "synchronize_every": -1}, "synchronize_every is -1"),
         ({"sync": "solo", "results": "latest", "digest_every": 7}, "digest_every is 7"),
         ({"sync": herring.Replay("x"), "results": "latest"}, "a Replay takes every result"),
-        ({"sync": "solo", "wire_dtype": "fp8"}, "must be None, 'float16' or 'bfloat16'"),
+        ({"sync": "solo", "wire_dtype": "fp8"}, "it must be None, 'float16' or 'bfloat16'"),
         ({"sync": "solo", "wire_dtype": herring.TopK(0.01)}, "must be None, 'float16'"),
-        ({"sync": "solo", "buffer_bytes": 1 << 20}, "buffer_bytes=1048576 must be 0"),
+        (
+            {"sync": "solo", "results": "latest", "synchronize_every": 2, "buffer_bytes": 99},
+            "synchronize_every=2 needs whole updates",
+        ),
+        ({"sync": herring.Replay("x"), "buffer_bytes": 1 << 20}, "it must be 0"),
     ]
     for options, text in refusals:
         with raises(herring.InvalidArgumentError, text):
