@@ -136,19 +136,19 @@ class PartialReducer(Listing):
             for part in split(parameters, given.buffer_bytes, dtype.itemsize)
         ]
         self._hooks = [
-            self._hook(parameter, buffer)
-            for buffer in self._buffers
+            self._hook(parameter, index)
+            for index, buffer in enumerate(self._buffers)
             for parameter in buffer.parameters
         ]
 
-    def _hook(self, parameter: torch.nn.Parameter, buffer: RoundBuffer) -> Any:
+    def _hook(self, parameter: torch.nn.Parameter, index: int) -> Any:
         myself = weakref.ref(self)  # the garbage collector does not see the engine's hooks
 
         def hook(parameter: torch.Tensor) -> None:
             if (reducer := myself()) is not None and reducer.enabled:
                 reducer._produced()
                 if reducer._options.buffer_bytes and reducer._runs:
-                    reducer._produced_in(buffer, parameter)
+                    reducer._produced_in(reducer._buffers[index], parameter)
 
         return parameter.register_post_accumulate_grad_hook(hook)
 

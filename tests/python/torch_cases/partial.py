@@ -397,16 +397,16 @@ def partial_a_backward_pass_that_raises_gives_up_one_step() -> None:
 @case
 def partial_a_dropped_wrapper_is_freed() -> None:
     model = mlp()
-    for _ in range(2):
-        wrapped = herring.DistributedDataParallel(model, sync="majority")
+    for buffer_bytes in (0, 1000):
+        wrapped = herring.DistributedDataParallel(model, sync="majority", buffer_bytes=buffer_bytes)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         _step(wrapped, optimizer, 0)
         for _ in wrapped.flush():
             optimizer.step()
-        reducer = weakref.ref(wrapped._partial)
+        reducer, buffer = weakref.ref(wrapped._partial), weakref.ref(wrapped._partial._buffers[-1])
         del wrapped
         gc.collect()
-        assert reducer() is None
+        assert reducer() is None and buffer() is None
     same_everywhere(model.parameters())
 
 
