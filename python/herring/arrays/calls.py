@@ -15,17 +15,11 @@ from herring.errors import HerringError, InvalidArgumentError, PeerLostError, Sh
 
 @dataclasses.dataclass(frozen=True)
 class CallOptions:
-    """What any call of a collective may be given, as it goes from the face to the core.
+    """What any call of a collective may be given, as it goes from the face to the core."""
 
-    Attributes:
-      name: The operation's name; None means the next name of its kind.
-      timeout: The time until the operation fails; None means ``HERRING_TIMEOUT``.
-      group: The group that takes part; None means all ranks.
-    """
-
-    name: str | None = None
-    timeout: Timeout = None
-    group: Group | None = None
+    name: str | None = None  # the operation's name; None means the next name of its kind
+    timeout: Timeout = None  # the time until the operation fails; None means ``HERRING_TIMEOUT``
+    group: Group | None = None  # the group that takes part; None means all ranks
 
     def named(self, kind: str) -> CallOptions:
         """Returns these options with the name that was given, checked, or the next of a kind."""

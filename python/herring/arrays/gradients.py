@@ -194,12 +194,6 @@ class GradientRounds:
     The round's note has a byte for each rank. In its byte a rank says that it has gradients without
     a place in the plan, or that it gave up its step before the end. All ranks then raise the same
     error and stay in step.
-
-    Attributes:
-      used: Indices into `sources` of the variables that take part, ascending.
-      order: The same indices in the order of the plan, in which the gradients travel. It is the
-        order in which the first rank produced the gradients when the list was first seen.
-      contributors: The number of ranks whose gradients are in the last round's averages.
     """
 
     def __init__(
@@ -238,10 +232,14 @@ class GradientRounds:
                 )
         self.name = name
         self.sources = list(sources)
+        # The number of ranks whose gradients are in the last round's averages.
         self.contributors = 0
         self._group = group
         self._scope = scope_of(group)
+        # The same indices in the order of the plan, in which the gradients travel. It is the order
+        # in which the first rank produced the gradients when the list was first seen.
         self.order = agree(sources, present, name=name, group=group, order=order)
+        # Indices into `sources` of the variables that take part, ascending.
         self.used = sorted(self.order)
         self._plan = PlannedList(
             [(source.elements, _PLANNED[source.dtype][0]) for source in self.sources],
@@ -364,9 +362,6 @@ class Averager:
       wire_dtype: As in `PlannedReduction`.
       divide_by_all: Whether averages divide by the number of all ranks, also in rounds to which
         some do not contribute.
-
-    Attributes:
-      follows: Whether it goes on in the next generation of an elastic job.
     """
 
     _may_follow = True
@@ -383,6 +378,7 @@ class Averager:
         numbered: bool = False,
     ) -> None:
         check_operator(op)
+        # Whether it goes on in the next generation of an elastic job.
         self.follows = self._may_follow and group is None and is_elastic()
         self._kind = name if numbered else ""
         self.name = name

@@ -10,12 +10,7 @@ LONG_START = 30.0
 
 
 class Reminders:
-    """The reminders of one wait: the first after a moment, the others after pauses that double.
-
-    Attributes:
-        since: When the wait began, as `time.monotonic` tells it.
-        next: When the next reminder is due.
-    """
+    """The reminders of one wait: the first after a moment, the others after pauses that double."""
 
     def __init__(self, since: float, first: float = FIRST_REMINDER, now: float | None = None):
         """Schedules the first reminder, `first` seconds after `since`.
@@ -25,9 +20,9 @@ class Reminders:
             first: Seconds.
             now: Reminders that were due before are skipped.
         """
-        self.since = since
+        self.since = since  # when the wait began, as `time.monotonic` tells it
         self._pause = max(first, 0.001)
-        self.next = since + self._pause
+        self.next = since + self._pause  # when the next reminder is due
         self.due(since if now is None else now)
 
     def due(self, now: float) -> bool:

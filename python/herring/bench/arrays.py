@@ -17,18 +17,15 @@ def _nothing() -> None:
 
 @dataclasses.dataclass
 class Prepared:
-    """An operation that is ready to run any number of times.
+    """An operation that is ready to run any number of times."""
 
-    Attributes:
-      run: reduces the contents of ``parts`` over all ranks, in place (collective).
-      parts: the memory of the operation: 1-D numpy arrays of ``pattern.storage_dtype``.
-      close: frees what ``run`` needs; ``parts`` must not be used afterwards.
-      load: copies ``parts`` into the memory on which ``run`` works, if that is a GPU's memory.
-    """
-
+    # Reduces the contents of ``parts`` over all ranks, in place (collective).
     run: Callable[[], None]
+    # The memory of the operation: 1-D numpy arrays of ``pattern.storage_dtype``.
     parts: list[np.ndarray]
+    # Frees what ``run`` needs; ``parts`` must not be used afterwards.
     close: Callable[[], Any] = _nothing
+    # Copies ``parts`` into the memory on which ``run`` works, if that is a GPU's memory.
     load: Callable[[], Any] = _nothing
     store: Callable[[], Any] = _nothing
 

@@ -18,23 +18,19 @@ from herring.bench.communicator import Communicator, Prepared
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """One measurement.
+    """One measurement."""
 
-    Attributes:
-      size_bytes: size of the array in bytes; rounded down to whole elements, at least one.
-      operation: ``allreduce`` reduces one array; ``planned`` reduces gradients through a plan, as
-        in training; ``variables`` reduces each gradient with an operation of its own.
-      gradients: the number of gradients that ``planned`` and ``variables`` divide the bytes into.
-    """
-
-    size_bytes: int
+    size_bytes: int  # size of the array in bytes; rounded down to whole elements, at least one
     dtype: str = "float32"
     op: Operator = "average"
     warmup: int = 3
     iterations: int = 10
     batches: int = 1
     check: bool = False
+    # ``allreduce`` reduces one array; ``planned`` reduces gradients through a plan, as in training;
+    # ``variables`` reduces each gradient with an operation of its own.
     operation: str = "allreduce"
+    # The number of gradients that ``planned`` and ``variables`` divide the bytes into.
     gradients: int = 50
 
     @property
@@ -57,21 +53,17 @@ class Request:
 
 @dataclasses.dataclass
 class Measurement:
-    """The result of one request.
-
-    Attributes:
-      times: seconds that each timed iteration took on its slowest rank, in order, all batches.
-      wrong: number of wrong elements over all ranks and checked results; None if not checked.
-      sent_per_worker: bytes sent per iteration, mean over workers; None if unknown.
-      received_per_worker: bytes received per iteration, mean over workers; None if unknown.
-      busiest_bytes: the most bytes that one worker sent or received per iteration; None if unknown.
-    """
+    """The result of one request."""
 
     request: Request
+    # Seconds that each timed iteration took on its slowest rank, in order, all batches.
     times: list[float]
+    # Number of wrong elements over all ranks and checked results; None if not checked.
     wrong: int | None
-    sent_per_worker: int | None
+    sent_per_worker: int | None  # bytes sent per iteration, mean over workers; None if unknown
+    # Bytes received per iteration, mean over workers; None if unknown.
     received_per_worker: int | None
+    # The most bytes that one worker sent or received per iteration; None if unknown.
     busiest_bytes: int | None
 
     def to_json(self) -> dict[str, Any]:

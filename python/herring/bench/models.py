@@ -324,18 +324,13 @@ def time(
 
 @dataclasses.dataclass(frozen=True)
 class Wire:
-    """The messages and bytes of an all-reduce on the wire, without headers.
+    """The messages and bytes of an all-reduce on the wire, without headers."""
 
-    Attributes:
-      steps: Messages that follow one another on the busiest rank. Sending and receiving at the same
-        time counts as one. Herring has 2 steps: to the servers and back.
-      total_bytes: Bytes sent by all hosts together.
-      busiest_bytes: Bytes on the busiest host's link, in the direction that carries more.
-    """
-
+    # Messages that follow one another on the busiest rank. Sending and receiving at the same time
+    # counts as one. Herring has 2 steps: to the servers and back.
     steps: int
-    total_bytes: float
-    busiest_bytes: float
+    total_bytes: float  # bytes sent by all hosts together
+    busiest_bytes: float  # bytes on the busiest host's link, in the direction that carries more
 
 
 def wire(algorithm: str, hosts: int, size: float, dedicated: int | None = None) -> Wire:

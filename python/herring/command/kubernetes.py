@@ -63,37 +63,23 @@ _PLACEHOLDER = re.compile(r"\$\{(\w+)( as text)?\}")
 
 @dataclass(frozen=True)
 class JobOptions:
-    """The options from which a manifest is made.
+    """The options from which a manifest is made."""
 
-    Attributes:
-        name: Name of the JobSet or the TrainingRuntime.
-        image: Container image with Herring and the script.
-        command: Program and arguments of each worker.
-        kind: ``jobset`` or ``runtime``.
-        workers: Number of pods with workers.
-        per_pod: Workers in each of these pods.
-        servers: Number of pods with a dedicated server; if 0, the workers have colocated servers.
-        gpus: GPUs of a worker pod.
-        namespace: Namespace of the job, or None for the one that ``kubectl`` uses.
-        secret: Name of an existing Secret, or None to make one.
-        port: Port on which rank 0 listens.
-        ports: Range in which everything else listens (``HERRING_PORTS``), or None for any port.
-        restarts: How often the whole job is started again after a failure.
-    """
-
-    name: str
-    image: str
-    command: Sequence[str]
-    kind: str = "jobset"
-    workers: int = 1
-    per_pod: int = 1
+    name: str  # name of the JobSet or the TrainingRuntime
+    image: str  # container image with Herring and the script
+    command: Sequence[str]  # program and arguments of each worker
+    kind: str = "jobset"  # ``jobset`` or ``runtime``
+    workers: int = 1  # number of pods with workers
+    per_pod: int = 1  # workers in each of these pods
+    # Number of pods with a dedicated server; if 0, the workers have colocated servers.
     servers: int = 0
-    gpus: int = 0
-    namespace: str | None = None
-    secret: str | None = None
-    port: int = 29600
+    gpus: int = 0  # GPUs of a worker pod
+    namespace: str | None = None  # namespace of the job, or None for the one that ``kubectl`` uses
+    secret: str | None = None  # name of an existing Secret, or None to make one
+    port: int = 29600  # port on which rank 0 listens
+    # Range in which everything else listens (``HERRING_PORTS``), or None for any port.
     ports: str | None = None
-    restarts: int = 0
+    restarts: int = 0  # how often the whole job is started again after a failure
 
     def check(self) -> None:
         """Checks the options.

@@ -14,19 +14,12 @@ _SHOWN_LINES = 12
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """One line of the report.
+    """One line of the report."""
 
-    Attributes:
-        name: What was examined.
-        value: What was found.
-        verdict: ``ok``, ``note`` (works, with a limit worth knowing) or ``fail``.
-        advice: What the user can do; empty for ``ok``.
-    """
-
-    name: str
-    value: str
-    verdict: str = "ok"
-    advice: str = ""
+    name: str  # what was examined
+    value: str  # what was found
+    verdict: str = "ok"  # ``ok``, ``note`` (works, with a limit worth knowing) or ``fail``
+    advice: str = ""  # what the user can do; empty for ``ok``
 
 
 def run_job(

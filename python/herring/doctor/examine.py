@@ -31,19 +31,13 @@ _CALL_SECONDS = 5.0
 
 @dataclasses.dataclass(frozen=True)
 class ExamineOptions:
-    """What the user asked for.
+    """What the user asked for."""
 
-    Attributes:
-        time_limit: Seconds after which the report comes, whatever is missing.
-        gradients: Bytes of the gradients in the report's examples.
-        names: The host of each rank, as far as the launcher told it.
-        curve: Whether to measure messages of many sizes.
-    """
-
-    time_limit: float = 60.0
-    gradients: int = 100_000_000
+    time_limit: float = 60.0  # seconds after which the report comes, whatever is missing
+    gradients: int = 100_000_000  # bytes of the gradients in the report's examples
+    # The host of each rank, as far as the launcher told it.
     names: Mapping[int, str] = dataclasses.field(default_factory=dict)
-    curve: bool = False
+    curve: bool = False  # whether to measure messages of many sizes
 
 
 def examine(options: ExamineOptions) -> Examination | None:

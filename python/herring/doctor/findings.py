@@ -11,24 +11,17 @@ SEVERITIES = ("error", "warning", "note")
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that should be changed, or known.
+    """One thing that should be changed, or known."""
 
-    Attributes:
-        severity: ``error`` (a job fails or hangs), ``warning`` (a job is slow, or may fail) or
-            ``note`` (good to know).
-        subject: The host, or two hosts with an arrow between them; ``job`` for the whole job.
-        what: What was found, in a sentence.
-        change: What to change.
-        helps: What the change is good for, with a number where there is one.
-        factor: How many times longer an average of gradients takes because of it; 1 if the time
-            does not change, or if the change is not known.
-    """
-
+    # ``error`` (a job fails or hangs), ``warning`` (a job is slow, or may fail) or ``note`` (good
+    # to know).
     severity: str
-    subject: str
-    what: str
-    change: str = ""
-    helps: str = ""
+    subject: str  # the host, or two hosts with an arrow between them; ``job`` for the whole job
+    what: str  # what was found, in a sentence
+    change: str = ""  # what to change
+    helps: str = ""  # what the change is good for, with a number where there is one
+    # How many times longer an average of gradients takes because of it; 1 if the time does not
+    # change, or if the change is not known.
     factor: float = 1.0
 
 

@@ -26,19 +26,12 @@ _SLOW_NAMES = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class Blame:
-    """Who is to blame for bad links.
+    """Who is to blame for bad links."""
 
-    Attributes:
-        host: The host, or None if all links are bad.
-        way: ``to`` or ``from`` the host, or ``both``; ``pair`` for a single link.
-        other: The host at the other end, of a single link.
-        links: The bad links that this explains.
-    """
-
-    host: int | None
-    way: str
-    other: int | None
-    links: frozenset[tuple[int, int]]
+    host: int | None  # the host, or None if all links are bad
+    way: str  # ``to`` or ``from`` the host, or ``both``; ``pair`` for a single link
+    other: int | None  # the host at the other end, of a single link
+    links: frozenset[tuple[int, int]]  # the bad links that this explains
 
 
 def blame(bad: Set[tuple[int, int]], tested: Set[tuple[int, int]]) -> list[Blame]:

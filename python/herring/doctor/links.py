@@ -135,17 +135,11 @@ def ping(channel: Channel, count: int, seconds: float) -> tuple[float, float]:
 
 @dataclasses.dataclass(frozen=True)
 class Race:
-    """The figures of one end of a race.
+    """The figures of one end of a race."""
 
-    Attributes:
-        rate: Bits per second that arrived here.
-        resent: The share of segments that this end sent again.
-        limited: The share of the time in which the other end's receive buffer held this end up.
-    """
-
-    rate: float
-    resent: float
-    limited: float
+    rate: float  # bits per second that arrived here
+    resent: float  # the share of segments that this end sent again
+    limited: float  # the share of the time in which the other end's receive buffer held this end up
 
 
 def race(connection: socket.socket, seconds: float, sends: bool = True) -> Race:

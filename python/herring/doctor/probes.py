@@ -33,21 +33,13 @@ _POLL = 0.005
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """A host that answers probes.
+    """A host that answers probes."""
 
-    Attributes:
-        index: Its index.
-        address: Its address.
-        port: The port of its `Probes`.
-        mtu: Bytes of the largest packet that both hosts' interfaces take.
-        rtt: The round trip in seconds, as far as it is known.
-    """
-
-    index: int
-    address: str
-    port: int
-    mtu: int
-    rtt: float = 0.0
+    index: int  # its index
+    address: str  # its address
+    port: int  # the port of its `Probes`
+    mtu: int  # bytes of the largest packet that both hosts' interfaces take
+    rtt: float = 0.0  # the round trip in seconds, as far as it is known
 
 
 def sizes_below(mtu: int) -> list[int]:

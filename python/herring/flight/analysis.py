@@ -31,22 +31,16 @@ _UNEVEN = ("", "allgather", "alltoall", "broadcast", "gather", "scatter", "join"
 
 @dataclasses.dataclass(frozen=True)
 class Analysis:
-    """What a record shows.
+    """What a record shows."""
 
-    Attributes:
-        findings: What was found, the most important first; there is at least one.
-        operations: All operations, in the order in which a rank first called them.
-        last_common: The last operation that has ended well on all its ranks.
-        first_different: The first operation that has not, if its ranks differ in it.
-        absent: The ranks that have not called an operation, by its place in `operations`.
-        unsure: The ranks of which nothing tells whether they have called it, likewise.
-    """
-
-    findings: tuple[Finding, ...]
+    findings: tuple[Finding, ...]  # what was found, the most important first; there is at least one
+    # All operations, in the order in which a rank first called them.
     operations: tuple[Operation, ...]
-    last_common: Operation | None
-    first_different: Operation | None
+    last_common: Operation | None  # the last operation that has ended well on all its ranks
+    first_different: Operation | None  # the first operation that has not, if its ranks differ in it
+    # The ranks that have not called an operation, by its place in `operations`.
     absent: dict[int, tuple[int, ...]]
+    # The ranks of which nothing tells whether they have called it, likewise.
     unsure: dict[int, tuple[int, ...]]
 
     @property

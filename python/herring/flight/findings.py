@@ -43,21 +43,14 @@ _ACTIVITIES = (
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that an analysis found.
+    """One thing that an analysis found."""
 
-    Attributes:
-        kind: One of `RANKING`.
-        text: A sentence about it, without a full stop.
-        ranks: The ranks that the others wait for, or that differ; empty if none is to blame.
-        servers: Likewise servers.
-        operation: The operation in which it shows; None if it shows in none.
-    """
-
-    kind: str
-    text: str
+    kind: str  # one of `RANKING`
+    text: str  # a sentence about it, without a full stop
+    # The ranks that the others wait for, or that differ; empty if none is to blame.
     ranks: tuple[int, ...] = ()
-    servers: tuple[int, ...] = ()
-    operation: Key | None = None
+    servers: tuple[int, ...] = ()  # likewise servers
+    operation: Key | None = None  # the operation in which it shows; None if it shows in none
 
 
 def is_down(record: Record, kind: str, index: int) -> bool:

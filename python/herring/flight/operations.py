@@ -35,21 +35,13 @@ _COLLECTIVE = re.compile(rf"(?:.*\.)?({'|'.join(COLLECTIVES)})", re.DOTALL)
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Key:
-    """What identifies an operation on all ranks.
+    """What identifies an operation on all ranks."""
 
-    Attributes:
-        group: The number of the group; 0 means all ranks.
-        name: The name of the plan or the call.
-        round: The number of the round, or of the call among those of its name.
-        planned: Whether it is a round of a plan.
-        by: The rank that sends or receives, if it is a message; else -1.
-    """
-
-    group: int
-    name: str
-    round: int
-    planned: bool
-    by: int = -1
+    group: int  # the number of the group; 0 means all ranks
+    name: str  # the name of the plan or the call
+    round: int  # the number of the round, or of the call among those of its name
+    planned: bool  # whether it is a round of a plan
+    by: int = -1  # the rank that sends or receives, if it is a message; else -1
 
     @property
     def title(self) -> str:
@@ -66,15 +58,11 @@ class Key:
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """Operations that each rank calls in the order of their numbers.
+    """Operations that each rank calls in the order of their numbers."""
 
-    Attributes:
-        name: The group, the name without its number, and whether they are rounds of a plan.
-        number: The place of the operation in the series.
-    """
-
+    # The group, the name without its number, and whether they are rounds of a plan.
     name: tuple[int, str, bool]
-    number: tuple[int, int, int]
+    number: tuple[int, int, int]  # the place of the operation in the series
 
     @staticmethod
     def of(key: Key) -> Series:
@@ -87,20 +75,16 @@ class Series:
 
 @dataclasses.dataclass
 class Operation:
-    """One operation, with the entries of all processes.
+    """One operation, with the entries of all processes."""
 
-    Attributes:
-        key: What identifies it.
-        members: The ranks that take part, in ascending order; None if the record does not tell.
-        calls: The entry of each rank that has called it.
-        buffers: The fusion buffers of each rank, if it is a round of a plan.
-        sums: The sums of each server.
-    """
-
-    key: Key
+    key: Key  # what identifies it
+    # The ranks that take part, in ascending order; None if the record does not tell.
     members: tuple[int, ...] | None = None
+    # The entry of each rank that has called it.
     calls: dict[int, Entry] = dataclasses.field(default_factory=dict)
+    # The fusion buffers of each rank, if it is a round of a plan.
     buffers: dict[int, list[Entry]] = dataclasses.field(default_factory=dict)
+    # The sums of each server.
     sums: dict[int, list[Entry]] = dataclasses.field(default_factory=dict)
 
     @property

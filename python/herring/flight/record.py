@@ -28,47 +28,30 @@ _MOST_NUMBER = 1 << 64
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One piece of work of a process.
+    """One piece of work of a process."""
 
-    Attributes:
-        id: Counts the entries of the process from 1 on.
-        kind: "round" of a plan, its fusion "buffer", a named "call", or the "sum" of a server.
-        name: The name of the plan or the call.
-        group: The number of the group; 0 means all ranks.
-        stream: The number of the plan.
-        round: The number of the round. Of a call, it says only where its data went.
-        buffer: The number of the fusion buffer.
-        bytes: The size of this rank's data.
-        called: When the program began it. All times are seconds since 1970 on rank 0's clock; None
-            if that moment was not reached.
-        ready: When this rank had given all its data; on a server, when the last rank's data came.
-        reduced: When the node had combined this rank's part.
-        pushed: When all of this rank's bytes were handed to the system.
-        summed: When the server had combined the last segment.
-        done: When the result was in place, or when the operation failed.
-        waited: How long the program waited, in seconds.
-        outcome: "ok", the kind of failure such as "timeout", or None if it has not ended.
-        collective: The collective if the record has it, else "".
-        number: Of a call among those of its name on this rank; 0 if no other one has the name.
-    """
-
-    id: int
-    kind: str
-    name: str
-    group: int = 0
-    stream: int = 0
-    round: int = 0
-    buffer: int = 0
-    bytes: int = 0
+    id: int  # counts the entries of the process from 1 on
+    kind: str  # "round" of a plan, its fusion "buffer", a named "call", or the "sum" of a server
+    name: str  # the name of the plan or the call
+    group: int = 0  # the number of the group; 0 means all ranks
+    stream: int = 0  # the number of the plan
+    round: int = 0  # The number of the round. Of a call, it says only where its data went.
+    buffer: int = 0  # the number of the fusion buffer
+    bytes: int = 0  # the size of this rank's data
+    # When the program began it. All times are seconds since 1970 on rank 0's clock; None if that
+    # moment was not reached.
     called: float | None = None
+    # When this rank had given all its data; on a server, when the last rank's data came.
     ready: float | None = None
-    reduced: float | None = None
-    pushed: float | None = None
-    summed: float | None = None
-    done: float | None = None
-    waited: float = 0.0
+    reduced: float | None = None  # when the node had combined this rank's part
+    pushed: float | None = None  # when all of this rank's bytes were handed to the system
+    summed: float | None = None  # when the server had combined the last segment
+    done: float | None = None  # when the result was in place, or when the operation failed
+    waited: float = 0.0  # how long the program waited, in seconds
+    # "ok", the kind of failure such as "timeout", or None if it has not ended.
     outcome: str | None = None
-    collective: str = ""
+    collective: str = ""  # the collective if the record has it, else ""
+    # Of a call among those of its name on this rank; 0 if no other one has the name.
     number: int = 0
 
     @property
@@ -84,76 +67,46 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Process:
-    """What a record has of one rank or server.
+    """What a record has of one rank or server."""
 
-    Attributes:
-        kind: "rank" or "server".
-        index: The number of the rank or the server.
-        host: The name of its host.
-        pid: The number of the process.
-        state: "computing", "waiting", "stopped", "silent", "unreachable", "left", "lost" ...
-        where: What it waits in, such as "waits in allreduce 'x'".
-        seconds: For how long it has been in this state.
-        stack: Where its program was, such as "train.py:40 in load".
-        failure: The text of its failure; empty if it has not failed.
-        entries: Its latest entries, in the order of their begin.
-    """
-
-    kind: str
-    index: int
-    host: str = ""
-    pid: int = 0
-    state: str = ""
-    where: str = ""
-    seconds: float = 0.0
-    stack: str = ""
-    failure: str = ""
-    entries: tuple[Entry, ...] = ()
+    kind: str  # "rank" or "server"
+    index: int  # the number of the rank or the server
+    host: str = ""  # the name of its host
+    pid: int = 0  # the number of the process
+    state: str = ""  # "computing", "waiting", "stopped", "silent", "unreachable", "left", "lost"
+    where: str = ""  # what it waits in, such as "waits in allreduce 'x'"
+    seconds: float = 0.0  # for how long it has been in this state
+    stack: str = ""  # where its program was, such as "train.py:40 in load"
+    failure: str = ""  # the text of its failure; empty if it has not failed
+    entries: tuple[Entry, ...] = ()  # its latest entries, in the order of their begin
 
 
 @dataclasses.dataclass(frozen=True)
 class Missing:
-    """What the job's servers told about ranks that had not come.
+    """What the job's servers told about ranks that had not come."""
 
-    Attributes:
-        what: The operation, such as "'resnet' (round 7)".
-        seconds: How long others had waited.
-        ranks: The ranks that had not come.
-    """
-
-    what: str
-    seconds: float
-    ranks: tuple[int, ...]
+    what: str  # the operation, such as "'resnet' (round 7)"
+    seconds: float  # how long others had waited
+    ranks: tuple[int, ...]  # the ranks that had not come
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """A whole flight record.
+    """A whole flight record."""
 
-    Attributes:
-        herring: The version of Herring that wrote it.
-        job: The job's name.
-        time: When it was written, in seconds since 1970.
-        why: The failure or the request that it was written for.
-        size: The number of ranks in the job.
-        ranks: The ranks whose record came, by number.
-        servers: The servers whose record came, by number.
-        missing: Which ranks the servers waited for.
-        silent: What is known about processes that did not answer, by kind and number.
-        groups: The ranks of groups if the record has them, by the group's number.
-        group_names: Their names, if the record has these.
-    """
-
-    herring: str
-    job: str
-    time: float
-    why: str
-    size: int
-    ranks: Mapping[int, Process]
-    servers: Mapping[int, Process]
-    missing: tuple[Missing, ...] = ()
+    herring: str  # the version of Herring that wrote it
+    job: str  # the job's name
+    time: float  # when it was written, in seconds since 1970
+    why: str  # the failure or the request that it was written for
+    size: int  # the number of ranks in the job
+    ranks: Mapping[int, Process]  # the ranks whose record came, by number
+    servers: Mapping[int, Process]  # the servers whose record came, by number
+    missing: tuple[Missing, ...] = ()  # which ranks the servers waited for
+    # What is known about processes that did not answer, by kind and number.
     silent: Mapping[tuple[str, int], str] = dataclasses.field(default_factory=dict)
+    # The ranks of groups if the record has them, by the group's number.
     groups: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    # Their names, if the record has these.
     group_names: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
 

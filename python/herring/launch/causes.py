@@ -25,17 +25,11 @@ _NO_HOROVOD = re.compile(r"ModuleNotFoundError: No module named 'horovod(\.|')")
 
 @dataclass(frozen=True)
 class _Failure:
-    """How one process failed.
+    """How one process failed."""
 
-    Attributes:
-        child: The process.
-        at: When it failed (`time.time`): when its traceback began, or when it ended.
-        by_itself: Whether it did not fail because of another process.
-    """
-
-    child: Child
-    at: float
-    by_itself: bool
+    child: Child  # the process
+    at: float  # when it failed (`time.time`): when its traceback began, or when it ended
+    by_itself: bool  # whether it did not fail because of another process
 
 
 def find_cause(

@@ -18,38 +18,23 @@ _ENDING = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP, signal.
 
 @dataclass
 class Child:
-    """A process of the job, on this host or another one.
+    """A process of the job, on this host or another one."""
 
-    Attributes:
-        task: What the process does.
-        process: The process, if it is on this host.
-        connection: The connection to its host, if that is another one.
-        pid: The process id on its host.
-        ended: Whether the process has ended.
-        code: Popen's return code after the end.
-        ended_at: When the end was noticed (`time.time`).
-        told: The signals that the launcher sent before the end.
-        stopped_at: When the first of them came that ends a process (`time.time`); infinite if none
-            did.
-        shortage: The end of a sentence about how it ended, if memory was short; or empty.
-        joined: Whether the process has called ``herring.init()``.
-        replaced: Whether another process was started in its place, or the job goes on without it.
-        spared: Whether the job was to go on when the process ended.
-    """
-
-    task: Task
-    process: Process | None = None
-    connection: Connection | None = None
-    pid: int = 0
-    ended: bool = False
-    code: int = 0
-    ended_at: float = 0.0
-    told: set[int] = field(default_factory=set)
+    task: Task  # what the process does
+    process: Process | None = None  # the process, if it is on this host
+    connection: Connection | None = None  # the connection to its host, if that is another one
+    pid: int = 0  # the process id on its host
+    ended: bool = False  # whether the process has ended
+    code: int = 0  # Popen's return code after the end
+    ended_at: float = 0.0  # when the end was noticed (`time.time`)
+    told: set[int] = field(default_factory=set)  # the signals that the launcher sent before the end
+    # When the first of them came that ends a process (`time.time`); infinite if none did.
     stopped_at: float = math.inf
-    shortage: str = ""
-    joined: bool = False
+    shortage: str = ""  # the end of a sentence about how it ended, if memory was short; or empty
+    joined: bool = False  # whether the process has called ``herring.init()``
+    # Whether another process was started in its place, or the job goes on without it.
     replaced: bool = False
-    spared: bool = False
+    spared: bool = False  # whether the job was to go on when the process ended
 
     @property
     def is_server(self) -> bool:

@@ -15,17 +15,11 @@ _PAUSE = 1.0  # seconds between two calls of the script
 
 @dataclass(frozen=True)
 class Discovery:
-    """A command that prints a line for each host that workers can run on.
+    """A command that prints a line for each host that workers can run on."""
 
-    Attributes:
-        script: A command of the shell. It prints ``host`` or ``host:slots`` for each host.
-        slots: The slots of hosts that it names without a number.
-        pause: Seconds between two calls.
-    """
-
-    script: str
-    slots: int = 1
-    pause: float = _PAUSE
+    script: str  # A command of the shell. It prints ``host`` or ``host:slots`` for each host.
+    slots: int = 1  # the slots of hosts that it names without a number
+    pause: float = _PAUSE  # seconds between two calls
 
     @property
     def command(self) -> list[str]:

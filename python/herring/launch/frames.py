@@ -53,18 +53,12 @@ class kind:  # noqa: N801
 
 
 class Frame:
-    """One message.
-
-    Attributes:
-        kind: One of `kind`.
-        number: The process that the message is about.
-        payload: The content, as bytes.
-    """
+    """One message."""
 
     def __init__(self, kind_: int, number: int, payload: bytes) -> None:
-        self.kind = kind_
-        self.number = number
-        self.payload = payload
+        self.kind = kind_  # one of `kind`
+        self.number = number  # the process that the message is about
+        self.payload = payload  # the content, as bytes
 
     def content(self) -> dict[str, Any]:
         """Returns the payload, decoded from JSON.

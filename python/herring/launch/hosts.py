@@ -24,17 +24,11 @@ _NAME = re.compile(
 
 @dataclass(frozen=True)
 class Host:
-    """A host of the list.
+    """A host of the list."""
 
-    Attributes:
-        name: A name or an address, perhaps with ``user@`` before it, in the form that ssh takes.
-        slots: The number of workers that the host can run.
-        local: Whether the host is this machine, where no ssh is needed.
-    """
-
-    name: str
-    slots: int
-    local: bool
+    name: str  # a name or an address, perhaps with ``user@`` before it, in the form that ssh takes
+    slots: int  # the number of workers that the host can run
+    local: bool  # whether the host is this machine, where no ssh is needed
 
 
 THIS_MACHINE = Host("localhost", 0, True)
@@ -42,15 +36,11 @@ THIS_MACHINE = Host("localhost", 0, True)
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the processes of a job run.
+    """Where the processes of a job run."""
 
-    Attributes:
-        workers: Each host that has workers, in the order of the list, with their number.
-        servers: The host of each dedicated server.
-    """
-
+    # Each host that has workers, in the order of the list, with their number.
     workers: tuple[tuple[Host, int], ...]
-    servers: tuple[Host, ...]
+    servers: tuple[Host, ...]  # the host of each dedicated server
 
     @property
     def remote(self) -> tuple[Host, ...]:

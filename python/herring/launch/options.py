@@ -24,104 +24,68 @@ SERVER_COMMAND = (*module_command("herring.command.cli"), "server", "--stay")
 
 @dataclass(frozen=True)
 class SshOptions:
-    """How other hosts are reached.
+    """How other hosts are reached."""
 
-    Attributes:
-        command: The program, and options that come before all others.
-        port: The port of sshd, or None for the one in ssh's configuration.
-        identity: The file with the private key, or None.
-        python: The Python on the other hosts that has Herring.
-    """
-
-    command: Sequence[str] = ("ssh",)
-    port: int | None = None
-    identity: Path | None = None
-    python: str = sys.executable
+    command: Sequence[str] = ("ssh",)  # the program, and options that come before all others
+    port: int | None = None  # the port of sshd, or None for the one in ssh's configuration
+    identity: Path | None = None  # the file with the private key, or None
+    python: str = sys.executable  # the Python on the other hosts that has Herring
 
 
 @dataclass(frozen=True)
 class Task:
-    """A process of the job before its start.
+    """A process of the job before its start."""
 
-    Attributes:
-        name: ``rank 3`` or ``server 0``.
-        host: The host that runs the process.
-        rank: The rank of a worker; None for a server.
-        number: Identifies the process in the job: the rank, or for servers the numbers after ranks.
-        environment: Variables that the process gets besides those of its machine.
-    """
-
-    name: str
-    host: Host
-    rank: int | None
+    name: str  # ``rank 3`` or ``server 0``
+    host: Host  # the host that runs the process
+    rank: int | None  # the rank of a worker; None for a server
+    # Identifies the process in the job: the rank, or for servers the numbers after ranks.
     number: int
-    environment: dict[str, str]
+    environment: dict[str, str]  # variables that the process gets besides those of its machine
 
 
 @dataclass(frozen=True)
 class Elastic:
-    """How a job goes on when workers die and when workers come.
+    """How a job goes on when workers die and when workers come."""
 
-    Attributes:
-        least: The fewest workers with which it goes on.
-        restarts: How often in a row a worker that dies soon after its start is started again.
-        patience: Seconds that the job waits for enough workers.
-        most: The most workers that take part, or None.
-        resets: How often the job may begin anew for other workers, or None.
-        discovery: The script that names the hosts, which may change; or None.
-    """
-
-    least: int = 1
-    restarts: int = 5
-    patience: float = 60.0
-    most: int | None = None
-    resets: int | None = None
-    discovery: Discovery | None = None
+    least: int = 1  # the fewest workers with which it goes on
+    restarts: int = 5  # how often in a row a worker that dies soon after its start is started again
+    patience: float = 60.0  # seconds that the job waits for enough workers
+    most: int | None = None  # the most workers that take part, or None
+    resets: int | None = None  # how often the job may begin anew for other workers, or None
+    discovery: Discovery | None = None  # the script that names the hosts, which may change; or None
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of `herring run`.
+    """The options of `herring run`."""
 
-    Attributes:
-        command: Program and arguments of each worker.
-        layout: How many workers and servers each host runs.
-        nodes: Number of nodes to simulate on one host, 1 to `workers`, of consecutive ranks each.
-        timeout: Seconds after which the job is ended, or None.
-        grace: Seconds between SIGTERM and SIGKILL.
-        prefix: Whether output lines begin with the rank.
-        prefix_time: Whether output lines begin with the time.
-        keep_going: Whether the other workers continue after one has failed.
-        require_init: Whether ending without having called ``herring.init()`` is a failure.
-        start_timeout: Seconds within which all processes must meet, or None for the setting.
-        stdin: The rank that reads the input of the launcher, which may be a terminal; None means
-            rank 0, unless the input is a terminal.
-        output: Folder that gets a copy of what each rank prints, or None.
-        horovod: Whether ``import horovod`` finds `herring.horovod` in the workers.
-        interface: Interface or address that processes on several hosts use, or None.
-        assignments: Variables of -x: ``NAME`` or ``NAME=VALUE``.
-        ssh: How other hosts are reached.
-        elastic: How the job goes on without workers that die; None means that it ends.
-        server_command: Program and arguments of a server; `herring server` by default.
-    """
-
-    command: Sequence[str]
+    command: Sequence[str]  # program and arguments of each worker
+    # How many workers and servers each host runs.
     layout: Layout = field(default_factory=lambda: Layout(((THIS_MACHINE, 1),), ()))
+    # Number of nodes to simulate on one host, 1 to `workers`, of consecutive ranks each.
     nodes: int = 1
-    timeout: float | None = None
-    grace: float = 10.0
-    prefix: bool = True
-    prefix_time: bool = False
-    keep_going: bool = False
+    timeout: float | None = None  # seconds after which the job is ended, or None
+    grace: float = 10.0  # seconds between SIGTERM and SIGKILL
+    prefix: bool = True  # whether output lines begin with the rank
+    prefix_time: bool = False  # whether output lines begin with the time
+    keep_going: bool = False  # whether the other workers continue after one has failed
+    # Whether ending without having called ``herring.init()`` is a failure.
     require_init: bool = False
+    # Seconds within which all processes must meet, or None for the setting.
     start_timeout: float | None = None
+    # The rank that reads the input of the launcher, which may be a terminal; None means rank 0,
+    # unless the input is a terminal.
     stdin: int | None = None
-    output: Path | None = None
-    horovod: bool = False
+    output: Path | None = None  # folder that gets a copy of what each rank prints, or None
+    horovod: bool = False  # whether ``import horovod`` finds `herring.horovod` in the workers
+    # Interface or address that processes on several hosts use, or None.
     interface: str | None = None
-    assignments: Sequence[str] = ()
-    ssh: SshOptions = SshOptions()
+    assignments: Sequence[str] = ()  # variables of -x: ``NAME`` or ``NAME=VALUE``
+    ssh: SshOptions = SshOptions()  # how other hosts are reached
+    # How the job goes on without workers that die; None means that it ends.
     elastic: Elastic | None = None
+    # Program and arguments of a server; `herring server` by default.
     server_command: Sequence[str] = SERVER_COMMAND
 
     @property
@@ -207,15 +171,11 @@ class RunOptions:
 
 
 class CommandError(ConfigurationError):
-    """The command cannot be started on this host or on another one.
-
-    Attributes:
-        status: The exit status that a shell would give.
-    """
+    """The command cannot be started on this host or on another one."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
-        self.status = status
+        self.status = status  # the exit status that a shell would give
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By default, pickle calls the constructor with `args` alone, which lacks the status.

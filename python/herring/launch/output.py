@@ -85,16 +85,7 @@ def open_copies(
 
 
 class Sink:
-    """A descriptor that several sources write to.
-
-    Attributes:
-        fd: The descriptor.
-        terminal: Whether the descriptor is a terminal.
-        wait: Called with the descriptor when its reader has stopped reading. Returns True when the
-            descriptor takes data again, or False if the data are to be dropped.
-        on_error: Called once when the descriptor can never be written again; later data are
-            dropped.
-    """
+    """A descriptor that several sources write to."""
 
     def __init__(
         self,
@@ -103,9 +94,12 @@ class Sink:
         wait: Callable[[int], bool] = lambda fd: bool(select.select([], [fd], [])[1]),
         on_error: Callable[[OSError], None] = lambda error: None,
     ) -> None:
-        self.fd = fd
-        self.terminal = terminal
+        self.fd = fd  # the descriptor
+        self.terminal = terminal  # whether the descriptor is a terminal
+        # Called with the descriptor when its reader has stopped reading. Returns True when the
+        # descriptor takes data again, or False if the data are to be dropped.
         self.wait = wait
+        # Called once when the descriptor can never be written again; later data are dropped.
         self.on_error = on_error
         self._dead = False
         try:
@@ -150,12 +144,7 @@ class Sink:
 
 
 class Source:
-    """The output of one descriptor of one process, on its way to a sink.
-
-    Attributes:
-        tracebacks: Holds tracebacks until they are complete; `release` shows what it holds.
-        live: Whether unfinished lines are shown at once.
-    """
+    """The output of one descriptor of one process, on its way to a sink."""
 
     def __init__(
         self,
@@ -175,11 +164,12 @@ class Source:
                 because a process that is started again goes on with it.
             timed: Whether the time stands before `mark`, as horovodrun writes it.
         """
+        # Holds tracebacks until they are complete; `release` shows what it holds.
         self.tracebacks = Tracebacks()
         self._sink = sink
         self._constant_mark = mark
         self._timed = timed
-        self.live = live
+        self.live = live  # whether unfinished lines are shown at once
         self._copy = copy
         self._pending = b""
         self._line = b""  # live: the present content of the terminal's line

@@ -21,21 +21,13 @@ _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the latter from a shell aro
 
 @dataclass
 class Process:
-    """A started process.
+    """A started process."""
 
-    Attributes:
-        popen: The process.
-        group: The number of its process group; 0 when the group is empty.
-        ended: Whether the process has ended; others in its group may still run.
-        killed_here: Whether it was sent SIGKILL by this process.
-        shortage: The end of a sentence about how it ended, if memory was short; or empty.
-    """
-
-    popen: subprocess.Popen[bytes]
-    group: int
-    ended: bool = False
-    killed_here: bool = False
-    shortage: str = ""
+    popen: subprocess.Popen[bytes]  # the process
+    group: int  # the number of its process group; 0 when the group is empty
+    ended: bool = False  # whether the process has ended; others in its group may still run
+    killed_here: bool = False  # whether it was sent SIGKILL by this process
+    shortage: str = ""  # the end of a sentence about how it ended, if memory was short; or empty
 
     @property
     def pid(self) -> int:

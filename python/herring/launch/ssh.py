@@ -67,35 +67,17 @@ def ssh_command(host: Host, options: SshOptions, seconds: float) -> list[str]:
 
 @dataclass(frozen=True)
 class Listeners:
-    """What handles the data that connections receive.
+    """What handles the data that connections receive."""
 
-    Attributes:
-        selector: Watches the pipes; its keys have `feed` and `finish`, or `flush`.
-        on_frame: Gets the agents' frames.
-        on_text: Gets what ssh and the agent write to standard error after the agent is ready.
-    """
-
+    # Watches the pipes; its keys have `feed` and `finish`, or `flush`.
     selector: selectors.BaseSelector
-    on_frame: Callable[[Connection, Frame], None]
+    on_frame: Callable[[Connection, Frame], None]  # gets the agents' frames
+    # Gets what ssh and the agent write to standard error after the agent is ready.
     on_text: Callable[[Connection, bytes], None]
 
 
 class Connection:
-    """An ssh and the agent at its other end.
-
-    Attributes:
-        host: The host.
-        process: The ssh process.
-        ready: What the agent reported about itself; None until then.
-        address: Address of the rendezvous, once the agent of rank 0's host has reported it.
-        store_port: A port on that host that the agent keeps free for a torch.distributed store.
-        closing: Whether the agent has been told to end.
-        lost: Whether ssh has ended.
-        give_up_at: When ssh is killed unless it has ended, or None.
-        answer_by: When ssh is killed unless the agent is ready, or None.
-        added: Whether the host was named while the job was running, and may fail alone.
-        refusal: Why the host is not used, or None.
-    """
+    """An ssh and the agent at its other end."""
 
     def __init__(
         self,
@@ -114,22 +96,27 @@ class Connection:
             processes: Owns the ssh process.
             listeners: Handle the data that arrives.
         """
-        self.host = host
+        self.host = host  # the host
+        # What the agent reported about itself; None until then.
         self.ready: dict[str, Any] | None = None
+        # Address of the rendezvous, once the agent of rank 0's host has reported it.
         self.address = ""
+        # A port on that host that the agent keeps free for a torch.distributed store.
         self.store_port = 0
-        self.closing = False
-        self.lost = False
-        self.give_up_at: float | None = None
-        self.answer_by: float | None = None
+        self.closing = False  # whether the agent has been told to end
+        self.lost = False  # whether ssh has ended
+        self.give_up_at: float | None = None  # when ssh is killed unless it has ended, or None
+        self.answer_by: float | None = None  # when ssh is killed unless the agent is ready, or None
+        # Whether the host was named while the job was running, and may fail alone.
         self.added = False
-        self.refusal: HostError | None = None
+        self.refusal: HostError | None = None  # why the host is not used, or None
         self._options = options
         self._listeners = listeners
         self._inbox = Inbox(GREETING)
         self._text = b""
         pipe = subprocess.PIPE
         command = ssh_command(host, options, seconds)
+        # The ssh process.
         self.process: Process = processes.start(
             f"ssh to {host.name}", command, None, (), pipe, pipe, pipe
         )

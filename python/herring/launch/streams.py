@@ -25,12 +25,7 @@ _LAST_READS = 4  # of a pipe whose process has ended; other writers may never st
 
 
 class Streams:
-    """The output of all processes.
-
-    Attributes:
-        out: The sink of standard output.
-        err: The sink of standard error.
-    """
+    """The output of all processes."""
 
     def __init__(
         self,
@@ -50,8 +45,8 @@ class Streams:
         self._options = options
         self._selector = selector
         terminals = [os.isatty(1), os.isatty(2)]
-        self.out = Sink(1, terminals[0], wait, on_error)
-        self.err = Sink(2, terminals[1], wait)
+        self.out = Sink(1, terminals[0], wait, on_error)  # the sink of standard output
+        self.err = Sink(2, terminals[1], wait)  # the sink of standard error
         if all(terminals) and os.fstat(1).st_rdev == os.fstat(2).st_rdev:
             self.err = self.out  # one screen has one unfinished line
         self._colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

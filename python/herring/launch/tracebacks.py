@@ -70,35 +70,27 @@ _TREE = re.compile(rb"\s*[|+](?:-\+-+.*)?[ ]?")
 
 @dataclass(frozen=True)
 class LastWords:
-    """What a process printed last, as far as it may say why the process ended.
+    """What a process printed last, as far as it may say why the process ended."""
 
-    Attributes:
-        error: The exception of the last traceback, or empty. Tracebacks after which Python goes on
-            do not count: of ignored exceptions, of functions at exit, of logging.
-        errors: That exception and those that led to it, or that are in its group.
-        error_at: When that traceback began (`time.time`).
-        ends_with_error: Whether nothing but log lines and warnings came after that traceback.
-        line: The last line of standard error that is no warning, without the time, process and
-            level of a log line; or what a library printed when it ended the process.
-        line_at: When the last line came, of whatever kind (`time.time`).
-    """
-
+    # The exception of the last traceback, or empty. Tracebacks after which Python goes on do not
+    # count: of ignored exceptions, of functions at exit, of logging.
     error: str = ""
+    # That exception and those that led to it, or that are in its group.
     errors: tuple[str, ...] = ()
-    error_at: float = 0.0
+    error_at: float = 0.0  # when that traceback began (`time.time`)
+    # Whether nothing but log lines and warnings came after that traceback.
     ends_with_error: bool = False
+    # The last line of standard error that is no warning, without the time, process and level of a
+    # log line; or what a library printed when it ended the process.
     line: str = ""
-    line_at: float = 0.0
+    line_at: float = 0.0  # when the last line came, of whatever kind (`time.time`)
 
 
 class Tracebacks:
-    """Holds the tracebacks in one stream until they are complete.
-
-    Attributes:
-        due: When `release` must be called (`time.monotonic`), or None if nothing is held.
-    """
+    """Holds the tracebacks in one stream until they are complete."""
 
     def __init__(self) -> None:
+        # When `release` must be called (`time.monotonic`), or None if nothing is held.
         self.due: float | None = None
         self._errors: tuple[str, ...] = ()  # of the last traceback; the first ended the process
         self._error_at = 0.0
@@ -243,19 +235,13 @@ class Tracebacks:
 
 @dataclass
 class _Found:
-    """One traceback.
+    """One traceback."""
 
-    Attributes:
-        ignored: Whether Python goes on after it.
-        aside: Whether it is of a thread, or of a child of the process.
-        errors: The exceptions in the order of their lines; the last one of a chain ends the chain.
-        top: Which of them ended the process; those after it are in its group.
-    """
-
-    ignored: bool = False
-    aside: bool = False
+    ignored: bool = False  # whether Python goes on after it
+    aside: bool = False  # whether it is of a thread, or of a child of the process
+    # The exceptions in the order of their lines; the last one of a chain ends the chain.
     errors: list[str] = field(default_factory=list)
-    top: int = 0
+    top: int = 0  # which of them ended the process; those after it are in its group
 
 
 def _is_chatter(line: bytes) -> bool:

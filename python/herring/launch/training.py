@@ -15,16 +15,13 @@ from herring.rendezvous.joined import JoinNotices
 
 
 class Training:
-    """The lobby of an elastic job, and the workers of any job that have called ``init()``.
-
-    Attributes:
-        lobby: The lobby; None if the job is not elastic, and until `open_lobby`.
-    """
+    """The lobby of an elastic job, and the workers of any job that have called ``init()``."""
 
     def __init__(self, options: RunOptions, children: Children) -> None:
         self._options = options
         self._children = children
         self._joined: JoinNotices | None = None
+        # The lobby; None if the job is not elastic, and until `open_lobby`.
         self.lobby: Lobby | None = None
 
     def open_lobby(

@@ -45,23 +45,14 @@ class MemberLeft(HerringError):
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """What a member needs to know of its generation.
+    """What a member needs to know of its generation."""
 
-    Attributes:
-        number: 1, 2, and so on.
-        rank: This worker's rank, or -1 for a server.
-        size: The number of workers.
-        servers: The number of dedicated servers.
-        address: Where they meet, as HOST:PORT.
-        secret: The secret of this generation.
-    """
-
-    number: int
-    rank: int
-    size: int
-    servers: int
-    address: str
-    secret: bytes = dataclasses.field(repr=False)
+    number: int  # 1, 2, and so on
+    rank: int  # this worker's rank, or -1 for a server
+    size: int  # the number of workers
+    servers: int  # the number of dedicated servers
+    address: str  # where they meet, as HOST:PORT
+    secret: bytes = dataclasses.field(repr=False)  # the secret of this generation
 
 
 class Connection:

@@ -21,51 +21,32 @@ ANEW_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Rules:
-    """What an elastic job needs.
+    """What an elastic job needs."""
 
-    Attributes:
-        size: The number of workers with which it begins.
-        servers: The number of dedicated servers with which it begins.
-        least: The fewest workers with which it goes on.
-        most: The most workers that it takes.
-        patience: Seconds that it waits for enough workers, and for a member of a generation that
-            has ended for others.
-        resets: How often it begins anew for other workers; None means that there is no limit.
-    """
-
-    size: int
-    servers: int = 0
-    least: int = 1
-    most: int = 1 << 20
+    size: int  # the number of workers with which it begins
+    servers: int = 0  # the number of dedicated servers with which it begins
+    least: int = 1  # the fewest workers with which it goes on
+    most: int = 1 << 20  # the most workers that it takes
+    # Seconds that it waits for enough workers, and for a member of a generation that has ended for
+    # others.
     patience: float = 60.0
+    # How often it begins anew for other workers; None means that there is no limit.
     resets: int | None = None
 
 
 @dataclass
 class Member:
-    """A worker or a server that is connected.
+    """A worker or a server that is connected."""
 
-    Attributes:
-        number: Identifies its connection.
-        is_server: Whether it is a dedicated server.
-        host: The identity of its host.
-        slot: The place that its launcher gave it; orders workers that come together.
-        generation: The last generation that it took part in, or 0.
-        rank: Its rank there, or -1.
-        address: Where it listens in case that it becomes rank 0.
-        waits_since: When it began to wait for the next generation, or None.
-        leaves: Whether it will be in no further generation.
-    """
-
-    number: int
-    is_server: bool
-    host: str
-    slot: int = 0
-    generation: int = 0
-    rank: int = -1
-    address: str = ""
-    waits_since: float | None = None
-    leaves: bool = False
+    number: int  # identifies its connection
+    is_server: bool  # whether it is a dedicated server
+    host: str  # the identity of its host
+    slot: int = 0  # the place that its launcher gave it; orders workers that come together
+    generation: int = 0  # the last generation that it took part in, or 0
+    rank: int = -1  # its rank there, or -1
+    address: str = ""  # where it listens in case that it becomes rank 0
+    waits_since: float | None = None  # when it began to wait for the next generation, or None
+    leaves: bool = False  # whether it will be in no further generation
 
     @property
     def described(self) -> str:
@@ -77,18 +58,12 @@ class Member:
 
 @dataclass(frozen=True)
 class Formed:
-    """A new generation.
+    """A new generation."""
 
-    Attributes:
-        number: 1, 2, and so on.
-        workers: Its workers, by rank.
-        servers: Its dedicated servers.
-        evicted: Members of the generation before that are still in it, and are left behind.
-    """
-
-    number: int
-    workers: tuple[Member, ...]
-    servers: tuple[Member, ...] = ()
+    number: int  # 1, 2, and so on
+    workers: tuple[Member, ...]  # its workers, by rank
+    servers: tuple[Member, ...] = ()  # its dedicated servers
+    # Members of the generation before that are still in it, and are left behind.
     evicted: tuple[Member, ...] = ()
 
 
@@ -101,17 +76,11 @@ class Stop:
 
 @dataclass
 class Generations:
-    """The members of an elastic job, and its present generation.
+    """The members of an elastic job, and its present generation."""
 
-    Attributes:
-        rules: What the job needs.
-        number: The present generation; 0 means that there was none yet.
-        finished: Whether a worker has ended its training. Nobody may join any more.
-    """
-
-    rules: Rules
-    number: int = 0
-    finished: bool = False
+    rules: Rules  # what the job needs
+    number: int = 0  # the present generation; 0 means that there was none yet
+    finished: bool = False  # Whether a worker has ended its training. Nobody may join any more.
     _members: dict[int, Member] = field(default_factory=dict)
     _size: int = 0  # of the present generation
     _left: int = 0  # workers of the present generation that are gone

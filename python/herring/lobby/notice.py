@@ -31,15 +31,10 @@ _SIGNALS = ("HUP", "QUIT", "TERM", "USR1", "USR2", "XCPU")
 
 @dataclass(frozen=True)
 class Notice:
-    """How a scheduler tells a worker that it is about to end it.
+    """How a scheduler tells a worker that it is about to end it."""
 
-    Attributes:
-        signal: The signal.
-        seconds: How long the worker may take to leave.
-    """
-
-    signal: signal.Signals
-    seconds: float = _SECONDS
+    signal: signal.Signals  # the signal
+    seconds: float = _SECONDS  # how long the worker may take to leave
 
     @classmethod
     def parse(cls, text: str, origin: str = "HERRING_NOTICE") -> Notice | None:

@@ -29,11 +29,7 @@ _LEAVE = {"kind": "leave"}
 
 
 class Lobby:
-    """Accepts members, and tells them about their generations.
-
-    Attributes:
-        address: ``HOST:PORT`` where it listens.
-    """
+    """Accepts members, and tells them about their generations."""
 
     def __init__(
         self, listener: socket.socket, secret: bytes, rules: Rules, say: Callable[[str, str], None]
@@ -46,7 +42,7 @@ class Lobby:
             rules: What the job needs.
             say: Tells the user; called from any thread with a level and a text.
         """
-        self.address = with_port(*listener.getsockname()[:2])
+        self.address = with_port(*listener.getsockname()[:2])  # ``HOST:PORT`` where it listens
         self._say = say
         self._generations = Generations(rules)
         self._latest_slots: frozenset[int] = frozenset()

@@ -38,19 +38,13 @@ _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%\w]+\]|[^:/\[\]\s]+):([0-9]{1,5})")
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a status is read from.
+    """Where a status is read from."""
 
-    Attributes:
-        name: What the user calls it, for messages.
-        path: The path of a socket, or of a file with a saved status; None means an address.
-        host: Host name or address literal.
-        port: The port of that host.
-    """
-
-    name: str
+    name: str  # what the user calls it, for messages
+    # The path of a socket, or of a file with a saved status; None means an address.
     path: Path | None = None
-    host: str = ""
-    port: int = 0
+    host: str = ""  # host name or address literal
+    port: int = 0  # the port of that host
 
 
 def endpoint(where: str) -> Endpoint:

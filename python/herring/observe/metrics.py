@@ -17,27 +17,18 @@ _MOST_GROUPS = 256  # Series of more groups would be too many.
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric.
+    """A metric."""
 
-    Attributes:
-        name: The name in Prometheus. Times are in seconds, shares are ratios from 0 to 1.
-        kind: ``gauge`` or ``counter``.
-        help: What it means.
-        scope: A name in `SCOPES`: what there is one sample for.
-        field: Where the value is: the field of the item. A list counts, true is 1. An empty text
-            means that the value is 1.
-        labels: More labels, with the field that each is read from.
-        by: A label that tells several fields of the item apart, if `fields` has them.
-        fields: For each value of that label, the field with the value.
-    """
-
-    name: str
-    kind: str
-    help: str
-    scope: str
+    name: str  # The name in Prometheus. Times are in seconds, shares are ratios from 0 to 1.
+    kind: str  # ``gauge`` or ``counter``
+    help: str  # what it means
+    scope: str  # a name in `SCOPES`: what there is one sample for
+    # Where the value is: the field of the item. A list counts, true is 1. An empty text means that
+    # the value is 1.
     field: str = ""
-    labels: tuple[tuple[str, str], ...] = ()
-    by: str = ""
+    labels: tuple[tuple[str, str], ...] = ()  # more labels, with the field that each is read from
+    by: str = ""  # a label that tells several fields of the item apart, if `fields` has them
+    # For each value of that label, the field with the value.
     fields: tuple[tuple[str, str], ...] = ()
 
     @property

@@ -31,31 +31,20 @@ def text_of(line: words.Line) -> Text:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table.
+    """A column of a table."""
 
-    Attributes:
-        head: Its name.
-        left: Whether its texts begin at its left edge.
-        least: Characters below which its texts are not cut; 0 if they are never cut.
-    """
-
-    head: str
-    left: bool = False
-    least: int = 0
+    head: str  # its name
+    left: bool = False  # whether its texts begin at its left edge
+    least: int = 0  # characters below which its texts are not cut; 0 if they are never cut
 
 
 @dataclass
 class Sheet:
-    """A table from which columns are left out where a terminal is too narrow for all of them.
+    """A table from which columns are left out where a terminal is too narrow for all of them."""
 
-    Attributes:
-        columns: The columns from left to right.
-        priority: Their heads, the most important one first.
-        rows: For each line its style and its cells.
-    """
-
-    columns: Sequence[Column]
-    priority: Sequence[str]
+    columns: Sequence[Column]  # the columns from left to right
+    priority: Sequence[str]  # their heads, the most important one first
+    # For each line its style and its cells.
     rows: list[tuple[str, list[str]]] = field(default_factory=list)
 
     def fitted(self, width: int, ascii_only: bool = False) -> Text:

@@ -55,20 +55,13 @@ _SITES = ("/site-packages/", "/dist-packages/")
 
 @dataclass(frozen=True)
 class Place:
-    """A line in a function that is on the stack.
+    """A line in a function that is on the stack."""
 
-    Attributes:
-      path: The file.
-      line: The line in it.
-      function: The function's name.
-      module: The name of the module in which it runs.
-      calls: The full name of the function in C that it calls, as far as `cause_of_call` knows it.
-    """
-
-    path: str
-    line: int
-    function: str
-    module: str = ""
+    path: str  # the file
+    line: int  # the line in it
+    function: str  # the function's name
+    module: str = ""  # the name of the module in which it runs
+    # The full name of the function in C that it calls, as far as `cause_of_call` knows it.
     calls: str = ""
 
     @property
@@ -109,17 +102,12 @@ class Place:
 
 @dataclass(frozen=True)
 class Activity:
-    """What a thread does.
+    """What a thread does."""
 
-    Attributes:
-      text: Where it is.
-      cause: "compute", "input", "checkpoint", "compile" or "evaluation"; empty if it waits.
-      waits: Whether it waits for Herring or for another thread.
-    """
-
-    text: str = ""
+    text: str = ""  # where it is
+    # "compute", "input", "checkpoint", "compile" or "evaluation"; empty if it waits.
     cause: str = ""
-    waits: bool = True
+    waits: bool = True  # whether it waits for Herring or for another thread
 
 
 def cause_of_call(name: str) -> str:

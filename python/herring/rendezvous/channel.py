@@ -39,17 +39,11 @@ _LENGTH = struct.Struct("!I")
 
 @dataclasses.dataclass(frozen=True)
 class Purpose:
-    """What a connection is for; a proof for one purpose is worth nothing for another.
+    """What a connection is for; a proof for one purpose is worth nothing for another."""
 
-    Attributes:
-        magic: The first eight bytes that each end sends.
-        label: What the proofs cover besides the nonces.
-        who: The process that listens, for messages.
-    """
-
-    magic: bytes
-    label: str
-    who: str
+    magic: bytes  # the first eight bytes that each end sends
+    label: str  # what the proofs cover besides the nonces
+    who: str  # the process that listens, for messages
 
 
 DOCTOR = Purpose(b"HRDOCTR\n", "herring doctor", "'herring doctor'")

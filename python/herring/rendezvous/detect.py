@@ -33,29 +33,22 @@ _LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|::1")
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """How the ranks find each other.
+    """How the ranks find each other."""
 
-    Attributes:
-        kind: ``none``: a job of one worker. ``address``: all ranks know host and port.
-            ``descriptor``: like ``address``, and rank 0 inherited the listening socket. ``torch``:
-            rank 0 publishes through the torch store at host and port. ``munge``: at host and port
-            rank 0 answers processes of its user on this cluster. ``file``: rank 0 publishes through
-            a file on this host, which is the only one.
-        host: A name or an address; empty for ``none`` and ``file``.
-        port: 1 to 65535; 0 for ``none`` and ``file``.
-        variable: Where host and port came from, for messages.
-        descriptor: The number of the inherited listening socket (rank 0 of ``descriptor``), or
-            None.
-        key: Identifies this job in a store or a folder. Empty if only the launcher's process can
-            identify it (see `herring.rendezvous.meet`).
-    """
-
+    # ``none``: a job of one worker. ``address``: all ranks know host and port. ``descriptor``: like
+    # ``address``, and rank 0 inherited the listening socket. ``torch``: rank 0 publishes through
+    # the torch store at host and port. ``munge``: at host and port rank 0 answers processes of its
+    # user on this cluster. ``file``: rank 0 publishes through a file on this host, which is the
+    # only one.
     kind: str
-    host: str = ""
-    port: int = 0
+    host: str = ""  # a name or an address; empty for ``none`` and ``file``
+    port: int = 0  # 1 to 65535; 0 for ``none`` and ``file``
+    # The number of the inherited listening socket (rank 0 of ``descriptor``), or None.
     descriptor: int | None = None
+    # Identifies this job in a store or a folder. Empty if only the launcher's process can identify
+    # it (see `herring.rendezvous.meet`).
     key: str = ""
-    variable: str = "HERRING_RENDEZVOUS"
+    variable: str = "HERRING_RENDEZVOUS"  # where host and port came from, for messages
 
     @property
     def address(self) -> str:
@@ -65,65 +58,43 @@ class Rendezvous:
 
 @dataclass(frozen=True)
 class WorkerEnvironment:
-    """What the environment says about this worker.
+    """What the environment says about this worker."""
 
-    Attributes:
-        rank: 0 to size - 1.
-        size: The number of workers of the job.
-        local_rank: The rank among the workers of this host as the launcher counts them, or None.
-        local_size: The number of workers on this host, or None.
-        rendezvous: How the ranks find each other.
-        source: ``herring``, ``torchrun``, ``openmpi``, ``pmix``, ``pmi``, ``slurm`` or ``single``.
-        rank_variable: The variable that the rank came from; empty for a job of one worker.
-        launched: The number of ranks of the launch: `size`, or more if it also starts servers.
-        job: The name of the job, which is part of every hello.
-        servers: The number of dedicated servers that the job waits for.
-        secret_file: The file that contains the secret, or None.
-        secret: The secret itself (from ``HERRING_SECRET``), or None. Without either, rank 0 makes
-            up a secret and passes it on through the torch store or a file.
-        single_host: Whether all workers are known to run on this host.
-        restart: The generation of the job under an elastic launcher, else 0.
-        store_is_served: Whether torchrun's agent serves the torch store (else rank 0 does).
-    """
-
-    rank: int
-    size: int
+    rank: int  # 0 to size - 1
+    size: int  # the number of workers of the job
+    # The rank among the workers of this host as the launcher counts them, or None.
     local_rank: int | None
-    local_size: int | None
-    rendezvous: Rendezvous
+    local_size: int | None  # the number of workers on this host, or None
+    rendezvous: Rendezvous  # how the ranks find each other
+    # ``herring``, ``torchrun``, ``openmpi``, ``pmix``, ``pmi``, ``slurm`` or ``single``.
     source: str
-    rank_variable: str = ""
+    rank_variable: str = ""  # the variable that the rank came from; empty for a job of one worker
+    # The number of ranks of the launch: `size`, or more if it also starts servers.
     launched: int = 1
-    job: str = "herring"
-    servers: int = 0
-    secret_file: str | None = None
+    job: str = "herring"  # the name of the job, which is part of every hello
+    servers: int = 0  # the number of dedicated servers that the job waits for
+    secret_file: str | None = None  # the file that contains the secret, or None
+    # The secret itself (from ``HERRING_SECRET``), or None. Without either, rank 0 makes up a secret
+    # and passes it on through the torch store or a file.
     secret: bytes | None = field(default=None, repr=False)  # kept out of logs and tracebacks
-    single_host: bool = True
-    restart: int = 0
+    single_host: bool = True  # whether all workers are known to run on this host
+    restart: int = 0  # the generation of the job under an elastic launcher, else 0
+    # Whether torchrun's agent serves the torch store (else rank 0 does).
     store_is_served: bool = False
 
 
 @dataclass(frozen=True)
 class ServerEnvironment:
-    """What the environment says about a dedicated server.
+    """What the environment says about a dedicated server."""
 
-    Attributes:
-        rendezvous: How the server finds the job: ``address``, ``munge`` or ``file``.
-        rank: The server's rank in the launch, which may also start workers, or None.
-        rank_variable: The variable that `rank` came from; empty without a rank.
-        source: The launcher, with the names that `WorkerEnvironment` has.
-        job: The name of the job.
-        secret_file: The file that contains the secret, or None.
-        secret: The secret itself, or None.
-    """
-
-    rendezvous: Rendezvous
+    rendezvous: Rendezvous  # how the server finds the job: ``address``, ``munge`` or ``file``
+    # The server's rank in the launch, which may also start workers, or None.
     rank: int | None = None
-    rank_variable: str = ""
-    source: str = "single"
-    job: str = "herring"
-    secret_file: str | None = None
-    secret: bytes | None = field(default=None, repr=False)
+    rank_variable: str = ""  # the variable that `rank` came from; empty without a rank
+    source: str = "single"  # the launcher, with the names that `WorkerEnvironment` has
+    job: str = "herring"  # the name of the job
+    secret_file: str | None = None  # the file that contains the secret, or None
+    secret: bytes | None = field(default=None, repr=False)  # the secret itself, or None
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,11 @@ JOB_PREFIX = "run-"
 
 
 class JoinNotices:
-    """The receiving end, in the launcher or in an agent.
-
-    Attributes:
-        socket: Becomes readable when a worker has joined. None if another process of the job, which
-            is told instead, listens on this host.
-    """
+    """The receiving end, in the launcher or in an agent."""
 
     def __init__(self, job: str) -> None:
+        # Becomes readable when a worker has joined. None if another process of the job, which is
+        # told instead, listens on this host.
         self.socket: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.setblocking(False)
         try:

@@ -50,12 +50,7 @@ _made_up: dict[str, bytes] = {}
 
 
 class Meeting:
-    """What a process needs in order to register.
-
-    Attributes:
-        address: ``HOST:PORT`` to connect to, with an address literal.
-        secret: The job's secret.
-    """
+    """What a process needs in order to register."""
 
     def __init__(
         self,
@@ -64,8 +59,8 @@ class Meeting:
         listener: socket.socket | None = None,
         withdraw: Callable[[], None] | None = None,
     ) -> None:
-        self.address = address
-        self.secret = secret
+        self.address = address  # ``HOST:PORT`` to connect to, with an address literal
+        self.secret = secret  # the job's secret
         self._listener = listener
         self._withdraw = withdraw
         _meetings.add(self)

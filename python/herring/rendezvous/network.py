@@ -18,17 +18,12 @@ _IFF_UP = 0x1
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface.
+    """A network interface."""
 
-    Attributes:
-        name: For example ``eth0``.
-        addresses: The IPv4 address first, then IPv6 addresses that are not link-local.
-        up: Whether the interface is up.
-    """
-
-    name: str
+    name: str  # for example ``eth0``
+    # The IPv4 address first, then IPv6 addresses that are not link-local.
     addresses: tuple[str, ...]
-    up: bool
+    up: bool  # whether the interface is up
 
 
 def interfaces() -> list[Interface]:

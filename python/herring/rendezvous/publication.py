@@ -126,21 +126,14 @@ def _is_private(folder: Path) -> bool:
 
 @dataclass
 class Wait:
-    """A wait for rank 0 that logs reminders: first after a moment, then after pauses that double.
+    """A wait for rank 0 that logs reminders: after a moment, then after pauses that double."""
 
-    Attributes:
-        who: Who waits, for messages.
-        timeout: Seconds that the wait may take.
-        first_reminder: Seconds after which the first reminder is logged.
-        before: Seconds of an earlier wait, whose reminders have been logged.
-        start: How long rank 0 may usually take to start, in seconds. Until then, reminders are
-            information; None means as long as this process has taken.
-    """
-
-    who: str
-    timeout: float
-    first_reminder: float = FIRST_REMINDER
-    before: float = 0.0
+    who: str  # who waits, for messages
+    timeout: float  # seconds that the wait may take
+    first_reminder: float = FIRST_REMINDER  # seconds after which the first reminder is logged
+    before: float = 0.0  # seconds of an earlier wait, whose reminders have been logged
+    # How long rank 0 may usually take to start, in seconds. Until then, reminders are information;
+    # None means as long as this process has taken.
     start: float | None = None
 
     def __post_init__(self) -> None:

@@ -12,33 +12,20 @@ _BLANKS = " \t\n\r"
 
 @dataclass(frozen=True)
 class Setting:
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes:
-        name: The name of the option of ``init()``: ``log_level``.
-        env: The environment variable: ``HERRING_LOG_LEVEL``.
-        type: ``int``, ``bool``, ``enum``, ``string``, ``name``, ``secret``, ``address`` ...
-        scope: ``launcher`` and ``environment`` (not options of ``init()``), ``process`` or ``job``.
-        minimum: The least value of a number, or the least length of a text in bytes.
-        maximum: The largest value of a number, or the largest length of a text in bytes.
-        choices: The values of an ``enum``.
-        default: The default as text; an empty text means that the setting is not set.
-        flags: The command-line options that set it, and the placeholder of the value.
-        help: What the setting means.
-        allowed: What the setting accepts, in words.
-    """
-
-    name: str
-    env: str
-    type: str
+    name: str  # the name of the option of ``init()``: ``log_level``
+    env: str  # the environment variable: ``HERRING_LOG_LEVEL``
+    type: str  # ``int``, ``bool``, ``enum``, ``string``, ``name``, ``secret``, ``address``
+    # ``launcher`` and ``environment`` (not options of ``init()``), ``process`` or ``job``.
     scope: str
-    minimum: float
-    maximum: float
-    choices: list[str]
-    default: str
-    flags: str
-    help: str
-    allowed: str
+    minimum: float  # the least value of a number, or the least length of a text in bytes
+    maximum: float  # the largest value of a number, or the largest length of a text in bytes
+    choices: list[str]  # the values of an ``enum``
+    default: str  # the default as text; an empty text means that the setting is not set
+    flags: str  # the command-line options that set it, and the placeholder of the value
+    help: str  # what the setting means
+    allowed: str  # what the setting accepts, in words
 
     def parse(self, text: str, origin: str | None = None) -> Any:
         """Returns the value of a text: a bool, an int, seconds, or the text without outer blanks.

@@ -46,12 +46,10 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors say what is allowed, and whose options are never abbreviated.
 
     An abbreviation that is unique today becomes ambiguous with the next option and breaks scripts.
-
-    Attributes:
-        fill: Adds the options; called only when this parser is used. The modules that describe the
-            options of `lab`, `study` and `simulate` take longer to import than a server to start.
     """
 
+    # Adds the options; called only when this parser is used. The modules that describe the options
+    # of `lab`, `study` and `simulate` take longer to import than a server to start.
     fill: Callable[[argparse.ArgumentParser], None] | None = None
 
     def __init__(self, **settings: Any) -> None:

@@ -31,18 +31,12 @@ _TOKEN_BYTES = 8
 
 
 class Share(NamedTuple):
-    """What a rank brings to a meeting.
+    """What a rank brings to a meeting."""
 
-    Attributes:
-      active: Whether the rank contributes.
-      tokens: The weight of its contribution; 0 means that none was given.
-      unit: The tokens that have weight 1, the same on all ranks.
-      refusal: Why the rank cannot take part; the meeting then fails on all ranks.
-    """
-
-    active: bool
-    tokens: int
-    unit: float
+    active: bool  # whether the rank contributes
+    tokens: int  # the weight of its contribution; 0 means that none was given
+    unit: float  # the tokens that have weight 1, the same on all ranks
+    # Why the rank cannot take part; the meeting then fails on all ranks.
     refusal: HerringError | None = None
 
 

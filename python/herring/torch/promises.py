@@ -20,10 +20,6 @@ class Promise:
 
     Args:
       devices: The devices on which the value's tensors are; None means the CPU.
-
-    Attributes:
-      future: The public future. On failure its `wait` and `value` raise a RuntimeError with the
-        error's name and text.
     """
 
     def __init__(self, devices: Sequence[torch.device] | None = None) -> None:
@@ -31,6 +27,8 @@ class Promise:
         self._inner: torch.futures.Future[Any] = torch.futures.Future(
             devices=list(devices) if devices else None
         )
+        # The public future. On failure its `wait` and `value` raise a RuntimeError with the error's
+        # name and text.
         self.future: torch.futures.Future[Any] = self._inner.then(_outcome)
 
     def settle(self, value: Any, error: BaseException | None = None) -> None:

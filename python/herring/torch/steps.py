@@ -38,15 +38,7 @@ _passes = 0  # Backward passes of this process that have reached a reducer's par
 
 
 class Stepped:
-    """A reducer that knows when optimizers make steps with its parameters.
-
-    Attributes:
-      steps: The number of steps. What optimizers do between two passes counts as one step. Steps
-        before the first round do not count: a rank may make the optimizer's state with one.
-      missing: What shows that this rank has no gradients in a step. "forward": a forward pass was
-        not followed by a round. "step": the optimizer's wrapper sees to it, and only a backward
-        pass without any parameter is of interest here. None: nothing, and steps do not count.
-    """
+    """A reducer that knows when optimizers make steps with its parameters."""
 
     # What the reducer has.
     name: str
@@ -59,7 +51,12 @@ class Stepped:
     _turn: tuple[Any, ...]
 
     def __init__(self, missing: str | None) -> None:
+        # What shows that this rank has no gradients in a step. "forward": a forward pass was not
+        # followed by a round. "step": the optimizer's wrapper sees to it, and only a backward pass
+        # without any parameter is of interest here. None: nothing, and steps do not count.
         self.missing = missing
+        # The number of steps. What optimizers do between two passes counts as one step. Steps
+        # before the first round do not count: a rank may make the optimizer's state with one.
         self.steps = 0
         self._moved = False  # Whether an optimizer has made a step since the last pass.
         self._uncovered = False  # Whether a forward pass has not been followed by a round.

@@ -43,9 +43,6 @@ class Call:
     Args:
       name: the name that the caller passed; None numbers the calls of each kind.
       queues: whether to wait for an earlier call with the same name instead of raising an error.
-
-    Attributes:
-      finish: converts the result of the complete operation to the result of the call.
     """
 
     def __init__(
@@ -62,6 +59,7 @@ class Call:
         label = f"horovod.{kind}"
         self.name = name_of_next(label, self.group) if name is None else f"{label}.{name}"
         self.key: Hashable = (process_set.process_set_id, self.name)
+        # Converts the result of the complete operation to the result of the call.
         self.finish: Callable[[], Any] = _nothing
         self._kind = core_kind
         self._operation: _core.Operation | None = None

@@ -62,12 +62,9 @@ class Starter:
 
     Args:
       queues: whether to wait for an earlier call with the same name instead of raising an error.
-
-    Attributes:
-      tensors: handles the framework's tensors; each framework's subclass sets it.
     """
 
-    tensors: Tensors
+    tensors: Tensors  # handles the framework's tensors; each framework's subclass sets it
 
     def __init__(
         self,

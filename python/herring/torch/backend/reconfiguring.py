@@ -47,19 +47,13 @@ _WHILE = "the process group was reconfigured before the operation was complete"
 
 
 class _Handle(NamedTuple):
-    """What a handle says.
+    """What a handle says."""
 
-    Attributes:
-      process: Identifies the process group in its process.
-      turn: Counts the handles of this process group.
-      host: Identifies the host, without telling its name.
-      address: Where other hosts reach the process if it is rank 0. Processes of its host reach it
-        at the same port of the loopback address.
-    """
-
-    process: str
-    turn: int
-    host: str
+    process: str  # identifies the process group in its process
+    turn: int  # counts the handles of this process group
+    host: str  # identifies the host, without telling its name
+    # Where other hosts reach the process if it is rank 0. Processes of its host reach it at the
+    # same port of the loopback address.
     address: str
 
     def __str__(self) -> str:

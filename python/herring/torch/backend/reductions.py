@@ -40,21 +40,16 @@ Fold = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Reduction(NamedTuple):
-    """How a reduction is done.
+    """How a reduction is done."""
 
-    Attributes:
-      op: The core's operator; empty if the core has none and `fold` is used.
-      wire: A function that turns a contiguous tensor into a view that the core takes.
-      divisor: The number by which a sum of integers is divided, towards zero; 1 if not divided.
-      fold: A function that turns [ranks, n] of the tensor's dtype into [n].
-      about: What ranks must agree on and the core does not see; empty if the core sees everything.
-    """
-
-    op: str
+    op: str  # the core's operator; empty if the core has none and `fold` is used
     prescale: float
+    # A function that turns a contiguous tensor into a view that the core takes.
     wire: Callable[[torch.Tensor], torch.Tensor]
+    # The number by which a sum of integers is divided, towards zero; 1 if not divided.
     divisor: int = 1
-    fold: Fold | None = None
+    fold: Fold | None = None  # a function that turns [ranks, n] of the tensor's dtype into [n]
+    # What ranks must agree on and the core does not see; empty if the core sees everything.
     about: str = ""
 
 

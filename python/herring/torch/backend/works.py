@@ -36,14 +36,12 @@ class Owner:
 
     Args:
       ended: Why the group has no members; empty if it has some.
-
-    Attributes:
-      aborted: The reason why the group was aborted or has ended on this rank; empty if neither.
-      lost: The first error of a work because a peer was lost; None if there was none.
     """
 
     def __init__(self, ended: str = "") -> None:
+        # The reason why the group was aborted or has ended on this rank; empty if neither.
         self.aborted = ended
+        # The first error of a work because a peer was lost; None if there was none.
         self.lost: PeerLostError | None = None
         self._ended = bool(ended)
         self._steps = 0  # under way
