@@ -136,7 +136,6 @@ class PlannedList(PlannedReduction):
     Args:
       sizes: The number of elements and the dtype name of each gradient of the list.
       order: The places of the gradients that take part, in the order of the plan.
-      options: The options of `PlannedReduction`.
     """
 
     def __init__(

@@ -109,10 +109,8 @@ def start(
     """Joins a job that is described by functions; `init` and the adapters call it.
 
     Args:
-      who: Returns this worker's place in the job.
       meet_others: Returns where to register. It is called with the worker, the seconds that it may
         take, and the seconds after which it first says what it waits for.
-      settings: Values that override settings by name.
 
     Returns:
       False if this process is in a job already; nothing was done then.
@@ -368,12 +366,7 @@ def is_running(other: _core.Job) -> bool:
 
 
 def require_running(owner: _core.Job, what: str) -> None:
-    """Raises ShutdownError unless `what`, which was made in the job `owner`, can be used.
-
-    Args:
-      owner: The job in which the object was made.
-      what: The object's name in the message.
-    """
+    """Raises ShutdownError unless `what`, which was made in the job `owner`, can be used."""
     if _job is owner:
         return
     if _job is None and _forked:

@@ -115,11 +115,7 @@ class Meter:
     """Splits the time since the last look at a job. Thread-safe."""
 
     def __init__(self, job: _core.Job) -> None:
-        """Begins to measure.
-
-        Args:
-          job: The job whose time is split.
-        """
+        """Begins to measure."""
         self._job = job
         self._lock = threading.Lock()
         self._first = 1  # the oldest entry that has not been counted
@@ -202,12 +198,7 @@ class StepMeter:
         self._steps = 0
 
     def step(self, job: _core.Job, steps: int = 1) -> None:
-        """Counts steps that have ended; the first call of a job only begins to measure.
-
-        Args:
-          job: The running job.
-          steps: How many steps have ended.
-        """
+        """Counts steps that have ended; the first call of a job only begins to measure."""
         if job is self._job:
             self._steps += steps
             return

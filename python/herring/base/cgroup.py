@@ -53,7 +53,6 @@ def oom_kills(
     Args:
         root: See `cores`.
         membership: See `cores`.
-        vmstat: The file with the counters of the machine.
     """
     for folder in _folders(root, membership, "memory"):
         for name in ("memory.events", "memory.oom_control"):

@@ -77,14 +77,7 @@ def moved(module: str, name: str) -> Any:
 def missing(
     module: str, name: str, has: Sequence[str], of_herring: Sequence[str]
 ) -> AttributeError:
-    """Returns the error for an attribute that a module does not have; it says what to use instead.
-
-    Args:
-      module: The module's name.
-      name: The attribute's name.
-      has: The module's public names.
-      of_herring: The public names of `herring` itself.
-    """
+    """Returns the error for an attribute that a module lacks; it says what to use instead."""
     text = f"module {module!r} has no attribute {name!r}"
     close = difflib.get_close_matches(name, has, 1)
     if name in _INSTEAD:

@@ -24,7 +24,6 @@ def data_file(name: str, parse: Callable[[str], Any] = json.loads) -> Any:
 
     Args:
       name: Where it is in the package, such as ``observe/dashboard.json``.
-      parse: Reads the text of the file.
 
     Raises:
       ConfigurationError: The text is not what `parse` reads; the error says where it is wrong.
@@ -49,10 +48,7 @@ def import_optional(module: str, name: str, purpose: str, extra: str) -> Any:
     """Imports a package that Herring needs for one purpose only.
 
     Args:
-      module: The package, as Python imports it.
-      name: The package's name in the error.
       purpose: What the package does, after "which".
-      extra: The extra in pyproject.toml that contains the package.
 
     Raises:
       ConfigurationError: The package is not installed; the error says how to install it.

@@ -52,10 +52,6 @@ def provenance(options: Any = None) -> dict[str, Any]:
 def require_writable(path: str | os.PathLike[str], option: str) -> None:
     """Refuses a file that `write_results` could not write, before anything is measured for it.
 
-    Args:
-      path: The file.
-      option: The option that named it, for the error.
-
     Raises:
       ConfigurationError: The file cannot be written; the error names option and reason.
     """
@@ -91,7 +87,6 @@ def write_results(path: str | os.PathLike[str], document: Mapping[str, Any], opt
     """Writes a JSON document with results and their provenance; a failed write leaves no file.
 
     Args:
-      path: The file to write.
       document: The keys of the document besides ``provenance``.
       options: The options given, as a mapping or a parser's namespace.
 

@@ -31,7 +31,6 @@ def parse_seconds(text: str, zero: bool = False) -> float:
     """Returns seconds of e.g. ``20ms``, ``5m`` or ``30``.
 
     Args:
-      text: what a person wrote.
       zero: Whether ``0`` is allowed.
 
     Raises:

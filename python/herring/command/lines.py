@@ -31,9 +31,6 @@ def run_job(
     """Runs a command on each rank of a job on this machine.
 
     Args:
-        options: Options of `herring run` that give the layout.
-        command: Program and arguments of each rank.
-        seconds: Time limit of the job.
         variables: Variables that the job's environment has besides those of this process.
 
     Returns:

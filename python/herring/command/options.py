@@ -18,7 +18,6 @@ def add_settings(parser: argparse._ActionsContainer, *names: str) -> None:
     launcher sets itself have their default instead: their variables belong to another job.
 
     Args:
-        parser: The parser or the group that gets the options.
         names: Names of the settings, in the order of the help.
     """
     for name in names:

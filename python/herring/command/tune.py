@@ -81,7 +81,6 @@ def tune(described: Mapping[str, Any], why: str) -> tuple[list[Line], dict[str, 
 
     Args:
         described: The result of ``_core.describe_devices``; empty if there are no GPUs.
-        why: The reason why there are no GPUs.
 
     Returns:
         Lines of the report, and the figures for JSON, or None if nothing was measured.
@@ -117,10 +116,7 @@ def judge(rounds: Sequence[Round], ranks: int, gpus: int, threads: int, asked: s
 
     Args:
         rounds: The results of all stages, in their order; the first one did not fail.
-        ranks: Number of ranks that measured, on the first GPUs.
-        gpus: Number of GPUs in the machine.
         threads: Threads with which each rank added in the first stage.
-        asked: The value of HERRING_NODE_STAGE outside these jobs.
     """
     shared = ", which share GPU 0" if gpus < ranks else f" on {ranks} of {counted(gpus, 'GPU')}"
     layout = f"planned rounds of {_BYTES // 10**6} MB, {counted(ranks, 'rank')}{shared}"

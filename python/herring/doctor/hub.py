@@ -50,11 +50,7 @@ class Hub:
         """Starts to accept ranks.
 
         Args:
-            listener: The socket at the rendezvous.
-            secret: The job's secret.
-            size: The number of ranks of the job.
             deadline: When all must be over (`time.monotonic`).
-            about: The record that the hub fills.
         """
         self.about = about
         self._size = size
@@ -323,7 +319,6 @@ class Hub:
 
         Args:
             pairs: Pairs of hosts.
-            seconds: How long to measure.
             one_way: Whether only the first host of each pair sends. Otherwise acknowledgements wait
                 behind the data of a slow way back.
         """
@@ -411,9 +406,7 @@ class Hub:
         """Asks hosts at the same time, and returns the answers of those that have one.
 
         Args:
-            what: What is asked for, for the report.
             asks: The question for each host, by its index.
-            seconds: How long an answer should take at most.
         """
         deadline = min(time.monotonic() + seconds + _SLACK, self._deadline)
         numbers: dict[int, int] = {}

@@ -32,8 +32,6 @@ def reach(
 
     Args:
         peers: Each with ``index``, ``address`` and ``ports``.
-        secret: The job's secret.
-        seconds: The time for a connection.
 
     Returns:
         Why a port cannot be reached, by the peer's index and the port; an empty text if it can.
@@ -106,7 +104,6 @@ def ping(channel: Channel, count: int, seconds: float) -> tuple[float, float]:
 
     Args:
         channel: A connection whose other end runs `answer_pings`.
-        count: The most round trips.
         seconds: The time after which no further round trip begins.
 
     Returns:
@@ -148,8 +145,6 @@ def race(connection: socket.socket, seconds: float, sends: bool = True) -> Race:
     The connection is useless afterwards, and what is still under way on it is discarded.
 
     Args:
-        connection: The connection.
-        seconds: How long to send and receive.
         sends: Whether this end sends; it receives in any case.
     """
     connection.setblocking(False)
@@ -187,7 +182,6 @@ def rate_of(samples: Sequence[tuple[float, int]], seconds: float) -> float:
 
     Args:
         samples: Times and how many bytes had arrived until then; the first one has 0 bytes.
-        seconds: How long the race was meant to take.
     """
     start, (end, total) = samples[0][0], samples[-1]
     end = max(end, start + 0.9 * seconds)

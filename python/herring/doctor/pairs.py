@@ -40,7 +40,6 @@ def sample_of(hosts: int, host: int, most: int = MOST_ROUNDS) -> list[int]:
     same time. The first host is always in it, because its clock is the reference.
 
     Args:
-        hosts: The number of hosts.
         host: The host that measures.
         most: The most hosts in the list, besides the first host.
     """

@@ -83,10 +83,6 @@ class Probes:
     def losses(self, peers: Sequence[Peer], count: int) -> dict[int, tuple[int, int]]:
         """Sends small datagrams to all peers at the same time.
 
-        Args:
-            peers: The hosts.
-            count: The number of datagrams to each of them.
-
         Returns:
             How many were sent and how many of these were not answered, by the peers' indices.
         """
@@ -107,7 +103,6 @@ class Probes:
         """Finds the largest packets that arrive at peers, for all of them at the same time.
 
         Args:
-            peers: The hosts.
             smaller: Whether to try smaller sizes for those where the largest one does not arrive.
 
         Returns:

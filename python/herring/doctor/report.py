@@ -29,7 +29,6 @@ def lines(
     """Yields the lines of the report, each with its style for a terminal.
 
     Args:
-        about: What was found out.
         findings: The findings, in order.
         tables: Whether to print the tables if there is no error or warning, too.
     """

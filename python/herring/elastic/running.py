@@ -261,7 +261,6 @@ def heeding_notice(
     """Leaves the job after the signal that ``HERRING_NOTICE`` names.
 
     Args:
-      leave: Lets this process leave at one of the next commits.
       job_ends: Returns what is set when somebody ends the whole job.
     """
     notice = Notice.parse(value_of(os.environ, "HERRING_NOTICE"))

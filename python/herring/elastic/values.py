@@ -19,8 +19,6 @@ def broadcast_values(value: Any, root: int, *, name: str) -> Any:
     Args:
       value: Plain data (see `herring.arrays.plain`) with arrays and scalars of NumPy anywhere;
         read on the root only.
-      root: The rank that sends.
-      name: The prefix of the operations' names.
 
     Returns:
       The data with arrays of their own; on the root `value` itself.

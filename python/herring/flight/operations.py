@@ -134,7 +134,6 @@ def concerned(name: str, size: int) -> tuple[int, ...] | None:
 
     Args:
         name: The name of the call. A long one has lost its middle, and may name none.
-        size: The number of ranks in the job.
     """
     found = _CONCERNED.fullmatch(name)
     ranks: set[int] = set()

@@ -28,8 +28,6 @@ def as_text(
     """Returns a report for people, which begins with the verdict.
 
     Args:
-        record: The flight record.
-        analysis: What was found in it.
         everything: Whether to list all operations instead of those around the first difference.
         rank: The rank whose operations are listed with their moments; None compares the ranks.
     """

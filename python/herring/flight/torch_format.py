@@ -47,7 +47,6 @@ def convert(record: Record, analysis: Analysis) -> dict[int, dict[str, Any]]:
     """Returns what PyTorch would have recorded on each rank whose record came.
 
     Args:
-        record: The flight record.
         analysis: What was found in it, which says what belongs together.
     """
     places = _places(analysis)
@@ -82,8 +81,6 @@ def write(record: Record, analysis: Analysis, folder: Path) -> list[Path]:
     """Writes one file for each rank whose record came, and returns their paths.
 
     Args:
-        record: The flight record.
-        analysis: What was found in it.
         folder: Where to write; made if it does not exist.
 
     Raises:

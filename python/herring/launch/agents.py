@@ -46,7 +46,6 @@ class Agents:
         """Starts all agents at once, and waits until all are ready.
 
         Args:
-            passed: Variables that their processes get.
             horovod: Whether ``import horovod`` finds `herring.horovod`.
             turn: Serves the selector once, until the given time (`time.monotonic`) at the latest;
                 returns whether the job goes on.
@@ -88,7 +87,6 @@ class Agents:
         """Returns another name of the host of a connection, under which it is used; or nothing.
 
         Args:
-            connection: A connection whose agent is ready.
             beside: Whether this machine has workers, too.
         """
         identity = (connection.ready or {}).get("host")

@@ -29,11 +29,6 @@ class Discovery:
     def hosts(self, status: int, printed: str, said: str = "") -> tuple[Host, ...]:
         """Returns the hosts that a call has named, in the order of its lines.
 
-        Args:
-            status: The exit status of the call.
-            printed: Its standard output.
-            said: Its standard error.
-
         Raises:
             ConfigurationError: The call has failed, or a line is not a host.
         """
@@ -47,7 +42,6 @@ class Discovery:
         """Calls the script until there are enough slots, and returns the hosts.
 
         Args:
-            workers: How many slots the job needs to begin.
             patience: Seconds that this may take.
 
         Raises:

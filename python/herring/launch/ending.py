@@ -39,9 +39,6 @@ class Ending:
         """Starts the time limit of the job, if there is one.
 
         Args:
-            options: The options of the job.
-            children: The processes of the job.
-            agents: The agents on its other hosts.
             say: Tells the user; called with a level and a text.
             on_begin: Called when the job begins to end.
         """

@@ -117,7 +117,6 @@ def machine_defaults(environment: dict[str, str], workers: int, horovod: bool) -
 
     Args:
         environment: The environment of all processes of the job here; changed in place.
-        workers: Number of workers on this machine.
         horovod: Whether ``import horovod`` finds `herring.horovod`.
     """
     if horovod:
@@ -176,7 +175,6 @@ def store_variables(rendezvous: str, port: int, chosen: Mapping[str, str]) -> di
 
     Args:
         rendezvous: HOST:PORT of the job; the store is on the same host.
-        port: A port on that host that is kept free for the store.
         chosen: Variables of -x, which may name another address.
     """
     host = rendezvous.rpartition(":")[0].strip("[]")
@@ -188,8 +186,6 @@ def tasks(options: RunOptions, job: Mapping[str, str], store: Mapping[str, str])
     """Yields all processes of a job: servers, then workers by rank, in blocks on the nodes.
 
     Args:
-        options: The options of `herring run`.
-        job: The result of `job_variables`.
         store: The result of `store_variables`; only workers get it.
     """
     for index, host in enumerate(options.layout.servers):

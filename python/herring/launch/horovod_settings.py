@@ -85,10 +85,6 @@ TRAVELLING = frozenset([*_TAKEN, *WITHOUT, TIMELINE])
 def setting_of(variable: str, text: str) -> tuple[str, str]:
     """Returns the setting that corresponds to one of Horovod's variables.
 
-    Args:
-        variable: A variable that has a counterpart.
-        text: The variable's value.
-
     Returns:
         Name and value of the setting; an empty value stands for Herring's default.
 

@@ -85,9 +85,7 @@ def parse_hosts(items: Iterable[str], where: str, slots: int = 1) -> tuple[Host,
     """Reads items such as ``host1:4``, ``user@host2`` and ``[fd00::3]:4``; merges those of a host.
 
     Args:
-        items: The items.
         where: What they come from, for messages.
-        slots: The slots of an item without a number.
 
     Raises:
         ConfigurationError: An item is not a host, or a host appears in two places.

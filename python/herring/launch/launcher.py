@@ -70,14 +70,7 @@ class Launcher:
         passed: dict[str, str],
         chosen: dict[str, str],
     ) -> None:
-        """Prepares the job; starts nothing.
-
-        Args:
-            options: The options of `herring run`.
-            command: Program and arguments of the workers on this machine.
-            passed: Variables that other hosts get.
-            chosen: The variables among them that this machine gets, too.
-        """
+        """Prepares the job; starts nothing."""
         self._options = options
         self._processes = Processes()
         self._children = Children(self._processes)

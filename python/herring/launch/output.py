@@ -63,8 +63,6 @@ def open_copies(
     """Opens the files ``rank.N/stdout`` and ``rank.N/stderr`` for the output of some ranks.
 
     Args:
-        folder: The folder of these files.
-        ranks: The ranks.
         workers: The number of workers, which determines the digits of N.
 
     Raises:
@@ -157,7 +155,6 @@ class Source:
         """Creates the source.
 
         Args:
-            sink: The sink that gets the lines.
             mark: Prefix of each line; may be empty.
             live: Whether unfinished lines are shown at once; for one source of a terminal.
             copy: An unbuffered file that gets the bytes unchanged, or None. The caller closes it,

@@ -64,13 +64,7 @@ class Processes:
         """Starts a command.
 
         Args:
-            name: The name of the process in messages.
-            command: Program and arguments.
             environment: The whole environment, or None for that of this process.
-            keep: Descriptors that the process inherits.
-            stdin: The argument `stdin` of Popen.
-            out: The argument `stdout` of Popen.
-            err: The argument `stderr` of Popen.
 
         Raises:
             CommandError: The system cannot start the process.
@@ -194,7 +188,6 @@ def prepared(
 
     Args:
         command: Program and arguments of a worker; None stands for a server.
-        server_command: Program and arguments of a server.
         environment: The whole environment of the process; changed in place.
         listener: The socket with which rank 0 listens, if this is rank 0.
 
@@ -213,11 +206,7 @@ def signals_to_loop(numbers: Sequence[int], stopping: Sequence[int]) -> dict[int
     """Installs empty handlers, so that only the wake-up descriptor reports these signals.
 
     Args:
-        numbers: The signals.
         stopping: Those of them that stay ignored if they were ignored before.
-
-    Returns:
-        The previous handlers.
     """
     # The parent may have blocked the signals, and children would inherit that.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)

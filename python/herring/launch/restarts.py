@@ -52,11 +52,6 @@ class Restarts:
         """Starts nothing yet.
 
         Args:
-            options: The options of the job.
-            environment: The variables of the workers.
-            children: The processes of the job.
-            ending: How the job ends.
-            start: Starts a process.
             say: Tells the user; called with a level and a text.
             finished: Whether the training of an elastic job has ended.
             took_part: Whether a worker was in the last generation of an elastic job.

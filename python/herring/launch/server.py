@@ -151,7 +151,6 @@ def _serve(
     """Serves one job.
 
     Args:
-        server: What the server knows about the job.
         interface: See `run_server`.
         waited: Seconds for which the server has waited for the job already.
         settings: Settings of the core besides those of the environment.

@@ -39,8 +39,6 @@ def ssh_command(host: Host, options: SshOptions, seconds: float) -> list[str]:
     """Returns the command that starts the agent on a host; ssh never prompts for anything.
 
     Args:
-        host: The host.
-        options: How other hosts are reached.
         seconds: How long a connection may take.
     """
     command = [*options.command, "-T"]
@@ -90,11 +88,7 @@ class Connection:
         """Starts ssh.
 
         Args:
-            host: The host.
-            options: How other hosts are reached.
             seconds: How long a connection may take.
-            processes: Owns the ssh process.
-            listeners: Handle the data that arrives.
         """
         self.host = host  # the host
         # What the agent reported about itself; None until then.

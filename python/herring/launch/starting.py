@@ -52,16 +52,8 @@ class Starting:
         """Prepares the job; starts nothing.
 
         Args:
-            options: The options of `herring run`.
-            command: Program and arguments of the workers on this machine.
             environments: Variables that other hosts get, and those among them that this machine
                 gets, too.
-            processes: The processes on this machine.
-            selector: Watches what tells of workers that join.
-            children: All processes.
-            streams: Their output.
-            agents: The other hosts.
-            training: The lobby of an elastic job.
         """
         self._options = options
         self._command = list(command)
@@ -134,7 +126,6 @@ class Starting:
         """Starts a process.
 
         Args:
-            task: The process.
             listener: What rank 0 listens with.
 
         Raises:

@@ -37,7 +37,6 @@ class Streams:
         """Opens nothing yet.
 
         Args:
-            options: The options of the job.
             selector: Watches the pipes, with a `Source` as data; the caller then calls `read`.
             wait: See the attribute of `Sink`.
             on_error: See the attribute of `Sink`; for standard output only.

@@ -15,8 +15,6 @@ def open_terminal(like: int, less: int, reads: bool = False) -> tuple[int, int]:
     """Opens a pseudo-terminal.
 
     Args:
-        like: The terminal whose size the new one gets.
-        less: The number of columns to subtract.
         reads: Whether what is typed is shown, and is edited by the line.
 
     Returns:
@@ -42,7 +40,6 @@ class Keyboard:
         """Takes over the terminal at descriptor 0.
 
         Args:
-            ours: The launcher's side of the pseudo-terminal.
             shows: Whether the pseudo-terminal shows what is typed, and edits it. The real terminal
                 then passes each key on, and shows nothing itself.
         """

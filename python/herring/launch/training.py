@@ -30,9 +30,7 @@ class Training:
         """Opens the lobby of an elastic job, and returns where it listens.
 
         Args:
-            address: The address of this host.
             secret: The job's secret in hexadecimal.
-            base: The environment of the processes on this machine.
             say: Tells the user; called from the lobby's threads.
         """
         options, elastic = self._options, self._options.elastic
@@ -50,7 +48,6 @@ class Training:
         """Listens for workers on this machine that join the job of this name.
 
         Args:
-            job: The value of HERRING_JOB.
             selector: Watches the socket, with a `JoinNotices` as data. The caller then calls
                 `note`.
         """

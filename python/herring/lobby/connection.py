@@ -76,9 +76,6 @@ class Connection:
 
         Args:
             host: The lobby's host, an address literal.
-            port: The lobby's port.
-            secret: The job's secret.
-            slot: The place that the launcher gave this worker.
             server: Whether this process is a dedicated server.
             patience: Seconds for which the lobby may be away.
 

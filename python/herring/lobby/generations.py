@@ -90,7 +90,6 @@ class Generations:
 
         Args:
             member: It has a generation if it has come back, to a lobby that was started again.
-            size: The number of workers of that generation.
         """
         self._members[member.number] = member
         if member.generation > self.number:

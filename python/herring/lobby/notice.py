@@ -42,7 +42,6 @@ class Notice:
 
         Args:
             text: The text; an empty one means that there is none.
-            origin: What the text was given as, for the message.
 
         Raises:
             ConfigurationError: The text is not allowed.
@@ -72,7 +71,6 @@ class Watch:
         """Prepares the watch.
 
         Args:
-            notice: What it waits for.
             leave: Called in a thread of its own with the seconds that are left. It lets the process
                 leave the job, and returns when these are over, or True when the job ends.
             late: Called after that if the block has not ended, and the job does not end.

@@ -38,8 +38,6 @@ class Lobby:
 
         Args:
             listener: A socket that listens; `close` closes it.
-            secret: The job's secret.
-            rules: What the job needs.
             say: Tells the user; called from any thread with a level and a text.
         """
         self.address = with_port(*listener.getsockname()[:2])  # ``HOST:PORT`` where it listens

@@ -18,13 +18,7 @@ def own() -> dict[str, Any]:
 
 
 def difference(hello: Mapping[str, Any], theirs: str, ours: str) -> str:
-    """Returns how the version of the other side differs, in words; empty if it does not.
-
-    Args:
-        hello: The first message of the other side.
-        theirs: Who the other side is.
-        ours: Who this side is.
-    """
+    """Returns how the version of the other side differs, in words; empty if it does not."""
     protocol = hello.get("protocol")
     if protocol == PROTOCOL:
         return ""

@@ -47,7 +47,6 @@ def view(
     """Returns the view that follows a job, as it is now.
 
     Args:
-      status: What `schema.parse` returns.
       history: Median step times in seconds, the latest one last.
       console: Where it will be shown. The table of ranks is cut to what fits.
       trouble: Why there is no newer status, or an empty text.
@@ -92,8 +91,6 @@ def follow(
     Args:
       fetch: Returns a status, or raises StatusError.
       every: Seconds from one status to the next.
-      console: Where it is shown.
-      show: Prints a status as text.
       later: Looks for the next generation of an elastic job, so that `fetch` asks that one.
       where: Where that generation must begin, for the message if none does.
 

@@ -54,7 +54,6 @@ class Sheet:
         columns behind the last one too, and cuts others for it.
 
         Args:
-            width: Characters of a line.
             ascii_only: Whether texts are cut without an ellipsis, which ASCII lacks.
         """
         widths = self._widths(width)

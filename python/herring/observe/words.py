@@ -38,7 +38,6 @@ def lines(status: Mapping[str, Any], everything: bool = False) -> list[Line]:
     """Returns what people should know about a job: all is well, or what stands out.
 
     Args:
-      status: What `schema.parse` returns.
       everything: Whether no finding is left out, and tables of all ranks and servers follow.
     """
     found = [("bold", headline(status)), ("", steps(status)), binds(status)]
@@ -52,7 +51,6 @@ def notes(
     """Returns lines about what stands out: what waits, ranks, servers, groups, other findings.
 
     Args:
-      status: What `schema.parse` returns.
       with_ranks: Whether to have lines about single ranks.
       everything: Whether no finding is left out, and tables of all ranks and servers follow.
     """

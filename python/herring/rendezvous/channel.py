@@ -122,8 +122,6 @@ class Listener:
 
         Args:
             sockets: Sockets that listen; `close` closes them.
-            secret: The job's secret.
-            purpose: What connections are for.
             handle: Called in a thread of its own with each connection, which it has to close.
             warn: Called with a text if connections are dropped because no thread can be started.
         """
@@ -154,10 +152,6 @@ def call(
 
     Args:
         address: An address literal.
-        port: The port.
-        secret: The job's secret.
-        purpose: What the connection is for.
-        seconds: The time for all of it.
         small: Whether both ends send small packets only, so that the connection works on a path
             that loses large ones.
 

@@ -220,9 +220,6 @@ def detect_server(environ: Mapping[str, str], address: str | None = None) -> Ser
 def parse_address(text: str, variable: str = "HERRING_RENDEZVOUS") -> tuple[str, int]:
     """Splits ``HOST:PORT`` (``[HOST]:PORT`` for IPv6).
 
-    Returns:
-        The host without brackets, and the port.
-
     Raises:
         ConfigurationError: `text` is not such an address.
     """
@@ -248,7 +245,6 @@ def warn_of_weak_secret(secret: bytes, what: str) -> None:
     """Warns of a secret that an eavesdropper on a member's connection may guess.
 
     Args:
-        secret: The secret.
         what: Where the secret came from, followed by a verb.
     """
     if len(secret) < _STRONG_SECRET_BYTES:

@@ -28,8 +28,6 @@ def resolve(host: str, variable: str, environ: Mapping[str, str], wait: Wait) ->
 
     Args:
         host: A name or an address literal.
-        variable: Where `host` came from, for the message.
-        environ: The environment.
         wait: Who waits, and how long it may take.
 
     Returns:
@@ -86,15 +84,9 @@ def listen(host: str, resolved: str, seen: str, port: int, variable: str) -> soc
     """Listens at the rendezvous: at a literal of this machine exactly, else on every interface.
 
     Args:
-        host: The host as it was given.
-        resolved: The host's address.
         seen: The address under which others reach the host, from `within_reach`. It may be an IPv6
             address even if this machine's own name means 127.0.1.1.
         port: 1 to 65535.
-        variable: Where the port came from, for the message.
-
-    Returns:
-        The listening socket.
 
     Raises:
         ConfigurationError: The port is taken.

@@ -121,7 +121,6 @@ def meet(
     """Learns the rendezvous and the secret; on rank 0, publishes them.
 
     Args:
-        worker: The result of `herring.rendezvous.detect.detect`.
         environ: The same environment; ``os.environ`` by default.
         timeout: Seconds to wait for rank 0 or its store.
         first_reminder: Seconds after which such a wait first says what it waits for.
@@ -178,9 +177,6 @@ def meet_as_server(
         timeout: Seconds to wait for rank 0.
         first_reminder: Seconds after which such a wait first says what it waits for.
         waited: Seconds for which the server has already waited for this job.
-
-    Returns:
-        The meeting.
 
     Raises:
         ConfigurationError: The host is unknown, or the secret cannot be read or is too short. Or

@@ -16,7 +16,6 @@ def first_host(text: str, variable: str = "SLURM_JOB_NODELIST") -> str:
 
     Args:
         text: For example ``gpu[001-003,007],rack[1-2]-[3-4],login``. A range has numbers only.
-        variable: The variable that holds the list, for the message.
 
     Raises:
         ConfigurationError: `text` is not a node list.

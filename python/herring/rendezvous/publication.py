@@ -38,9 +38,7 @@ class Publication:
         """Writes the file.
 
         Args:
-            folder: The result of `directory`.
             key: The file's name: letters, digits, dots, underscores and hyphens.
-            content: What the file says.
 
         Raises:
             ConfigurationError: The folder is not writable, or a living process already has a file
@@ -170,13 +168,7 @@ def wait_for(
     """Waits until a living process of this user has written the file `key`.
 
     Args:
-        environ: The environment, which determines the folders.
-        key: The file's name.
-        wait: Who waits, and how long.
         what: What rank 0 does on this host before it writes the file.
-
-    Returns:
-        The content of the file.
 
     Raises:
         TimeoutError: The file did not appear in time.

@@ -52,7 +52,6 @@ class SecretServer:
         Args:
             listener: A socket that listens already; the server closes it.
             keys: The names under which the job may be asked for.
-            content: What a process that asks gets.
             encode: Makes a credential that only this user can open.
             decode: Opens a credential; raises MungeError if it is not this user's.
         """
@@ -91,9 +90,6 @@ def ask(host: str, port: int, key: str, wait: Wait, encode: Codec, decode: Codec
 
     Args:
         host: An address literal.
-        port: The server's port.
-        key: The name under which the job is asked for.
-        wait: Who asks, and how long.
         encode: Makes a credential that only this user can open.
         decode: Opens a credential; raises MungeError if it is not this user's.
 

@@ -31,7 +31,6 @@ class Setting:
         """Returns the value of a text: a bool, an int, seconds, or the text without outer blanks.
 
         Args:
-            text: The text as somebody wrote it.
             origin: The variable or option, for the message. None means the setting's variable. An
                 empty text makes the message begin with the value.
 

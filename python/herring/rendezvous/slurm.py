@@ -87,14 +87,10 @@ def rendezvous(env: Mapping[str, str], job: str, servers: bool) -> tuple[str, in
     """Returns where rank 0 listens: the first node, and a port that all processes derive alike.
 
     Args:
-        env: The environment.
         job: The value of ``HERRING_JOB``.
         servers: Whether the job has dedicated servers. Servers may run in a step of their own,
             which knows neither the number nor the nodes of the workers' step. Both steps then use
             the first node of the whole job, or of its first group.
-
-    Returns:
-        The name of the node, and the port.
 
     Raises:
         ConfigurationError: A variable is missing or is not a list of nodes.
@@ -126,7 +122,6 @@ def node_address(name: str, env: Mapping[str, str]) -> str:
 
     Args:
         name: The node's name, which need not resolve.
-        env: The environment of a process in a job.
 
     Returns:
         The node's ``NodeAddr``, which is a literal or a name; empty if Slurm does not tell it.

@@ -15,9 +15,7 @@ def integer(
     """Returns the variable as an integer, or None if it is not set.
 
     Args:
-        env: The environment.
         variable: One of Herring's variables, which have their own limits, or another launcher's.
-        least: The least value of another launcher's variable.
         most: The largest value of another launcher's variable; None means the largest number of
             workers that a job may have.
 

@@ -172,7 +172,6 @@ def log_line(level: str, command: str, text: str) -> str:
     Args:
         level: ``info``, ``warning`` or ``error``.
         command: The command that speaks, such as ``herring run``.
-        text: What it says, without a line end.
     """
     now = time.time()
     date = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))

@@ -166,10 +166,6 @@ class Fragment:
         """Begins a meeting and returns at once.
 
         Args:
-          tensors: This rank's parameters and buffers by name.
-          share: What this rank brings.
-          steps: The steps that this rank has made.
-          tokens: The tokens on which it has trained.
           with_digest: Whether ranks compare their outer copies.
         """
         plan = self.planned
@@ -271,7 +267,6 @@ class Fragment:
         """Waits for the averages, makes the outer step, and gives this rank the result.
 
         Args:
-          tensors: This rank's parameters and buffers by name.
           alpha: The part that a rank keeps of its own parameters.
         """
         self.settle()

@@ -368,11 +368,7 @@ class Layout:
             self._repeated.append(index)
 
     def _place(self, indices: Sequence[int], *, last: bool = False) -> list[int]:
-        """Copies gradients to their places; a None gradient becomes zeros if `last` is set.
-
-        Returns:
-          The parameters whose places are filled.
-        """
+        """Copies gradients to their places; a None gradient becomes zeros if `last` is set."""
         sources: dict[int, torch.Tensor] = {}  # gradients, none of which is in the arena
         empty: list[int] = []
         for index in indices:

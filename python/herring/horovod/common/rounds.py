@@ -55,9 +55,6 @@ def without_this_rank(join: Callable[[], _Result]) -> _Result:
 
     A planned round needs all ranks. So each reducer gets a thread here that begins rounds without
     contributing to them. When no rank contributes to a round, all ranks have joined.
-
-    Returns:
-      The result of `join`.
     """
     gc.collect()  # Removes unused optimizers, which would wait here for ranks that freed theirs.
     threads = [

@@ -45,9 +45,6 @@ def _recorded(
       tensors: the tensors to send; exactly one if the method takes one tensor.
       backward: returns the gradients of the tensors, given the gradients of the results, the
         tensors and a name.
-
-    Returns:
-      The results.
     """
     listed = [dense(tensor, kind) for tensor in tensors]
 

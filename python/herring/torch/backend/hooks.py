@@ -87,7 +87,6 @@ class Hooks:
         """Registers an abort hook, or replaces the one of the same number.
 
         Args:
-          number: Identifies the hook.
           hook: A function without arguments. The thread that finds the failure calls it.
 
         Raises:
@@ -105,13 +104,7 @@ class Hooks:
             self.any = bool(self._abort) or self._completion is not None
 
     def watch(self, work: Any, method: str, number: int) -> None:
-        """Calls the hooks when a work ends; a work that is watched already has its hooks.
-
-        Args:
-          work: The work, which has just begun.
-          method: The method of the process group that began it.
-          number: The number of the call in its group.
-        """
+        """Calls the hooks when a work ends; a work that is watched already has its hooks."""
         if getattr(work, "watched", True):  # a work of another backend
             return
         work.watched = True

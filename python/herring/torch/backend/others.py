@@ -26,9 +26,6 @@ def other_backend(
 
     Args:
       name: The backend's name; empty if torch was given none for this kind.
-
-    Returns:
-      The backend.
     """
     own = dist.PrefixStore(f"herring-{kind}/", store)
     types = dist.ProcessGroup.BackendType

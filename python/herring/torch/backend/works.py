@@ -79,7 +79,6 @@ class Owner:
         """Fails works, and lets none of them touch tensors or start operations any more.
 
         Args:
-          why: The text of the errors.
           seconds: How long the works that do so at this moment may take.
 
         Raises:
@@ -120,10 +119,8 @@ def back_to(
     """Returns a function that brings the result of an operation in place to where it belongs.
 
     Args:
-      taken: The array that the core was given.
       there: Whether that array is on a GPU.
       dense: The tensor that the core was given; None means the caller's own tensor.
-      target: The caller's own tensor.
 
     Returns:
       The function, or None if the result is where it belongs already.
@@ -208,9 +205,6 @@ class _Work(dist.Work):
         Args:
           timeout: How long to wait at most; None or zero means until the operations' own deadlines.
 
-        Returns:
-          True.
-
         Raises:
           TimeoutError: The work was not complete in time; its operations go on.
           InvalidArgumentError: A CUDA graph is being captured; the operations go on.
@@ -280,13 +274,9 @@ class OperationWork(_Work):
     """A work for operations of the core, and for what follows them.
 
     Args:
-      owner: The process group.
-      operations: Operations under way.
-      outputs: What `result` and the future give.
       then: A function called once, by the thread that finds the operations complete. It copies
         results to where they belong, or starts a next step.
       follow: Whether `then` must be called even if nobody waits.
-      name: What a profile calls the wait for the operations.
     """
 
     def __init__(

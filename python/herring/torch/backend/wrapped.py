@@ -27,9 +27,6 @@ _Call = tuple[Sequence[Any], Mapping[str, Any]]
 def taken_apart(method: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> list[_Call]:
     """Returns the calls that do with the tensors inside what a call asks for.
 
-    Args:
-      method: The name of the process group's method.
-
     Returns:
       The arguments and options of each call; empty if no tensor holds others.
 
