@@ -65,36 +65,13 @@ if TYPE_CHECKING:
         grouped_broadcast,
         grouped_reduce_scatter,
     )
-    from herring.arrays.groups import (
-        Group,
-        new_group,
-        ranks_of_node,
-    )
-    from herring.arrays.joining import (
-        join,
-    )
-    from herring.arrays.messages import (
-        Receiving,
-        receive,
-        receive_async,
-        send,
-        send_async,
-    )
-    from herring.arrays.objects import (
-        allgather_object,
-        broadcast_object,
-    )
-    from herring.arrays.operations import (
-        Handle,
-    )
-    from herring.arrays.planned import (
-        PlannedReduction,
-    )
-    from herring.arrays.rooted import (
-        gather,
-        reduce,
-        scatter,
-    )
+    from herring.arrays.groups import Group, new_group, ranks_of_node
+    from herring.arrays.joining import join
+    from herring.arrays.messages import Receiving, receive, receive_async, send, send_async
+    from herring.arrays.objects import allgather_object, broadcast_object
+    from herring.arrays.operations import Handle
+    from herring.arrays.planned import PlannedReduction
+    from herring.arrays.rooted import gather, reduce, scatter
     from herring.arrays.runtime import (
         abort,
         init,
@@ -111,9 +88,7 @@ if TYPE_CHECKING:
         stop_timeline,
         write_flight_record,
     )
-    from herring.arrays.wire import (
-        TopK,
-    )
+    from herring.arrays.wire import TopK
     from herring.partial import (
         PartialReduction,
         Quorum,
@@ -123,10 +98,7 @@ if TYPE_CHECKING:
         flush,
         partial_statistics,
     )
-    from herring.partial.allreduce import (
-        allreduce,
-        allreduce_async,
-    )
+    from herring.partial.allreduce import allreduce, allreduce_async
 
 # Modules that define the public names. They are imported when a public name is first used, in this
 # order, until one lists the name in its __all__.

@@ -29,14 +29,7 @@ from herring.base.split import even_parts
 from herring.base.units import counted
 from herring.errors import InvalidArgumentError
 
-__all__ = [
-    "allgather",
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "empty",
-    "reduce_scatter",
-]
+__all__ = ["allgather", "alltoall", "barrier", "broadcast", "empty", "reduce_scatter"]
 
 _NUMPY = {
     "float32": np.float32,
@@ -116,11 +109,7 @@ def _tail(array: Any) -> tuple[int, ...]:
 
 
 def allgather(
-    array: Any,
-    *,
-    name: str | None = None,
-    timeout: Timeout = None,
-    group: Group | None = None,
+    array: Any, *, name: str | None = None, timeout: Timeout = None, group: Group | None = None
 ) -> np.ndarray:
     """Concatenates the arrays of all ranks along the first dimension, in rank order.
 

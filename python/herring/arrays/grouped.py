@@ -35,12 +35,7 @@ __all__ = [
 
 
 def _start(
-    kind: str,
-    arrays: Any,
-    call: CallOptions,
-    *,
-    waits: bool = True,
-    **options: Any,
+    kind: str, arrays: Any, call: CallOptions, *, waits: bool = True, **options: Any
 ) -> tuple[_core.Operation, list[Any]]:
     """Starts a collective on a list; returns the operation and the list."""
     call = call.named(f"grouped_{kind}")

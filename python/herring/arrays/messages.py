@@ -43,12 +43,7 @@ class Receiving(Handle):
 
 
 def send(
-    array: Any,
-    to: int,
-    tag: int = 0,
-    *,
-    timeout: Timeout = None,
-    group: Group | None = None,
+    array: Any, to: int, tag: int = 0, *, timeout: Timeout = None, group: Group | None = None
 ) -> None:
     """Sends `array` to one rank; returns when that rank receives it and `array` may be changed.
 
@@ -67,12 +62,7 @@ def send(
 
 
 def send_async(
-    array: Any,
-    to: int,
-    tag: int = 0,
-    *,
-    timeout: Timeout = None,
-    group: Group | None = None,
+    array: Any, to: int, tag: int = 0, *, timeout: Timeout = None, group: Group | None = None
 ) -> Handle:
     """Starts sending `array` to one rank and returns at once.
 
@@ -138,12 +128,7 @@ def receive_async(
 
 
 def _submit(
-    kind: str,
-    array: Any,
-    other: int | None,
-    tag: int | None,
-    timeout: Timeout,
-    group: Group | None,
+    kind: str, array: Any, other: int | None, tag: int | None, timeout: Timeout, group: Group | None
 ) -> Any:
     scope = scope_of(group)
     what = "to" if kind == "send" else "source"

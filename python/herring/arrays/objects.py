@@ -174,11 +174,7 @@ def _broadcast(form: _Form, obj: Any, root: int, call: CallOptions) -> Any:
 
 
 def allgather_object(
-    obj: Any,
-    *,
-    name: str | None = None,
-    timeout: Timeout = None,
-    group: Group | None = None,
+    obj: Any, *, name: str | None = None, timeout: Timeout = None, group: Group | None = None
 ) -> list[Any]:
     """Hands an object of every rank to every rank.
 

@@ -9,12 +9,7 @@ import numpy as np
 
 from herring.arrays.arguments import Operator, Timeout, rank_of
 from herring.arrays.calls import CallOptions
-from herring.arrays.collectives import (
-    checked_splits,
-    exchange,
-    scattered,
-    shape_of,
-)
+from herring.arrays.collectives import checked_splits, exchange, scattered, shape_of
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.objects import broadcast_plain
 from herring.errors import InvalidArgumentError

@@ -338,10 +338,7 @@ def _next(connection: Connection) -> tuple[Generation, socket.socket]:
 
 
 def _join(
-    connection: Connection,
-    present: Generation,
-    listener: socket.socket,
-    settings: dict[str, Any],
+    connection: Connection, present: Generation, listener: socket.socket, settings: dict[str, Any]
 ) -> None:
     """Joins the job of a generation."""
     global _generation

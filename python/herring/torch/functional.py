@@ -213,11 +213,7 @@ class _ReduceScatter(torch.autograd.Function):
 class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        tensor: torch.Tensor,
-        splits: Sequence[int] | None,
-        name: str,
-        group: Group | None,
+        ctx: Any, tensor: torch.Tensor, splits: Sequence[int] | None, name: str, group: Group | None
     ) -> torch.Tensor:
         own = tensor.detach().contiguous()
         ctx.options = _gradient_name(name), group

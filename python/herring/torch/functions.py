@@ -27,13 +27,7 @@ from herring.errors import InvalidArgumentError
 from herring.torch import devices
 from herring.torch.operators import Operator, name_of
 from herring.torch.ranges import shown, work_range
-from herring.torch.tensors import (
-    check_not_capturing,
-    dtype_name,
-    on_host,
-    require_dense,
-    warn_once,
-)
+from herring.torch.tensors import check_not_capturing, dtype_name, on_host, require_dense, warn_once
 
 
 class Handle:

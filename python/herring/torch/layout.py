@@ -18,12 +18,7 @@ from herring.errors import HerringError, InvalidArgumentError
 from herring.torch import devices
 from herring.torch.engine import runs_last
 from herring.torch.kept import mean_residuals
-from herring.torch.tensors import (
-    check_not_capturing,
-    dense_strides,
-    dtype_name,
-    warn_once,
-)
+from herring.torch.tensors import check_not_capturing, dense_strides, dtype_name, warn_once
 
 # A round's note (the bytes that travel with its gradients) has one byte per parameter, which says
 # whether the rank used it. Behind these bytes come flags. "again": a gradient has grown after it
@@ -293,12 +288,7 @@ class Layout:
     # -- a round ----------------------------------------------------------------------------------
 
     def begin(
-        self,
-        active: bool,
-        *,
-        steps: int,
-        without: str = "",
-        refusal: HerringError | None = None,
+        self, active: bool, *, steps: int, without: str = "", refusal: HerringError | None = None
     ) -> None:
         """Begins a round, in which this rank has the gradients of so many steps."""
         self.active = active

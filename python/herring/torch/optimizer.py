@@ -24,16 +24,7 @@ from herring.torch.tensors import TorchWireDType
 
 # Attributes of the wrapper itself. All other attributes are the wrapped optimizer's.
 _OWN = frozenset(
-    [
-        "inner",
-        "name",
-        "_each_round",
-        "_known",
-        "_partial",
-        "_reducer",
-        "_rounds_at_step",
-        "_sizes",
-    ]
+    ["inner", "name", "_each_round", "_known", "_partial", "_reducer", "_rounds_at_step", "_sizes"]
 )
 
 

@@ -18,11 +18,7 @@ from herring.arrays.devices import check_not_capturing, take_back
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.operations import submit
 from herring.arrays.runtime import forget_job
-from herring.errors import (
-    HerringError,
-    InvalidArgumentError,
-    PeerLostError,
-)
+from herring.errors import HerringError, InvalidArgumentError, PeerLostError
 from herring.horovod.common.exceptions import as_horovod, internal_errors
 from herring.horovod.common.process_sets import ProcessSet, group_of
 

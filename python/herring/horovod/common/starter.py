@@ -19,12 +19,7 @@ from herring.base.split import even_parts
 from herring.errors import InvalidArgumentError
 from herring.horovod.common.adasum import adasum, require_power_of_two
 from herring.horovod.common.handles import Call
-from herring.horovod.common.operators import (
-    Adasum,
-    Average,
-    operator_of,
-    scattering_operator,
-)
+from herring.horovod.common.operators import Adasum, Average, operator_of, scattering_operator
 from herring.horovod.common.process_sets import ProcessSet, global_process_set, root_in
 from herring.horovod.common.rounds import joined_as_zeros
 from herring.horovod.common.tensors import Tensors

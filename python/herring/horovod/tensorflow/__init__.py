@@ -30,18 +30,12 @@ from herring.horovod.tensorflow.functions import *  # noqa: F403
 from herring.horovod.tensorflow.functions import __all__ as _of_functions
 from herring.horovod.tensorflow.mpi_ops import *  # noqa: F403
 from herring.horovod.tensorflow.mpi_ops import __all__ as __all__
-from herring.horovod.tensorflow.tape import (
-    DistributedGradientTape,
-    PartialDistributedGradientTape,
-)
+from herring.horovod.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from herring.horovod.tensorflow.util import _executing_eagerly as _executing_eagerly
 from herring.horovod.tensorflow.util import refs_to_vars, vars_to_refs
 
 # Names that need Keras, which is imported when one of them is first used.
-_OF_KERAS = {
-    "DistributedOptimizer": "optimizer",
-    "SyncBatchNormalization": "sync_batch_norm",
-}
+_OF_KERAS = {"DistributedOptimizer": "optimizer", "SyncBatchNormalization": "sync_batch_norm"}
 
 __all__ = [
     *__all__,

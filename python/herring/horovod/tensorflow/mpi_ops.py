@@ -11,16 +11,10 @@ import tensorflow as tf
 from herring.errors import InvalidArgumentError
 from herring.horovod.common import waiting
 from herring.horovod.common.basics import local_rank, local_size, rank
-from herring.horovod.common.exceptions import (
-    NotSupportedError,
-)
+from herring.horovod.common.exceptions import NotSupportedError
 from herring.horovod.common.face import *  # noqa: F403
 from herring.horovod.common.face import __all__ as __all__
-from herring.horovod.common.operators import (
-    Average,
-    Sum,
-    operator_or_average,
-)
+from herring.horovod.common.operators import Average, Sum, operator_or_average
 from herring.horovod.common.operators import (
     operator_or_average as handle_average_backwards_compatibility,
 )

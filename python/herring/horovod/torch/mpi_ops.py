@@ -11,10 +11,7 @@ from herring.horovod.common import face, waiting
 from herring.horovod.common.face import *  # noqa: F403
 from herring.horovod.common.face import __all__ as __all__
 from herring.horovod.common.handles import SparseHandle, poll, synchronize
-from herring.horovod.common.operators import (
-    Average,
-    operator_or_average,
-)
+from herring.horovod.common.operators import Average, operator_or_average
 from herring.horovod.common.process_sets import ProcessSet, global_process_set
 from herring.horovod.common.starter import Reduction
 from herring.horovod.common.waiting import barrier

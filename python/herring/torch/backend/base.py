@@ -21,12 +21,7 @@ from herring.arrays.calls import CallOptions, called
 from herring.arrays.names import next_name
 from herring.arrays.operations import submit
 from herring.base.units import counted
-from herring.errors import (
-    ConfigurationError,
-    HerringError,
-    InvalidArgumentError,
-    PeerLostError,
-)
+from herring.errors import ConfigurationError, HerringError, InvalidArgumentError, PeerLostError
 from herring.torch.backend.face import add_face
 from herring.torch.backend.hooks import Hooks
 from herring.torch.backend.listed import given
@@ -346,25 +341,13 @@ class BaseProcessGroup(dist.ProcessGroup):
             return submit(kind, tensor, call, **more)
 
     def _start_list(
-        self,
-        kind: str,
-        flat: torch.Tensor,
-        name: str,
-        options: Any,
-        about: str,
-        **more: Any,
+        self, kind: str, flat: torch.Tensor, name: str, options: Any, about: str, **more: Any
     ) -> Any:
         """Starts an operation on the list of one tensor, which may lie on a GPU."""
         more |= {"listed": True, "anywhere": True}
         return self._start(kind, given(flat), name, options, about, **more)
 
-    def _work(
-        self,
-        options: Any,
-        operations: Operations,
-        outputs: Any,
-        then: Any = None,
-    ) -> Any:
+    def _work(self, options: Any, operations: Operations, outputs: Any, then: Any = None) -> Any:
         follow = bool(option(options, "asyncOp", True))
         name = self._started.name
         self._started.name = ""
