@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from herring.launch.agents import Agents
 from herring.launch.children import Children
@@ -18,45 +19,28 @@ _SAME_STOP_SECONDS = 1.0  # two different signals within it count as one, as an 
 _LAST_SECONDS = 10.0  # wait for killed processes: one that waits for a device does not end
 
 
+@dataclass(eq=False)
 class Ending:
-    """Asks the remaining processes of a job to end, and kills those that do not.
+    """Asks the remaining processes of a job to end, and kills those that do not."""
 
-    Attributes:
-        begun: Whether the job is being ended.
-        killed: Whether all processes were killed.
-        signal: The first stopping signal that came, or 0.
-        status: The exit status of the command, or None while it is not known.
-    """
+    _options: RunOptions
+    _children: Children
+    _agents: Agents
+    _say: Callable[[str, str], None]  # tells the user; called with a level and a text
+    _on_begin: Callable[[], None] = lambda: None  # called when the job begins to end
+    begun: bool = False  # whether the job is being ended
+    killed: bool = False  # whether all processes were killed
+    signal: int = 0  # the first stopping signal that came, or 0
+    status: int | None = None  # the exit status of the command, or None while it is not known
+    _signalled_at: float = 0.0
+    _stopped: bool = False  # whether all processes were told to end
+    _dismissed: bool = False  # whether servers were told to end
+    # What happens next, and when.
+    _at: dict[Callable[[float], None], float] = field(default_factory=dict)
 
-    def __init__(
-        self,
-        options: RunOptions,
-        children: Children,
-        agents: Agents,
-        say: Callable[[str, str], None],
-        on_begin: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Starts the time limit of the job, if there is one.
-
-        Args:
-            say: Tells the user; called with a level and a text.
-            on_begin: Called when the job begins to end.
-        """
-        self._on_begin = on_begin
-        self._options = options
-        self._children = children
-        self._agents = agents
-        self._say = say
-        self.begun = self.killed = False
-        self.signal = 0
-        self.status: int | None = None
-        self._signalled_at = 0.0
-        self._stopped = False  # whether all processes were told to end
-        self._dismissed = False  # whether servers were told to end
-        # What happens next, and when.
-        self._at: dict[Callable[[float], None], float] = {}
-        if options.timeout is not None:
-            self._at[self._time_out] = time.monotonic() + options.timeout
+    def __post_init__(self) -> None:
+        if self._options.timeout is not None:
+            self._at[self._time_out] = time.monotonic() + self._options.timeout
 
     def decide(self, status: int) -> None:
         """Sets the exit status, unless an earlier failure has set it."""

@@ -86,7 +86,7 @@ class Launcher:
         self._training = Training(options, self._children)
         self._ending = Ending(options, self._children, self._agents, self._say, self._on_ending)
         self._starting = Starting(
-            *(options, command, (passed, chosen), self._processes, self._selector),
+            *(options, command, passed, chosen, self._processes, self._selector),
             *(self._children, self._streams, self._agents, self._training),
         )
         self._restarts = Restarts(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import dataclass
 
 from herring.launch.causes import find_cause, hint
 from herring.launch.children import Child, Children
@@ -17,28 +18,22 @@ from herring.lobby.notice import EXIT_LEFT
 EXIT_NOT_JOINED = 3
 
 
+@dataclass(eq=False)
 class Outcome:
     """Decides after each end whether the job goes on, and at last what it was that failed."""
 
-    def __init__(
-        self,
-        options: RunOptions,
-        children: Children,
-        streams: Streams,
-        restarts: Restarts,
-        ending: Ending,
-        training: Training,
-    ) -> None:
-        self._options = options
-        self._children = children
-        self._streams = streams
-        self._say = streams.say
-        self._restarts = restarts
-        self._ending = ending
-        self._training = training
+    _options: RunOptions
+    _children: Children
+    _streams: Streams
+    _restarts: Restarts
+    _ending: Ending
+    _training: Training
+    _first: Child | None = None  # that failed, as far as the launcher noticed
+
+    def __post_init__(self) -> None:
+        self._say = self._streams.say
         # What the script calls to join the job, for messages.
-        self._init = "hvd.init()" if as_horovod(options) else "herring.init()"
-        self._first: Child | None = None  # that failed, as far as the launcher noticed
+        self._init = "hvd.init()" if as_horovod(self._options) else "herring.init()"
 
     def on_end(self, child: Child) -> None:
         """Draws the conclusions from the end of a process."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import signal
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from herring.base import proc
 from herring.launch.children import Child, Children
@@ -30,6 +30,7 @@ _LOOK = 0.5  # seconds between two looks for stopped servers
 _REMEMBERED = 16  # servers that have died; one of them may be the cause of a failure
 
 
+@dataclass(eq=False)
 class Restarts:
     """Replaces servers of a job with ``HERRING_FAILOVER``, and all processes of an elastic job.
 
@@ -37,51 +38,37 @@ class Restarts:
     So does a server that is stopped for so long that the job has given up on it.
     """
 
-    def __init__(
-        self,
-        options: RunOptions,
-        environment: Mapping[str, str],
-        children: Children,
-        ending: Ending,
-        start: Callable[[Task], None],
-        say: Callable[[str, str], None],
-        finished: Callable[[], bool],
-        took_part: Callable[[Child], bool],
-        remove: Callable[[Child], None],
-    ) -> None:
-        """Starts nothing yet.
+    _options: RunOptions
+    _environment: Mapping[str, str]  # the variables of the workers
+    _children: Children
+    _ending: Ending
+    _start: Callable[[Task], None]
+    _say: Callable[[str, str], None]  # tells the user; called with a level and a text
+    _finished: Callable[[], bool]  # whether the training of an elastic job has ended
+    _took_part: Callable[[Child], bool]  # whether it was in the last generation of an elastic job
+    _remove: Callable[[Child], None]  # removes an ended process from all that the launcher knows
+    _patience: float = 0.0  # after which a stopped server is lost
+    _retired: set[int] = field(default_factory=set)  # ranks that are not started again
+    _due: dict[int, float] = field(default_factory=dict)  # by process number: when to replace it
+    _pauses: dict[str, float] = field(default_factory=dict)  # by name: before the next start
+    _short_lives: dict[str, int] = field(default_factory=dict)  # by name: in a row
+    _started: dict[int, float] = field(default_factory=dict)
+    _stopped: dict[int, float] = field(default_factory=dict)  # since when a process is stopped
+    _look_at: float = 0.0
 
-        Args:
-            say: Tells the user; called with a level and a text.
-            finished: Whether the training of an elastic job has ended.
-            took_part: Whether a worker was in the last generation of an elastic job.
-            remove: Removes a process that has ended from all that the launcher knows.
-        """
+    def __post_init__(self) -> None:
+        options = self._options
         servers = len(options.layout.servers)
         nodes = max(options.nodes, len(options.layout.workers))
         # If no server is left, nobody can stand in for the one that dies.
         others = servers > 1 or nodes > servers
-        self._failover = servers > 0 and others and value_of(environment, "HERRING_FAILOVER")
+        able = servers > 0 and others
+        self._failover = able and value_of(self._environment, "HERRING_FAILOVER")
         self._elastic = options.elastic
         self._enabled = self._failover or options.elastic is not None
-        self._patience = 0.0  # after which a stopped server is lost
         if self._enabled:
-            self._patience = value_of(environment, "HERRING_HEARTBEAT_TIMEOUT") + _LOOK
-        self._children = children
-        self._ending = ending
-        self._start = start
-        self._say = say
-        self._finished = finished
-        self._took_part = took_part
-        self._remove = remove
+            self._patience = value_of(self._environment, "HERRING_HEARTBEAT_TIMEOUT") + _LOOK
         self._first_number = self._next_number = options.workers + servers
-        self._retired: set[int] = set()  # ranks that are not started again
-        self._due: dict[int, float] = {}  # by number of the process: when to replace it
-        self._pauses: dict[str, float] = {}  # by name: before the next start
-        self._short_lives: dict[str, int] = {}  # by name: in a row
-        self._started: dict[int, float] = {}
-        self._stopped: dict[int, float] = {}  # since when a process is stopped
-        self._look_at = 0.0
 
     def on_end(self, child: Child) -> bool:
         """Returns whether the end of this process is no failure of the job."""
@@ -212,6 +199,6 @@ class Restarts:
         if not child.ended and not self._failover:
             # Nobody else stands in for it, so the workers would wait for it to the end.
             self._children.signal_one(child, signal.SIGKILL)
-        task = dataclasses.replace(child.task, number=self.take_number())
+        task = replace(child.task, number=self.take_number())
         self._started[task.number] = now
         self._start(task)

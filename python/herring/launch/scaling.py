@@ -7,6 +7,7 @@ import selectors
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from herring.errors import ConfigurationError
 from herring.launch.agents import Agents
@@ -25,6 +26,7 @@ _SLOW = 30.0  # seconds after which a call of the script that has not ended is w
 _MOST_TEXT = 1 << 20  # characters that a call of the script may print
 
 
+@dataclass(eq=False)
 class Scaling:
     """Calls the script again and again, and starts and dismisses workers.
 
@@ -32,41 +34,31 @@ class Scaling:
     have its state, even if the script names none of the hosts that train.
     """
 
-    def __init__(
-        self,
-        options: RunOptions,
-        processes: Processes,
-        selector: selectors.BaseSelector,
-        children: Children,
-        agents: Agents,
-        restarts: Restarts,
-        ending: Ending,
-        start: Callable[[Host, int, int], None],
-        say: Callable[[str, str], None],
-    ) -> None:
-        """Starts nothing yet."""
-        self._discovery = None if options.elastic is None else options.elastic.discovery
-        self._most = options.workers
-        if options.elastic is not None:
-            self._most = options.elastic.most or 1 << 20
-        self._processes = processes
-        self._selector = selector
-        self._children = children
-        self._agents = agents
-        self._restarts = restarts
-        self._ending = ending
-        self._start = start
-        self._say = say
-        self._lobby: Lobby | None = None
-        self._call: _Call | None = None
-        self._look_at = 0.0  # when to call the script, or to warn that a call has not ended
-        self._told = ""  # why the last call has failed
-        self._not_before: dict[str, float] = {}  # by host: when it is tried again
-        self._places: dict[str, list[int]] = {}  # by host: the ranks that were started there
-        self._hosts: dict[str, Host] = {}
-        self._dismissed: set[int] = set()  # ranks that were told to leave
-        self._next_rank = 0
-        for host, count in options.layout.workers:
+    _options: RunOptions
+    _processes: Processes
+    _selector: selectors.BaseSelector
+    _children: Children
+    _agents: Agents
+    _restarts: Restarts
+    _ending: Ending
+    _start: Callable[[Host, int, int], None]
+    _say: Callable[[str, str], None]
+    _lobby: Lobby | None = None
+    _call: _Call | None = None
+    _look_at: float = 0.0  # when to call the script, or to warn that a call has not ended
+    _told: str = ""  # why the last call has failed
+    _not_before: dict[str, float] = field(default_factory=dict)  # by host: when it is tried again
+    # By host: the ranks that were started there.
+    _places: dict[str, list[int]] = field(default_factory=dict)
+    _hosts: dict[str, Host] = field(default_factory=dict)
+    _dismissed: set[int] = field(default_factory=set)  # ranks that were told to leave
+    _next_rank: int = 0
+
+    def __post_init__(self) -> None:
+        elastic = self._options.elastic
+        self._discovery = None if elastic is None else elastic.discovery
+        self._most = self._options.workers if elastic is None else elastic.most or 1 << 20
+        for host, count in self._options.layout.workers:
             self._hosts[_key(host)] = host
             self._places[_key(host)] = [*range(self._next_rank, self._next_rank + count)]
             self._next_rank += count

@@ -8,6 +8,7 @@ import selectors
 import socket
 import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from herring.launch.agents import Agents, workers_on
 from herring.launch.children import Child, Children
@@ -34,39 +35,23 @@ from herring.rendezvous.identity import host_identity
 from herring.rendezvous.network import with_port
 
 
+@dataclass(eq=False)
 class Starting:
     """Where the job meets, with which variables, and the start of each of its processes."""
 
-    def __init__(
-        self,
-        options: RunOptions,
-        command: Sequence[str],
-        environments: tuple[dict[str, str], dict[str, str]],
-        processes: Processes,
-        selector: selectors.BaseSelector,
-        children: Children,
-        streams: Streams,
-        agents: Agents,
-        training: Training,
-    ) -> None:
-        """Prepares the job; starts nothing.
-
-        Args:
-            environments: Variables that other hosts get, and those among them that this machine
-                gets, too.
-        """
-        self._options = options
-        self._command = list(command)
-        self._passed, self._chosen = environments
-        self._processes = processes
-        self._selector = selector
-        self._children = children
-        self._streams = streams
-        self._agents = agents
-        self._training = training
-        self._store: socket.socket | None = None  # keeps the port of torch's store free
-        self._base: dict[str, str] = {}  # variables of all processes on this machine
-        self._variables: tuple[dict[str, str], dict[str, str]] = {}, {}  # of the job and its store
+    _options: RunOptions
+    _command: Sequence[str]
+    _passed: dict[str, str]  # variables that other hosts get
+    _chosen: dict[str, str]  # those among them that this machine gets, too
+    _processes: Processes
+    _selector: selectors.BaseSelector
+    _children: Children
+    _streams: Streams
+    _agents: Agents
+    _training: Training
+    _store: socket.socket | None = None  # keeps the port of torch's store free
+    _base: dict[str, str] = field(default_factory=dict)  # of all processes on this machine
+    _variables: tuple[dict[str, str], dict[str, str]] = ({}, {})  # of the job and its store
 
     def begin(
         self, goes_on: Callable[[float], bool], say_later: Callable[[str, str], None]
