@@ -195,12 +195,7 @@ def exchange(
 def checked_splits(
     kind: str, rows: int, splits: Sequence[int] | None, group: Group | None
 ) -> list[int]:
-    """Returns the number of rows for each rank, from `splits` or in equal parts.
-
-    Raises:
-      InvalidArgumentError: `splits` does not sum to `rows`, or there are no equal parts; the
-        message names `kind`.
-    """
+    """Returns the number of rows for each rank; raises an error if `splits` does not fit `rows`."""
     ranks = scope_of(group).size
     if splits is None:
         if rows % ranks:

@@ -41,11 +41,7 @@ def described_gpus() -> dict[str, Any]:
 
 
 def stream_of(array: Any) -> int | None:
-    """Returns the stream in which the library of a GPU array queues work now, as a CUDA handle.
-
-    Returns:
-      The handle, or None if the library does not tell its stream.
-    """
+    """Returns the stream (a CUDA handle) in which an array's library queues work, or None."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         # The call that PyTorch's compiler makes; an object for the stream would take 4 us.

@@ -281,11 +281,7 @@ class GradientRounds:
         self._plan.filled(placed)
 
     def finish(self, dtypes: Sequence[Any]) -> list[np.ndarray]:
-        """Ends the round and waits for the averages; a gradient that was not put in is zeros.
-
-        Returns:
-          A new array for each variable in `used`, aligned to 64 bytes.
-        """
+        """Waits for the averages, new arrays aligned to 64 bytes; what was not put in is zeros."""
         self._complete()
         results = [
             fresh(self.sources[index].shape, dtype) for index, dtype in zip(self.used, dtypes)

@@ -21,11 +21,7 @@ Lower = Callable[[str, Any], Any]
 
 
 def packed(value: Any, lift: Lift | None = None) -> bytes:
-    """Returns plain data as bytes.
-
-    Args:
-      lift: Called for what is not plain; None means that nothing else is allowed.
-    """
+    """Returns plain data as bytes; `lift`, if not None, is called for what is not plain."""
 
     def described(one: Any) -> Any:
         kind = type(one)
@@ -50,11 +46,7 @@ def packed(value: Any, lift: Lift | None = None) -> bytes:
 
 
 def unpacked(data: bytes, lower: Lower | None = None) -> Any:
-    """Returns the data that `packed` made bytes of.
-
-    Args:
-      lower: Called for what `lift` described; None means that nothing else is allowed.
-    """
+    """Returns the data that `packed` made bytes of; `lower` gets what `lift` has described."""
 
     def restored(one: Any) -> Any:
         if isinstance(one, list):

@@ -206,11 +206,7 @@ def _text_of_setting(name: str, value: Any) -> str:
 
 
 def _require_same(settings: dict[str, Any]) -> None:
-    """Refuses settings that differ from those of the running job.
-
-    Raises:
-      ConfigurationError: A setting differs or does not exist; the message names it.
-    """
+    """Raises ConfigurationError, with the name, if a setting differs from the running job's."""
     if not settings:
         return
     rows = {row["name"]: row for row in _core.settings()}
@@ -342,11 +338,7 @@ os.register_at_fork(after_in_child=_in_forked_child)
 
 
 def job() -> _core.Job:
-    """Returns the running job.
-
-    Raises:
-      ShutdownError: There is no running job.
-    """
+    """Returns the running job; raises ShutdownError if there is none."""
     current = _job
     if current is None:
         # The script may call Horovod's init() instead of Herring's.

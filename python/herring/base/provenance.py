@@ -50,11 +50,7 @@ def provenance(options: Any = None) -> dict[str, Any]:
 
 
 def require_writable(path: str | os.PathLike[str], option: str) -> None:
-    """Refuses a file that `write_results` could not write, before anything is measured for it.
-
-    Raises:
-      ConfigurationError: The file cannot be written; the error names option and reason.
-    """
+    """Raises ConfigurationError, with option and reason, if a file could not be written."""
     place = Path(path)
     try:
         if place.is_dir():
@@ -71,11 +67,7 @@ def require_writable(path: str | os.PathLike[str], option: str) -> None:
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Makes errors of the system into errors that say which file could not be written.
-
-    Raises:
-      ConfigurationError: The block raised OSError.
-    """
+    """Makes an OSError a ConfigurationError that says which file could not be written."""
     try:
         yield
     except OSError as error:

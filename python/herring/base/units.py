@@ -52,11 +52,7 @@ def parse_seconds(text: str, zero: bool = False) -> float:
 
 
 def parse_size(text: str) -> int:
-    """Returns the number of bytes in e.g. ``25M``, ``1.5GB`` or ``64KiB``.
-
-    Raises:
-      ConfigurationError: `text` is not a size, or is not a whole number of bytes above 0.
-    """
+    """Returns the bytes, a whole number above 0, in e.g. ``25M``, ``1.5GB`` or ``64KiB``."""
     from herring import _core
 
     try:
@@ -72,11 +68,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_rate(text: str) -> float:
-    """Returns the bits per second in e.g. ``200mbit``, ``10Gbps`` or ``10G``.
-
-    Raises:
-      ConfigurationError: `text` is not a rate above 0; the message names the allowed units.
-    """
+    """Returns the bits per second, a rate above 0, in e.g. ``200mbit``, ``10Gbps`` or ``10G``."""
     match = _RATE.fullmatch(text.strip())
     value = float(match.group(1)) * _FACTORS[match.group(2).lower()] if match else 0.0
     if "B/s" in text:
@@ -115,11 +107,7 @@ def argument(parse: Callable[[str], _Value]) -> Callable[[str], _Value]:
 
 
 def parse_option(option: str, parse: Callable[[str], _Value], text: str) -> _Value:
-    """Returns what `parse` makes of an option's value; an error begins with the option's name.
-
-    Raises:
-      ConfigurationError: `parse` refused the value.
-    """
+    """Returns what `parse` makes of an option's value; its error begins with the option's name."""
     try:
         return parse(text)
     except ConfigurationError as error:

@@ -37,11 +37,7 @@ def candidates(environ: Mapping[str, str]) -> list[Path]:
 
 
 def is_private(folder: Path) -> bool:
-    """Returns whether this is a folder that only this user can enter.
-
-    Raises:
-        OSError: There is no such folder.
-    """
+    """Returns whether only this user can enter a folder; raises OSError if there is none."""
     status = os.lstat(folder)  # does not follow a link that somebody else has made
     ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
     return ours and not status.st_mode & 0o077

@@ -50,11 +50,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def handle(options: argparse.Namespace) -> int:
-    """Prints the report as a table, or as JSON with its provenance.
-
-    Returns:
-        The exit status: 0, or 1 if a line reports a failure.
-    """
+    """Prints the report as a table or as JSON; returns 0, or 1 if a line reports a failure."""
     found = findings()
     document: dict[str, Any] = {}
     if not options.json:

@@ -35,11 +35,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def handle(options: argparse.Namespace) -> int:
-    """Prints the script; returns the exit status.
-
-    Raises:
-        ConfigurationError: shtab is not installed, or is too old for the shell.
-    """
+    """Prints the script; raises ConfigurationError if shtab is missing or too old for the shell."""
     shtab = import_optional("shtab", "shtab", "writes the script", "completion")
     if options.shell not in shtab.SUPPORTED_SHELLS:
         raise ConfigurationError(

@@ -82,11 +82,7 @@ class JobOptions:
     restarts: int = 0  # how often the whole job is started again after a failure
 
     def check(self) -> None:
-        """Checks the options.
-
-        Raises:
-            ConfigurationError: Names the option, its value and what is allowed.
-        """
+        """Raises ConfigurationError, with the option, its value and what is allowed."""
         # Names of pods and hosts are made from the name, and are limited to 63 characters.
         _check_name("--name", self.name, 40)
         for option, value in (("--namespace", self.namespace), ("--secret", self.secret)):
@@ -214,11 +210,7 @@ def _as_list(found: Any) -> list[Any]:
 
 
 def to_yaml(objects: Sequence[dict[str, Any]]) -> str:
-    """Returns the objects as documents of YAML, with their keys in the given order.
-
-    Raises:
-        ConfigurationError: PyYAML is not installed.
-    """
+    """Returns the objects as YAML, keys in the given order; ConfigurationError without PyYAML."""
     yaml = import_optional("yaml", "PyYAML", "writes the file", "kubernetes")
 
     class Dumper(yaml.SafeDumper):

@@ -202,11 +202,7 @@ def _elastic(options: argparse.Namespace, discovery: Discovery | None = None) ->
 
 
 def _workers(options: argparse.Namespace, listed: tuple[hosts.Host, ...]) -> int | None:
-    """Returns how many workers are started; None means as many as there are slots.
-
-    Raises:
-        ConfigurationError: More must begin than may take part.
-    """
+    """Returns how many workers are started; None means all slots. Checks it against the limits."""
     most = options.max_workers
     if most is None:
         return None if options.host_discovery_script is not None else options.size

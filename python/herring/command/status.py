@@ -92,11 +92,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def handle(options: argparse.Namespace) -> int:
-    """Prints the status of a job; returns the exit status.
-
-    Raises:
-        ConfigurationError: The options do not say which job is meant.
-    """
+    """Prints the status of a job; raises ConfigurationError if options do not say of which."""
     try:
         return _handle(options)
     except StatusError as error:
@@ -150,11 +146,7 @@ def _wait_for(file: Path, begun: float, seconds: float) -> None:
 
 
 def _seconds(text: str) -> float:
-    """Returns the seconds of a time that the system can wait for.
-
-    Raises:
-        ConfigurationError: It is not a time, or too long.
-    """
+    """Returns a time in seconds; raises ConfigurationError if the system cannot wait so long."""
     seconds = parse_seconds(text)
     if seconds > _LONGEST:
         raise ConfigurationError(f"{text!r} is too long: allowed are times above 0 and up to 24h")

@@ -204,11 +204,7 @@ def gpus() -> tuple[dict[str, Any], str]:
 
 
 def copies(index: int) -> dict[str, Any]:
-    """Measures how many bytes per second a GPU copies to host memory and back.
-
-    Raises:
-        HerringError: The driver reports an error.
-    """
+    """Measures how many bytes per second a GPU copies out and in; HerringError if that fails."""
     from herring import _core
 
     return dict(_core.measure_copies(index, _COPIED_BYTES))

@@ -47,11 +47,7 @@ class Hub:
     def __init__(
         self, listener: socket.socket, secret: bytes, size: int, deadline: float, about: Examination
     ) -> None:
-        """Starts to accept ranks.
-
-        Args:
-            deadline: When all must be over (`time.monotonic`).
-        """
+        """Starts to accept ranks; all must be over at `deadline` (`time.monotonic`)."""
         self.about = about
         self._size = size
         self._deadline = deadline

@@ -60,11 +60,7 @@ def reach(
 
 
 def resolve_all(names: Sequence[str], seconds: float) -> dict[str, dict[str, Any]]:
-    """Looks names up, all at the same time.
-
-    Returns:
-        For each name its ``addresses``, the ``seconds`` that this took, and the ``error``.
-    """
+    """Looks names up at the same time; returns ``addresses``, ``seconds`` and ``error`` of each."""
 
     def one(name: str) -> dict[str, Any]:
         start = time.monotonic()

@@ -51,11 +51,7 @@ class Probes:
     """A socket that answers other hosts' probes, and sends its own."""
 
     def __init__(self, address: str, secret: bytes) -> None:
-        """Binds a port and starts to answer.
-
-        Raises:
-            OSError: The address cannot be bound.
-        """
+        """Binds a port and starts to answer; raises OSError if the address cannot be bound."""
         six = ":" in address
         self._overhead = (40 if six else 20) + 8
         self._secret = secret
@@ -81,11 +77,7 @@ class Probes:
         self._socket.close()
 
     def losses(self, peers: Sequence[Peer], count: int) -> dict[int, tuple[int, int]]:
-        """Sends small datagrams to all peers at the same time.
-
-        Returns:
-            How many were sent and how many of these were not answered, by the peers' indices.
-        """
+        """Sends small datagrams to all; returns how many went and were not answered, by peer."""
         sent: dict[int, list[int]] = {peer.index: [] for peer in peers}
         for _ in range(count):
             for peer in peers:

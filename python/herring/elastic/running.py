@@ -306,11 +306,7 @@ def connect(environ: Mapping[str, str], server: bool) -> Connection:
 
 
 def secret_of(environ: Mapping[str, str]) -> bytes:
-    """Returns the secret of an elastic job.
-
-    Raises:
-      ConfigurationError: It is missing, or cannot be read.
-    """
+    """Returns the secret of an elastic job; raises ConfigurationError if it cannot be read."""
     path = environ.get("HERRING_SECRET_FILE", "").strip()
     if path:
         return read_secret_file(path)

@@ -157,11 +157,7 @@ def members_of(record: Record, group: int, seen: Iterable[int]) -> tuple[int, ..
 
 
 def match(record: Record) -> list[Operation]:
-    """Finds the operations in a record.
-
-    Returns:
-        The operations, in the order in which a rank first called them.
-    """
+    """Returns the operations of a record in the order in which a rank first called them."""
     found: dict[Key, Operation] = {}
     buffers: dict[Key, dict[int, list[Entry]]] = defaultdict(lambda: defaultdict(list))
     seen: dict[int, set[int]] = defaultdict(set)

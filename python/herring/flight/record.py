@@ -115,11 +115,7 @@ class _Wrong(Exception):
 
 
 def read(path: Path) -> Record:
-    """Reads the file at `path`.
-
-    Raises:
-        ConfigurationError: The file cannot be read, or is not a flight record.
-    """
+    """Reads the file at `path`; raises ConfigurationError if it is not a flight record."""
     try:
         with path.open("rb") as file:
             large = os.fstat(file.fileno()).st_size > _MOST_BYTES
@@ -138,11 +134,7 @@ def read(path: Path) -> Record:
 
 
 def parse(document: Any, name: str = "the document") -> Record:
-    """Makes a record of a parsed JSON document.
-
-    Raises:
-        ConfigurationError: The document is not a flight record; the error names the wrong value.
-    """
+    """Makes a record of a parsed JSON document; ConfigurationError names a wrong value."""
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != SCHEMA:
         raise ConfigurationError(

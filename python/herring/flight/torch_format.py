@@ -44,11 +44,7 @@ _FRAME = re.compile(r"(?P<file>\S+):(?P<line>\d+) in (?P<name>[\w.<>]+)")
 
 
 def convert(record: Record, analysis: Analysis) -> dict[int, dict[str, Any]]:
-    """Returns what PyTorch would have recorded on each rank whose record came.
-
-    Args:
-        analysis: What was found in it, which says what belongs together.
-    """
+    """Returns what PyTorch would have recorded on each rank whose record came."""
     places = _places(analysis)
     groups = _groups(record, analysis)
     dumps = {}

@@ -97,11 +97,7 @@ class Agents:
         return next((each.host.name for each in same), "")
 
     def require_different_hosts(self, own: str) -> None:
-        """Checks that the hosts of workers are not two names of one host.
-
-        Raises:
-            ConfigurationError: Two names mean the same host.
-        """
+        """Raises ConfigurationError if the hosts of workers are two names of one host."""
         self._own = own
         found: dict[str, str] = {}
         for host, _ in self._options.layout.workers:

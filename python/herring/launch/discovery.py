@@ -27,11 +27,7 @@ class Discovery:
         return ["/bin/sh", "-c", self.script]
 
     def hosts(self, status: int, printed: str, said: str = "") -> tuple[Host, ...]:
-        """Returns the hosts that a call has named, in the order of its lines.
-
-        Raises:
-            ConfigurationError: The call has failed, or a line is not a host.
-        """
+        """Returns the hosts that a call has named, in order; ConfigurationError if it failed."""
         where = f"{OPTION} {self.script}"
         if status:
             last = ": ".join(["", *said.strip().splitlines()[-1:]])

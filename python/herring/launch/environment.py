@@ -183,11 +183,7 @@ def store_variables(rendezvous: str, port: int, chosen: Mapping[str, str]) -> di
 
 
 def tasks(options: RunOptions, job: Mapping[str, str], store: Mapping[str, str]) -> Iterator[Task]:
-    """Yields all processes of a job: servers, then workers by rank, in blocks on the nodes.
-
-    Args:
-        store: The result of `store_variables`; only workers get it.
-    """
+    """Yields all processes of a job: servers, then workers (with `store`) by rank, in blocks."""
     for index, host in enumerate(options.layout.servers):
         # Each server counts as a host of its own, as it would be in a real cluster.
         environment = {

@@ -61,11 +61,7 @@ class Frame:
         self.payload = payload  # the content, as bytes
 
     def content(self) -> dict[str, Any]:
-        """Returns the payload, decoded from JSON.
-
-        Raises:
-            HerringError: The payload is not a JSON object.
-        """
+        """Returns the payload; raises HerringError if it is not a JSON object."""
         try:
             content = json.loads(self.payload)
         except ValueError:
@@ -75,11 +71,7 @@ class Frame:
         return content
 
     def integer(self) -> int:
-        """Returns the payload as an integer.
-
-        Raises:
-            HerringError: The payload is not an integer.
-        """
+        """Returns the payload; raises HerringError if it is not an integer."""
         try:
             return int(self.payload)
         except ValueError:
@@ -99,11 +91,7 @@ class Inbox:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Yields the frames that `data` completes.
-
-        Raises:
-            HerringError: The bytes do not come from an agent of the same version.
-        """
+        """Yields the frames that `data` completes; HerringError if they are of another version."""
         self._data += data
         if self._greeting:
             at = self._data.find(self._greeting)

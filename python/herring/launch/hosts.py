@@ -132,11 +132,7 @@ def lay_out(hosts: tuple[Host, ...], workers: int | None, servers: int) -> Layou
 
 
 def require_range(name: str, value: int, least: int, most: int) -> None:
-    """Checks the value of an option.
-
-    Raises:
-        ConfigurationError: The value is not from `least` to `most`.
-    """
+    """Raises ConfigurationError if the value of an option is not from `least` to `most`."""
     if not least <= value <= most:
         raise ConfigurationError(
             f"{name} {value} is not valid: allowed is an integer from {least} to {most}"

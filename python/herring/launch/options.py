@@ -108,11 +108,7 @@ class RunOptions:
         return len(self.layout.servers)
 
     def check(self) -> None:
-        """Checks the options before anything starts.
-
-        Raises:
-            ConfigurationError: Names the option, its value and what is allowed.
-        """
+        """Raises ConfigurationError, with the option, its value and what is allowed."""
         if not self.command:
             raise ConfigurationError(
                 "no command to run: put it after '--', as in 'herring run -n 2 -- python train.py'"
@@ -187,11 +183,7 @@ def _unpickled(kind: type[CommandError], message: str) -> CommandError:
 
 
 def resolve_command(command: Sequence[str]) -> list[str]:
-    """Finds the program before anything is started.
-
-    Raises:
-        CommandError: There is no such program; the error has the exit status of a shell.
-    """
+    """Finds the program; raises CommandError, with the exit status of a shell, if there is none."""
     program = command[0]
     found = shutil.which(program)
     if program in ("python", "python3") and sys.prefix != sys.base_prefix:

@@ -108,11 +108,7 @@ class Sink:
         self._unfinished = b""
 
     def write(self, data: bytes, source: Source | None, unfinished: bytes = b"") -> None:
-        """Writes whole lines, or data that end with the unfinished line `unfinished`.
-
-        Raises:
-            BrokenPipeError: The reader is gone.
-        """
+        """Writes lines, or data that end with `unfinished`; BrokenPipeError without a reader."""
         other = self._owner is not None and self._owner is not source
         if other and self.terminal:
             # Erase the unfinished line, write the new lines, and repeat the unfinished line below.

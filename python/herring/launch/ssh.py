@@ -36,11 +36,7 @@ class HostError(CommandError):
 
 
 def ssh_command(host: Host, options: SshOptions, seconds: float) -> list[str]:
-    """Returns the command that starts the agent on a host; ssh never prompts for anything.
-
-    Args:
-        seconds: How long a connection may take.
-    """
+    """Returns the command that starts the agent (in `seconds` at most); ssh never prompts."""
     command = [*options.command, "-T"]
     settings = {
         "BatchMode": "yes",
@@ -85,11 +81,7 @@ class Connection:
         processes: Processes,
         listeners: Listeners,
     ) -> None:
-        """Starts ssh.
-
-        Args:
-            seconds: How long a connection may take.
-        """
+        """Starts ssh, whose connection may take so many seconds."""
         self.host = host  # the host
         # What the agent reported about itself; None until then.
         self.ready: dict[str, Any] | None = None
@@ -123,11 +115,7 @@ class Connection:
             listeners.selector.register(stream, selectors.EVENT_READ, reader)
 
     def feed(self, data: bytes) -> None:
-        """Takes bytes that the agent sent.
-
-        Raises:
-            HostError: The bytes are not an agent's.
-        """
+        """Takes bytes that the agent sent; raises HostError if they are not an agent's."""
         try:
             frames = list(self._inbox.feed(data))
         except HerringError as error:

@@ -56,11 +56,7 @@ class Streams:
         self._notes: dict[str, Source] = {}  # what ssh prints, by host
 
     def open_copies(self, ranks: Iterable[int]) -> None:
-        """Opens the files that get copies of the output of these ranks.
-
-        Raises:
-            ConfigurationError: A file cannot be written.
-        """
+        """Opens the files for copies of these ranks' output; ConfigurationError if that fails."""
         if self._options.output is not None:
             workers = self._options.workers
             self._files |= open_copies(self._options.output, ranks, workers)
@@ -242,11 +238,7 @@ class Streams:
                     pass
 
     def drain(self, is_read: Callable[[selectors.SelectorKey], bool]) -> None:
-        """Shows the rest of all output.
-
-        Args:
-            is_read: Returns whether a key belongs to output that `read` takes.
-        """
+        """Shows the rest of all output; `is_read` tells whether `read` takes a key."""
         deadline = time.monotonic() + _DRAIN_SECONDS
         while time.monotonic() < deadline:
             keys = [key for key, _ in self._selector.select(0) if is_read(key)]

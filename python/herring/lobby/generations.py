@@ -86,11 +86,7 @@ class Generations:
     _left: int = 0  # workers of the present generation that are gone
 
     def enter(self, member: Member, size: int = 0) -> None:
-        """Adds a member.
-
-        Args:
-            member: It has a generation if it has come back, to a lobby that was started again.
-        """
+        """Adds a member; one that has come back to a new lobby has a generation."""
         self._members[member.number] = member
         if member.generation > self.number:
             self.number, self._size, self._left = member.generation, size, 0
@@ -171,12 +167,7 @@ class Generations:
         return now >= due, None if now >= due else due
 
     def next(self, now: float) -> tuple[Formed | Stop | None, float | None]:
-        """Forms the next generation if it is time.
-
-        Returns:
-            The new generation, or why the job ends, or None; and when to ask again although nothing
-            has happened, or None.
-        """
+        """Returns the new generation, why the job ends, or None; and when to ask again, or None."""
         rules = self.rules
         present = self.present
         waiting = [one for one in self.workers if one.waits_since is not None]

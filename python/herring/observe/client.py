@@ -48,11 +48,7 @@ class Endpoint:
 
 
 def endpoint(where: str) -> Endpoint:
-    """Returns what a path or HOST:PORT means.
-
-    Raises:
-        StatusError: `where` is neither a path that exists nor HOST:PORT.
-    """
+    """Returns what an existing path or HOST:PORT means; raises StatusError for anything else."""
     path = Path(where)
     match = _ADDRESS.fullmatch(where)
     if "/" not in where and match and not path.exists():
@@ -113,21 +109,13 @@ def is_elastic(path: Path) -> bool:
 
 
 def elastic_job(name: str) -> str | None:
-    """Returns the name of the elastic job whose generation has this name, such as ``JOB.3``.
-
-    Returns:
-        None if the name has no number of a generation.
-    """
+    """Returns the elastic job of a generation such as ``JOB.3``; None if the name has no number."""
     match = _GENERATION.fullmatch(name)
     return match["job"] if match else None
 
 
 def next_generation(path: Path) -> Path | None:
-    """Returns the socket of the latest generation that follows that of a socket.
-
-    Returns:
-        None if no later generation of that job runs on this machine.
-    """
+    """Returns the socket of the job's latest generation here, or None if none follows this one."""
     own = _SOCKET.fullmatch(path.name)
     if own is None:
         return None
@@ -213,11 +201,7 @@ def proof(secret: bytes, command: str, nonce: bytes) -> str:
 
 
 def token() -> str:
-    """Returns what lets Prometheus read the metrics of the job with this environment's secret.
-
-    Raises:
-        StatusError: The environment names no secret.
-    """
+    """Returns what lets Prometheus read the metrics of the job; StatusError without a secret."""
     return hmac.digest(_secret("--token"), b"herring status", "sha256").hex()
 
 

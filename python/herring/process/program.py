@@ -116,11 +116,7 @@ def cause_of_call(name: str) -> str:
 
 
 def describe(places: Sequence[Place]) -> Activity:
-    """Returns what a thread does.
-
-    Args:
-      places: Its stack, the innermost place first.
-    """
+    """Returns what a thread does, from its stack, the innermost place first."""
     if not places:
         return Activity()
     users = next((i for i, place in enumerate(places) if place.is_users), None)

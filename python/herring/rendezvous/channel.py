@@ -220,11 +220,7 @@ def prove_as_server(
 
 
 def read(connection: socket.socket, size: int, deadline: float | None) -> bytes:
-    """Returns exactly `size` bytes; without a deadline it waits for ever.
-
-    Raises:
-        OSError: The connection broke, or the time is over.
-    """
+    """Returns exactly `size` bytes, or raises OSError at the deadline; None waits for ever."""
     data = bytearray()
     while len(data) < size:
         _wait(connection, select.POLLIN, deadline)

@@ -218,11 +218,7 @@ def detect_server(environ: Mapping[str, str], address: str | None = None) -> Ser
 
 
 def parse_address(text: str, variable: str = "HERRING_RENDEZVOUS") -> tuple[str, int]:
-    """Splits ``HOST:PORT`` (``[HOST]:PORT`` for IPv6).
-
-    Raises:
-        ConfigurationError: `text` is not such an address.
-    """
+    """Returns host and port of ``HOST:PORT`` (``[HOST]:PORT`` for IPv6), or ConfigurationError."""
     text = settings.setting("HERRING_RENDEZVOUS").parse(text, variable)
     host, _, port = text.rpartition(":")
     return host.strip("[]"), int(port)
@@ -242,11 +238,7 @@ def parse_secret(text: str, variable: str = "HERRING_SECRET") -> bytes:
 
 
 def warn_of_weak_secret(secret: bytes, what: str) -> None:
-    """Warns of a secret that an eavesdropper on a member's connection may guess.
-
-    Args:
-        what: Where the secret came from, followed by a verb.
-    """
+    """Warns of a secret that an eavesdropper may guess; `what` is its source and a verb."""
     if len(secret) < _STRONG_SECRET_BYTES:
         from herring import _core
 

@@ -214,11 +214,7 @@ def meet_as_server(
 
 
 def read_secret_file(path: str) -> bytes:
-    """Returns the secret in a file, which is its content without surrounding white space.
-
-    Raises:
-        ConfigurationError: The file cannot be read or has fewer than 16 bytes.
-    """
+    """Returns a file's content, stripped, as the secret; it must have 16 bytes or more."""
     try:
         with open(path, "rb") as file:
             secret, mode = file.read().strip(), os.fstat(file.fileno()).st_mode

@@ -87,11 +87,7 @@ class Publication:
 
 
 def directory(environ: Mapping[str, str]) -> Path:
-    """Returns the folder in which this process writes files; it is made if there is none.
-
-    Raises:
-        ConfigurationError: No folder can be made.
-    """
+    """Returns the folder for this process's files, which it makes; or ConfigurationError."""
     try:
         for folder in user_folder.own(environ):
             with contextlib.suppress(FileExistsError):

@@ -75,31 +75,19 @@ def variables_of(*scopes: str) -> frozenset[str]:
 
 
 def given(env: Mapping[str, str], variable: str) -> Any:
-    """Returns the value of a variable, or None if it is not set or has only blanks.
-
-    Raises:
-        ConfigurationError: The value is not allowed.
-    """
+    """Returns a variable's value, or None if it is blank; ConfigurationError if it is wrong."""
     text = env.get(variable, "").strip(_BLANKS)
     return setting(variable).parse(text) if text else None
 
 
 def value_of(env: Mapping[str, str], variable: str) -> Any:
-    """Returns the value of a variable, or the default if it is not set.
-
-    Raises:
-        ConfigurationError: The value is not allowed.
-    """
+    """Returns a variable's value or its default; ConfigurationError if it is not allowed."""
     row = setting(variable)
     return row.parse(env.get(variable, "").strip(_BLANKS) or row.default)
 
 
 def port_range(env: Mapping[str, str]) -> range | None:
-    """Returns the ports of ``HERRING_PORTS``; None means any port.
-
-    Raises:
-        ConfigurationError: The value is not a range of ports.
-    """
+    """Returns the range of ports in ``HERRING_PORTS``; None means any port."""
     text = given(env, "HERRING_PORTS")
     if text is None:
         return None

@@ -63,11 +63,7 @@ def node_count(env: Mapping[str, str]) -> str:
 
 
 def job_id(env: Mapping[str, str]) -> int:
-    """Returns the job's ID; for a heterogeneous job, the ID of its first component.
-
-    Raises:
-        ConfigurationError: No variable has the ID.
-    """
+    """Returns the job's ID (of the first component if heterogeneous); or ConfigurationError."""
     # Components of a heterogeneous job have IDs of their own, and must agree on one.
     name = first(
         env,

@@ -30,11 +30,7 @@ _IGNORED = frozenset(
 
 
 def check_torch_arguments(arguments: dict[str, Any]) -> None:
-    """Refuses arguments that have no equivalent here, with the reason.
-
-    Raises:
-      TypeError: torch's DistributedDataParallel does not have such an argument either.
-    """
+    """Refuses arguments without an equivalent; TypeError for those that torch lacks, too."""
     for name, value in arguments.items():
         if name in _REFUSED:
             if value is not None:

@@ -50,11 +50,7 @@ def exported(tensor: torch.Tensor) -> Any:
 
 
 def taken(tensor: torch.Tensor, operation: str) -> tuple[Any, torch.Tensor | None]:
-    """Returns what the core takes for a tensor.
-
-    Returns:
-      The object for the core, and the tensor's copy in host memory, or None if there is no copy.
-    """
+    """Returns the object for the core, and the tensor's copy in host memory or None."""
     if gpu_of(tensor) is not None:
         return exported(tensor), None
     host = on_host(tensor, operation)

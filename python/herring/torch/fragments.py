@@ -163,11 +163,7 @@ class Fragment:
         tokens: int,
         with_digest: bool,
     ) -> None:
-        """Begins a meeting and returns at once.
-
-        Args:
-          with_digest: Whether ranks compare their outer copies.
-        """
+        """Begins a meeting and returns at once; with a digest, ranks compare their outer copies."""
         plan = self.planned
         self._share, self._refusal = share, share.refusal
         self._began = (steps, tokens)

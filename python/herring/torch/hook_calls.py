@@ -22,11 +22,7 @@ class HookCall:
         self._names: dict[Hashable, tuple[str, itertools.count[int]]] = {}
 
     def next_name(self, among: Hashable) -> str:
-        """Returns a name for the call's next collective, the same on every rank.
-
-        Args:
-          among: Identifies the ranks that make the call; None means all ranks.
-        """
+        """Returns a name for the next collective among these ranks (None: all), the same on all."""
         with self._lock:
             if among not in self._names:
                 self._names[among] = next_name("torch.hook", among), itertools.count()

@@ -21,11 +21,7 @@ from herring.torch.functions import allreduce
 def mean_residuals(
     own: Mapping[str, torch.Tensor], name: str, group: Group | None
 ) -> dict[str, torch.Tensor]:
-    """Returns the mean of all ranks' residuals (collective).
-
-    Args:
-      own: What rounding has lost on this rank, by the names of the parameters.
-    """
+    """Returns the mean of all ranks' residuals, by the parameters' names (collective)."""
     if not own:
         return {}
     flat = torch.cat([values.reshape(-1) for values in own.values()])

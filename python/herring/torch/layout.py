@@ -440,11 +440,7 @@ class Layout:
         return list(dict.fromkeys(reversed(self._waiting + repeated)))[::-1]
 
     def show(self, unused: set[int], averages: dict[int, torch.Tensor | None]) -> None:
-        """Makes `.grad` of all parameters the averages.
-
-        Args:
-          averages: The averages of parameters that have no place, by parameter.
-        """
+        """Makes `.grad` of all parameters the averages; `averages` has those without a place."""
         options = self.options
         gradients = [parameter.grad for parameter in self.parameters]
         targets: list[Any] = []

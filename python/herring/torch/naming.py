@@ -13,11 +13,7 @@ Named = list[tuple[str, torch.nn.Parameter]]
 
 
 def listed(named_parameters: Any) -> Named | None:
-    """Returns the pairs of names and parameters that a caller gave, as a list, or None.
-
-    Raises:
-      InvalidArgumentError: They are something else, or two of them have one name.
-    """
+    """Returns the given pairs of names and parameters; an error if two have one name."""
     if named_parameters is None:
         return None
     try:

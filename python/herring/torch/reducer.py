@@ -52,11 +52,7 @@ class Listing(Pausable):
     def _agree(
         self, options: str, name: str, group: Group | None
     ) -> tuple[list[str], list[torch.nn.Parameter]]:
-        """Returns the parameters that are to be averaged now, with their names (collective).
-
-        Args:
-          group: The group whose gradients are averaged; None means all workers.
-        """
+        """Returns the parameters to be averaged in the group now, with their names (collective)."""
         names, parameters = collect(self._listed, self)
         strange = self._strange(names, parameters)
         require_agreement(

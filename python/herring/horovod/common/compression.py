@@ -14,11 +14,7 @@ class Compressor:
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """Compresses a tensor.
-
-        Returns:
-          The tensor to send, and a context for `decompress`.
-        """
+        """Returns the tensor to send, and a context for `decompress`."""
         raise NotImplementedError
 
     @staticmethod

@@ -28,11 +28,7 @@ def scattering_operator(op: Any, kind: str) -> str:
 
 
 def operator_or_average(op: int | None, average: bool | None) -> int:
-    """Returns the operator that `op`, or the older argument `average`, selects.
-
-    Raises:
-      InvalidArgumentError: both arguments are given.
-    """
+    """Returns the operator that `op` or the older `average` selects; an error if both are given."""
     if average is None:
         return Average if op is None else op
     if op is not None:

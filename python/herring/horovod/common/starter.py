@@ -144,11 +144,7 @@ class Starter:
         *,
         own: bool,
     ) -> list[Any]:
-        """Starts an all-reduce of a list or, as `kind` says, of one tensor.
-
-        Returns:
-          The host tensors, or tensors on a GPU, that will hold the results.
-        """
+        """Starts an all-reduce of a list or one tensor; returns the tensors for the results."""
         how.check(kind)
         listed = kind.startswith("grouped")
         stays = self.tensors.stay(dense) and not any(self._wide(dense, operation, how, kind))
@@ -172,11 +168,7 @@ class Starter:
     def _start_broadcast(
         self, call: Call, dense: Sequence[Any], root: int, kind: str, *, own: bool
     ) -> list[Any]:
-        """Starts a broadcast of a list or, as `kind` says, of one tensor.
-
-        Returns:
-          The host tensors, or tensors on a GPU, that will hold the results.
-        """
+        """Starts a broadcast of a list or one tensor; returns the tensors for the results."""
         listed = kind.startswith("grouped")
         if self.tensors.stay(dense):
             hosts = [self.tensors.staying(one, own=own) for one in dense]

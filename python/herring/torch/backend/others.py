@@ -22,11 +22,7 @@ def other_backend(
     size: int,
     timeout: timedelta,
 ) -> Any:
-    """Makes gloo or NCCL for one kind of device, and registers it with the group (collective).
-
-    Args:
-      name: The backend's name; empty if torch was given none for this kind.
-    """
+    """Makes and registers gloo or NCCL for one kind of device (collective); `name` may be empty."""
     own = dist.PrefixStore(f"herring-{kind}/", store)
     types = dist.ProcessGroup.BackendType
     if name == "gloo" and dist.is_gloo_available():

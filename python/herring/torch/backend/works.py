@@ -96,11 +96,7 @@ class Owner:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Keeps the group from ending while a work touches tensors or starts operations.
-
-        Raises:
-          ShutdownError: The group has ended.
-        """
+        """Keeps the group from ending while a work uses it; ShutdownError if it has ended."""
         with self._changed:
             if self._ended:
                 raise self.error()
@@ -191,11 +187,7 @@ class _Work(dist.Work):
             raise self._owner.error()
 
     def _wait(self, limit: float) -> None:
-        """Waits until the work is finished, or for `limit` seconds; 0 means its own deadline.
-
-        Raises:
-          TimeoutError: The time has passed; operations go on.
-        """
+        """Waits for the work; TimeoutError after `limit` seconds. 0 means its own deadline."""
         raise NotImplementedError
 
     @outside_graphs
