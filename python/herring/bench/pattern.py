@@ -14,19 +14,8 @@ import numpy as np
 
 from herring.errors import InvalidArgumentError
 
-DTYPES = (
-    "float32",
-    "float64",
-    "float16",
-    "bfloat16",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "bool",
-)
 FLOATS = ("float32", "float64", "float16", "bfloat16")
+DTYPES = (*FLOATS, "int8", "int16", "int32", "int64", "uint8", "bool")
 OPS = ("sum", "average", "min", "max", "product")
 _ITEM_BYTES = {"float64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "bool": 1}
 _ITEM_BYTES |= {"float32": 4, "int32": 4, "int16": 2, "int64": 8}

@@ -8,33 +8,17 @@ from herring.base.units import counted
 from herring.bench.communicator import Communicator
 from herring.bench.measure import Measurement
 
+# The head of each column, its width and its unit.
 _COLUMNS = (
-    ("size", 12),
-    ("count", 12),
-    ("type", 9),
-    ("op", 8),
-    ("min", 11),
-    ("p50", 11),
-    ("p99", 11),
-    ("max", 11),
-    ("algbw", 9),
-    ("linkbw", 9),
-    ("wire", 12),
-    ("#wrong", 8),
-)
-_UNITS = (
-    "(B)",
-    "(elements)",
-    "",
-    "",
-    "(us)",
-    "(us)",
-    "(us)",
-    "(us)",
-    "(GB/s)",
-    "(GB/s)",
-    "(B/worker)",
-    "",
+    ("size", 12, "(B)"),
+    ("count", 12, "(elements)"),
+    ("type", 9, ""),
+    ("op", 8, ""),
+    *((name, 11, "(us)") for name in ("min", "p50", "p99", "max")),
+    ("algbw", 9, "(GB/s)"),
+    ("linkbw", 9, "(GB/s)"),
+    ("wire", 12, "(B/worker)"),
+    ("#wrong", 8, ""),
 )
 
 
@@ -49,7 +33,7 @@ def header(communicator: Communicator, operation: str, details: dict[str, Any]) 
         "# times of the slowest rank; algbw = size / p50; wire = bytes sent per iteration;"
     )
     lines.append("# linkbw = the most that one worker sends or receives / p50")
-    for cells in ([name for name, _ in _COLUMNS], _UNITS):
+    for cells in ([name for name, *_ in _COLUMNS], [unit for *_, unit in _COLUMNS]):
         lines.append("#" + _line(cells)[1:])
     return "\n".join(lines)
 
@@ -83,4 +67,4 @@ def row(measurement: Measurement) -> str:
 
 
 def _line(cells: list[str] | tuple[str, ...]) -> str:
-    return " ".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, _COLUMNS))
+    return " ".join(f"{cell:>{width}}" for cell, (_, width, _) in zip(cells, _COLUMNS))

@@ -12,17 +12,9 @@ from herring.base.units import ranks_text
 from herring.flight.record import Entry, Record
 
 #: The collectives, as they stand in the names of calls that a program did not name.
-COLLECTIVES = (
-    "allgather",
-    "allreduce",
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "gather",
-    "join",
-    "reduce",
-    "reduce_scatter",
-    "scatter",
+COLLECTIVES: tuple[str, ...] = (
+    *("allgather", "allreduce", "alltoall", "barrier", "broadcast", "gather", "join", "reduce"),
+    *("reduce_scatter", "scatter"),
 )
 #: What concerns two ranks only.
 MESSAGES = ("send", "receive")

@@ -15,6 +15,9 @@ from herring.errors import ConfigurationError
 
 SCHEMA = "herring-flight-1"
 _KINDS = ("round", "buffer", "call", "sum")
+_NUMBERS = ("id", "group", "stream", "round", "buffer", "bytes")
+_MOMENTS = ("called", "ready", "reduced", "pushed", "summed", "done")
+_TEXTS = ("kind", "host", "state", "where", "stack", "failure")
 _CALL = re.compile(r"([a-z_]+) '")
 _SILENT = re.compile(r"(rank|server) (\d{1,7}): (.+)", re.DOTALL)
 # A terminal would obey these characters.
@@ -196,16 +199,11 @@ def _process(one: dict[str, Any]) -> Process:
         raise _Wrong(f"the kind of a process is {_shown(kind)}; allowed are 'rank' and 'server'")
     entries = [_entry(entry) for entry in _list(one, "entries")]
     return Process(
-        kind=kind,
         index=_integer(one, "index", _MOST_RANKS - 1),
-        host=_text(one, "host"),
         pid=_integer(one, "pid"),
-        state=_text(one, "state"),
-        where=_text(one, "where"),
         seconds=_number(one, "for"),
-        stack=_text(one, "stack"),
-        failure=_text(one, "failure"),
         entries=tuple(sorted(entries, key=lambda entry: entry.id)),
+        **{key: _text(one, key) for key in _TEXTS},
     )
 
 
@@ -213,23 +211,18 @@ def _entry(one: dict[str, Any]) -> Entry:
     kind = _text(one, "kind")
     if kind not in _KINDS:
         raise _Wrong(f"the kind of an entry is {_shown(kind)}; allowed are {', '.join(_KINDS)}")
-    moments = {
-        moment: None if one.get(moment) is None else _number(one, moment)
-        for moment in ("called", "ready", "reduced", "pushed", "summed", "done")
+    moments: dict[str, Any] = {
+        moment: None if one.get(moment) is None else _number(one, moment) for moment in _MOMENTS
     }
+    name = _text(one, "name")
     return Entry(
-        id=_integer(one, "id"),
         kind=kind,
-        name=_text(one, "name"),
-        group=_integer(one, "group"),
-        stream=_integer(one, "stream"),
-        round=_integer(one, "round"),
-        buffer=_integer(one, "buffer"),
-        bytes=_integer(one, "bytes"),
+        name=name,
         waited=_number(one, "waited"),
         outcome=_text(one, "outcome") or None,
-        collective=_text(one, "collective") or _collective(kind, _text(one, "name")),
+        collective=_text(one, "collective") or _collective(kind, name),
         number=_integer(one, "number" if "number" in one else "round"),
+        **{key: _integer(one, key) for key in _NUMBERS},
         **moments,
     )
 

@@ -42,24 +42,15 @@ _CANNOT_CHANGE = (
 
 # Methods that write to their first argument, and the core's collective for each ("": a message).
 _KINDS = {
-    "all_gather_single": "allgather",
-    "all_gather_single_coalesced": "allgather",
-    "all_to_all_single": "alltoall",
-    "allgather": "allgather",
-    "allgather_coalesced": "allgather",
-    "allreduce": "allreduce",
-    "allreduce_coalesced": "allreduce",
-    "alltoall": "alltoall",
+    **dict.fromkeys(("all_gather_single", "all_gather_single_coalesced"), "allgather"),
+    **dict.fromkeys(("allgather", "allgather_coalesced"), "allgather"),
+    **dict.fromkeys(("all_to_all_single", "alltoall"), "alltoall"),
+    **dict.fromkeys(("gather", "gather_single", "scatter"), "alltoall"),
+    **dict.fromkeys(("allreduce", "allreduce_coalesced"), "allreduce"),
+    **dict.fromkeys(("reduce", "reduce_scatter"), "reduce_scatter"),
+    **dict.fromkeys(("reduce_scatter_single", "reduce_scatter_single_coalesced"), "reduce_scatter"),
+    **dict.fromkeys(("recv", "recv_anysource"), ""),
     "broadcast": "broadcast",
-    "gather": "alltoall",
-    "gather_single": "alltoall",
-    "recv": "",
-    "recv_anysource": "",
-    "reduce": "reduce_scatter",
-    "reduce_scatter": "reduce_scatter",
-    "reduce_scatter_single": "reduce_scatter",
-    "reduce_scatter_single_coalesced": "reduce_scatter",
-    "scatter": "alltoall",
 }
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])

@@ -20,32 +20,13 @@ from herring.errors import HerringError
 __all__ = ["FORWARDED", "add_face", "has_face"]
 
 # The methods of a backend that `Face` passes to the group.
-FORWARDED = (
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "all_to_all_single",
-    "allgather",
-    "allgather_coalesced",
-    "allreduce",
-    "allreduce_coalesced",
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "gather",
-    "gather_single",
-    "get_error",
-    "get_reconfigure_handle",
-    "reconfigure",
-    "recv",
-    "recv_anysource",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "scatter",
-    "send",
-    "set_timeout",
-    "_get_sequence_number_for_group",
+FORWARDED: tuple[str, ...] = (
+    *("all_gather_single", "all_gather_single_coalesced", "all_to_all_single", "allgather"),
+    *("allgather_coalesced", "allreduce", "allreduce_coalesced", "alltoall", "barrier"),
+    *("broadcast", "gather", "gather_single", "get_error", "get_reconfigure_handle"),
+    *("reconfigure", "recv", "recv_anysource", "reduce", "reduce_scatter"),
+    *("reduce_scatter_single", "reduce_scatter_single_coalesced", "scatter", "send"),
+    *("set_timeout", "_get_sequence_number_for_group"),
 )
 
 
