@@ -87,7 +87,7 @@ def test_a_line_without_end_is_cut_in_the_end(sink: Recorder) -> None:
     for _ in range(200):
         source.feed(b"x" * 65536)
     assert len(source._pending) < 1 << 21
-    os.close(source._sink.fd)
+    os.close(source.sink.fd)
 
 
 LIVE = [

@@ -56,27 +56,22 @@ def _odd(hosts: Iterable[Host], values: Mapping[str, Any]) -> Iterator[tuple[Hos
                 yield host, values[host.name], usual
 
 
+# What should be the same on all hosts, how bad a difference is, and why.
+_MODELS = "Ranks of different versions may compute different models."
+_VERSIONS = (
+    ("protocol", "Herring's protocol", "error", "Processes of two protocols refuse each other."),
+    ("herring", "Herring", "warning", "Two versions in one job are not tested together."),
+    ("python", "Python", "warning", "Objects that ranks send each other are pickled."),
+    ("torch", "PyTorch", "warning", _MODELS),
+    ("jax", "JAX", "warning", _MODELS),
+    ("tensorflow", "TensorFlow", "warning", "Ranks may compute different models."),
+    ("numpy", "NumPy", "note", "Random numbers and file formats may differ."),
+    ("machine", "the architecture", "note", "Compiled packages differ between architectures."),
+)
+
+
 def _versions(hosts: Sequence[Host]) -> Iterator[Finding]:
-    for name, what, severity, helps in (
-        (
-            "protocol",
-            "Herring's protocol",
-            "error",
-            "Processes of two protocols refuse each other.",
-        ),
-        ("herring", "Herring", "warning", "Two versions in one job are not tested together."),
-        ("python", "Python", "warning", "Objects that ranks send each other are pickled."),
-        (
-            "torch",
-            "PyTorch",
-            "warning",
-            "Ranks of different versions may compute different models.",
-        ),
-        ("jax", "JAX", "warning", "Ranks of different versions may compute different models."),
-        ("tensorflow", "TensorFlow", "warning", "Ranks may compute different models."),
-        ("numpy", "NumPy", "note", "Random numbers and file formats may differ."),
-        ("machine", "the architecture", "note", "Compiled packages differ between architectures."),
-    ):
+    for name, what, severity, helps in _VERSIONS:
         values = {host.name: _version(host, name) for host in hosts}
         for host, own, usual in _odd(hosts, values):
             yield Finding(

@@ -21,25 +21,13 @@ from herring.rendezvous.settings import setting, value_of, variables_of
 _OF_A_HOST = {"HERRING_HOST_ID", "HERRING_INTERFACE"}
 # Variables of torchrun, for scripts that were written for it.
 _PLACE_FOR_TORCH = {
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "GROUP_WORLD_SIZE",
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
 }
 _STORE_OF_TORCH = {"MASTER_ADDR", "MASTER_PORT"}  # -x may choose another address
 # Variables by which a program and its libraries are found, if all hosts are set up alike.
 _BASICS = {
-    "PATH",
-    "LD_LIBRARY_PATH",
-    "PYTHONPATH",
-    "PYTHONHOME",
-    "VIRTUAL_ENV",
-    "CONDA_PREFIX",
-    "CONDA_DEFAULT_ENV",
-    "PYTHONUNBUFFERED",
-    "OMP_NUM_THREADS",
+    *("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX"),
+    *("CONDA_DEFAULT_ENV", "PYTHONUNBUFFERED", "OMP_NUM_THREADS"),
 }
 
 

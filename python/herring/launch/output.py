@@ -14,6 +14,7 @@ import select
 import stat
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -137,47 +138,33 @@ class Sink:
                     self.on_error(error)
 
 
+@dataclass(eq=False)
 class Source:
     """The output of one descriptor of one process, on its way to a sink."""
 
-    def __init__(
-        self,
-        sink: Sink,
-        mark: bytes,
-        live: bool = False,
-        copy: BinaryIO | None = None,
-        timed: bool = False,
-    ) -> None:
-        """Creates the source.
-
-        Args:
-            mark: Prefix of each line; may be empty.
-            live: Whether unfinished lines are shown at once; for one source of a terminal.
-            copy: An unbuffered file that gets the bytes unchanged, or None. The caller closes it,
-                because a process that is started again goes on with it.
-            timed: Whether the time stands before `mark`, as horovodrun writes it.
-        """
-        # Holds tracebacks until they are complete; `release` shows what it holds.
-        self.tracebacks = Tracebacks()
-        self._sink = sink
-        self._constant_mark = mark
-        self._timed = timed
-        self.live = live  # whether unfinished lines are shown at once
-        self._copy = copy
-        self._pending = b""
-        self._line = b""  # live: the present content of the terminal's line
-        self._at_start = True
-        self._marked = False
+    sink: Sink
+    mark: bytes  # prefix of each line; may be empty
+    live: bool = False  # whether unfinished lines are shown at once; for one source of a terminal
+    # An unbuffered file that gets the bytes unchanged, or None. The caller closes it, because a
+    # process that is started again goes on with it.
+    copy: BinaryIO | None = None
+    timed: bool = False  # whether the time stands before `mark`, as horovodrun writes it
+    # Holds tracebacks until they are complete; `release` shows what it holds.
+    tracebacks: Tracebacks = field(default_factory=Tracebacks)
+    _pending: bytes = b""
+    _line: bytes = b""  # live: the present content of the terminal's line
+    _at_start: bool = True
+    _marked: bool = False
 
     @property
     def _mark(self) -> bytes:
-        if not self._timed:
-            return self._constant_mark
-        return time.asctime().encode() + (self._constant_mark or b" ")
+        if not self.timed:
+            return self.mark
+        return time.asctime().encode() + (self.mark or b" ")
 
     def feed(self, data: bytes) -> None:
         """Takes bytes that the process wrote."""
-        if self._copy is not None:
+        if self.copy is not None:
             self._write_copy(data)
         self._show(self.tracebacks.feed(data))
 
@@ -194,23 +181,23 @@ class Source:
     def finish(self) -> None:
         """Shows the unfinished line, after the process has closed its end."""
         self.release()
-        self._copy = None
+        self.copy = None
         rest, self._pending = self._pending, b""
         if self.live:
             if rest or self._line:
-                self._sink.write(rest + b"\n", self)
+                self.sink.write(rest + b"\n", self)
         elif rest:
-            self._sink.write(self._mark + rest.rstrip(b"\r") + b"\n", self)
+            self.sink.write(self._mark + rest.rstrip(b"\r") + b"\n", self)
 
     def _write_copy(self, data: bytes) -> None:
         view = memoryview(data)
         try:
             while view:
-                view = view[self._copy.write(view) :]
+                view = view[self.copy.write(view) :]
         except OSError as error:  # the training goes on without the copy
-            text = f"{self._copy.name}: {error.strerror}; nothing more goes there"
-            self._copy = None
-            self._sink.write(log_line("warning", "herring run", text).encode(), None)
+            text = f"{self.copy.name}: {error.strerror}; nothing more goes there"
+            self.copy = None
+            self.sink.write(log_line("warning", "herring run", text).encode(), None)
 
     def _feed_lines(self, data: bytes) -> None:
         data = self._pending + data
@@ -223,7 +210,7 @@ class Source:
             if match.group() != b"\r":
                 shown.append(self._mark + text + b"\n")
                 unfinished = b""
-            elif text and not self._sink.terminal:
+            elif text and not self.sink.terminal:
                 # A progress bar in a file keeps every state, as without the launcher.
                 unfinished = self._mark + text + b"\r"
                 shown.append(unfinished)
@@ -233,7 +220,7 @@ class Source:
             shown.append(self._mark + self._pending + b"\n")
             self._pending, unfinished = b"", b""
         if shown:
-            self._sink.write(b"".join(shown), self, unfinished)
+            self.sink.write(b"".join(shown), self, unfinished)
 
     def _feed_live(self, data: bytes) -> None:
         data = self._pending + data
@@ -250,7 +237,7 @@ class Source:
             self._pending = b""
         text = b"".join(shown)
         if text:
-            self._sink.write(text, self, self._line)
+            self.sink.write(text, self, self._line)
 
     def _live_token(self, token: bytes) -> bytes:
         if token in (b"\n", b"\r\n"):

@@ -65,8 +65,6 @@ class Connection:
 
     Attributes:
         own_address: The address literal of this host on the way to the lobby.
-        broken: Whether a member of the latest generation is lost.
-        job_ends: Set when somebody ends the whole job.
     """
 
     def __init__(
@@ -96,9 +94,9 @@ class Connection:
         self._waits_at: str | None = None  # this process waits for a generation; where it listens
         self._closed = False
         self._leaves = False
-        self.job_ends = threading.Event()
+        self.job_ends = threading.Event()  # set when somebody ends the whole job
         self._starts = False  # whether the job of the present generation is being started
-        self.broken = False
+        self.broken = False  # whether a member of the latest generation is lost
         self._forget_switch()
         self._channel = self._connect()
         _connections.add(self)

@@ -115,7 +115,6 @@ class _Followed:
     """A job that is followed through its generations.
 
     Attributes:
-      status: The latest status.
       trouble: Why there is no newer one, or an empty text.
       ended: Whether there will be none.
       begun: Whether the status is the first one of another generation.
@@ -127,7 +126,7 @@ class _Followed:
         self._fetch, self._later, self._where = fetch, later, where
         self._gone: float | None = None  # since when nobody answers
         self.trouble, self.ended, self.begun = "", False, False
-        self.status = fetch()
+        self.status = fetch()  # the latest status
 
     @property
     def waiting(self) -> bool:

@@ -202,12 +202,7 @@ def prove_as_client(
 def prove_as_server(
     connection: socket.socket, secret: bytes, purpose: Purpose, deadline: float
 ) -> None:
-    """Opens a connection from the side that listens.
-
-    Raises:
-        OSError: The connection broke, or the time is over.
-        AuthenticationError: The other end is not a member of this job.
-    """
+    """Opens a connection from the side that listens; OSError or AuthenticationError if it fails."""
     hello = read(connection, _MAGIC_BYTES + _NONCE_BYTES, deadline)
     if not hello.startswith(purpose.magic):
         raise AuthenticationError("a stranger has connected")

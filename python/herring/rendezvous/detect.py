@@ -225,12 +225,7 @@ def parse_address(text: str, variable: str = "HERRING_RENDEZVOUS") -> tuple[str,
 
 
 def parse_secret(text: str, variable: str = "HERRING_SECRET") -> bytes:
-    """Decodes a secret written in hexadecimal.
-
-    Raises:
-        ConfigurationError: The text is not hexadecimal, too short or too long. The message does not
-            repeat the value.
-    """
+    """Decodes a secret in hexadecimal, or raises ConfigurationError, which does not repeat it."""
     text = settings.setting("HERRING_SECRET").parse(text, variable)
     secret = bytes.fromhex(text)
     warn_of_weak_secret(secret, f"{variable} is")

@@ -52,13 +52,6 @@ class Fragment:
     too, but no optimizer: their outer copy becomes the average.
 
     Attributes:
-      names: The names of the parameters.
-      buffers: The names of the buffers.
-      outer: The outer copies by name.
-      optimizer: The outer optimizer of the parameters.
-      averages: How far the ranks have come on average, by name, if a meeting has that result and
-        has not applied it. It is subtracted from the outer copies.
-      under_way: Whether a meeting has begun and is not yet applied.
       meetings: The number of meetings applied.
       steps: The steps of this rank at the beginning of the last meeting that was applied.
       tokens: The same for its tokens.
@@ -70,8 +63,9 @@ class Fragment:
         buffers: Mapping[str, torch.Tensor],
         make_optimizer: MakeOptimizer,
     ) -> None:
-        self.names = list(parameters)
-        self.buffers = list(buffers)
+        self.names = list(parameters)  # the names of the parameters
+        self.buffers = list(buffers)  # the names of the buffers
+        # The outer copies by name.
         self.outer = {
             name: torch.nn.Parameter(
                 tensor.detach().to(outer_dtype(tensor), copy=True), requires_grad=False
@@ -84,9 +78,11 @@ class Fragment:
                 f"outer_optimizer returned {shown(optimizer)}; it must return a torch optimizer of "
                 "the parameters that it is given"
             )
-        self.optimizer = optimizer
+        self.optimizer = optimizer  # the outer optimizer of the parameters
+        # How far the ranks have come on average, by name, if a meeting has that result and has not
+        # applied it. It is subtracted from the outer copies.
         self.averages: dict[str, torch.Tensor] | None = None
-        self.under_way = False
+        self.under_way = False  # whether a meeting has begun and is not yet applied
         self.meetings = self.steps = self.tokens = 0
         self._began = (0, 0)
         self._plan: PlannedList | None = None

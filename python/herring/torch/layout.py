@@ -64,28 +64,15 @@ class Layout:
 
     Attributes:
       parameters: The parameters in registration order. Below, a parameter is its index here.
-      order: The parameters that have a place, in the order in which gradients are produced.
-      sparse: The other parameters, whose gradients are exchanged by rows.
-      deferred: Parameters that are known to accumulate more than once in a pass.
-      found: Parameters whose gradients were sparse and were made dense.
-      final: Whether the order was recorded. Until then gradients are sent after the pass.
-      gpu: The GPU on which all parameters, and so the arenas, are; None means host memory.
-      views: The place of each parameter, empty if it has none. A view has the parameter's shape and
-        dtype, and gap-free strides in the parameter's dimension order. Only this package uses the
-        views. Users get aliases, because `module.to()` and similar calls point existing gradient
-        tensors to other memory.
-      active: Whether this rank contributes to the round.
-      steps: The number of the optimizer's steps on this rank.
-      without: Empty if a backward pass has begun the round. Else why this rank takes part: "pass",
-        a backward pass reached no parameter, or "step", the optimizer makes its step.
-      failing: Whether this rank's backward pass has raised, or this rank refuses the round.
-      refusal: Why this rank cannot take part; None if it can. None of its gradients are sent then.
     """
 
-    active: bool
-    steps: int
+    active: bool  # whether this rank contributes to the round
+    steps: int  # the number of the optimizer's steps on this rank
+    # Empty if a backward pass has begun the round. Else why this rank takes part: "pass", a
+    # backward pass reached no parameter, or "step", the optimizer makes its step.
     without: str
-    failing: bool
+    failing: bool  # whether this rank's backward pass has raised, or this rank refuses the round
+    # Why this rank cannot take part; None if it can. None of its gradients are sent then.
     refusal: HerringError | None
 
     def __init__(
@@ -101,12 +88,16 @@ class Layout:
         """Makes the plan (collective; same arguments on every rank); `name` is the operation's."""
         self.options = options
         self.names, self.parameters = names, parameters
+        # The parameters that have a place, in the order in which gradients are produced.
         self.order = list(order)
-        self.sparse = set(sparse)
+        self.sparse = set(sparse)  # the other parameters, whose gradients are exchanged by rows
+        # Parameters that are known to accumulate more than once in a pass.
         self.deferred: set[int] = set()
-        self.found: set[int] = set()
+        self.found: set[int] = set()  # parameters whose gradients were sparse and were made dense
+        # Whether the order was recorded. Until then gradients are sent after the pass.
         self.final = False
         self.hooks: list[Any] = []
+        # The GPU on which all parameters, and so the arenas, are; None means host memory.
         self.gpu = devices.common_gpu(parameters[i] for i in order)
         self._devices = [p.device for p in parameters]
         # Those whose gradients torch copies to host memory.
@@ -132,6 +123,10 @@ class Layout:
             barrier(name=meets, group=options.group)
         else:
             arenas = self._arenas(order)
+        # The place of each parameter, empty if it has none. A view has the parameter's shape and
+        # dtype, and gap-free strides in the parameter's dimension order. Only this package uses the
+        # views. Users get aliases, because `module.to()` and similar calls point existing gradient
+        # tensors to other memory.
         self.views: list[torch.Tensor] = [torch.empty(0, device="cpu")] * len(parameters)
         for index, place in self.plan.cut(arenas).items():
             self.views[index] = self._shaped(index, place.view(parameters[index].dtype))
