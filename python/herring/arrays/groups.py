@@ -106,12 +106,7 @@ class Scope(NamedTuple):
 
 
 def scope_of(group: Group | None) -> Scope:
-    """Returns the scope of `group`, or of the whole job if `group` is None.
-
-    Raises:
-      InvalidArgumentError: `group` is not a `Group`, or this rank is not a member or has destroyed
-        the group.
-    """
+    """Returns the scope of a group (None: the job); an error if this rank is not in the group."""
     if group is None:
         running = job()
         return Scope(None, running.rank, running.size)

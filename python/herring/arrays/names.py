@@ -18,12 +18,7 @@ _joins: dict[Hashable, list[_core.Operation]] = {}
 
 
 def next_name(kind: str, among: Hashable = None) -> str:
-    """Returns a name for the n-th call of a kind without a name; it is the same on every rank.
-
-    Args:
-      among: Identifies the ranks that make the call, equally on all of them. Each value has its own
-        numbers. None means all ranks.
-    """
+    """Returns the same name on all ranks of `among` for the n-th call of a kind without a name."""
     with _lock:
         _note_join(among)
         numbering = _numberings.get(among, 0)

@@ -29,11 +29,7 @@ def dumps(obj: Any) -> bytes:
 
 
 def dumps_by_value(obj: Any) -> bytes:
-    """Returns an object as cloudpickle, which also takes functions of the script itself.
-
-    Raises:
-      ImportError: cloudpickle is not installed.
-    """
+    """Returns an object as cloudpickle, with functions of the script itself; or ImportError."""
     import cloudpickle
 
     return _written(cloudpickle.Pickler, obj)

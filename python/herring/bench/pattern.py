@@ -43,12 +43,7 @@ def to_storage(values: np.ndarray, dtype: str) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """The contributions of the ranks, and the expected result.
-
-    Raises:
-      InvalidArgumentError: the dtype or op is unknown, or the dtype cannot hold the sum over this
-        number of ranks exactly.
-    """
+    """The contributions of the ranks and the expected result, which the dtype must hold exactly."""
 
     dtype: str
     op: str

@@ -169,12 +169,7 @@ def _every(options: argparse.Namespace) -> float:
 
 
 def _only_job(options: argparse.Namespace) -> Endpoint | None:
-    """Returns the job that is meant without WHERE; lists the jobs and returns None if unclear.
-
-    Raises:
-        ConfigurationError: Several jobs run, and the output is not for people.
-        StatusError: There is no such job.
-    """
+    """Returns the only job; None after a list of several; an error if there is none."""
     found, skipped = client.find()
     for why in skipped:
         print(f"herring status: skipped {why}", file=sys.stderr)

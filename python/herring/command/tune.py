@@ -112,12 +112,7 @@ def tune(described: Mapping[str, Any], why: str) -> tuple[list[Line], dict[str, 
 
 
 def judge(rounds: Sequence[Round], ranks: int, gpus: int, threads: int, asked: str) -> list[Line]:
-    """Makes the table, and recommends a stage.
-
-    Args:
-        rounds: The results of all stages, in their order; the first one did not fail.
-        threads: Threads with which each rank added in the first stage.
-    """
+    """Makes the table of all stages, the first of which did not fail, and recommends one."""
     shared = ", which share GPU 0" if gpus < ranks else f" on {ranks} of {counted(gpus, 'GPU')}"
     layout = f"planned rounds of {_BYTES // 10**6} MB, {counted(ranks, 'rank')}{shared}"
     found = [Line(_NAME, layout), *(_line(one, threads) for one in rounds)]

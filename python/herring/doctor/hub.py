@@ -399,11 +399,7 @@ class Hub:
     def _ask(
         self, what: str, asks: Mapping[int, Mapping[str, Any]], seconds: float
     ) -> dict[int, Any]:
-        """Asks hosts at the same time, and returns the answers of those that have one.
-
-        Args:
-            asks: The question for each host, by its index.
-        """
+        """Asks hosts, by index, at the same time, and returns the answers of those with one."""
         deadline = min(time.monotonic() + seconds + _SLACK, self._deadline)
         numbers: dict[int, int] = {}
         for index, ask in asks.items():

@@ -82,11 +82,7 @@ class Inbox:
     """Splits a stream of bytes into frames."""
 
     def __init__(self, greeting: bytes = b"") -> None:
-        """Creates an empty inbox.
-
-        Args:
-            greeting: The bytes just before the first frame; anything may come before them.
-        """
+        """Creates an empty inbox; frames begin after the greeting, and anything may precede it."""
         self._greeting = greeting
         self._data = bytearray()
 

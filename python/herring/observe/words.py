@@ -263,12 +263,7 @@ def _groups(status: Mapping[str, Any]) -> list[Line]:
 
 
 def _cut(found: list[Line], where: str) -> list[Line]:
-    """Returns the lines, but says how many there are instead of listing too many of them.
-
-    Args:
-      found: The lines; those with the style "stack" belong to the line before.
-      where: Where the others are, such as ``--all shows them``.
-    """
+    """Returns the lines, but says how many more there are, and where, instead of too many."""
     heads = [index for index, (style, _) in enumerate(found) if style != "stack"]
     if len(heads) <= _MOST:
         return found

@@ -176,12 +176,7 @@ def call(
 def prove_as_client(
     connection: socket.socket, secret: bytes, purpose: Purpose, deadline: float
 ) -> None:
-    """Opens a connection from the side that connects.
-
-    Raises:
-        OSError: The connection broke, or the time is over.
-        AuthenticationError: The other end does not serve this purpose in this job.
-    """
+    """Connects; OSError if that breaks, AuthenticationError if the other end is another."""
     hello = purpose.magic + secrets.token_bytes(_NONCE_BYTES)
     connection.settimeout(max(deadline - time.monotonic(), 0.01))
     connection.sendall(hello)

@@ -186,12 +186,7 @@ class Fragment:
         plan.filled(range(len(self.outer)))
 
     def settle(self) -> None:
-        """Waits until the averages are there.
-
-        Raises:
-          InvalidArgumentError: A rank could not take part; every rank raises an error.
-          MismatchError: The outer copies differ between ranks.
-        """
+        """Waits for the averages; an error if a rank refused, or if outer copies differ."""
         if self.averages is not None:
             return
         plan = self.planned
