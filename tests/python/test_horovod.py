@@ -132,6 +132,13 @@ def test_death() -> None:
     assert job.stdout.count("survived") == 2, job.stdout[-4000:]
 
 
+def test_death_in_partial_rounds() -> None:
+    layout = ["-n", "3", "--nodes", "2", "--servers", "2", "--keep-going"]
+    job = run_job(layout, program("horovod_partial_killed"))
+    told = re.findall(r"survivor \d has (\S+)", job.stdout)
+    assert len(told) == 2 and len(set(told)) == 1, job.stdout[-4000:]
+
+
 @pytest.mark.timeout(100)
 def test_averages_of_those_that_are_left() -> None:
     """With joined_as_zeros=False; all ranks must say so."""

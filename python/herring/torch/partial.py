@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from herring.arrays.arguments import count_of, shown, text_of
+from herring.arrays.arguments import Operator, count_of, shown, text_of
 from herring.arrays.groups import Group, scope_of
 from herring.errors import HerringError, InvalidArgumentError
 from herring.partial import (
@@ -93,6 +93,11 @@ class PartialReducer(Listing):
         """
         return self._buffers[0].rounds if self._buffers else 0
 
+    @property
+    def open(self) -> bool:
+        """Whether a series is under way: it was begun, and has not been flushed."""
+        return self._runs
+
     def _open(self) -> None:
         """Begins a series if none is under way (collective in that case)."""
         if self._runs:
@@ -107,6 +112,7 @@ class PartialReducer(Listing):
                     group=self._options.group,
                     algorithm=self._options.algorithm,
                     results=self._options.results,
+                    op=self._options.op,
                 )
         except BaseException:
             self.close()
@@ -189,14 +195,16 @@ class PartialReducer(Listing):
                 "sync=... follow it by 'for _ in model.rounds(): optimizer.step()'"
             )
 
-    def abandon(self, stacklevel: int) -> None:
-        """Clears gradients if the last backward pass raised, with a warning."""
-        if self._give_up():
+    def abandon(self, stacklevel: int) -> bool:
+        """Clears gradients if the last backward pass raised, with a warning; returns whether."""
+        raised = self._give_up()
+        if raised:
             warnings.warn(
                 f"{self.name}: the last backward pass raised an error; this rank gave its step up, "
                 "and gradients were cleared",
                 stacklevel=stacklevel + 1,
             )
+        return raised
 
     def _give_up(self) -> bool:
         """Returns whether the last backward pass raised; if so, clears gradients."""
@@ -395,6 +403,7 @@ class RoundOptions:
     wire: str | None  # "float16", "bfloat16" or None
     buffer_bytes: int  # 0: whole updates
     group: Group | None
+    op: Operator = "average"
 
 
 def round_options(

@@ -1,6 +1,6 @@
 """What each worker runs in the tests of herring.horovod: `python -m horovod_cases CASE...`."""
 
-from . import collectives, compiled, elastic, failures, optimizers
+from . import collectives, compiled, elastic, failures, optimizers, rounds
 from .support import CASES
 
-__all__ = ["CASES", "collectives", "compiled", "elastic", "failures", "optimizers"]
+__all__ = ["CASES", "collectives", "compiled", "elastic", "failures", "optimizers", "rounds"]

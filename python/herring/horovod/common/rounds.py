@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from herring.errors import HerringError
+from herring.errors import HerringError, InvalidArgumentError
 
 _Result = TypeVar("_Result")
 
@@ -22,7 +22,18 @@ class Reducer(Protocol):
         """Takes part in a round without contributing."""
 
 
+class Series(Protocol):
+    """An object that contributes gradients to rounds that do not wait for all ranks."""
+
+    name: str
+
+    @property
+    def open(self) -> bool:
+        """Whether rounds are under way."""
+
+
 reducers: weakref.WeakSet[Reducer] = weakref.WeakSet()  # All reducers of this process.
+partial: weakref.WeakSet[Series] = weakref.WeakSet()
 
 
 _as_zeros = True
@@ -55,8 +66,17 @@ def without_this_rank(join: Callable[[], _Result]) -> _Result:
 
     A planned round needs all ranks. So each reducer gets a thread here that begins rounds without
     contributing to them. When no rank contributes to a round, all ranks have joined.
+
+    Raises:
+      InvalidArgumentError: An optimizer with a partial `sync` has not been flushed.
     """
     gc.collect()  # Removes unused optimizers, which would wait here for ranks that freed theirs.
+    for one in partial:
+        if one.open:
+            raise InvalidArgumentError(
+                f"join() while {one.name} makes partial rounds, which do not need equal numbers of "
+                "steps: call optimizer.flush() on a rank that has no more data"
+            )
     threads = [
         threading.Thread(target=_shadow, args=(reducer,), name="herring-join", daemon=True)
         for reducer in list(reducers)

@@ -1,13 +1,13 @@
-"""Averages the gradients of a `DistributedOptimizer` in planned rounds, or tensor by tensor.
+"""Averages the gradients of a `DistributedOptimizer` in rounds, or tensor by tensor.
 
-Both classes count backward passes for each parameter. A gradient is averaged when its parameter has
+All classes count backward passes for each parameter. A gradient is averaged when its parameter has
 received `backward_passes_per_step` gradients; another gradient before the step is an error.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,8 +20,10 @@ from herring.horovod.common.handles import Call
 from herring.horovod.common.process_sets import ProcessSet, group_of
 from herring.horovod.common.starter import Reduction
 from herring.horovod.torch.starts import Starter
+from herring.partial import RoundInfo
 from herring.torch.engine import current_pass
 from herring.torch.naming import Named
+from herring.torch.partial import PartialReducer, RoundOptions
 from herring.torch.reducer import GradientReducer
 
 
@@ -319,3 +321,53 @@ class TensorGradients:
     def retire(self) -> None:
         """Removes the hooks after the job has ended."""
         self._counts.retire()
+
+
+class RoundGradients:
+    """Contributes gradients to rounds that do not wait for all ranks (docs/partial.md)."""
+
+    def __init__(
+        self,
+        named: Named,
+        *,
+        name: str,
+        passes: int,
+        options: RoundOptions,
+    ) -> None:
+        self._counts = _Counts(passes)
+        self._counts.watch(named, lambda *_: None)
+        self.reducer = PartialReducer(named, name=name, options=options)
+        rounds.partial.add(self.reducer)
+
+    @property
+    def pending(self) -> bool:
+        """Whether there are gradients that were not contributed."""
+        return bool(self._counts)
+
+    def steps(self) -> Iterator[RoundInfo]:
+        """Contributes this step's gradients; yields for each round whose result is in `.grad`."""
+        self._counts.clear()
+        with internal_errors():
+            yield from self.reducer.steps()
+
+    def flush(self) -> Iterator[RoundInfo]:
+        """Ends the series; yields for each round whose result is in `.grad`."""
+        self._counts.clear()
+        with internal_errors():
+            yield from self.reducer.flush()
+
+    def abandon(self, stacklevel: int) -> bool:
+        """Gives up a step whose backward pass raised an exception; returns whether one did."""
+        raised = self.reducer.abandon(stacklevel + 1)
+        if raised:
+            self._counts.clear()
+        return raised
+
+    def set_passes(self, passes: int) -> None:
+        """Sets the number of backward passes per step."""
+        self._counts.passes = passes
+
+    def retire(self) -> None:
+        """Removes the hooks after the job has ended."""
+        self._counts.retire()
+        self.reducer.retire()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,11 +14,13 @@ import torch
 import herring
 from herring.arrays import runtime
 from herring.arrays.calls import name_of_next
+from herring.arrays.groups import Group
 from herring.errors import InvalidArgumentError
 from herring.horovod.common import elastic
 from herring.horovod.common.adasum import require_power_of_two
 from herring.horovod.common.compression import is_own, wire_dtype_of
 from herring.horovod.common.operators import (
+    OPERATORS,
     Adasum,
     Average,
     Sum,
@@ -28,11 +31,13 @@ from herring.horovod.common.process_sets import ProcessSet, global_process_set, 
 from herring.horovod.common.starter import Reduction
 from herring.horovod.torch.compiled import level_of_program, untraced
 from herring.horovod.torch.compression import Compression
-from herring.horovod.torch.gradients import PlannedGradients, TensorGradients
+from herring.horovod.torch.gradients import PlannedGradients, RoundGradients, TensorGradients
 from herring.horovod.torch.starts import Starter
+from herring.partial import Quorum, Replay, RoundInfo, RoundStatistics
 from herring.torch.naming import Named, listed, named_in, require_all
 from herring.torch.optimizer import no_copies
 from herring.torch.ownership import retire_ended
+from herring.torch.partial import RoundOptions, round_options
 
 
 class _Options(NamedTuple):
@@ -43,12 +48,16 @@ class _Options(NamedTuple):
     predivide_factor: float
     sparse_as_dense: bool
     process_set: ProcessSet
+    sync: str | Quorum | Replay
+    algorithm: str
+    each_round: Callable[[RoundInfo], None] | None
+    digest_every: int
 
 
 class _Distributed(torch.optim.Optimizer):
     """The distributed part of an optimizer; a new class derives from this and the wrapped class."""
 
-    _gradients: PlannedGradients | TensorGradients | None  # None if this rank averages alone.
+    _gradients: Any  # Planned, of tensors, or of partial rounds. None if this rank averages alone.
     _known: Named | None
     _options: _Options
     _job: Any  # The job in which the gradients are averaged.
@@ -211,6 +220,40 @@ class _Distributed(torch.optim.Optimizer):
             )
         return super().zero_grad(*arguments, **options)
 
+    def flush(self) -> None:
+        """Ends training with a partial `sync`; with sync="full" it does nothing."""
+
+    @property
+    def round(self) -> int:
+        """The number of rounds applied with a partial `sync`; equal numbers mean equal parameters.
+
+        Raises:
+          InvalidArgumentError: the optimizer was made with sync="full", or this rank is not in its
+            process set.
+        """
+        return self._rounds_of("round").reducer.rounds
+
+    @property
+    def statistics(self) -> RoundStatistics:
+        """The statistics with a partial `sync`: which workers were in which round or late.
+
+        Raises:
+          InvalidArgumentError: the optimizer was made with sync="full", or this rank is not in its
+            process set.
+        """
+        return self._rounds_of("statistics").reducer.statistics
+
+    def _rounds_of(self, what: str) -> RoundGradients:
+        if isinstance(self._gradients, RoundGradients):
+            return self._gradients
+        options = self._options
+        raise InvalidArgumentError(
+            f"the optimizer has no {what}: it was made with sync={options.sync!r} for "
+            f"{options.process_set}, and this is rank {herring.rank()}; partial rounds are of the "
+            "ranks of the process set, with sync='solo', 'majority', a herring.Quorum or a "
+            "herring.Replay"
+        )
+
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Sets the number of backward passes whose gradients add up before a step.
 
@@ -242,6 +285,113 @@ class _Distributed(torch.optim.Optimizer):
             return
         named = named_in(self, known)
         gradients.adopt(named, [(n, p) for n, p in named if id(p) not in before])
+
+
+class _DistributedInRounds(_Distributed):
+    """Makes one step for each partial round, with the result of the round."""
+
+    def _average(self) -> None:
+        options = self._options
+        process_set = options.process_set
+        if process_set is not global_process_set and process_set.included() is False:
+            return
+        found = _round_options(options, group_of(process_set))
+        assert found is not None  # `sync` is partial
+        self._gradients = RoundGradients(
+            named_in(self, self._known),
+            name=name_of_next("horovod.DistributedOptimizer", group_of(process_set)),
+            passes=self.backward_passes_per_step,
+            options=dataclasses.replace(found, op=OPERATORS[options.op]),
+        )
+
+    def synchronize(self) -> None:
+        """Raises an error, because a step may have the results of several rounds.
+
+        Raises:
+          InvalidArgumentError: always.
+        """
+        raise InvalidArgumentError(
+            f"synchronize() is for sync='full'; with sync={self._options.sync!r} step() makes one "
+            "step for each round, so read or clip averages in DistributedOptimizer(each_round=)"
+        )
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Raises an error, as `synchronize` does."""
+        self.synchronize()
+        yield
+
+    @untraced
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Contributes this rank's gradients, and makes one step for each round.
+
+        Rounds that this rank missed come first.
+
+        Args:
+          closure: a function that computes the loss again and returns it.
+
+        Returns:
+          The result of `closure`, or None.
+
+        Raises:
+          HorovodInternalError: a round failed.
+        """
+        self._tell_schedulers()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._gradients is None:
+            super(_Distributed, self).step()
+        else:
+            self._step_in(self._gradients.steps())
+        return loss
+
+    @untraced
+    def flush(self) -> None:
+        """Makes the steps of all rounds until all ranks flush; then parameters are equal on all.
+
+        Ranks may have made different numbers of steps. The next `step` begins another series of
+        rounds, together with all ranks.
+
+        Raises:
+          HorovodInternalError: a round failed.
+        """
+        if self._gradients is not None:
+            self._step_in(self._gradients.flush())
+
+    def _step_in(self, rounds: Iterator[RoundInfo]) -> None:
+        each_round = self._options.each_round
+        for info in rounds:
+            if each_round is not None:
+                each_round(info)
+            super(_Distributed, self).step()
+
+    @untraced
+    def zero_grad(self, *arguments: Any, **options: Any) -> Any:
+        """Clears gradients; the arguments are those of the wrapped optimizer.
+
+        Raises:
+          AssertionError: called after `backward()` but before `step()`.
+        """
+        gradients = self._gradients
+        if gradients is None or gradients.abandon(level_of_program()) or not gradients.pending:
+            return super(_Distributed, self).zero_grad(*arguments, **options)
+        raise AssertionError(
+            "optimizer.zero_grad() was called after loss.backward() but before optimizer.step(): "
+            "gradients would be lost"
+        )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises an error, because ranks may be at different rounds.
+
+        Raises:
+          InvalidArgumentError: always.
+        """
+        raise InvalidArgumentError(
+            f"add_param_group is for sync='full', not {self._options.sync!r}: ranks may be at "
+            "different rounds. Add the group before wrapping the optimizer"
+        )
 
 
 class _DistributedAdasum(_Distributed):
@@ -322,6 +472,48 @@ def _check_groups(groups: Any, num_groups: int) -> None:
         raise InvalidArgumentError("groups contains a parameter more than once")
 
 
+def _round_options(options: _Options, group: Group | None) -> RoundOptions | None:
+    """Returns the options of partial rounds; None if `sync` is "full"."""
+    return round_options(
+        options.sync,
+        group,
+        algorithm=options.algorithm,
+        results="every",
+        synchronize_every=0,
+        digest_every=options.digest_every,
+        wire_dtype=None,
+        buffer_bytes=0,
+    )
+
+
+def _is_partial(optimizer: torch.optim.Optimizer, options: _Options) -> bool:
+    """Returns whether `sync` means partial rounds.
+
+    Raises:
+      InvalidArgumentError: another option has no meaning together with `sync`.
+    """
+    sync, process_set = options.sync, options.process_set
+    outside = process_set is not global_process_set and process_set.included() is False
+    group = None if process_set is global_process_set or outside else group_of(process_set)
+    if not _round_options(options, group):
+        if options.each_round is not None:
+            raise InvalidArgumentError(
+                "each_round is for sync='solo', 'majority', a herring.Quorum or a herring.Replay; "
+                "with sync='full' call synchronize() and read the averages before step()"
+            )
+        return False
+    refused = {
+        "op=hvd.Adasum (Average or Sum)": options.op == Adasum,
+        "a compression (hvd.Compression.none)": options.compression is not Compression.none,
+        "torch.optim.SparseAdam (results are dense)": isinstance(optimizer, torch.optim.SparseAdam),
+        "elastic training (all ranks would commit equally often)": runtime.is_elastic(),
+    }
+    for what, given in refused.items():
+        if given:
+            raise InvalidArgumentError(f"sync={sync!r} does not take {what}")
+    return True
+
+
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
@@ -333,6 +525,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
+    *,
+    sync: str | Quorum | Replay = "full",
+    algorithm: str = "herring",
+    each_round: Callable[[RoundInfo], None] | None = None,
+    digest_every: int = 100,
 ) -> torch.optim.Optimizer:
     """Wraps an optimizer so that its `step` uses gradients averaged over all ranks (collective).
 
@@ -350,10 +547,20 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         cannot overflow before they are divided.
       sparse_as_dense: True converts sparse gradients to dense ones; False exchanges their rows.
         With SparseAdam, which needs sparse gradients, rows are always exchanged.
+      sync: Herring's own. "full" waits for every rank. "solo", "majority", a `herring.Quorum` or a
+        `herring.Replay` exchanges gradients in rounds that do not (docs/partial.md). `step()` then
+        makes one step for each round's result, and training ends with `flush()`.
+      algorithm: who closes the rounds and sums, with `sync` "solo" or "majority": "herring" (the
+        servers), or "doubling", "butterfly", "ring", "tree" or "server" (the workers).
+      each_round: with such a `sync`, a function called before each of these steps, when `.grad` has
+        the result. Use it for clipping, and for schedulers that count rounds.
+      digest_every: with such a `sync`, the number of rounds after which ranks compare a digest of
+        the parameters; 0 means never.
 
     Returns:
       An optimizer of the same class, with the additional methods `synchronize()`,
-      `skip_synchronize()` and `set_backward_passes_per_step()`.
+      `skip_synchronize()`, `set_backward_passes_per_step()` and `flush()`, and the properties
+      `round` and `statistics` of a partial `sync`.
 
     Raises:
       InvalidArgumentError: `named_parameters` has a name twice or lacks parameters, or another
@@ -367,7 +574,21 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     _check_groups(groups, num_groups)
     known = listed(named_parameters)
     require_all(optimizer, known, frozen=True)
+    options = _Options(
+        op,
+        compression,
+        gradient_predivide_factor,
+        sparse_as_dense,
+        process_set,
+        sync,
+        algorithm,
+        each_round,
+        digest_every,
+    )
+    herring.rank()  # Raises an error if this process is not in a job.
     base = _DistributedAdasum if op == Adasum else _Distributed
+    if _is_partial(optimizer, options):
+        base = _DistributedInRounds
     made_of: tuple[Any, ...] = (base, type(optimizer))
     kind: Any = type(type(optimizer).__name__, made_of, {"__doc__": base.__doc__})
     wrapper = kind.__new__(kind)
@@ -378,16 +599,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     wrapper._gradients = wrapper._job = None
     wrapper._known = known
     wrapper._wrapped = weakref.ref(optimizer)
-    wrapper._options = _Options(
-        op, compression, gradient_predivide_factor, sparse_as_dense, process_set
-    )
+    wrapper._options = options
     wrapper._defers = elastic.defers()
     wrapper._synchronizes = True
     wrapper._synchronized = False
     wrapper.backward_passes_per_step = backward_passes_per_step
     wrapper.op, wrapper.process_set = op, process_set
     wrapper._parameter_names = {p: name for name, p in named_in(optimizer, known)}
-    herring.rank()  # Raises an error if this process is not in a job.
     if wrapper._defers:
         elastic.enter_later(wrapper)
     else:
