@@ -19,6 +19,8 @@ import pytest
 
 HERE = Path(__file__).parent
 LAYOUTS = {"one-node": ["-n", "2"], "two-nodes": ["-n", "2", "--nodes", "2", "--servers", "1"]}
+# For partial rounds, of which a majority of two ranks is one.
+THREE = {"three-nodes": ["-n", "3", "--nodes", "3"]}
 
 
 @functools.cache
@@ -53,7 +55,7 @@ def run(
     """
     with tempfile.TemporaryDirectory() as scratch:
         job = jobs().run_job(
-            LAYOUTS[layout],
+            {**LAYOUTS, **THREE}[layout],
             code,
             timeout=timeout,
             SCRATCH=scratch,

@@ -9,10 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from cases import check, listed
 from jax_jobs import TWO, run
 from jobs import LAYOUTS
 
 ROOT = Path(__file__).resolve().parents[2]
+OF_ROUNDS = "jax_rounds_cases.py"
+
+
+@pytest.mark.parametrize("case", listed(OF_ROUNDS))
+def test_partial_rounds(case: str) -> None:
+    check(OF_ROUNDS, "three-nodes", case)
 
 
 @pytest.mark.parametrize("implementation", ["ffi", "callback"])

@@ -15,7 +15,7 @@ if importlib.util.find_spec("tensorflow") is None:
 
 from cases import LAYOUTS, check, check_losses, jobs, listed, without
 
-SCRIPT = "tensorflow_cases.py"
+SCRIPT, OF_ROUNDS = "tensorflow_cases.py", "tensorflow_rounds_cases.py"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -24,10 +24,17 @@ def test_case(layout: str, case: str) -> None:
     check(SCRIPT, layout, case)
 
 
+@pytest.mark.parametrize("case", listed(OF_ROUNDS))
+def test_partial_rounds(case: str) -> None:
+    check(OF_ROUNDS, "three-nodes", case)
+
+
 def test_without_operations() -> None:
     """Without Herring's operations, which TensorFlow may not load, tf.numpy_function is used."""
     for case in listed(SCRIPT):
         check(SCRIPT, "two-nodes", case, HERRING_TENSORFLOW_IMPL="function")
+    for case in listed(OF_ROUNDS):
+        check(OF_ROUNDS, "three-nodes", case, HERRING_TENSORFLOW_IMPL="function")
 
 
 def test_example_equals_a_single_process() -> None:

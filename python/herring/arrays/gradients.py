@@ -70,6 +70,16 @@ def check_operator(op: Operator) -> None:
         raise InvalidArgumentError(f"op must be 'average' or 'sum', not {op!r}")
 
 
+def require_sources(sources: Sequence[Source], name: str) -> None:
+    """Raises InvalidArgumentError if the gradient of a variable cannot be averaged."""
+    for source in sources:
+        if source.dtype not in _PLANNED:
+            raise InvalidArgumentError(
+                f"{name}: the gradient of {source.name!r} is {source.dtype}; gradients are "
+                + ", ".join(_PLANNED)
+            )
+
+
 def fresh(shape: Sequence[int], dtype: Any) -> np.ndarray:
     """Returns a new array, with undefined content, that starts at a multiple of 64 bytes.
 
@@ -96,6 +106,7 @@ def agree(
     name: str,
     group: Group | None = None,
     order: Sequence[int] = (),
+    options: str = "",
 ) -> list[int]:
     """Compares the lists of all ranks, and hands the first rank's order to all (collective).
 
@@ -105,6 +116,7 @@ def agree(
       name: Identifies the list; the same on all ranks, different for each list.
       order: Indices into `sources` in the order in which this rank produces the gradients, as far
         as its framework shows the order. Only the first rank's order counts.
+      options: What else must be the same on all ranks, in words.
 
     Returns:
       Indices into `sources` of the variables that have a gradient on some rank, in the first rank's
@@ -115,8 +127,8 @@ def agree(
       MismatchError: Shapes or dtypes differ between ranks; the message names the first difference.
     """
     require_agreement(
-        [f"{source.dtype} {list(source.shape)}" for source in sources],
-        labels=[source.name for source in sources],
+        [options] * bool(options) + [f"{source.dtype} {list(source.shape)}" for source in sources],
+        labels=["the options"] * bool(options) + [source.name for source in sources],
         what="variable",
         name=name,
         group=group,
@@ -223,12 +235,7 @@ class GradientRounds:
           MismatchError: The lists differ between ranks; the message names the first difference.
         """
         check_operator(op)
-        for source in sources:
-            if source.dtype not in _PLANNED:
-                raise InvalidArgumentError(
-                    f"{name}: the gradient of {source.name!r} is {source.dtype}; gradients are "
-                    + ", ".join(_PLANNED)
-                )
+        require_sources(sources, name)
         self.name = name
         self.sources = list(sources)
         # The number of ranks whose gradients are in the last round's averages.

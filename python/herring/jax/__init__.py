@@ -34,10 +34,12 @@ except ImportError as error:
 
 from herring.jax.collectives import allgather, allreduce, broadcast, reduce_scatter
 from herring.jax.gradients import distributed_gradients
+from herring.jax.rounds import Rounds
 
 del _jax
 
 __all__ = [
+    "Rounds",
     "allgather",
     "allreduce",
     "broadcast",

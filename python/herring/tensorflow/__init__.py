@@ -25,11 +25,13 @@ from herring.arrays.face import *  # noqa: F403
 from herring.arrays.face import __all__ as __all__
 from herring.tensorflow.averaging import TensorAverager
 from herring.tensorflow.functions import allgather, allreduce, broadcast, broadcast_variables
+from herring.tensorflow.rounds import Rounds
 from herring.tensorflow.tape import DistributedGradientTape
 
 __all__ = [
     *__all__,
     "DistributedGradientTape",
+    "Rounds",
     "TensorAverager",
     "allgather",
     "allreduce",

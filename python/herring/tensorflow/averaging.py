@@ -153,7 +153,7 @@ class TensorAverager(Averager):
     ) -> list[Any]:
         if not variables:
             return []
-        sources = tuple(_source(variable) for variable in variables)
+        sources = tuple(source_of(variable) for variable in variables)
         tensors = {
             i: tf.cast(tf.convert_to_tensor(gradient), sources[i].dtype)
             for i, gradient in enumerate(gradients)
@@ -270,7 +270,8 @@ class _Lasting:
             rounds.finish_into(arrays)
 
 
-def _source(variable: Any) -> Source:
+def source_of(variable: Any) -> Source:
+    """Returns the description of a variable or tensor, whose shape must be known."""
     shape = tf.TensorShape(variable.shape)
     name = getattr(variable, "path", None) or getattr(variable, "name", "a tensor")
     if not shape.is_fully_defined():
