@@ -1,8 +1,9 @@
-"""Runs every case of keras_cases.py in real jobs on each backend, and the example."""
+"""Runs every case of keras_cases.py and keras_rounds_cases.py on each backend, and the example."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 
 import pytest
 
@@ -13,7 +14,7 @@ if importlib.util.find_spec("keras") is None:
 
 from cases import HERE, check, check_example, jobs, listed, without
 
-SCRIPT = "keras_cases.py"
+SCRIPT, OF_ROUNDS = "keras_cases.py", "keras_rounds_cases.py"
 BACKENDS = [b for b in ("tensorflow", "jax", "torch") if importlib.util.find_spec(b)]
 
 
@@ -21,6 +22,12 @@ BACKENDS = [b for b in ("tensorflow", "jax", "torch") if importlib.util.find_spe
 @pytest.mark.parametrize("case", listed(SCRIPT))
 def test_case(backend: str, case: str) -> None:
     check(SCRIPT, "two-nodes", case, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", listed(OF_ROUNDS))
+def test_partial_rounds(backend: str, case: str) -> None:
+    check(OF_ROUNDS, "three-nodes", case, backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -39,6 +46,18 @@ def test_a_rank_dies_inside_fit(backend: str) -> None:
         KERAS_BACKEND=backend,
         TF_CPP_MIN_LOG_LEVEL="3",
     )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_rank_dies_in_partial_rounds(backend: str) -> None:
+    job = jobs().run_job(
+        ["-n", "3", "--nodes", "2", "--servers", "2", "--keep-going"],
+        jobs().program("keras_rounds_death", folder=HERE / "programs"),
+        KERAS_BACKEND=backend,
+        TF_CPP_MIN_LOG_LEVEL="3",
+    )
+    told = re.findall(r"survivor \d has (\S+)", job.stdout)
+    assert len(told) == 2 and len(set(told)) == 1, job.stdout[-4000:]
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])

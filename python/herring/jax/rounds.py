@@ -241,7 +241,7 @@ def step_in_rounds(
 
     if not outside_programs([*given, *jax.tree.leaves(state)]):
         return loop(given, state)
-    return _run(lists, programs, (chosen.sources, places), loop, given, state)
+    return _run(lists, programs, (chosen.sources, tuple(chosen.used), places), loop, given, state)
 
 
 def flush_rounds(
@@ -262,7 +262,7 @@ def flush_rounds(
     def loop(state: Any) -> Any:
         return _loop(lists, chosen, None, state, apply, compared)
 
-    return _run(lists, programs, (chosen.sources, "flush"), loop, state)
+    return _run(lists, programs, (chosen.sources, tuple(chosen.used), "flush"), loop, state)
 
 
 def _run(
@@ -315,7 +315,8 @@ def _loop(
 
     def body(carry: Any) -> Any:
         found, results, state = carry
-        state = apply(spread(chosen, results), state)
+        if results:  # otherwise no rank has ever had a gradient
+            state = apply(spread(chosen, results), state)
         due = found == RESULT_BEFORE_DIGEST
         jax.lax.cond(due, compare, lambda _: jnp.int32(0), list(compared(state)))
         return (*io_callback(advance, shapes, ordered=True), state)

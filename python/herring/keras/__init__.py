@@ -29,9 +29,11 @@ from herring.arrays.face import __all__ as __all__
 from herring.keras import callbacks
 from herring.keras.callbacks import (
     BroadcastGlobalVariablesCallback,
+    FlushCallback,
     LearningRateScheduleCallback,
     LearningRateWarmupCallback,
     MetricAverageCallback,
+    RoundStatisticsCallback,
     StepSecondsCallback,
     broadcast_model,
     on_root,
@@ -49,9 +51,11 @@ __all__ = [
     "BroadcastGlobalVariablesCallback",
     "CommitStateCallback",
     "DistributedOptimizer",
+    "FlushCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
+    "RoundStatisticsCallback",
     "State",
     "StepSecondsCallback",
     "UpdateBatchStateCallback",

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 import herring
+from herring.arrays.arguments import count_of
 from herring.arrays.calls import name_of_next
 from herring.arrays.groups import Group, scope_of
 from herring.arrays.objects import allgather_plain, check_same
@@ -16,13 +17,16 @@ from herring.arrays.runtime import job
 from herring.arrays.seconds import StepMeter
 from herring.arrays.values import broadcast_values
 from herring.errors import InvalidArgumentError
-from herring.keras.optimizer import is_distributed
+from herring.keras.optimizer import is_distributed, require_flushed, rounds_of
+from herring.partial.lists import counts_of, means_since
 
 __all__ = [
     "BroadcastGlobalVariablesCallback",
+    "FlushCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
+    "RoundStatisticsCallback",
     "StepSecondsCallback",
     "broadcast_model",
     "on_root",
@@ -126,6 +130,12 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             raise InvalidArgumentError(f"jit_compile is True: {XLA_ADVICE}")
         built = allgather_plain(bool(model.built), name=f"{self._name}.built", group=self._group)
         self._done = all(built)
+        require_flushed(model, "a broadcast of the variables")
+        if not self._done and rounds_of(model.optimizer) is not None:
+            raise InvalidArgumentError(
+                f"model {model.name!r} has no variables yet, and with a partial sync they cannot "
+                "be broadcast after the first batch; give it an input shape, or call it once"
+            )
         if self._done:
             broadcast_model(model, self._root, name=self._name, group=self._group)
 
@@ -154,12 +164,79 @@ class MetricAverageCallback(keras.callbacks.Callback):
         """Replaces the scalar values in `logs` with their averages."""
         if logs is None or scope_of(self._group).size == 1:
             return
+        require_flushed(self.model, "an average of metrics")
         keys = sorted(key for key, value in logs.items() if np.ndim(value) == 0)
         keys = [key for key in keys if isinstance(logs[key], (int, float, np.number))]
         check_same("metrics", keys, name=f"{self._name}.keys", group=self._group)
         values = np.array([float(logs[key]) for key in keys], np.float64)
         herring.allreduce(values, name=self._name, group=self._group)
         logs.update(zip(keys, values.tolist()))
+
+
+class FlushCallback(keras.callbacks.Callback):
+    """Flushes the optimizer's partial rounds, so that variables are equal on all ranks.
+
+    Put it first in the list. Callbacks after it see equal variables on all ranks at the end of an
+    epoch, and may be collective. With sync="full" it does nothing.
+    """
+
+    def __init__(self, epochs: int | None = 1) -> None:
+        """Creates the callback, which is collective.
+
+        Args:
+          epochs: the number of epochs after which it flushes; None means only when training ends.
+            It always flushes then.
+
+        Raises:
+          InvalidArgumentError: `epochs` is less than 1.
+        """
+        super().__init__()
+        self._epochs = None if epochs is None else count_of(epochs, "epochs", 1)
+        self._due = False
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Notes that there will be rounds."""
+        self._due = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Flushes if this epoch is one of them, or the last."""
+        last = epoch + 1 == self.params.get("epochs") or self.model.stop_training
+        if last or (self._epochs is not None and (epoch + 1) % self._epochs == 0):
+            self._flush()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Flushes if a callback after this one has ended training."""
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._due and rounds_of(self.model.optimizer) is not None:
+            _sync(self.model)
+            self.model.optimizer.flush()
+        self._due = False
+
+
+class RoundStatisticsCallback(keras.callbacks.Callback):
+    """Adds to the metrics of an epoch what its partial rounds were like.
+
+    ``herring/rounds`` is their number. ``herring/contributors`` is the mean number of workers in a
+    round, and ``herring/staleness`` the mean number of rounds by which gradients were late. Put it
+    after `FlushCallback`. With sync="full" it adds nothing.
+    """
+
+    def __init__(self) -> None:
+        """Creates the callback; nothing is collective."""
+        super().__init__()
+        self._before: Any = None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Begins to count."""
+        if rounds_of(self.model.optimizer) is not None:
+            self._before = counts_of(self.model.optimizer.statistics)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Adds the values to the metrics of the epoch."""
+        if logs is not None and self._before is not None:
+            logs.update(means_since(self.model.optimizer.statistics, self._before))
 
 
 class StepSecondsCallback(keras.callbacks.Callback):
@@ -305,6 +382,13 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         return int(steps)
 
     def _set(self, epoch: float) -> None:
+        if not self.staircase and rounds_of(self.model.optimizer) is not None:
+            raise InvalidArgumentError(
+                f"{type(self).__name__} changes the learning rate by batches, of which ranks make "
+                "different numbers in a round; with a partial sync give the optimizer a schedule "
+                "(keras.optimizers.schedules), which counts rounds"
+            )
+        require_flushed(self.model, "a change of the learning rate")
         _sync(self.model)
         optimizer = self.model.optimizer
         new = self.initial_lr * self._multiplier(epoch)

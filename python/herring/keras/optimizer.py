@@ -16,6 +16,9 @@ from herring.arrays.runtime import is_running, job
 from herring.arrays.wire import WireDType
 from herring.errors import InvalidArgumentError
 from herring.keras.averaging import make_averager
+from herring.keras.rounds import OptimizerRounds
+from herring.partial import Quorum, Replay, RoundStatistics
+from herring.partial.lists import PartialLists, wants_rounds
 
 _AVERAGER = "_herring_averager"
 _JOB = "_herring_job"  # in which the optimizer was wrapped last
@@ -28,6 +31,9 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     wire_dtype: WireDType | None = None,
     buffer_bytes: int = 0,
     sparse: str = "densify",
+    sync: str | Quorum | Replay = "full",
+    algorithm: str = "herring",
+    digest_every: int = 100,
     name: str | None = None,
     group: Group | None = None,
 ) -> Any:
@@ -58,6 +64,15 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
       buffer_bytes: fusion-buffer size in bytes; 0 lets the plan choose.
       sparse: "densify" converts tf.IndexedSlices to dense tensors; "gather" concatenates the slices
         of all ranks (TensorFlow only).
+      sync: "full" waits for every rank. "solo", "majority", a `herring.Quorum` or a
+        `herring.Replay` exchanges gradients in rounds that do not (docs/partial.md). `apply` then
+        makes one step for each round's result, so that `iterations` and schedules count rounds.
+        The optimizer has ``flush()``, which ends training, ``round`` and ``statistics``; see
+        `FlushCallback`.
+      algorithm: who closes the rounds and sums, with `sync` "solo" or "majority": "herring" (the
+        servers), or "doubling", "butterfly", "ring", "tree" or "server" (the workers).
+      digest_every: with such a `sync`, the number of rounds after which ranks compare a digest of
+        the trainable variables; 0 means never.
       name: prefix of the operation names, the same on all ranks. None numbers the optimizers in the
         order of their creation, which must be the same on all ranks.
 
@@ -72,6 +87,24 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     require_plain(optimizer)
     if goes_on(optimizer):
         return optimizer
+    if wants_rounds(
+        sync,
+        algorithm=algorithm,
+        wire_dtype=wire_dtype,
+        buffer_bytes=buffer_bytes,
+        sparse=sparse,
+        group=group,
+    ):
+        lists = PartialLists(
+            name or "optimizer",
+            sync=sync,
+            op=op,
+            algorithm=algorithm,
+            digest_every=digest_every,
+            group=group,
+            numbered=name is None,
+        )
+        return distribute(optimizer, OptimizerRounds(lists))
     averager = make_averager(
         name or "optimizer",
         {
@@ -153,6 +186,24 @@ def is_distributed(optimizer: Any) -> bool:
     return issubclass(type(optimizer), Averaging)
 
 
+def rounds_of(optimizer: Any) -> OptimizerRounds | None:
+    """Returns the partial rounds of an optimizer; None if it has none."""
+    if not is_distributed(optimizer):
+        return None
+    found = getattr(optimizer, _AVERAGER)
+    return found if isinstance(found, OptimizerRounds) else None
+
+
+def require_flushed(model: Any, what: str) -> None:
+    """Raises InvalidArgumentError if the model's optimizer has rounds that are not flushed."""
+    rounds = rounds_of(getattr(model, "optimizer", None))
+    if rounds is not None and rounds.lists.open:
+        raise InvalidArgumentError(
+            f"{what} while partial rounds are under way ({rounds.lists.name}): ranks may be at "
+            "different rounds. Put herring.keras.FlushCallback() before it in the list of callbacks"
+        )
+
+
 def load_model(filepath: Any, *arguments: Any, **options: Any) -> Any:
     """Loads a saved Keras model and makes its optimizer average gradients over all ranks.
 
@@ -186,14 +237,43 @@ def _distributed(kind: Any) -> type:
     """Returns a subclass of the optimizer class `kind` that averages gradients."""
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        grads = _averaged(self, grads, trainable_variables)
+        rounds = rounds_of(self)
+        if rounds is None:
+            grads = _averaged(self, grads, trainable_variables)
+        elif not rounds.passes and (grads := list(grads)):
+            _require_outermost(self)
+            variables = trainable_variables
+            if variables is None and self.built:
+                variables = self._trainable_variables
+            if variables is not None:
+                return rounds.apply(self, kind, grads, list(variables))
         return kind.apply(self, grads, trainable_variables)
 
     def stateless_apply(
         self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any
     ) -> Any:
-        grads = _averaged(self, grads, None)
+        if (rounds := rounds_of(self)) is not None and self.built:
+            _require_outermost(self)
+            return rounds.stateless_apply(
+                self, kind, optimizer_variables, grads, trainable_variables
+            )
+        if issubclass(kind, keras.optimizers.LossScaleOptimizer):
+            grads = _averaged(self, grads, None)  # it checks them before it calls `apply`
         return kind.stateless_apply(self, optimizer_variables, grads, trainable_variables)
+
+    def flush(self: Any) -> None:
+        """Makes the steps of all partial rounds until all ranks flush (collective)."""
+        if (rounds := rounds_of(self)) is not None:
+            rounds.flush(self, kind)
+
+    def finalize_variable_values(self: Any, var_list: Any) -> None:
+        rounds, inner = rounds_of(self), getattr(self, "inner_optimizer", self)
+        if rounds is not None and rounds.lists.open and inner.use_ema:
+            raise InvalidArgumentError(
+                f"{rounds.lists.name}: use_ema replaces the variables at the end of fit, and "
+                "rounds are under way: add herring.keras.FlushCallback() to the callbacks"
+            )
+        kind.finalize_variable_values(self, var_list)
 
     def get_config(self: Any) -> dict[str, Any]:
         _refuse_copies(self)
@@ -219,11 +299,37 @@ def _distributed(kind: Any) -> type:
         "from_config": kind.from_config,
         "get_config": functools.wraps(kind.get_config)(get_config),
         "apply": functools.wraps(kind.apply)(_outside_autograph(apply)),
+        "finalize_variable_values": functools.wraps(kind.finalize_variable_values)(
+            finalize_variable_values
+        ),
+        "flush": flush,
+        "round": property(_round),
+        "statistics": property(_statistics),
     }
-    if issubclass(kind, keras.optimizers.LossScaleOptimizer):
-        # On JAX, LossScaleOptimizer checks the gradients before it calls `apply`.
-        members["stateless_apply"] = stateless_apply
+    if keras.backend.backend() == "jax":
+        members["stateless_apply"] = functools.wraps(kind.stateless_apply)(stateless_apply)
     return type(kind.__name__, (kind, Averaging), members)
+
+
+def _round(optimizer: Any) -> int:
+    """The number of partial rounds applied; equal numbers mean equal variables."""
+    return _need_rounds(optimizer).rounds
+
+
+def _statistics(optimizer: Any) -> RoundStatistics:
+    """Which workers were in which partial round or late."""
+    return _need_rounds(optimizer).statistics
+
+
+def _need_rounds(optimizer: Any) -> PartialLists:
+    rounds = rounds_of(optimizer)
+    if rounds is None:
+        raise InvalidArgumentError(f"{optimizer.name!r} was wrapped with sync='full'")
+    if keras.backend.backend() == "jax":
+        import jax
+
+        jax.effects_barrier()  # programs may still make rounds
+    return rounds.lists
 
 
 def _outside_autograph(function: Any) -> Any:

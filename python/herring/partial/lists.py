@@ -185,9 +185,9 @@ class PartialLists:
                 f"way ({len(self._list.sources)} variables before, {len(key)} now): flush() on all "
                 "ranks first"
             )
-        if key not in self._lists:
-            self._lists[key] = self._planned(key, present)
-        found = self._lists[key]
+        found = self._lists.get(key) or self._planned(key, present)
+        if found.used:  # otherwise all ranks flush without a step, and agree again in the next one
+            self._lists[key] = found
         if more := [place for place in present if place not in found.parts]:
             raise InvalidArgumentError(
                 f"{self.name}: there is a gradient for {key[more[0]].name!r}, which had none on "

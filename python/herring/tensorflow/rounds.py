@@ -178,7 +178,13 @@ def step_in_rounds(
         def loop(*values: tf.Tensor) -> None:
             _loop(lists, chosen, dict(zip(places, values)), variables, apply)
 
-        _run(lists, programs, (chosen.sources, places), loop, list(tensors.values()))
+        _run(
+            lists,
+            programs,
+            (chosen.sources, tuple(chosen.used), places),
+            loop,
+            list(tensors.values()),
+        )
         return
     if has_no_order():
         raise InvalidArgumentError(
@@ -200,7 +206,7 @@ def flush_rounds(
     def loop() -> None:
         _loop(lists, chosen, None, variables, apply)
 
-    _run(lists, programs, (chosen.sources, "flush"), loop, [])
+    _run(lists, programs, (chosen.sources, tuple(chosen.used), "flush"), loop, [])
 
 
 def _run(
@@ -247,7 +253,8 @@ def _loop(
 
     def body(*values: tf.Tensor) -> list[tf.Tensor]:
         *results, code = values
-        apply(spread(chosen, results))
+        if results:  # otherwise no rank has ever had a gradient
+            apply(spread(chosen, results))
 
         def compare() -> tf.Tensor:
             now = [tf.convert_to_tensor(variable) for variable in variables]
