@@ -57,7 +57,6 @@ bool Program::enter_elsewhere(const Awaited& awaited, uint64_t id, Nanos now) no
     std::string where = awaited.where();
     std::lock_guard lock(mutex_);
     enter(awaited, id, now, std::move(where)).elsewhere = true;
-    elsewhere_ = true;
   } catch (const std::exception&) {
     return false;
   }
@@ -129,7 +128,6 @@ Activity Program::activity(Nanos now) {
   activity.in_flight = activity.rounds + activity.calls - over;
   std::lock_guard lock(mutex_);
   drop_old(now);
-  activity.elsewhere = elsewhere_;
   activity.waited = waited_ + (waiting_ > 0 ? now - began_ : 0);
   const auto longest = std::min_element(
       waits_.begin(), waits_.end(),

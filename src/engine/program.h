@@ -26,7 +26,6 @@ struct Activity {
   uint64_t rounds = 0, calls = 0;  // that it has begun
   uint64_t in_flight = 0;    // of these, how many are not over
   Nanos waited = 0;          // how long it has waited in all; threads that wait together count once
-  bool elsewhere = false;    // it has waited without a thread of its own, as programs of XLA do
 };
 
 // A result that the program may wait for.
@@ -109,7 +108,6 @@ class Program {
   std::mutex mutex_;                // guards everything below; taken before the recorder's
   std::vector<Wait> waits_;
   uint32_t waiting_ = 0;            // results for which somebody waits now
-  bool elsewhere_ = false;          // enter_elsewhere() was called
   Nanos began_ = 0, waited_ = 0;    // when the first of them began; sum of the earlier waits
 };
 

@@ -83,7 +83,7 @@ observe::Still WorkerReports::stands_still(Nanos now, const engine::Activity& ac
   const bool waits = !activity.where.empty() && now - activity.since > kLongWait;
   if (waits) ask_program_stack();  // for the next report
   const ProgramStack stack = latest_program_stack();
-  if (!waits || stack.held == 0 || activity.elsewhere || !counters.stands_still) {
+  if (!waits || stack.held == 0 || !counters.stands_still) {
     done_.reset();
     return {};
   }

@@ -473,3 +473,16 @@ assert {name for name, *_ in registered} >= {"herring_start", "herring_finish"}
 herring.shutdown()
 """
     run(["-n", "1"], script)
+
+
+def test_branches_that_differ_end_as_a_deadlock() -> None:
+    """XLA's threads wait in different calls. Its alarm ends two minutes after it compiled."""
+    script = """
+herring.init()
+branches = [lambda x, name=name: hj.allreduce(x, name=name) for name in "ab"]
+program = jax.jit(lambda which, x: jax.lax.switch(which, branches, x))
+fails("TimeoutError", "deadlock: all 2 ranks wait", program, rank(), jnp.ones(4))
+print("out", rank(), flush=True)
+"""
+    output = run(TWO, script, HERRING_TIMEOUT="280")
+    assert "out 0" in output and "out 1" in output, output

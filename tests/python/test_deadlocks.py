@@ -23,6 +23,8 @@ GROUPS = f"all 3 ranks wait, {BEGIN} barrier 'group.0.barrier.0' of group 'group
     [
         pytest.param(ONE_NODE, "calls", CALLS, id="calls"),
         pytest.param(ONE_NODE, "threads", CALLS, id="threads"),
+        pytest.param(ONE_NODE, "native", CALLS, id="native"),
+        pytest.param(ONE_NODE, "foreign", CALLS, id="foreign"),
         pytest.param(ONE_NODE, "rounds", ROUNDS, id="rounds"),
         pytest.param(TWO_SERVERS, "calls", CALLS, id="calls-two-servers"),
         pytest.param(TWO_SERVERS, "rounds", ROUNDS, id="rounds-two-servers"),
@@ -51,6 +53,7 @@ def test_ranks_that_wait_in_different_calls_learn_who_waits_where(
         "later",
         "sleeps",
         "waits_for_work",
+        "waits_natively",
     ],
 )
 def test_a_rank_that_can_go_on_is_waited_for(what: str) -> None:

@@ -14,16 +14,18 @@ import sys
 import threading
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FrameType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from herring import _core
 from herring.process.answering import Answering
+from herring.process.kernel_waits import still_threads
 from herring.process.program import Activity, Place, cause_of_call, describe
 
 _PATIENCE = 1.0  # seconds for which the end of the process waits for this thread
 _DEEPEST = 400  # places of a stack that are looked at
 _NAMES = ("LOAD_GLOBAL", "LOAD_NAME")
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+_MOST = 2**63 - 1  # of a token by the stacks of Python; those by the kernel are larger
 
 
 def start() -> None:
@@ -90,40 +92,74 @@ _TIMED = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
 _WATCHERS = frozenset({"tqdm._monitor"})
 
 
+class _Threads(NamedTuple):
+    """The threads of this process, when the core asked for them."""
+
+    changes: int  # how often a wait for a result has begun or ended
+    waiting: frozenset[int]  # the identifiers of those that wait for a result
+    callers: list[tuple[int, int]]  # identifier and native one of those that have called Herring
+    known: dict[int, threading.Thread]  # by identifier, without those that Python has not started
+    frames: dict[int, FrameType]  # by identifier, without that of this thread
+
+    def may_end(self, ident: int) -> bool:
+        """Returns whether a thread is neither one that waits for a result nor one that watches."""
+        watches = type(self.known.get(ident)).__module__ in _WATCHERS
+        return not (ident in self.waiting or watches)
+
+
 def _held_token() -> int:
     """Returns a number that is not 0 if no thread can go on before a result comes.
 
     Every other thread then waits for a result without a limit of its own, or for such a thread. The
     number changes once any of them has gone on. Whatever is not certain gives 0.
     """
-    if not _WITH_THREADS.isdisjoint(sys.modules) or _has_timer():
+    if _has_timer():
         return 0
     changes, waiting, callers = _core.waiting_threads()
-    threads = {
+    known = {
         thread.ident: thread
         for thread in threading.enumerate()
-        if not isinstance(thread, threading._DummyThread)  # Python has not started it
+        if thread.ident is not None and not isinstance(thread, threading._DummyThread)
     }
-    if any(ident not in threads and _may_call(native) for ident, native in callers):
-        return 0
     frames = sys._current_frames()
     frames.pop(threading.get_ident(), None)
     try:
-        if not threads.keys() - {threading.get_ident()} <= frames.keys():
+        if not known.keys() - {threading.get_ident()} <= frames.keys():
             return 0  # a thread is about to begin
-        for ident, frame in frames.items():
-            thread = threads.get(ident)
-            if thread is None:
-                return 0
-            if ident in waiting or type(thread).__module__ in _WATCHERS:
-                continue
-            if not _waits_for_a_thread(frame):
-                return 0
-            if thread is threading.main_thread() and _handles_signals():
-                return 0  # programs wait like this until they are told to end
-        return changes + 1
+        main = threading.main_thread().ident
+        threads = _Threads(changes, frozenset(waiting), callers, known, frames)
+        if main in frames and threads.may_end(main) and _handles_signals():
+            return 0  # programs wait like this until they are told to end
+        return _held_in_python(threads) or _held_in_kernel(threads)
     finally:
         frames.clear()  # a frame that is kept would keep the variables of its function alive
+
+
+def _held_in_python(threads: _Threads) -> int:
+    """Returns the token if the stacks of Python's threads say enough."""
+    if not _WITH_THREADS.isdisjoint(sys.modules):
+        return 0
+    if any(ident not in threads.known and _may_call(native) for ident, native in threads.callers):
+        return 0
+    for ident, frame in threads.frames.items():
+        if ident not in threads.known:
+            return 0
+        if threads.may_end(ident) and not _waits_for_a_thread(frame):
+            return 0
+    return threads.changes + 1
+
+
+def _held_in_kernel(threads: _Threads) -> int:
+    """Returns the token if the kernel says enough of all threads, also of those without Python."""
+    native = dict(threads.callers)
+    native.update((ident, one.native_id) for ident, one in threads.known.items() if one.native_id)
+    if not threads.frames.keys() <= native.keys():
+        return 0
+    runs_python = {native[ident] for ident in threads.frames}
+    others = {threading.get_native_id()}
+    others.update(native[ident] for ident in threads.frames if not threads.may_end(ident))
+    found = still_threads(others, runs_python)
+    return hash((threads.changes, found)) & _MOST | _MOST + 1 if found is not None else 0
 
 
 def _has_timer() -> bool:

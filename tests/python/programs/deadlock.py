@@ -3,6 +3,7 @@
 The argument says in which calls. Each rank prints its error.
 """
 
+import ctypes
 import queue
 import sys
 import threading
@@ -63,6 +64,30 @@ def threads():
     thread.join()
     assert fed.get() == "an element"
     raise failed[0]
+
+
+def native():
+    """The main thread waits in a library for a thread of its own."""
+    library, semaphore = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    library.sem_init(semaphore, 0, 0)
+    failed = []
+
+    def call():
+        try:
+            calls()
+        except herring.TimeoutError as error:
+            failed.append(error)
+        library.sem_post(semaphore)
+
+    threading.Thread(target=call).start()
+    library.sem_wait(semaphore)
+    raise failed[0]
+
+
+def foreign():
+    """A library is there whose threads could call Herring, and none does."""
+    sys.modules["mxnet"] = sys.modules["queue"]
+    native()
 
 
 herring.allreduce(x, name="warm")

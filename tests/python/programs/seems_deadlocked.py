@@ -3,6 +3,7 @@
 The argument says what goes on meanwhile, on rank 1 or in a server.
 """
 
+import ctypes
 import os
 import queue
 import signal
@@ -68,6 +69,15 @@ def has_timer():
     signal.signal(signal.SIGALRM, lambda *_: called.set())
     signal.alarm(LONG)
     in_thread(call)
+
+
+def waits_natively():
+    """Waits in a library, with a limit, for what does not come."""
+    sys.modules["mxnet"] = sys.modules["queue"]
+    semaphore = ctypes.create_string_buffer(64)
+    until = (ctypes.c_long * 2)(int(time.time()) + LONG, 0)
+    assert ctypes.CDLL(None).sem_timedwait(semaphore, until) == -1
+    missing()
 
 
 def has_handler():
