@@ -42,10 +42,10 @@ PAGE_TEXT = """\
 
 Herring runs on little-endian Linux with Python {oldest} or newer. The tests run on Debian 12 for
 x86-64 with its Python 3.11. Tests of all parts that need no framework were also tried with 3.13,
-and the build with 3.12. With Python 3.14, and g++ 16, the build and the tests of collectives, groups
-and deadlocks were tried. For aarch64, `make check-aarch64` compiles the core, but nobody has run it
-there. A build needs g++ 12 or newer and OpenSSL 3. All processes of a job must speak the same
-protocol version ([versions](protocol.md#versions)).
+and the build with 3.12. With Python 3.14 and g++ 16, the build was tried, and the tests of
+collectives, groups and deadlocks. For aarch64, `make check-aarch64` compiles the core, but nobody
+has run it there. A build needs g++ 12 or newer and OpenSSL 3. All processes of a job must speak the
+same protocol version ([versions](protocol.md#versions)).
 
 ## Frameworks
 
