@@ -124,6 +124,7 @@ class Member::Impl final : public Channel::Owner {
   uint32_t index() const { return index_; }
   const std::string& local_address() const { return local_address_; }
   uint32_t epoch() const { return epoch_; }
+  Nanos read_until() const { return read_until_; }
 
   void watch(Announcements::Watcher watcher) {
     if (!here()) return;
@@ -230,6 +231,7 @@ class Member::Impl final : public Channel::Owner {
     switch (type) {
       case FrameType::kHeartbeat: {
         HERRING_RETURN_IF_ERROR(decode_rhythm(payload).move_to(rhythm_));
+        read_until_ = rhythm_.echo;
         teller_->heartbeat(rhythm_);
         return {};
       }
@@ -466,6 +468,7 @@ class Member::Impl final : public Channel::Owner {
   bool ended_ = false;
   std::set<std::pair<bool, uint32_t>> known_losses_;
   std::atomic<uint32_t> epoch_{0};
+  std::atomic<Nanos> read_until_{0};
   std::atomic<bool> part_ended_{false};
 
   std::mutex mutex_;
@@ -559,6 +562,7 @@ const std::vector<Loss>& Member::gone() const { return impl_->gone(); }
 uint32_t Member::server_index() const { return impl_->index(); }
 std::string Member::local_address() const { return impl_->local_address(); }
 uint32_t Member::epoch() const { return impl_->epoch(); }
+Nanos Member::read_until() const { return impl_->read_until(); }
 
 void Member::watch(OnLoss on_loss, OnAbort on_abort, OnEnd on_end, OnReplacement on_replacement) {
   impl_->watch({std::move(on_loss), std::move(on_abort), std::move(on_end),

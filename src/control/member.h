@@ -102,6 +102,9 @@ class Member {
   // Says whether this process can reach a server, or if it is a replacement, that it is ready; see
   // ServerReport. Any thread; never blocks.
   void report_server(uint32_t server, uint32_t number, bool reachable, const std::string& why);
+  // Returns when this process sent the latest heartbeat that the rendezvous has read, in the time
+  // of this process's loops; 0: none yet. Any thread.
+  Nanos read_until() const;
   void observe(Observer observer);
   // The three calls below fill in what the clock of the rendezvous shows. Any thread; they never
   // block, and send nothing if much waits to be sent already.

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <string>
 
 #include "base/clock.h"
@@ -35,6 +36,9 @@ struct EngineOptions {
   // Says whether this worker can reach a dedicated server, see control::ServerReport; any thread.
   std::function<void(uint32_t server, uint32_t number, bool reachable, const std::string& why)>
       report_server = [](uint32_t, uint32_t, bool, const std::string&) {};
+  // Returns when this process sent the latest of what the rendezvous is known to have read, in the
+  // loops' time; any thread. What it was told before then, it knows.
+  std::function<Nanos()> rendezvous_read = [] { return std::numeric_limits<Nanos>::max(); };
   // Tells the other ranks that this worker's part of the job has ended; any thread.
   std::function<void(const Status& why)> end_part = [](const Status&) {};
   // Makes the whole job fail; any thread.

@@ -179,6 +179,7 @@ Status Job::connect() {
   engine.node_stage = settings.get_string("node_stage");
   engine.warn_after = settings.get_seconds("warn_after");
   engine.failed = [member = member_.get()](const Status& why) { member->failed(why.message()); };
+  engine.rendezvous_read = [member = member_.get()] { return member->read_until(); };
   engine.abort = [member = member_.get()](const std::string& reason) { member->abort(reason); };
   engine.end_part = [member = member_.get()](const Status& why) { member->end_part(why); };
   engine.server_timeout = from_seconds(settings.get_seconds("heartbeat_timeout"));

@@ -17,8 +17,10 @@ constexpr Nanos kNews = kSecond;
 // If no such report has come after this time, the worker on this node lives: only the connection to
 // it is lost.
 constexpr Nanos kNewsOfNeighbour = 3 * kSecond;
-// The same for a server that the rendezvous was told of.
+// The same for a server that the rendezvous was told of, and how much later than that a heartbeat
+// must have left that shows that the rendezvous has read it.
 constexpr Nanos kNewsOfServer = 3 * kSecond;
+constexpr Nanos kReadMargin = 500 * kMillisecond;
 
 }  // namespace
 
@@ -149,17 +151,24 @@ void Membership::link_closed(uint32_t server, const Status& why) {
   if (fails_over && !core_.links->serving().has(server)) return;
   const uint64_t received = core_.links->bytes_received(server);
   if (fails_over && coming_servers_.report(server, why.message())) {
-    const uint32_t number = coming_servers_.number(server);
-    core_.loop->call_after(kNewsOfServer, [this, server, number, text, received] {
-      const bool known = !core_.links->serving().has(server) ||
-                         coming_servers_.number(server) != number;
-      if (!known) check_link(server, text, received);
-    });
-    return;
+    return await_news(server, coming_servers_.number(server), text, received, core_.loop->now());
   }
   core_.loop->call_after(
       core_.presence.left.empty() ? kNews : kClosedGrace,
       [this, server, text, received] { check_link(server, text, received); });
+}
+
+// Waits for the rendezvous to say who stands in for the server. It may be slow on a busy host, and
+// decides nothing before it has read what this process told it at `told`.
+void Membership::await_news(uint32_t server, uint32_t number, const std::string& how,
+                            uint64_t received, Nanos told) {
+  core_.loop->call_after(kNewsOfServer, [this, server, number, how, received, told] {
+    const bool known = !core_.links->serving().has(server) ||
+                       coming_servers_.number(server) != number;
+    if (known || core_.ending.begun()) return;
+    const bool read = core_.options.rendezvous_read() > told + kReadMargin;
+    read ? check_link(server, how, received) : await_news(server, number, how, received, told);
+  });
 }
 
 // Handles a goodbye of a worker on this node. Nobody else tells of it if rank 0 has left, which

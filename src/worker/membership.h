@@ -37,6 +37,8 @@ class Membership {
   bool survives(const control::Loss& loss) const;
   void move_from(const control::Loss& loss);
   void fail_groups_without_servers(const control::ServerSet& set, const std::string& why);
+  void await_news(uint32_t server, uint32_t number, const std::string& how, uint64_t received,
+                  Nanos told);
   void check_link(uint32_t server, const std::string& how, uint64_t received);
   void fail_what_needs(uint32_t server);
   // Returns whether anything that moves in the group still needs this server.

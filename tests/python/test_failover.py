@@ -55,6 +55,12 @@ def test_servers_that_die_between_rounds_are_replaced(
     assert how[events[0].split()[0]] in output
 
 
+def test_news_of_a_server_may_come_late(place: dict[str, str]) -> None:
+    layout = ["-n", "2", "--nodes", "2", "--servers", "2"]
+    output = expect_success(run_job(layout, program("failover_slow_chief"), **place))
+    assert output.count("is done") == 2 and "server 0 stands in for it" in output, output
+
+
 def test_calls_that_wait_for_a_rank_outlive_their_server(place: dict[str, str]) -> None:
     job = run_job(TWO_SERVERS, program("failover_names"), **place)
     output = expect_success(job)

@@ -22,7 +22,7 @@ from herring.partial.lists import (
     GradientList,
     PartialLists,
     spread,
-    wants_rounds,
+    wants_lists,
 )
 
 # A function of a list of results and a state; it returns the state after a step of the optimizer.
@@ -82,7 +82,7 @@ class Rounds:
             raise InvalidArgumentError(
                 f"optimizer is {optimizer!r}; it must be an optax.GradientTransformation"
             )
-        if not wants_rounds(sync, algorithm=algorithm, group=group):
+        if not wants_lists(sync, algorithm=algorithm, group=group):
             raise InvalidArgumentError(
                 "Rounds are partial; for sync='full' use herring.jax.distributed_gradients"
             )

@@ -18,7 +18,7 @@ from herring.errors import InvalidArgumentError
 from herring.keras.averaging import make_averager
 from herring.keras.rounds import OptimizerRounds
 from herring.partial import Quorum, Replay, RoundStatistics
-from herring.partial.lists import PartialLists, wants_rounds
+from herring.partial.lists import PartialLists, wants_lists
 
 _AVERAGER = "_herring_averager"
 _JOB = "_herring_job"  # in which the optimizer was wrapped last
@@ -87,7 +87,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     require_plain(optimizer)
     if goes_on(optimizer):
         return optimizer
-    if wants_rounds(
+    if wants_lists(
         sync,
         algorithm=algorithm,
         wire_dtype=wire_dtype,

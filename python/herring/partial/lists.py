@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from herring.arrays.arguments import Operator, count_of, shown, text_of
+from herring.arrays.arguments import Operator, count_of
 from herring.arrays.calls import name_of_next
 from herring.arrays.gradients import Source, agree, check_operator, require_sources
-from herring.arrays.groups import Group, scope_of
+from herring.arrays.groups import Group
 from herring.arrays.runtime import is_elastic, job, require_running
 from herring.arrays.wire import WireDType
 from herring.errors import InvalidArgumentError
-from herring.partial.quorum import Quorum, is_partial
-from herring.partial.reduction import ALGORITHMS, PartialReduction
+from herring.partial.quorum import Quorum
+from herring.partial.reduction import PartialReduction, wants_rounds
 from herring.partial.replay import Replay
 from herring.partial.statistics import RoundInfo, RoundStatistics
 
@@ -29,7 +29,7 @@ from herring.partial.statistics import RoundInfo, RoundStatistics
 NO_RESULT, RESULT, RESULT_BEFORE_DIGEST = range(3)
 
 
-def wants_rounds(
+def wants_lists(
     sync: str | Quorum | Replay,
     *,
     algorithm: str = "herring",
@@ -43,13 +43,7 @@ def wants_rounds(
     Raises:
       InvalidArgumentError: `sync` is unknown, or another option has no meaning together with it.
     """
-    text_of(algorithm, "the algorithm", ALGORITHMS)
-    if not is_partial(sync, scope_of(group).size):
-        if algorithm != "herring":
-            raise InvalidArgumentError(
-                f"algorithm={shown(algorithm)} is for sync='solo' and 'majority'; with sync='full' "
-                "gradients go through the servers (algorithm='herring')"
-            )
+    if not wants_rounds(sync, algorithm, group):
         return False
     refused = {
         f"wire_dtype={wire_dtype!r}; None is allowed (gradients travel as they are)": (
@@ -59,9 +53,6 @@ def wants_rounds(
             buffer_bytes != 0
         ),
         f"sparse={sparse!r}; 'densify' is allowed, because results are dense": sparse != "densify",
-        "a group; a recording covers all ranks, and groups take 'solo', 'majority' or a Quorum": (
-            isinstance(sync, Replay) and group is not None
-        ),
         "an elastic job; there all ranks make and commit equally many steps": is_elastic(),
     }
     for what, given in refused.items():

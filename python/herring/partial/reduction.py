@@ -18,6 +18,7 @@ from herring.arrays.arguments import (
     count_of,
     operator_of,
     seconds_of,
+    shown,
     text_of,
 )
 from herring.arrays.calls import CallOptions, called, named
@@ -353,6 +354,28 @@ class PartialReduction:
         if self._latest:
             raise InvalidArgumentError(f"'{self.name}': {_NO_DIGEST}")
         self._partial.digest(self.rounds, count_of(value, "value", 0, 2**64 - 1))
+
+
+def wants_rounds(sync: str | Quorum | Replay, algorithm: str, group: Group | None) -> bool:
+    """Returns whether `sync` means rounds that do not wait for all workers, for wrappers.
+
+    Raises:
+      InvalidArgumentError: `sync` is unknown, or another argument has no meaning together with it.
+    """
+    text_of(algorithm, "the algorithm", ALGORITHMS)
+    if not is_partial(sync, scope_of(group).size):
+        if algorithm != "herring":
+            raise InvalidArgumentError(
+                f"algorithm={shown(algorithm)} is for sync='solo' and 'majority'; with sync='full' "
+                "gradients go through the servers (algorithm='herring')"
+            )
+        return False
+    if isinstance(sync, Replay) and group is not None:
+        raise InvalidArgumentError(
+            f"sync={sync!r} takes no group: a recording covers all ranks; group= allows "
+            "'full', 'solo', 'majority' and herring.Quorum"
+        )
+    return True
 
 
 def check_results(results: str, sync: str | Quorum | Replay, digest_every: int = 0) -> None:

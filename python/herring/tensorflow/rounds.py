@@ -19,7 +19,7 @@ from herring.partial.lists import (
     GradientList,
     PartialLists,
     spread,
-    wants_rounds,
+    wants_lists,
 )
 from herring.tensorflow.averaging import source_of
 from herring.tensorflow.graphs import has_no_order
@@ -87,7 +87,7 @@ class Rounds:
           InvalidArgumentError: an option cannot be used, or `sync` is "full".
           ShutdownError: `herring.init` was not called.
         """
-        if not wants_rounds(sync, algorithm=algorithm, group=group):
+        if not wants_lists(sync, algorithm=algorithm, group=group):
             raise InvalidArgumentError(
                 "Rounds are partial; for sync='full' use herring.tensorflow.DistributedGradientTape"
             )

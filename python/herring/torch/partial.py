@@ -17,16 +17,15 @@ from typing import Any
 import torch
 
 from herring.arrays.arguments import Operator, count_of, shown, text_of
-from herring.arrays.groups import Group, scope_of
+from herring.arrays.groups import Group
 from herring.errors import HerringError, InvalidArgumentError
 from herring.partial import (
     Quorum,
     Replay,
     RoundInfo,
     RoundStatistics,
-    is_partial,
 )
-from herring.partial.reduction import ALGORITHMS, RESULTS, check_results
+from herring.partial.reduction import RESULTS, check_results, wants_rounds
 from herring.torch.engine import at_end_of_pass, current_pass
 from herring.torch.ownership import release
 from herring.torch.ranges import each_shown
@@ -422,27 +421,16 @@ def round_options(
     Raises:
       InvalidArgumentError: An option is unknown, or has no meaning with the others.
     """
-    text_of(algorithm, "the algorithm", ALGORITHMS)
     text_of(results, "results", RESULTS)
     every = count_of(synchronize_every, "synchronize_every")
     digests = 0 if digest_every is None else count_of(digest_every, "digest_every")
-    if not is_partial(sync, scope_of(group).size):
-        if algorithm != "herring":
-            raise InvalidArgumentError(
-                f"algorithm={shown(algorithm)} is for sync='solo' and 'majority'; with sync='full' "
-                "gradients go through the servers (algorithm='herring')"
-            )
+    if not wants_rounds(sync, algorithm, group):
         if results != "every" or every:
             raise InvalidArgumentError(
                 f"results={results!r} and synchronize_every={every} are for a partial sync; with "
                 "sync='full' every rank applies every result (results='every')"
             )
         return None
-    if isinstance(sync, Replay) and group is not None:
-        raise InvalidArgumentError(
-            f"sync={sync!r} takes no group: a recording covers all ranks; group= allows "
-            "'full', 'solo', 'majority' and herring.Quorum"
-        )
     check_results(results, sync, digests)
     if every and results == "every":
         raise InvalidArgumentError(
