@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from herring.arrays.arguments import Operator
 from herring.errors import InvalidArgumentError
 
 Average, Sum, Adasum, Min, Max, Product = range(6)
-OPERATORS = {Average: "average", Sum: "sum", Min: "min", Max: "max", Product: "product"}
-_NAMES = {**OPERATORS, Adasum: "adasum"}
+OPERATORS: dict[Any, Operator] = {
+    Average: "average",
+    Sum: "sum",
+    Min: "min",
+    Max: "max",
+    Product: "product",
+}
+_NAMES: dict[Any, str] = {**OPERATORS, Adasum: "adasum"}
 
 
 def operator_of(op: Any, kind: str) -> str:
