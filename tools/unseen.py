@@ -11,13 +11,13 @@ __all__ = ["UNSEEN"]
 UNSEEN = {
     (
         "python/herring/launch/ending.py",
-        "self._signalled_at = 0.0",
+        "_signalled_at: float = 0.0",
         "pass",
     ): "It is read only after the first signal, which sets it.",
     (
         "python/herring/launch/ending.py",
-        "self._signalled_at = 0.0",
-        "self._signalled_at = 1.0",
+        "_signalled_at: float = 0.0",
+        "_signalled_at: float = 1.0",
     ): "It is read only after the first signal, which sets it.",
     (
         "python/herring/launch/agent.py",

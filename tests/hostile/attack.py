@@ -283,6 +283,7 @@ def attack(
     report, rng = Report(), random.Random(seed)
     folder = Path(tempfile.mkdtemp(prefix="herring-hostile-"))
     job = Job(folder)
+    priority = os.getpriority(os.PRIO_PROCESS, 0)
     os.nice(5)  # the strangers' own work is not what is measured
     try:
         _wait(job, "a process of the job", 60, lambda: job.variable("HERRING_SECRET"))
@@ -312,6 +313,8 @@ def attack(
     finally:
         job.kill()
         shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(PermissionError):  # other tests follow in this process
+            os.setpriority(os.PRIO_PROCESS, 0, priority)
     return report
 
 

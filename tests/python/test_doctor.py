@@ -269,7 +269,7 @@ def test_a_doctor_of_another_version_is_named(port: int) -> None:
 def test_the_others_end_if_rank_0_does(port: int) -> None:
     program = (
         "import os, signal; from herring.doctor import hub;"
-        "hub.Hub.examine = lambda self: os.kill(os.getpid(), signal.SIGKILL);"
+        "hub.Hub.examine = lambda *_: os.kill(os.getpid(), signal.SIGKILL);"
         "from herring.command.cli import main; main(['doctor'])"
     )
     first = warm.Popen([sys.executable, "-c", program], env={**os.environ, **by_hand(0, port)})

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from herring.arrays.arguments import Operator, count_of, shown, text_of
+from herring.arrays.arguments import Operator, count_of, text_of
 from herring.arrays.groups import Group
 from herring.errors import HerringError, InvalidArgumentError
 from herring.partial import (
@@ -440,8 +440,7 @@ def round_options(
     wire = wire_dtype_name(wire_dtype)
     if wire not in (None, "float32", "float16", "bfloat16"):
         raise InvalidArgumentError(
-            f"wire_dtype is {shown(wire_dtype)}; with sync={sync!r} it must be None, 'float16' or "
-            "'bfloat16'"
+            f"wire_dtype is {wire}; with sync={sync!r} it must be None, 'float16' or 'bfloat16'"
         )
     if every and buffer_bytes:
         raise InvalidArgumentError(
