@@ -12,11 +12,6 @@ UNSEEN = {
     (
         "python/herring/launch/ending.py",
         "_signalled_at: float = 0.0",
-        "pass",
-    ): "It is read only after the first signal, which sets it.",
-    (
-        "python/herring/launch/ending.py",
-        "_signalled_at: float = 0.0",
         "_signalled_at: float = 1.0",
     ): "It is read only after the first signal, which sets it.",
     (
