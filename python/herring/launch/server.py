@@ -132,13 +132,13 @@ def _ready(path: str | None) -> Iterator[None]:
     if path is None:
         yield
         return
-    try:
-        Path(path).touch()
-    except OSError as error:
-        raise ConfigurationError(
-            f"--ready-file {path} cannot be written: {error.strerror}"
-        ) from None
-    try:
+    try:  # a signal that ends the server may come right after the file
+        try:
+            Path(path).touch()
+        except OSError as error:
+            raise ConfigurationError(
+                f"--ready-file {path} cannot be written: {error.strerror}"
+            ) from None
         yield
     finally:
         with contextlib.suppress(OSError):
