@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from herring import _core
 from herring.arrays.collectives import checked_splits
 from herring.arrays.grouped import results_of
 from herring.base.split import even_parts
@@ -189,7 +190,18 @@ class Starter:
 
     def allreduce(self, tensor: Any, how: Reduction, *, in_place: bool = False) -> Call:
         """Starts an all-reduce; its result is `tensor` if `in_place`, else a new tensor."""
-        return self._one(self._allreduce("allreduce", [tensor], how, in_place))
+        kind = "allreduce"
+        with self._call(kind, "allgather" if how.op == Adasum else kind) as call:
+            operation = operator_of(how.op, kind)
+            dense = self.tensors.checked(tensor, kind)
+            kept = self._kept([tensor], [dense], in_place=in_place)
+            if how.op == Adasum:
+                combined = self._start_adasum(call, [dense], kept, how, kind)
+                call.finish = lambda: self._results(combined(), kept, in_place)[0]
+                return call
+            hosts = self._start_allreduce(call, [dense], operation, how, kind, own=not in_place)
+            call.finish = lambda: self._results(hosts, kept, in_place)[0]
+        return call
 
     def grouped_allreduce(
         self, tensors: Sequence[Any], how: Reduction, *, in_place: bool = False
@@ -198,9 +210,7 @@ class Starter:
 
         The result is a list of the tensors given if `in_place`, else of new tensors.
         """
-        return self._allreduce("grouped_allreduce", tensors, how, in_place)
-
-    def _allreduce(self, kind: str, tensors: Sequence[Any], how: Reduction, in_place: bool) -> Call:
+        kind = "grouped_allreduce"
         adds = how.op == Adasum
         with self._call(kind, "allgather" if adds else "allreduce") as call:
             operation = operator_of(how.op, kind)
@@ -214,11 +224,8 @@ class Starter:
             call.finish = lambda: self._results(hosts, kept, in_place)
         return call
 
-    def _one(self, call: Call) -> Call:
-        """Makes the only tensor of a list the result of a call."""
-        listed = call.finish
-        call.finish = lambda: listed()[0]
-        return call
+    def _start_list(self, call: Call, hosts: Sequence[Any], **options: Any) -> _core.Operation:
+        return call.start(list(hosts), listed=True, **options)
 
     def _start_adasum(
         self, call: Call, dense: Sequence[Any], kept: Sequence[Any], how: Reduction, kind: str
@@ -283,7 +290,7 @@ class Starter:
             about = self._text_of_list([self._text_of_rows(one) for one in dense])
             if how is not None:
                 about += f"; op {operator_of(how.op, kind)}{how.text()}"
-            operation = call.start(rows, listed=True, about=about)
+            operation = self._start_list(call, rows, about=about)
             call.finish = lambda: [
                 self._gathered(part, like, len(part))
                 for part, like in zip(results_of(operation), likes)
@@ -295,24 +302,32 @@ class Starter:
 
         `root_rank` is a rank of the job, which must be in the process set.
         """
-        return self._one(self._broadcast("broadcast", [tensor], root_rank, in_place))
+        kind = "broadcast"
+        with self._call(kind, kind) as call:
+            dense = self.tensors.checked(tensor, kind)
+            root = root_in(self.process_set, operator.index(root_rank))
+            kept = self._kept([tensor], [dense], in_place=in_place)
+            hosts = self._start_broadcast(call, [dense], root, kind, own=not in_place)
+            call.finish = lambda: self._broadcast(hosts, kept, in_place)[0]
+        return call
+
+    def _broadcast(
+        self, hosts: Sequence[Any], kept: Sequence[Any], in_place: bool = False
+    ) -> list[Any]:
+        return self._results([*map(self.tensors.moved, hosts, kept)], kept, in_place)
 
     def grouped_broadcast(self, tensors: Sequence[Any], root_rank: int) -> Call:
         """Starts a broadcast of a list, which succeeds or fails as a whole.
 
         The result is a list of new tensors.
         """
-        return self._broadcast("grouped_broadcast", tensors, root_rank, False)
-
-    def _broadcast(self, kind: str, tensors: Sequence[Any], root_rank: int, in_place: bool) -> Call:
+        kind = "grouped_broadcast"
         with self._call(kind, "broadcast") as call:
             dense = self._listed(tensors, kind)
             root = root_in(self.process_set, operator.index(root_rank))
-            kept = self._kept(tensors, dense, in_place=in_place)
-            hosts = self._start_broadcast(call, dense, root, kind, own=not in_place)
-            call.finish = lambda: self._results(
-                [*map(self.tensors.moved, hosts, kept)], kept, in_place
-            )
+            likes = self._kept(tensors, dense)
+            hosts = self._start_broadcast(call, dense, root, kind, own=True)
+            call.finish = lambda: self._broadcast(hosts, likes)
         return call
 
     def alltoall(self, tensor: Any, splits: Any) -> Call:
@@ -348,45 +363,57 @@ class Starter:
 
     def reducescatter(self, tensor: Any, how: Reduction) -> Call:
         """Starts a reduce-scatter; its result is a new tensor."""
-        return self._one(self._reducescatter("reducescatter", [tensor], how))
+        kind = "reducescatter"
+        with self._call(kind, "reduce_scatter") as call:
+            by = scattering_operator(how.op, kind)
+            dense = self.tensors.checked(tensor, kind)
+            like = self.tensors.like(tensor, dense)
+            (host,), prescale = self._scattered([dense], by, how, kind)
+            operation = call.start(
+                host,
+                about=self._text(dense)
+                + how.text(prescale=prescale != how.prescale, postscale=False),
+                op=by,
+                prescale=prescale,
+                postscale=how.postscale,
+            )
+            mine = even_parts(len(dense), call.scope.size)[call.scope.rank]
+
+            def finish() -> Any:
+                found = self.tensors.viewed(operation.result(), host, (mine, *like.shape[1:]))
+                return self.tensors.new(self.tensors.narrowed(found, like), like)
+
+            call.finish = finish
+        return call
 
     def grouped_reducescatter(self, tensors: Sequence[Any], how: Reduction) -> Call:
         """Starts a reduce-scatter of a list, which succeeds or fails as a whole.
 
         The result is a list of new tensors.
         """
-        return self._reducescatter("grouped_reducescatter", tensors, how)
-
-    def _reducescatter(self, kind: str, tensors: Sequence[Any], how: Reduction) -> Call:
-        listed = kind.startswith("grouped")
+        kind = "grouped_reducescatter"
         with self._call(kind, "reduce_scatter") as call:
             by = scattering_operator(how.op, kind)
             dense = self._listed(tensors, kind)
             likes = self._kept(tensors, dense)
             hosts, prescale = self._scattered(dense, by, how, kind)
-            about = self._about(dense, hosts, listed=True) if listed else self._text(dense[0])
-            operation = call.start(
-                hosts if listed else hosts[0],
-                listed=listed,
-                about=about + how.text(prescale=prescale != how.prescale, postscale=False),
+            operation = self._start_list(
+                call,
+                hosts,
+                about=self._about(dense, hosts, listed=True)
+                + how.text(prescale=prescale != how.prescale, postscale=False),
                 op=by,
                 prescale=prescale,
                 postscale=how.postscale,
             )
-
-            def finish() -> list[Any]:
-                if listed:
-                    found = [(one, one.shape) for one in results_of(operation)]
-                else:
-                    mine = even_parts(len(dense[0]), call.scope.size)[call.scope.rank]
-                    found = [(operation.result(), (mine, *likes[0].shape[1:]))]
-                views = [
-                    self.tensors.viewed(one, host, shape)
-                    for (one, shape), host in zip(found, hosts)
-                ]
-                return self._results(views, likes, in_place=False)
-
-            call.finish = finish
+            call.finish = lambda: self._results(
+                [
+                    self.tensors.viewed(one, host, one.shape)
+                    for one, host in zip(results_of(operation), hosts)
+                ],
+                likes,
+                in_place=False,
+            )
         return call
 
     def _scattered(
