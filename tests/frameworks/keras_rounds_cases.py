@@ -124,6 +124,9 @@ def test_schedules_count_rounds(rank, size):
     assert optimizer.round - 2 <= steps <= optimizer.round, (steps, optimizer.round)
     assert abs(rate - 0.1 * 0.5 ** (steps / 10)) < 1e-6, (rate, steps)
     assert same_everywhere(values(model))
+    # A new one: on JAX, Keras cannot fit a model again whose variables have got the averages.
+    inner = keras.optimizers.SGD(0.1, use_ema=True)
+    optimizer, model = herring.DistributedOptimizer(inner, sync="solo"), network()
     model.compile(optimizer, loss="mse")
     text = "use_ema replaces the variables"
     raises(core.InvalidArgumentError, text, model.fit, x, y, verbose=0)
