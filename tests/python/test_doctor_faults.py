@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -135,7 +136,8 @@ def test_a_host_that_is_far_away(tmp_path: Path) -> None:
         report = doctor(hosts, tmp_path)
     far = [one for one in serious(report) if "round trip" in one[1]]
     assert [subject for subject, _ in far] == ["h2"], serious(report)
-    assert "20" in far[0][1]
+    trip, unit = re.search(r"takes ([0-9.]+) (\w+),", far[0][1]).groups()
+    assert unit == "ms" and float(trip) >= 20  # what delays a packet beside load comes on top
 
 
 @needs_strict_links
