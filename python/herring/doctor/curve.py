@@ -42,7 +42,7 @@ def answer_messages(connection: socket.socket) -> None:
     """Answers each message by a byte, until the other end closes the connection."""
     connection.settimeout(_SILENCE)
     buffer = bytearray(_CHUNK)
-    while head := connection.recv(_LENGTH.size, socket.MSG_WAITALL):
+    while len(head := connection.recv(_LENGTH.size, socket.MSG_WAITALL)) == _LENGTH.size:
         (left,) = _LENGTH.unpack(head)
         if left > SIZES[-1]:
             raise ChannelError(f"a message of {left} bytes is too long")
