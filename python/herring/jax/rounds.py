@@ -137,21 +137,13 @@ class Rounds:
           PeerLostError, TimeoutError: a rank is gone or does not come. A program raises
             `jax.errors.JaxRuntimeError` with the same text.
         """
-        leaves, tree = jax.tree.flatten(parameters)
+        tree = jax.tree.structure(parameters)
         given, other = jax.tree.flatten(gradients)
         if tree != other:
             raise InvalidArgumentError(
                 f"{self._lists.name}: the gradients are {other}, and the parameters are {tree}"
             )
-        state = step_in_rounds(
-            self._lists,
-            given,
-            self._sources(parameters),
-            (leaves, state),
-            self._update(tree),
-            _first,
-            self._programs.setdefault(tree, {}),
-        )
+        state = step_in_rounds(self._lists, given, *self._common(state, parameters))
         return jax.tree.unflatten(tree, state[0]), state[1]
 
     def flush(self, state: Any, parameters: Any) -> tuple[Any, Any]:
@@ -162,24 +154,19 @@ class Rounds:
         Returns:
           The parameters and the state after these steps.
         """
-        leaves, tree = jax.tree.flatten(parameters)
-        state = flush_rounds(
-            self._lists,
-            self._sources(parameters),
-            (leaves, state),
-            self._update(tree),
-            _first,
-            self._programs.setdefault(tree, {}),
-        )
+        tree = jax.tree.structure(parameters)
+        state = flush_rounds(self._lists, *self._common(state, parameters))
         return jax.tree.unflatten(tree, state[0]), state[1]
 
-    @staticmethod
-    def _sources(parameters: Any) -> list[Source]:
-        found = jax.tree_util.tree_flatten_with_path(parameters)[0]
-        return [
+    def _common(self, state: Any, parameters: Any) -> tuple[Any, ...]:
+        """Returns what `step_in_rounds` and `flush_rounds` take alike."""
+        found, tree = jax.tree_util.tree_flatten_with_path(parameters)
+        sources = [
             Source(jax.tree_util.keystr(path), tuple(jnp.shape(leaf)), str(jnp.result_type(leaf)))
             for path, leaf in found
         ]
+        both = ([leaf for _, leaf in found], state)
+        return sources, both, self._update(tree), _first, self._programs.setdefault(tree, {})
 
     def _update(self, tree: Any) -> Apply:
         def update(results: list[Any], both: Any) -> Any:
