@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -332,7 +332,7 @@ def spread(chosen: GradientList, results: Sequence[Any]) -> list[Any]:
     return found
 
 
-def digest_of(arrays: Sequence[Any]) -> int:
+def digest_of(arrays: Iterable[Any]) -> int:
     """Returns a 64-bit hash of arrays in host memory."""
     state = hashlib.blake2b(digest_size=8)
     for array in arrays:

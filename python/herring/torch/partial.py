@@ -26,11 +26,13 @@ from herring.partial import (
     RoundStatistics,
 )
 from herring.partial.reduction import RESULTS, check_results, wants_rounds
+from herring.torch.compiled import untraced
 from herring.torch.engine import at_end_of_pass, current_pass
 from herring.torch.ownership import release
 from herring.torch.ranges import each_shown
 from herring.torch.reducer import Listing, Relist
 from herring.torch.round_buffer import RoundBuffer, split
+from herring.torch.steps import follow_passes
 from herring.torch.tensors import TorchWireDType, wire_dtype_name
 
 
@@ -70,6 +72,7 @@ class PartialReducer(Listing):
           relist: As for `GradientReducer`; None means that no parameter is ever replaced.
         """
         super().__init__(named_parameters, name=name, relist=relist)
+        follow_passes()
         self.contributors = 0
         self.statistics = RoundStatistics()
         self._options = options
@@ -149,6 +152,7 @@ class PartialReducer(Listing):
     def _hook(self, parameter: torch.nn.Parameter, index: int) -> Any:
         myself = weakref.ref(self)  # the garbage collector does not see the engine's hooks
 
+        @untraced  # torch.compile would also trace what a backward pass inside it calls
         def hook(parameter: torch.Tensor) -> None:
             if (reducer := myself()) is not None and reducer.enabled:
                 reducer._produced()
@@ -297,6 +301,9 @@ class PartialReducer(Listing):
         waiting in every buffer in which no round has ended since it contributed. So ranks that wait
         for different buffers do not wait for each other.
         """
+        for buffer in self._buffers:
+            if not buffer.sent:
+                buffer.gather()  # before `.grad` gets a result
         contributed = False
         try:
             for buffer in self._buffers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from herring.arrays.groups import Group
 from herring.partial import PartialReduction, RoundInfo
 from herring.partial.allreduce import allreduce
+from herring.partial.lists import digest_of
 from herring.torch.tensors import check_not_capturing, dtype_name
 
 
@@ -55,6 +56,7 @@ class RoundBuffer:
         self.given = torch.zeros(start + len(parameters), dtype=dtype, device="cpu")
         self.mean = torch.zeros_like(self.given)
         self.delivered = False
+        self._lock = threading.Lock()
         self.restart()
 
     def open(self, **options: Any) -> None:
@@ -72,18 +74,19 @@ class RoundBuffer:
         A rank contributes again only after a round has ended since. If none has, the buffer leaves
         after the pass.
         """
-        self._expected.discard(id(parameter))
-        if self._expected:
-            return
-        if self.series.owes and self.series.ready and self.info is None:
-            self.take()
-        if not self.series.owes:
-            self.send()
-            self.sent = True
+        with self._lock:  # gradients on several devices come on several threads
+            self._expected.discard(id(parameter))
+            if self._expected or self.sent:
+                return
+            if self.series.owes and self.series.ready and self.info is None:
+                self.take()
+            if not self.series.owes:
+                self.gather()
+                self.send()
+                self.sent = True
 
     def send(self) -> None:
-        """Contributes the gradients to the round that closes next, for which this rank waits."""
-        self.gather()
+        """Contributes what was gathered to the round that closes next, and counts as waiting."""
         self.series.contribute(self.given)
 
     def gather(self) -> None:
@@ -144,11 +147,10 @@ class RoundBuffer:
 
     def digest(self) -> int:
         """Returns a 64-bit hash of the parameters; equal after equal numbers of rounds."""
-        state = hashlib.blake2b(digest_size=8)
-        for parameter in self.parameters:
-            flat = parameter.detach().cpu().contiguous().view(-1).view(torch.uint8)
-            state.update(flat.numpy())
-        return int.from_bytes(state.digest(), "little")
+        return digest_of(
+            parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+            for parameter in self.parameters
+        )
 
     def average(self, name: str, dtype: torch.dtype, group: Group | None) -> None:
         """Gives the mean over all ranks to the parameters (collective); adds up in `dtype`."""

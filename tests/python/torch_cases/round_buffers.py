@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import time
 
+import numpy as np
 import torch
 from torch.nn import functional as F  # noqa: N812
 
 import herring.torch as herring
+from herring import receive, send
 
 from .support import case, close, everyones_batch, mine, mlp, raises, same_everywhere
 
@@ -59,6 +62,46 @@ def buffers_have_rounds_of_their_own_and_lose_nothing() -> None:
         assert all(one == rounds[0] for one in rounds), rounds
         assert wrapper.round == rounds[0][0] == len(wrapper.statistics.rounds)
         wrapper.close()
+
+
+@case
+def a_buffer_that_had_to_stay_keeps_its_gradients() -> None:
+    rank, size = herring.rank(), herring.size()
+    model = torch.nn.Linear(8, 2, bias=False)
+    with torch.no_grad():
+        model.weight.zero_()
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    wrapper = herring.DistributedDataParallel(model, sync=herring.Quorum(2), buffer_bytes=1 << 20)
+    turn = np.zeros(1, np.int32)
+
+    def backward(factor: int) -> None:
+        inner.zero_grad()
+        (wrapper(torch.ones(1, 8)).sum() * factor).backward()
+
+    def step() -> None:
+        for _ in wrapper.rounds():
+            inner.step()
+
+    if rank == 0:
+        [buffer] = wrapper._partial._buffers
+        take = buffer.series.take
+        buffer.series.take = functools.partial(take, timeout=0.05)
+        backward(1)
+        with raises(TimeoutError):
+            step()  # nobody else is there yet, so this rank owes a result
+        buffer.series.take = take
+        backward(10)
+        assert not buffer.sent
+        send(turn, 1)
+        step()  # takes the result that it owes first; the gradients must outlive it
+    elif rank == 1:
+        receive(turn, 0)
+        backward(100)
+        step()
+    for _ in wrapper.flush():
+        inner.step()
+    close(model.weight.detach(), torch.full((2, 8), -111.0 / size), 1e-6)
+    wrapper.close()
 
 
 @case
