@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import ParamSpec, TypeVar
 
 from herring.torch.tensors import warn_once
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+Item = TypeVar("Item")
 
 _REASON = (
     "herring exchanges data here. For fullgraph=True compile the module and then wrap it: "
@@ -44,6 +45,34 @@ def untraced(
         return disabled(*arguments, **options)
 
     return whole
+
+
+class _Untraced(Iterator[Item]):
+    """An iterator whose items torch.compile does not trace."""
+
+    def __init__(self, items: Generator[Item]) -> None:
+        self._items = items
+
+    @untraced
+    def __next__(self) -> Item:
+        return next(self._items)
+
+    @untraced
+    def close(self) -> None:
+        """Leaves the loop, as for a generator."""
+        self._items.close()
+
+
+def untraced_items(
+    function: Callable[Arguments, Generator[Item]],
+) -> Callable[Arguments, Iterator[Item]]:
+    """Returns the generator function, neither whose calls nor whose items torch.compile traces."""
+
+    @functools.wraps(function)
+    def started(*arguments: Arguments.args, **options: Arguments.kwargs) -> Iterator[Item]:
+        return _Untraced(function(*arguments, **options))
+
+    return untraced(started)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from herring.torch.arguments import (
     moved,
 )
 from herring.torch.buffers import Buffers
-from herring.torch.compiled import untraced
+from herring.torch.compiled import untraced, untraced_items
 from herring.torch.engine import accumulates, in_backward
 from herring.torch.join import Join
 from herring.torch.membership import Membership
@@ -284,7 +284,8 @@ class DistributedDataParallel(InRounds, KeepsResiduals, torch.nn.Module):
         with self._reducer.paused():
             yield
 
-    def rounds(self) -> Iterator[RoundInfo]:
+    @untraced_items
+    def rounds(self) -> Generator[RoundInfo]:
         """Follows each backward pass if `sync` is partial; yields once per round.
 
             for _ in model.rounds():
@@ -303,7 +304,8 @@ class DistributedDataParallel(InRounds, KeepsResiduals, torch.nn.Module):
         else:
             yield from self._partial.steps()
 
-    def flush(self) -> Iterator[RoundInfo]:
+    @untraced_items
+    def flush(self) -> Generator[RoundInfo]:
         """Ends training if `sync` is partial; the last round is the same on all ranks.
 
         Ranks may have made different numbers of steps. A rank that flushes applies the results of

@@ -14,6 +14,7 @@ from herring.arrays.calls import named as named_call
 from herring.arrays.groups import Group, scope_of
 from herring.errors import HerringError, InvalidArgumentError
 from herring.partial import Quorum, Replay, RoundInfo
+from herring.torch.compiled import untraced
 from herring.torch.naming import listed, named_in, require_all
 from herring.torch.partial import InRounds, PartialReducer, round_options
 from herring.torch.ranges import work_range
@@ -193,7 +194,7 @@ class DistributedOptimizer(InRounds, KeepsResiduals, torch.optim.Optimizer):
           HerringError: The backward pass raised, on this rank or another. Gradients were cleared.
         """
         if self._partial is not None:
-            return self._step_in_rounds(self._partial.steps(), closure)
+            return self._step_in_rounds(self._partial.steps, closure)
 
         def averaged() -> Any:
             loss = None if closure is None else _evaluated(closure)
@@ -207,11 +208,12 @@ class DistributedOptimizer(InRounds, KeepsResiduals, torch.optim.Optimizer):
         averaged()
         return self.inner.step()
 
+    @untraced
     def _step_in_rounds(
-        self, rounds: Iterator[RoundInfo], closure: Callable[[], Any] | None = None
+        self, rounds: Callable[[], Iterator[RoundInfo]], closure: Callable[[], Any] | None = None
     ) -> Any:
         loss = None if closure is None else _evaluated(closure)
-        for info in rounds:
+        for info in rounds():
             if self._each_round is not None:
                 self._each_round(info)
             self.inner.step()
@@ -224,7 +226,7 @@ class DistributedOptimizer(InRounds, KeepsResiduals, torch.optim.Optimizer):
         sync="full" it does nothing.
         """
         if self._partial is not None:
-            self._step_in_rounds(self._partial.flush())
+            self._step_in_rounds(self._partial.flush)
 
     def synchronize(self) -> None:
         """Ends a round if none has ended since the last step (collective in that case).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -50,6 +51,11 @@ def retire_ended(parameter: torch.nn.Parameter) -> None:
         other.retire()
 
 
+def averages() -> bool:
+    """Returns whether any reducer averages gradients in this process."""
+    return bool(_owners)
+
+
 def require_float(name: str, parameter: torch.nn.Parameter) -> None:
     """Refuses a parameter whose gradient, or whose changes, cannot be averaged."""
     if parameter.dtype not in _FLOATS:
@@ -83,8 +89,10 @@ def collect(
         seen.add(id(parameter))
         require_float(name, parameter)
         retire_ended(parameter)
+        if _owners.get(id(parameter)) not in (None, owner):
+            gc.collect()  # The program may have dropped it, and a cycle of references holds it.
         other = _owners.get(id(parameter))
-        if other is not None and other is not owner:
+        if other not in (None, owner):
             raise InvalidArgumentError(
                 f"parameter {name!r} is already averaged by {other.name!r}; use either "
                 "DistributedDataParallel or DistributedOptimizer for it, once"

@@ -28,6 +28,7 @@ from herring.arrays import runtime
 from herring.arrays.groups import Group, scope_of
 from herring.torch.compiled import uncompiled, untraced
 from herring.torch.engine import in_backward, nodes_below
+from herring.torch.ownership import averages
 from herring.torch.sparse import average_sparse
 from herring.torch.state import broadcast_tensors
 
@@ -70,8 +71,8 @@ class Stepped:
         )
         self._lender: int | None = None
         self._lent: list[int] = []
+        follow_passes()
         with _lock:
-            _install()
             _live.add(self)
 
     # -- what the reducer tells -------------------------------------------------------------------
@@ -311,9 +312,14 @@ def _reaches_parameter(roots: Iterable[torch.Tensor]) -> bool:
     return any(isinstance(root, torch.nn.Parameter) for root in roots)
 
 
+def follow_passes() -> None:
+    """Makes optimizers and backward passes known here, from the first reducer on."""
+    with _lock:
+        _install()
+
+
 @functools.cache
 def _install() -> None:
-    """Makes optimizers and backward passes known here, from the first reducer on."""
     register_optimizer_step_pre_hook(_before_step)
     original = torch.autograd.backward
 
@@ -330,7 +336,7 @@ def _install() -> None:
 
     @functools.wraps(original)
     def backward(tensors: Any, *arguments: Any, **options: Any) -> None:
-        if _live:
+        if _live or averages():
             followed(tensors, *arguments, **options)
         else:
             original(tensors, *arguments, **options)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import herring.horovod.torch as hvd
+from herring.horovod.torch.starts import Starter
 
 from .optimizers import Own
 from .support import case, close, mlp, raises, same
@@ -80,6 +81,8 @@ def compare_steps() -> None:
         expected = trained("as it is", **options)
         for how in ways:
             close(trained(how, **options), expected)
+            traced = torch._dynamo.eval_frame._debug_get_cache_entry_list
+            assert not traced(Starter.allreduce.__code__)  # which hooks call in a backward pass
 
 
 @case

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import warnings
 from unittest import mock
@@ -394,6 +395,57 @@ def compiled_steps():
     ):
         dynamo.reset()
         train(wrap, how)
+
+
+@case
+def compiled_steps_in_rounds():
+    """What torch.compile sees of partial rounds runs as it is."""
+    dynamo = torch._dynamo
+
+    def train(wrap: str, how: str, buffer_bytes: int) -> nn.Module:
+        options = {"sync": herring.Quorum(herring.size()), "buffer_bytes": buffer_bytes}
+        model = mlp()
+        optimizer = inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        call = model
+        if wrap == "ddp":
+            call = herring.DistributedDataParallel(model, **options)
+        else:
+            optimizer = herring.DistributedOptimizer(inner, model.named_parameters(), **options)
+
+        def run(inputs, labels):
+            optimizer.zero_grad()
+            F.cross_entropy(call(inputs), labels).backward()
+            if wrap == "ddp":
+                for _ in call.rounds():
+                    optimizer.step()
+            else:
+                optimizer.step()
+
+        dynamo.reset()
+        if how == "step":
+            run = torch.compile(run, backend="aot_eager")
+        compiler = torch.compile(backend="aot_eager")
+        for step in range(3):
+            with (
+                dynamo.compiled_autograd._enable(compiler)
+                if how == "backward"
+                else contextlib.nullcontext()
+            ):
+                run(*mine(step))
+        if wrap == "ddp":
+            for _ in call.flush():
+                optimizer.step()
+        else:
+            optimizer.flush()
+        return model
+
+    for buffer_bytes in (0, 800):
+        expected = train("ddp", "as it is", buffer_bytes)
+        for wrap in ("ddp", "optimizer"):
+            for how in ("step", "backward"):
+                model = train(wrap, how, buffer_bytes)
+                for p, q in zip(model.parameters(), expected.parameters()):
+                    close(p, q, 1e-5)
 
 
 @case

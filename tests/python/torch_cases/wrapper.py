@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import torch
@@ -129,6 +130,14 @@ def module_interface():
             torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()
         )
     ddp.close()
+    gc.disable()
+    try:
+        dropped = [herring.DistributedDataParallel(model)]
+        dropped.append(dropped)  # only the garbage collector frees it
+        del dropped
+        herring.DistributedDataParallel(model).close()
+    finally:
+        gc.enable()
     for nothing in (mlp().requires_grad_(False), nn.ReLU()):
         with raises(herring.InvalidArgumentError, "no parameter", "requires a gradient"):
             herring.DistributedDataParallel(nothing)

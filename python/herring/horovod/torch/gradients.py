@@ -19,6 +19,7 @@ from herring.horovod.common.exceptions import internal_errors
 from herring.horovod.common.handles import Call
 from herring.horovod.common.process_sets import ProcessSet, group_of
 from herring.horovod.common.starter import Reduction
+from herring.horovod.torch.compiled import untraced
 from herring.horovod.torch.starts import Starter
 from herring.partial import RoundInfo
 from herring.torch.engine import current_pass
@@ -48,6 +49,7 @@ class _Counts:
     def _hook(
         self, name: str, produced: Callable[[str, torch.nn.Parameter, int], None]
     ) -> Callable[[torch.nn.Parameter], None]:
+        @untraced  # torch.compile would also trace what a backward pass inside it calls
         def hook(parameter: torch.nn.Parameter) -> None:
             if not runtime.is_running(self._job):
                 return  # Another wrapper may average this parameter in the next job.
