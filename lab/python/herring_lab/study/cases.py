@@ -10,10 +10,12 @@ import dataclasses
 import itertools
 import statistics
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from herring_lab.emulate.cluster import LateLinksError
 from herring_lab.study.bench import Network, Point, measure
 
+_Result = TypeVar("_Result")
 _ATTEMPTS = 3  # other programs may have used the processors meanwhile
 
 
@@ -119,9 +121,19 @@ def measure_on_time(network: Network, point: Point, iterations: int, warmup: int
       ClusterError: the job failed.
       LateLinksError: the links did not keep to their model in several attempts.
     """
+    found = on_time(lambda: measure(network, point, iterations, warmup))
+    return float(found["p50_seconds"])
+
+
+def on_time(run: Callable[[], _Result]) -> _Result:
+    """Returns what `run` returns, after more attempts if links did not keep to their model.
+
+    Raises:
+      LateLinksError: the links did not keep to their model in several attempts.
+    """
     for attempt in range(_ATTEMPTS):
         try:
-            return float(measure(network, point, iterations, warmup)["p50_seconds"])
+            return run()
         except LateLinksError:
             if attempt == _ATTEMPTS - 1:
                 raise

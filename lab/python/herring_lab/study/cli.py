@@ -39,6 +39,7 @@ from herring_lab.study.experiments import (
 from herring_lab.study.gpu import gpu_study
 from herring_lab.study.long_paths import long_paths
 from herring_lab.study.moments import moments
+from herring_lab.study.negotiation import HOSTS, negotiation
 from herring_lab.study.networks import networks_study
 from herring_lab.study.paper_tables import paper_tables
 from herring_lab.study.partial import partial_study
@@ -59,7 +60,7 @@ _COMPUTED = ("cost", "paper-tables")
 _QUICK_NOTE = (
     "made with --quick: the numbers show that everything runs; they are not measurements to keep"
 )
-_NAMES = [*_MEASURED, *_PATHS, "cost", "paper-tables", *_ON_THIS_MACHINE]
+_NAMES = [*_MEASURED, *_PATHS, "negotiation", "cost", "paper-tables", *_ON_THIS_MACHINE]
 
 HELP = """\
 examples:
@@ -85,6 +86,10 @@ examples:
   herring study --quick --out /tmp/study
       Runs the default list (DEFAULT_LIST)
       on few hosts in two minutes, as a test of the setup. The figures are not meaningful.
+
+  herring study negotiation --out study
+      Averages the gradients of ResNet-50 and BERT-base as a plan, and with named operations that
+      are announced in every step, on hosts 50 us to 5 ms apart.
 
   herring study partial networks --out study
       Measures partial all-reduces and trains with them (eager SGD), mostly on this machine
@@ -133,14 +138,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--quick", action="store_true", help="test the setup with few hosts and little data"
     )
     parser.add_argument(
-        "--hosts", metavar="LIST", help=f"numbers of workers (default {_DEFAULTS['hosts']})"
+        "--hosts",
+        metavar="LIST",
+        help=f"numbers of workers (default {_DEFAULTS['hosts']}; "
+        f"negotiation: {','.join(map(str, HOSTS))})",
     )
     parser.add_argument(
         "--size",
         metavar="LIST",
         help="array sizes in bytes. Default: what a link carries in 0.25 s (long-paths, over-...: "
-        "0.5 s; cost: 100 MB); 'allreduce' also measures 53 %% of that, as the papers have 100 and "
-        "53 MB. All other experiments use the largest size only.",
+        "0.5 s; negotiation: 0.1 s; cost: 100 MB); 'allreduce' also measures 53 %% of that, as the "
+        "papers have 100 and 53 MB. All other experiments use the largest size only.",
     )
     parser.add_argument(
         "--rate", default="200mbit", metavar="RATE", help="rate of each link (default 200mbit)"
@@ -153,8 +161,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--runs",
         type=integer,
         metavar="N",
-        help="runs per point, whose median is shown, of over-... and of self-controlled credit in "
-        "long-paths (default 3)",
+        help="runs per point, whose median is shown, of over-..., of negotiation and of "
+        "self-controlled credit in long-paths (default 3)",
     )
     parser.add_argument(
         "--quiet", action="store_true", help="do not print progress to standard error"
@@ -173,7 +181,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         f"algorithm; LIBRARY alone lets it choose (default {','.join(DEFAULT_PEERS)}). Libraries "
         "that are not installed are skipped.",
     )
-    cost = parser.add_argument_group("cost and training")
+    cost = parser.add_argument_group("cost, training and negotiation")
     cost.add_argument(
         "--nodes", type=integer, default=64, metavar="N", help="worker nodes (default 64)"
     )
@@ -181,7 +189,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--compute",
         type=_compute,
         metavar="TIME",
-        help="time a step computes (default 0.2s; training: 4s)",
+        help="time a step computes (default 0.2s; training: 4s; negotiation: as long as a link "
+        "needs for the gradients)",
     )
     cost.add_argument(
         "--node-price",
@@ -278,6 +287,8 @@ def _tables(name: str, scale: Scale, options: argparse.Namespace, sizes: list[in
     if name in _PATHS:
         size = max(sizes) if options.size or options.quick else int(scale.network.bandwidth / 2)
         return [_PATHS[name](scale, size // 4 * 4)]
+    if name == "negotiation":
+        return _negotiation(scale, options)
     if name == "cost":
         return [_cost(options, max(sizes) if options.size else 1e8, scale.network)]
     if name == "paper-tables":
@@ -385,6 +396,17 @@ def _sizes(text: str | None, network: Network) -> list[int]:
     if not all(4 <= size < 1e15 for size in sizes):
         raise ConfigurationError(f"--size {text!r}: write bytes, at least 4, as in 3.3M,6.25M")
     return [int(size) // 4 * 4 for size in sizes]
+
+
+def _negotiation(scale: Scale, options: argparse.Namespace) -> list[Table]:
+    bandwidth = scale.network.bandwidth
+    chosen = options.quick or options.size
+    size = scale.size if chosen else int(bandwidth / 10) // 4 * 4
+    if not (options.quick or options.hosts):
+        scale = dataclasses.replace(scale, hosts=HOSTS)
+    # By default computing takes as long as a link needs for the gradients.
+    compute = size / bandwidth if options.compute is None else options.compute
+    return negotiation(scale, size, compute)
 
 
 def _cost(options: argparse.Namespace, size: float, network: Network) -> Table:

@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from herring.errors import ConfigurationError
@@ -121,7 +123,12 @@ def _end(job: subprocess.Popen[str]) -> None:
 
 
 def run_in_lab(
-    network: Network, function: str, workers: int, servers: int, **options: Any
+    network: Network,
+    function: str,
+    workers: int,
+    servers: int,
+    settings: Mapping[str, str] = MappingProxyType({}),
+    **options: Any,
 ) -> list[dict[str, Any]]:
     """Runs ``module:function`` in every worker, with workers and servers on emulated hosts.
 
@@ -130,6 +137,7 @@ def run_in_lab(
       function: ``module:function``.
       workers: the number of hosts with a worker each.
       servers: the number of hosts with a dedicated server each.
+      settings: environment variables of Herring.
       **options: arguments of the function.
 
     Returns:
@@ -143,7 +151,7 @@ def run_in_lab(
         result, log = pathlib.Path(folder, "result.json"), pathlib.Path(folder, "log")
         command = [sys.executable, "-m", "herring_lab.study.jobs"]
         command += [function, json.dumps(options), str(result)]
-        plan = Plan(command, workers, servers, timeout=900, settings=_SINGLE)
+        plan = Plan(command, workers, servers, timeout=900, settings={**_SINGLE, **settings})
         with network.cluster(plan.hosts) as cluster, log.open("wb") as output:
             status = run(cluster, plan, output.fileno())
             if status == 0:
