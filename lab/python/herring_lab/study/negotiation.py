@@ -270,9 +270,11 @@ def steps(model: str, size: int, compute: float, iterations: int) -> list[dict[s
         for way in ways
     }
     starts: dict[str, list[float]] = {way: [] for way in ways}
+    names = list(ways)
     for number in range(_WARMUP + iterations):
-        for way, how in ways.items():
-            found = own[way]
+        first = number % len(names)  # no way is always the first of a turn
+        for way in names[first:] + names[:first]:
+            found, how = own[way], ways[way]
             for gradient in how.gradients:
                 gradient.fill(herring.rank() + 1)
             start = start_together(_MARGIN)
