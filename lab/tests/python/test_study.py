@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import pathlib
@@ -10,7 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -28,6 +29,7 @@ from herring_lab.study.experiments import (
     Scale,
     _variants,
     ablations,
+    allreduce,
     costs,
 )
 
@@ -170,6 +172,37 @@ def test_without_torch_ablations_skip_bfloat16_with_a_note(torch: bool, monkeypa
     assert [row["variant"] for row in table.rows].count("bfloat16") == torch
     assert ("skipped: wire dtype bfloat16: torch: get it" in table.notes) != torch
     assert len(table.rows) == 17 + torch
+
+
+def test_models_get_the_alpha_and_beta_that_were_measured(monkeypatch) -> None:
+    times = itertools.count(1)
+
+    def measured(_network: Network, point: Point, _iterations: int) -> dict[str, float]:
+        seconds = float(next(times)) if point.algorithm == "ring" else 2.0
+        return {"p50_seconds": seconds, "max_seconds": seconds + 1, "retransmits": seconds}
+
+    def messages(_network: Network, sizes: Sequence[int]) -> list[tuple[int, float]]:
+        return [(size, 0.001 + size * 50e-9) for size in sizes]
+
+    monkeypatch.setattr(experiments, "measure", measured)
+    monkeypatch.setattr(experiments, "ping_pong", messages)
+    said: list[str] = []
+    chosen = [Peer("mpich", "ring")]
+    scale = Scale([4], 10**6, Network(200e6), 1, lambda *what: said.append(what[2]), chosen)
+    table = allreduce(scale)
+    assert len(said) == 1 + 3 * 7
+    assert said[:2] == ["ping-pong between two hosts", "herring, 4 hosts, 1 MB"]
+    rows = {row["algorithm"]: row for row in table.rows}
+    ring, other = rows["ring"], rows["mpich ring"]
+    assert [ring["seconds"], other["seconds"]] == [3, 4]  # 1, 3, 5 and 2, 4, 6, in turns
+    assert (ring["slowest_seconds"], ring["retransmits"]) == (6, 5)
+    assert ring["herring_is_faster_by"] == 1.5
+    assert (ring["faster_by_least"], ring["faster_by_most"]) == (0.5, 2.5)
+    assert ring["model_seconds"] == pytest.approx(0.06)  # links of 25 MB/s, without latency
+    # 50 ns per byte and 1 ms per message, six of which follow each other in a ring of four.
+    assert ring["model_fitted_seconds"] == pytest.approx(1.5 * 0.05 + 6 * 0.001, rel=1e-2)
+    assert ring["measured_by_model_fitted"] == pytest.approx(3 / ring["model_fitted_seconds"])
+    assert "alpha 1000.0 us and 1/beta 20 MB/s" in table.notes[0]
 
 
 def quick_study(folder: pathlib.Path, *names: str) -> None:

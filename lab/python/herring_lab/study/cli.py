@@ -162,7 +162,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=integer,
         metavar="N",
         help="runs per point, whose median is shown, of over-..., of negotiation and of "
-        "self-controlled credit in long-paths (default 3)",
+        "self-controlled credit in long-paths (default 3), and of allreduce (default 1)",
     )
     parser.add_argument(
         "--quiet", action="store_true", help="do not print progress to standard error"
@@ -294,7 +294,8 @@ def _tables(name: str, scale: Scale, options: argparse.Namespace, sizes: list[in
     if name == "paper-tables":
         return paper_tables()
     if name == "allreduce":
-        return [allreduce(dataclasses.replace(scale, size=size)) for size in sizes]
+        runs = options.runs or 1  # most others measure less
+        return [allreduce(dataclasses.replace(scale, size=size, runs=runs)) for size in sizes]
     return [_MEASURED[name](scale)]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,9 +14,12 @@ from herring.bench import models
 from herring_lab.competitors import missing
 from herring_lab.report import Chart, Table
 from herring_lab.study.bench import Network, Point, measure, ping_pong
+from herring_lab.study.cases import counted
 
 # Messages up to this size do not show the rate of a link of the laboratory.
 _SHORT = 256e3
+_FITTED_SIZES = (1, 4**9, 4**10, 4**11)  # of messages to which alpha and beta are fitted
+_PING_PONG = "ping-pong between two hosts"
 _ALGORITHMS = ("herring", "ring", "butterfly", "doubling", "tree", "server")
 #: Libraries that Herring is compared with, with their own choice or a given algorithm.
 DEFAULT_PEERS = (
@@ -94,9 +99,8 @@ class Scale:
 
 def line_rate(scale: Scale) -> Table:
     """Measures latency and bandwidth over the message size between two hosts."""
-    sizes = [1, *(4**i for i in range(4, 13))]
-    scale.report(0, 1, "ping-pong between two hosts")
-    found = ping_pong(scale.network, sizes)
+    scale.report(0, 1, _PING_PONG)
+    found = ping_pong(scale.network, [1, *(4**i for i in range(4, 13))])
     alpha, beta, burst = fit_line(found, _SHORT)
     rows = [
         {
@@ -126,36 +130,55 @@ def line_rate(scale: Scale) -> Table:
 
 
 def allreduce(scale: Scale) -> Table:
-    """Times every algorithm and library over the number of hosts, beside their models."""
-    kinds = [*(Peer("herring", name) for name in _ALGORITHMS), *scale.peers]
-    bandwidth = scale.network.bandwidth
-    rows, best = [], {}
-    for index, (hosts, kind) in enumerate((hosts, kind) for hosts in scale.hosts for kind in kinds):
-        own = kind.library == "herring"
-        label = str(kind.algorithm) if own else kind.label
-        what = f"{label}, {hosts} hosts, {scale.size / 1e6:.3g} MB"
-        scale.report(index, len(scale.hosts) * len(kinds), what)
-        servers = hosts if label == "herring" else 1 if own else 0
-        point = Point(hosts, servers, scale.size, kind.library, kind.algorithm)
-        result = measure(scale.network, point, scale.iterations)
-        model = models.time(kind.model, hosts, scale.size, bandwidth) if kind.model else None
-        median = result["p50_seconds"]
-        if label == "herring":
-            best[hosts] = median
-        rows.append(
-            {
+    """Times every algorithm and library over the number of hosts, beside their models.
+
+    The models get the rate of the links without a latency, and once more the latency and rate that
+    fit a ping-pong over the same links. The kinds take turns in each run.
+    """
+    kinds = {
+        kind.algorithm or "" if kind.library == "herring" else kind.label: kind
+        for kind in (*(Peer("herring", name) for name in _ALGORITHMS), *scale.peers)
+    }
+    begin = counted(scale.report, 1 + len(scale.hosts) * len(kinds) * scale.runs)
+    begin(_PING_PONG)
+    alpha, beta, _ = fit_line(ping_pong(scale.network, _FITTED_SIZES), _SHORT)
+    links = {"model": (scale.network.bandwidth, 0.0), "model_fitted": (1 / beta, alpha)}
+    rows = []
+    for hosts in scale.hosts:
+        found: dict[str, list[dict[str, Any]]] = {label: [] for label in kinds}
+        for _run in range(scale.runs):
+            for label, kind in kinds.items():
+                begin(f"{label}, {hosts} hosts, {scale.size / 1e6:.3g} MB")
+                own = kind.library == "herring"
+                servers = hosts if label == "herring" else 1 if own else 0
+                point = Point(hosts, servers, scale.size, kind.library, kind.algorithm)
+                found[label].append(measure(scale.network, point, scale.iterations))
+        best = [result["p50_seconds"] for result in found["herring"]]
+        for label, kind in kinds.items():
+            seconds = [result["p50_seconds"] for result in found[label]]
+            ratios = list(map(operator.truediv, seconds, best))
+            median = statistics.median(seconds)
+            row = {
                 "algorithm": label,
                 "hosts": hosts,
                 "seconds": median,
-                "slowest_seconds": result["max_seconds"],
-                "model_seconds": model,
-                "measured_by_model": median / model if model else None,
-                "herring_is_faster_by": median / best[hosts],
-                "retransmits": result["retransmits"],
+                "slowest_seconds": max(result["max_seconds"] for result in found[label]),
             }
-        )
+            for name, link in links.items():
+                model = models.time(kind.model, hosts, scale.size, *link) if kind.model else None
+                row[f"{name}_seconds"] = model
+                row[f"measured_by_{name}"] = median / model if model else None
+            row["herring_is_faster_by"] = statistics.median(ratios)
+            row["faster_by_least"], row["faster_by_most"] = min(ratios), max(ratios)
+            row["retransmits"] = max(result["retransmits"] for result in found[label])
+            rows.append(row)
     title = f"All-reduce of {scale.size / 1e6:g} MB, as many servers as workers for Herring"
     notes = [
+        f"models: with links of {scale.network.bandwidth / 1e6:.4g} MB/s without latency; model "
+        f"fitted: with alpha {alpha * 1e6:.1f} us and 1/beta {1e-6 / beta:.4g} MB/s, fitted to a "
+        "ping-pong between two hosts with such links",
+        f"runs: {scale.runs}; seconds are medians over them, and all kinds take turns in each; "
+        "herring is faster by: the median of the runs' ratios; least and most: of single runs",
         "tree and server forward parts of the array while the rest arrives, so they may be faster "
         "than their models, which work level by level",
         "with other algorithms than herring, the server only coordinates",
