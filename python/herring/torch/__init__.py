@@ -28,7 +28,7 @@ except ImportError as _error:
 from herring.arrays.face import *  # noqa: F403
 from herring.arrays.face import __all__ as __all__
 from herring.partial import Quorum, Replay, RoundInfo, RoundStatistics
-from herring.torch import backend, functional
+from herring.torch import backend, functional, left_out  # noqa: F401
 from herring.torch.boards import StepLogger
 from herring.torch.buckets import PlannedBuckets
 from herring.torch.comm_hook import ddp_comm_hook

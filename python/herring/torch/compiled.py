@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
+from types import FunctionType, ModuleType
 from typing import ParamSpec, TypeVar
+
+import torch
 
 from herring.torch.tensors import warn_once
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-Item = TypeVar("Item")
 
 _REASON = (
     "herring exchanges data here. For fullgraph=True compile the module and then wrap it: "
@@ -30,49 +31,25 @@ def untraced(
     Args:
       reason: What torch's error says if the function must be a part of a graph.
     """
-    function._torchdynamo_disable = True
+    function._torchdynamo_disable = True  # where torch.compile comes upon a call
     function._torchdynamo_disable_msg = reason
-
-    disabled: Callable[Arguments, Result] | None = None
-
-    @functools.wraps(function)
-    def whole(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
-        nonlocal disabled
-        if disabled is None:
-            if "torch._dynamo" not in sys.modules:
-                return function(*arguments, **options)
-            disabled = sys.modules["torch._dynamo"].disable(function, reason=reason)
-        return disabled(*arguments, **options)
-
-    return whole
+    frames = torch._C._dynamo.eval_frame  # and where the call is made, between two graphs
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    return function
 
 
-class _Untraced(Iterator[Item]):
-    """An iterator whose items torch.compile does not trace."""
+def leave_out(*modules: ModuleType) -> None:
+    """Keeps torch.compile out of all functions and methods of modules.
 
-    def __init__(self, items: Generator[Item]) -> None:
-        self._items = items
-
-    @untraced
-    def __next__(self) -> Item:
-        return next(self._items)
-
-    @untraced
-    def close(self) -> None:
-        """Leaves the loop, as for a generator."""
-        self._items.close()
-
-
-def untraced_items(
-    function: Callable[Arguments, Generator[Item]],
-) -> Callable[Arguments, Iterator[Item]]:
-    """Returns the generator function, neither whose calls nor whose items torch.compile traces."""
-
-    @functools.wraps(function)
-    def started(*arguments: Arguments.args, **options: Arguments.kwargs) -> Iterator[Item]:
-        return _Untraced(function(*arguments, **options))
-
-    return untraced(started)
+    It cannot trace calls of the core, and makes some of them without their first argument.
+    """
+    for module in modules:
+        for value in list(vars(module).values()):
+            if getattr(value, "__module__", None) == module.__name__:
+                for one in vars(value).values() if isinstance(value, type) else (value,):
+                    if isinstance(one, FunctionType):
+                        untraced(one)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from herring.torch.arguments import (
     moved,
 )
 from herring.torch.buffers import Buffers
-from herring.torch.compiled import untraced, untraced_items
+from herring.torch.compiled import untraced
 from herring.torch.engine import accumulates, in_backward
 from herring.torch.join import Join
 from herring.torch.membership import Membership
@@ -63,6 +63,7 @@ class DistributedDataParallel(InRounds, KeepsResiduals, torch.nn.Module):
       name: The prefix of the names of this wrapper's operations.
     """
 
+    @untraced
     def __init__(
         self,
         module: torch.nn.Module,
@@ -284,7 +285,7 @@ class DistributedDataParallel(InRounds, KeepsResiduals, torch.nn.Module):
         with self._reducer.paused():
             yield
 
-    @untraced_items
+    @untraced
     def rounds(self) -> Generator[RoundInfo]:
         """Follows each backward pass if `sync` is partial; yields once per round.
 
@@ -304,7 +305,7 @@ class DistributedDataParallel(InRounds, KeepsResiduals, torch.nn.Module):
         else:
             yield from self._partial.steps()
 
-    @untraced_items
+    @untraced
     def flush(self) -> Generator[RoundInfo]:
         """Ends training if `sync` is partial; the last round is the same on all ranks.
 
@@ -404,7 +405,7 @@ class DistributedDataParallel(InRounds, KeepsResiduals, torch.nn.Module):
             self._reducer.set_steps(steps)
 
     def _recover(self) -> None:
-        self._reducer.abandon(stacklevel=8)  # points past Module.__call__
+        self._reducer.abandon(stacklevel=6)  # points past Module.__call__
 
     def _refuse_sparse(self) -> None:
         for key, _ in _sparse_modules(self.module):

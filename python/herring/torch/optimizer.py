@@ -47,6 +47,7 @@ class DistributedOptimizer(InRounds, KeepsResiduals, torch.optim.Optimizer):
       inner: The wrapped optimizer.
     """
 
+    @untraced
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,

@@ -189,7 +189,7 @@ class PartialReducer(Listing):
           InvalidArgumentError: Gradients wait to be contributed, or a parameter was unfrozen or
             replaced.
         """
-        self.abandon(stacklevel=7)  # points past Module.__call__
+        self.abandon(stacklevel=6)  # points past Module.__call__
         if self._runs:
             self._require_unchanged()
         if self._pending and self.enabled:

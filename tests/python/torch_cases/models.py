@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
+import herring as of_arrays
 import herring.torch as herring
 from herring.torch import layout, reducer
 from herring.torch.layout import Layout
@@ -446,6 +447,40 @@ def compiled_steps_in_rounds():
                 model = train(wrap, how, buffer_bytes)
                 for p, q in zip(model.parameters(), expected.parameters()):
                     close(p, q, 1e-5)
+
+
+@case
+def compiled_functions_exchange():
+    """Calls of a compiled function that exchange something run as they are, between its graphs."""
+    values = torch.arange(4.0) + herring.rank()
+
+    def work():
+        found = [
+            herring.allgather(values),
+            herring.functional.alltoall(values.repeat(herring.size())),
+            herring.gather(values, 0),
+            herring.allgather_object(herring.rank()),
+            of_arrays.allgather(values.numpy()),
+            of_arrays.allreduce(values.numpy().copy(), sync="solo", name="compiled"),
+        ]
+        found += of_arrays.flush(values.numpy(), name="compiled")
+        model = nn.Linear(4, 1, bias=False)
+        nn.init.ones_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with herring.LocalSGD(model, optimizer, every=2):
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(values).sum().backward()
+                optimizer.step()
+        averaged = herring.DistributedOptimizer(optimizer)
+        model(values).sum().backward()
+        averaged.step()
+        averaged.close()
+        return found[:5], model.weight.detach()
+
+    expected = work()
+    torch._dynamo.reset()
+    assert str(torch.compile(work, backend="aot_eager")()) == str(expected)
 
 
 @case

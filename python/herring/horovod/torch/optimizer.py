@@ -110,6 +110,7 @@ def _check_groups(groups: Any, num_groups: int) -> None:
         raise InvalidArgumentError("groups contains a parameter more than once")
 
 
+@untraced
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
