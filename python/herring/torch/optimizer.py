@@ -11,12 +11,13 @@ import torch
 
 from herring.arrays.arguments import count_of, shown
 from herring.arrays.calls import named as named_call
-from herring.arrays.groups import Group, scope_of
+from herring.arrays.groups import Group
 from herring.errors import HerringError, InvalidArgumentError
 from herring.partial import Quorum, Replay, RoundInfo
+from herring.partial.reduction import wants_rounds
 from herring.torch.compiled import untraced
 from herring.torch.naming import listed, named_in, require_all
-from herring.torch.partial import InRounds, PartialReducer, round_options
+from herring.torch.partial import InRounds, PartialReducer, require_steps, round_options
 from herring.torch.ranges import work_range
 from herring.torch.reducer import GradientReducer
 from herring.torch.residuals import KeepsResiduals
@@ -25,7 +26,17 @@ from herring.torch.tensors import TorchWireDType
 
 # Attributes of the wrapper itself. All other attributes are the wrapped optimizer's.
 _OWN = frozenset(
-    ["inner", "name", "_each_round", "_known", "_partial", "_reducer", "_rounds_at_step", "_sizes"]
+    [
+        "inner",
+        "name",
+        "_each_round",
+        "_known",
+        "_partial",
+        "_reducer",
+        "_rounds_at_step",
+        "_sizes",
+        "_step_supports_amp_scaling",
+    ]
 )
 
 
@@ -121,7 +132,8 @@ class DistributedOptimizer(InRounds, KeepsResiduals, torch.optim.Optimizer):
             raise InvalidArgumentError(
                 f"optimizer is {shown(optimizer)}; it must be a torch optimizer"
             )
-        scope_of(group)
+        if wants_rounds(sync, algorithm, group):
+            require_steps(optimizer, sync)
         self.inner = optimizer
         self._known = listed(named_parameters)
         if not any(p.requires_grad for entry in optimizer.param_groups for p in entry["params"]):
@@ -153,6 +165,10 @@ class DistributedOptimizer(InRounds, KeepsResiduals, torch.optim.Optimizer):
             buffer_bytes=buffer_bytes,
         )
         if rounds is not None:
+            # Each rank's own scale must be out of what it contributes. So GradScaler must not leave
+            # unscaling to a fused optimizer, whose steps have the results of rounds. What leaves
+            # during the backward pass has the scale, and then `step` must see that there is one.
+            self._step_supports_amp_scaling = bool(buffer_bytes)
             self._partial = PartialReducer(named, name=self.name, options=rounds, relist=relist)
             return
         self._reducer = GradientReducer(
@@ -213,6 +229,11 @@ class DistributedOptimizer(InRounds, KeepsResiduals, torch.optim.Optimizer):
     def _step_in_rounds(
         self, rounds: Callable[[], Iterator[RoundInfo]], closure: Callable[[], Any] | None = None
     ) -> Any:
+        if getattr(self.inner, "found_inf", None) is not None:  # GradScaler has set it
+            raise InvalidArgumentError(
+                f"{self.name}: with buffer_bytes gradients leave during the backward pass, before "
+                "a GradScaler can unscale them; leave buffer_bytes out, or train without GradScaler"
+            )
         loss = None if closure is None else _evaluated(closure)
         for info in rounds():
             if self._each_round is not None:
@@ -227,6 +248,7 @@ class DistributedOptimizer(InRounds, KeepsResiduals, torch.optim.Optimizer):
         sync="full" it does nothing.
         """
         if self._partial is not None:
+            self._partial.drop_overflow()
             self._step_in_rounds(self._partial.flush)
 
     def synchronize(self) -> None:

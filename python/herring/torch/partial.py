@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -215,6 +216,19 @@ class PartialReducer(Listing):
         if raised:
             self._clear()
         return raised
+
+    def drop_overflow(self) -> bool:
+        """Clears gradients that wait and are not finite; returns whether there were any.
+
+        `GradScaler` has skipped their step on this rank. The other ranks need not know.
+        """
+        overflows = self._pending and any(
+            parameter.grad is not None and not parameter.grad.to_dense().isfinite().all()
+            for parameter in self._parameters
+        )
+        if overflows:
+            self._clear()
+        return overflows
 
     def _clear(self) -> None:
         self._pass = None
@@ -462,6 +476,25 @@ def round_options(
         digests = 100 if results == "every" else 0
     narrow = None if wire == "float32" else wire
     return RoundOptions(sync, algorithm, results, every, digests, narrow, buffer_bytes, group)
+
+
+def require_steps(optimizer: torch.optim.Optimizer, sync: str | Quorum | Replay) -> None:
+    """Refuses an optimizer that cannot make a step for each round, with the round's result.
+
+    Raises:
+      InvalidArgumentError: Its steps need a closure, or sparse gradients.
+    """
+    needs = None
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        needs = "needs a closure for each step, and a step takes the result of a round"
+    elif isinstance(optimizer, torch.optim.SparseAdam):
+        needs = "needs sparse gradients, and the results of rounds are dense"
+    if needs is not None:
+        raise InvalidArgumentError(
+            f"sync={sync!r} does not take torch.optim.{type(optimizer).__name__}, which {needs}; "
+            "use sync='full', or another optimizer"
+        )
 
 
 class InRounds:

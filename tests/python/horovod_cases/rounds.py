@@ -226,3 +226,27 @@ def rounds_are_replayed_with_the_same_bits():
     replayed, again = train(herring.Replay(path), 2)
     assert replayed == recorded
     assert again.statistics.rounds == optimizer.statistics.rounds
+
+
+@case
+def rounds_leave_out_what_a_scaler_skips():
+    """Also of fused optimizers, which otherwise unscale gradients themselves, after their sum."""
+    size = hvd.size()
+    for fused in (False, True):
+        for overflows in (1, 2):
+            parameter = torch.nn.Parameter(torch.ones(4))
+            inner = torch.optim.SGD([parameter], lr=0.1, fused=fused)
+            optimizer = hvd.DistributedOptimizer(inner, sync=herring.Quorum(size))
+            scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+            for step in range(3):
+                optimizer.zero_grad()
+                fails = step == overflows and hvd.rank() == 1
+                scaler.scale((parameter * (float("inf") if fails else 1.0)).sum()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            optimizer.flush()
+            assert torch.allclose(parameter, torch.tensor(1 - 0.1 * (3 - 1 / size))), parameter
+    kind = torch.optim.LBFGS
+    optimizer = kind([torch.nn.Parameter(torch.ones(4))])
+    make = hvd.DistributedOptimizer
+    raises(herring.InvalidArgumentError, "closure", make, optimizer, sync="solo")

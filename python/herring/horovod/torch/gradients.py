@@ -365,6 +365,13 @@ class RoundGradients:
             self._counts.clear()
         return raised
 
+    def drop_overflow(self) -> bool:
+        """Gives up a step that `GradScaler` has skipped; returns whether it has."""
+        dropped = self.reducer.drop_overflow()
+        if dropped:
+            self._counts.clear()
+        return dropped
+
     def set_passes(self, passes: int) -> None:
         """Sets the number of backward passes per step."""
         self._counts.passes = passes

@@ -20,7 +20,7 @@ from herring.horovod.torch.distributed import Distributed
 from herring.horovod.torch.gradients import RoundGradients
 from herring.partial import Quorum, Replay, RoundInfo
 from herring.torch.naming import named_in
-from herring.torch.partial import RoundOptions, round_options
+from herring.torch.partial import RoundOptions, require_steps, round_options
 
 
 class DistributedInRounds(Distributed):
@@ -97,6 +97,7 @@ class DistributedInRounds(Distributed):
           HorovodInternalError: a round failed.
         """
         if self._gradients is not None:
+            self._gradients.drop_overflow()
             self._step_in(self._gradients.flush())
 
     def _step_in(self, rounds: Iterator[RoundInfo]) -> None:
@@ -111,10 +112,16 @@ class DistributedInRounds(Distributed):
         """Clears gradients; the arguments are those of the wrapped optimizer.
 
         Raises:
-          AssertionError: called after `backward()` but before `step()`.
+          AssertionError: called after `backward()` but before `step()`, unless `GradScaler` has
+            skipped the step because a gradient is infinite.
         """
         gradients = self._gradients
-        if gradients is None or gradients.abandon(level_of_program()) or not gradients.pending:
+        if (
+            gradients is None
+            or gradients.abandon(level_of_program())
+            or not gradients.pending
+            or gradients.drop_overflow()
+        ):
             return super(Distributed, self).zero_grad(*arguments, **options)
         raise AssertionError(
             "optimizer.zero_grad() was called after loss.backward() but before optimizer.step(): "
@@ -171,10 +178,10 @@ def rounds_asked(
     refused = {
         "op=hvd.Adasum (Average or Sum)": op == Adasum,
         "a compression (hvd.Compression.none)": compression is not Compression.none,
-        "torch.optim.SparseAdam (results are dense)": isinstance(optimizer, torch.optim.SparseAdam),
         "elastic training (all ranks would commit equally often)": runtime.is_elastic(),
     }
     for what, given in refused.items():
         if given:
             raise InvalidArgumentError(f"sync={sync!r} does not take {what}")
+    require_steps(optimizer, sync)
     return dataclasses.replace(found, op=OPERATORS[op])

@@ -199,6 +199,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     wrapper.__dict__.update(
         {key: value for key, value in vars(optimizer).items() if key not in ("step", "zero_grad")}
     )
+    if rounds is not None:
+        # GradScaler must take each rank's scale out of what the rank contributes, and not leave it
+        # to a fused optimizer, whose steps have the results of rounds.
+        wrapper._step_supports_amp_scaling = False
     wrapper._gradients = wrapper._job = None
     wrapper._known = known
     wrapper._wrapped = weakref.ref(optimizer)
