@@ -34,8 +34,9 @@ def untraced(
     function._torchdynamo_disable = True  # where torch.compile comes upon a call
     function._torchdynamo_disable_msg = reason
     frames = torch._C._dynamo.eval_frame  # and where the call is made, between two graphs
-    skip = frames._FrameAction.SKIP
-    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    if hasattr(frames, "set_code_exec_strategy"):  # a private name, which torch may change
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
     return function
 
 
