@@ -71,6 +71,7 @@ class Layout:
     # Empty if a backward pass has begun the round. Else why this rank takes part: "pass", a
     # backward pass reached no parameter, or "step", the optimizer makes its step.
     without: str
+    told: bool  # whether the other ranks have all that this rank contributes
     failing: bool  # whether this rank's backward pass has raised, or this rank refuses the round
     # Why this rank cannot take part; None if it can. None of its gradients are sent then.
     refusal: HerringError | None
@@ -289,6 +290,7 @@ class Layout:
         self.active = active
         self.steps, self.without = steps, without
         self.failing, self.refusal = False, None
+        self.told = False
         if refusal is not None:
             self.refuse(refusal)
         self._seen: set[int] = set()  # gradients that autograd has produced
@@ -398,7 +400,7 @@ class Layout:
           also "steps" if ranks have made different numbers of steps.
         """
         state = self._state
-        if self.active:
+        if self.active and not self.told:  # otherwise a wait was interrupted, and goes on
             if not self.failing:
                 self._check_untouched()
             rest = [index for index in self.order if state[index] < _SENT]
@@ -412,6 +414,7 @@ class Layout:
             complement = bytes(255 - byte for byte in steps)
             self.plan.note(state.translate(_USED) + flags + steps + complement)
             self.plan.filled(rest)
+        self.told = True
         self.plan.wait()
         self.deferred |= self._again
         if not self.plan.contributors:  # Nobody has given a note.

@@ -364,9 +364,11 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
         if not self.round_open:
             return
         if stacklevel:
+            why = "raised an error; its step was given up on all ranks"
+            if self._planned.told:
+                why = "was interrupted while it waited; other ranks have its averages"
             warnings.warn(
-                f"{self.name}: the last backward pass raised an error; its step was given up on "
-                "all ranks, and gradients were cleared",
+                f"{self.name}: the last backward pass {why}, and gradients were cleared",
                 stacklevel=stacklevel + 1,
             )
         refusal = None
@@ -377,6 +379,8 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
                     reducer._finish()
                 except InvalidArgumentError as error:
                     refusal = refusal or error
+                for parameter in reducer.parameters:
+                    parameter.grad = None
         if refusal is not None:
             raise refusal
 
@@ -395,12 +399,17 @@ class GradientReducer(Listing, EndsWithPass, Stepped):
     def _end_round(self) -> None:
         layout = self._planned
         active, without = layout.active, layout.without
+        ended = True
         try:
             changed = active and not layout.failing and self._has_changed()
             unused, flags = layout.finish(changed=changed)
+        except KeyboardInterrupt:
+            ended = not layout.told  # the others go on, so `abandon` goes on waiting
+            raise
         finally:
-            self._open = False
-            self._leave_pass()
+            if ended:
+                self._open = False
+                self._leave_pass()
         self.rounds += 1
         self.contributors = layout.plan.contributors
         if flags - {"without"}:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import warnings
+from unittest import mock
 
 import torch
 from torch import nn
@@ -12,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 import herring.torch as herring
 from herring.base.units import ranks_text
 
-from .support import case, mine, mlp, raises, same_everywhere, train
+from .support import case, mine, mlp, raises, same_everywhere, train, wrapped
 
 
 class Fails(torch.autograd.Function):
@@ -177,3 +179,37 @@ def mismatches():
     ddp = herring.DistributedDataParallel(mlp(), name="after the mismatches")
     train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.1), mine, 2)
     same_everywhere(ddp.parameters())
+
+
+@case
+def interrupted_cells():
+    """After Ctrl-C in a wait for averages, as in a notebook, all ranks hear what differs."""
+    for wrap in ("ddp", "optimizer"):
+        model = mlp()
+
+        def run(step, calls, model=model):
+            calls[1].zero_grad()
+            inputs, labels = mine(step)
+            F.cross_entropy(calls[0](inputs), labels).backward()
+            calls[1].step()
+
+        calls = wrapped(wrap, model, torch.optim.SGD(model.parameters(), lr=0.1))
+        plan = calls[2]._reducer._planned.plan
+        interrupted = herring.rank() == 0
+        if interrupted:
+            with mock.patch.object(plan, "wait", side_effect=KeyboardInterrupt):
+                with raises(KeyboardInterrupt):
+                    run(0, calls)
+        else:
+            run(0, calls)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with raises(herring.MismatchError, "different numbers of steps", "wrap the model"):
+                run(1, calls)
+        told = [one for one in caught if "was interrupted" in str(one.message)]
+        assert len(told) == interrupted, caught
+        calls[2].close()
+        calls = wrapped(wrap, model, torch.optim.SGD(model.parameters(), lr=0.1))
+        run(2, calls)
+        same_everywhere(model.parameters())
+        calls[2].close()
