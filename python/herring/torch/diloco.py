@@ -185,6 +185,14 @@ class DiLoCo(SavesMeetings):
     def __repr__(self) -> str:
         return f"{type(self).__name__}(every={self._every}, fragments={self._count})"
 
+    def __getstate__(self) -> dict[str, Any]:
+        if self._job is not None:
+            raise InvalidArgumentError(
+                f"a {type(self).__name__} cannot be copied or pickled while its block is open; "
+                "copy or save its state_dict()"
+            )
+        return self.__dict__
+
     # -- beginning and end ------------------------------------------------------------------------
 
     def __enter__(self) -> DiLoCo:
@@ -475,9 +483,10 @@ class DiLoCo(SavesMeetings):
         """Lets all that was trained since the last meetings meet now (collective).
 
         Afterwards parameters and buffers are equal on all ranks, and the next interval begins.
-        Ranks may have made different numbers of steps. Parameters that were unfrozen on all ranks
-        become part of the meetings, and those that were frozen leave them. Nothing meets twice: it
-        changes nothing right after a meeting with ``fragments=1`` and ``alpha=0``.
+        Ranks may have made different numbers of steps since their last meeting, but must have made
+        equally many meetings: use `join` for uneven data. Parameters that were unfrozen on all
+        ranks become part of the meetings, and those that were frozen leave them. Nothing meets
+        twice: it changes nothing right after a meeting with ``fragments=1`` and ``alpha=0``.
 
         Raises:
           InvalidArgumentError: The block has not begun.

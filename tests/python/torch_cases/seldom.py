@@ -376,6 +376,8 @@ def diloco_leaves_no_hook_behind():
     for _ in range(3):
         diloco = herring.DiLoCo(model, optimizer)
         diloco.open()
+        with raises(herring.InvalidArgumentError, "state_dict()"):
+            copy.deepcopy(diloco)
         del diloco
         gc.collect()
         assert not optimizer._optimizer_step_post_hooks
