@@ -208,6 +208,7 @@ text, cause, age, waits = _core.latest_stack()
 print(text)
 assert waits > 0.2
 sys.setswitchinterval(0.005)
+latest()  # the answer to this request, which must not be taken for one to the next
 during(pause)
 """
     held, then = watched(tmp_path, code)
@@ -231,6 +232,33 @@ while kept[0]() is not None:  # the thread that answers may still be at work
     time.sleep(0.01)
 """
     assert len(watched(tmp_path, code)) == 1
+
+
+def test_variables_do_not_live_until_a_stack_is_described(tmp_path: Path) -> None:
+    code = """
+import gc, weakref
+from herring.process import stacks
+gc.disable()
+describe, describes, left = stacks.describe, threading.Event(), threading.Event()
+def slow(places):
+    describes.set()
+    left.wait()
+    return describe(places)
+stacks.describe = slow
+class Large:
+    pass
+def step():
+    large = Large()
+    kept.append(weakref.ref(large))
+    _core.ask_stack()
+    describes.wait()
+kept = []
+step()
+freed = kept[0]() is None
+left.set()
+print(freed)
+"""
+    assert watched(tmp_path, code) == ["True"]
 
 
 @pytest.mark.parametrize("how", ["sys.exit(0)", "os._exit(0)", "herring.shutdown()"])

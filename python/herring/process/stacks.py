@@ -67,12 +67,12 @@ def activity(caller: int = 0) -> Activity:
     main = threading.main_thread()
     callers = [thread for thread in threading.enumerate() if thread.native_id == caller]
     threads = {thread.ident: thread for thread in (*callers, main)}
-    # A frame that is kept would keep the variables of its function alive.
-    found = {
-        ident: describe(places_of(frame))
+    stacks = {
+        ident: _stack_of(frame)
         for ident, frame in sys._current_frames().items()
         if ident in threads
     }
+    found = {ident: describe(_places_of(stack)) for ident, stack in stacks.items()}
     if not found:
         return Activity()
     order = [ident for ident in threads if ident in found]
@@ -99,7 +99,7 @@ class _Threads(NamedTuple):
     waiting: frozenset[int]  # the identifiers of those that wait for a result
     callers: list[tuple[int, int]]  # identifier and native one of those that have called Herring
     known: dict[int, threading.Thread]  # by identifier, without those that Python has not started
-    frames: dict[int, FrameType]  # by identifier, without that of this thread
+    running: dict[int, bool]  # without this thread; whether it waits for what another has to do
 
     def may_end(self, ident: int) -> bool:
         """Returns whether a thread is neither one that waits for a result nor one that watches."""
@@ -121,18 +121,18 @@ def _held_token() -> int:
         for thread in threading.enumerate()
         if thread.ident is not None and not isinstance(thread, threading._DummyThread)
     }
-    frames = sys._current_frames()
-    frames.pop(threading.get_ident(), None)
-    try:
-        if not known.keys() - {threading.get_ident()} <= frames.keys():
-            return 0  # a thread is about to begin
-        main = threading.main_thread().ident
-        threads = _Threads(changes, frozenset(waiting), callers, known, frames)
-        if main in frames and threads.may_end(main) and _handles_signals():
-            return 0  # programs wait like this until they are told to end
-        return _held_in_python(threads) or _held_in_kernel(threads)
-    finally:
-        frames.clear()  # a frame that is kept would keep the variables of its function alive
+    running = {
+        ident: _waits_for_a_thread(frame)
+        for ident, frame in sys._current_frames().items()
+        if ident != threading.get_ident()
+    }
+    if not known.keys() - {threading.get_ident()} <= running.keys():
+        return 0  # a thread is about to begin
+    main = threading.main_thread().ident
+    threads = _Threads(changes, frozenset(waiting), callers, known, running)
+    if main in running and threads.may_end(main) and _handles_signals():
+        return 0  # programs wait like this until they are told to end
+    return _held_in_python(threads) or _held_in_kernel(threads)
 
 
 def _held_in_python(threads: _Threads) -> int:
@@ -141,10 +141,8 @@ def _held_in_python(threads: _Threads) -> int:
         return 0
     if any(ident not in threads.known and _may_call(native) for ident, native in threads.callers):
         return 0
-    for ident, frame in threads.frames.items():
-        if ident not in threads.known:
-            return 0
-        if threads.may_end(ident) and not _waits_for_a_thread(frame):
+    for ident, waits in threads.running.items():
+        if ident not in threads.known or (threads.may_end(ident) and not waits):
             return 0
     return threads.changes + 1
 
@@ -153,11 +151,11 @@ def _held_in_kernel(threads: _Threads) -> int:
     """Returns the token if the kernel says enough of all threads, also of those without Python."""
     native = dict(threads.callers)
     native.update((ident, one.native_id) for ident, one in threads.known.items() if one.native_id)
-    if not threads.frames.keys() <= native.keys():
+    if not threads.running.keys() <= native.keys():
         return 0
-    runs_python = {native[ident] for ident in threads.frames}
+    runs_python = {native[ident] for ident in threads.running}
     others = {threading.get_native_id()}
-    others.update(native[ident] for ident in threads.frames if not threads.may_end(ident))
+    others.update(native[ident] for ident in threads.running if not threads.may_end(ident))
     found = still_threads(others, runs_python)
     return hash((threads.changes, found)) & _MOST | _MOST + 1 if found is not None else 0
 
@@ -206,15 +204,30 @@ def _waits_for_a_thread(frame: FrameType) -> bool:
     return False
 
 
-def places_of(frame: FrameType | None) -> list[Place]:
-    """Returns the places of a stack, the innermost first."""
-    places: list[Place] = []
-    while frame is not None and len(places) < _DEEPEST:
-        code, line = frame.f_code, frame.f_lineno or 0
-        module = dict.get(frame.f_globals, "__name__", "")
-        calls = "" if places else _call_of(code, frame.f_lasti, line, frame.f_globals)
-        places.append(Place(code.co_filename, line, code.co_name, str(module), calls))
+class _Step(NamedTuple):
+    """What a frame tells of itself. A frame that is kept keeps its function's variables alive."""
+
+    code: CodeType
+    last: int  # the offset of the instruction that runs
+    names: dict[str, Any]  # the module's
+
+
+def _stack_of(frame: FrameType | None) -> list[_Step]:
+    """Returns a stack, the innermost function first."""
+    steps: list[_Step] = []
+    while frame is not None and len(steps) < _DEEPEST:
+        steps.append(_Step(frame.f_code, frame.f_lasti, frame.f_globals))
         frame = frame.f_back
+    return steps
+
+
+def _places_of(stack: list[_Step]) -> list[Place]:
+    places: list[Place] = []
+    for code, last, names in stack:
+        line = next((at for first, end, at in code.co_lines() if first <= last < end), None) or 0
+        module = dict.get(names, "__name__", "")
+        calls = "" if places else _call_of(code, last, line, names)
+        places.append(Place(code.co_filename, line, code.co_name, str(module), calls))
     return places
 
 
