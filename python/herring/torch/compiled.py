@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from types import FunctionType, ModuleType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -31,12 +31,19 @@ def untraced(
     Args:
       reason: What torch's error says if the function must be a part of a graph.
     """
-    function._torchdynamo_disable = True  # where torch.compile comes upon a call
-    function._torchdynamo_disable_msg = reason
-    frames = torch._C._dynamo.eval_frame  # and where the call is made, between two graphs
-    if hasattr(frames, "set_code_exec_strategy"):  # a private name, which torch may change
-        skip = frames._FrameAction.SKIP
-        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    frames = torch._C._dynamo.eval_frame
+    one: Any = function
+    while one is not None:
+        one._torchdynamo_disable = True  # where torch.compile comes upon a call
+        one._torchdynamo_disable_msg = reason
+        # And where the call is made, between two graphs. The code of a decorator such as torch's
+        # no_grad is that of all functions with it, also the program's, so only our own is marked.
+        # The name is private, and torch may change it.
+        ours = one.__globals__.get("__name__", "").partition(".")[0] == "herring"
+        if ours and hasattr(frames, "set_code_exec_strategy"):
+            skip = frames._FrameAction.SKIP
+            frames.set_code_exec_strategy(one.__code__, frames._FrameExecStrategy(skip, skip))
+        one = getattr(one, "__wrapped__", None)
     return function
 
 

@@ -1,43 +1,16 @@
 """Keeps torch.compile out of all that calls the core; imported once, by the package."""
 
-from herring.arrays import (
-    agreement,
-    calls,
-    collectives,
-    gradients,
-    grouped,
-    groups,
-    handles,
-    joining,
-    messages,
-    objects,
-    operations,
-    planned,
-    rooted,
-    runtime,
-)
-from herring.partial import allreduce, lists, named, reduction, replay, statistics
-from herring.torch import (
-    buckets,
-    buffers,
-    diloco,
-    fragments,
-    functional,
-    functions,
-    join,
-    kept,
-    local_sgd,
-    partial,
-    residuals,
-    round_buffer,
-    saved_meetings,
-    sparse,
-    state,
-)
+import importlib
+
 from herring.torch.compiled import leave_out
 
-leave_out(agreement, calls, collectives, gradients, grouped, groups, handles, joining, messages)
-leave_out(objects, operations, planned, rooted, runtime)
-leave_out(allreduce, lists, named, reduction, replay, statistics)
-leave_out(buckets, buffers, diloco, fragments, functional, functions, join, kept, local_sgd)
-leave_out(partial, residuals, round_buffer, saved_meetings, sparse, state)
+_MODULES = {
+    "herring.arrays": "agreement calls collectives gradients grouped groups handles joining "
+    "messages objects operations planned rooted runtime",
+    "herring.partial": "allreduce lists named reduction replay statistics",
+    "herring.torch": "buckets buffers diloco fragments functional functions join kept local_sgd "
+    "partial residuals round_buffer saved_meetings sparse state",
+}
+
+for _package, _names in _MODULES.items():
+    leave_out(*(importlib.import_module(f"{_package}.{name}") for name in _names.split()))

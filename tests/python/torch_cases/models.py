@@ -484,6 +484,25 @@ def compiled_functions_exchange():
 
 
 @case
+def compiled_functions_of_the_program():
+    """What the program decorates alike, with torch.no_grad here, is compiled as without Herring."""
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    @torch.no_grad()
+    def evaluate(x):
+        torch._dynamo.graph_break()
+        return torch.sin(x)
+
+    torch._dynamo.reset()
+    torch.compile(lambda x: evaluate(x), backend=backend)(torch.ones(3))
+    assert len(graphs) == 1
+
+
+@case
 def compiled_as_one_graph():
     """The module can be one graph. The wrapper cannot, and torch's error says what to do."""
     inputs, labels = mine(0)
