@@ -283,8 +283,9 @@ class PartialReduction:
         Raises:
           InvalidArgumentError: An array does not fit, or `result` is read-only. Nothing was
             contributed.
-          TimeoutError: The round did not end in time. The array was contributed; the next step
-            yields the result first.
+          TimeoutError: The round did not end in time. The array was contributed, and the next step
+            yields the result first; it was not if the result of an earlier time-out is still owed
+            (`contributions` tells).
         """
         self._require_target(result)
         seconds_of(timeout)

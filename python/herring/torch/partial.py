@@ -303,10 +303,14 @@ class PartialReducer(Listing):
         """Lets rounds have whole updates: results that were missed are applied first."""
         [buffer] = self._buffers
         buffer.gather()
+        before, _ = buffer.series.contributions
         self._pending = False
-        with contextlib.closing(buffer.series.step(buffer.given, buffer.mean)) as infos:
-            for buffer.info in infos:
-                yield
+        try:
+            with contextlib.closing(buffer.series.step(buffer.given, buffer.mean)) as infos:
+                for buffer.info in infos:
+                    yield
+        finally:  # a result that this rank owed may not have come in time
+            self._pending = buffer.series.contributions[0] == before
 
     def _rounds_of_buffers(self) -> Iterator[None]:
         """Lets each buffer have rounds of its own.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 import time
 
@@ -65,13 +64,20 @@ def buffers_have_rounds_of_their_own_and_lose_nothing() -> None:
 
 
 @case
-def a_buffer_that_had_to_stay_keeps_its_gradients() -> None:
+def gradients_outlive_results_that_a_rank_owes() -> None:
+    for buffer_bytes in (0, 1 << 20):
+        _time_out_twice(buffer_bytes)
+
+
+def _time_out_twice(buffer_bytes: int) -> None:
     rank, size = herring.rank(), herring.size()
     model = torch.nn.Linear(8, 2, bias=False)
     with torch.no_grad():
         model.weight.zero_()
     inner = torch.optim.SGD(model.parameters(), lr=1.0)
-    wrapper = herring.DistributedDataParallel(model, sync=herring.Quorum(2), buffer_bytes=1 << 20)
+    wrapper = herring.DistributedDataParallel(
+        model, sync=herring.Quorum(2), buffer_bytes=buffer_bytes
+    )
     turn = np.zeros(1, np.int32)
 
     def backward(factor: int) -> None:
@@ -85,13 +91,17 @@ def a_buffer_that_had_to_stay_keeps_its_gradients() -> None:
     if rank == 0:
         [buffer] = wrapper._partial._buffers
         take = buffer.series.take
-        buffer.series.take = functools.partial(take, timeout=0.05)
+        buffer.series.take = lambda result, _=None: take(result, timeout=0.05)
         backward(1)
         with raises(TimeoutError):
             step()  # nobody else is there yet, so this rank owes a result
-        buffer.series.take = take
         backward(10)
         assert not buffer.sent
+        with raises(TimeoutError):
+            step()  # waits for that result again, and contributes nothing
+        with raises(herring.InvalidArgumentError, "were not exchanged"):
+            wrapper(torch.ones(1, 8))
+        buffer.series.take = take
         send(turn, 1)
         step()  # takes the result that it owes first; the gradients must outlive it
     elif rank == 1:
